@@ -52,8 +52,10 @@ def mcnemar(first_alone: int, second_alone: int) -> float:
     equally good: p = min(1, 2 · P(X ≤ the smaller count)), X ~ B(n, ½).
     """
     total, least = first_alone + second_alone, min(first_alone, second_alone)
+    if total >= 1000:
+        return _large(total, least)
     tail = sum(math.comb(total, count) for count in range(least + 1))
-    return float(min(1, 2 * tail / 2**total)) if total < 1000 else _large(total, least)
+    return float(min(1, 2 * tail / 2**total))
 
 
 def _large(total: int, least: int) -> float:

@@ -1,8 +1,11 @@
 """Evaluations of a tiny model: the same answers however they are got, and scores of them."""
 
+import hashlib
 import json
 import math
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-import vtool.evaluation.run as running
 from tests.rows import mixed_rows, write_rows
 from tests.runs import messages, request, session
 from vtool.data.chat import IGNORED
@@ -19,6 +22,7 @@ from vtool.data.collate import collate
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
 from vtool.evaluation.asking import Asking, ask_rows, prompt_of
+from vtool.evaluation.results import PICTURES
 from vtool.evaluation.rows import load_settings, open_questions
 from vtool.evaluation.run import Evaluated, Request, evaluate_model
 from vtool.evaluation.subject import open_subject
@@ -92,10 +96,8 @@ def test_nll_and_confidence_are_those_of_one_plain_forward_pass(
     done = evaluate()
     subject = open_subject(str(made[0]))
     settings = load_settings(str(made[1]), ())
-    questions = open_questions(
-        settings, subject.processor(settings.data), Ranks(), is_file=True, group=None
-    )
-    model = subject.load(torch.float32)
+    questions = open_questions(str(made[1]), settings, subject.processor(settings.data), Ranks())
+    model = subject.load()
     for one in done.answers:
         batch = collate([questions.rows.sample(one.index)], questions.rows.processor)
         labels = questions.rows.sample(one.index).labels
@@ -111,10 +113,8 @@ def test_a_right_answers_nll_is_taken_from_its_generation(made: tuple[Path, Path
     """The reference of each row becomes the model's own answer: then no second pass is made."""
     subject = open_subject(str(made[0]))
     settings = load_settings(str(made[1]), ())
-    rows = open_questions(
-        settings, subject.processor(settings.data), Ranks(), is_file=True, group=None
-    ).rows
-    model = subject.load(torch.float32)
+    rows = open_questions(str(made[1]), settings, subject.processor(settings.data), Ranks()).rows
+    model = subject.load()
     index = next(i for i in range(len(rows.rows)) if len(rows.sample(i).turns) == 1)
     sample = rows.sample(index)
     prompt = prompt_of(rows, sample)
@@ -143,9 +143,7 @@ def test_a_right_answers_nll_is_taken_from_its_generation(made: tuple[Path, Path
 def test_the_prompt_of_a_sample_is_the_rows_own(made: tuple[Path, Path]) -> None:
     subject = open_subject(str(made[0]))
     settings = load_settings(str(made[1]), ())
-    rows = open_questions(
-        settings, subject.processor(settings.data), Ranks(), is_file=True, group=None
-    ).rows
+    rows = open_questions(str(made[1]), settings, subject.processor(settings.data), Ranks()).rows
     for index in range(len(rows.rows)):
         cut, own = prompt_of(rows, rows.sample(index)), rows.prompt(index)
         assert cut.input_ids.tolist() == own.input_ids.tolist()
@@ -165,8 +163,82 @@ def test_what_was_answered_before_a_kill_is_not_asked_again(
     again = evaluate()
     assert again.asked == len(whole.answers) - 2
     assert answers_of(again) == answers_of(whole)
-    assert file.read_text() == "".join(lines)
+    # the rest is asked in other batches, whose sums have another order
+    for one, other in zip(again.answers, whole.answers, strict=True):
+        assert one.nll == pytest.approx(other.nll, rel=1e-5)
+    written = file.read_text()
     assert evaluate().asked == 0
+    assert file.read_text() == written
+
+
+def test_a_folder_is_held_by_one_process(made: tuple[Path, Path], tmp_path: Path) -> None:
+    holder = (
+        "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.lockf(file, fcntl.LOCK_EX)\n"
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    (tmp_path / "to").mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-c", holder, tmp_path / "to" / ".lock"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        with pytest.raises(Findings, match="another process is evaluating"):
+            evaluate_model(Request(str(made[0]), str(made[1]), folder=tmp_path / "to"), print)
+
+
+def test_other_rows_of_the_same_files_are_refused(
+    made: tuple[Path, Path], evaluate: Callable[..., Evaluated], tmp_path: Path
+) -> None:
+    """The same model under another path, and the same file, are the same."""
+    evaluate()
+    moved = shutil.copytree(made[0], tmp_path / "moved")
+    rows = shutil.copytree(made[1].parent, tmp_path / "rows") / made[1].name
+    assert evaluate(model=str(moved), rows=str(rows)).asked == 0
+    with pytest.raises(Findings, match=r"rows\.asked: 6 then, 2 now"):
+        evaluate(limit=2)
+    config = moved / "export" / "config.json"
+    config.write_text(config.read_text() + " ")
+    with pytest.raises(Findings, match=r"model\.digest: .*; model\.folder: .*moved/export"):
+        evaluate(model=str(moved))
+
+
+def test_a_folder_that_cannot_be_written_is_said(
+    evaluate: Callable[..., Evaluated], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Findings, match="Not a directory") as raised:
+        evaluate(folder=tmp_path / "file" / "to")
+    assert raised.value.fatal
+
+
+def test_rows_that_the_run_was_trained_on_are_told(
+    made: tuple[Path, Path], evaluate: Callable[..., Evaluated]
+) -> None:
+    digest = hashlib.sha256(made[1].read_bytes()).hexdigest()
+    data = made[0] / "data.json"
+    before = data.read_text() if data.exists() else None
+    data.write_text(json.dumps({"train": {"files": [{"path": "elsewhere", "sha256": digest}]}}))
+    try:
+        assert "was trained on rows of" in evaluate().scored.notes[0]
+    finally:
+        data.unlink() if before is None else data.write_text(before)
+
+
+def test_a_model_that_computes_nothing_has_no_nll(
+    made: tuple[Path, Path], evaluate: Callable[..., Evaluated], tmp_path: Path
+) -> None:
+    broken = shutil.copytree(made[0], tmp_path / "broken")
+    file = broken / "export" / "model.safetensors"
+    weights = load_file(file)
+    (norm,) = (name for name in weights if name.endswith("model.norm.weight"))
+    weights[norm].fill_(torch.nan)
+    save_file(weights, file, {"format": "pt"})
+    done = evaluate(model=str(broken))
+    assert "nonfinite-loss" in [one.rule for one in done.scored.findings]
+    assert "nll" not in [score.metric for score in done.scored.scores]
+    assert "NaN" not in done.store.predictions.read_text()
 
 
 def test_answers_got_in_another_way_are_refused(evaluate: Callable[..., Evaluated]) -> None:
@@ -271,4 +343,4 @@ def test_pictures_are_kept_of_the_worst(evaluate: Callable[..., Evaluated]) -> N
     shown = [line for line in lines if "picture" in line]
     assert shown
     assert all((done.store.path / line["picture"]).is_file() for line in shown)
-    assert len(shown) <= running.PICTURES
+    assert len(shown) <= PICTURES

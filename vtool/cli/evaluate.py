@@ -8,7 +8,7 @@ import typer
 from vtool.cli.formats import Format
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from vtool.evaluation.run import Evaluated
     from vtool.evaluation.scoring import Score
@@ -108,7 +108,17 @@ def evaluate(
 
 
 def _choices(given: str | None) -> tuple[str, ...]:
-    return tuple(one.strip() for one in given.split(",") if one.strip()) if given else ()
+    """Return choices that are given as A,B,C, or as a list of JSON where one has a comma."""
+    import json
+
+    if given is None:
+        return ()
+    try:
+        named = json.loads(given)
+    except ValueError:
+        named = None
+    found = named if isinstance(named, list) else given.split(",")
+    return tuple(str(one).strip() for one in found if str(one).strip())
 
 
 def _say(line: str) -> None:
@@ -120,32 +130,46 @@ def _say(line: str) -> None:
 def print_scores(done: "Evaluated") -> None:
     """Print how rows were asked, every score, those of groups, and where the answers are."""
     from vtool.diagnostics.printable import printable
+    from vtool.evaluation.progress import rounded
 
-    rows = len(done.answers)
-    rate = f", {done.asked / done.seconds:.3g} rows a second" if done.asked else ""
-    typer.echo(printable(f"{done.subject.in_words()}: {rows} rows, {done.how}{rate}"))
-    for line in _table(done.scored.scores):
-        typer.echo(printable(f"  {line}"))
-    for by, groups in done.scored.groups.items():
-        typer.echo(printable(f"  by {by}:"))
-        for name, scores in groups.items():
-            typer.echo(printable(f"    {name or '(none)'}: {scores[0].rows} rows"))
-            for line in _table(scores):
-                typer.echo(printable(f"      {line}"))
-    for note in done.scored.notes:
-        typer.echo(printable(f"  note: {note}"))
-    typer.echo(printable(f"predictions: {done.store.predictions}"))
+    scored, rows = done.scored, len(done.answers)
+    rate = f", {rounded(done.asked / done.seconds)} rows a second" if done.asked else ""
+    lines = [f"{done.subject.in_words()}: {rows} rows, {done.how}{rate}"]
+    counts = {
+        one.metric: f"{one.right} of {one.rows}: " for one in scored.scores if one.right is not None
+    }
+    lines += table(
+        [
+            (one.metric, *_value(one), counts.get(one.metric, "") + one.says)
+            for one in scored.scores
+        ],
+        "  ",
+    )
+    for by, groups in scored.groups.items():
+        names = [one.metric for one in scored.scores]
+        cells = [[f"by {by}", "rows", *names]]
+        for name, own in groups.items():
+            values = {one.metric: " ".join(_value(one)) for one in own}
+            count = str(own[0].rows)
+            cells.append([name or "(none)", count, *(values.get(each, "") for each in names)])
+        lines += table(cells, "  ")
+    lines += [f"  note: {note}" for note in scored.notes]
+    lines.append(f"predictions: {done.store.predictions}")
+    for line in lines:
+        typer.echo(printable(line))
 
 
-def _table(scores: "Iterable[Score]") -> list[str]:
-    """Return a line for each score: its name, value, interval, and what it is."""
-    lines = []
-    for one in scores:
-        if one.right is not None:
-            value = f"{one.value:.2%} [{one.low:.2%}, {one.high:.2%}]"
-            more = f"{one.right} of {one.rows}: {one.says}"
-        else:
-            value = f"{one.value:.4f} [{one.low:.4f}, {one.high:.4f}]"
-            more = one.says
-        lines.append(f"{one.metric:<9} {value:<28} {more}")
-    return lines
+def table(rows: "Sequence[Sequence[str]]", indent: str) -> list[str]:
+    """Return a line for each row, its cells below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        indent + "  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def _value(one: "Score") -> tuple[str, str]:
+    """Return a score and its interval."""
+    if one.right is None:
+        return f"{one.value:.4f}", f"[{one.low:.4f}, {one.high:.4f}]"
+    return f"{one.value:.2%}", f"[{one.low:.2%}, {one.high:.2%}]"

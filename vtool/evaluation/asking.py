@@ -14,6 +14,7 @@ from vtool.data.encode import Prompt, Sample
 from vtool.data.loader import EncodedRows, MicroBatch
 from vtool.data.loss import scores_by_row
 from vtool.data.row import texts_of
+from vtool.evaluation.evaluate import asked_at_once, chunks
 from vtool.models.answers import Generated, Sampling, generate_answers
 
 
@@ -31,9 +32,9 @@ class Asked:
     stopped: bool
     """The answer had reached the longest that was asked for."""
     confidence: float | None
-    """The geometric mean of the probabilities of the answer's tokens."""
+    """The geometric mean of the probabilities of the answer's tokens; None: not a number."""
     nll: float | None
-    """Σ −log p of the row's supervised tokens."""
+    """Σ −log p of the row's supervised tokens; None: not a number."""
     supervised: int
     """The number of these."""
     source: str
@@ -57,6 +58,13 @@ class Asking:
     sampling: Sampling | None = None
     bfloat16: bool = False
 
+    def in_words(self) -> str:
+        """Return how answers are chosen, and how long they may be."""
+        how = "greedy"
+        if self.sampling:
+            how = f"sampled at temperature {self.sampling.temperature:g}, seed {self.sampling.seed}"
+        return f"{how}, at most {self.max_new_tokens} tokens"
+
 
 def ask_rows(
     model: Any, rows: EncodedRows, order: Sequence[int], asking: Asking
@@ -69,15 +77,9 @@ def ask_rows(
         order: the rows to ask.
         asking: how.
     """
-    # without a mask, or with one that is not looked at, the model would read the padding
-    masked = "attention_mask" not in rows.settings.drop_model_inputs and getattr(
-        model, "heeds_masks", True
-    )
-    size = asking.batch_size if masked else 1
     device = next(model.parameters()).device
     cast = torch.autocast(device.type, torch.bfloat16) if asking.bfloat16 else nullcontext()
-    for start in range(0, len(order), size):
-        batch = order[start : start + size]
+    for batch in chunks(order, asked_at_once(model, rows, asking.batch_size)):
         with torch.inference_mode(), cast:
             yield _ask(model, rows, batch, asking, device)
 
@@ -167,8 +169,8 @@ def asked_row(
         answer,
         tokens,
         stopped,
-        confidence,
-        nll,
+        confidence if confidence is not None and math.isfinite(confidence) else None,
+        nll if nll is not None and math.isfinite(nll) else None,
         supervised,
         rows.rows.names[number] if number < len(rows.rows.names) else "",
         tuple(one for one in row.images if isinstance(one, str) and not one.startswith("data:")),

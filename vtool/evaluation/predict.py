@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import yaml
 
-from vtool.config.schema import Data, Run
+from vtool.config.schema import Run
 from vtool.data.collate import collate_prompts
 from vtool.data.encode import encode_question
 from vtool.data.messages_layout import TAG, VIDEO_TAG, parse_row
@@ -125,8 +125,9 @@ def predict(
     try:
         row = _row({TAG: images, VIDEO_TAG: videos}, text, system)
         processor = load_processor(export.folder, export.family, config_of=export.base)
-        if settings := data_settings(run, export.folder):
-            processor = replace(processor, pictures=PictureReader.of(settings.image))
+        settings = own_settings(run, export.folder)
+        if settings:
+            processor = replace(processor, pictures=PictureReader.of(settings.data.image))
         prompt = encode_question(row, processor)
     except Findings as findings:
         here = "paths are relative to the folder you are in"
@@ -136,7 +137,7 @@ def predict(
         ]
         raise Findings(with_help, fatal=True) from findings
     model = load_exported(run, export)
-    dropped = settings.drop_model_inputs if settings else ()
+    dropped = settings.data.drop_model_inputs if settings else ()
     inputs = collate_prompts([prompt], processor, dropped)
     with torch.no_grad():
         return answer_greedily(model, processor, inputs, max_new_tokens)[0].strip()
@@ -176,8 +177,8 @@ def _row(shown: Mapping[str, Sequence[str]], question: str, system: str | None) 
     )
 
 
-def data_settings(run: Path, export: Path) -> Data | None:
-    """Return how the run of an export has read its rows.
+def own_settings(run: Path, export: Path) -> Run | None:
+    """Return the settings of an export's run, which say how it has read its rows.
 
     An export that stands alone says nothing about it.
 
@@ -188,7 +189,7 @@ def data_settings(run: Path, export: Path) -> Data | None:
     file = export.parent / "config.yaml"
     try:
         settings = yaml.safe_load(file.read_text())
-        return Run.model_validate_json(json.dumps(settings)).data
+        return Run.model_validate_json(json.dumps(settings))
     except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
         if export == run:  # and what lies beside it may be of anything
             return None

@@ -4,8 +4,8 @@ import sys
 import time
 from dataclasses import dataclass, field
 
-_EVERY = 2.0
-"""Seconds between lines."""
+_FIRST, _GROWTH, _MOST = 2.0, 1.5, 60.0
+"""Seconds to the first line, their growth from line to line, and the most between two."""
 
 
 @dataclass(slots=True)
@@ -13,25 +13,31 @@ class Meter:
     """Rows answered, and when the rest will be."""
 
     total: int
-    done: int = 0
+    before: int = 0
     """Rows whose answers were there before."""
     began: float = field(default_factory=time.monotonic)
-    told: float = field(default_factory=time.monotonic)
     new: int = 0
+    told: float = field(default_factory=time.monotonic)
+    wait: float = _FIRST
 
     def add(self, rows: int) -> None:
-        """Count rows, and tell of them every few seconds."""
-        self.new += rows
+        """Count rows, and tell of them every few seconds; ever less often, as they go on."""
+        self.new = min(self.new + rows, self.total - self.before)
         now = time.monotonic()
-        if now - self.told >= _EVERY:
-            self.told = now
+        if now - self.told >= self.wait:
+            self.told, self.wait = now, min(_MOST, self.wait * _GROWTH)
             print(self.in_words(now - self.began), file=sys.stderr, flush=True)
 
     def in_words(self, seconds: float) -> str:
         """Return the state after so many seconds."""
-        done, rate = self.done + self.new, self.new / seconds if seconds else 0.0
-        left = (self.total - done) / rate if rate else 0.0
-        return f"  {done:,} of {self.total:,} rows, {rate:.3g} a second, {_time(left)} left"
+        done, rate = self.before + self.new, self.new / seconds if seconds else 0.0
+        left = f", {_time((self.total - done) / rate)} left" if rate else ""
+        return f"  {done:,} of {self.total:,} rows, {rounded(rate)} a second{left}"
+
+
+def rounded(value: float) -> str:
+    """Return a rate with three digits, or as a whole number where it has more."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _time(seconds: float) -> str:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from vtool.config.load import load_rows_file, load_run, names_rows
@@ -39,10 +39,10 @@ class Questions:
             "images_xxh3": self.ledger.images_digest,
         }
 
-    def values(self, key: str) -> dict[int, str]:
-        """Return what each row has at a key of its own."""
+    def values(self, key: str, rows: Sequence[int]) -> dict[int, str]:
+        """Return what each of these rows has at a key of its own."""
         found = {}
-        for index in self.ledger.kept:
+        for index in rows:
             reader, within = self.rows.rows.find(index)
             found[index] = str(cast(ChatReader, reader).record(within)[key])
         return found
@@ -65,21 +65,21 @@ def load_settings(subject: str, given: Sequence[str]) -> Run:
 
 
 def open_questions(
-    run: Run, processor: Processor, ranks: Ranks, *, is_file: bool, group: str | None
+    subject: str, run: Run, processor: Processor, ranks: Ranks, group: str | None = None
 ) -> Questions:
     """Open and audit the rows, each rank its share.
 
     Args:
+        subject: a file or a folder of rows, which its recipe has as its training rows, or a recipe.
         run: as `load_settings` returns it.
         processor: of the model that is asked.
         ranks: of this command.
-        is_file: the rows are a file's, which a recipe has as its training rows.
         group: a key of every row.
 
     Raises:
         Findings: what stands against the rows; `missing-group`.
     """
-    data = run.data
+    data, is_file = run.data, names_rows(subject)
     held_back = not is_file and _SPLIT in data.split.shares
     entries = data.train if is_file or held_back else data.test
     rows = Rows(entries, allow_urls=data.allow_urls, group=data.split.group if held_back else group)
@@ -94,8 +94,13 @@ def open_questions(
     else:
         ledger, findings = build_ledger(encoded, audits, _SPLIT)
     if findings:
-        raise SharedFindings(findings)
+        raise SharedFindings([_of(one, subject) if is_file else one for one in findings])
     return Questions(encoded, ledger)
+
+
+def _of(finding: Diagnostic, subject: str) -> Diagnostic:
+    """Return a finding on a split that names the file whose rows these are."""
+    return replace(finding, message=finding.message.replace(f"data.{_SPLIT}", subject))
 
 
 def _audit(rows: EncodedRows, ranks: Ranks, cores: int) -> RowAudits:

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from numbers import Real
+from pathlib import Path
 from typing import Any
 
 from vtool.diagnostics import Diagnostic
@@ -13,6 +15,7 @@ from vtool.evaluation.metrics.own import described
 from vtool.intervals import bootstrap_interval, wilson_interval
 
 _LISTED = 5
+_MOST_GROUPS = 50
 NLL = "nll"
 
 
@@ -85,42 +88,42 @@ def score_answers(
         return (*own, nll) if nll else tuple(own)
 
     groups: dict[str, dict[str, tuple[Score, ...]]] = {}
+    notes = list(_notes(answers, choices if NAME in rows else ()))
     tellers = [("source", {one.index: one.source for one in answers}), *([by] if by else [])]
     for name, values in tellers:
         places: dict[str, list[int]] = {}
         for place, one in enumerate(answers):
             places.setdefault(values[one.index], []).append(place)
         if len(places) > 1 or name != "source":
-            groups[name] = {value: scores(own) for value, own in sorted(places.items())}
+            largest = sorted(places, key=lambda value: (-len(places[value]), value))[:_MOST_GROUPS]
+            groups[name] = {value: scores(places[value]) for value in sorted(largest)}
+            if len(places) > _MOST_GROUPS:
+                notes.append(
+                    f"by {name}: the {_MOST_GROUPS} values with the most rows, of {len(places):,}"
+                )
     return Scored(
         scores(range(len(answers))),
         rows,
         groups,
-        (*findings, *_stopped(answers)),
-        tuple(_notes(answers, choices if NAME in rows else ())),
+        (*findings, *_stopped(answers), *_no_numbers(answers)),
+        tuple(notes),
     )
 
 
 def _rows_of(metric: Metric, answers: Sequence[Asked]) -> tuple[float, ...] | Diagnostic:
     """Return a metric's score of each row, or the finding of the first that it fails on."""
-    found = []
+    found: list[float] = []
     for one in answers:
         try:
             value = metric.score(one.answer, one.reference)
         except Exception as error:  # a function of the user's
             file = getattr(getattr(metric.score, "__code__", None), "co_filename", None)
-            what = f"raises {described(error, _path(file))}"
+            what = f"raises {described(error, Path(file) if file else None)}"
             return _failed(metric, one, what)
-        if not isinstance(value, int | float) or not math.isfinite(value):
+        if not isinstance(value, Real) or not math.isfinite(value):
             return _failed(metric, one, f"returns {value!r:.80}, and not a number")
         found.append(float(value))
     return tuple(found)
-
-
-def _path(file: str | None) -> Any:
-    from pathlib import Path
-
-    return Path(file) if file else None
 
 
 def _failed(metric: Metric, one: Asked, what: str) -> Diagnostic:
@@ -163,7 +166,7 @@ def _score(
 
 
 def _nll(answers: Sequence[Asked]) -> Score | None:
-    """Return the NLL a supervised token, where it was computed."""
+    """Return the NLL a supervised token; None where that of a row is not a number."""
     if any(one.nll is None for one in answers):
         return None
     sums = [one.nll or 0.0 for one in answers]
@@ -182,6 +185,17 @@ def _stopped(answers: Sequence[Asked]) -> Iterator[Diagnostic]:
             f"{len(stopped)} of {len(answers)} answers were stopped at {longest} tokens"
             f" ({stopped[0].row}, …)",
         )
+
+
+def _no_numbers(answers: Sequence[Asked]) -> Iterator[Diagnostic]:
+    rows = [one for one in answers if one.nll is None]
+    if rows:
+        message = (
+            f"the NLL of {len(rows)} of {len(answers)} rows is infinite or not a number"
+            f" ({rows[0].row}, …): it has no mean"
+        )
+        help = "look at the model's weights: vtool load-check FOLDER"
+        yield Diagnostic("nonfinite-loss", message, help)
 
 
 def _notes(answers: Sequence[Asked], choices: Sequence[str]) -> Iterator[str]:

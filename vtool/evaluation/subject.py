@@ -1,32 +1,26 @@
 """The model that is evaluated: a run's, an export, an adapter, or any folder of a known family."""
 
+import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 import xxhash
 
-from vtool.config.schema import Data
-from vtool.diagnostics import Findings
-from vtool.evaluation.predict import Export, data_settings, find_export
-from vtool.models.adapters import CONFIG, add_saved_adapter
-from vtool.models.build import load_model
-from vtool.models.model_class import recorded_modeling
+from vtool.config.schema import Data, Run
+from vtool.diagnostics import Diagnostic, Findings
+from vtool.diagnostics.near_miss import did_you_mean, near
+from vtool.evaluation.predict import Export, find_export, load_exported, own_settings
+from vtool.models.model_class import MODELING_RECORD
 from vtool.models.processor import Processor, load_processor
 
 _BLOCK = 2**24
-_OF_A_MODEL = (
-    "*.safetensors",
-    "pytorch_model*.bin",
-    "config.json",
-    CONFIG,
-    "*.jinja",
-    "tokenizer.json",
-    "preprocessor_config.json",
-)
+_RUNS = Path("runs")
+"""The folder that a run is in by default."""
+_OF_A_MODEL = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.txt", "*.model")
+"""The files of weights, configs, templates and tokenizers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +29,8 @@ class Subject:
 
     given: Path
     export: Export
-    data: Data | None
-    """The settings by which its run has read its rows; None where it is no run's."""
+    run: Run | None
+    """The settings of its run; None where it is no run's."""
 
     @property
     def is_adapter(self) -> bool:
@@ -57,31 +51,41 @@ class Subject:
             config_of=self.export.base,
         )
 
-    def load(self, dtype: torch.dtype) -> Any:
-        """Load the model, in evaluation mode, with its adapter.
+    def load(self) -> Any:
+        """Load the model in float32, in evaluation mode, with its adapter.
 
         Raises:
             Findings: `model-does-not-load`, `modeling-changed`.
         """
-        export = self.export
-        own_run = export.folder != self.given
-        modeling = recorded_modeling(self.given) if own_run else None
-        model = load_model(export.base, export.family, dtype, "sdpa", modeling).eval()
-        if self.is_adapter:
-            add_saved_adapter(model, export.folder)
-        return model
+        return load_exported(self.given, self.export)
 
     def digest(self) -> str:
         """Return a digest of the files that make it what it is, weights included."""
         digest = xxhash.xxh3_128()
-        for folder in dict.fromkeys((self.export.base, self.export.folder)):
-            for pattern in _OF_A_MODEL:
-                for file in sorted(folder.glob(pattern)):
-                    digest.update(f"{file.name} {file.stat().st_size}\n".encode())
-                    with file.open("rb") as opened:
-                        while block := opened.read(_BLOCK):
-                            digest.update(block)
+        files = [
+            file
+            for folder in dict.fromkeys((self.export.base, self.export.folder))
+            for pattern in _OF_A_MODEL
+            for file in sorted(folder.glob(pattern))
+        ]
+        record = self.given / MODELING_RECORD
+        if self.export.folder != self.given and record.exists():
+            files.append(record)
+        for file in files:
+            digest.update(f"{file.name} {file.stat().st_size}\n".encode())
+            with file.open("rb") as opened:
+                while block := opened.read(_BLOCK):
+                    digest.update(block)
         return digest.hexdigest()
+
+    def trained_on(self, files: Sequence[Mapping[str, Any]]) -> bool:
+        """Return if its run was trained on one of these files, by their digests."""
+        try:
+            own = json.loads((self.given / "data.json").read_text())["train"]["files"]
+            known = {each.get("sha256") for each in own} - {None}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return False
+        return any(each.get("sha256") in known for each in files)
 
 
 def open_subject(given: str, base: Path | None = None) -> Subject:
@@ -94,11 +98,16 @@ def open_subject(given: str, base: Path | None = None) -> Subject:
     Raises:
         Findings: `not-a-run`, `model-does-not-load`; fatal.
     """
-    path, named = Path(given), Path("runs") / given
+    path, named = Path(given), _RUNS / given
     path = named if not path.exists() and named.is_dir() else path
+    if not path.is_dir():
+        runs = [each.name for each in _RUNS.iterdir()] if _RUNS.is_dir() else []
+        message = f"there is no folder {given}, and no run of that name in {_RUNS}/"
+        help = did_you_mean(near(given, runs)) or "name a run, an export, or a model's folder"
+        raise Findings(Diagnostic("not-a-run", message, help), fatal=True)
     try:
         export = find_export(path, base)
-        return Subject(path, export, data_settings(path, export.folder))
+        return Subject(path, export, own_settings(path, export.folder))
     except Findings as findings:
         moved = (
             "say where it is now: --base FOLDER; or a whole model: vtool export"
@@ -113,23 +122,32 @@ def open_subject(given: str, base: Path | None = None) -> Subject:
         raise Findings(found, fatal=True) from findings
 
 
-def with_own_reading(data: Data, own: Data | None, given: Mapping[str, Any]) -> Data:
-    """Return how rows are read: as the model's run did, but for what is given on the command line.
+def with_own_reading(run: Run, own: Run | None, given: Collection[str]) -> Run:
+    """Return a recipe that reads rows as the model's run did, and computes as it did.
 
-    A model that has learnt images of one size is not shown them in another.
+    A model that has learnt images of one size is not shown them in another. What is given on the
+    command line stays.
 
     Args:
-        data: of the rows' recipe.
-        own: of the model's run.
-        given: the settings of the command line.
+        run: the rows' recipe.
+        own: the model's run.
+        given: the names of the settings of the command line.
     """
     if own is None:
-        return data
+        return run
+    data, model = _with_reading(run.data, own.data, given), run.model
+    if "model.dtype" not in given:
+        model = model.model_copy(update={"dtype": own.model.dtype})
+    return run.model_copy(update={"data": data, "model": model})
+
+
+def _with_reading(data: Data, own: Data, given: Collection[str]) -> Data:
     changed: dict[str, Any] = {}
     for group in ("image", "video"):
-        prefix = f"data.{group}."
+        mine, prefix = getattr(data, group), f"data.{group}."
+        if f"data.{group}" in given:
+            continue
         asked = {key.removeprefix(prefix) for key in given if key.startswith(prefix)}
-        mine = getattr(data, group)
         changed[group] = getattr(own, group).model_copy(
             update={key: getattr(mine, key) for key in asked}
         )

@@ -8,6 +8,7 @@ import torch
 import xxhash
 from torch import Tensor
 
+from vtool.models.generate import generate_tokens
 from vtool.models.processor import Processor
 
 
@@ -40,47 +41,24 @@ def generate_answers(
     rows: Sequence[int],
     sampling: Sampling | None = None,
 ) -> list[Generated]:
-    """Return an answer for each prompt of a batch, padded on the left.
-
-    The folder's own generation settings are not used, as in `answer_greedily`.
+    """Return an answer for each prompt of a batch.
 
     Args:
-        model: used without a cache where its `generates_with_cache` is false.
+        model: as `generate_tokens` takes it.
         processor: has the tokenizer, and the ids that end an answer and pad it.
-        inputs: a batch of prompts.
+        inputs: a batch of prompts, padded on the left.
         max_new_tokens: the longest answer, in tokens.
         rows: the number of each row: what is drawn depends on it and the seed, and on no other row.
         sampling: None: the most probable token each time.
     """
-    from transformers import GenerationConfig, LogitsProcessorList
-
-    ids = processor.ids
-    settings = GenerationConfig(
-        do_sample=False,
-        max_new_tokens=max_new_tokens,
-        eos_token_id=ids.end,
-        pad_token_id=ids.pad,
-        use_cache=getattr(model, "generates_with_cache", True),
-    )
     recorder = _Recorder.of(rows, sampling)
-    own = model.generation_config
-    # given as an argument, it would be filled up from the folder's settings
-    model.generation_config = settings
-    try:
-        generated = model.generate(
-            **inputs, synced_gpus=False, logits_processor=LogitsProcessorList([recorder])
-        )
-    finally:
-        model.generation_config = own
-    tokens = generated[:, inputs["input_ids"].shape[1] :].tolist()
+    tokens = generate_tokens(model, processor, inputs, max_new_tokens, [recorder])
     taken = torch.stack(recorder.taken, 1).double().cpu()
-    texts = processor.tokenizer.batch_decode(
-        generated[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True
-    )
-    made = []
-    for row, text, logs in zip(tokens, texts, taken, strict=True):
-        stopped = ids.end not in row
-        length = len(row) if stopped else row.index(ids.end) + 1
+    texts = processor.tokenizer.batch_decode(tokens, skip_special_tokens=True)
+    end, made = processor.ids.end, []
+    for row, text, logs in zip(tokens.tolist(), texts, taken, strict=True):
+        stopped = end not in row
+        length = len(row) if stopped else row.index(end) + 1
         made.append(Generated(text, tuple(row[:length]), -float(logs[:length].sum()), stopped))
     return made
 

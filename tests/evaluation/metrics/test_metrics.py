@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from vtool.diagnostics import Findings
-from vtool.evaluation.metrics import METRICS, NAMES, metrics_for
+from vtool.evaluation.metrics import METRICS, NAMES, metrics_for, named_metrics
 from vtool.evaluation.metrics.anls import edits
 from vtool.evaluation.metrics.boxes import overlap
 from vtool.evaluation.metrics.choices import accuracy, choice_of, found_in
@@ -126,7 +126,7 @@ def test_references_are_choices_only_where_that_is_sure() -> None:
 
 def test_metrics_are_chosen_by_references_that_leave_no_doubt() -> None:
     def names(references: list[str]) -> list[str]:
-        return [metric.name for metric in metrics_for((), (), references)[0]]
+        return [metric.name for metric in metrics_for({}, (), references).metrics]
 
     assert names(['{"a": 1}', '{"b": 2}']) == ["exact", "json"]
     assert names(['{"bbox_2d": [1, 2, 3, 4]}'])[-1] == "iou"
@@ -137,7 +137,7 @@ def test_metrics_are_chosen_by_references_that_leave_no_doubt() -> None:
 
 def test_an_unknown_metric_names_the_nearest() -> None:
     with pytest.raises(Findings, match="no metric anl") as raised:
-        metrics_for(("anl",), (), ["x"])
+        named_metrics(("anl",))
     assert "anls" in (raised.value.diagnostics[0].help or "")
     assert set(METRICS) < set(NAMES)
 
@@ -145,13 +145,41 @@ def test_an_unknown_metric_names_the_nearest() -> None:
 def test_a_function_of_the_users_is_a_metric(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("def longer(answer, reference):\n    return len(answer) > len(reference)\n")
-    (_, own), _ = metrics_for((f"{file}:longer",), (), ["x"])
-    assert (own.name, own.score("ab", "a")) == ("longer", 1)
-    with pytest.raises(Findings, match="has no function shorter"):
-        metrics_for((f"{file}:shorter",), (), ["x"])
-    file.write_text("import nothing_of_this_name\n")
-    with pytest.raises(Findings, match=r"ModuleNotFoundError.*mine.py:1"):
-        metrics_for((f"{file}:longer",), (), ["x"])
+    own = named_metrics((f"{file}:longer",))[f"{file}:longer"]
+    assert own is not None
+    assert own.score("ab", "a") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "asked", "said"),
+    [
+        ("def longer(a, r): ...\n", "mine.py:shorter", "has no function shorter"),
+        ("longer = 3\n", "mine.py:longer", "has no function longer"),
+        ("import nothing_of_this_name\n", "mine.py:longer", r"ModuleNotFoundError.*mine\.py:1"),
+        ("raise SystemExit(3)\n", "mine.py:longer", "SystemExit: 3"),
+        ("def longer(:\n", "mine.py:longer", "SyntaxError"),
+        ("", "other.py:longer", "there is no file"),
+    ],
+)
+def test_a_function_that_cannot_be_had_is_refused_before_rows_are_asked(
+    tmp_path: Path, text: str, asked: str, said: str
+) -> None:
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(Findings, match=said) as raised:
+        named_metrics((f"{tmp_path}/{asked}",))
+    assert raised.value.fatal
+
+
+def test_choices_that_no_row_has_are_told() -> None:
+    chosen = metrics_for({}, ("cat", "dog", "fox"), ["cat", "dog"])
+    assert chosen.choices == ("cat", "dog", "fox")
+    assert chosen.notes == ("no row's reference is the choice fox",)
+
+
+def test_accuracy_without_sure_choices_is_a_finding_and_no_score() -> None:
+    chosen = metrics_for(named_metrics(("accuracy", "f1")), (), ["some text", "another"])
+    assert [metric.name for metric in chosen.metrics] == ["exact", "f1"]
+    assert [one.rule for one in chosen.findings] == ["unknown-choice"]
 
 
 ANSWERS = ["the cat sat on the mat today", "a dog runs in the park", "it is raining"]
@@ -159,7 +187,6 @@ REFERENCES = ["the cat sat on the mat", "a dog ran in the big park", "it is rain
 
 
 def test_bleu_is_the_geometric_mean_of_ngram_precisions() -> None:
-    pytest.importorskip("sacrebleu")
     import math
     from collections import Counter
 
@@ -185,6 +212,5 @@ def test_bleu_is_the_geometric_mean_of_ngram_precisions() -> None:
 
 
 def test_rouge_l_is_the_f1_of_the_longest_common_subsequence() -> None:
-    pytest.importorskip("rouge_score")
     # "a dog in the park" is common: 5 words of 6 given and of 7 wanted
     assert score("rouge", ANSWERS[1], REFERENCES[1]) == pytest.approx(2 * 5 / (6 + 7))

@@ -1,6 +1,7 @@
 """The metrics of answers, by name."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 
 from vtool.diagnostics import Diagnostic, Findings
@@ -36,46 +37,78 @@ METRICS: dict[str, Metric] = {
 NAMES = (*METRICS, choices.NAME)
 
 
-def metrics_for(
-    asked: Sequence[str], wanted: Sequence[str], references: Sequence[str]
-) -> tuple[list[Metric], list[str]]:
-    """Return the metrics of an evaluation, `exact` first, and sentences on those chosen here.
+Named = Mapping[str, Metric | None]
+"""Metrics by the names that they are asked for by; None: `accuracy`, which needs its choices."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The metrics of an evaluation, and what is to be said of them."""
+
+    metrics: tuple[Metric, ...]
+    choices: tuple[str, ...] = ()
+    """Those of `accuracy`, if it is one of them."""
+    notes: tuple[str, ...] = ()
+    findings: tuple[Diagnostic, ...] = ()
+
+
+def named_metrics(asked: Sequence[str]) -> Named:
+    """Return the metrics of these names, before anything is asked.
 
     Args:
-        asked: names, or `FILE.py:function`; without any, they are chosen by the references.
-        wanted: the choices of `accuracy`; none: those that the references surely are of.
-        references: of all rows.
+        asked: names, or `FILE.py:function`.
 
     Raises:
         Findings: `unknown-choice`, `extra-not-installed`, `metric-failed`; fatal.
     """
-    said: list[str] = []
-    found = [METRICS["exact"]]
-    names = list(dict.fromkeys(asked)) or [
-        name for name, each in METRICS.items() if each.fits and each.fits(references)
-    ]
-    if not asked and names:
-        said = [f"metric {', '.join(names)}: every reference is of that kind"]
-    certain = not asked and not names and choices.found_in(references)
-    if (wanted or certain) and choices.NAME not in names:
-        names.append(choices.NAME)
-    for name in names:
+    found: dict[str, Metric | None] = {}
+    for name in asked:
         if name == choices.NAME:
-            own = tuple(dict.fromkeys(wanted)) or choices.found_in(references)
-            if not own:
-                message = "--metric accuracy: which choices there are is not sure from the rows"
-                raise _unknown(message, "name them: --choices A,B,C")
-            if not wanted:
-                said.append(f"metric accuracy: the {len(own)} choices are the references")
+            found[name] = None
+        elif ".py:" in name:
+            found[name] = own_metric(name)
+        elif name in METRICS:
+            found[name] = _installed(METRICS[name])
+        else:
+            near_by = did_you_mean(near(name, NAMES))
+            help = near_by or f"take {one_of(NAMES)}, or FILE.py:function"
+            message = f"--metric: there is no metric {name}"
+            raise Findings(Diagnostic("unknown-choice", message, help), fatal=True)
+    return found
+
+
+def metrics_for(named: Named, wanted: Sequence[str], references: Sequence[str]) -> Chosen:
+    """Return the metrics of an evaluation, `exact` first.
+
+    Args:
+        named: what was asked for; without any, they are chosen by the references.
+        wanted: the choices of `accuracy`; none: those that the references surely are of.
+        references: of all rows.
+    """
+    notes: list[str] = []
+    findings: list[Diagnostic] = []
+    found = [METRICS["exact"]]
+    own = tuple(dict.fromkeys(wanted)) or choices.found_in(references)
+    if not named:
+        fitting = [each for each in METRICS.values() if each.fits and each.fits(references)]
+        found += fitting
+        notes += [f"{each.name} is scored: every reference is of that kind" for each in fitting]
+    found += [each for each in named.values() if each is not None and each not in found]
+    if choices.NAME in named or wanted or (not named and len(found) == 1 and own):
+        if own:
             found.append(choices.accuracy(own))
-        elif name.rpartition(":")[0].endswith(".py"):
-            found.append(own_metric(name))
-        elif name not in METRICS:
-            help = did_you_mean(near(name, NAMES)) or f"take {one_of(NAMES)}, or FILE.py:function"
-            raise _unknown(f"--metric: there is no metric {name}", help)
-        elif name != "exact":
-            found.append(_installed(METRICS[name]))
-    return found, said
+        else:
+            message = "--metric accuracy: which choices there are is not sure from the rows"
+            help = "name them: --choices A,B,C; answers are kept, and not asked again"
+            findings.append(Diagnostic("unknown-choice", message, help))
+        if own and not wanted:
+            notes.append(f"accuracy: the {len(own)} choices are the references")
+        there = {choices.choice_of(reference, own) for reference in references}
+        if absent := [each for each in own if each not in there]:
+            notes.append(f"no row's reference is the choice {', '.join(absent)}")
+    else:
+        own = ()
+    return Chosen(tuple(found), own, tuple(notes), tuple(findings))
 
 
 def _installed(metric: Metric) -> Metric:
@@ -87,8 +120,4 @@ def _installed(metric: Metric) -> Metric:
     return metric
 
 
-def _unknown(message: str, help: str) -> Findings:
-    return Findings(Diagnostic("unknown-choice", message, help), fatal=True)
-
-
-__all__ = ["METRICS", "NAMES", "Metric", "metrics_for"]
+__all__ = ["METRICS", "NAMES", "Chosen", "Metric", "Named", "metrics_for", "named_metrics"]

@@ -33,7 +33,7 @@ def own_metric(given: str) -> Metric:
     function: Any = getattr(module, name, None)
     if not callable(function):
         raise _unusable(given, f"{path} has no function {name}")
-    return Metric(name, f"{file.name}:{name}", function)
+    return Metric(given, "the mean of your function", function)
 
 
 def described(error: BaseException, file: Path | None = None) -> str:
