@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import vtool
+from tests.commands import run_vtool, vtool
 from tests.runs import read_lines
 
 
@@ -65,6 +65,6 @@ def test_findings_have_their_exit_status(beside: Path) -> None:
     assert "there is no file mine.py" in output
     output = vtool(beside, "evaluate", "digit", "digits", status=2)
     assert "did you mean `digits`" in output
-    document = json.loads(vtool(beside, *evaluate, "--format", "json"))
+    document = json.loads(run_vtool(beside, *evaluate, "--format", "json").stdout)
     (result,) = document["results"]
     assert result["details"]["evaluation"]["scores"][0]["rows"] == 8
