@@ -54,7 +54,11 @@ def test_the_findings_of_all_jobs_come_before_the_first_and_each_once(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(
-        app, ["train", "sft", "digits", "-m", "optim.lr=0.1,-1", "run.seed=1,2", "train.epochs=3"]
+        app,
+        [
+            *("train", "sft", "digits", "-m", "optim.lr=0.1,-1", "run.seed=1,2"),
+            *("train.steps=9", "train.epochs=3"),
+        ],
     )
     assert done.exit_code == 1
     assert done.stderr.count("out-of-range") == 2  # the finding, and where it is explained

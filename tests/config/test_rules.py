@@ -220,9 +220,9 @@ class TestTraining:
         assert only("train.steps=null").rule == "steps-or-epochs"
 
     def test_warm_up_may_end_one_step_before_the_last(self) -> None:
-        assert findings("digits", "train.steps=51") == ()
-        assert only("train.steps=50").rule == "warmup-too-long"
-        assert findings("digits", "train.steps=null", "train.epochs=1") == ()
+        assert findings("digits", "train.steps=51", "optim.warmup_steps=50") == ()
+        assert only("train.steps=50", "optim.warmup_steps=50").rule == "warmup-too-long"
+        assert findings("digits", "train.epochs=1", "optim.warmup_steps=50") == ()
 
 
 class TestBatches:

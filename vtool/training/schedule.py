@@ -26,9 +26,10 @@ COMPARED = 64
 
 def learning_rate(settings: Optim, step: int, total: int) -> float:
     """Return the learning rate of a step, from 1 to `total`: a function of the step alone."""
-    if step <= settings.warmup_steps:
-        return settings.lr * step / settings.warmup_steps
-    done = (step - 1 - settings.warmup_steps) / max(1, total - settings.warmup_steps)
+    warmup = settings.warmup(total)
+    if step <= warmup:
+        return settings.lr * step / warmup
+    done = (step - 1 - warmup) / max(1, total - warmup)
     return settings.lr * _above(settings.min_lr_ratio, SCHEDULES[settings.schedule](done))
 
 
@@ -70,7 +71,7 @@ def observe_schedule(rate: Callable[[int], float], total: int) -> Iterator[Obser
         ("min_lr_ratio", set(floors)),
     ):
         if len(values) == 1 and None not in values:
-            yield Observed(f"optim.{setting}", values.pop(), where)
+            yield Observed(f"optim.{setting}", values.pop(), where, (total,))
 
 
 def _heights(shape: Callable[[float], float], warmup: int, total: int) -> dict[int, float]:

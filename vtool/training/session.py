@@ -132,8 +132,8 @@ def count_steps(run: Run, plan: Plan, origins: Origins | None = None) -> int:
     Raises:
         SharedFindings: `warmup-too-long`.
     """
-    total = run.train.steps or (run.train.epochs or 0) * plan.steps_per_epoch
-    if 0 < run.optim.warmup_steps >= total:
+    total = run.train.total(plan.steps_per_epoch)
+    if 0 < run.optim.warmup(total) >= total:
         name = "optim.warmup_steps"
         message = f"{name} is {run.optim.warmup_steps}, and the run has {total} steps"
         help = f"set {name} below {total}, or raise train.epochs"

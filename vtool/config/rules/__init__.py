@@ -26,6 +26,7 @@ from vtool.diagnostics import Diagnostic, Rule
 SETTINGS_RULES: tuple[SettingsRule, ...] = (
     training.steps_or_epochs,
     training.warmup_too_long,
+    training.two_warmups,
     training.evaluation_without_data,
     data.micro_batch_larger_than_share,
     data.max_length_missing,

@@ -1,5 +1,6 @@
 """Settings `optim`, `engine`, `train`, `checkpoint` and `evaluation`."""
 
+import math
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -53,7 +54,21 @@ class Optim(Settings):
     """The learning rate at which a fall ends, as a share of the highest one."""
     warmup_steps: Annotated[int, _BY_SCHEDULE] = Field(default=0, ge=0)
     """Steps in which the learning rate rises to `lr`, linearly."""
+    warmup_ratio: Annotated[float | None, _BY_SCHEDULE] = Field(default=None, ge=0, lt=1)
+    """The share of all steps in which it rises, to the nearest step, instead of `warmup_steps`.
+
+    Of the two, the one that is given later counts: one of yours takes the place of a recipe's.
+    """
     groups: Parts = Parts()
+
+    def warmup(self, total: int) -> int:
+        """Return the steps of the warm-up in a run of `total` steps.
+
+        A share leaves at least one step at the highest rate.
+        """
+        if self.warmup_ratio is None:
+            return self.warmup_steps
+        return min(round(self.warmup_ratio * total), max(0, total - 1))
 
     def treatment(self, part: str, dimensions: int) -> tuple[float, float]:
         """Return a parameter's learning rate divided by `lr`, and its weight decay.
@@ -103,8 +118,17 @@ class Train(Settings):
     arrival: ClassVar = ReadBack("vtool.training.observe_run:observe_run")
     steps: int | None = Field(default=None, ge=1)
     """Optimizer steps in all."""
-    epochs: int | None = Field(default=None, ge=1)
-    """Passes over the training rows, instead of `steps`."""
+    epochs: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Passes over the training rows, instead of `steps`. Of 0.5, or 1.5, the last is a part of one,
+    to the next whole step.
+    """
+
+    def total(self, steps_per_epoch: int) -> int:
+        """Return the number of steps, where so many make an epoch."""
+        if self.steps is not None:
+            return self.steps
+        # what rounding makes of 0.1 · 30 is no step of its own
+        return max(1, math.ceil((self.epochs or 0) * steps_per_epoch - 1e-6))
 
 
 class Checkpoint(Settings):
