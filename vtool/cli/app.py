@@ -59,6 +59,10 @@ def root(
     """Fine-tune vision-language models, and prove that nothing went silently wrong."""
 
 
+LONG = ("train", "verify", "export", "load-check", "predict", "evaluate", "chat", "serve")
+"""Commands that take seconds: they say that they have begun."""
+
+
 def is_interrupt(error: BaseException | None) -> bool:
     """Check whether an exception came of a Ctrl-C that a library was ending its work for.
 
@@ -114,6 +118,10 @@ def main() -> None:
     # A rank of an outer torchrun leaves at once too: torch's own end sometimes aborts (see
     # training/launch.py), and torchrun would call that a failure.
     at_once, code = "TORCHELASTIC_RUN_ID" in os.environ, 2
+    if sys.argv[1:2] and sys.argv[1] in LONG:
+        from vtool.diagnostics.progress import announce_start
+
+        announce_start(f"vtool {sys.argv[1]}")
     interrupts = note_interrupts()
     try:
         app()

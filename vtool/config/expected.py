@@ -148,15 +148,18 @@ def _by_length(run: Run) -> dict[str, Expectation]:
 
 
 def _rows(data: Data) -> dict[str, Expectation]:
-    found: dict[str, Expectation] = {
-        "data.micro_batch_size": lambda rows: Expected(
-            "data.micro_batch_size", min(data.micro_batch_size, rows), "a first micro-batch of "
-        )
-    }
+    found: dict[str, Expectation] = {"data.micro_batch_size": lambda rows: _micro_batch(data, rows)}
     for split, entries in data.splits.items():
         for leaf in (leaf for entry in entries for leaf in type(entry).model_fields):
             found[f"data.{split}.{leaf}"] = partial(_entry, entries, f"data.{split}", leaf)
     return found
+
+
+def _micro_batch(data: Data, rows: int) -> Expected | None:
+    size = data.micro_batch_size
+    if size == "auto":  # which is chosen before
+        return None
+    return Expected("data.micro_batch_size", min(size, rows), "a first micro-batch of ")
 
 
 def _entry(entries: Sequence[Source], prefix: str, leaf: str, number: int) -> Expected:

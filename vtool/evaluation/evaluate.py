@@ -17,6 +17,7 @@ from vtool.data.collate import collate_prompts
 from vtool.data.loader import EncodedRows, MicroBatch
 from vtool.data.loss import scores_by_row
 from vtool.diagnostics import Diagnostic
+from vtool.diagnostics.progress import tick
 from vtool.engines.contract import Engine
 from vtool.engines.ranks import Ranks
 from vtool.evaluation.metrics import exact
@@ -94,9 +95,10 @@ def evaluate(
     own = kept[ranks.rank :: ranks.world]
     prompts = chunks(own, asked_at_once(engine.module, rows, settings.batch_size))
     with engine.evaluating(), torch.no_grad():
-        answers = [
-            answer for chunk in prompts for answer in _answers(engine, rows, chunk, settings, ranks)
-        ]
+        answers: list[Answer] = []
+        for chunk in prompts:
+            answers += _answers(engine, rows, chunk, settings, ranks)
+            tick(len(answers), len(own), "rows")
         sums = score_tokens(engine, rows, kept, settings.batch_size)
     answers_of_all = sorted(
         (answer for share in ranks.all_gather_objects(answers) for answer in share),

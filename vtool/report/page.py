@@ -64,6 +64,7 @@ def _view(run: RunFiles, name: str, position: int, pictures: Pictures) -> Mappin
         "status": views.status(run),
         "notices": views.notices(run),
         "headline": views.headline(run),
+        "history": views.history(run),
         "confusion": confusion(run.predictions),
         "sheet": sheet(run, position, pictures),
         "splits": views.splits(run),

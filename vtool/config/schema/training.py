@@ -1,9 +1,9 @@
 """Settings `optim`, `engine`, `train`, `checkpoint` and `evaluation`."""
 
 import math
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, create_model
 
 from vtool.config.schema.base import ActsLater, ReadBack, Settings
 from vtool.config.schema.megatron import Megatron
@@ -11,6 +11,8 @@ from vtool.config.schema.megatron import Megatron
 _BY_ENGINE = ReadBack("vtool.engines.contract:Engine.observe")
 _BY_GROUPS = ReadBack("vtool.training.optimizer:observe_groups")
 _BY_SCHEDULE = ReadBack("vtool.training.schedule:observe_schedule")
+OF_ITS_OWN = ("auto", "never", "extend")
+"""The values of `checkpoint.resume` that name no other folder."""
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -112,8 +114,8 @@ class Fsdp2(Settings):
 Engine = Annotated[Ddp | Fsdp2 | Megatron, Field(discriminator="kind")]
 
 
-class Train(Settings):
-    """The length of the training."""
+class Length(Settings):
+    """The length of a run, and the weights that it begins with."""
 
     arrival: ClassVar = ReadBack("vtool.training.observe_run:observe_run")
     steps: int | None = Field(default=None, ge=1)
@@ -130,6 +132,70 @@ class Train(Settings):
         # what rounding makes of 0.1 · 30 is no step of its own
         return max(1, math.ceil((self.epochs or 0) * steps_per_epoch - 1e-6))
 
+    @property
+    def source(self) -> str | None:
+        """The setting `train.from`, whose name is a word of Python's."""
+        given: str | None = getattr(self, "from")
+        return given
+
+
+_FROM = Field(
+    default=None,
+    min_length=1,
+    description=(
+        "The weights to begin with: those of a run, of a checkpoint, or of an export (a whole model"
+        " or an adapter). Optimizer, schedule, rows and ledger begin anew; `checkpoint.resume` goes"
+        " on exactly."
+    ),
+)
+if TYPE_CHECKING:
+    Train = Length
+else:  # no class body can name a field `from`
+    Train = create_model(
+        "Train",
+        __base__=Length,
+        __doc__=Length.__doc__,
+        __module__=__name__,
+        **{"from": (Annotated[str | None, ActsLater()], _FROM)},
+    )
+
+
+SCORES = ("validation_nll", "validation_exact_match", "validation_token_accuracy")
+"""The scores of an evaluation that may decide something, by their names in metrics.jsonl."""
+
+
+class Score(Settings):
+    """A score of the validation rows."""
+
+    arrival: ClassVar = ActsLater()
+    metric: str = Field(default="validation_nll", min_length=1)
+    """The score, by its name in metrics.jsonl: `validation_nll`, `validation_exact_match`,
+    `validation_token_accuracy`; of one source, `validation_nll/NAME`.
+    """
+    mode: Literal["min", "max"] | None = None
+    """The better values. Default: `min` for an NLL, `max` for the others."""
+
+    @property
+    def direction(self) -> str:
+        """`mode`, or what it means when left out."""
+        return self.mode or ("min" if self.metric.startswith("validation_nll") else "max")
+
+
+class KeepBest(Score):
+    """The checkpoint with the best score so far is kept, whatever `keep_last` says, and exported.
+
+    The test rows are then scored with its weights.
+    """
+
+
+class EarlyStopping(Score):
+    """The run ends when the score does not get better."""
+
+    patience: int = Field(ge=1)
+    """Evaluations without a better score after which the run ends."""
+    min_delta: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """The score must be better by more than this."""
+
 
 class Checkpoint(Settings):
     """When the run is saved, and what it continues from."""
@@ -142,6 +208,7 @@ class Checkpoint(Settings):
     """
     keep_last: int = Field(default=2, ge=1)
     """The number of checkpoints that are kept."""
+    keep_best: KeepBest | None = None
     asynchronous: bool = False
     """Train on while a checkpoint is written, from a copy in rank 0's memory.
 
@@ -149,7 +216,8 @@ class Checkpoint(Settings):
     """
     resume: str = Field(default="auto", min_length=1)
     """`auto` continues what is in the run's folder, `never` refuses to, else a run's or a
-    checkpoint's folder to start from.
+    checkpoint's folder to start from. `extend` continues it to a later end than it was planned
+    with.
     """
 
 
@@ -173,3 +241,4 @@ class Evaluation(Settings):
     batch_size: int = Field(default=32, ge=1)
     """Rows of one forward pass of one rank while evaluating."""
     generate: Generate = Generate()
+    early_stopping: EarlyStopping | None = None
