@@ -1,4 +1,4 @@
-"""What is kept of an evaluation once all rows have answers: scores, lines and pictures."""
+"""Results of an evaluation once all rows have answers: scores, lines and pictures."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace

@@ -30,7 +30,7 @@ _FEWEST_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked of `vtool evaluate`."""
+    """A call of `vtool evaluate`."""
 
     model: str
     rows: str

@@ -16,7 +16,7 @@ from vtool.evaluation.asking import Asked
 _FIELDS = {each.name for each in fields(Asked)}
 _LOCK, _SETTINGS = ".lock", "settings.json"
 _PLACES = ("folder", "path", "image_folder")
-"""Where files are, which says nothing where their digest is the same."""
+"""Paths of files, which say nothing where their digest is the same."""
 _DIGESTS = ("digest", "sha256")
 
 

@@ -26,11 +26,11 @@ class Generated:
 
     text: str
     ids: tuple[int, ...]
-    """Its tokens, the end token included."""
+    """The tokens, the end token included."""
     nll: float
     """−Σ log p of these, each behind those before it, at temperature 1."""
     stopped: bool
-    """It had reached the longest that was asked for."""
+    """True if it had reached the longest that was asked for."""
 
 
 def generate_answers(

@@ -47,7 +47,7 @@ class Chosen:
 
     metrics: tuple[Metric, ...]
     choices: tuple[str, ...] = ()
-    """Those of `accuracy`, if it is one of them."""
+    """The choices of `accuracy`, if it is one of them."""
     notes: tuple[str, ...] = ()
     findings: tuple[Diagnostic, ...] = ()
 
