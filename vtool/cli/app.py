@@ -9,6 +9,7 @@ import typer
 
 from vtool.cli.convert import convert
 from vtool.cli.doctor import doctor
+from vtool.cli.evaluate import evaluate
 from vtool.cli.exit_at_once import ExitAtOnce, ExitAtOnceCommand
 from vtool.cli.explain import explain
 from vtool.cli.export import export
@@ -37,6 +38,7 @@ app.command()(convert)
 app.command(cls=WatchCommand)(watch)
 app.command()(export)
 app.command()(predict)
+app.command(cls=ExitAtOnceCommand)(evaluate)
 app.command()(report)
 app.command()(explain)
 app.command()(doctor)

@@ -9,10 +9,10 @@ from itertools import pairwise
 from typing import Any
 
 from vtool.diagnostics import RULES
+from vtool.intervals import wilson_interval
 from vtool.report.proofs import read_proofs
 from vtool.report.run_files import RunFiles, number
 from vtool.report.sources import source_sums
-from vtool.report.statistics import wilson_interval
 from vtool.report.words import duration, percent, plural
 from vtool.report.words import number as in_words
 

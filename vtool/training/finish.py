@@ -14,12 +14,12 @@ from torch import Tensor
 from vtool.data.audit import ROW_RULES
 from vtool.data.loader import EncodedRows
 from vtool.data.mixture import trained_on
-from vtool.data.row import Row, texts_of
-from vtool.data.video import open_clip
+from vtool.data.row import texts_of
 from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.progress import working
 from vtool.engines.ranks import SharedFindings
 from vtool.evaluation.evaluate import Answer, Scores
+from vtool.evaluation.samples import first_picture
 from vtool.export.huggingface import export, export_adapter
 from vtool.training.base import base_of
 from vtool.training.checkpoint import best_before, checkpoint_name
@@ -234,22 +234,12 @@ def _write_predictions(folder: RunFolder, rows: EncodedRows, answers: Sequence[A
             "answer": answer.answer,
             "correct": answer.correct,
         }
-        if answer.index in shown and (picture := _first_picture(row, rows)) is not None:
+        if answer.index in shown and (picture := first_picture(row, rows)) is not None:
             line["image"] = str(
                 _write_sample(folder, picture, answer.index).relative_to(folder.path)
             )
         lines.append(json.dumps(line) + "\n")
     write_atomically(folder.predictions, "".join(lines))
-
-
-def _first_picture(row: Row, rows: EncodedRows) -> Any:
-    """Return a row's first image, else the last frame shown of its first video, else None."""
-    processor = rows.processor
-    if row.images:
-        return processor.pictures.read(row.images[0])[0]
-    if not row.videos:
-        return None
-    return open_clip(row, row.videos[0], processor.video, processor.pictures).frames[-1]
 
 
 def _write_sample(folder: RunFolder, image: Any, index: int) -> Path:
