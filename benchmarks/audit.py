@@ -7,6 +7,8 @@ thread, all in one run:
     bare      open a picture and `convert("RGB")`, as Pillow does it
     audit     the audit of its row, whole: parsing, template, tokens, labels, the picture, digests
     again     the same rows, from the audit that was kept
+    encoded   its row for a step: read, decoded, cut into patches, held against its audit
+    processor transformers' image processor alone, of a decoded picture
 
 and the index of a file of rows, in GB/s.
 
@@ -29,6 +31,8 @@ from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 WORDS = ("the", "of", "picture", "cat", "what", "is", "house", "tree", "blue", "river", "seven")
+FEW = 50
+"""Pictures that are encoded, from the first one."""
 FEW_SECONDS = 2.2
 """Until the file system's marks of a new file are trusted."""
 
@@ -91,6 +95,8 @@ def measure_pictures(folder: Path, count: int, edge: int) -> None:
         f"JPEG of {edge}², {count:,} rows: bare {1000 * bare / count:.2f} ms, audit"
         f" {1000 * first / count:.2f} ms ({first / bare:.2f} of bare), again {again:.2f} s"
     )
+    step, cut = (1000 * seconds / min(count, FEW) for seconds in _encoded(folder / "rows.jsonl"))
+    print(f"JPEG of {edge}²: encoded for a step {step:.2f} ms, processor {cut:.2f} ms")
 
 
 def _write(out: Any, question: str, answer: str, images: list[str]) -> None:
@@ -121,6 +127,34 @@ def _audits(file: Path) -> tuple[float, float, float]:
     assert audits.reused == len(rows.rows)
     grown = (getrusage(RUSAGE_SELF).ru_maxrss - before) / 1024  # Linux has it in KiB
     return seconds[0], seconds[1], grown
+
+
+def _encoded(file: Path) -> tuple[float, float]:
+    """Return the CPU seconds of encoding the first rows, and of the image processor for them."""
+    import torch
+
+    from tests.runs import encoded, messages, request
+    from vtool.data import inspect_rows
+    from vtool.data.audit_cache import audit_split
+
+    torch.set_num_threads(1)
+    inspect_rows.AUDIT_CACHE_BYTES = 0
+    rows, processor = encoded(request("rows", messages(file)))
+    few = range(min(FEW, len(rows.rows)))
+    rows.audited = audit_split(rows, few, None).table["digest"]
+    pictures = [processor.pictures.read(rows.rows.row(index).images[0])[0] for index in few]
+    rows.sample(0)  # what is loaded once
+
+    def encode() -> None:
+        for index in few:  # a step lets its samples go: new memory costs as much as the work
+            rows.cache.clear()
+            rows.sample(index)
+
+    def cut() -> None:
+        for picture in pictures:
+            processor.image_processor(images=[picture], return_tensors="pt")
+
+    return _cpu(encode), _cpu(cut)
 
 
 def _cpu(work: Callable[[], object]) -> float:

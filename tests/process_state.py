@@ -114,7 +114,8 @@ def restore(state: ProcessState, *, numerics_only: bool = False) -> None:
     for number, handler in state.handlers.items():
         if handler is not None and signal.getsignal(number) is not handler:
             signal.signal(number, handler)
-    for name, module in list(sys.modules.items()):
+    # a copy is made in one piece, while making a list may collect garbage that imports modules
+    for name, module in dict(sys.modules).items():
         if name not in state.modules and _stands_in(name, module):
             del sys.modules[name]
     sys.modules.update(

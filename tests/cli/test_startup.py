@@ -73,6 +73,7 @@ def test_help_lists_every_command() -> None:
         "verify",
         "export",
         "predict",
+        "evaluate",
         "report",
         "explain",
         "doctor",

@@ -54,7 +54,11 @@ def test_the_findings_of_all_jobs_come_before_the_first_and_each_once(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(
-        app, ["train", "sft", "digits", "-m", "optim.lr=0.1,-1", "run.seed=1,2", "train.epochs=3"]
+        app,
+        [
+            *("train", "sft", "digits", "-m", "optim.lr=0.1,-1", "run.seed=1,2"),
+            *("train.steps=9", "train.epochs=3"),
+        ],
     )
     assert done.exit_code == 1
     assert done.stderr.count("out-of-range") == 2  # the finding, and where it is explained
@@ -84,21 +88,39 @@ def test_validate_config_says_which_combination_it_is() -> None:
 
 
 def test_a_table_has_what_became_of_each(tmp_path: Path) -> None:
-    (tmp_path / "result.json").write_text('{"test_exact_match": 0.9721, "test_nll": 0.1}')
-    jobs = [PlannedRun(Job((), (f"run.seed={seed}",)), (), tmp_path) for seed in range(3)]
-    _, head, *rows = table(
+    jobs = [PlannedRun(Job((), (f"run.seed={n}",)), (), tmp_path / str(n)) for n in range(4)]
+    for job, nll in zip(jobs, (0.3, 0.1, 0.2, 0.1), strict=True):
+        job.folder.mkdir()
+        # the better the validation, the worse the test
+        (job.folder / "result.json").write_text(json.dumps({"test_nll": 1 - nll, "steps": 2}))
+        line = {"step": 2, "validation_nll": nll, "validation_exact_match": 1 - nll}
+        (job.folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    _, head, *rows, _, said = table(
         [
             EndedRun(jobs[0], "finished", 0),
-            EndedRun(jobs[1], "failed with 1", 1),
-            EndedRun(jobs[2], "not started", None),
+            EndedRun(jobs[3], "failed with 1", 1),
+            EndedRun(jobs[1], "finished", 0),
+            EndedRun(jobs[2], "already finished", 0),
         ]
     )
     assert head.split() == ["run", "settings", "status", "exact", "match", "NLL"]
     assert [row.split()[1:] for row in rows] == [
-        ["run.seed=0", "finished", "97.21%", "0.1000"],
-        ["run.seed=1", "failed", "with", "1", "-", "-"],
-        ["run.seed=2", "not", "started", "-", "-"],
+        ["run.seed=1", "finished", "90.00%", "0.1000", "best"],
+        ["run.seed=2", "already", "finished", "80.00%", "0.2000"],
+        ["run.seed=0", "finished", "70.00%", "0.3000"],
+        ["run.seed=3", "failed", "with", "1", "-", "-"],
     ]
+    assert "scores are of the validation rows" in said
+
+
+def test_without_validation_rows_nothing_is_the_best_and_the_test_rows_choose_none(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "result.json").write_text('{"test_exact_match": 0.9721, "test_nll": 0.1}')
+    jobs = [PlannedRun(Job((), (f"run.seed={seed}",)), (), tmp_path) for seed in range(2)]
+    lines = list(table([EndedRun(each, "finished", 0) for each in jobs]))
+    assert [line.split()[-2:] for line in lines[2:4]] == [["-", "-"], ["-", "-"]]
+    assert "give data.validation" in lines[-1]
 
 
 @pytest.mark.full
@@ -132,7 +154,7 @@ def test_a_stop_ends_the_job_that_runs_and_the_same_command_goes_on(
             time.sleep(0.02)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal's Ctrl-C: to all of its processes
         assert process.wait() == 130
-    rows = [line.split()[1:4] for line in (tmp_path / "log").read_text().splitlines()[-2:]]
+    rows = [line.split()[1:4] for line in (tmp_path / "log").read_text().splitlines()[-5:-3]]
     assert rows == [["run.seed=1", "stopped", "-"], ["run.seed=2", "not", "started"]]
     assert not (tmp_path / "runs/digits-seed=2").exists()
     steps = [json.loads(line)["step"] for line in lines.read_text().splitlines()]
@@ -143,6 +165,6 @@ def test_a_stop_ends_the_job_that_runs_and_the_same_command_goes_on(
         return
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert [line.split()[2] for line in done.stdout.splitlines()[-2:]] == ["finished", "finished"]
+    assert [line.split()[2] for line in done.stdout.splitlines()[-5:-3]] == ["finished", "finished"]
     steps = [json.loads(line)["step"] for line in lines.read_text().splitlines()]
     assert steps == list(range(1, 41))  # the stopped one went on from where it was

@@ -16,6 +16,7 @@ _DATA, _FOLDER, _HERE = (
     "tests/training/test_observe_run.py::",
 )
 _CHECKPOINT = "tests/training/test_checkpoint.py::"
+_BEST = "tests/training/test_best.py::"
 _PROFILE, _ASKED, _NPU = (
     f"tests/profiling/test_{name}.py::" for name in ("profiler", "settings", "devices")
 )
@@ -92,7 +93,19 @@ TESTS: dict[str, str] = {
         f"{_CHECKPOINT}test_what_is_written_while_the_loop_goes_on_is_what_was_there_at_its_step"
     ),
     "device.numa": "tests/training/test_launch.py::test_torchrun_is_told_what_to_bind_processes_by",
+    **dict.fromkeys(
+        ("checkpoint.keep_best.metric", "checkpoint.keep_best.mode"),
+        f"{_BEST}test_the_best_is_kept_and_exported_and_scored_on_the_test_rows",
+    ),
+    **dict.fromkeys(
+        (f"evaluation.early_stopping.{name}" for name in ("metric", "mode", "patience")),
+        f"{_BEST}test_a_run_ends_when_no_better_score_comes",
+    ),
+    "evaluation.early_stopping.min_delta": f"{_BEST}test_a_gain_that_is_too_small_is_none",
     "checkpoint.keep_last": f"{_CHECKPOINT}test_only_the_newest_are_kept",
+    "train.from": (
+        "tests/training/test_weights.py::test_a_run_begins_with_the_weights_it_names_to_the_bit"
+    ),
     "checkpoint.resume": f"{_FOLDER}test_a_run_can_begin_from_another_runs_checkpoint",
     **dict.fromkeys(
         ("profiler.tool", "profiler.profile_interval"),
@@ -115,6 +128,10 @@ TESTS: dict[str, str] = {
     ),
     "profiler.max_trace_mb": f"{_PROFILE}test_a_trace_above_its_limit_is_capped_and_said",
     "tracking.kind": f"{_TRACKED}test_tensorboard_reads_the_numbers_of_metrics_jsonl",
+    **dict.fromkeys(
+        ("tracking.uri", "tracking.experiment"),
+        f"{_TRACKED}test_mlflow_has_one_run_of_all_starts_with_the_numbers_of_metrics_jsonl",
+    ),
     "tracking.project": f"{_TRACKED}test_wandb_keeps_the_run_in_its_folder_without_a_network",
     **dict.fromkeys(
         ("evaluation.every_steps", "evaluation.batch_size", "evaluation.generate.max_new_tokens"),

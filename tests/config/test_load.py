@@ -102,7 +102,7 @@ def test_all_errors_are_reported_at_once(tmp_path: Path) -> None:
 
 
 def test_a_finding_in_one_group_does_not_hide_what_contradicts_in_another() -> None:
-    found = refused("digits", "optim.lr=-1", "train.epochs=3", "data.on_overlong=drop")
+    found = refused("digits", "optim.lr=-1", "train={steps: 9, epochs: 3}", "data.on_overlong=drop")
     assert rules(*found) == ["out-of-range", "steps-or-epochs", "max-length-missing"]
 
 

@@ -62,7 +62,7 @@ def test_a_file_is_named_as_it_was_given(tmp_path: Path, monkeypatch: pytest.Mon
     origins = load_run("sub/mine.yaml").origins
     assert str(origins.of("optim.lr")) == "sub/mine.yaml:3:9"
     assert str(origins.of("run.seed")) == "sub/base.yaml:3:9"
-    assert str(origins.of("optim.warmup_steps")).startswith("recipes/digits.yaml:")
+    assert str(origins.of("optim.warmup_ratio")).startswith("recipes/digits.yaml:")
     assert (
         str(load_run(str(tmp_path / "sub" / "mine.yaml")).origins.of("optim.lr"))
         == f"{tmp_path}/sub/mine.yaml:3:9"

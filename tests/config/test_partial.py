@@ -77,7 +77,7 @@ def test_an_unknown_key_makes_only_what_it_may_mean_doubtful() -> None:
     [("engine=fspd2", "steps-or-epochs"), ("optim=adam", "steps-or-epochs")],
 )
 def test_a_misspelt_choice_of_a_group_hides_no_finding_of_another(choice: str, more: str) -> None:
-    found = rules(choice, "train.epochs=3", "data.nothing=1", "model.attention=flash")
+    found = rules(choice, "train={steps: 9, epochs: 3}", "data.nothing=1", "model.attention=flash")
     assert sorted(found) == sorted(["unknown-group-choice", "unknown-key", "unknown-choice", more])
 
 
@@ -85,7 +85,7 @@ def test_a_misspelt_choice_in_a_defaults_list_hides_no_finding_either(tmp_path: 
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(
         "defaults:\n  - digits\n  - override /engine: fspd2\n  - override /optim: adam\n"
-        "  - _self_\ntrain: {epochs: 3}\nmodel: {attention: flash}\n"
+        "  - _self_\ntrain: {steps: 9, epochs: 3}\nmodel: {attention: flash}\n"
     )
     found = examine(str(recipe)).findings
     assert sorted(each.rule for each in found) == [

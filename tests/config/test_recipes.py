@@ -14,6 +14,9 @@ from vtool.config.load import examine
 from vtool.diagnostics import Findings
 
 SHIPPED = sorted(path.stem for path in Path(load.__file__).parents[2].glob("recipes/*.yaml"))
+LOADED = {"load_check", "rl_weight_sync", "runai", "vllm_all"}
+"""Those of `load-check`, which train nothing."""
+TRAINED = [name for name in SHIPPED if name not in LOADED]
 OF_A_MODEL_FOLDER = [name for name in SHIPPED if name.startswith("qwen")]
 
 
@@ -50,7 +53,8 @@ def test_nothing_stands_against_it_once_what_it_leaves_open_is_given(name: str) 
     for finding in found:
         assert finding.rule == "missing-key", finding.message
         given.append({"data.train": rows, "model.path": folder}[str(finding.parameter)])
-    examined = examine(name, [*given, *(["launch.nproc=8"] if name in OF_A_MODEL_FOLDER else [])])
+    given += ["launch.nproc=8"] if name in OF_A_MODEL_FOLDER else []
+    examined = examine(name, given)
     assert examined.loaded is not None
     assert examined.findings == ()
     # these, where torch_npu is
@@ -65,3 +69,15 @@ def test_a_recipe_for_a_large_model_asks_for_the_model_and_the_rows(name: str) -
         "model.path",
         "data.train",
     }
+
+
+@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("steps", [1, 9])
+def test_a_run_of_a_few_steps_is_refused_by_no_warm_up(name: str, steps: int) -> None:
+    rows = "data.train=[{format: messages, path: rows.jsonl}]"
+    given = [rows] if name in (*OF_A_MODEL_FOLDER, "rows") else []
+    given += ["model.path=model", "launch.nproc=8"] if name in OF_A_MODEL_FOLDER else []
+    examined = examine(name, [*given, f"train.steps={steps}"])
+    assert examined.findings == ()
+    assert examined.loaded is not None
+    assert examined.loaded.run.optim.warmup(steps) < steps

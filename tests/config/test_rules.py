@@ -119,8 +119,8 @@ class TestYaml:
         ("text", "place", "words"),
         [
             ("a: 1\nb: {c: 1, c: 2}\n", "2:11", "`c` twice; the first is in line 2"),
-            ("a: [1\nb: 2\n", "2:2", "not YAML"),
-            ("a: 1\n\tb: 2\n", "2:1", "not YAML"),
+            ("a: [1\nb: 2\n", "1:4", "not closed"),
+            ("a: 1\n\tb: 2\n", "2:1", "a tab"),
             ("- a\n", "1:1", "not a mapping"),
             ("", None, "no settings"),
             ("a: 1\n---\nb: 1\n", "2:1", "single document"),
@@ -128,7 +128,7 @@ class TestYaml:
             ("a: !!python/none x\n", "1:4", "no setting takes"),
             ("[a]: 1\n", "1:1", "not a word"),
             ("a: *nothing\n", "1:4", "undefined alias"),
-            ('a: "b\n', "2:1", "quoted scalar"),
+            ('a: "b\n', "1:4", "quotation mark"),
             ("a: 1\0\n", None, "control characters"),
             ("# nothing else\n", None, "no settings"),
             ("[" * 5000, "1:31", "more than 30 groups or lists"),
@@ -220,9 +220,9 @@ class TestTraining:
         assert only("train.steps=null").rule == "steps-or-epochs"
 
     def test_warm_up_may_end_one_step_before_the_last(self) -> None:
-        assert findings("digits", "train.steps=51") == ()
-        assert only("train.steps=50").rule == "warmup-too-long"
-        assert findings("digits", "train.steps=null", "train.epochs=1") == ()
+        assert findings("digits", "train.steps=51", "optim.warmup_steps=50") == ()
+        assert only("train.steps=50", "optim.warmup_steps=50").rule == "warmup-too-long"
+        assert findings("digits", "train.epochs=1", "optim.warmup_steps=50") == ()
 
 
 class TestBatches:

@@ -62,3 +62,30 @@ def test_columns_count_letters_and_not_bytes(tmp_path: Path) -> None:
 def test_a_date_is_text_to_a_setting(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("defaults: [digits, _self_]\nrun: {name: 2026-01-01}\n")
     assert load_run(str(tmp_path / "mine.yaml")).run.run.name == "2026-01-01"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ("optim:\n  lr: 1\n\tname: x\n", 3, "a tab, where YAML takes spaces"),
+        ("run:\n\tname: x\n", 2, "a tab, where YAML takes spaces"),
+        ("a: 1\nbetas: [0.9,\n  0.98\ntrain: {steps: 9}\n", 2, "is not closed with ]"),
+        ("train: {steps: 9\noptim:\n  lr: 1\n", 1, "is not closed with }"),
+        ('a: 1\nname: "adamw\nb: 2\nc: 3\n', 2, "quotation mark here is not closed"),
+        ("a: 1\noptim\n  lr: 1\nb: 2\n", 2, "no colon and space behind this key"),
+        ("optim:\n  lr: 1\n   name: x\n", 3, "indented deeper than the one above"),
+        ("a: see: there\n", 1, "put the value in quotes"),
+    ],
+)
+def test_the_line_that_is_wrong_is_named_and_what_is_wrong_with_it(
+    tmp_path: Path, text: str, line: int, said: str
+) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(Findings) as caught:
+        read_yaml(path)
+    (found,) = caught.value.diagnostics
+    assert found.rule == "bad-yaml"
+    assert said in found.message
+    assert found.origin is not None
+    assert found.origin.line == line

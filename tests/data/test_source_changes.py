@@ -55,6 +55,7 @@ def test_a_new_file_of_rows_in_a_folder_is_told_and_other_files_are_not(path: Pa
     rows = rows_of(path.parent)
     (path.parent / "notes.txt").write_text("mine")
     (path.parent / "run").mkdir()
+    (path.parent / ".hidden.jsonl").write_text("another program's")
     assert told(rows) == ""
     write_rows(path.parent / "more.jsonl", [chat("a", "b")])
     assert "more.jsonl is new" in told(rows)

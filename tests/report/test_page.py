@@ -345,3 +345,14 @@ def test_a_page_takes_the_place_of_pages_alone(run_folder: Path, text: str) -> N
     os.mkfifo(pipe)
     with pytest.raises(FileExistsError, match="no file"):
         write_report([run_folder], pipe)
+
+
+def test_what_a_run_began_with_and_a_later_end_are_said(run_folder: Path) -> None:
+    config = run_folder / "config.yaml"
+    config.write_text(config.read_text().replace("train:\n", "train:\n  from: runs/<first>\n"))
+    result = json.loads((run_folder / "result.json").read_text())
+    result["extended"] = [{"after_step": 20, "planned_steps": 20, "steps": 40, "rate": 1e-3}]
+    (run_folder / "result.json").write_text(json.dumps(result))
+    text = Elements(page_of(run_folder)).text
+    assert "It began with the weights of runs/<first>." in text
+    assert "After step 20 its end was moved from step 20 to 40" in text

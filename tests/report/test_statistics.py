@@ -3,9 +3,7 @@ import math
 import pytest
 
 from vtool.report.run_files import Prediction, Step
-from vtool.report.statistics import confusion, smooth, thin, tokens_per_second, wilson_interval
-
-Z = 1.959963984540054
+from vtool.report.statistics import confusion, smooth, thin, tokens_per_second
 
 
 def answered(reference: str, answer: str, correct: bool | None = None) -> Prediction:
@@ -16,35 +14,6 @@ def answered(reference: str, answer: str, correct: bool | None = None) -> Predic
 
 def at(step: int, seconds: float, tokens: float = 100) -> Step:
     return Step(step, None, None, None, None, tokens, None, None, seconds)
-
-
-@pytest.mark.parametrize("trials", [1, 10, 360])
-def test_wilson_interval_at_the_ends_is_the_closed_form(trials: int) -> None:
-    # With no success the formula collapses to [0, z² / (n + z²)], and with all to its mirror image.
-    reach = Z * Z / (trials + Z * Z)
-    assert wilson_interval(0, trials) == pytest.approx((0.0, reach), abs=1e-15)
-    assert wilson_interval(trials, trials) == pytest.approx((1 - reach, 1.0), abs=1e-15)
-
-
-@pytest.mark.parametrize("trials", [2, 50, 1000])
-def test_wilson_interval_of_one_half_is_the_closed_form(trials: int) -> None:
-    reach = Z / (2 * math.sqrt(trials + Z * Z))
-    assert wilson_interval(trials // 2, trials) == pytest.approx(
-        (0.5 - reach, 0.5 + reach), rel=1e-12
-    )
-
-
-def test_wilson_bounds_solve_the_score_equation() -> None:
-    share = 349 / 360
-    for bound in wilson_interval(349, 360):
-        assert abs(share - bound) == pytest.approx(
-            Z * math.sqrt(bound * (1 - bound) / 360), rel=1e-9
-        )
-
-
-def test_wilson_interval_needs_a_trial() -> None:
-    with pytest.raises(ValueError, match="at least one trial"):
-        wilson_interval(0, 0)
 
 
 def test_smoothing_leaves_a_constant_as_it_is() -> None:

@@ -332,3 +332,25 @@ def test_a_run_that_was_moved_answers_still(folder: Path, name: str) -> None:
             config.read_text().replace(str(folder / "straight/base"), str(folder / "gone"))
         )
     assert predict(moved, [str(folder / "0-0.png")], "Is this number 0?", None, 3) is not None
+
+
+def test_a_rank_stabilized_adapter_is_alpha_over_the_root_of_the_rank_everywhere(
+    tmp_path: Path,
+) -> None:
+    """In the layer, in the merged export, and in peft's own file."""
+    write_rows(tmp_path / "rows.jsonl", mixed_rows(tmp_path, 8, text_only=(1,)))
+    write_rows(tmp_path / "one.jsonl", mixed_rows(tmp_path, 1))
+    made = made_run(tmp_path, "run", "ddp", "lora.rslora=true", "train.steps=3")
+    train_all(Ranks(), made)
+    scale = ALPHA / RANK**0.5
+    config = json.loads((tmp_path / "run/export/adapter_config.json").read_text())
+    assert (config["lora_alpha"], config["r"], config["use_rslora"]) == (ALPHA, RANK, True)
+    adapter = load_file(tmp_path / "run/checkpoints/step-000003/model.safetensors")
+    merged, _ = export_run(tmp_path / "run", merge=True)
+    base, whole = (load_file(at / "model.safetensors") for at in (tmp_path / "run/base", merged))
+    name = "model.layers.0.self_attn.q_proj.weight"
+    stem = f"{PREFIX}model.language_model.layers.0.self_attn.q_proj"
+    a, b = (adapter[f"{stem}.lora_{which}.weight"].double() for which in "AB")
+    wanted = base[name].double() + scale * (b @ a)
+    assert float((b @ a).abs().max()) > 0
+    assert torch.allclose(whole[name].double(), wanted, rtol=0, atol=1e-6)

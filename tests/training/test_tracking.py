@@ -1,7 +1,12 @@
 """Trackers, through their own libraries, and runs that outlive them."""
 
+import json
 import math
+import os
+import sqlite3
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from importlib import metadata
@@ -116,6 +121,63 @@ def entries(data: bytes) -> Iterator[bytes]:
         if kind in (1, 4):
             yield parts
             parts = b""
+
+
+@pytest.mark.skipif(not has("mlflow"), reason="not run: mlflow is not installed")
+@pytest.mark.parametrize("own", [False, True])
+def test_mlflow_has_one_run_of_all_starts_with_the_numbers_of_metrics_jsonl(
+    tmp_path: Path, own: bool
+) -> None:
+    from mlflow import MlflowClient
+
+    write(tmp_path)
+    uri = f"sqlite:///{tmp_path}/{'own' if own else 'mlflow'}.db"
+    given = f",uri:'{uri}'" if own else ""
+    made = made_run(tmp_path, "run", f"tracking=[{{kind:mlflow,experiment:mine{given}}}]")
+    for begin in (0, 2):
+        with open_trackers(made, tmp_path, begin, Ranks()) as trackers:
+            for step in (begin + 1, begin + 2):
+                trackers.log({"step": step, "loss": 1 / step, "validation_nll/a b": 0.5})
+        assert trackers.findings == []
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name("mine")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert (run.info.run_name, run.info.status) == ("rows", "FINISHED")
+    seen = client.get_metric_history(run.info.run_id, "loss")
+    assert [(one.step, one.value) for one in seen] == [(n, 1 / n) for n in (1, 2, 3, 4)]
+    assert run.data.params["optim.lr"] == str(made.run.optim.lr)
+
+
+@pytest.mark.skipif(not has("trackio"), reason="not run: trackio is not installed")
+def test_trackio_has_the_run_and_prints_nothing_among_its_lines(tmp_path: Path) -> None:
+    write(tmp_path)
+    program = (
+        "import sys; from pathlib import Path; from tests.profiling.runs import made_run;"
+        "from vtool.engines.ranks import Ranks; from vtool.training.tracking import open_trackers;"
+        "folder = Path(sys.argv[1]);"
+        "made = made_run(folder, 'run', 'tracking=[{kind:trackio,project:mine}]')\n"
+        "with open_trackers(made, folder, 0, Ranks()) as trackers:\n"
+        "    trackers.log({'step': 1, 'loss': 0.5}); trackers.log({'step': 2, 'loss': 0.25})\n"
+        "assert trackers.findings == [], trackers.findings\n"
+    )
+    environment = os.environ | {
+        "TRACKIO_DIR": str(tmp_path / "trackio"),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    with sqlite3.connect(tmp_path / "trackio/mine.db") as database:
+        rows = database.execute("select run_name, step, metrics from metrics").fetchall()
+    assert [(name, step, json.loads(each)["loss"]) for name, step, each in rows] == [
+        ("rows", 1, 0.5),
+        ("rows", 2, 0.25),
+    ]
 
 
 class Breaks:

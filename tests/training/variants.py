@@ -43,7 +43,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     ),
     "sharded adapters": (
         "engine=fsdp2",
-        "lora={rank: 2, exclude: [q_proj]}",
+        "lora={rank: 4, rslora: true, exclude: [q_proj]}",
         "optim.schedule=linear",
         *_PACKED,
     ),
@@ -70,6 +70,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
             "engine.parallel={pipeline: 2}",
             "optim.weight_decay=0.1",
             "optim.schedule=constant",
+            *("optim.warmup_steps=0", "optim.warmup_ratio=0.2"),
         ),
         "optim.groups={vision: {lr: 1e-4, weight_decay: 0.3}, "
         "projector: {lr: 5e-3, weight_decay: 0.0}, language: {lr: 3e-3, weight_decay: 0.2}}",

@@ -9,6 +9,7 @@ import typer
 
 from vtool.cli.convert import convert
 from vtool.cli.doctor import doctor
+from vtool.cli.evaluate import evaluate
 from vtool.cli.exit_at_once import ExitAtOnce, ExitAtOnceCommand
 from vtool.cli.explain import explain
 from vtool.cli.export import export
@@ -37,6 +38,7 @@ app.command()(convert)
 app.command(cls=WatchCommand)(watch)
 app.command()(export)
 app.command()(predict)
+app.command(cls=ExitAtOnceCommand)(evaluate)
 app.command()(report)
 app.command()(explain)
 app.command()(doctor)
@@ -55,6 +57,10 @@ def root(
     ] = False,
 ) -> None:
     """Fine-tune vision-language models, and prove that nothing went silently wrong."""
+
+
+LONG = ("train", "verify", "export", "load-check", "predict", "evaluate", "chat", "serve")
+"""Commands that take seconds: they say that they have begun."""
 
 
 def is_interrupt(error: BaseException | None) -> bool:
@@ -112,6 +118,10 @@ def main() -> None:
     # A rank of an outer torchrun leaves at once too: torch's own end sometimes aborts (see
     # training/launch.py), and torchrun would call that a failure.
     at_once, code = "TORCHELASTIC_RUN_ID" in os.environ, 2
+    if sys.argv[1:2] and sys.argv[1] in LONG:
+        from vtool.diagnostics.progress import announce_start
+
+        announce_start(f"vtool {sys.argv[1]}")
     interrupts = note_interrupts()
     try:
         app()

@@ -18,16 +18,19 @@ def export(
         ),
     ] = False,
 ) -> None:
-    """Write a run's newest checkpoint as a Hugging Face folder, also before the run has finished.
+    """Write a run's checkpoint as a Hugging Face folder, also before the run has finished.
 
-    Of a run with lora, write its adapter.
+    It is the best one where checkpoint.keep_best is set, else the newest. Of a run with lora, write
+    its adapter.
     """
     from vtool.cli.common import begin_with_training, exit_on_findings
     from vtool.diagnostics.printable import printable
+    from vtool.diagnostics.progress import working
 
     with exit_on_findings("export", str(run)):
         begin_with_training("vtool export")
         from vtool.training.export_run import export_run
 
-        folder, step = export_run(run, output, merge=merge)
+        with working("exporting the model"):
+            folder, step = export_run(run, output, merge=merge)
     typer.echo(printable(f"step {step} exported to {folder}"))

@@ -8,7 +8,10 @@ import typer
 
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.", show_default=False)
+        list[Path],
+        typer.Argument(
+            metavar="RUN...", help="Folders of runs, or the name of a sweep.", show_default=False
+        ),
     ],
     output: Annotated[
         Path | None,
@@ -32,6 +35,9 @@ def report(
     if follow and (len(runs) > 1 or output):
         raise typer.BadParameter("--follow watches one run, and writes no page")
     with exit_on_findings("report", str(runs[0]) if len(runs) == 1 else ""):
+        from vtool.report.found_runs import find_runs
+
+        runs = find_runs(runs)
         if follow:
             _follow(runs[0])
         else:

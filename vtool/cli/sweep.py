@@ -1,12 +1,12 @@
 """`vtool train sft -m RECIPE KEY=A,B…`: a run for each combination, one after the other."""
 
-import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -15,6 +15,8 @@ from vtool.config.load import Loaded, load_run
 from vtool.config.overrides import quoted
 from vtool.config.sweep import Job, expand
 from vtool.diagnostics import Diagnostic, Findings
+from vtool.report.ranking import order, validation_of
+from vtool.report.run_files import Evaluation, read_run
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -64,7 +66,23 @@ def run_sweep(recipe: str, overrides: Sequence[str], options: Sequence[str] = ()
             print(f"job {number} of {len(planned)}: {swept}", flush=True)
             done.append(_train(recipe, each, signals, options))
     print("\n".join(table(done)))
+    if len(done) > 1:
+        print(f"side by side: vtool report {_common_name(planned)}")
     return max(each.code or 0 for each in done)
+
+
+def _common_name(planned: Sequence[PlannedRun]) -> str:
+    """Return the name by which `vtool report` finds all runs, or their folders."""
+    folders = [each.folder for each in planned]
+    suffixes = [f"-{each.job.suffix}" for each in planned]
+    stems = {
+        folder.name.removesuffix(suffix) for folder, suffix in zip(folders, suffixes, strict=True)
+    }
+    if {folder.parent for folder in folders} == {Path("runs")} and len(stems) == 1:
+        return shlex.quote(stems.pop())
+    if len({folder.parent for folder in folders}) == 1:
+        return shlex.quote(str(folders[0].parent))
+    return shlex.join(map(str, folders))
 
 
 def plan(recipe: str, jobs: Sequence[Job]) -> list[PlannedRun]:
@@ -161,16 +179,21 @@ class _SignalForwarding:
 
 
 def table(done: Sequence[EndedRun]) -> Iterator[str]:
-    """Yield a line for each job: its run, its settings, how it ended, and its test scores."""
+    """Yield a line for each job: its run, its settings, how it ended, its validation scores.
+
+    The best comes first. The test rows choose none: the best of many by them is fitted to them.
+    """
     heads = ("run", "settings", "status", "exact match", "NLL")
+    scores = [_scores(each.planned.folder, each.code) for each in done]
+    any_scored = any(each is not None and each.nll is not None for each in scores)
     rows = [
         (
-            str(each.planned.folder),
-            " ".join(each.planned.job.swept),
-            each.status,
-            *_scores(each.planned.folder, each.code),
+            str(done[place].planned.folder),
+            " ".join(done[place].planned.job.swept),
+            done[place].status,
+            *_in_words(scores[place]),
         )
-        for each in done
+        for place in order(scores)
     ]
     widths = [max(len(row[column]) for row in (heads, *rows)) for column in range(len(heads))]
     yield ""
@@ -179,14 +202,26 @@ def table(done: Sequence[EndedRun]) -> Iterator[str]:
             text.rjust(wide) if column > 2 else text.ljust(wide)
             for column, (text, wide) in enumerate(zip(row, widths, strict=True))
         ]
-        yield "  ".join(words).rstrip()
+        best = any_scored and len(rows) > 1 and row is rows[0]
+        yield ("  ".join(words).rstrip()) + ("  best" if best else "")
+    yield ""
+    yield (
+        "scores are of the validation rows; those of the test rows are in each run's report"
+        if any_scored
+        else "no validation rows were scored, and the test rows choose none: give data.validation"
+    )
 
 
-def _scores(folder: Path, code: int | None) -> tuple[str, str]:
-    """Return `test_exact_match` and `test_nll` of a run that has finished, in words."""
-    result: dict[str, float] = {}
-    with suppress(OSError, ValueError):
-        if code == 0:
-            result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    match, nll = result.get("test_exact_match"), result.get("test_nll")
+def _scores(folder: Path, code: int | None) -> Evaluation | None:
+    """Return the validation scores of a run that has finished."""
+    if code != 0:
+        return None
+    try:
+        return validation_of(read_run(folder))
+    except Findings:
+        return None
+
+
+def _in_words(scores: Evaluation | None) -> tuple[str, str]:
+    match, nll = (scores.exact_match, scores.nll) if scores is not None else (None, None)
     return (f"{match:.2%}" if match is not None else "-", f"{nll:.4f}" if nll is not None else "-")

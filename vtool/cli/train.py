@@ -154,6 +154,11 @@ def _print_result(folder: "Path") -> None:
                 f" samples, {gave['tokens']:,} tokens"
             )
         )
+    if early := result.get("stopped_early"):
+        typer.echo(f"stopped early after step {early['after_step']} of {early['of_steps']}")
+    if best := result.get("best"):
+        taken = "exported" if best["exported"] else "damaged, so the last step is exported"
+        typer.echo(f"best: step {best['step']}, {best['metric']} {best['value']:.4f}: {taken}")
     if "test_exact_match" in result:
         right = round(result["test_exact_match"] * result["test_samples"])
         typer.echo(

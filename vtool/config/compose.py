@@ -15,6 +15,8 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from vtool.config.alternatives import keep_later
+from vtool.config.beside_recipe import place_beside_recipe
 from vtool.config.limits import MOST_FINDINGS
 from vtool.config.origins import COMMAND_LINE, Key, Layer, Origins, layered
 from vtool.config.overrides import choose_groups, first_line, parse_overrides
@@ -66,10 +68,11 @@ def compose_recipe(recipe: str, overrides: Sequence[str], *, trusted: bool = Tru
         composer = Composer(file.path, trusted=trusted)
         layers, config, rest, missing = _followed(composer, given)
     applied, findings = _apply(rest, config)
-    origins = layered(
-        layers, [(_keys(override.key_or_group), override.value()) for override in applied]
-    )
+    typed = [(_keys(override.key_or_group), override.value()) for override in applied]
+    origins = layered(layers, typed)
     values, unread, notes = _resolved(config, origins, trusted)
+    place_beside_recipe(values, origins)
+    keep_later(values, [*(layered([each], []) for each in layers), layered([], typed)])
     return Composed(
         file,
         values,

@@ -40,6 +40,7 @@ def expected_settings(run: Run) -> dict[str, Expectation]:
     found: dict[str, Expectation] = {
         name: Expected(name, value) for name, value in values.items() if value is not None
     }
+    found |= _by_length(run)
     found |= _rows(run.data) | _dtypes(run.model.dtype) | _optimizer_groups(run.optim)
     if run.lora is not None:
         found["lora.layers"] = adapted_layer(run.lora, trained_components(run.model.freeze))
@@ -122,21 +123,43 @@ def _in_context(run: Run) -> dict[str, Any]:
         values["lora.alpha"] = run.lora.scale * run.lora.rank
     if optim.schedule == "constant":
         values["optim.min_lr_ratio"] = None  # nothing falls
-        if optim.warmup_steps == 1:
-            values["optim.warmup_steps"] = 0  # over one step, both are the same constant rate
-    return values
+    # by the number of steps, below
+    return values | {"optim.warmup_steps": None, "optim.warmup_ratio": None, "train.epochs": None}
+
+
+def _by_length(run: Run) -> dict[str, Expectation]:
+    """Return what is expected of settings that mean steps, where there are so many of them."""
+    optim, train = run.optim, run.train
+
+    def warmup(total: int) -> Expected:
+        steps = optim.warmup(total)
+        if steps == 1 and optim.is_flat(total):
+            steps = 0  # over one step, both are the same constant rate
+        if optim.warmup_ratio is None:
+            return Expected("optim.warmup_steps", steps)
+        return Expected("optim.warmup_ratio", steps, f"a warm-up, of {total} steps, of ")
+
+    found: dict[str, Expectation] = {"optim.warmup_steps": warmup}
+    if train.epochs is not None:
+        found["train.epochs"] = lambda steps_per_epoch: Expected(
+            "train.epochs", train.total(steps_per_epoch) / steps_per_epoch
+        )
+    return found
 
 
 def _rows(data: Data) -> dict[str, Expectation]:
-    found: dict[str, Expectation] = {
-        "data.micro_batch_size": lambda rows: Expected(
-            "data.micro_batch_size", min(data.micro_batch_size, rows), "a first micro-batch of "
-        )
-    }
+    found: dict[str, Expectation] = {"data.micro_batch_size": lambda rows: _micro_batch(data, rows)}
     for split, entries in data.splits.items():
         for leaf in (leaf for entry in entries for leaf in type(entry).model_fields):
             found[f"data.{split}.{leaf}"] = partial(_entry, entries, f"data.{split}", leaf)
     return found
+
+
+def _micro_batch(data: Data, rows: int) -> Expected | None:
+    size = data.micro_batch_size
+    if size == "auto":  # which is chosen before
+        return None
+    return Expected("data.micro_batch_size", min(size, rows), "a first micro-batch of ")
 
 
 def _entry(entries: Sequence[Source], prefix: str, leaf: str, number: int) -> Expected:

@@ -20,7 +20,11 @@ from vtool.config.path_settings import without_foreign_paths, without_impossible
 from vtool.config.resources import recipe_names, refuse_link
 from vtool.config.schema import LoadCheck, Run, Settings
 from vtool.config.schema.base import NotValid
-from vtool.config.schema.formats.entry import ROWS_SUFFIXES, has_rows_files
+from vtool.config.schema.formats.entry import (
+    ROWS_SUFFIXES,
+    TABLE_SUFFIXES,
+    has_rows_files,
+)
 from vtool.config.validate import Checked, schema_of, validate
 from vtool.diagnostics import RULES, Diagnostic, Findings, rules_recipe
 
@@ -89,7 +93,7 @@ def load_run(recipe: str, overrides: Sequence[str] = ()) -> Loaded:
 
 def names_rows(subject: str) -> bool:
     """Return whether a command's subject is rows and no recipe: a file by its name, or a folder."""
-    return subject.endswith(ROWS_SUFFIXES) or (
+    return subject.endswith(ROWS_SUFFIXES + TABLE_SUFFIXES) or (
         subject not in recipe_names() and os.path.isdir(subject) and has_rows_files(subject)
     )
 

@@ -10,6 +10,7 @@ from vtool.config.partial import without
 from vtool.config.recipe_source import allowed_roots
 from vtool.config.schema import Run, Source
 from vtool.config.schema.base import NotValid
+from vtool.config.schema.training import OF_ITS_OWN
 from vtool.diagnostics import Diagnostic
 from vtool.families.modeling_file import split_modeling
 
@@ -90,8 +91,11 @@ def _paths(run: Run) -> Iterator[tuple[str, Path]]:
         if run.model.modeling is not None:
             yield "model.modeling", split_modeling(run.model.modeling)[0]
     with suppress(NotValid):
-        if run.checkpoint.resume not in ("auto", "never"):
+        if run.checkpoint.resume not in OF_ITS_OWN:
             yield "checkpoint.resume", Path(run.checkpoint.resume)
+    with suppress(NotValid):
+        if run.train.source is not None:
+            yield "train.from", Path(run.train.source)
     for split in ("train", "validation", "test"):
         entries: tuple[Source, ...] = ()
         with suppress(NotValid):

@@ -260,11 +260,15 @@ def docstrings(owner: type[Settings]) -> dict[str, str]:
     found: dict[str, str] = {}
     for group in reversed(groups):
         found |= _own_docstrings(group)
-    return found
+    described = ((name, field.description) for name, field in owner.model_fields.items())
+    return found | {name: text for name, text in described if text}
 
 
 def _own_docstrings(owner: type[Settings]) -> dict[str, str]:
-    body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
+    try:
+        body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
+    except OSError:  # a class that a function made has no text: its fields describe themselves
+        return {}
     assert isinstance(body, ast.ClassDef)
     found = {}
     for before, after in zip(body.body, body.body[1:], strict=False):

@@ -67,7 +67,7 @@ def read_yaml(path: Path) -> YamlFile:
             Origin(name, error.object[: error.start].count(b"\n") + 1),
         ) from error
     except yaml.YAMLError as error:
-        raise not_yaml(name, error) from error
+        raise not_yaml(name, error, text) from error
     if root is None:
         raise _refused("bad-yaml", f"{name} has no settings", Origin(name))
     if not isinstance(root, yaml.MappingNode):
@@ -101,8 +101,42 @@ def _refuse_depth(text: str, name: str) -> None:
             depth -= 1
 
 
-def not_yaml(name: str, error: yaml.YAMLError) -> Findings:
-    """Return the parser's message as findings, at the place that it names."""
+# Of what is not closed, or lacks its colon, the parser names the place where it gave up, which may
+# be many lines behind the one that is wrong: the beginning is named instead.
+_BEGUN = {
+    "while parsing a flow sequence": "the list that begins here with [ is not closed with ]",
+    "while parsing a flow mapping": "the group that begins here with { is not closed with }",
+    "while scanning a quoted scalar": "the quotation mark here is not closed",
+    "while scanning a simple key": "there is no colon and space behind this key",
+}
+
+
+def not_yaml(name: str, error: yaml.YAMLError, text: str = "") -> Findings:
+    """Return what is wrong as findings, at the line that is to be changed.
+
+    Args:
+        name: the file's.
+        error: the parser's.
+        text: the file's, where it is known.
+    """
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        at, lines = error.problem_mark, text.split("\n")
+        line = lines[at.line] if at.line < len(lines) else ""
+        begun = _BEGUN.get(error.context or "")
+        if "\t" in line[: len(line) - len(line.lstrip())]:
+            reason = "a tab, where YAML takes spaces alone: put spaces in its place"
+            return _refused("bad-yaml", f"{name}: {reason}", _place(name, at))
+        if begun and error.context_mark is not None:
+            return _refused("bad-yaml", f"{name}: {begun}", _place(name, error.context_mark))
+        if error.problem == "mapping values are not allowed in this context":
+            before = lines[at.line - 1] if 0 < at.line <= len(lines) else ""
+            deeper = len(line) - len(line.lstrip()) > len(before) - len(before.lstrip())
+            reason = (
+                "this line is indented deeper than the one above it, whose value it then belongs to"
+                if deeper and before.strip()
+                else "a second colon in one value: put the value in quotes"
+            )
+            return _refused("bad-yaml", f"{name}: {reason}", _place(name, at))
     if isinstance(error, yaml.MarkedYAMLError) and (
         mark := error.problem_mark or error.context_mark
     ):

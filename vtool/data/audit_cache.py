@@ -32,6 +32,7 @@ from vtool.data.row_audits import ROW, STAMP, RowAudits
 from vtool.data.template_limits import today
 from vtool.data.user_cache import user_cache
 from vtool.data.workers import audit_workers
+from vtool.diagnostics.progress import working
 from vtool.models.processor import Processor
 
 WORTH = 2.0
@@ -157,11 +158,13 @@ def audit_split(
         cache: None audits all of them.
         cores: those that it may use, where `data.workers` is `auto`.
     """
-    known = cache.read(indices) if cache else RowAudits(np.zeros(0, ROW))
+    with working(f"comparing {len(indices):,} rows with their last audit"):
+        known = cache.read(indices) if cache else RowAudits(np.zeros(0, ROW))
     asked = np.asarray(indices, np.int64)
     rest = asked[~np.isin(asked, known.table["index"])].tolist()
     workers = audit_workers(rows.settings, len(rest), cores)
-    return RowAudits.joined([known, inspect_rows(rows, rest, workers)])
+    with working("auditing", counts="rows"):
+        return RowAudits.joined([known, inspect_rows(rows, rest, workers)])
 
 
 def usual_cache(rows: EncodedRows) -> AuditCache | None:

@@ -119,11 +119,13 @@ def encode_rows(
     settings: Data,
     *,
     measure: bool = False,
+    begin: Callable[[int], None] | None = None,
 ) -> list[Sample | Exception]:
     """Encode rows with their numbers: the template and the tokenizer are called once for all.
 
     Args:
         measure: as `encode_row`.
+        begin: is given a row's number before its images and videos are opened.
 
     Returns:
         For each row what `encode_row` returns or raises, up to the first one whose chat template
@@ -139,7 +141,9 @@ def encode_rows(
             passed.append(place)
     known = render_rows([rows[place][1] for place in passed], processor)
     opened: dict[int, _Opened] = {}
+    begin = begin or (lambda index: None)
     for place, texts in zip(passed, known, strict=True):
+        begin(rows[place][0])  # its videos
         one = _each(_opened, *rows[place], processor, texts)
         if isinstance(one, _Opened):
             opened[place] = one
@@ -150,6 +154,7 @@ def encode_rows(
             break
     tokens = _tokens([one.chat for one in opened.values()], processor)
     for (place, one), own in zip(opened.items(), tokens, strict=True):
+        begin(one.index)  # its images
         made[place] = (
             own
             if isinstance(own, Exception)

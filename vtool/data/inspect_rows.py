@@ -17,7 +17,9 @@ from vtool.data.row import Row, shown
 from vtool.data.row_audits import RowAudit, RowAudits, Stamp
 from vtool.data.sources import Rows
 from vtool.data.text_traits import traits_of
+from vtool.data.worker_failures import RowsInWork, named_worker_failures
 from vtool.diagnostics import Diagnostic, Findings
+from vtool.diagnostics.progress import tick
 
 AUDIT_CACHE_BYTES = 64 * 2**20
 """The part of a process's encoded rows that the audit may take: what it encodes is not again."""
@@ -38,10 +40,16 @@ def _inspected(rows: EncodedRows, indices: Sequence[int], workers: int) -> Itera
     # the workers get about as many groups each, also of few rows
     size = max(1, min(_AT_ONCE, len(indices) // (4 * workers))) if workers else _AT_ONCE
     groups = [tuple(indices[at : at + size]) for at in range(0, len(indices), size)]
-    for audits in DataLoader(_Inspector(rows), None, sampler=groups, num_workers=workers):
-        yield from audits
-        if audits and _is_last(audits[-1]):
-            return
+    done = 0
+    rows.in_work = RowsInWork(workers) if workers else None
+    with named_worker_failures(lambda: rows.in_work, rows.rows.name):
+        for audits in DataLoader(_Inspector(rows), None, sampler=groups, num_workers=workers):
+            yield from audits
+            done += len(audits)
+            tick(done, len(indices), "rows")
+            if audits and _is_last(audits[-1]):
+                break
+    rows.in_work = None
 
 
 def _is_last(audit: RowAudit) -> bool:
@@ -78,6 +86,7 @@ class _Inspector(Dataset[list[RowAudit]]):
             made += self._inspect(group)
             if made and _is_last(made[-1]):
                 break
+        self.rows.mark(-1)
         return made
 
     def _groups(self, indices: Sequence[int]) -> Iterator[list[_Read | RowAudit]]:
@@ -105,6 +114,7 @@ class _Inspector(Dataset[list[RowAudit]]):
         return self.room and get_worker_info() is None
 
     def _read(self, index: int) -> _Read | RowAudit:
+        self.rows.mark(index)
         try:
             return _Read.of(index, self.rows.rows.row(index))
         except MemoryError:  # of the machine, not of the row
@@ -117,7 +127,9 @@ class _Inspector(Dataset[list[RowAudit]]):
         rows, keeping = self.rows, self._keeping()
         reads = [read for read in group if isinstance(read, _Read)]
         new = [(read.index, read.row) for read in reads if read.index not in rows.cache]
-        encoded = iter(encode_rows(new, rows.processor, rows.settings, measure=not keeping))
+        encoded = iter(
+            encode_rows(new, rows.processor, rows.settings, measure=not keeping, begin=rows.mark)
+        )
         samples: dict[int, Sample] = {}
         made = {read.index: read for read in group if isinstance(read, RowAudit)}
         for read in reads:

@@ -15,6 +15,7 @@ from vtool.data.encode import Prompt, Sample, encode_prompt, encode_row
 from vtool.data.packing import collate_packed, pack
 from vtool.data.plan import Plan, share
 from vtool.data.sources import Rows
+from vtool.data.worker_failures import RowsInWork
 from vtool.data.workers import MEASURED_STEPS, measured
 from vtool.diagnostics import Findings
 from vtool.models.processor import Processor
@@ -51,6 +52,8 @@ class EncodedRows(Dataset[Batch]):
     """The digest of each row as it was audited; None where nothing was, or is not to be held to."""
     prompts: Mapping[int, Prompt] = field(default_factory=dict)
     """Prompts of rows that are not to be encoded here."""
+    in_work: RowsInWork | None = None
+    """The rows that data workers are at, once there are any."""
 
     def __getitem__(self, micro_batch: MicroBatch) -> Batch:
         make = collate_packed if micro_batch.packed else collate
@@ -68,12 +71,18 @@ class EncodedRows(Dataset[Batch]):
             Findings: of the rules VT6xx, naming the row; `row-changed`.
         """
         if (sample := self.cache.get(index)) is None:
+            self.mark(index)
             row = self.rows.row(index)
             sample = encode_row(row, index, self.processor, self.settings)
             if self.audited is not None:
                 check_unchanged(row, sample, int(self.audited[index]))
             self.keep(sample, CACHE_BYTES)
         return sample
+
+    def mark(self, row: int) -> None:
+        """Note the row that this process begins with, for when it does not end with it."""
+        if self.in_work is not None:
+            self.in_work.mark(row)
 
     def keep(self, sample: Sample, room: int) -> bool:
         """Keep an encoded row for its next use, if all of them then take at most so many bytes.
@@ -139,7 +148,9 @@ def micro_batches_for_step(
 ) -> list[MicroBatch]:
     """Return one rank's micro-batches of a step, as `data.packing` says."""
     if settings.micro_batch_tokens is None:
-        return micro_batches(plan, kept, step, rank, world, settings.micro_batch_size)
+        size = settings.micro_batch_size
+        assert size != "auto", "it is chosen before"
+        return micro_batches(plan, kept, step, rank, world, size)
     return packed_micro_batches(plan, kept, lengths, step, rank, world, settings.micro_batch_tokens)
 
 
@@ -169,6 +180,8 @@ def load_steps(
         steps, workers = steps[first:], costs.workers(spare_cores)
         if steps:
             say(costs.in_words(workers, spare_cores))
+    if workers:
+        dataset.in_work = RowsInWork(workers)
     flat = (micro_batch for step in steps for micro_batch in plan_step(step))
     # Without workers a DataLoader would only add its own time.
     batches = (
@@ -193,6 +206,8 @@ class _InWorker(Dataset[Batch | Findings]):
             return self.dataset[micro_batch]
         except Findings as findings:
             return findings
+        finally:
+            self.dataset.mark(-1)
 
 
 def _raise_findings(loaded: Batch | Findings) -> Batch:

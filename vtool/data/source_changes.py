@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from vtool.config.schema.formats.entry import ROWS_SUFFIXES
+from vtool.config.schema.formats.entry import is_rows_file
 from vtool.data.containers.arrow import STATE, saved_files
 from vtool.diagnostics import Diagnostic, Findings, Origin
 from vtool.diagnostics.printable import Lines
@@ -32,7 +32,7 @@ def _files(path: Path) -> list[Path]:
         return [path]
     if (path / STATE).is_file():  # `datasets` keeps files of its own beside those
         return saved_files(path)
-    return sorted(each for each in path.iterdir() if each.suffix in ROWS_SUFFIXES)
+    return sorted(each for each in path.iterdir() if is_rows_file(each))
 
 
 def changed_sources(split: str, before: Marks, now: Marks) -> Iterator[Diagnostic]:

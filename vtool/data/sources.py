@@ -62,7 +62,7 @@ class Rows:
         return self.ends[-1] if self.ends else 0
 
     def name(self, index: int) -> str:
-        reader, within = self._find(index)
+        reader, within = self.find(index)
         return reader.name(within)
 
     def row(self, index: int) -> Row:
@@ -71,7 +71,7 @@ class Rows:
         Raises:
             Findings: where it cannot be understood.
         """
-        reader, within = self._find(index)
+        reader, within = self.find(index)
         return reader.row(within)
 
     def taken(self) -> Sequence[int]:
@@ -112,7 +112,8 @@ class Rows:
         """Yield the finding for files that have changed since they were opened, if any."""
         yield from changed_sources(split, self.marks, marks_of(self.paths))
 
-    def _find(self, index: int) -> tuple[RowReader, int]:
+    def find(self, index: int) -> tuple[RowReader, int]:
+        """Return the reader that has row `index`, and its number there."""
         place = bisect_right(self.ends, index)
         return self.readers[place], index - (self.ends[place - 1] if place else 0)
 

@@ -14,7 +14,7 @@ _OF_OTHER_MODELS = re.compile(
     r"|end_header_id|user|assistant|system|end)\|>|(?:start|end)_of_turn>|</?SYS>>|bos>|eos>"
     r"|｜(?:User|Assistant|begin▁of▁sentence|end▁of▁sentence)｜>|/s>\s*(?:USER|User|Human):)"
 )
-_INSTRUCTION = re.compile(r"\[/?INST\]")
+_MAY_BE = re.compile(_OF_OTHER_MODELS.pattern[:-1] + "|/?s>)")
 # UTF-8 that was read as cp1252: `Ã©` for `é`, `â€™` for `’`.
 _DOUBLY_ENCODED = re.compile("[ÂÃ][\x80-\xbf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]|â€[\x80-\xbf™œ“”˜¢¦]")
 
@@ -30,9 +30,9 @@ def _two_user_turns(row: Row, texts: Sequence[str]) -> bool:
 
 def _has_marks_of_others(text: str) -> bool:
     """Check for control tokens of other models; `<s>` and `</s>` are struck text in HTML too."""
-    if "[" in text and _INSTRUCTION.search(text):
+    if "INST]" in text and ("[INST]" in text or "[/INST]" in text):
         return True
-    if "<" not in text:
+    if "<" not in text or not _MAY_BE.search(text):
         return False
     if _OF_OTHER_MODELS.search(text):
         return True

@@ -10,6 +10,7 @@ from torch import Tensor
 from vtool.data.media import load_picture, picture_errors
 from vtool.data.row import Row, refuse
 from vtool.data.video import Clip
+from vtool.models.patches import image_patches
 from vtool.models.processor import Processor
 
 
@@ -87,14 +88,13 @@ def _measured_image(row: Row, image: Any, processor: Processor) -> Visual:
 def _cut_image(row: Row, image: Any, processor: Processor) -> Visual:
     picture, traits = load_picture(row, image, "broken-image", "its image", processor.pictures)
     try:
-        encoded = processor.image_processor(images=[picture], return_tensors="pt")
+        pixels, (t, h, w) = image_patches(processor.image_processor, picture)
     except ValueError as error:  # an image processor refuses an extreme aspect ratio
         raise refuse("broken-image", f"{row.id}: {error}", row.origin) from error
-    t, h, w = encoded["image_grid_thw"][0].tolist()
     # The vision tower merges merge_size² patches into one feature.
     features = t * h * w // processor.image_processor.merge_size**2
     token = processor.ids.image
-    return Visual("image", encoded["pixel_values"], (t, h, w), (features,), token, traits=traits)
+    return Visual("image", pixels, (t, h, w), (features,), token, traits=traits)
 
 
 def _video(row: Row, clip: Clip, processor: Processor) -> Visual:

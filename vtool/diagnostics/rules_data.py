@@ -459,6 +459,23 @@ RULES = (
         severity="warning",
     ),
     Rule(
+        name="data-worker-failed",
+        code="VT662",
+        summary="A data worker, a process that reads and encodes rows, ended by itself.",
+        why=(
+            "The batches that it was making are lost, so that the run cannot go on as planned. A"
+            " worker ends so where the system's memory is used up (Linux then kills a process), or"
+            " where a library that decodes an image or a video crashes."
+        ),
+        bad="a worker killed by the system while it decoded a video of 2 GB",
+        good="as many workers as there is memory for, and files that are whole",
+        fix=(
+            "Read `dmesg` for `Out of memory`: then set data.workers lower. Else open the image or"
+            " video of the row that is named; `data.workers=0` shows the crash itself. The same"
+            " command goes on from the last checkpoint."
+        ),
+    ),
+    Rule(
         name="ledger-mismatch",
         code="VT615",
         summary=(

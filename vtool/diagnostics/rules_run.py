@@ -153,8 +153,9 @@ RULES = (
         bad="vtool train sft digits optim.lr=1e-3, in the folder of a run with optim.lr=2e-3",
         good="vtool train sft digits optim.lr=1e-3 run.name=digits-1e-3",
         fix=(
-            "Give the new run a name of its own: run.name=NAME. Or put the settings back as they"
-            " were."
+            "Give the new run a name of its own, run.name=NAME, and with it train.from=FOLDER to"
+            " begin with that run's weights. A run goes on to a later end with"
+            " checkpoint.resume=extend. Or put the settings back as they were."
         ),
     ),
     Rule(
@@ -193,7 +194,10 @@ RULES = (
         ),
         bad="a train.jsonl with a line more than at the start of the run",
         good="the same train.jsonl",
-        fix="Put the file back, or start another run: run.name=NAME.",
+        fix=(
+            "Put the file back; or train these rows in a run of their own: run.name=NAME, with"
+            " train.from=FOLDER to begin with that run's weights."
+        ),
     ),
     Rule(
         name="run-in-use",
@@ -326,6 +330,18 @@ RULES = (
         good="a disk that flushes folders",
         fix="The run goes on. Check the disk.",
         severity="warning",
+    ),
+    Rule(
+        name="unfit-weights",
+        code="VT817",
+        summary="train.from names no weights, or weights that are not of the run's model.",
+        why=(
+            "Weights of another family or shape do not load; an adapter at another scale, or on"
+            " other weights, computes something else."
+        ),
+        bad="train.from=runs/glm, a run of glm4v, with model.family=qwen2_5_vl",
+        good="train.from=runs/digits, a run of the same recipe",
+        fix="Name a run, checkpoint or export of the same family, sizes and adapters.",
     ),
     Rule(
         name="profile-missing",

@@ -17,6 +17,7 @@ SOURCES = (
     "vtool.diagnostics.rules_formats",
     "vtool.diagnostics.rules_environment",
     "vtool.diagnostics.rules_run",
+    "vtool.diagnostics.rules_evaluation",
     "vtool.verification.proofs",
     "vtool.watch.conclusions",
     "vtool.config.rules",

@@ -17,8 +17,10 @@ from vtool.data.collate import collate_prompts
 from vtool.data.loader import EncodedRows, MicroBatch
 from vtool.data.loss import scores_by_row
 from vtool.diagnostics import Diagnostic
+from vtool.diagnostics.progress import tick
 from vtool.engines.contract import Engine
 from vtool.engines.ranks import Ranks
+from vtool.evaluation.metrics import exact
 from vtool.models.generate import answer_greedily
 
 
@@ -32,7 +34,7 @@ class Answer:
 
     @property
     def correct(self) -> bool:
-        return self.answer.strip() == self.reference.strip()
+        return exact.score(self.answer, self.reference) == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +93,12 @@ def evaluate(
     """Score the kept rows of a split, each rank its share."""
     ranks = engine.data
     own = kept[ranks.rank :: ranks.world]
-    # Padding is on the left of a prompt, and without a mask, or with one that is not looked at, the
-    # model would read it.
-    masked = "attention_mask" not in rows.settings.drop_model_inputs and getattr(
-        engine.module, "heeds_masks", True
-    )
-    prompts = _chunks(own, settings.batch_size if masked else 1)
+    prompts = chunks(own, asked_at_once(engine.module, rows, settings.batch_size))
     with engine.evaluating(), torch.no_grad():
-        answers = [
-            answer for chunk in prompts for answer in _answers(engine, rows, chunk, settings, ranks)
-        ]
+        answers: list[Answer] = []
+        for chunk in prompts:
+            answers += _answers(engine, rows, chunk, settings, ranks)
+            tick(len(answers), len(own), "rows")
         sums = score_tokens(engine, rows, kept, settings.batch_size)
     answers_of_all = sorted(
         (answer for share in ranks.all_gather_objects(answers) for answer in share),
@@ -116,6 +114,18 @@ def evaluate(
         if len(own):
             by_source[name] = SourceScores(*_means(sums[number]), float(own.mean()), len(own))
     return Scores(nll, float(right.mean()), len(right), tuple(answers_of_all), accuracy, by_source)
+
+
+def asked_at_once(model: Any, rows: EncodedRows, batch_size: int) -> int:
+    """Return the rows that can be asked in one batch.
+
+    Padding is on the left of a prompt, and without a mask, or with one that is not looked at, the
+    model would read it.
+    """
+    masked = "attention_mask" not in rows.settings.drop_model_inputs and getattr(
+        model, "heeds_masks", True
+    )
+    return batch_size if masked else 1
 
 
 def mean_nll(engine: Engine, rows: EncodedRows, kept: Sequence[int], batch_size: int) -> float:
@@ -137,7 +147,7 @@ def score_tokens(
     ranks = engine.data
     own = kept[ranks.rank :: ranks.world]
     sums = np.zeros((max(1, len(rows.rows.readers)), 3))
-    for chunk in _chunks(own, batch_size):
+    for chunk in chunks(own, batch_size):
         of = rows.rows.sources_of(np.array(chunk, np.int64))
         np.add.at(sums, of, _scores(engine, rows, chunk, ranks))
     gathered = ranks.all_gather(sums.flatten().tolist())
@@ -151,7 +161,8 @@ def _means(sums: NDArray[Any]) -> tuple[float, float]:
     return (nll / tokens, right / tokens) if tokens else (math.nan, math.nan)
 
 
-def _chunks(rows: Sequence[int], size: int) -> list[tuple[int, ...]]:
+def chunks(rows: Sequence[int], size: int) -> list[tuple[int, ...]]:
+    """Return rows in groups of that many, the last one perhaps smaller."""
     return [tuple(rows[start : start + size]) for start in range(0, len(rows), size)]
 
 

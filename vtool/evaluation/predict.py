@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import yaml
 
-from vtool.config.schema import Data, Run
+from vtool.config.schema import Run
 from vtool.data.collate import collate_prompts
 from vtool.data.encode import encode_question
 from vtool.data.messages_layout import TAG, VIDEO_TAG, parse_row
@@ -36,8 +36,12 @@ class Export:
     family: str
 
 
-def find_export(run: Path) -> Export:
+def find_export(run: Path, base: Path | None = None) -> Export:
     """Find the export of a run, or take the folder for an export itself.
+
+    Args:
+        run: the folder.
+        base: where the weights under an adapter are, in the place of what the adapter says.
 
     Raises:
         Findings: `not-a-run`.
@@ -58,7 +62,10 @@ def find_export(run: Path) -> Export:
             ),
             fatal=True,
         )
-    base = base_of_adapter(folder) if (folder / CONFIG).exists() else folder
+    if not (folder / CONFIG).exists():
+        base = folder
+    elif base is None:
+        base = base_of_adapter(folder)
     try:
         family_name = str(json.loads((base / "config.json").read_text())["model_type"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -118,8 +125,9 @@ def predict(
     try:
         row = _row({TAG: images, VIDEO_TAG: videos}, text, system)
         processor = load_processor(export.folder, export.family, config_of=export.base)
-        if settings := _data_settings(run, export.folder):
-            processor = replace(processor, pictures=PictureReader.of(settings.image))
+        settings = own_settings(run, export.folder)
+        if settings:
+            processor = replace(processor, pictures=PictureReader.of(settings.data.image))
         prompt = encode_question(row, processor)
     except Findings as findings:
         here = "paths are relative to the folder you are in"
@@ -129,7 +137,7 @@ def predict(
         ]
         raise Findings(with_help, fatal=True) from findings
     model = load_exported(run, export)
-    dropped = settings.drop_model_inputs if settings else ()
+    dropped = settings.data.drop_model_inputs if settings else ()
     inputs = collate_prompts([prompt], processor, dropped)
     with torch.no_grad():
         return answer_greedily(model, processor, inputs, max_new_tokens)[0].strip()
@@ -169,8 +177,8 @@ def _row(shown: Mapping[str, Sequence[str]], question: str, system: str | None) 
     )
 
 
-def _data_settings(run: Path, export: Path) -> Data | None:
-    """Return how the run of an export has read its rows.
+def own_settings(run: Path, export: Path) -> Run | None:
+    """Return the settings of an export's run, which say how it has read its rows.
 
     An export that stands alone says nothing about it.
 
@@ -181,7 +189,7 @@ def _data_settings(run: Path, export: Path) -> Data | None:
     file = export.parent / "config.yaml"
     try:
         settings = yaml.safe_load(file.read_text())
-        return Run.model_validate_json(json.dumps(settings)).data
+        return Run.model_validate_json(json.dumps(settings))
     except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
         if export == run:  # and what lies beside it may be of anything
             return None

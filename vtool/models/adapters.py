@@ -1,6 +1,7 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685) by peft: add, name, merge, write and read them."""
 
 import json
+import math
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -148,7 +149,7 @@ def has_adapters(model: nn.Module) -> bool:
 def adapter_scale(model: Any) -> float:
     """Return what B · A is multiplied by, in a model with adapters."""
     config = model.peft_config["default"]
-    return float(config.lora_alpha / config.r)
+    return float(config.lora_alpha / (math.sqrt(config.r) if config.use_rslora else config.r))
 
 
 def saved_name(name: str) -> str:
@@ -193,10 +194,12 @@ def _peft_config(settings: Lora, targets: list[str]) -> Any:
     from peft import LoraConfig
 
     rank = settings.rank
-    alpha = settings.scale * rank
+    alpha = settings.scale * (math.sqrt(rank) if settings.rslora else rank)
+    alpha = round(alpha, 12)
     return LoraConfig(
         r=rank,
         lora_alpha=int(alpha) if alpha.is_integer() else alpha,
+        use_rslora=settings.rslora,
         lora_dropout=settings.dropout,
         target_modules=targets,
         bias="none",

@@ -1,5 +1,6 @@
 """Generate greedy answers."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -12,16 +13,37 @@ def answer_greedily(
 ) -> list[str]:
     """Return the texts of greedy answers: the most probable token each time, to the turn's end.
 
+    Args:
+        model: as `generate_tokens` takes it.
+        processor: has the tokenizer, and the ids that end an answer and pad it.
+        inputs: a batch of prompts, padded on the left.
+        max_new_tokens: the longest answer, in tokens.
+    """
+    answers = generate_tokens(model, processor, inputs, max_new_tokens)
+    texts: list[str] = processor.tokenizer.batch_decode(answers, skip_special_tokens=True)
+    return texts
+
+
+def generate_tokens(
+    model: Any,
+    processor: Processor,
+    inputs: dict[str, Tensor],
+    max_new_tokens: int,
+    steps: Sequence[Any] = (),
+) -> Tensor:
+    """Return the tokens of greedy answers, padded on the right: [prompts, tokens].
+
     A folder's own generation settings are not used: Qwen's carry a repetition penalty, which is not
     what was trained.
 
     Args:
         model: used without a cache where its `generates_with_cache` is false.
-        processor: has the tokenizer, and the ids that end an answer and pad it.
+        processor: has the ids that end an answer and pad it.
         inputs: a batch of prompts, padded on the left.
         max_new_tokens: the longest answer, in tokens.
+        steps: functions of the tokens so far and the next one's scores, which return scores.
     """
-    from transformers import GenerationConfig
+    from transformers import GenerationConfig, LogitsProcessorList
 
     greedy = GenerationConfig(
         do_sample=False,
@@ -36,9 +58,9 @@ def answer_greedily(
     try:
         # Over sharded weights transformers has all ranks generate in step, and one with fewer
         # questions would be waited for, for ever.
-        generated = model.generate(**inputs, synced_gpus=False)
+        generated: Tensor = model.generate(
+            **inputs, synced_gpus=False, logits_processor=LogitsProcessorList(steps)
+        )
     finally:
         model.generation_config = own
-    answers = generated[:, inputs["input_ids"].shape[1] :]
-    texts: list[str] = processor.tokenizer.batch_decode(answers, skip_special_tokens=True)
-    return texts
+    return generated[:, inputs["input_ids"].shape[1] :]

@@ -1,6 +1,7 @@
 """Observe what a live model of transformers has of the settings `model`, and peft's of `lora`."""
 
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -77,12 +78,7 @@ def observe_layers(module: nn.Module) -> Iterator[Observed]:
 def observe_config(config: Any) -> Iterator[Observed]:
     """Yield the family of a model's config, and its size, where it is one of vtool's."""
     yield Observed("model.family", config.model_type, "the model's config")
-    text, vision = config.get_text_config(), config.vision_config
-    measured = {name: getattr(text, attribute, None) for name, attribute in _TEXT.items()}
-    measured |= {name: getattr(vision, attribute, None) for name, attribute in _VISION.items()}
-    # where hidden_size is what comes out of the tower
-    measured["vision_hidden"] = getattr(vision, "embed_dim", measured["vision_hidden"])
-    found = {name: value for name, value in measured.items() if value is not None}
+    found = measure_config(config)
     facts = FAMILIES.get(config.model_type)
     sizes = (
         size
@@ -91,6 +87,16 @@ def observe_config(config: Any) -> Iterator[Observed]:
     )
     size = next(sizes, f"another size ({found})")
     yield Observed("model.size", size, "the model's config")
+
+
+def measure_config(config: Any) -> dict[str, int]:
+    """Return the entries of a size that a model's config has."""
+    text, vision = config.get_text_config(), config.vision_config
+    measured = {name: getattr(text, attribute, None) for name, attribute in _TEXT.items()}
+    measured |= {name: getattr(vision, attribute, None) for name, attribute in _VISION.items()}
+    # where hidden_size is what comes out of the tower
+    measured["vision_hidden"] = getattr(vision, "embed_dim", measured["vision_hidden"])
+    return {name: value for name, value in measured.items() if value is not None}
 
 
 def observe_class(module: nn.Module) -> Iterator[Observed]:
@@ -132,6 +138,10 @@ def _adapter(name: str, layer: Any, of: tuple[str, ...]) -> Iterator[Observed]:
         yield Observed("lora.layers", "an adapter", name, of)
         yield Observed("lora.rank", rank, f"A of {name}")
         yield Observed("lora.alpha", layer.scaling[adapter] * rank, f"the scaling of {name}")
+        if rank > 1 and adapter in getattr(layer, "lora_alpha", {}):
+            stabilized = layer.scaling[adapter] * math.sqrt(rank)
+            is_so = math.isclose(stabilized, layer.lora_alpha[adapter], rel_tol=1e-6)
+            yield Observed("lora.rslora", is_so, f"the scaling of {name}")
         yield Observed("lora.dropout", probability, f"the adapter of {name}")
 
 

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from vtool.report.ranking import OF_TEST, validation_of
 from vtool.report.run_files import RunFiles
 from vtool.report.views import Stat, all_states, check_counts, headline, status
 
 # They differ between any two runs, and say nothing about why the results do.
-_OWN = {"run.name", "run.dir"}
+OWN = {"run.name", "run.dir"}
 
 
 def names(runs: Sequence[RunFiles]) -> list[str]:
@@ -17,12 +18,20 @@ def names(runs: Sequence[RunFiles]) -> list[str]:
 
 
 def results(runs: Sequence[RunFiles]) -> list[tuple[str, list[Stat]]]:
-    """Return a line for each headline number that any run has."""
+    """Return a line for each headline number that any run has.
+
+    Where there are validation scores, those of the test rows are left to each run's own section.
+    """
     lines = [
         (stats[0].label, list(stats))
         for stats in zip(*(headline(run) for run in runs), strict=True)
     ]
-    lines = [(label, stats) for label, stats in lines if any(stat.value for stat in stats)]
+    hidden = OF_TEST if any(validation_of(run) for run in runs) else ()
+    lines = [
+        (label, stats)
+        for label, stats in lines
+        if any(stat.value for stat in stats) and label not in hidden
+    ]
     said = [check_counts(all_states(run)) or None for run in runs]
     return [
         ("Status", [Stat("Status", status(run)) for run in runs]),
@@ -47,7 +56,7 @@ def differences(runs: Sequence[RunFiles]) -> list[tuple[str, list[str | None]]]:
 
 
 def _settings(run: RunFiles) -> dict[str, str]:
-    return {setting.key: setting.value for setting in run.settings if setting.key not in _OWN}
+    return {setting.key: setting.value for setting in run.settings if setting.key not in OWN}
 
 
 def _data(run: RunFiles) -> dict[str, str]:

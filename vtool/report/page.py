@@ -13,9 +13,12 @@ from vtool.report.files import load_template, write_page
 from vtool.report.images import Pictures
 from vtool.report.profile import read_profile
 from vtool.report.proofs import read_proofs
+from vtool.report.ranking import rank
 from vtool.report.run_files import RunFiles, read_run
 from vtool.report.sources import source_counts, source_scores
 from vtool.report.statistics import confusion
+from vtool.report.words import number as in_words
+from vtool.report.words import percent
 from vtool.version import __version__
 
 # Of the page's 1.5 MB: the rest is for the curves and the tables.
@@ -45,6 +48,7 @@ def render(runs: Sequence[RunFiles]) -> str:
         names=names,
         charts=charts(runs),
         svg=Markup,
+        ranking=_ranking(runs, names) if len(runs) > 1 else None,
         results=comparison.results(runs) if len(runs) > 1 else [],
         differences=comparison.differences(runs) if len(runs) > 1 else [],
         disagreement=disagreed,
@@ -53,6 +57,25 @@ def render(runs: Sequence[RunFiles]) -> str:
             for position, run in enumerate(runs)
         ],
     )
+
+
+def _ranking(runs: Sequence[RunFiles], names: Sequence[str]) -> Mapping[str, Any] | None:
+    settings, ranked = rank(runs, tuple(comparison.OWN))
+    if not ranked:
+        return None
+    rows = [
+        {
+            "position": each.position,
+            "name": names[each.position],
+            "settings": each.values,
+            "nll": in_words(each.scores.nll if each.scores else None),
+            "exact_match": percent(each.scores.exact_match if each.scores else None),
+            "step": in_words(each.scores.step if each.scores else None),
+            "best": each.best,
+        }
+        for each in ranked
+    ]
+    return {"settings": settings, "rows": rows}
 
 
 def _view(run: RunFiles, name: str, position: int, pictures: Pictures) -> Mapping[str, Any]:
@@ -64,6 +87,7 @@ def _view(run: RunFiles, name: str, position: int, pictures: Pictures) -> Mappin
         "status": views.status(run),
         "notices": views.notices(run),
         "headline": views.headline(run),
+        "history": views.history(run),
         "confusion": confusion(run.predictions),
         "sheet": sheet(run, position, pictures),
         "splits": views.splits(run),

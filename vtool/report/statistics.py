@@ -8,26 +8,7 @@ from itertools import pairwise
 
 from vtool.report.run_files import Prediction, Step
 
-# The 97.5 % quantile of the normal distribution: a two-sided 95 % interval.
-_Z = 1.959963984540054
 _MOST_CLASSES = 20
-
-
-def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
-    """Return the 95 % score interval of a proportion (Wilson 1927).
-
-    Unlike p ± z·σ it stays in 0 … 1 and is not empty at 0 or 1.
-    """
-    if trials <= 0:
-        raise ValueError("an interval needs at least one trial")
-    share, square = successes / trials, _Z * _Z / trials
-    center = (share + square / 2) / (1 + square)
-    reach = _Z * math.sqrt(share * (1 - share) / trials + square / (4 * trials)) / (1 + square)
-    # At 0 and at 1 the formula is exact, but its rounding is not.
-    return (
-        0.0 if successes == 0 else center - reach,
-        1.0 if successes == trials else center + reach,
-    )
 
 
 def smooth(values: Sequence[float], span: float) -> list[float]:

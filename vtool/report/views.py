@@ -9,10 +9,10 @@ from itertools import pairwise
 from typing import Any
 
 from vtool.diagnostics import RULES
+from vtool.intervals import wilson_interval
 from vtool.report.proofs import read_proofs
 from vtool.report.run_files import RunFiles, number
 from vtool.report.sources import source_sums
-from vtool.report.statistics import wilson_interval
 from vtool.report.words import duration, percent, plural
 from vtool.report.words import number as in_words
 
@@ -240,6 +240,33 @@ def training_ledger(run: RunFiles) -> tuple[str, bool] | None:
     if samples is not None:
         words += f"; {in_words(samples)} samples over {in_words(number(ledger, 'epochs'))} epochs"
     return words, seen == trained + dropped
+
+
+def history(run: RunFiles) -> list[str]:
+    """Return in sentences what a run began with, and how its end was chosen."""
+    result, said = run.result or {}, []
+    if (source := run.setting("train.from")) not in (None, "", "null", "~"):
+        said.append(f"It began with the weights of {source}.")
+    extended = result.get("extended")
+    for each in extended if isinstance(extended, list) else ():
+        if isinstance(each, dict):
+            planned, steps, rate = (number(each, key) for key in ("planned_steps", "steps", "rate"))
+            after = in_words(number(each, "after_step"))
+            said.append(
+                f"After step {after} its end was moved from step {in_words(planned)} to"
+                f" {in_words(steps)}; the learning rate then was {in_words(rate)}."
+            )
+    early, best = result.get("stopped_early"), result.get("best")
+    if isinstance(early, dict):
+        after, of = (in_words(number(early, key)) for key in ("after_step", "of_steps"))
+        said.append(
+            f"It stopped early after step {after} of {of}: its validation score got no better."
+        )
+    if isinstance(best, dict):
+        step, value = (in_words(number(best, key)) for key in ("step", "value"))
+        what = "is exported, and what the test rows score" if best.get("exported") else "is lost"
+        said.append(f"Step {step}, the best by {best.get('metric')} ({value}), {what}.")
+    return said
 
 
 def notices(run: RunFiles) -> list[str]:

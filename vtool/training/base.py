@@ -9,8 +9,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
 from vtool.config.schema import Model, Run
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.export.huggingface import export
@@ -19,13 +17,12 @@ from vtool.models.processor import Processor
 from vtool.training.own_folder import write_atomically
 from vtool.training.run_folder import RunFolder, reading
 from vtool.training.start import Start
-
-BLOCK = 2**24
+from vtool.training.weights import build_whole, digest
 
 
 def base_of(run: Run, folder: RunFolder) -> Path:
     """Return the folder of the weights under the adapters."""
-    if run.model.starts_from == "pretrained":
+    if run.model.starts_from == "pretrained" and not folder.base.exists():
         assert run.model.path is not None, "a rule demands it"
         return Path(run.model.path)
     return folder.base
@@ -39,30 +36,50 @@ def base_settings(run: Run, folder: RunFolder) -> Model:
 
 
 def keep_base(run: Run, folder: RunFolder, processor: Processor, start: Start) -> None:
-    """Write random weights down, or hold those that there are against what the run began with.
+    """Write weights down that are in no folder, or hold those there against the run's beginning.
+
+    Random ones are in none, nor may those be that another run has trained.
 
     Raises:
         Findings: `base-changed`, `run-folder-unwritable`.
     """
-    origin = start.origin or folder
-    random = run.model.starts_from == "random"
-    if random and not folder.base.exists():
+    origin, begun = start.origin or folder, start.weights
+    whole = begun is not None and not begun.adapted
+    if not folder.base.exists():
         with folder.writing():
-            if start.origin is not None and origin.base.exists():
+            if (source := _base_to_copy(run, start)) is not None:
                 temporary = folder.base.with_name(".writing-base")
                 shutil.rmtree(temporary, ignore_errors=True)
-                shutil.copytree(origin.base, temporary)
+                shutil.copytree(source, temporary)
                 temporary.rename(folder.base)
-            elif start.checkpoint is None:
-                model = build_model(run.model, processor, folder.processor, run.run.seed)
+            elif start.checkpoint is None and (run.model.starts_from == "random" or whole):
+                seed = run.run.seed
+                model = (
+                    build_model(run.model, processor, folder.processor, seed)
+                    if begun is None
+                    else build_whole(begun, run.model, processor, folder, seed)
+                )
                 export(
                     model, dict(model.named_parameters()), processor, run.model.family, folder.base
                 )
     found = _digests(base_of(run, folder))
     if start.checkpoint is not None:
         check_base(origin, base_of(run, folder), found)
+    elif begun is not None and begun.run is not None and begun.adapted:
+        check_base(RunFolder(begun.run), base_of(run, folder), found)
+    elif begun is not None and begun.base is not None:
+        _check_same(begun.base, base_of(run, folder), _digests(begun.base), found)
     with folder.writing():
         write_atomically(folder.base_files, json.dumps(found, indent=1) + "\n")
+
+
+def _base_to_copy(run: Run, start: Start) -> Path | None:
+    """Return the folder of weights beneath adapters that only another run's folder has."""
+    begun = start.weights
+    if begun is not None and begun.base is not None:
+        of_a_run = begun.run is not None and begun.base == RunFolder(begun.run).base
+        return begun.base if of_a_run or run.model.starts_from == "random" else None
+    return start.origin.base if start.origin is not None and start.origin.base.exists() else None
 
 
 def check_base(origin: RunFolder, base: Path, found: dict[str, Any] | None = None) -> None:
@@ -73,7 +90,10 @@ def check_base(origin: RunFolder, base: Path, found: dict[str, Any] | None = Non
     """
     with reading(origin.base_files):
         written = json.loads(origin.base_files.read_text())
-    found = _digests(base) if found is None else found
+    _check_same(origin.path, base, written, _digests(base) if found is None else found)
+
+
+def _check_same(whose: Path, base: Path, written: dict[str, Any], found: dict[str, Any]) -> None:
     different = sorted(
         name for name in written.keys() | found.keys() if written.get(name) != found.get(name)
     )
@@ -81,7 +101,7 @@ def check_base(origin: RunFolder, base: Path, found: dict[str, Any] | None = Non
         raise Findings(
             Diagnostic(
                 "base-changed",
-                f"{base} is not what this run began with: {', '.join(different)}",
+                f"{base} is not what {whose} began with: {', '.join(different)}",
                 parameter="model.path",
             )
         )
@@ -95,9 +115,5 @@ def _digests(base: Path) -> dict[str, Any]:
     weights = sorted(base.glob("*.safetensors")) or sorted(base.glob("pytorch_model*.bin"))
     found = {}
     for file in (file for file in (*weights, base / "config.json") if file.exists()):
-        digest = xxhash.xxh3_128()
-        with file.open("rb") as opened:
-            while block := opened.read(BLOCK):
-                digest.update(block)
-        found[file.name] = {"bytes": file.stat().st_size, "xxh3": digest.hexdigest()}
+        found[file.name] = digest(file)
     return found

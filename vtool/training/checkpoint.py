@@ -50,7 +50,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 def save(folder: Path, snapshot: Snapshot, keep_last: int, synced: Path | None = None) -> Path:
-    """Write a checkpoint under `folder`, then remove all but the newest `keep_last`.
+    """Write a checkpoint under `folder`, then remove all but the best and the newest `keep_last`.
 
     Args:
         synced: a file whose bytes must be on the disk before the checkpoint is there.
@@ -92,7 +92,8 @@ def save(folder: Path, snapshot: Snapshot, keep_last: int, synced: Path | None =
         _flush(folder)
     except OSError as error:  # it is there, and whole: only its name might be lost with the power
         _say([Diagnostic("checkpoint-not-synced", f"{target}: {error.strerror}")])
-    for old in checkpoints(folder)[:-keep_last]:
+    best = ((snapshot.state.get("marks") or {}).get("best") or {}).get("step")
+    for old in (each for each in checkpoints(folder)[:-keep_last] if step_of(each) != best):
         # What cannot be removed costs space, not the run; and what is half removed is no checkpoint
         # any more.
         with suppress(OSError):
@@ -245,6 +246,26 @@ def newest(folder: Path) -> tuple[Path | None, list[Diagnostic]]:
             Diagnostic("corrupt-checkpoint", f"{path}: {problem}", parameter="checkpoint.resume")
         )
     return None, findings
+
+
+def best_before(checkpoint: Path) -> tuple[Path | None, list[Diagnostic]]:
+    """Return the best checkpoint of a run, as one of it that is whole tells.
+
+    Returns:
+        None where none was kept as the best, or where that one is damaged: with a finding then.
+    """
+    try:
+        state = json.loads((checkpoint / "state.json").read_text())
+        step = ((state.get("marks") or {}).get("best") or {}).get("step")
+    except (OSError, ValueError, AttributeError):
+        return None, []
+    if step is None:
+        return None, []
+    best = checkpoint.with_name(checkpoint_name(step))
+    if problem := damage(best):
+        message = f"{best}, the best by its score: {problem}"
+        return None, [Diagnostic("corrupt-checkpoint", message, parameter="checkpoint.keep_best")]
+    return best, []
 
 
 def _digest(file: Path) -> str:

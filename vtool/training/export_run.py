@@ -12,7 +12,7 @@ from vtool.models.adapters import merge_adapters
 from vtool.models.build import build_model
 from vtool.models.processor import load_processor
 from vtool.training.base import base_of, base_settings, check_base
-from vtool.training.checkpoint import load, newest
+from vtool.training.checkpoint import best_before, load, newest
 from vtool.training.kept_processor import check_processor
 from vtool.training.own_folder import written_settings
 from vtool.training.run_folder import RunFolder
@@ -37,7 +37,9 @@ def open_run(path: Path) -> tuple[RunFolder, Run]:
 
 
 def export_run(path: Path, output: Path | None = None, *, merge: bool = False) -> tuple[Path, int]:
-    """Write the newest whole checkpoint as a Hugging Face folder; return the folder and the step.
+    """Write a run's checkpoint as a Hugging Face folder; return the folder and the step.
+
+    It is the best one, where `checkpoint.keep_best` keeps it, or else the newest that is whole.
 
     A run with adapters gives the adapter in peft's format; with `merge`, a whole model, each weight
     being base + scale · B · A.
@@ -58,6 +60,10 @@ def export_run(path: Path, output: Path | None = None, *, merge: bool = False) -
             [replace(finding, help=whole) for finding in damaged]
             or [Diagnostic("no-checkpoint", f"{path} has no checkpoint yet")]
         )
+    best, lost = best_before(found) if run.checkpoint.keep_best is not None else (None, [])
+    if lost:
+        raise Findings(lost)
+    found = best or found
     if output is not None:
         output = Path(os.path.realpath(output))
         try:

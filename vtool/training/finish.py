@@ -14,16 +14,19 @@ from torch import Tensor
 from vtool.data.audit import ROW_RULES
 from vtool.data.loader import EncodedRows
 from vtool.data.mixture import trained_on
-from vtool.data.row import Row, texts_of
-from vtool.data.video import open_clip
+from vtool.data.row import texts_of
 from vtool.diagnostics import Diagnostic
+from vtool.diagnostics.progress import working
 from vtool.engines.ranks import SharedFindings
 from vtool.evaluation.evaluate import Answer, Scores
+from vtool.evaluation.samples import first_picture
 from vtool.export.huggingface import export, export_adapter
 from vtool.training.base import base_of
+from vtool.training.checkpoint import best_before, checkpoint_name
+from vtool.training.extend import read_extensions
 from vtool.training.own_folder import write_atomically
 from vtool.training.run_folder import RunFolder
-from vtool.training.session import Progress, Session, evaluate_split
+from vtool.training.session import Progress, Session, evaluate_split, restore_checkpoint
 from vtool.training.step import STEP_RULES
 from vtool.version import __version__
 
@@ -38,27 +41,65 @@ def finish(
 ) -> list[Diagnostic]:
     """Write `predictions.jsonl`, `samples/`, `export/` and, last, `result.json`.
 
+    Where the best checkpoint is kept, all of them are of its weights.
+
     Args:
         more: rules that the run is held to besides those of every run.
         found: findings of the run that did not end it.
 
     Returns:
-        The findings of the test split's scores.
+        The findings of the test split's scores, and of a best checkpoint that is damaged.
 
     Raises:
         Findings: `ledger-mismatch`, or `run-folder-unwritable`; everything before it is saved.
     """
     counts = balance(session, progress)
-    scores = evaluate_split(session, "test") if "test" in session.rows else None
+    exported, lost = _take_best(session, progress)
+    with working("scoring the test split", counts="rows"):
+        scores = evaluate_split(session, "test") if "test" in session.rows else None
     of_test = scores.findings("test") if scores else []
     own_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     peak_mib = int(max(mib for (mib,) in session.ranks.all_gather([own_mib])))
     weights = session.engine.model_state()
     result = _result(session, progress, counts, scores, peak_mib)
+    result |= _ending(session, progress, exported)
     result["checks"] |= dict.fromkeys(more, "passed")
-    result["checks"] |= {finding.rule: "failed" for finding in (*found, *of_test)}
-    session.ranks.on_rank_zero(lambda: _write(session, weights, scores, result))
-    return of_test
+    result["checks"] |= {finding.rule: "failed" for finding in (*found, *lost, *of_test)}
+    with working("exporting the model"):
+        session.ranks.on_rank_zero(lambda: _write(session, weights, scores, result))
+    return [*lost, *of_test]
+
+
+def _take_best(session: Session, progress: Progress) -> tuple[int, list[Diagnostic]]:
+    """Load the best checkpoint into the engine, if one is kept; every rank calls this.
+
+    Returns:
+        The step whose weights the engine then has, and a finding where the best one is damaged.
+    """
+    best = progress.marks.best
+    if best is None or best.step == progress.step:
+        return progress.step, []
+    newest = session.folder.checkpoints / checkpoint_name(progress.step)
+    found, lost = session.ranks.on_rank_zero(lambda: best_before(newest))
+    if found is None:
+        return progress.step, lost
+    restore_checkpoint(session.engine, found)
+    return best.step, []
+
+
+def _ending(session: Session, progress: Progress, exported: int) -> dict[str, Any]:
+    """Return what a result says of the step that is exported, and of an end before the last."""
+    marks, said = progress.marks, {}
+    if marks.best is not None:
+        said["best"] = {**asdict(marks.best), "exported": exported == marks.best.step}
+    if marks.stopped:
+        said["stopped_early"] = {
+            "after_step": progress.step,
+            "of_steps": session.total_steps,
+            "evaluations": marks.waited,
+            "reference": asdict(marks.reference) if marks.reference else None,
+        }
+    return said
 
 
 def balance(session: Session, progress: Progress) -> dict[str, Any]:
@@ -147,6 +188,10 @@ def _result(
         }
         if scores.by_source:
             result["test_sources"] = {name: asdict(own) for name, own in scores.by_source.items()}
+    if session.folder.begun_from.exists():
+        result["from"] = json.loads(session.folder.begun_from.read_text())
+    if extensions := read_extensions(session.folder):
+        result["extended"] = extensions
     cut = any(split.cut for split in session.ledgers.values())
     return result | {
         "train_seconds": progress.seconds,
@@ -189,22 +234,12 @@ def _write_predictions(folder: RunFolder, rows: EncodedRows, answers: Sequence[A
             "answer": answer.answer,
             "correct": answer.correct,
         }
-        if answer.index in shown and (picture := _first_picture(row, rows)) is not None:
+        if answer.index in shown and (picture := first_picture(row, rows)) is not None:
             line["image"] = str(
                 _write_sample(folder, picture, answer.index).relative_to(folder.path)
             )
         lines.append(json.dumps(line) + "\n")
     write_atomically(folder.predictions, "".join(lines))
-
-
-def _first_picture(row: Row, rows: EncodedRows) -> Any:
-    """Return a row's first image, else the last frame shown of its first video, else None."""
-    processor = rows.processor
-    if row.images:
-        return processor.pictures.read(row.images[0])[0]
-    if not row.videos:
-        return None
-    return open_clip(row, row.videos[0], processor.video, processor.pictures).frames[-1]
 
 
 def _write_sample(folder: RunFolder, image: Any, index: int) -> Path:

@@ -10,13 +10,15 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.printable import Lines
 from vtool.training.own_folder import has_marker, write_atomically
 from vtool.training.run_folder import RunFolder, reading
-from vtool.training.start import Start
+
+if TYPE_CHECKING:
+    from vtool.training.start import Start
 
 # A JSON file of up to so many bytes is kept as values, so that a finding names the setting.
 _LARGEST_SETTINGS = 2**16
@@ -50,7 +52,7 @@ def check_processor(folder: RunFolder) -> None:
         raise Findings(Diagnostic("processor-changed", message, parameter="run.dir"))
 
 
-def take_processor(start: Start, folder: RunFolder) -> None:
+def take_processor(start: "Start", folder: RunFolder) -> None:
     """Check the processor of the run whose checkpoint this one starts from, and copy it.
 
     Raises:

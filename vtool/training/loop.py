@@ -1,12 +1,15 @@
 """The training loop."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from vtool.data.loader import load_steps
 from vtool.devices import spare_cores
 from vtool.diagnostics import Diagnostic
+from vtool.diagnostics.progress import working
 from vtool.profiling.profiler import Profiler
+from vtool.training.best import mark
 from vtool.training.checkpoint import Writer
 from vtool.training.display import Display
 from vtool.training.metrics import append
@@ -33,10 +36,13 @@ def train_loop(session: Session, progress: Progress, tools: LoopTools) -> int | 
     """Take the steps that are left, with evaluations and checkpoints between them.
 
     Returns:
-        None after the last step, else the signal by which any rank was asked to stop.
+        None after the last step, or where no better score has come for long; else the signal by
+        which any rank was asked to stop.
     """
     run = session.run
     steps = range(progress.step + 1, session.total_steps + 1)
+    if progress.marks.stopped:
+        return None
     loaded = load_steps(
         session.rows["train"],
         steps,
@@ -68,11 +74,15 @@ def train_loop(session: Session, progress: Progress, tools: LoopTools) -> int | 
             last = step == session.total_steps
             if "validation" in session.rows and (last or _due(step, run.evaluation.every_steps)):
                 with span("evaluation"):
-                    _validate(session, step, tools)
-            if last or signal or _due(step, run.checkpoint.every_steps):
+                    _validate(session, progress, tools)
+            early = progress.marks.stopped
+            best = progress.marks.best is not None and progress.marks.best.step == step
+            if last or signal or early or best or _due(step, run.checkpoint.every_steps):
                 with span("checkpoint"):
-                    _save_checkpoint(session, progress, tools.writer)
+                    _save_checkpoint(session, progress, tools.writer, tools.display.say)
         tools.profiler.end(metrics)
+        if early:
+            return None
         if signal and not last:
             return signal
     return None
@@ -82,9 +92,11 @@ def _due(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0
 
 
-def _validate(session: Session, step: int, tools: LoopTools) -> None:
-    """Evaluate the validation split, and write its scores as a line of metrics."""
-    scores = evaluate_split(session, "validation")
+def _validate(session: Session, progress: Progress, tools: LoopTools) -> None:
+    """Evaluate the validation split, write its scores as a line of metrics, and mark the step."""
+    step, before = progress.step, progress.marks
+    with working("scoring the validation split", tools.display.say, "rows"):
+        scores = evaluate_split(session, "validation")
     tools.findings.extend(
         finding for finding in scores.findings("validation") if finding not in tools.findings
     )
@@ -100,9 +112,25 @@ def _validate(session: Session, step: int, tools: LoopTools) -> None:
             tools.display.say(
                 f"  {name}: NLL {own.nll:.4f}, exact match {own.exact_match:.1%} of {own.samples}"
             )
+    numbers = scores.as_metrics("validation")
+    # decided once, so that all ranks stop after the same step
+    progress.marks = now = session.ranks.on_rank_zero(
+        lambda: mark(before, session.run, step, numbers)
+    )
+    if now.best is not None and now.best != before.best:
+        tools.display.say(f"  the best so far, by {now.best.metric}: it is kept")
+    if now.stopped:
+        than = f" than that of {now.reference.in_words()}" if now.reference else ""
+        tools.display.say(
+            f"stopping early after step {step}: {now.waited} evaluations in a row with no better"
+            f" score{than}"
+        )
 
 
-def _save_checkpoint(session: Session, progress: Progress, writer: Writer) -> None:
+def _save_checkpoint(
+    session: Session, progress: Progress, writer: Writer, say: Callable[[str], None]
+) -> None:
     """Gather the state on every rank, and write it on rank 0."""
-    state = snapshot(session, progress)
-    session.ranks.on_rank_zero(lambda: writer.save(state))
+    with working("saving a checkpoint", say):
+        state = snapshot(session, progress)
+        session.ranks.on_rank_zero(lambda: writer.save(state))

@@ -22,24 +22,31 @@ from vtool.models.processor import Processor
 from vtool.training.base import base_settings
 from vtool.training.optimizer import build_optimizer
 from vtool.training.run_folder import RunFolder
+from vtool.training.start import Start
+from vtool.training.weights import build_whole, load_adapter
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
 def build_trained_model(
-    run: Run, folder: RunFolder, processor: Processor, *, weights: bool
+    run: Run, folder: RunFolder, processor: Processor, start: Start
 ) -> nn.Module:
     """Build the model as it goes into an engine: parts frozen, adapters added.
 
-    Args:
-        weights: false where a checkpoint's weights follow. Of a run with adapters, a checkpoint has
-            no others.
+    Where a checkpoint's weights follow, none are read; of a run with adapters, it has no others.
     """
     settings = run.model if run.lora is None else base_settings(run, folder)
-    model: nn.Module = build_model(
-        settings, processor, folder.processor, run.run.seed, weights=weights or run.lora is not None
-    )
-    return prepare_model(run, model)
+    begun, seed = start.weights, run.run.seed
+    model: nn.Module
+    if begun is not None and run.lora is None:
+        model = build_whole(begun, settings, processor, folder, seed)
+    else:
+        weights = start.checkpoint is None or run.lora is not None
+        model = build_model(settings, processor, folder.processor, seed, weights=weights)
+    prepare_model(run, model)
+    if begun is not None and begun.adapted:
+        load_adapter(begun, model)
+    return model
 
 
 def prepare_model(run: Run, model: nn.Module) -> nn.Module:

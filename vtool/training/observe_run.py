@@ -75,11 +75,9 @@ def _process(session: Session) -> Iterator[Observed]:
     yield Observed("device.threads", torch.get_num_threads(), "torch")
     yield Observed("run.dir", str(session.folder.path), "the run's folder")
     yield Observed("run.seed", session.plan.seed, "the order of the rows")
-    length = {
-        "train.steps": session.total_steps,
-        "train.epochs": session.total_steps / session.plan.steps_per_epoch,
-    }
-    yield from observe_values(length, "the training loop")
+    loop, total, epoch = "the training loop", session.total_steps, session.plan.steps_per_epoch
+    yield Observed("train.steps", total, loop)
+    yield Observed("train.epochs", total / epoch, loop, (epoch,))
 
 
 def _devices(session: Session, *, offloaded: bool) -> Iterator[Observed]:

@@ -34,6 +34,8 @@ _NEVER_A_LINK = (
     "config.yaml",
     "data.json",
     "export",
+    "extended.json",
+    "from.json",
     "merged",
     "metrics.discarded.jsonl",
     "metrics.jsonl",

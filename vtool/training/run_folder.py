@@ -49,6 +49,8 @@ class RunFolder:
         self.merged = path / "merged"
         self.base = path / "base"
         self.base_files = path / "base.json"
+        self.extensions = path / "extended.json"
+        self.begun_from = path / "from.json"
 
     def lock(self) -> None:
         """Make the folder and lock it, until `unlock` or the end of the process.

@@ -9,10 +9,13 @@ from collections.abc import Callable, Iterator
 
 from vtool.config.readback import Observed, same_value
 from vtool.config.schema import Optim
+from vtool.config.schema.training import WSD_DECAY
 
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * done)),
     "linear": lambda done: 1 - done,
+    # rounded, or the first step of the fall is a little below the others
+    "wsd": lambda done: min(1.0, round((1 - done) / WSD_DECAY, 12)),
     "constant": lambda done: 1.0,
 }
 """By the share (0 to 1) of the steps after the warm-up that are done, the height of the learning
@@ -26,9 +29,10 @@ COMPARED = 64
 
 def learning_rate(settings: Optim, step: int, total: int) -> float:
     """Return the learning rate of a step, from 1 to `total`: a function of the step alone."""
-    if step <= settings.warmup_steps:
-        return settings.lr * step / settings.warmup_steps
-    done = (step - 1 - settings.warmup_steps) / max(1, total - settings.warmup_steps)
+    warmup = settings.warmup(total)
+    if step <= warmup:
+        return settings.lr * step / warmup
+    done = (step - 1 - warmup) / max(1, total - warmup)
     return settings.lr * _above(settings.min_lr_ratio, SCHEDULES[settings.schedule](done))
 
 
@@ -70,7 +74,7 @@ def observe_schedule(rate: Callable[[int], float], total: int) -> Iterator[Obser
         ("min_lr_ratio", set(floors)),
     ):
         if len(values) == 1 and None not in values:
-            yield Observed(f"optim.{setting}", values.pop(), where)
+            yield Observed(f"optim.{setting}", values.pop(), where, (total,))
 
 
 def _heights(shape: Callable[[float], float], warmup: int, total: int) -> dict[int, float]:
@@ -88,8 +92,9 @@ def _floor(height: float, rate: float) -> float | None:
     """
     if height == 1:
         return None
-    # What rounding makes of 0 is less than 1e-15.
-    return round((rate - height) / (1 - height), 15)
+    floor = (rate - height) / (1 - height)
+    # what rounding makes of 0, also where a shape has hardly fallen
+    return 0.0 if abs(floor) < 1e-13 else round(floor, 15)
 
 
 def _above(floor: float, height: float) -> float:

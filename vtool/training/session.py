@@ -1,7 +1,7 @@
 """The objects of a run that is about to train, and its progress."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.evaluation.evaluate import Scores, evaluate
 from vtool.families.family import Family, load_family
 from vtool.models.processor import Processor
+from vtool.training.best import Marks
 from vtool.training.checkpoint import Snapshot, load
 from vtool.training.model_and_engine import build_engine
 from vtool.training.run_folder import RunFolder
@@ -50,6 +51,8 @@ class Progress:
     """Seconds of all steps together, without evaluations and checkpoints."""
     visits: Tensor
     """Visits of each row of the training split, over all ranks: int64 [rows]."""
+    marks: Marks = field(default_factory=Marks)
+    """The best evaluation, and those since."""
 
     @classmethod
     def of(cls, rows: int) -> "Progress":
@@ -132,8 +135,8 @@ def count_steps(run: Run, plan: Plan, origins: Origins | None = None) -> int:
     Raises:
         SharedFindings: `warmup-too-long`.
     """
-    total = run.train.steps or (run.train.epochs or 0) * plan.steps_per_epoch
-    if 0 < run.optim.warmup_steps >= total:
+    total = run.train.total(plan.steps_per_epoch)
+    if 0 < run.optim.warmup(total) >= total:
         name = "optim.warmup_steps"
         message = f"{name} is {run.optim.warmup_steps}, and the run has {total} steps"
         help = f"set {name} below {total}, or raise train.epochs"
@@ -156,6 +159,7 @@ def snapshot(session: Session, progress: Progress) -> Snapshot:
         "ranks": session.ranks.world,
         "torch": torch.__version__,
         "order": session.plan.order,
+        "marks": progress.marks.as_dict(),
     }
     return Snapshot(progress.step, model, optimizer, {"visits": progress.visits}, state)
 
@@ -178,4 +182,5 @@ def restore_checkpoint(engine: Engine, checkpoint: Path, plan: Plan | None = Non
         help = "go on with the vtool that began the run"
         raise SharedFindings(Diagnostic("data-changed", message, help, parameter="data.train"))
     engine.load_state(found.model, found.optimizer)
-    return Progress(found.step, found.state["seconds"], found.progress["visits"])
+    marks = Marks.of(found.state.get("marks"))
+    return Progress(found.step, found.state["seconds"], found.progress["visits"], marks)

@@ -21,13 +21,17 @@ from vtool.data.sources import Rows, open_splits
 from vtool.devices import own_cores
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.printable import printable
+from vtool.diagnostics.progress import working
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.models.build import GENERATION, model_config
 from vtool.models.model_class import model_class
 from vtool.models.processor import load_processor, new_processor
 from vtool.training.agreement import check_same_model
 from vtool.training.base import keep_base
+from vtool.training.best import check_metrics
+from vtool.training.extend import Extension, plan_extension, record_extension
 from vtool.training.kept_processor import record_processor, take_processor
+from vtool.training.micro_batch import choose_micro_batch
 from vtool.training.model_and_engine import build_trained_model, check_engine
 from vtool.training.modeling import keep_class
 from vtool.training.own_folder import write_atomically
@@ -59,9 +63,10 @@ def set_up_run(
     check_engine(run, ranks)
     # what stands against it is told before rows are read
     model_class(run.model.family, run.model.modeling)
-    sources = ranks.on_rank_zero(lambda: open_splits(run.data))
+    with working("opening the rows"):
+        sources = ranks.on_rank_zero(lambda: open_splits(run.data))
     if start.checkpoint is None:
-        ranks.on_rank_zero(lambda: _write_processor(run, sources["train"], folder))
+        ranks.on_rank_zero(lambda: _write_processor(run, sources["train"], folder, start))
     else:
         ranks.on_rank_zero(lambda: take_processor(start, folder))
     ranks.barrier()
@@ -77,21 +82,35 @@ def set_up_run(
         _print_notes(_ignored_on_device(run, ranks))
 
     # before the run's folder has a config: a warm-up that is too long is no run
-    count_steps(run, plan_rows(run, ledgers["train"]), request.origins)
-    ranks.on_rank_zero(lambda: _write_run_files(folder, request, ledgers, start.origin or folder))
+    plan = plan_rows(run, ledgers["train"])
+    count_steps(run, plan, request.origins)
+    extension = plan_extension(run, start, plan.steps_per_epoch)
+    ranks.on_rank_zero(lambda: _write_run_files(folder, request, ledgers, start, extension))
+    if extension is not None and ranks.rank == 0:
+        print(extension.in_words(run.optim), flush=True)
 
     keep_class(run, folder, start, ranks)
     if longer := over_budget(run, ledgers["train"]):
         raise SharedFindings(longer)
     if run.lora is not None:
-        ranks.on_rank_zero(lambda: keep_base(run, folder, processor, start))
-    model = build_trained_model(run, folder, processor, weights=start.checkpoint is None)
+        with working("reading the weights beneath the adapters"):
+            ranks.on_rank_zero(lambda: keep_base(run, folder, processor, start))
+    with working("building the model"):
+        model = build_trained_model(run, folder, processor, start)
     # a checkpoint without adapters replaces every weight, of one file for all ranks
     if start.checkpoint is None or run.lora is not None:
         check_same_model(model, ranks)
-    session = Session.open(run, rows, model, ranks, ledgers=ledgers, folder=folder)
+    run = choose_micro_batch(run, model, ledgers["train"], ranks)
+    with working("building the engine"):
+        session = Session.open(run, rows, model, ranks, ledgers=ledgers, folder=folder)
+    if "validation" in rows:
+        check_metrics(run, tuple(rows["validation"].rows.names))
     if start.checkpoint is not None:
-        return session, restore_checkpoint(session.engine, start.checkpoint, session.plan)
+        with working("loading the checkpoint"):
+            progress = restore_checkpoint(session.engine, start.checkpoint, session.plan)
+        if extension is not None:
+            progress.marks = progress.marks.extended()
+        return session, progress
     return session, Progress.of(len(sources["train"]))
 
 
@@ -186,23 +205,27 @@ def _ignored_on_device(run: Run, ranks: Ranks) -> Iterator[Diagnostic]:
         )
 
 
-def _write_processor(run: Run, rows: Rows, folder: RunFolder) -> None:
+def _write_processor(run: Run, rows: Rows, folder: RunFolder, start: Start) -> None:
     """Write the processor and the model's config into the run's folder.
 
     The run then needs nothing else to resume.
     """
-    texts = [] if run.model.path else read_texts(rows)
-    processor = new_processor(run.model, run.data.image, texts, run.data.video)
+    begun, source = start.weights, run.model.path and Path(run.model.path)
+    if begun is None:
+        texts = [] if source else read_texts(rows)
+        processor = new_processor(run.model, run.data.image, texts, run.data.video)
+    else:
+        source, sizes = begun.config, (run.data.image, run.data.video)
+        processor = load_processor(begun.processor, run.model.family, *sizes, config_of=source)
     with folder.writing():
         if folder.processor.exists():  # of a start that did not get far
             shutil.rmtree(folder.processor)
         processor.save(folder.processor)
-        model_config(run.model, processor).save_pretrained(folder.processor)
-        if (
-            run.model.starts_from == "pretrained"
-            and run.model.path
-            and (given := Path(run.model.path) / GENERATION).exists()
-        ):
+        # of a folder, wherever there is one
+        config = {"path": str(source), "init": "pretrained"} if source else {}
+        settings = run.model.model_copy(update=config)
+        model_config(settings, processor).save_pretrained(folder.processor)
+        if source and (given := source / GENERATION).exists():
             shutil.copy(given, folder.processor)
         record_processor(folder)
 
@@ -227,9 +250,14 @@ def read_texts(rows: Rows) -> Iterator[str]:
 
 
 def _write_run_files(
-    folder: RunFolder, request: Request, ledgers: Mapping[str, Ledger], origin: RunFolder
+    folder: RunFolder,
+    request: Request,
+    ledgers: Mapping[str, Ledger],
+    start: Start,
+    extension: Extension | None,
 ) -> None:
-    """Write data.json, proofs.json and config.yaml; check the rows of a resumed run."""
+    """Write data.json, proofs.json, from.json and config.yaml; check a resumed run's rows."""
+    origin = start.origin or folder
     written = {split: ledger.as_dict() for split, ledger in ledgers.items()}
     # written after the rows: a run that has not got so far has no rows of its own yet
     if origin.config.exists():
@@ -238,5 +266,11 @@ def _write_run_files(
         write_atomically(folder.data, json.dumps(written, indent=1))
         if request.proofs is not None:
             write_atomically(folder.proofs, json.dumps(request.proofs, indent=1))
-        if not folder.config.exists():  # once: it says what the run began with, and from where
+        if start.weights is not None:
+            described = json.dumps(start.weights.as_dict(), indent=1) + "\n"
+            write_atomically(folder.begun_from, described)
+        if extension is not None:
+            record_extension(folder, extension)
+        # once: it says what the run began with, and from where
+        if not folder.config.exists() or extension is not None:
             write_atomically(folder.config, request.config_yaml)

@@ -5,6 +5,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +13,13 @@ from typing import Any
 
 import torch
 
+from vtool.data.worker_failures import named_worker_failures
 from vtool.diagnostics import RULES, Diagnostic
 from vtool.diagnostics.printable import printable
+from vtool.diagnostics.progress import working
 from vtool.engines.ranks import Ranks
 from vtool.profiling.profiler import open_profiler
-from vtool.training.checkpoint import Writer
+from vtool.training.checkpoint import Writer, best_before
 from vtool.training.display import Display
 from vtool.training.finish import finish
 from vtool.training.loop import LoopTools, train_loop
@@ -62,7 +65,8 @@ def train(request: Request, ranks: Ranks) -> Outcome:
 
 def _train(request: Request, folder: RunFolder, ranks: Ranks) -> Outcome:
     run, settings = request.run, request.run.checkpoint
-    start = ranks.on_rank_zero(lambda: find_start(folder, run, request.effective))
+    with working("looking at the run's folder"):
+        start = ranks.on_rank_zero(lambda: find_start(folder, run, request.effective))
     if start.finished:
         result = json.loads(folder.result.read_text())
         steps, found = result["steps"], _failed_at_its_end(folder, result)
@@ -72,7 +76,7 @@ def _train(request: Request, folder: RunFolder, ranks: Ranks) -> Outcome:
     lost = ranks.on_rank_zero(lambda: _rewind(session, progress, start))
     if ranks.rank == 0:
         _announce(session, progress, start, lost)
-    first, last = progress.step, session.total_steps
+    first, last, train_rows = progress.step, session.total_steps, session.rows["train"]
     with (
         StopRequest() as stop,
         Writer(
@@ -84,6 +88,7 @@ def _train(request: Request, folder: RunFolder, ranks: Ranks) -> Outcome:
         Display(first, last, silent=ranks.rank > 0) as display,
         open_profiler(run, ranks, folder.path, first, last, display.say) as profiler,
         open_trackers(request, folder.path, first, ranks) as trackers,
+        named_worker_failures(lambda: train_rows.in_work, train_rows.rows.name),
     ):
         tools = LoopTools(writer, stop, display, trackers, profiler)
         signal = train_loop(session, progress, tools)
@@ -134,10 +139,24 @@ def _rewind(session: Session, progress: Progress, start: Start) -> list[Diagnost
         )
         lost = what_is_lost(lines, steps, due)
     folder.rewind_metrics(progress.step)
+    if start.checkpoint is not None and not own:
+        _copy_best(folder, start.checkpoint, progress)
     if lost is None:
         return []
     message = f"{folder.metrics}: {lost}"
     return [Diagnostic("metrics-damaged", message, parameter="run.dir")]
+
+
+def _copy_best(folder: RunFolder, checkpoint: Path, progress: Progress) -> None:
+    """Copy the best checkpoint so far of another run, from which this one goes on."""
+    best, _ = best_before(checkpoint) if progress.marks.best is not None else (None, [])
+    if best is not None:
+        own = folder.checkpoints / best.name
+        temporary = own.with_name(f".writing-{own.name}")
+        with folder.writing():
+            shutil.rmtree(temporary, ignore_errors=True)
+            shutil.copytree(best, temporary)
+            temporary.rename(own)
 
 
 def _announce(
@@ -159,6 +178,8 @@ def _announce(
         )
     for one in lost:
         print(f"{one.severity}[{one.rule} {one.code}]: {one.message}\n  help: {one.remedy}")
+    if start.weights is not None:
+        print(printable(start.weights.in_words()))
     if start.checkpoint is not None:
         print(printable(f"resuming after step {progress.step} from {start.checkpoint}"))
     print(printable(f"run folder: {session.folder.path}"), flush=True)

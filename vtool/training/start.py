@@ -2,12 +2,15 @@
 
 import json
 import os
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from vtool.config.schema import Run
+from vtool.config.schema.training import OF_ITS_OWN
 from vtool.config.settings import all_settings
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.printable import Lines
@@ -15,6 +18,7 @@ from vtool.models.processor import first_line
 from vtool.training.checkpoint import checkpoints, damage, newest
 from vtool.training.own_folder import written_settings
 from vtool.training.run_folder import RunFolder, reading
+from vtool.training.weights import Weights, find_weights
 
 # Settings that may differ from one start of a run to the next: they do not change what is computed,
 # but for rounding.
@@ -53,6 +57,10 @@ class Start:
     checkpoint: Path | None
     finished: bool = False
     warnings: tuple[Diagnostic, ...] = ()
+    weights: Weights | None = None
+    """The weights of `train.from`, where a run takes its first step with them."""
+    extended: Mapping[str, Any] | None = None
+    """The settings `train` as they were, where a run goes on beyond its planned end."""
     from_nothing: bool = False
     """The folder's run took its first step itself, and not from another run's checkpoint."""
 
@@ -65,32 +73,47 @@ class Start:
 def find_start(folder: RunFolder, run: Run, effective: Mapping[str, Any]) -> Start:
     """Compare a folder with a run's settings, and return where the run begins.
 
-    `checkpoint.resume` is `auto` (go on from the newest whole checkpoint), `never`, or a run's
-    folder, or a checkpoint in one. A run that has checkpoints goes on from them also where `resume`
-    names the run that it once began from: the same command, given again after a stop, goes on. It
-    never passes over its own checkpoints for those of another run. Stopped before its first
-    checkpoint, it begins where it began, which config.yaml says.
+    `checkpoint.resume` is `auto` (go on from the newest whole checkpoint), `never`, `extend` (go
+    on, to a later end than planned), or a run's folder, or a checkpoint in one. A run that has
+    checkpoints goes on from them also where `resume` names the run that it once began from: the
+    same command, given again after a stop, goes on. It never passes over its own checkpoints for
+    those of another run. Stopped before its first checkpoint, it begins where it began, which
+    config.yaml says.
+
+    Weights of `train.from` are for a first step alone.
 
     Raises:
-        Findings: `run-folder-taken`, `corrupt-checkpoint`, `no-checkpoint`, `not-a-run`.
+        Findings: `run-folder-taken`, `corrupt-checkpoint`, `no-checkpoint`, `not-a-run`, and those
+            of `find_weights`.
     """
+    start = _find_start(folder, run, effective)
+    if start.checkpoint is not None or start.finished:
+        return start
+    return replace(start, weights=find_weights(run))
+
+
+def _find_start(folder: RunFolder, run: Run, effective: Mapping[str, Any]) -> Start:
     resume = run.checkpoint.resume
-    named = None if resume in ("auto", "never") else Path(resume)
+    named = None if resume in OF_ITS_OWN else Path(resume)
     if not folder.config.exists():
         _check_nothing_is_there(folder)
-        return _from(named, effective) if named else Start(None)
+        return _from(named, run, effective) if named else Start(None)
     written = _read(folder)
+    extended = None
     if changed := differences(written, effective):
-        raise Findings(_taken(folder.path, changed))
+        if resume != "extend" or not only_length(changed):
+            raise Findings(taken(folder.path, changed, run))
+        extended = written.get("train")
     if resume == "never":
         message = f"{folder.path} holds this run already, and checkpoint.resume is never"
         raise Findings(Diagnostic("run-folder-taken", message, parameter="checkpoint.resume"))
     if folder.result.exists():
         _check_result(folder)
-        return Start(None, finished=True)
+        if extended is None:
+            return Start(None, finished=True)
     # back to an earlier step of its own
     if named and os.path.realpath(folder.checkpoints) == os.path.realpath(named.parent):
-        return _from(named, effective)
+        return _from(named, run, effective)
     found, damaged = newest(folder.checkpoints)
     if found is None and damaged:
         raise Findings(
@@ -98,8 +121,8 @@ def find_start(folder: RunFolder, run: Run, effective: Mapping[str, Any]) -> Sta
             for finding in damaged
         )
     first_resume = (written.get("checkpoint") or {}).get("resume", "auto")
-    if found is None and (named or first_resume not in ("auto", "never")):
-        return _from(named or Path(first_resume), effective)
+    if found is None and (named or first_resume not in OF_ITS_OWN):
+        return _from(named or Path(first_resume), run, effective)
     if named and os.path.realpath(named) != os.path.realpath(folder.path):
         assert found is not None
         if first_resume != resume:
@@ -117,7 +140,8 @@ def find_start(folder: RunFolder, run: Run, effective: Mapping[str, Any]) -> Sta
     return Start(
         found,
         warnings=tuple(replace(finding, severity="warning") for finding in damaged),
-        from_nothing=first_resume in ("auto", "never"),
+        extended=extended,
+        from_nothing=first_resume in OF_ITS_OWN,
     )
 
 
@@ -135,7 +159,7 @@ def _check_nothing_is_there(folder: RunFolder) -> None:
         raise Findings(Diagnostic("not-a-run", message, help, "run.dir"), fatal=True)
 
 
-def _from(source: Path, effective: Mapping[str, Any]) -> Start:
+def _from(source: Path, run: Run, effective: Mapping[str, Any]) -> Start:
     """Return the start from a checkpoint, or from the newest one in a run's folder.
 
     That run must have had the same settings.
@@ -167,7 +191,7 @@ def _from(source: Path, effective: Mapping[str, Any]) -> Start:
         )
         raise Findings(Diagnostic("not-a-run", message, help=remedy, parameter="checkpoint.resume"))
     if changed := differences(_read(origin), effective):
-        raise Findings(_taken(found, changed))
+        raise Findings(_not_resumed(found, changed, run))
     return start
 
 
@@ -240,7 +264,9 @@ def check_rows(origin: RunFolder, ledgers: Mapping[str, Mapping[str, Any]]) -> N
             Diagnostic(
                 "data-changed",
                 f"{origin.path} began with other rows. {named}",
-                parameter=f"data.{changed[0]}",
+                "put the rows back, or train these in a run of their own, run.name=NAME; to begin"
+                f" with its weights, add train.from={shlex.quote(str(origin.path))}",
+                f"data.{changed[0]}",
             )
         )
 
@@ -296,9 +322,47 @@ def _leaves(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _taken(path: Path, changed: list[str]) -> Diagnostic:
+def only_length(changed: Sequence[str]) -> bool:
+    """Return whether nothing but the run's end is another, of what `differences` has found."""
+    return {change.partition(":")[0] for change in changed} <= {"train.steps", "train.epochs"}
+
+
+def taken(path: Path, changed: list[str], run: Run) -> Diagnostic:
+    """Return the finding for a folder with a run of other settings, and two ways that go on."""
+    new, weights = f"add {new_name(run)}", shlex.quote(str(path))
+    trained = bool(checkpoints(RunFolder(path).checkpoints))
+    if trained:
+        new += f", and train.from={weights} to begin with its weights"
+    if trained and only_length(changed):
+        extend = "to train this run on, to a later end, add checkpoint.resume=extend"
+        new = f"{extend}; for a new run {new}"
     return Diagnostic(
         "run-folder-taken",
         Lines.of(f"{path} is a run with other settings:", changed),
-        parameter=changed[0].partition(":")[0],
+        f"{new}; or put the settings back",
+        changed[0].partition(":")[0],
     )
+
+
+def _not_resumed(found: Path, changed: list[str], run: Run) -> Diagnostic:
+    weights = shlex.quote(str(found))
+    return Diagnostic(
+        "run-folder-taken",
+        Lines.of(f"{found} is of a run with other settings:", changed),
+        "checkpoint.resume goes on with the settings that the run had; to begin with its weights"
+        f" and other settings, give train.from={weights} in its place",
+        changed[0].partition(":")[0],
+    )
+
+
+def new_name(run: Run) -> str:
+    """Return the setting that gives a run a folder in which there is nothing yet."""
+    folder = run.folder
+    free = next(
+        name
+        for name in (f"{folder.name}-{number}" for number in count(2))
+        if not folder.with_name(name).exists()
+    )
+    if run.run.dir is not None:
+        return f"run.dir={shlex.quote(str(folder.with_name(free)))}"
+    return f"run.name={shlex.quote(free)}"

@@ -1,16 +1,19 @@
-"""Trackers, which show the lines of metrics.jsonl in TensorBoard or Weights & Biases.
+"""Trackers: the lines of metrics.jsonl in TensorBoard, Weights & Biases, MLflow or trackio.
 
 A tracker that fails is closed and reported once; the run goes on.
 """
 
+import io
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from vtool.config.schema import Tracker, Wandb
+from vtool.config.schema.tracking import Mlflow, Trackio
 from vtool.config.tracker_packages import missing_trackers
 from vtool.diagnostics import Diagnostic
 from vtool.engines.ranks import Ranks, SharedFindings
@@ -68,9 +71,76 @@ class _Wandb:
         self._run.finish()
 
 
+class _Mlflow:
+    def __init__(self, settings: Mlflow, request: Request, folder: Path) -> None:
+        from mlflow import MlflowClient
+
+        # a client, and not its functions: those are of one run in the whole process
+        self._client: Any = MlflowClient(settings.uri or f"sqlite:///{folder.resolve()}/mlflow.db")
+        known = self._client.get_experiment_by_name(settings.experiment)
+        experiment = (
+            known.experiment_id
+            if known is not None
+            else self._client.create_experiment(
+                settings.experiment, artifact_location=(folder.resolve() / "mlflow").as_uri()
+            )
+        )
+        # the same run after each start, found by its folder
+        of = str(folder.resolve())
+        found = self._client.search_runs([experiment], f"tags.vtool_run = '{_quoted(of)}'")
+        if found:
+            self._id = found[0].info.run_id
+            self._client.update_run(self._id, status="RUNNING")
+            return
+        made = self._client.create_run(
+            experiment, run_name=request.run.run.name, tags={"vtool_run": of}
+        )
+        self._id = made.info.run_id
+        for name, value in _flat(request.effective):
+            self._client.log_param(self._id, name, value)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        metrics = [Metric(_plain(name), value, now, step) for name, value in values.items()]
+        self._client.log_batch(self._id, metrics=metrics)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._id)
+
+
+class _Trackio:
+    def __init__(self, settings: Trackio, request: Request) -> None:
+        import trackio
+
+        # it prints hints on standard output, where a run's own lines are
+        with redirect_stdout(io.StringIO()):
+            self._run: Any = trackio.init(
+                project=settings.project,
+                name=request.run.run.name,
+                config=dict(_flat(request.effective)),
+                resume="allow",
+                embed=False,
+                auto_log_gpu=False,
+                auto_log_cpu=False,
+            )
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        import trackio
+
+        with redirect_stdout(io.StringIO()):
+            trackio.finish()
+
+
 SINKS: dict[str, Callable[[Any, Request, Path, int], Sink]] = {
     "tensorboard": lambda _settings, _request, folder, step: _TensorBoard(folder, step),
     "wandb": lambda settings, request, folder, _step: _Wandb(settings, request, folder),
+    "mlflow": lambda settings, request, folder, _step: _Mlflow(settings, request, folder),
+    "trackio": lambda settings, request, _folder, _step: _Trackio(settings, request),
 }
 """The functions that open a tracker, by its `kind`.
 
@@ -82,6 +152,24 @@ from.
 def _fit(name: str) -> str:
     """Return a name without the characters that an id of wandb's must not have."""
     return "".join("-" if letter in "/\\#?%:" else letter for letter in name)[:128]
+
+
+def _plain(name: str) -> str:
+    """Return a name with what mlflow's names of metrics may have."""
+    return "".join(letter if letter.isalnum() or letter in "_-. :/" else "-" for letter in name)
+
+
+def _quoted(text: str) -> str:
+    return text.replace("'", "\\'")
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield every setting by its dotted name, as short text: trackers limit its length."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", str(value)[:500]
 
 
 class Trackers:

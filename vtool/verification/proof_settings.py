@@ -76,6 +76,7 @@ def _visible_steps(optim: schema.Optim, changes: list[str]) -> dict[str, Any]:
     update: dict[str, Any] = {
         "lr": RATE,
         "warmup_steps": 0,
+        "warmup_ratio": None,
         "schedule": "constant",
         "groups": optim.groups.model_copy(update=groups),
     }

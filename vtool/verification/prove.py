@@ -11,6 +11,7 @@ import torch
 
 from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic, Findings, Origin
+from vtool.diagnostics.progress import tick, working
 from vtool.engines.ranks import Ranks
 from vtool.models.processor import first_line
 from vtool.scratch import scratch_folder
@@ -66,6 +67,7 @@ def prove(
     here = [proof.name for proof in asked if proof.fast and (fast or not proof.on_ranks)]
     ranked = tuple(proof.name for proof in asked if proof.name not in here)
     with (
+        working("proving the recipe", counts="proofs"),
         scratch_folder() as folder,
         _torch_threads(None if full_size else 1),
     ):
@@ -77,7 +79,8 @@ def prove(
             ProofResult(name, "", "not-run", reason="--fast is one process") for name in ranked
         ]
     elif ranked:
-        proofs += _prove_in_processes(ProveTask(run, ranked, full_size))
+        with working("proving the recipe in two processes"):
+            proofs += _prove_in_processes(ProveTask(run, ranked, full_size))
     whole = full_size and run.model.path
     size = f"of {run.model.path}" if whole else f"at size {context.run.model.size}"
     return ProofReport(
@@ -102,7 +105,11 @@ def _torch_threads(number: int | None) -> Iterator[None]:
 
 def run_proofs(context: ProofContext, names: Sequence[str]) -> list[ProofResult]:
     """Make these proofs on the context's ranks; one that cannot be computed has failed."""
-    return [_run_proof(context, name) for name in names]
+    done: list[ProofResult] = []
+    for name in names:
+        tick(len(done), len(names), "proofs")
+        done.append(_run_proof(context, name))
+    return done
 
 
 def _run_proof(context: ProofContext, name: str) -> ProofResult:

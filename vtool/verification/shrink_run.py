@@ -47,6 +47,9 @@ def shrink_run(run: Run) -> SmallRun:
         update["launch"] = run.launch.model_copy(update={"nproc": processes})
         if run.launch.nproc != processes:
             changes.append(f"launch.nproc {run.launch.nproc} → {processes}")
+    if run.data.micro_batch_size == "auto":
+        update["data"] = run.data.model_copy(update={"micro_batch_size": 2})
+        changes.append("data.micro_batch_size auto → 2")
     if run.model.path is not None:
         changes.append(f"{run.model.path} → its config.json at size tiny, with random weights")
         if window := window_of_folder(Path(run.model.path), run.model.family):

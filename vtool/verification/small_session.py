@@ -1,5 +1,6 @@
 """A run's session for `vtool validate-config --live`: its real objects at tiny size, on the CPU."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,7 +62,10 @@ def open_small_session(recipe_run: Run, small: Run, folder: Path, ranks: Ranks) 
     }
     # With epochs, enough rows for the warm-up: only their audit tells how many can be used.
     train = small.train
-    steps_an_epoch = 1 if train.steps else 8 + small.optim.warmup_steps // (train.epochs or 1)
+    warmup = small.optim.warmup_steps if small.optim.warmup_ratio is None else 0
+    steps_an_epoch = (
+        1 if train.steps else 8 + math.ceil(warmup / min(train.epochs or 1, warmup + 1))
+    )
     count = data.global_batch_size * steps_an_epoch
     ledger = Ledger.of(RowAudits.of(RowAudit(index, tokens=1) for index in range(count)))
     return Session.open(

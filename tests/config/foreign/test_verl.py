@@ -98,11 +98,15 @@ def test_what_means_the_same_becomes_our_setting() -> None:
         0.5,
         "cosine",
     )
-    assert (plain["train"], plain["optim"]["warmup_steps"]) == ({"steps": 50, "epochs": None}, 5)
+    assert (plain["train"], plain["optim"]["warmup_steps"]) == (
+        {"steps": 50, "epochs": None, "from": None},
+        5,
+    )
     assert plain["checkpoint"] | {"keep_last": 0, "asynchronous": 0} == {
         "every_steps": 10,
         "resume": "never",
         "keep_last": 0,
+        "keep_best": None,
         "asynchronous": 0,
     }
     assert (plain["evaluation"]["every_steps"], plain["run"]["dir"]) == (None, "runs/mine")
@@ -115,7 +119,7 @@ def test_an_empty_recipe_is_what_verl_does_by_default() -> None:
     assert (plain["engine"]["kind"], plain["device"]["kind"], plain["train"]) == (
         "fsdp2",
         "cuda",
-        {"steps": None, "epochs": 4},
+        {"steps": None, "epochs": 4, "from": None},
     )
     assert (plain["optim"]["lr"], plain["optim"]["weight_decay"], plain["optim"]["schedule"]) == (
         1e-3,

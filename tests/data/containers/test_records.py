@@ -27,6 +27,7 @@ def test_a_folders_files_are_one_source_in_the_order_of_their_names(tmp_path: Pa
     write_rows(tmp_path / "b.jsonl", [chat("c", "3")])
     (tmp_path / "a.json").write_text(json.dumps([chat("a", "1"), chat("b", "2")]))
     (tmp_path / "notes.txt").write_text("no rows")
+    (tmp_path / "._a.jsonl").write_bytes(b"\0\x05\x16\x07")  # as macOS leaves it beside a copy
     (tmp_path / "loop").symlink_to(tmp_path)
     rows = open_rows("messages", tmp_path)
     assert [rows.row(n).messages[1]["content"] for n in range(3)] == ["1", "2", "3"]
@@ -73,6 +74,17 @@ def test_what_is_not_what_its_name_says_is_refused(tmp_path: Path, suffix: str) 
     path = tmp_path / f"rows{suffix}"
     path.write_text("<html>404</html>")
     assert "as its name says" in finding(path).message
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".xlsx"])
+def test_a_table_is_refused_with_what_is_read_in_its_place(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"rows{suffix}"
+    path.write_bytes(b"PK\x03\x04" if suffix == ".xlsx" else b"question,answer\n")
+    found = finding(path)
+    assert (found.rule, f"is a table ({suffix})" in found.message) == ("broken-row", True)
+    assert found.help is not None
+    write_rows(path, [json.loads(found.help.partition("a row: ")[2])])
+    assert len(open_records(str(path))) == 1  # rows are rows whatever the end of their file's name
 
 
 @pytest.mark.parametrize(

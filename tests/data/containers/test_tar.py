@@ -58,6 +58,9 @@ def test_members_are_those_that_tarfile_finds(tmp_path: Path, format: str) -> No
     assert [name for name, *_ in expected] == names
 
 
+OF_ANTHROPIC = {"type": "image", "source": {"type": "url", "url": "7.png"}}
+
+
 def test_a_row_has_the_pictures_of_its_key(tmp_path: Path, pictures: list[bytes]) -> None:
     one, two, three = pictures
     path = write(
@@ -75,10 +78,11 @@ def test_a_row_has_the_pictures_of_its_key(tmp_path: Path, pictures: list[bytes]
         ),
         *(("5.png", one), ("5.json", chat("<image>?", "its one") | {"images": ["coco/x.png"]})),
         ("6.json", chat("?", "none")),
+        *(("7.png", two), ("7.json", chat([OF_ANTHROPIC], "named as Anthropic does"))),
     )
     rows = open_rows("messages", path)
-    expected = [[one], [two], [three], [one, two], [three], [one], []]
-    assert [rows.row(index).images for index in range(7)] == expected
+    expected = [[one], [two], [three], [one, two], [three], [one], [], [two]]
+    assert [rows.row(index).images for index in range(8)] == expected
     assert [rows.name(index) for index in (0, 1)] == ["rows.tar:a/0", "rows.tar:1"]
     again = pickle.loads(pickle.dumps(rows))
     assert again.row(3).images == [one, two]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from vtool.config.origins import Origins
 from vtool.config.rules import (
+    best,
     data,
     device,
     engine,
@@ -26,7 +27,10 @@ from vtool.diagnostics import Diagnostic, Rule
 SETTINGS_RULES: tuple[SettingsRule, ...] = (
     training.steps_or_epochs,
     training.warmup_too_long,
+    training.two_warmups,
     training.evaluation_without_data,
+    best.best_without_validation,
+    best.metric_not_computed,
     data.micro_batch_larger_than_share,
     data.max_length_missing,
     data.packing_budget,
@@ -64,6 +68,8 @@ SETTINGS_RULES: tuple[SettingsRule, ...] = (
     paths.model_folder,
     paths.modeling_file,
     paths.resume_folder,
+    paths.folder_of_weights,
+    paths.two_starts,
     ignored.size_of_a_folder,
     ignored.range_that_is_not_used,
     ignored.evaluation_of_nothing,

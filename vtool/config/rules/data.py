@@ -34,7 +34,7 @@ def micro_batch_larger_than_share(run: Run, origins: Origins) -> Iterator[Diagno
     written for fewer: the results are the same. Where rows are packed, neither is said of what is
     not used.
     """
-    if run.data.packing != "none":
+    if run.data.packing != "none" or run.data.micro_batch_size == "auto":
         return
     # processes that compute the same rows
     sharing = run.engine.parallel.sharing if isinstance(run.engine, Megatron) else 1

@@ -8,6 +8,7 @@ from vtool.config.origins import Origins
 from vtool.config.rules.rule import settings_rule
 from vtool.config.schema import Run
 from vtool.config.schema.formats.entry import ROWS_SUFFIXES, has_rows_files
+from vtool.config.schema.training import OF_ITS_OWN
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.diagnostics.near_miss import did_you_mean, near
 from vtool.families.modeling_file import is_well_formed, split_modeling
@@ -19,7 +20,10 @@ PATH_NOT_FOUND = Rule(
     why="The run would stop once it gets there, after the model is loaded.",
     bad="'data.train=[{format: messages, path: rows/trian.jsonl}]'",
     good="'data.train=[{format: messages, path: rows/train.jsonl}]'",
-    fix="Check the spelling. A relative path starts at the folder that vtool is run in.",
+    fix=(
+        "Check the spelling. A relative path starts at the folder that vtool is run in; in a recipe"
+        " one that begins with ./ starts at the recipe's own."
+    ),
 )
 
 
@@ -100,13 +104,49 @@ def modeling_file(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 def resume_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """The folder that the run continues from is there."""
     given = run.checkpoint.resume
-    if given not in ("auto", "never") and not os.path.exists(given):
+    if given not in OF_ITS_OWN and not os.path.exists(given):
         yield _missing(
             "checkpoint.resume",
             given,
             origins,
             (
-                did_you_mean(near(given, ("auto", "never")))
-                or "it takes auto, never, or the folder of a run or of a checkpoint"
+                did_you_mean(near(given, OF_ITS_OWN))
+                or "it takes auto, never, extend, or the folder of a run or of a checkpoint"
             ),
+        )
+
+
+@settings_rule(PATH_NOT_FOUND)
+def folder_of_weights(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """The folder of the weights that the run begins with is there."""
+    given = run.train.source
+    if given is not None and not os.path.isdir(given):
+        help = "name the folder of a run, of a checkpoint in one, or of an export"
+        yield _missing("train.from", given, origins, help)
+
+
+@settings_rule(
+    Rule(
+        name="two-starts",
+        code="VT247",
+        summary="train.from and checkpoint.resume both name what the run begins from.",
+        why=(
+            "A checkpoint goes on exactly, with its optimizer, schedule and rows: the weights of"
+            " the other would be ignored."
+        ),
+        bad="train.from=models checkpoint.resume=models",
+        good="train.from=models",
+        fix="Keep train.from for the weights alone, or checkpoint.resume to go on exactly.",
+    ),
+)
+def two_starts(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """A run begins with weights, or goes on from a checkpoint of another."""
+    resume = run.checkpoint.resume
+    if run.train.source is not None and resume not in OF_ITS_OWN:
+        yield Diagnostic(
+            "two-starts",
+            f"train.from is {run.train.source}, and checkpoint.resume is {resume}",
+            "leave train.from out to go on exactly, or checkpoint.resume for the weights alone",
+            "train.from",
+            origins.near("train.from"),
         )

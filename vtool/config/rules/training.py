@@ -12,11 +12,11 @@ from vtool.diagnostics import Diagnostic, Rule
     Rule(
         name="steps-or-epochs",
         code="VT201",
-        summary="Of train.steps and train.epochs, both are given, or neither.",
+        summary="Of train.steps and train.epochs, both are given in one place, or neither.",
         why="With both, one would be ignored; with neither, there is no end and no schedule.",
-        bad="train.epochs=3",
-        good="train.steps=null train.epochs=3",
-        fix="Set one, and set the other to null.",
+        bad="train.steps=30 train.epochs=3",
+        good="train.epochs=3",
+        fix="Give one of them. One of yours takes the place of a recipe's other one.",
     ),
 )
 def steps_or_epochs(run: Run, origins: Origins) -> Iterator[Diagnostic]:
@@ -26,10 +26,10 @@ def steps_or_epochs(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "steps-or-epochs",
             (
-                f"train.steps is {steps} and train.epochs is {epochs}, but only one can say how"
+                f"train.steps is {steps} and train.epochs is {epochs:g}, but only one can say how"
                 " long to train"
             ),
-            "set the other one to null: train.steps=null, or train.epochs=null",
+            "leave one of them out",
             "train.epochs",
             origins.near("train.epochs"),
         )
@@ -62,8 +62,8 @@ def warmup_too_long(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 
     A run of epochs has a number of steps that only the rows tell.
     """
-    warmup, steps = run.optim.warmup_steps, run.train.steps
-    if steps is not None and warmup >= steps:
+    steps = run.train.steps
+    if steps is not None and (warmup := run.optim.warmup(steps)) >= steps > 0 < warmup:
         yield Diagnostic(
             "warmup-too-long",
             (
@@ -75,6 +75,31 @@ def warmup_too_long(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             origins.near("optim.warmup_steps"),
             f"below {steps}",
             str(warmup),
+        )
+
+
+@settings_rule(
+    Rule(
+        name="two-warmups",
+        code="VT246",
+        summary="optim.warmup_steps and optim.warmup_ratio are given in one place.",
+        why="One of the two would be ignored, and the learning rate rise for longer or shorter.",
+        bad="optim.warmup_steps=50 optim.warmup_ratio=0.03",
+        good="optim.warmup_ratio=0.03",
+        fix="Leave one of the two out.",
+    ),
+)
+def two_warmups(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """Demand that a warm-up is given in steps or as a share of them, not both."""
+    steps, share = run.optim.warmup_steps, run.optim.warmup_ratio
+    if steps and share is not None:
+        yield Diagnostic(
+            "two-warmups",
+            f"optim.warmup_steps is {steps} and optim.warmup_ratio is {share:g}, but only one can"
+            " say how long the learning rate rises",
+            "leave one out, or turn it off: optim.warmup_steps=0, or optim.warmup_ratio=null",
+            "optim.warmup_ratio",
+            origins.near("optim.warmup_ratio"),
         )
 
 

@@ -135,8 +135,12 @@ class Data(Settings):
     """The most bytes of a row's text in UTF-8, with its tools; one with more is a finding."""
     global_batch_size: Annotated[int, _BY_RUN] = Field(ge=1)
     """Rows of one optimizer step, over all ranks and micro-batches."""
-    micro_batch_size: Annotated[int, _BY_RUN] = Field(default=1, ge=1)
-    """Rows of one forward pass of one rank."""
+    micro_batch_size: Annotated[Annotated[int, Field(ge=1)] | Literal["auto"], _BY_RUN] = 1
+    """Rows of one forward pass of one rank.
+
+    `auto`: as many as an estimate of the memory has room for, a power of two; it is said at the
+    start.
+    """
     packing: Annotated[Literal["none", "token_budget"], _BY_RUN] = "none"
     """`token_budget`:
 

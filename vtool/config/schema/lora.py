@@ -1,5 +1,6 @@
 """Settings `lora`: low-rank adapters in the place of the model's own weights."""
 
+import math
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -20,6 +21,10 @@ class Lora(Settings):
     """The rows of A, and the columns of B."""
     alpha: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """The numerator of the scale: B · A is multiplied by alpha / rank. Default: twice the rank."""
+    rslora: bool = False
+    """Rank-stabilized (arXiv 2312.03732): the scale is alpha / √rank, so that high ranks learn as
+    fast.
+    """
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """The fraction of an adapter's inputs that is left out at random in training."""
     targets: tuple[Module, ...] | None = Field(default=None, min_length=1)
@@ -36,4 +41,5 @@ class Lora(Settings):
     @property
     def scale(self) -> float:
         """The factor of B · A."""
-        return 2.0 if self.alpha is None else self.alpha / self.rank
+        alpha = 2.0 * self.rank if self.alpha is None else self.alpha
+        return alpha / (math.sqrt(self.rank) if self.rslora else self.rank)

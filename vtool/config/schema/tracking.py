@@ -25,4 +25,26 @@ class Wandb(Settings):
     """The project that it is sent to."""
 
 
-Tracker = Annotated[TensorBoard | Wandb, Field(discriminator="kind")]
+class Mlflow(Settings):
+    """MLflow: in the run's folder, in mlflow.db, or on a server of one's own."""
+
+    arrival: ClassVar = ActsLater()
+    kind: Literal["mlflow"]
+    """The tracker."""
+    uri: str | None = Field(default=None, min_length=1)
+    """The tracking URI. Default: mlflow.db in the run's folder, which needs no network."""
+    experiment: str = Field(default="vtool", min_length=1)
+    """The experiment that the run is in."""
+
+
+class Trackio(Settings):
+    """trackio, in its own folder, where `trackio show` looks (TRACKIO_DIR)."""
+
+    arrival: ClassVar = ActsLater()
+    kind: Literal["trackio"]
+    """The tracker."""
+    project: str = Field(default="vtool", min_length=1)
+    """The project that the run is in."""
+
+
+Tracker = Annotated[TensorBoard | Wandb | Mlflow | Trackio, Field(discriminator="kind")]

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
+from vtool.config.schema.formats.entry import TABLE_SUFFIXES
 from vtool.data.row import refuse
 from vtool.diagnostics import Diagnostic, Findings, Origin
 
@@ -15,6 +16,10 @@ MOST_LISTED = 20
 _OF_COLUMNS = (".parquet", ".arrow")
 _SAVED = ("state.json", "dataset_dict.json")  # of a folder that `save_to_disk` has made
 _HEAD = 512
+_AS_MESSAGES = (
+    '{"messages": [{"role": "user", "content": "What is this?"},'
+    ' {"role": "assistant", "content": "A bus."}], "images": ["bus.jpg"]}'
+)
 _PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"PK\x03\x04": "zip"}
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _STREAM = b"\xff\xff\xff\xff"  # a message of Arrow's stream format begins so, as no UTF-8 text does
@@ -24,14 +29,20 @@ def kind_of(path: Path) -> Kind:
     """Return what a file is, by its first bytes.
 
     Raises:
-        Findings: `path-not-found`; `broken-row`, where it is packed, and has no random access, or
-            is text in UTF-16.
+        Findings: `path-not-found`; `broken-row`, where it is packed, and has no random access, is
+            text in UTF-16, or a table of other columns.
     """
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD)
     except OSError as error:
         raise not_readable(path, error) from error
+    if path.suffix.lower() in TABLE_SUFFIXES and not head.lstrip().startswith((b"{", b"[")):
+        raise broken(
+            path,
+            f"is a table ({path.suffix}), which is not read: its columns do not say who speaks",
+            f"write it as JSON lines, one object a row: {_AS_MESSAGES}",
+        )
     for mark, name in _PACKED.items():
         if head.startswith(mark):
             message = f"{path} is packed with {name}: no row of it can be read without all before"

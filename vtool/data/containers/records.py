@@ -7,7 +7,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
 
-from vtool.config.schema.formats.entry import ROWS_SUFFIXES
+from vtool.config.schema.formats.entry import ROWS_SUFFIXES, is_rows_file
 from vtool.data.containers.arrow import SPLITS, STATE, ArrowRows, saved_files
 from vtool.data.containers.files import Kind, broken, digest_of, kind_of, not_readable
 from vtool.data.containers.parquet import ParquetRows
@@ -183,7 +183,7 @@ def _check_name(file: Path, kind: Kind) -> None:
 def _files(folder: Path) -> list[Path]:
     """Return a folder's files of rows, by name. Folders in it are not looked into."""
     try:
-        found = sorted(each for each in folder.iterdir() if each.suffix in ROWS_SUFFIXES)
+        found = sorted(each for each in folder.iterdir() if is_rows_file(each))
         # a link that leads to itself, or nowhere, is said, and not passed over
         files = [each for each in found if not each.is_dir() and each.stat()]
     except OSError as error:

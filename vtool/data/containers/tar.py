@@ -239,6 +239,10 @@ def _with_picture(part: Any, carried: Any) -> Any:
     if not isinstance(part, Mapping):
         return part
     if part.get("type") == "image":
+        source = part.get("source")
+        if isinstance(source, Mapping) and source.get("type") == "url":
+            found = carried(address := source.get("url"))
+            return part if found is address else {"type": "image", "image": found}
         key = next((key for key in _PLACES if part.get(key) is not None), None)
         return {**part, key: carried(part[key])} if key else part
     if part.get("type") == "image_url":

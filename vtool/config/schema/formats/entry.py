@@ -50,12 +50,19 @@ MIXTURE_SETTINGS = ("name", "weight", "repeat", "limit")
 """Settings of an entry that say how much of its rows is taken, and not which rows there are."""
 ROWS_SUFFIXES = (".json", ".jsonl", ".parquet", ".arrow", ".tar")
 """The ends of names by which a folder's files of rows are known."""
+TABLE_SUFFIXES = (".csv", ".tsv", ".xlsx")
+"""The ends of names of tables that people also keep rows in, and that are not read."""
+
+
+def is_rows_file(path: Path) -> bool:
+    """Return whether a name in a folder is one of a file of rows; hidden files are others'."""
+    return path.suffix in ROWS_SUFFIXES and not path.name.startswith(".")
 
 
 def has_rows_files(folder: str) -> bool:
     """Return whether a folder has a file of rows, by its name, or is one of `save_to_disk`."""
     with suppress(OSError):
-        return any(each.suffix in ROWS_SUFFIXES for each in Path(folder).iterdir())
+        return any(is_rows_file(each) for each in Path(folder).iterdir())
     return False
 
 

@@ -1,0 +1,143 @@
+"""A data worker that ends by itself is told with the row that it was at."""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import get_worker_info
+
+from tests.rows import chat, mixed_rows, write_rows
+from tests.runs import encoded, messages, request
+from vtool.data.inspect_rows import inspect_rows
+from vtool.data.loader import EncodedRows, MicroBatch, load_steps
+from vtool.data.row import Row
+from vtool.data.sources import Rows
+from vtool.data.worker_failures import RowsInWork, named_worker_failures
+from vtool.diagnostics import Findings
+
+ROWS, BAD = 12, 7
+RULE = "data-worker-failed"
+
+
+def crashing_rows(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, signal_number: int = signal.SIGKILL
+) -> EncodedRows:
+    """Return rows of which one ends the data worker that reads it."""
+    write_rows(folder / "rows.jsonl", mixed_rows(folder, ROWS, text_only=(1, 5)))
+    own = Rows.row
+
+    def row(self: Rows, index: int) -> Row:
+        if index == BAD and get_worker_info() is not None:
+            os.kill(os.getpid(), signal_number)
+        return own(self, index)
+
+    monkeypatch.setattr(Rows, "row", row)
+    return encoded(request("rows", messages(folder / "rows.jsonl")))[0]
+
+
+def message_of(work: Callable[[], object]) -> str:
+    """Return the message of the finding that a function raises, in a process of its own.
+
+    torch tells a lost worker by an exception that its signal handler raises wherever the process
+    is, which may be in pytest.
+    """
+    receiving, sending = multiprocessing.Pipe(duplex=False)
+    if not (pid := os.fork()):
+        try:
+            work()
+            sending.send(("nothing was raised", ""))
+        except Findings as findings:
+            (finding,) = findings.diagnostics
+            sending.send((finding.rule, finding.message))
+        except BaseException as error:
+            sending.send((type(error).__name__, str(error)))
+        finally:
+            os._exit(0)
+    sending.close()
+    rule, message = receiving.recv()
+    os.waitpid(pid, 0)
+    assert rule == RULE, message
+    return str(message)
+
+
+@pytest.mark.parametrize("ended_by", [signal.SIGKILL, signal.SIGSEGV])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_batch_that_is_lost_names_its_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, ended_by: int
+) -> None:
+    rows = crashing_rows(tmp_path, monkeypatch, ended_by)
+    steps = load_steps(
+        rows, range(ROWS // 2), lambda step: [MicroBatch((2 * step, 2 * step + 1))], workers
+    )
+
+    def train() -> None:
+        with named_worker_failures(lambda: rows.in_work, rows.rows.name):
+            list(steps)
+
+    assert f"rows.jsonl:{BAD + 1} (process " in message_of(train)
+
+
+def test_an_audit_that_is_lost_names_its_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = crashing_rows(tmp_path, monkeypatch)
+    assert f"rows.jsonl:{BAD + 1} (process " in message_of(
+        lambda: inspect_rows(rows, range(ROWS), 2)
+    )
+
+
+def test_a_picture_that_crashes_the_audit_is_told_with_its_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vtool.data import encode
+
+    write_rows(tmp_path / "rows.jsonl", mixed_rows(tmp_path, ROWS))
+    rows = encoded(request("rows", messages(tmp_path / "rows.jsonl")))[0]
+    own, bad = encode.visuals_of, rows.rows.row(BAD).images
+
+    def visuals_of(row: Row, *given: Any, **named: Any) -> Any:
+        if row.images == bad and get_worker_info() is not None:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return own(row, *given, **named)
+
+    monkeypatch.setattr(encode, "visuals_of", visuals_of)
+    assert f"rows.jsonl:{BAD + 1} (process " in message_of(
+        lambda: inspect_rows(rows, range(ROWS), 1)
+    )
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("expected all tensors on the same device"),
+        FileNotFoundError(2, "No such file"),
+        ValueError("a bad value"),
+    ],
+)
+def test_another_error_is_left_as_it_is(tmp_path: Path, error: Exception) -> None:
+    write_rows(tmp_path / "rows.jsonl", [chat("What is it?", "a cat") for _ in range(4)])
+    rows = encoded(request("rows", messages(tmp_path / "rows.jsonl")))[0]
+    steps = load_steps(rows, range(4), lambda step: [MicroBatch((step,))], 1)
+    next(steps)  # there is a worker, and it is well
+    with (
+        pytest.raises(type(error)) as raised,
+        named_worker_failures(lambda: rows.in_work, rows.rows.name),
+    ):
+        raise error
+    assert raised.value is error
+
+
+def test_without_workers_nothing_is_noted(tmp_path: Path) -> None:
+    in_work = RowsInWork(2)
+    in_work.mark(3)  # this process is no data worker
+    assert not in_work.lost()
+    error = ConnectionResetError(104, "Connection reset by peer")
+    with (
+        pytest.raises(ConnectionResetError),
+        named_worker_failures(lambda: None, str),
+    ):
+        raise error

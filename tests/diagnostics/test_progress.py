@@ -1,0 +1,78 @@
+"""No silence above seconds, and not a line of a command that is short."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from vtool.diagnostics import progress
+from vtool.diagnostics.progress import tick, working
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "FIRST", 0.05)
+    monkeypatch.setattr(progress, "EVERY", 0.05)
+    monkeypatch.delenv("RANK", raising=False)
+
+
+def test_what_takes_long_is_told_again_and_again_with_what_is_done() -> None:
+    said: list[str] = []
+    with working("auditing", said.append, counts="rows"):
+        tick(1_000, 4_000, "rows")
+        tick(3, 5, "proofs")  # of something inside, which counts other things
+        time.sleep(0.3)
+    assert len(said) >= 2
+    assert said[0].startswith("auditing, 1,000 of 4,000 rows, 0 s, about ")
+    before = len(said)
+    time.sleep(0.15)
+    assert len(said) == before
+
+
+def test_what_is_short_is_silent_and_of_several_the_innermost_is_told() -> None:
+    said: list[str] = []
+    with working("short", said.append):
+        pass
+    assert said == []
+    with working("outer", said.append), working("inner", said.append):
+        time.sleep(0.2)
+    assert {line.partition(",")[0] for line in said} == {"inner"}
+    assert progress._tasks == []
+
+
+def test_other_ranks_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    said: list[str] = []
+    with working("outer", said.append):
+        time.sleep(0.15)
+    assert said == []
+
+
+def test_a_long_command_says_within_a_second_that_it_has_begun(tmp_path: Path) -> None:
+    started = time.monotonic()
+    with subprocess.Popen(
+        [sys.executable, "-m", "vtool", "verify", "digits", "--fast"],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        cwd=tmp_path,
+    ) as command:
+        assert command.stderr is not None
+        first = command.stderr.readline()
+        took = time.monotonic() - started
+        command.kill()
+    assert first == "vtool verify: starting\n"
+    assert took < 5  # 1 s, on a machine that does nothing else
+
+
+def test_a_short_one_says_nothing_of_it(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "vtool", "explain", "VT201"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=True,
+    )
+    assert done.stderr == ""

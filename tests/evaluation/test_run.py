@@ -1,0 +1,346 @@
+"""Evaluations of a tiny model: the same answers however they are got, and scores of them."""
+
+import hashlib
+import json
+import math
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.rows import mixed_rows, write_rows
+from tests.runs import messages, request, session
+from vtool.data.chat import IGNORED
+from vtool.data.collate import collate
+from vtool.diagnostics import Findings
+from vtool.engines.ranks import Ranks
+from vtool.evaluation.asking import Asking, ask_rows, prompt_of
+from vtool.evaluation.results import PICTURES
+from vtool.evaluation.rows import load_settings, open_questions
+from vtool.evaluation.run import Evaluated, Request, evaluate_model
+from vtool.evaluation.subject import open_subject
+from vtool.export.huggingface import export
+from vtool.models.answers import Sampling
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A run that has exported random weights, and rows of several shapes."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    torch.manual_seed(0)
+    records = mixed_rows(folder, 6)
+    rows = write_rows(folder / "rows.jsonl", records)
+    opened, _ = session(
+        request("rows", messages(rows), f"run.dir={folder / 'run'}", "optim.warmup_steps=0")
+    )
+    export(
+        opened.engine.module,
+        opened.engine.model_state(),
+        opened.processor,
+        "qwen2_5_vl",
+        opened.folder.export,
+    )
+    return opened.folder.path, rows
+
+
+@pytest.fixture
+def evaluate(made: tuple[Path, Path], tmp_path: Path) -> Callable[..., Evaluated]:
+    def evaluated(**changes: Any) -> Evaluated:
+        asked = Request(
+            str(made[0]), str(made[1]), max_new_tokens=6, folder=tmp_path / "to", batch_size=4
+        )
+        done = evaluate_model(replace(asked, **changes), lambda _: None)
+        assert done is not None
+        return done
+
+    return evaluated
+
+
+def answers_of(done: Evaluated) -> list[tuple[str, str]]:
+    return [(one.row, one.answer) for one in done.answers]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_answers_and_nll_do_not_depend_on_the_batch(
+    evaluate: Callable[..., Evaluated], tmp_path: Path, temperature: float
+) -> None:
+    one, many = (
+        evaluate(folder=tmp_path / str(size), batch_size=size, temperature=temperature, seed=3)
+        for size in (1, 5)
+    )
+    assert answers_of(one) == answers_of(many)
+    for a, b in zip(one.answers, many.answers, strict=True):
+        assert a.nll == pytest.approx(b.nll, rel=1e-5)
+        assert a.confidence == pytest.approx(b.confidence, rel=1e-4)
+
+
+def test_drawn_answers_follow_the_seed(evaluate: Callable[..., Evaluated], tmp_path: Path) -> None:
+    first, again, other = (
+        answers_of(evaluate(folder=tmp_path / name, temperature=2.0, seed=seed))
+        for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    )
+    assert first == again
+    assert first != other
+
+
+def test_nll_and_confidence_are_those_of_one_plain_forward_pass(
+    made: tuple[Path, Path], evaluate: Callable[..., Evaluated]
+) -> None:
+    done = evaluate()
+    subject = open_subject(str(made[0]))
+    settings = load_settings(str(made[1]), ())
+    questions = open_questions(str(made[1]), settings, subject.processor(settings.data), Ranks())
+    model = subject.load()
+    for one in done.answers:
+        batch = collate([questions.rows.sample(one.index)], questions.rows.processor)
+        labels = questions.rows.sample(one.index).labels
+        with torch.no_grad():
+            logs = model(**batch.inputs).logits.double().log_softmax(-1)
+        at = (labels != IGNORED).nonzero().flatten()
+        wanted = -logs[0, at - 1, labels[at]].sum().item()
+        assert one.nll == pytest.approx(wanted, rel=1e-4)
+        assert one.supervised == len(at)
+
+
+def test_a_right_answers_nll_is_taken_from_its_generation(made: tuple[Path, Path]) -> None:
+    """The reference of each row becomes the model's own answer: then no second pass is made."""
+    subject = open_subject(str(made[0]))
+    settings = load_settings(str(made[1]), ())
+    rows = open_questions(str(made[1]), settings, subject.processor(settings.data), Ranks()).rows
+    model = subject.load()
+    index = next(i for i in range(len(rows.rows)) if len(rows.sample(i).turns) == 1)
+    sample = rows.sample(index)
+    prompt = prompt_of(rows, sample)
+    with torch.no_grad():
+        token = int(
+            model(**collate([sample], rows.processor).inputs)
+            .logits[0]
+            .argmax(-1)[len(prompt.input_ids) - 1]
+        )
+    ids = torch.cat([prompt.input_ids, torch.tensor([token])])
+    labels = torch.full_like(ids, IGNORED)
+    labels[-1] = token
+    rows.cache[index] = replace(sample, input_ids=ids, labels=labels)
+    passes = []
+    model.register_forward_hook(lambda *_: passes.append(1))
+    asking = Asking(max_new_tokens=1, batch_size=1)
+    ((one,),) = ask_rows(model, rows, [index], asking)
+    assert len(passes) == 1
+    with torch.no_grad():
+        logits = model(**collate([rows.cache[index]], rows.processor).inputs).logits.double()
+    wanted = -logits.log_softmax(-1)[0, len(prompt.input_ids) - 1, token].item()
+    assert one.nll == pytest.approx(wanted, rel=1e-4)
+    assert one.confidence == pytest.approx(math.exp(-wanted), rel=1e-4)
+
+
+def test_the_prompt_of_a_sample_is_the_rows_own(made: tuple[Path, Path]) -> None:
+    subject = open_subject(str(made[0]))
+    settings = load_settings(str(made[1]), ())
+    rows = open_questions(str(made[1]), settings, subject.processor(settings.data), Ranks()).rows
+    for index in range(len(rows.rows)):
+        cut, own = prompt_of(rows, rows.sample(index)), rows.prompt(index)
+        assert cut.input_ids.tolist() == own.input_ids.tolist()
+        assert cut.reference == own.reference
+        tensors = own.visuals.tensors()
+        assert cut.visuals.tensors().keys() == tensors.keys()
+        assert all(torch.equal(cut.visuals.tensors()[name], tensors[name]) for name in tensors)
+
+
+def test_what_was_answered_before_a_kill_is_not_asked_again(
+    evaluate: Callable[..., Evaluated], tmp_path: Path
+) -> None:
+    whole = evaluate()
+    file = tmp_path / "to" / "predictions.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:2]) + lines[2][:40])  # as a kill -9 leaves it
+    again = evaluate()
+    assert again.asked == len(whole.answers) - 2
+    assert answers_of(again) == answers_of(whole)
+    # the rest is asked in other batches, whose sums have another order
+    for one, other in zip(again.answers, whole.answers, strict=True):
+        assert one.nll == pytest.approx(other.nll, rel=1e-5)
+    written = file.read_text()
+    assert evaluate().asked == 0
+    assert file.read_text() == written
+
+
+def test_a_folder_is_held_by_one_process(made: tuple[Path, Path], tmp_path: Path) -> None:
+    holder = (
+        "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.lockf(file, fcntl.LOCK_EX)\n"
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    (tmp_path / "to").mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-c", holder, tmp_path / "to" / ".lock"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        with pytest.raises(Findings, match="another process is evaluating"):
+            evaluate_model(Request(str(made[0]), str(made[1]), folder=tmp_path / "to"), print)
+
+
+def test_other_rows_of_the_same_files_are_refused(
+    made: tuple[Path, Path], evaluate: Callable[..., Evaluated], tmp_path: Path
+) -> None:
+    """The same model under another path, and the same file, are the same."""
+    evaluate()
+    moved = shutil.copytree(made[0], tmp_path / "moved")
+    rows = shutil.copytree(made[1].parent, tmp_path / "rows") / made[1].name
+    assert evaluate(model=str(moved), rows=str(rows)).asked == 0
+    with pytest.raises(Findings, match=r"rows\.asked: 6 then, 2 now"):
+        evaluate(limit=2)
+    config = moved / "export" / "config.json"
+    config.write_text(config.read_text() + " ")
+    with pytest.raises(Findings, match=r"model\.digest: .*; model\.folder: .*moved/export"):
+        evaluate(model=str(moved))
+
+
+def test_a_folder_that_cannot_be_written_is_said(
+    evaluate: Callable[..., Evaluated], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Findings, match="Not a directory") as raised:
+        evaluate(folder=tmp_path / "file" / "to")
+    assert raised.value.fatal
+
+
+def test_rows_that_the_run_was_trained_on_are_told(
+    made: tuple[Path, Path], evaluate: Callable[..., Evaluated]
+) -> None:
+    digest = hashlib.sha256(made[1].read_bytes()).hexdigest()
+    data = made[0] / "data.json"
+    before = data.read_text() if data.exists() else None
+    data.write_text(json.dumps({"train": {"files": [{"path": "elsewhere", "sha256": digest}]}}))
+    try:
+        assert "was trained on rows of" in evaluate().scored.notes[0]
+    finally:
+        data.unlink() if before is None else data.write_text(before)
+
+
+def test_a_model_that_computes_nothing_has_no_nll(
+    made: tuple[Path, Path], evaluate: Callable[..., Evaluated], tmp_path: Path
+) -> None:
+    broken = shutil.copytree(made[0], tmp_path / "broken")
+    file = broken / "export" / "model.safetensors"
+    weights = load_file(file)
+    (norm,) = (name for name in weights if name.endswith("model.norm.weight"))
+    weights[norm].fill_(torch.nan)
+    save_file(weights, file, {"format": "pt"})
+    done = evaluate(model=str(broken))
+    assert "nonfinite-loss" in [one.rule for one in done.scored.findings]
+    assert "nll" not in [score.metric for score in done.scored.scores]
+    assert "NaN" not in done.store.predictions.read_text()
+
+
+def test_answers_got_in_another_way_are_refused(evaluate: Callable[..., Evaluated]) -> None:
+    evaluate()
+    with pytest.raises(Findings, match="max_new_tokens: 6 then, 7 now"):
+        evaluate(max_new_tokens=7)
+    with pytest.raises(Findings, match="sampling: null then"):
+        evaluate(temperature=1.0)
+
+
+def test_a_folder_with_other_files_is_left_alone(
+    evaluate: Callable[..., Evaluated], tmp_path: Path
+) -> None:
+    (tmp_path / "to").mkdir()
+    (tmp_path / "to" / "mine.txt").write_text("mine")
+    with pytest.raises(Findings, match="no evaluation"):
+        evaluate()
+
+
+def test_a_metric_that_raises_names_the_row_and_has_no_score(
+    evaluate: Callable[..., Evaluated], tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def odd(answer, reference):\n    return 1 / 0\n\ndef none(a, r):\n    pass\n")
+    done = evaluate(metrics=(f"{file}:odd", f"{file}:none", "f1"))
+    found = [one for one in done.scored.findings if one.rule == "metric-failed"]
+    assert [done.answers[0].row in one.message for one in found] == [True, True]
+    assert "ZeroDivisionError: division by zero (mine.py:2)" in found[0].message
+    assert "returns None" in found[1].message
+    assert [score.metric for score in done.scored.scores] == ["exact", "f1", "nll"]
+
+
+def test_references_that_are_no_choice_are_a_finding_and_answers_are_counted(
+    evaluate: Callable[..., Evaluated],
+) -> None:
+    done = evaluate(choices=("nobody says this", "nor this"))
+    rules = [one.rule for one in done.scored.findings if one.severity == "error"]
+    assert rules == ["reference-not-scorable"]
+    rows = len(done.answers)
+    assert any(f"{rows} of {rows} answers are none of the 2" in x for x in done.scored.notes)
+
+
+def test_rows_are_scored_by_a_key_of_theirs(
+    made: tuple[Path, Path], evaluate: Callable[..., Evaluated], tmp_path: Path
+) -> None:
+    records = [json.loads(line) for line in made[1].read_text().splitlines()]
+    for place, record in enumerate(records):
+        record["kind"] = "even" if place % 2 == 0 else "odd"
+    rows = write_rows(made[1].with_name("grouped.jsonl"), records)
+    done = evaluate(rows=str(rows), by="kind")
+    groups = done.scored.groups["kind"]
+    assert {name: scores[0].rows for name, scores in groups.items()} == {"even": 3, "odd": 3}
+    with pytest.raises(Findings, match='has no "kin"'):
+        evaluate(rows=str(rows), by="kin", folder=tmp_path / "b")
+
+
+def test_an_adapter_whose_base_has_moved_says_where_it_looked(tmp_path: Path) -> None:
+    (tmp_path / "adapter").mkdir()
+    gone = tmp_path / "gone"
+    (tmp_path / "adapter" / "adapter_config.json").write_text(
+        json.dumps({"base_model_name_or_path": str(gone)})
+    )
+    with pytest.raises(Findings, match=str(gone)) as raised:
+        open_subject(str(tmp_path / "adapter"))
+    assert raised.value.fatal
+    assert "--base FOLDER" in (raised.value.diagnostics[0].help or "")
+
+
+def test_a_run_is_found_by_its_name(
+    made: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs").mkdir()
+    shutil.copytree(made[0], tmp_path / "runs" / "mine")
+    monkeypatch.chdir(tmp_path)
+    assert open_subject("mine").export.folder == Path("runs/mine/export")
+    assert open_subject("mine").digest() == open_subject(str(made[0])).digest()
+
+
+def test_a_recipe_without_test_rows_is_refused() -> None:
+    with pytest.raises(Findings, match="no test split"):
+        load_settings("rows", ["data.train=[{format: digits, split: train}]"])
+
+
+def test_sampling_is_of_the_softmax() -> None:
+    """Gumbel noise on logits draws from their softmax: frequencies of 4000 rows, to 4 σ."""
+    from vtool.models.answers import _Recorder
+
+    logits, rows = torch.tensor([0.0, 1.0, 2.5]), range(4000)
+    recorder = _Recorder.of(rows, Sampling(0.7, 5))
+    drawn = recorder(torch.zeros(1), logits.repeat(len(rows), 1)).argmax(-1)
+    wanted = (logits / 0.7).softmax(0)
+    shares = torch.bincount(drawn, minlength=3) / len(rows)
+    sigma = (wanted * (1 - wanted) / len(rows)).sqrt()
+    assert ((shares - wanted).abs() < 4 * sigma).all()
+    logs = logits.double().log_softmax(0)[drawn]
+    assert torch.allclose(recorder.taken[0].double(), logs, atol=1e-6)
+
+
+def test_pictures_are_kept_of_the_worst(evaluate: Callable[..., Evaluated]) -> None:
+    done = evaluate()
+    lines = [json.loads(line) for line in done.store.predictions.read_text().splitlines()]
+    shown = [line for line in lines if "picture" in line]
+    assert shown
+    assert all((done.store.path / line["picture"]).is_file() for line in shown)
+    assert len(shown) <= PICTURES

@@ -1,0 +1,95 @@
+"""The micro-batch that is chosen: what a pass really keeps, and the memory that there is."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.rows import chat, mixed_rows, picture, write_rows
+from tests.runs import messages, request, session
+from vtool.data.loss import summed_nll
+from vtool.data.packing import with_positions
+from vtool.engines.ranks import Ranks
+from vtool.training import micro_batch
+from vtool.training.micro_batch import bytes_of_row, choose_micro_batch
+from vtool.training.session import Request, Session
+
+
+def made(folder: Path, *more: str) -> Request:
+    if not (folder / "rows.jsonl").exists():
+        write_rows(folder / "rows.jsonl", mixed_rows(folder, 12, text_only=(1,)))
+    common = ("data.image={min_pixels:784,max_pixels:12544}", "device.kind=cpu", "train.steps=2")
+    rows = messages(folder / "rows.jsonl")
+    return request("rows", rows, *common, f"run.dir={folder / 'run'}", *more)
+
+
+def kept(opened: Session) -> tuple[int, int, int]:
+    """Bytes that the first forward pass keeps, the tokens of its row, and its patches."""
+    (batch,) = next([one] for one in opened.micro_batches(1))
+    loaded = with_positions(opened.rows["train"][batch], opened.engine.module)
+    storages: dict[int, int] = {}
+    weights = {each.untyped_storage().data_ptr() for each in opened.engine.module.parameters()}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = summed_nll(opened.engine.module, loaded)
+    held = sum(storages.values())
+    patches = loaded.inputs["pixel_values"].shape[0]
+    del loss
+    return held, loaded.inputs["input_ids"].numel(), patches
+
+
+@pytest.mark.parametrize("side", [28, 112])
+def test_the_estimate_is_no_less_than_a_pass_keeps_and_not_many_times_it(
+    tmp_path: Path, side: int
+) -> None:
+    image = picture(tmp_path / "one.png", side, side)
+    question = [{"type": "image", "image": str(image)}, {"type": "text", "text": "What is it?"}]
+    rows = [chat(question, "It is a square. " * 9)]
+    write_rows(tmp_path / "rows.jsonl", rows)
+    opened, _ = session(made(tmp_path, "data.global_batch_size=1", "data.micro_batch_size=1"))
+    held, tokens, patches = kept(opened)
+    estimate = bytes_of_row(opened.run, opened.engine.module.config, tokens, patches)
+    assert held <= 1.2 * estimate
+    assert estimate <= 4 * held
+
+
+@pytest.mark.parametrize(("rows", "wanted"), [(0.5, 1), (1.5, 1), (5, 4), (1000, 8)])
+def test_it_is_a_power_of_two_that_the_free_memory_has_room_for(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    rows: float,
+    wanted: int,
+) -> None:
+    run = made(tmp_path, "data.global_batch_size=12")
+    opened, _ = session(made(tmp_path, "data.micro_batch_size=1", "data.global_batch_size=12"))
+    module, ledger = opened.engine.module, opened.ledgers["train"]
+    tokens = max(ledger.lengths)
+    row = bytes_of_row(run.run, module.config, tokens, 4 * tokens)
+    state = micro_batch.bytes_kept(run.run, module, Ranks())
+    free = state + rows * row / micro_batch.SHARE_TAKEN + 1
+    monkeypatch.setattr(micro_batch, "free_memory", lambda ranks: free)
+    capsys.readouterr()
+    assert choose_micro_batch(run.run, module, ledger, Ranks()).data.micro_batch_size == wanted
+    assert f"data.micro_batch_size: {wanted} (auto): about" in capsys.readouterr().out
+
+
+def test_a_run_takes_what_was_chosen_and_a_number_stays(tmp_path: Path) -> None:
+    opened, _ = session(made(tmp_path, "data.global_batch_size=12"))
+    assert [len(batch.rows) for batch in opened.micro_batches(1)] == [8, 4]
+    other, _ = session(made(tmp_path, "data.global_batch_size=12", "data.micro_batch_size=5"))
+    assert [len(batch.rows) for batch in other.micro_batches(1)] == [5, 5, 2]
+
+
+def test_what_is_free_is_no_more_than_the_machine_has() -> None:
+    assert 2**20 < micro_batch.free_memory(Ranks()) < 2**50
+    two = Ranks(world=2, local_world=2)
+    assert micro_batch.free_memory(two) == pytest.approx(
+        micro_batch.free_memory(Ranks()) / 2, rel=0.2
+    )

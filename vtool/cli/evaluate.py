@@ -1,0 +1,175 @@
+"""The command `vtool evaluate MODEL|RUN ROWS|RECIPE [KEY=VALUE]…`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vtool.cli.formats import Format
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from vtool.evaluation.run import Evaluated
+    from vtool.evaluation.scoring import Score
+
+
+def evaluate(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL|RUN", help="A run's folder or name, an export, an adapter, or a model."
+        ),
+    ],
+    rows: Annotated[
+        str,
+        typer.Argument(
+            metavar="ROWS|RECIPE", help="A file or a folder of rows, or a recipe's test split."
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Settings, such as data.image.max_pixels=N."),
+    ] = None,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="exact, accuracy, f1, anls, relaxed, json, iou, bleu, rouge or FILE.py:function;"
+            " may be repeated. Default: by the references."
+        ),
+    ] = None,
+    choices: Annotated[
+        str | None, typer.Option(metavar="A,B,C", help="The choices of --metric accuracy.")
+    ] = None,
+    by: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Scores also by this key of every row.")
+    ] = None,
+    sample: Annotated[
+        float,
+        typer.Option(metavar="T", min=0.0, help="Draw answers at this temperature; 0: greedy."),
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of the answers that are drawn.")] = 0,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="The longest answer. Default: by the references.")
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Rows asked at once; answers are the same.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Ask the first rows only.")] = None,
+    base: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="The weights under an adapter, if they were moved."),
+    ] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="The results. Default: evaluations/MODEL-ROWS."),
+    ] = None,
+    format: Annotated[Format, typer.Option(help="How findings are printed.")] = Format.full,
+) -> None:
+    """Score a model's answers to rows, with 95 % intervals. Stopped, it goes on where it was."""
+    # at once: to import torch takes seconds
+    typer.echo(f"evaluate: {model} on {rows}", err=True)
+    from vtool.cli.common import begin_with_training, exit_on_findings, print_and_exit
+    from vtool.diagnostics.render import MACHINE
+    from vtool.diagnostics.result import Result
+
+    stopped = "stopped; the same command goes on with the rows that have no answer yet"
+    with exit_on_findings("evaluate", model, format, stopped):
+        begin_with_training("vtool evaluate")
+        from vtool.evaluation.run import Request, evaluate_model
+
+        request = Request(
+            model,
+            rows,
+            tuple(overrides or ()),
+            tuple(metric or ()),
+            _choices(choices),
+            by,
+            sample,
+            seed,
+            max_new_tokens,
+            batch,
+            limit,
+            base,
+            to,
+        )
+        done = evaluate_model(request, _say)
+        if done is None:  # a rank that is not the first
+            return
+        if format not in MACHINE:
+            print_scores(done)
+        made = Result.of_findings(model, done.scored.findings)
+        details = {"evaluation": done.scored.as_dict()}
+        print_and_exit(
+            [Result(made.subject, made.verdict, made.checks, made.findings, details)],
+            "evaluate",
+            format,
+        )
+
+
+def _choices(given: str | None) -> tuple[str, ...]:
+    """Return choices that are given as A,B,C, or as a list of JSON where one has a comma."""
+    import json
+
+    if given is None:
+        return ()
+    try:
+        named = json.loads(given)
+    except ValueError:
+        named = None
+    found = named if isinstance(named, list) else given.split(",")
+    return tuple(str(one).strip() for one in found if str(one).strip())
+
+
+def _say(line: str) -> None:
+    from vtool.diagnostics.printable import printable
+
+    typer.echo(printable(line), err=True)
+
+
+def print_scores(done: "Evaluated") -> None:
+    """Print how rows were asked, every score, those of groups, and where the answers are."""
+    from vtool.diagnostics.printable import printable
+    from vtool.evaluation.progress import rounded
+
+    scored, rows = done.scored, len(done.answers)
+    rate = f", {rounded(done.asked / done.seconds)} rows a second" if done.asked else ""
+    lines = [f"{done.subject.in_words()}: {rows} rows, {done.how}{rate}"]
+    counts = {
+        one.metric: f"{one.right} of {one.rows}: " for one in scored.scores if one.right is not None
+    }
+    lines += table(
+        [
+            (one.metric, *_value(one), counts.get(one.metric, "") + one.says)
+            for one in scored.scores
+        ],
+        "  ",
+    )
+    for by, groups in scored.groups.items():
+        names = [one.metric for one in scored.scores]
+        cells = [[f"by {by}", "rows", *names]]
+        for name, own in groups.items():
+            values = {one.metric: " ".join(_value(one)) for one in own}
+            count = str(own[0].rows)
+            cells.append([name or "(none)", count, *(values.get(each, "") for each in names)])
+        lines += table(cells, "  ")
+    lines += [f"  note: {note}" for note in scored.notes]
+    lines.append(f"predictions: {done.store.predictions}")
+    for line in lines:
+        typer.echo(printable(line))
+
+
+def table(rows: "Sequence[Sequence[str]]", indent: str) -> list[str]:
+    """Return a line for each row, its cells below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        indent + "  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def _value(one: "Score") -> tuple[str, str]:
+    """Return a score and its interval."""
+    if one.right is None:
+        return f"{one.value:.4f}", f"[{one.low:.4f}, {one.high:.4f}]"
+    return f"{one.value:.2%}", f"[{one.low:.2%}, {one.high:.2%}]"

@@ -1,0 +1,81 @@
+"""Data workers that end by themselves: which one did, and the rows that it was at."""
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import torch
+from torch import Tensor
+from torch.utils.data import get_worker_info
+
+from vtool.data.row import refuse
+
+_SECONDS_TO_END = 2.0
+"""A pipe breaks before the process at its other end can be seen to be gone."""
+
+
+class RowsInWork:
+    """The row that each data worker is at, in memory that they share with their parent."""
+
+    def __init__(self, workers: int) -> None:
+        # [workers, 2]: the process, 0 before its first row, and the row, −1 between them
+        self._marks: Tensor = torch.zeros((workers, 2), dtype=torch.int64)
+        self._marks.share_memory_()  # type: ignore[no-untyped-call]
+
+    def mark(self, row: int) -> None:
+        """Note that this process begins with a row, or waits (−1), if it is a data worker."""
+        if (worker := get_worker_info()) is not None:
+            self._marks[worker.id, 0] = os.getpid()
+            self._marks[worker.id, 1] = row
+
+    def lost(self) -> list[tuple[int, int]]:
+        """Return the process and the row of each worker that is no more."""
+        alive = {each.pid for each in multiprocessing.active_children()}
+        marks = [(int(pid), int(row)) for pid, row in self._marks.tolist()]
+        return [(pid, row) for pid, row in marks if pid and pid not in alive]
+
+
+@contextmanager
+def named_worker_failures(
+    in_work: Callable[[], RowsInWork | None], name: Callable[[int], str]
+) -> Iterator[None]:
+    """Raise a finding in the place of the error that torch or a pipe raises for a lost worker.
+
+    torch raises it wherever the process is, as its handler of SIGCHLD does.
+
+    Args:
+        in_work: returns the rows in work, once there are workers.
+        name: returns a row's name.
+
+    Raises:
+        Findings: `data-worker-failed`, for a worker that has ended by itself.
+    """
+    try:
+        yield
+    except (RuntimeError, ConnectionError, FileNotFoundError, EOFError) as error:
+        torchs = isinstance(error, RuntimeError)
+        if torchs and "DataLoader worker" not in str(error):
+            raise
+        if not (lost := _lost(in_work())):
+            raise
+        where = ", ".join(
+            f"{f'at {name(row)}' if row >= 0 else 'between rows'} (process {pid})"
+            for pid, row in lost
+        )
+        told = f"; {str(error).partition(' It is possible')[0]}" if torchs else ""
+        message = f"a data worker ended by itself {where}{told}"
+        raise refuse("data-worker-failed", message, None) from error
+
+
+def _lost(in_work: RowsInWork | None) -> list[tuple[int, int]]:
+    if in_work is None:
+        return []
+    until = time.monotonic() + _SECONDS_TO_END
+    while time.monotonic() < until:
+        with suppress(RuntimeError):  # torch's handler of SIGCHLD may come only now
+            if lost := in_work.lost():
+                return lost
+            time.sleep(0.05)
+    return []

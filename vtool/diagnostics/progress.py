@@ -1,0 +1,94 @@
+"""The progress of a command, told on standard error while it takes long: no silence for seconds.
+
+A short command prints none of it. The lines come from a thread, so that what is awaited need not be
+cut into parts; where it has parts, `tick` counts them.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+FIRST, EVERY = 2.0, 5.0
+"""Seconds until the first line, and between the others."""
+START = 0.7
+"""Seconds until a command that has said nothing yet says that it has begun."""
+
+
+@dataclass(slots=True)
+class _Task:
+    what: str
+    counts: str
+    began: float
+    done: int = 0
+    total: int = 0
+
+    def line(self) -> str:
+        seconds = time.monotonic() - self.began
+        parts = [self.what]
+        if self.total:
+            parts.append(f"{self.done:,} of {self.total:,} {self.counts}")
+        parts.append(f"{seconds:.0f} s")
+        if 0 < self.done < self.total:
+            left = seconds / self.done * (self.total - self.done)
+            parts.append(f"about {left:.0f} s left")
+        return ", ".join(parts)
+
+
+_tasks: list[_Task] = []
+
+
+def tell(text: str) -> None:
+    """Write a line on standard error, past Python's locks: another thread may be about to fork."""
+    sys.stdout.flush()
+    os.write(2, f"{text}\n".encode())
+
+
+@contextmanager
+def working(what: str, say: Callable[[str], object] = tell, counts: str = "") -> Iterator[None]:
+    """Tell every few seconds that this is still being done; the innermost of several is told.
+
+    Ranks but the first are silent.
+
+    Args:
+        what: is being done, in words.
+        say: is given each line.
+        counts: the parts that `tick` counts of it, in words.
+    """
+    if os.environ.get("RANK", "0") not in ("0", ""):
+        yield
+        return
+    task, ended = _Task(what, counts, time.monotonic()), threading.Event()
+    _tasks.append(task)
+
+    def beat() -> None:
+        wait = FIRST
+        while not ended.wait(wait):
+            if _tasks and _tasks[-1] is task:
+                say(task.line())
+            wait = EVERY
+
+    thread = threading.Thread(target=beat, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        _tasks.remove(task)
+
+
+def tick(done: int, total: int, counts: str) -> None:
+    """Count the parts of the innermost task that are done, if it is these that it counts."""
+    if _tasks and _tasks[-1].counts == counts:
+        _tasks[-1].done, _tasks[-1].total = done, total
+
+
+def announce_start(words: str) -> None:
+    """Say that a command has begun, unless it ends at once: imports alone take seconds."""
+    timer = threading.Timer(START, tell, [f"{words}: starting"])
+    timer.daemon = True
+    timer.start()

@@ -1,0 +1,43 @@
+"""Rules about the evaluation of a model (`vtool evaluate`)."""
+
+from vtool.diagnostics.rule import Rule
+
+RULES = (
+    Rule(
+        name="metric-failed",
+        code="VT830",
+        summary="A metric raised an exception, or gave something else than a number.",
+        why="Left out of the mean, the row would flatter the model or blame it: there is no score.",
+        bad="--metric score.py:points, where points raises for an empty answer",
+        good="a function that returns a number for every answer",
+        fix="Mend the function for the row that is named; answers are kept, and not asked again.",
+    ),
+    Rule(
+        name="reference-not-scorable",
+        code="VT831",
+        summary="A row's reference is none of the choices, or not of the metric's kind.",
+        why="No answer to it can be right: the score says less than it could, whatever the model.",
+        bad="--choices cat,dog beside a row whose reference is fox",
+        good="--choices cat,dog,fox",
+        fix="Name every choice that the rows have, or mend the row.",
+    ),
+    Rule(
+        name="evaluation-differs",
+        code="VT832",
+        summary="The folder has answers that were got in another way than is asked for now.",
+        why="Answers of two models, or of two ways to ask, would be scored as one.",
+        bad="--to FOLDER of an evaluation of another model",
+        good="--to a folder that does not exist yet",
+        fix="Name another folder, or remove this one: --to FOLDER.",
+    ),
+    Rule(
+        name="answer-stopped",
+        code="VT833",
+        summary="Answers reached the longest that is asked for, and were stopped there.",
+        why="What was to come may have been right: such a row is scored on half of an answer.",
+        bad="--max-new-tokens 4 of a model that answers in sentences",
+        good="--max-new-tokens 64",
+        fix="Ask for longer answers: --max-new-tokens N.",
+        severity="warning",
+    ),
+)

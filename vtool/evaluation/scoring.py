@@ -1,0 +1,212 @@
+"""The scores of answers: each metric with its interval, of all rows and of each group."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+from vtool.diagnostics import Diagnostic
+from vtool.evaluation.asking import Asked
+from vtool.evaluation.metrics import Metric
+from vtool.evaluation.metrics.choices import NAME, choice_of
+from vtool.evaluation.metrics.own import described
+from vtool.intervals import bootstrap_interval, wilson_interval
+
+_LISTED = 5
+_MOST_GROUPS = 50
+NLL = "nll"
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A metric's score over rows, with its 95 % interval."""
+
+    metric: str
+    says: str
+    value: float
+    low: float
+    high: float
+    rows: int
+    right: int | None = None
+    """Rows that are right, of a proportion."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """All that was scored."""
+
+    scores: tuple[Score, ...]
+    of_rows: Mapping[str, tuple[float, ...]]
+    """Each metric's score of each row, in their order."""
+    groups: Mapping[str, Mapping[str, tuple[Score, ...]]]
+    """Scores by what rows are told apart by, and its value."""
+    findings: tuple[Diagnostic, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the scores as result.json has them."""
+        return {
+            "scores": [asdict(score) for score in self.scores],
+            "groups": {
+                by: {name: [asdict(score) for score in own] for name, own in groups.items()}
+                for by, groups in self.groups.items()
+            },
+            "notes": list(self.notes),
+        }
+
+
+def score_answers(
+    answers: Sequence[Asked],
+    metrics: Sequence[Metric],
+    choices: Sequence[str] = (),
+    by: tuple[str, Mapping[int, str]] | None = None,
+) -> Scored:
+    """Score answers.
+
+    Args:
+        answers: of all rows.
+        metrics: a metric that fails has a finding, and no score.
+        choices: those of the metric `accuracy`, if it is one of these.
+        by: a key of rows, and its value for each.
+    """
+    findings: list[Diagnostic] = []
+    rows: dict[str, tuple[float, ...]] = {}
+    for metric in metrics:
+        findings += _refused(metric, answers)
+        found = _rows_of(metric, answers)
+        if isinstance(found, Diagnostic):
+            findings.append(found)
+        else:
+            rows[metric.name] = found
+    known = [metric for metric in metrics if metric.name in rows]
+
+    def scores(places: Sequence[int]) -> tuple[Score, ...]:
+        own = [_score(metric, answers, rows[metric.name], places) for metric in known]
+        nll = _nll([answers[place] for place in places])
+        return (*own, nll) if nll else tuple(own)
+
+    groups: dict[str, dict[str, tuple[Score, ...]]] = {}
+    notes = list(_notes(answers, choices if NAME in rows else ()))
+    tellers = [("source", {one.index: one.source for one in answers}), *([by] if by else [])]
+    for name, values in tellers:
+        places: dict[str, list[int]] = {}
+        for place, one in enumerate(answers):
+            places.setdefault(values[one.index], []).append(place)
+        if len(places) > 1 or name != "source":
+            largest = sorted(places, key=lambda value: (-len(places[value]), value))[:_MOST_GROUPS]
+            groups[name] = {value: scores(places[value]) for value in sorted(largest)}
+            if len(places) > _MOST_GROUPS:
+                notes.append(
+                    f"by {name}: the {_MOST_GROUPS} values with the most rows, of {len(places):,}"
+                )
+    return Scored(
+        scores(range(len(answers))),
+        rows,
+        groups,
+        (*findings, *_stopped(answers), *_no_numbers(answers)),
+        tuple(notes),
+    )
+
+
+def _rows_of(metric: Metric, answers: Sequence[Asked]) -> tuple[float, ...] | Diagnostic:
+    """Return a metric's score of each row, or the finding of the first that it fails on."""
+    found: list[float] = []
+    for one in answers:
+        try:
+            value = metric.score(one.answer, one.reference)
+        except Exception as error:  # a function of the user's
+            file = getattr(getattr(metric.score, "__code__", None), "co_filename", None)
+            what = f"raises {described(error, Path(file) if file else None)}"
+            return _failed(metric, one, what)
+        if not isinstance(value, Real) or not math.isfinite(value):
+            return _failed(metric, one, f"returns {value!r:.80}, and not a number")
+        found.append(float(value))
+    return tuple(found)
+
+
+def _failed(metric: Metric, one: Asked, what: str) -> Diagnostic:
+    message = f"{one.row}: the metric {metric.name} {what}; it has no score"
+    return Diagnostic("metric-failed", message)
+
+
+def _refused(metric: Metric, answers: Sequence[Asked]) -> Iterator[Diagnostic]:
+    """Yield the finding for references that the metric cannot score any answer to."""
+    if metric.refuses is None:
+        return
+    rows = [one for one in answers if metric.refuses(one.reference)]
+    if rows:
+        listed = ", ".join(f"{one.row} ({one.reference[:40]!r})" for one in rows[:_LISTED])
+        more = f", and {len(rows) - _LISTED} more" if len(rows) > _LISTED else ""
+        what = (
+            "are none of the choices"
+            if metric.name == NAME
+            else f"are nothing that {metric.name} can score"
+        )
+        message = f"the references of {len(rows)} of {len(answers)} rows {what}: {listed}{more}"
+        yield Diagnostic("reference-not-scorable", message)
+
+
+def _score(
+    metric: Metric, answers: Sequence[Asked], rows: Sequence[float], places: Sequence[int]
+) -> Score:
+    values = [rows[place] for place in places]
+    if metric.whole is not None:
+        texts = [answers[place] for place in places]
+        whole = metric.whole([one.answer for one in texts], [one.reference for one in texts])
+        return Score(metric.name, metric.says, whole.value, whole.low, whole.high, len(values))
+    mean = math.fsum(values) / len(values)
+    if metric.proportion:
+        right = round(sum(values))
+        low, high = wilson_interval(right, len(values))
+        return Score(metric.name, metric.says, mean, low, high, len(values), right)
+    low, high = bootstrap_interval(values)
+    return Score(metric.name, metric.says, mean, low, high, len(values))
+
+
+def _nll(answers: Sequence[Asked]) -> Score | None:
+    """Return the NLL a supervised token; None where that of a row is not a number."""
+    if any(one.nll is None for one in answers):
+        return None
+    sums = [one.nll or 0.0 for one in answers]
+    counts = [one.supervised for one in answers]
+    low, high = bootstrap_interval(sums, counts)
+    value = math.fsum(sums) / sum(counts)
+    return Score(NLL, "nats a supervised token, less is better", value, low, high, len(answers))
+
+
+def _stopped(answers: Sequence[Asked]) -> Iterator[Diagnostic]:
+    stopped = [one for one in answers if one.stopped]
+    if stopped:
+        longest = max(one.tokens for one in stopped)
+        yield Diagnostic(
+            "answer-stopped",
+            f"{len(stopped)} of {len(answers)} answers were stopped at {longest} tokens"
+            f" ({stopped[0].row}, …)",
+        )
+
+
+def _no_numbers(answers: Sequence[Asked]) -> Iterator[Diagnostic]:
+    rows = [one for one in answers if one.nll is None]
+    if rows:
+        message = (
+            f"the NLL of {len(rows)} of {len(answers)} rows is infinite or not a number"
+            f" ({rows[0].row}, …): it has no mean"
+        )
+        help = "look at the model's weights: vtool load-check FOLDER"
+        yield Diagnostic("nonfinite-loss", message, help)
+
+
+def _notes(answers: Sequence[Asked], choices: Sequence[str]) -> Iterator[str]:
+    """Yield what the scores alone do not say."""
+    if choices:
+        none = [one for one in answers if choice_of(one.answer, choices) is None]
+        if none:
+            yield (
+                f"{len(none)} of {len(answers)} answers are none of the {len(choices)} choices, and"
+                f" count as wrong: {none[0].row} has {none[0].answer[:60]!r}"
+            )
+    same = {one.answer for one in answers}
+    if len(same) == 1 and len({one.reference for one in answers}) > 1:
+        yield f"every answer is the same: {next(iter(same))[:60]!r}"

@@ -1,0 +1,156 @@
+"""The model that is evaluated: a run's, an export, an adapter, or any folder of a known family."""
+
+import json
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from vtool.config.schema import Data, Run
+from vtool.diagnostics import Diagnostic, Findings
+from vtool.diagnostics.near_miss import did_you_mean, near
+from vtool.evaluation.predict import Export, find_export, load_exported, own_settings
+from vtool.models.model_class import MODELING_RECORD
+from vtool.models.processor import Processor, load_processor
+
+_BLOCK = 2**24
+_RUNS = Path("runs")
+"""The folder that a run is in by default."""
+_OF_A_MODEL = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.txt", "*.model")
+"""The files of weights, configs, templates and tokenizers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model that is asked."""
+
+    given: Path
+    export: Export
+    run: Run | None
+    """The settings of its run; None where it is no run's."""
+
+    @property
+    def is_adapter(self) -> bool:
+        return self.export.base != self.export.folder
+
+    def in_words(self) -> str:
+        """Return the folder, and the base of an adapter."""
+        base = f" on {self.export.base}" if self.is_adapter else ""
+        return f"{self.export.folder}{base} ({self.export.family})"
+
+    def processor(self, settings: Data) -> Processor:
+        """Load its processor, with these sizes of images and videos."""
+        return load_processor(
+            self.export.folder,
+            self.export.family,
+            settings.image,
+            settings.video,
+            config_of=self.export.base,
+        )
+
+    def load(self) -> Any:
+        """Load the model in float32, in evaluation mode, with its adapter.
+
+        Raises:
+            Findings: `model-does-not-load`, `modeling-changed`.
+        """
+        return load_exported(self.given, self.export)
+
+    def digest(self) -> str:
+        """Return a digest of the files that make it what it is, weights included."""
+        digest = xxhash.xxh3_128()
+        files = [
+            file
+            for folder in dict.fromkeys((self.export.base, self.export.folder))
+            for pattern in _OF_A_MODEL
+            for file in sorted(folder.glob(pattern))
+        ]
+        record = self.given / MODELING_RECORD
+        if self.export.folder != self.given and record.exists():
+            files.append(record)
+        for file in files:
+            digest.update(f"{file.name} {file.stat().st_size}\n".encode())
+            with file.open("rb") as opened:
+                while block := opened.read(_BLOCK):
+                    digest.update(block)
+        return digest.hexdigest()
+
+    def trained_on(self, files: Sequence[Mapping[str, Any]]) -> bool:
+        """Return if its run was trained on one of these files, by their digests."""
+        try:
+            own = json.loads((self.given / "data.json").read_text())["train"]["files"]
+            known = {each.get("sha256") for each in own} - {None}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return False
+        return any(each.get("sha256") in known for each in files)
+
+
+def open_subject(given: str, base: Path | None = None) -> Subject:
+    """Find a model by its folder, or by the name of a run in `runs/`.
+
+    Args:
+        given: the folder or the name.
+        base: where the weights under an adapter are, in the place of what the adapter says.
+
+    Raises:
+        Findings: `not-a-run`, `model-does-not-load`; fatal.
+    """
+    path, named = Path(given), _RUNS / given
+    path = named if not path.exists() and named.is_dir() else path
+    if not path.is_dir():
+        runs = [each.name for each in _RUNS.iterdir()] if _RUNS.is_dir() else []
+        message = f"there is no folder {given}, and no run of that name in {_RUNS}/"
+        help = did_you_mean(near(given, runs)) or "name a run, an export, or a model's folder"
+        raise Findings(Diagnostic("not-a-run", message, help), fatal=True)
+    try:
+        export = find_export(path, base)
+        return Subject(path, export, own_settings(path, export.folder))
+    except Findings as findings:
+        moved = (
+            "say where it is now: --base FOLDER; or a whole model: vtool export"
+            f" {shlex.quote(given)} --merge"
+        )
+        found = [
+            replace(one, help=moved)
+            if one.rule == "model-does-not-load" and "is an adapter for" in one.message
+            else one
+            for one in findings.diagnostics
+        ]
+        raise Findings(found, fatal=True) from findings
+
+
+def with_own_reading(run: Run, own: Run | None, given: Collection[str]) -> Run:
+    """Return a recipe that reads rows as the model's run did, and computes as it did.
+
+    A model that has learnt images of one size is not shown them in another. What is given on the
+    command line stays.
+
+    Args:
+        run: the rows' recipe.
+        own: the model's run.
+        given: the names of the settings of the command line.
+    """
+    if own is None:
+        return run
+    data, model = _with_reading(run.data, own.data, given), run.model
+    if "model.dtype" not in given:
+        model = model.model_copy(update={"dtype": own.model.dtype})
+    return run.model_copy(update={"data": data, "model": model})
+
+
+def _with_reading(data: Data, own: Data, given: Collection[str]) -> Data:
+    changed: dict[str, Any] = {}
+    for group in ("image", "video"):
+        mine, prefix = getattr(data, group), f"data.{group}."
+        if f"data.{group}" in given:
+            continue
+        asked = {key.removeprefix(prefix) for key in given if key.startswith(prefix)}
+        changed[group] = getattr(own, group).model_copy(
+            update={key: getattr(mine, key) for key in asked}
+        )
+    if "data.drop_model_inputs" not in given:
+        changed["drop_model_inputs"] = own.drop_model_inputs
+    return data.model_copy(update=changed)

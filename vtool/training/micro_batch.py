@@ -1,0 +1,126 @@
+"""The rows of a forward pass where `data.micro_batch_size` is `auto`, by an estimate of memory.
+
+What a backward pass needs is kept by the forward pass: of each token in each layer, what goes into
+its products and norms (as counted in arXiv 2205.05198, with a gated MLP), and the logits. That is
+an estimate, from above for most rows: a padded batch of the longest rows, of images alone.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from vtool.config.schema import Fsdp2, Megatron, Run
+from vtool.data.audit import Ledger
+from vtool.engines.ranks import Ranks
+from vtool.families.family import load_family
+from vtool.models.observe_model import measure_config
+
+SHARE_TAKEN = 0.6
+"""The part of the free memory that is planned with; the rest is for what the estimate leaves out.
+"""
+MOST_ROWS = 64
+# Bytes of a value that a pass keeps; with bfloat16, norms keep what they get in float32.
+_WIDTH = {"float32": 4, "bfloat16": 3, "float64": 8}
+# Of AdamW in float32: the gradient, and two means. Weights are 4 beside them.
+_STATE, _WEIGHT = 12, 4
+
+
+def choose_micro_batch(run: Run, model: nn.Module, ledger: Ledger, ranks: Ranks) -> Run:
+    """Return the run with a micro-batch of a number, the same on all ranks; rank 0 says it."""
+    if run.data.micro_batch_size != "auto":
+        return run
+    sharing = run.engine.parallel.sharing if isinstance(run.engine, Megatron) else 1
+    share = -(-run.data.global_batch_size // max(1, ranks.world // sharing))
+    tokens = max(ledger.lengths, default=1)
+    merged = load_family(run.model.family).facts.patches.merge_size ** 2
+    patches = merged * tokens if ledger.images + ledger.videos else 0
+    row = bytes_of_row(run, model.config, tokens, patches)
+    free = free_memory(ranks) - bytes_kept(run, model, ranks)
+    room = int(min(own for (own,) in ranks.all_gather([max(0.0, free * SHARE_TAKEN // row)])))
+    most = max(1, min(share, room, MOST_ROWS))
+    size = 1 << (most.bit_length() - 1)
+    if ranks.rank == 0:
+        print(
+            f"data.micro_batch_size: {size} (auto): about {_in_words(size * row)} for {size} of the"
+            f" longest rows, of {tokens} tokens; {_in_words(max(0.0, free))} are free",
+            flush=True,
+        )
+    data = run.data.model_copy(update={"micro_batch_size": size})
+    return run.model_copy(update={"data": data})
+
+
+def bytes_of_row(run: Run, config: Any, tokens: int, patches: int) -> float:
+    """Return about how much the forward pass of one row keeps for its backward pass.
+
+    Args:
+        run: says in which dtype, with which attention, and whether activations are kept.
+        config: of the model.
+        tokens: of the row.
+        patches: that the vision tower is given for it.
+    """
+    size, width = measure_config(config), _WIDTH[run.model.dtype]
+    eager = run.model.attention == "eager"
+    names = ("hidden", "intermediate", "heads")
+    towers: tuple[tuple[int, int, Mapping[str, int]], ...] = (
+        (tokens, size["layers"], {name: size[name] for name in names}),
+        (
+            patches,
+            size.get("vision_depth", 0),
+            {name: size.get(f"vision_{name}", size[name]) for name in names},
+        ),
+    )
+    values = 0
+    for length, layers, of in towers:
+        layer = length * (12 * of["hidden"] + 4 * of["intermediate"])
+        layer += 2 * of["heads"] * length * length if eager else 0
+        values += (
+            layers * length * of["hidden"] + layer
+            if run.model.gradient_checkpointing
+            else layers * layer
+        )
+    # logits, their softmax and its gradient, in float32
+    vocabulary: int = config.get_text_config().vocab_size
+    return values * width + 3 * 4 * tokens * vocabulary
+
+
+def bytes_kept(run: Run, model: nn.Module, ranks: Ranks) -> float:
+    """Return what weights, gradients and the optimizer will take besides what is taken now."""
+    trained = sum(each.numel() for each in model.parameters() if each.requires_grad)
+    there = 0 if ranks.device.type == "cpu" else sum(each.numel() for each in model.parameters())
+    shares = 1
+    if isinstance(run.engine, Fsdp2):
+        shares = ranks.world
+    elif isinstance(run.engine, Megatron):
+        shares = run.engine.parallel.tensor * run.engine.parallel.pipeline
+    return (trained * _STATE + there * _WEIGHT) / shares
+
+
+def free_memory(ranks: Ranks) -> float:
+    """Return the bytes that are free for this rank, on its device."""
+    if ranks.device.type != "cpu":
+        free, _ = getattr(torch, ranks.device.type).mem_get_info(ranks.device)
+        return float(free)
+    found = [_available()]
+    group = Path("/sys/fs/cgroup")
+    try:
+        most, now = ((group / f"memory.{name}").read_text() for name in ("max", "current"))
+        found += [float(most) - float(now)] if most.strip() != "max" else []
+    except (OSError, ValueError):
+        pass  # no such group, or one of an older kernel
+    return min(found) / ranks.local_world
+
+
+def _available() -> float:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        kib = next(line.split()[1] for line in lines if line.startswith("MemAvailable:"))
+        return float(kib) * 1024
+    except (OSError, StopIteration, ValueError):
+        return 0.0  # a micro-batch of 1 needs no more than any does
+
+
+def _in_words(size: float) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"

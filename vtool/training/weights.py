@@ -1,0 +1,287 @@
+"""The weights that `train.from` names: those of a run, of a checkpoint or of an export.
+
+Whole weights take the place of those that the model is built with, an adapter's that of a new one.
+They are put into the bare model, before an engine takes it over, so that every engine begins alike.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import xxhash
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from vtool.config.schema import Lora, Model, Run
+from vtool.diagnostics import Diagnostic, Findings
+from vtool.families import FAMILIES
+from vtool.models.adapters import CONFIG, WEIGHTS, base_of_adapter, is_adapter, saved_name
+from vtool.models.build import build_model
+from vtool.models.observe_model import measure_config
+from vtool.models.processor import Processor, first_line
+from vtool.training.checkpoint import MANIFEST, best_before, damage, newest
+from vtool.training.kept_processor import check_processor
+from vtool.training.own_folder import written_settings
+from vtool.training.run_folder import RunFolder, reading
+
+RULE, SETTING = "unfit-weights", "train.from"
+_SHOWN = 3
+_BLOCK = 2**24
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The place of weights, and the model that they are of."""
+
+    folder: Path
+    """A checkpoint, or an export: a whole model or an adapter."""
+    kind: Literal["checkpoint", "export"]
+    config: Path
+    """The folder with the model's config.json."""
+    processor: Path
+    """The folder with the tokenizer and the image processor."""
+    run: Path | None = None
+    """The run that wrote the checkpoint."""
+    base: Path | None = None
+    """For adapters: the folder of the weights beneath them."""
+
+    @property
+    def adapted(self) -> bool:
+        """True for an adapter's."""
+        return self.base is not None
+
+    @property
+    def file(self) -> Path:
+        """The file of a checkpoint's weights, or of an adapter's."""
+        return self.folder / ("model.safetensors" if self.kind == "checkpoint" else WEIGHTS)
+
+    def in_words(self) -> str:
+        """Return what a run begins with, for its first lines."""
+        what = "the adapter" if self.adapted else "the weights"
+        return (
+            f"begins with {what} of {self.folder}: its optimizer, schedule, rows and ledger are its"
+            " own, from step 1"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what a run keeps of them, with the digest of each file."""
+        files = [self.file] if self.file.exists() else sorted(self.folder.glob("*.safetensors"))
+        return {
+            "path": str(self.folder.resolve()),
+            "kind": "adapter" if self.adapted else "model",
+            "files": {file.name: digest(file) for file in files},
+        }
+
+
+def digest(file: Path) -> dict[str, Any]:
+    """Return the size and the XXH3 of a file."""
+    total = xxhash.xxh3_128()
+    with file.open("rb") as opened:
+        while block := opened.read(_BLOCK):
+            total.update(block)
+    return {"bytes": file.stat().st_size, "xxh3": total.hexdigest()}
+
+
+def find_weights(run: Run) -> Weights | None:
+    """Return the weights that a run is to begin with, which fit its model; None without any.
+
+    Raises:
+        Findings: `unfit-weights`, `no-checkpoint`, `corrupt-checkpoint`, `not-a-run`,
+            `processor-changed`, `model-does-not-load`.
+    """
+    if run.train.source is None:
+        return None
+    named = Path(run.train.source)
+    if (named / MANIFEST).exists() or named.name.startswith("step-"):
+        found, lora = _of_checkpoint(named, run)
+    elif (named / "config.yaml").exists():
+        newest_one, damaged = newest(named / "checkpoints")
+        if newest_one is None:
+            none = Diagnostic("no-checkpoint", f"{named} has no checkpoint", parameter=SETTING)
+            raise Findings(damaged or [none])
+        best, lost = best_before(newest_one)
+        if lost:
+            raise Findings(lost)
+        found, lora = _of_checkpoint(best or newest_one, run)
+    elif (named / CONFIG).exists():
+        base = base_of_adapter(named)
+        found, lora = Weights(named, "export", base, named, base=base), _lora_of(named)
+    elif (named / "config.json").exists():
+        found, lora = Weights(named, "export", named, named), None
+    else:
+        message = (
+            f"{named} is neither a run, nor a checkpoint of one, nor an export: there is no"
+            f" config.yaml, {MANIFEST}, config.json or {CONFIG}"
+        )
+        raise Findings(Diagnostic(RULE, message, parameter=SETTING))
+    if problems := [*_of_the_model(found, run.model), *_of_adapters(found, lora, run.lora)]:
+        raise Findings(
+            Diagnostic(RULE, f"{found.folder}: {problem}", help, SETTING)
+            for problem, help in problems
+        )
+    return found
+
+
+def _of_checkpoint(checkpoint: Path, run: Run) -> tuple[Weights, dict[str, float] | None]:
+    if problem := damage(checkpoint):
+        message = f"{checkpoint}: {problem}"
+        help = "name another checkpoint, or the run's export"
+        raise Findings(Diagnostic("corrupt-checkpoint", message, help, SETTING))
+    origin = RunFolder(checkpoint.parent.parent)
+    with reading(origin.config):
+        written = written_settings(origin.config)
+        lora = written.get("lora")
+        settings = Lora.model_validate_json(json.dumps(lora)) if lora else None
+        path = written["model"].get("path")
+    check_processor(origin)
+    base = None
+    if settings is not None:
+        base = origin.base if origin.base.exists() else Path(str(path))
+    found = Weights(checkpoint, "checkpoint", origin.processor, origin.processor, origin.path, base)
+    lora_of = {"rank": settings.rank, "scale": settings.scale} if settings is not None else None
+    return found, lora_of
+
+
+def _lora_of(folder: Path) -> dict[str, float]:
+    """Return the rank and the scale of an adapter in peft's format."""
+    try:
+        config = json.loads((folder / CONFIG).read_text())
+        by = math.sqrt(config["r"]) if config.get("use_rslora") else config["r"]
+        return {"rank": config["r"], "scale": config["lora_alpha"] / by}
+    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
+        message = f"{folder / CONFIG} cannot be read: {type(error).__name__} {error}"
+        raise Findings(Diagnostic("model-does-not-load", message, parameter=SETTING)) from error
+
+
+_Problem = tuple[str, str | None]
+
+
+def _of_the_model(found: Weights, model: Model) -> Iterator[_Problem]:
+    """Yield what differs between the config of the weights and the model of the recipe."""
+    from transformers import AutoConfig
+
+    def read(folder: Path) -> Any:
+        try:
+            return AutoConfig.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
+        except Exception as error:  # whatever its readers of a broken file raise
+            message = f"{folder / 'config.json'}: {first_line(error)}"
+            raise Findings(Diagnostic("model-does-not-load", message, parameter=SETTING)) from error
+
+    config = read(found.config)
+    if config.model_type != model.family:
+        known = f"set model.family={config.model_type}" if config.model_type in FAMILIES else None
+        yield f"it is a {config.model_type}, but model.family is {model.family}", known
+        return
+    own = measure_config(config)
+    if model.path is not None:
+        wanted, whose = measure_config(read(Path(model.path))), model.path
+    else:
+        wanted, whose = dict(FAMILIES[model.family].sizes[model.size or ""]), f"size {model.size}"
+    if other := [
+        f"{name} {own[name]}, not {wanted[name]}"
+        for name in own
+        if name in wanted and own[name] != wanted[name]
+    ]:
+        help = "take the recipe of that model, or weights of this one"
+        yield f"it is of other sizes than {whose}: {', '.join(other)}", help
+
+
+def _of_adapters(
+    found: Weights, lora: Mapping[str, float] | None, own: Lora | None
+) -> Iterator[_Problem]:
+    if lora is None:
+        return
+    if own is None:
+        merged = (
+            f"vtool export {found.run} --merge, and train.from={found.run}/merged"
+            if found.run is not None
+            else "merge it into its base with peft, and name that folder"
+        )
+        yield (
+            "it is an adapter, and this run has no lora",
+            f"train it on with lora.rank={lora['rank']:g} lora.alpha="
+            f"{lora['scale'] * lora['rank']:g}; for whole weights: {merged}",
+        )
+        return
+    for name, value in (("rank", own.rank), ("scale", own.scale)):
+        if not math.isclose(lora[name], value):
+            alpha = lora["scale"] * (math.sqrt(lora["rank"]) if own.rslora else lora["rank"])
+            help = f"set lora.rank={lora['rank']:g} lora.alpha={alpha:g}"
+            yield f"its adapters have {name} {lora[name]:g}, and lora's have {value:g}", help
+
+
+def build_whole(
+    found: Weights, model: Model, processor: Processor, folder: RunFolder, seed: int
+) -> Any:
+    """Build a model with whole weights that were found.
+
+    Raises:
+        Findings: `unfit-weights`, `model-does-not-load`.
+    """
+    if found.kind == "export":
+        update = {"path": str(found.folder), "init": "pretrained", "size": None}
+        return build_model(model.model_copy(update=update), processor, folder.processor, seed)
+    built = build_model(model, processor, folder.processor, seed, weights=False)
+    tied = built.state_dict().keys() - {name for name, _ in built.named_parameters()}
+    _copy(_read(found), dict(built.state_dict()), found, may_miss=tied)
+    return built
+
+
+def load_adapter(found: Weights, model: nn.Module) -> None:
+    """Put an adapter's weights into those of a model that has new ones, in place.
+
+    Raises:
+        Findings: `unfit-weights`.
+    """
+    own = {saved_name(name): parameter for name, parameter in model.named_parameters()}
+    _copy(_read(found), {name: own[name] for name in own if is_adapter(name)}, found)
+
+
+def _read(found: Weights) -> dict[str, Tensor]:
+    try:
+        tensors: dict[str, Tensor] = load_file(found.file)
+    except (OSError, SafetensorError) as error:
+        message = f"{found.file}: {first_line(error)}"
+        raise Findings(Diagnostic("model-does-not-load", message, parameter=SETTING)) from error
+    return tensors
+
+
+def _copy(
+    given: Mapping[str, Tensor],
+    own: Mapping[str, Tensor],
+    found: Weights,
+    may_miss: set[str] | frozenset[str] = frozenset(),
+) -> None:
+    """Copy tensors by name into those of a model; every one, and nothing else.
+
+    Args:
+        may_miss: names of the model that are another's: tied.
+    """
+    problems = {
+        "it lacks": sorted(own.keys() - given.keys() - may_miss),
+        "the model has no": sorted(given.keys() - own.keys()),
+        "of another shape": [
+            f"{name} {[*given[name].shape]}, not {[*own[name].shape]}"
+            for name in sorted(own.keys() & given.keys())
+            if own[name].shape != given[name].shape
+        ],
+    }
+    if any(problems.values()):
+        listed = "; ".join(
+            f"{what} {len(names)}: {', '.join(names[:_SHOWN])}"
+            for what, names in problems.items()
+            if names
+        )
+        help = "take the settings of the run that they are of: lora.targets, model.freeze"
+        message = f"{found.folder} has not exactly this model's weights. {listed}"
+        raise Findings(Diagnostic(RULE, message, help if found.adapted else None, SETTING))
+    with torch.no_grad():
+        for name, tensor in given.items():
+            own[name].copy_(tensor)
