@@ -176,7 +176,7 @@ class _Scale:
     micro_batches: int
     """On each rank."""
     of_loss: float
-    """The same of the loss alone, where the engine takes the mean over ranks and no more."""
+    """Times of the loss alone, where the engine takes the mean over ranks and no more."""
     norm: float | None
     """The size of the whole gradient at the optimizer, where the engine's part is known."""
 
