@@ -10,6 +10,7 @@ from vtool.cli.formats import Format
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from vtool.evaluation.compare import Compared
     from vtool.evaluation.run import Evaluated
     from vtool.evaluation.scoring import Score
 
@@ -56,6 +57,12 @@ def evaluate(
         int | None, typer.Option(min=1, help="Rows asked at once; answers are the same.")
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Ask the first rows only.")] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL|RUN", help="Ask another model the same rows, and compare the two."
+        ),
+    ] = None,
     base: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="The weights under an adapter, if they were moved."),
@@ -76,7 +83,9 @@ def evaluate(
     stopped = "stopped; the same command goes on with the rows that have no answer yet"
     with exit_on_findings("evaluate", model, format, stopped):
         begin_with_training("vtool evaluate")
-        from vtool.evaluation.run import Request, evaluate_model
+        from dataclasses import replace
+
+        from vtool.evaluation.run import Request, evaluate_model, own_group
 
         request = Request(
             model,
@@ -93,18 +102,66 @@ def evaluate(
             base,
             to,
         )
-        done = evaluate_model(request, _say)
-        if done is None:  # a rank that is not the first
+        with own_group():
+            every = [evaluate_model(request, _say)]
+            if against is not None:
+                _say(f"evaluate: {against} on {rows}")
+                other = replace(request, model=against, base=None, folder=None)
+                every.append(evaluate_model(other, _say))
+        asked = [each for each in every if each is not None]
+        if len(asked) < len(every):  # a rank that is not the first
             return
+        compared = compare(*asked) if len(asked) == 2 else ()
         if format not in MACHINE:
-            print_scores(done)
-        made = Result.of_findings(model, done.scored.findings)
-        details = {"evaluation": done.scored.as_dict()}
-        print_and_exit(
-            [Result(made.subject, made.verdict, made.checks, made.findings, details)],
-            "evaluate",
-            format,
-        )
+            for each in asked:
+                print_scores(each)
+            if compared:
+                print_comparison(compared, model, str(against))
+        results = []
+        for name, each in zip((model, str(against)), asked, strict=False):
+            made = Result.of_findings(name, each.scored.findings)
+            details = {"evaluation": each.scored.as_dict()}
+            if each is asked[0] and compared:
+                details["against"] = {
+                    "model": str(against),
+                    "compared": [one.as_dict() for one in compared],
+                }
+            results.append(Result(made.subject, made.verdict, made.checks, made.findings, details))
+        print_and_exit(results, "evaluate", format)
+
+
+def compare(first: "Evaluated", other: "Evaluated") -> "tuple[Compared, ...]":
+    """Compare two evaluations of the same rows, and write the result beside the first one's."""
+    from vtool.evaluation.compare import compare_answers
+
+    found = compare_answers((first.answers, first.scored), (other.answers, other.scored))
+    named = {"model": str(other.subject.export.folder), "evaluation": str(other.store.path)}
+    first.store.keep_comparison(named | {"compared": [one.as_dict() for one in found]})
+    return found
+
+
+def print_comparison(compared: "Sequence[Compared]", model: str, against: str) -> None:
+    """Print how two models differ on the same rows."""
+    from vtool.diagnostics.printable import printable
+
+    lines = [f"{model} beside {against}, row by row (95 % intervals):"]
+    lines += table([(one.metric, *_difference(one)) for one in compared], "  ")
+    for line in lines:
+        typer.echo(printable(line))
+
+
+def _difference(one: "Compared") -> tuple[str, str, str]:
+    """Return a difference, its interval, and what says if it is more than chance."""
+    if one.alone is None:
+        tested = "" if one.p is None else f"p {_p(one.p)} (bootstrap)"
+        return f"{one.difference:+.4f}", f"[{one.low:+.4f}, {one.high:+.4f}]", tested
+    first, other = one.alone
+    tested = f"right in it alone {first}, in the other alone {other}: p {_p(one.p)} (McNemar)"
+    return f"{one.difference:+.2%}", f"[{one.low:+.2%}, {one.high:+.2%}]", tested
+
+
+def _p(value: float | None) -> str:
+    return "< 0.0001" if value is not None and value < 1e-4 else f"{value:.4f}"
 
 
 def _choices(given: str | None) -> tuple[str, ...]:

@@ -2,7 +2,8 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,17 @@ class Evaluated:
     """Rows that were asked now; the others had been before."""
 
 
+@contextmanager
+def own_group() -> Iterator[None]:
+    """End the process group that evaluations began; they share it, as it cannot be begun twice."""
+    there = dist.is_initialized()
+    try:
+        yield
+    finally:
+        if dist.is_initialized() and not there:
+            dist.destroy_process_group()
+
+
 def evaluate_model(request: Request, say: Callable[[str], None]) -> Evaluated | None:
     """Ask a model every row, and score its answers; None on any rank but the first.
 
@@ -88,50 +100,43 @@ def evaluate_model(request: Request, say: Callable[[str], None]) -> Evaluated | 
     placement = place(run, ranks.local_rank, ranks.local_world)
     ranks = replace(ranks, device=placement.device)
     torch.set_num_threads(placement.threads)
-    own_group = ranks.world > 1 and not dist.is_initialized()
-    if own_group:
+    if ranks.world > 1 and not dist.is_initialized():
         dist.init_process_group(placement.backend)
-    try:
+    if ranks.rank:
+        say = _silent
+    say(f"reading {request.rows}")
+    processor = subject.processor(run.data)
+    questions = open_questions(request.rows, run, processor, ranks, request.by)
+    say(f"{request.rows}: {questions.ledger.in_words()}")
+    kept = list(questions.ledger.kept)[: request.limit]
+    if len(kept) < len(questions.ledger.kept):
+        say(f"the first {len(kept)} of {len(questions.ledger.kept)} rows are asked: --limit")
+    asking = _asking(request, run, questions)
+    with Store(request.to()).held(ranks) as store:
+        ranks.on_rank_zero(lambda: store.begin(_settings(subject, run, questions, kept, asking)))
+        seconds, asked = _ask(subject, store, questions, kept, asking, ranks, say)
         if ranks.rank:
-            say = _silent
-        say(f"reading {request.rows}")
-        processor = subject.processor(run.data)
-        questions = open_questions(request.rows, run, processor, ranks, request.by)
-        say(f"{request.rows}: {questions.ledger.in_words()}")
-        kept = list(questions.ledger.kept)[: request.limit]
-        if len(kept) < len(questions.ledger.kept):
-            say(f"the first {len(kept)} of {len(questions.ledger.kept)} rows are asked: --limit")
-        asking = _asking(request, run, questions)
-        with Store(request.to()).held(ranks) as store:
-            ranks.on_rank_zero(
-                lambda: store.begin(_settings(subject, run, questions, kept, asking))
-            )
-            seconds, asked = _ask(subject, store, questions, kept, asking, ranks, say)
-            if ranks.rank:
-                return None
-            answers = store.answers(kept)
-            how = asking.in_words()
-            trained = names_rows(request.rows) and subject.trained_on(questions.ledger.sources)
-            scored = score_and_keep(
-                store,
-                questions,
-                answers,
-                named,
-                request.choices,
-                request.by,
-                {
-                    "model": str(subject.export.folder),
-                    "base": str(subject.export.base),
-                    "family": subject.export.family,
-                    "rows": request.rows,
-                    "how": how,
-                },
-                [f"{subject.given} was trained on rows of {request.rows}"] if trained else [],
-            )
-        return Evaluated(subject, store, answers, scored, how, seconds, asked)
-    finally:
-        if own_group:
-            dist.destroy_process_group()
+            return None
+        answers = store.answers(kept)
+        how = asking.in_words()
+        trained = names_rows(request.rows) and subject.trained_on(questions.ledger.sources)
+        scored = score_and_keep(
+            store,
+            questions,
+            answers,
+            named,
+            request.choices,
+            request.by,
+            {
+                "model": str(subject.export.folder),
+                "base": str(subject.export.base),
+                "family": subject.export.family,
+                "rows": request.rows,
+                "how": how,
+            },
+            [f"{subject.given} was trained on rows of {request.rows}"] if trained else [],
+        )
+    return Evaluated(subject, store, answers, scored, how, seconds, asked)
 
 
 def _silent(line: str) -> None:

@@ -34,6 +34,15 @@ class Store:
     def result(self) -> Path:
         return self.path / "result.json"
 
+    def keep_comparison(self, against: Mapping[str, Any]) -> None:
+        """Write how this evaluation's model compares with another one.
+
+        Raises:
+            Findings: `run-folder-unwritable`; fatal.
+        """
+        with self._writing():
+            _write(self.path / "against.json", json.dumps(against, indent=1) + "\n")
+
     @contextmanager
     def held(self, ranks: Ranks) -> Iterator["Store"]:
         """Hold the folder while answers are written to it.
