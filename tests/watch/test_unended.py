@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.watch.inject.test_sitecustomize import TRAINS, run
+from tests.watch.inject.test_sitecustomize import TRAINS, plain, run
 from vtool.watch.conclude import conclude_folder
 from vtool.watch.reading import read_facts
 from vtool.watch.text import describe
@@ -20,7 +20,7 @@ def test_a_disk_that_fills_costs_one_line_and_the_page_says_that_there_is_no_end
 ) -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))\n"
     done = run(code=limit + TRAINS, facts=tmp_path / "facts")
-    assert (done.returncode, done.stdout) == (0, run().stdout)
+    assert (done.returncode, done.stdout) == (0, plain())
     assert done.stderr.count("\n") == 1
     assert "facts are no longer written: OSError(27, 'File too large')" in done.stderr
     (file,) = (tmp_path / "facts").iterdir()

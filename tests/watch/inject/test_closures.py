@@ -14,17 +14,32 @@ ROOT = Path(__file__).parents[3]
 INJECT = Path(vtool.__file__).parent / "watch/inject"
 
 
-def run(how: str, facts: Path | None) -> str:
-    """Return the digest of the final weights."""
+def run(how: tuple[str, ...], facts: Path | None) -> list[str]:
+    """Return the digests of the final weights, of loops made one after another in a process."""
     own = {k: v for k, v in os.environ.items() if not k.startswith("VTOOL_WATCH")}
     own["PYTHONPATH"] = os.pathsep.join([str(INJECT), str(ROOT)])
     if facts is not None:
         own["VTOOL_WATCH_TO"] = str(facts)
-    command = [sys.executable, str(ROOT / "tests/watch/inject/closures.py"), how]
+    command = [sys.executable, str(ROOT / "tests/watch/inject/closures.py"), *how]
     done = subprocess.run(command, env=own, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert "vtool_watch" not in done.stderr  # no compiler speaks of our code
-    return done.stdout.strip()
+    return done.stdout.split()
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, str]:
+    """Return the digest of each loop without the watch: one process for them all."""
+    how = ("outside", "inside", "by-name", "many", "never")
+    return dict(zip(how, run(how, None), strict=True))
+
+
+@pytest.fixture(scope="module")
+def outside(tmp_path_factory: pytest.TempPathFactory, plain: dict[str, str]) -> Path:
+    """Make the facts of a loop without a closure."""
+    folder = tmp_path_factory.mktemp("outside")
+    assert run(("outside",), folder) == [plain["outside"]]
+    return folder
 
 
 def told(facts: Path) -> list[dict[str, object]]:
@@ -34,11 +49,11 @@ def told(facts: Path) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("how", ["inside", "by-name"])
-def test_a_closure_is_read_as_a_loop_is(tmp_path: Path, how: str) -> None:
-    plain = run("outside", tmp_path / "outside")
-    assert run(how, tmp_path / how) == plain
-    assert run(how, None) == plain
-    assert told(tmp_path / how) == told(tmp_path / "outside")
+def test_a_closure_is_read_as_a_loop_is(
+    tmp_path: Path, outside: Path, plain: dict[str, str], how: str
+) -> None:
+    assert run((how,), tmp_path / how) == [plain[how]] == [plain["outside"]]
+    assert told(tmp_path / how) == told(outside)
     assert len(told(tmp_path / how)) == 3
     for stepped in tiny.facts(tmp_path / how, "stepped"):
         assert all(one["off"] < 8 for one in stepped["reference"].values())
@@ -47,23 +62,34 @@ def test_a_closure_is_read_as_a_loop_is(tmp_path: Path, how: str) -> None:
     assert tiny.facts(tmp_path / how, "error") == []
 
 
-def test_of_a_closure_that_is_called_again_the_first_pass_is_read(tmp_path: Path) -> None:
-    assert run("many", tmp_path) == run("many", None)
+def test_of_a_closure_that_is_called_again_the_first_pass_is_read(
+    tmp_path: Path, plain: dict[str, str]
+) -> None:
+    assert run(("many",), tmp_path) == [plain["many"]]
     assert [(one["step"], one["index"]) for one in told(tmp_path)] == [(0, 0), (1, 0), (2, 0)]
     assert all(one["read"] == one["supervised"] for one in told(tmp_path))
 
 
-def test_a_closure_that_is_not_called_is_said(tmp_path: Path) -> None:
-    assert run("ignored", tmp_path) == run("outside", None)
+def test_a_closure_that_is_not_called_is_said(tmp_path: Path, plain: dict[str, str]) -> None:
+    assert run(("ignored",), tmp_path) == [plain["outside"]]
     assert told(tmp_path) == []
     why = [fact["why"] for fact in tiny.facts(tmp_path, "skipped") if fact["what"] == "learnt"]
     assert why == ["the optimizer did not call the closure that it was given"]
     assert len(tiny.facts(tmp_path, "rows")) == 4
 
 
-@pytest.mark.parametrize("how", [pytest.param("compiled", marks=pytest.mark.full), "never"])
-def test_a_step_that_cannot_be_seen_is_not_compiled_and_is_said(tmp_path: Path, how: str) -> None:
-    assert run(how, tmp_path) == run(how, None)
-    (blind,) = tiny.facts(tmp_path, "blind")
+def test_a_step_that_cannot_be_seen_is_said(tmp_path: Path, plain: dict[str, str]) -> None:
+    assert run(("never",), tmp_path) == [plain["never"]]
+    is_blind(tmp_path)
+
+
+@pytest.mark.full
+def test_a_compiled_step_is_left_alone_and_is_said(tmp_path: Path) -> None:
+    assert run(("compiled",), tmp_path) == run(("compiled",), None)
+    is_blind(tmp_path)
+
+
+def is_blind(facts: Path) -> None:
+    (blind,) = tiny.facts(facts, "blind")
     assert "made no step that could be seen" in str(blind["why"])
-    assert tiny.facts(tmp_path, "micro") == []
+    assert tiny.facts(facts, "micro") == []

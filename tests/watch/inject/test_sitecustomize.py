@@ -1,5 +1,6 @@
 """The folder on PYTHONPATH: what starts, what does not, and that a program runs as it would."""
 
+import functools
 import os
 import shutil
 import subprocess
@@ -46,10 +47,16 @@ def run(
     )
 
 
+@functools.cache
+def plain() -> str:
+    """Return what the program prints without a watch."""
+    return run().stdout
+
+
 def test_a_program_is_watched_and_comes_out_the_same(tmp_path: Path) -> None:
-    plain, watched = run(), run(facts=tmp_path / "facts")
+    watched = run(facts=tmp_path / "facts")
     assert (watched.returncode, watched.stderr) == (0, "")
-    assert watched.stdout == plain.stdout
+    assert watched.stdout == plain()
     kinds = [f["kind"] for f in tiny.facts(tmp_path / "facts")]
     assert kinds[0] == "process"
     assert kinds[-1] == "ended"
@@ -89,7 +96,7 @@ def test_two_watches_on_the_path_do_not_call_each_other_for_ever(tmp_path: Path)
     (tmp_path / "last/sitecustomize.py").write_text("print('the last one')\n")
     folders = (tmp_path / "twin", tmp_path / "last")
     done = run(facts=tmp_path / "facts", path=folders)
-    assert done.stdout == "the last one\n" + run().stdout
+    assert done.stdout == "the last one\n" + plain()
     assert (done.returncode, done.stderr) == (0, "")
     kinds = [f["kind"] for f in tiny.facts(tmp_path / "facts")]
     assert kinds.count("micro") == 2
@@ -129,7 +136,7 @@ def test_a_folder_that_cannot_be_written_into_costs_one_line(tmp_path: Path) -> 
     (tmp_path / "file").touch()
     done = run(facts=tmp_path / "file" / "facts")
     assert done.returncode == 0
-    assert done.stdout == run().stdout
+    assert done.stdout == plain()
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith("vtool watch: facts are no longer written")
 

@@ -33,6 +33,9 @@ UNTIED = Rule(
     severity="warning",
 )
 
+_UNCHOSEN = 0.01
+"""The decay of torch's AdamW where nobody chose one: it is too small to be told of."""
+
 
 def _decay(facts: Facts) -> Outcome:
     stepped = [one for one in facts.of("stepped") if one.get("groups")]
@@ -40,7 +43,9 @@ def _decay(facts: Facts) -> Outcome:
     if not known:
         return Outcome(not_run="the optimizer's groups were not seen")
     decayed = [
-        group for group in known if group["vectors"] and float(group.get("weight_decay") or 0) > 0
+        group
+        for group in known
+        if group["vectors"] and float(group.get("weight_decay") or 0) > _UNCHOSEN
     ]
     if not decayed:
         return Outcome(measured={"groups": len(stepped[0]["groups"])})
