@@ -183,7 +183,7 @@ def healthy(world: int = 1, steps: int = 3) -> list[Fact]:
                     "frozen_that_moved": [],
                     "n_frozen_that_moved": 0,
                     "n_frozen": 1,
-                    "groups": [{"tensors": 9, "vectors": 0}],
+                    "groups": [{"tensors": 9, "vectors": 2}],
                 }
             )
             of_step.append(

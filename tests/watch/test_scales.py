@@ -69,9 +69,30 @@ def test_a_rate_that_is_nought_for_good_is_found(
     def unmoved(fact: Fact) -> None:
         if fact["kind"] == "stepped":
             fact["reference"] = {}
+        if fact["kind"] == "drift":
+            fact["digest"] = "the same"
 
-    result = conclude(tmp_path, changed(changed(healthy(steps=steps), change), unmoved))
+    moved = changed(healthy(steps=steps), change)
+    result = conclude(tmp_path, changed(moved, unmoved))
     assert rules(result) == ({"parameter-stopped-moving": "warning"} if found else {})
+
+
+def test_a_rate_of_nought_is_no_finding_where_weights_move_all_the_same(tmp_path: Path) -> None:
+    facts = changed(healthy(steps=3), groups({"lr": 0.0, "initial_lr": 0.0}))
+    numbers = iter(range(100))
+
+    def moving(fact: Fact) -> None:
+        if fact["kind"] == "stepped":
+            fact["reference"] = {}
+        if fact["kind"] == "drift":
+            fact["digest"] = str(next(numbers))
+
+    assert "parameter-stopped-moving" not in rules(conclude(tmp_path, changed(facts, moving)))
+
+
+def test_decay_of_norms_is_no_pass_where_the_optimizer_has_none(tmp_path: Path) -> None:
+    facts = changed(healthy(), groups({"lr": 1e-3, "weight_decay": 0.1}))
+    assert conclude(tmp_path, facts).checks["decay-on-norms"] == "not-run"
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ def rates_are_nought(facts: Facts) -> bool:
         bool(groups)
         and all(group.get("lr") == 0 and not group.get("initial_lr") for group in groups)
         and (known or len(steps) > 2)
+        and facts.weights_move is not True  # an optimizer may keep its rate elsewhere
     )
 
 

@@ -42,6 +42,8 @@ def _decay(facts: Facts) -> Outcome:
     known = [group for one in stepped for group in one["groups"] if "vectors" in group]
     if not known:
         return Outcome(not_run="the optimizer's groups were not seen")
+    if not any(group["vectors"] for group in known):
+        return Outcome(not_run="the optimizer has no norms or biases of the model")
     decayed = [
         group
         for group in known

@@ -308,10 +308,17 @@ def _is_tied(found: Found) -> bool:
 
 
 def _is_tie_meant(found: Found) -> bool | None:
-    """Tell whether the config ties the head; None where it, or the class, does not say so."""
+    """Tell whether the config ties the head; None where it, or the class, does not say so.
+
+    None also where neither the head nor the embeddings are trained: two copies stay the same.
+    """
     meant = getattr(getattr(found.model, "config", None), "tie_word_embeddings", None)
     names: Any = getattr(found.model, "_tied_weights_keys", None) or ()
     if found.layout is not None or not isinstance(meant, bool):
+        return None
+    embedding = found.model.get_input_embeddings()
+    pair = (getattr(module, "weight", None) for module in (embedding, found.head))
+    if not any(getattr(weight, "requires_grad", True) for weight in pair):
         return None
     return meant and any(str(name).startswith(f"{found.head_name}.") for name in names)
 
