@@ -29,7 +29,7 @@ def validator() -> Draft4Validator:
     ("arguments", "found"),
     [
         (["validate-config", "digits"], 0),
-        (["validate-config", "digits", "lr=1", "train.epochs=3", "launch.nproc=2"], 3),
+        (["validate-config", "digits", "lr=1", "train.epochs=3", "launch.nproc=2"], 2),
         (["validate-config", "digts"], 1),
         (["validate-config", "mine.yaml"], 1),
         (["verify", "rows.jsonl", "data.max_length=40"], 3),

@@ -35,14 +35,20 @@ def test_a_run_says_how_it_ended(trained: tuple[Path, str]) -> None:
     assert result["steps"] == 40
     assert result["ledger"]["distinct"] == result["ledger"]["rows"] == 1258
     assert f"test exact match: {result['test_exact_match']:.2%}" in output
-    assert output.rstrip().endswith("report: runs/digits/report.html")
+    assert _last_lines(output)[-1] == "report: runs/digits/report.html"
+
+
+def _last_lines(output: str) -> list[str]:
+    """Return the last lines of a run, without those of progress, which a slow machine has more."""
+    lines = [line for line in output.splitlines() if not line.endswith(" s left")]
+    return lines[-3:]
 
 
 def test_a_second_start_leaves_the_run_alone_and_ends_the_same(trained: tuple[Path, str]) -> None:
     folder, output = trained
     again = vtool(folder, "train", "sft", "digits", *SHORT)
     assert "finished its 40 steps already" in again
-    assert again.splitlines()[-3:] == output.splitlines()[-3:]
+    assert _last_lines(again) == _last_lines(output)
 
 
 def test_the_model_can_be_asked(trained: tuple[Path, str]) -> None:

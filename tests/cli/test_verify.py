@@ -315,6 +315,7 @@ def test_every_rule_about_rows_is_checked_by_the_audit_or_about_something_else()
         "unknown-row",  # a row that --row names
         "ledger-mismatch",  # the rows that a run has trained on
         "row-changed",  # a row that a run is about to train on
+        "data-worker-failed",  # a process that was at a row
         "source-changed",  # the files of a run, at its end
     }
     assert rules_of("split") == ("too-many-dropped-rows", "no-rows")

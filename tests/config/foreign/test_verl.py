@@ -87,6 +87,7 @@ def test_what_means_the_same_becomes_our_setting() -> None:
         "dropout": 0.0,
         "targets": ["q_proj", "v_proj"],
         "exclude": None,
+        "rslora": False,
     }
     assert (
         plain["data"]["global_batch_size"],

@@ -22,7 +22,7 @@ class Wandb(Settings):
     kind: Literal["wandb"]
     """The tracker."""
     project: str = Field(default="vtool", min_length=1)
-    """The project that it is sent to."""
+    """The project that the run is in."""
 
 
 class Mlflow(Settings):
