@@ -14,6 +14,7 @@ _OF_OTHER_MODELS = re.compile(
     r"|end_header_id|user|assistant|system|end)\|>|(?:start|end)_of_turn>|</?SYS>>|bos>|eos>"
     r"|｜(?:User|Assistant|begin▁of▁sentence|end▁of▁sentence)｜>|/s>\s*(?:USER|User|Human):)"
 )
+# With the marks that may be struck text too: most text with markup has none of all these.
 _MAY_BE = re.compile(_OF_OTHER_MODELS.pattern[:-1] + "|/?s>)")
 # UTF-8 that was read as cp1252: `Ã©` for `é`, `â€™` for `’`.
 _DOUBLY_ENCODED = re.compile("[ÂÃ][\x80-\xbf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]|â€[\x80-\xbf™œ“”˜¢¦]")
