@@ -9,10 +9,12 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadscope -rs
 DEMO ?=
 # Trainers for `make trainers-env`, as in: make trainers-env TRAINERS=verl
 TRAINERS ?= llamafactory swift verl lightning deepspeed
+# Cases for `make time-machine`, as in: make time-machine CASE="transformers-34191 verl"
+CASE ?=
 # Options for `make campaign`, as in: make campaign CAMPAIGN="--minutes 120 --seed 7"
 CAMPAIGN ?=
 
-.PHONY: help demo test test-all test-rest check bench soak campaign zoo \
+.PHONY: help demo test test-all test-rest check bench soak campaign zoo time-machine \
 	goldens vllm-env sglang-env trainers-env clean test-oldest test-newest dist test-wheel extras
 .DEFAULT_GOAL := help
 
@@ -44,6 +46,7 @@ bench: .venv/installed-dev .venv/installed-bench  ## print the benchmarks (about
 	$(BIN)/python -m benchmarks.load_check
 	$(BIN)/python -m benchmarks.save
 	$(BIN)/python -m benchmarks.loop
+	$(BIN)/python -m benchmarks.head
 	$(BIN)/python -m benchmarks.packing
 	$(BIN)/python -m benchmarks.masks
 	$(BIN)/python -m benchmarks.audit
@@ -51,6 +54,7 @@ bench: .venv/installed-dev .venv/installed-bench  ## print the benchmarks (about
 	$(BIN)/python -m benchmarks.profiling
 	$(BIN)/python -m benchmarks.watch
 	$(BIN)/python -m benchmarks.engines
+	$(BIN)/python -m benchmarks.evaluate
 
 soak: export VTOOL_VLLM_PYTHON ?= $(wildcard $(CURDIR)/.vllm-venv/bin/python)
 soak: .venv/installed-dev  ## run accuracies, kills, serving: minutes a test, hours in all
@@ -83,6 +87,9 @@ extras: .venv/installed-dev  ## ask pip whether every extra can be installed; no
 zoo: export OMP_NUM_THREADS ?= 1
 zoo: .venv/installed-dev  ## put known mistakes into the code; each check must find its own
 	$(BIN)/python -m tests.zoo
+
+time-machine: .venv/installed-dev .venv/installed-bench  ## watch old releases: docs/time-machine.md
+	$(BIN)/python -m timemachine $(CASE)
 
 goldens: .venv/installed-dev  ## renew every file that is made from code, README's figures too
 	$(BIN)/python -m tests.goldens

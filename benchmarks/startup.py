@@ -18,6 +18,20 @@ RUNS, LIVE_RUNS = 11, 3
 COMMANDS = {
     "python -c pass": [sys.executable, "-c", "pass"],
     "vtool --help": [sys.executable, "-m", "vtool", "--help"],
+    "vtool explain VT4<TAB>": [
+        *("env", "_VTOOL_COMPLETE=complete_bash", "COMP_WORDS=vtool explain VT4", "COMP_CWORD=2"),
+        *(sys.executable, "-c"),
+        "import sys; sys.argv = ['vtool']; from vtool.cli.app import main; main()",
+    ],
+    "vtool train sft digits optim.<TAB>": [
+        *(
+            "env",
+            "_VTOOL_COMPLETE=complete_zsh",
+            "_TYPER_COMPLETE_ARGS=vtool train sft digits optim.",
+        ),
+        *(sys.executable, "-c"),
+        "import sys; sys.argv = ['vtool']; from vtool.cli.app import main; main()",
+    ],
     "vtool validate-config digits": [sys.executable, "-m", "vtool", "validate-config", "digits"],
 }
 LIVE = {f"{name} --live": [*COMMANDS[name], "--live"] for name in COMMANDS if "validate" in name}

@@ -1,21 +1,27 @@
 """Every file that is made from code: `make goldens` writes all of them.
 
 These are the settings in force of each shipped recipe, the JSON schema, the tables and figures in
-docs/rules.md, docs/verify.md, docs/install.md, docs/zoo.md and README.md. A test holds each equal
-to its code.
+docs/rules.md, docs/verify.md, docs/install.md, docs/zoo.md, docs/advisories.md,
+docs/time-machine.md and README.md. A test holds each equal to its code.
 """
 
 import json
 import re
 from pathlib import Path
+from typing import Any
 
+from tests.config.foreign import coming_from
 from tests.config.test_golden import GOLDEN, effective
+from tests.doctor import advisories_page
 from tests.installed import tables as installed
 from tests.verification import proofs_page
 from tests.watch import tables
 from tests.zoo import zoo
+from timemachine import page as time_machine
+from timemachine.case import read_cases
+from vtool.config.completion import completion_words
 from vtool.config.json_schema import recipe_schema
-from vtool.config.resources import recipe_names, share
+from vtool.config.shipped import recipe_names, share
 from vtool.diagnostics.markdown import as_markdown
 
 ROOT = Path(__file__).parents[1]
@@ -27,13 +33,35 @@ def generated() -> dict[Path, str]:
     return {
         **{GOLDEN / f"{name}.yaml": effective(name) for name in recipe_names()},
         share("configs") / "recipe.schema.json": f"{schema}\n",
+        share("configs") / "completion.json": f"{_lines(completion_words())}\n",
+        advisories_page.PAGE: advisories_page.page(),
+        advisories_page.SCHEMA: advisories_page.schema_text(),
         ROOT / "docs/rules.md": as_markdown(),
+        coming_from.PAGE: coming_from.renew(coming_from.PAGE.read_text(encoding="utf-8")),
         ROOT / "docs/verify.md": proofs_page.renew(proofs_page.PAGE.read_text(encoding="utf-8")),
         ROOT / "docs/watch.md": tables.renew(tables.PAGE.read_text(encoding="utf-8")),
         ROOT / "docs/zoo.md": zoo.page(),
+        time_machine.PAGE: time_machine.page(
+            read_cases(), time_machine.read_results(time_machine.RESULTS)
+        ),
         installed.PAGE: installed.renew(installed.PAGE.read_text(encoding="utf-8")),
         ROOT / "README.md": _with_figures((ROOT / "README.md").read_text(encoding="utf-8")),
     }
+
+
+def _lines(groups: dict[str, Any]) -> str:
+    """Return a document with a line for each entry of its groups."""
+
+    def line(value: object) -> str:
+        return json.dumps(value, ensure_ascii=False)
+
+    parts = []
+    for name, entries in groups.items():
+        pairs = isinstance(entries, dict)
+        inside = [f"{line(key)}: {line(entries[key])}" if pairs else line(key) for key in entries]
+        text = ",\n".join(f"  {each}" for each in inside)
+        parts.append(f" {line(name)}: {'{' if pairs else '['}\n{text}\n {'}' if pairs else ']'}")
+    return "{\n" + ",\n".join(parts) + "\n}"
 
 
 def _with_figures(readme: str) -> str:

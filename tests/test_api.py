@@ -12,7 +12,7 @@ from PIL import Image
 
 import tests.loading.models
 import vtool
-from tests.commands import vtool as command
+from tests.commands import run_vtool
 from tests.rows import chat, mixed_rows, picture, write_rows
 from tests.runs import read_lines
 
@@ -87,7 +87,8 @@ def test_the_model_is_the_exports_and_answers_as_the_command_does(
     assert not model.training
     assert all(torch.equal(exported[name], one) for name, one in model.named_parameters())
     file = picture(tmp_path / "one.png", 56, 56)
-    answer = command(tmp_path, "predict", result.folder, "--image", file, "--question", "Well?")
+    asked = ("predict", result.folder, "--image", file, "--question", "Well?")
+    answer = run_vtool(tmp_path, *asked).stdout
     assert result.predict(file, "Well?") == answer.strip()
     with Image.open(file) as opened:
         assert result.predict(opened, "Well?") == answer.strip()

@@ -5,7 +5,14 @@ import math
 import numpy as np
 import pytest
 
-from vtool.intervals import bootstrap_interval, mcnemar, paired_bootstrap, wilson_interval
+from vtool.intervals import (
+    bootstrap_interval,
+    corpus_bootstrap,
+    mcnemar,
+    paired_bootstrap,
+    paired_corpus_bootstrap,
+    wilson_interval,
+)
 
 Z = 1.959963984540054
 
@@ -74,3 +81,21 @@ def test_equal_models_do_not_differ_and_a_constant_difference_does() -> None:
     low, high, p = paired_bootstrap([0.25] * 30)
     assert (low, high) == (0.25, 0.25)
     assert p < 0.01
+
+
+def test_a_score_of_sums_has_the_interval_of_the_mean_that_it_is() -> None:
+    generator = np.random.default_rng(1)
+    rows = np.stack([generator.normal(1, 1, 400), np.ones(400)], 1)
+    others = np.stack([rows[:, 0] - generator.normal(0.5, 0.2, 400), np.ones(400)], 1)
+
+    def mean(sums: np.ndarray) -> float:
+        return float(sums[0] / sums[1])
+
+    low, high = corpus_bootstrap(rows, mean)
+    wanted = bootstrap_interval(rows[:, 0].tolist())
+    assert (low, high) == pytest.approx(wanted, abs=0.02)
+    low, high, p = paired_corpus_bootstrap(rows, others, mean)
+    wanted_pair = paired_bootstrap((rows - others)[:, 0].tolist())
+    assert (low, high) == pytest.approx(wanted_pair[:2], abs=0.01)
+    assert p == pytest.approx(1 / 1000)
+    assert paired_corpus_bootstrap(rows, rows, mean) == (0, 0, 1)

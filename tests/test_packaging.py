@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.installed.environments import build
-from vtool.config.resources import recipe_names, share
+from vtool.config.shipped import recipe_names, share
 
 ROOT = Path(__file__).parents[1]
 

@@ -97,7 +97,7 @@ class TrainingResult:
             An instance of transformers' class, or of the one that `model.modeling` names; of a run
             with adapters, the base with the adapters in it.
         """
-        from vtool.evaluation.predict import load_exported
+        from vtool.evaluation.exported import load_exported
 
         return load_exported(self.folder)
 
@@ -120,7 +120,7 @@ class TrainingResult:
         pictures = image if isinstance(image, Sequence) and not isinstance(image, str) else [image]
         with ExitStack() as stack:
             files = [_file(picture, stack) for picture in pictures]
-            return predict(self.folder, files, question, None, max_new_tokens)
+            return predict(self.folder, files, question, None, max_new_tokens).text
 
 
 def train(run: "Loaded", *, preflight: bool = True) -> TrainingResult:

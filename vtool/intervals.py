@@ -1,14 +1,14 @@
 """Intervals of scores, and tests of whether two models differ on the same rows."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 # The 97.5 % quantile of the normal distribution: a two-sided 95 % interval.
 _Z = 1.959963984540054
-_RESAMPLES = 2000
+_RESAMPLES, _OF_CORPORA = 2000, 1000
 _AT_ONCE = 2**22
 """Numbers that are drawn at once."""
 
@@ -77,10 +77,50 @@ def paired_bootstrap(differences: Sequence[float], seed: int = 0) -> tuple[float
     The p-value is twice the part of the resampled means on the other side of 0 (Efron and
     Tibshirani 1993, chapter 16), and at least 1 / the number of resamples.
     """
-    means = _resampled(np.array(differences, np.float64), None, seed)
-    low, high = np.quantile(means, (0.025, 0.975)).tolist()
-    side = min(float((means <= 0).mean()), float((means >= 0).mean()))
-    return low, high, min(1.0, max(2 * side, 1 / _RESAMPLES))
+    return _of_differences(_resampled(np.array(differences, np.float64), None, seed))
+
+
+def corpus_bootstrap(
+    rows: NDArray[np.float64], of: Callable[[NDArray[np.float64]], float], seed: int = 0
+) -> tuple[float, float]:
+    """Return the 95 % percentile interval of a score of all rows together.
+
+    Args:
+        rows: what each row adds to the sums that the score is of: [rows, sums].
+        of: given the sums, the score.
+        seed: of the resampling.
+    """
+    values = [of(rows[drawn].sum(0)) for drawn in _draws(len(rows), seed)]
+    low, high = np.quantile(values, (0.025, 0.975)).tolist()
+    return low, high
+
+
+def paired_corpus_bootstrap(
+    rows: NDArray[np.float64],
+    others: NDArray[np.float64],
+    of: Callable[[NDArray[np.float64]], float],
+    seed: int = 0,
+) -> tuple[float, float, float]:
+    """Return the 95 % interval of the difference of two such scores of the same rows, and p.
+
+    Both have the same rows in each resample (Koehn 2004); p is as `paired_bootstrap` has it.
+    """
+    differences = [
+        of(rows[drawn].sum(0)) - of(others[drawn].sum(0)) for drawn in _draws(len(rows), seed)
+    ]
+    return _of_differences(np.array(differences))
+
+
+def _draws(rows: int, seed: int) -> Iterator[NDArray[np.int64]]:
+    generator = np.random.default_rng(seed)
+    for _ in range(_OF_CORPORA):
+        yield generator.integers(0, rows, rows)
+
+
+def _of_differences(found: NDArray[np.float64]) -> tuple[float, float, float]:
+    low, high = np.quantile(found, (0.025, 0.975)).tolist()
+    side = min(float((found <= 0).mean()), float((found >= 0).mean()))
+    return low, high, min(1.0, max(2 * side, 1 / len(found)))
 
 
 def _resampled(

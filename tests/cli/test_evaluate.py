@@ -1,6 +1,7 @@
 """The command `vtool evaluate` on the short run, as a user types it."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,6 +31,14 @@ def test_a_run_has_the_scores_and_answers_that_its_training_ended_with(beside: P
     assert scores["nll"]["value"] == pytest.approx(result["test_nll"], rel=1e-5)
     assert f"{result['test_exact_match']:.2%}" in output
     assert "predictions: evaluations/digits-digits/predictions.jsonl" in output
+    assert "report: evaluations/digits-digits/report.html" in output
+    page = beside / "evaluations/digits-digits/report.html"
+    written = page.read_bytes()
+    page.unlink()
+    assert vtool(beside, "report", "evaluations/digits-digits").split() == [
+        "evaluations/digits-digits/report.html"
+    ]
+    assert page.read_bytes() == written
     lines = read_lines(beside / "evaluations/digits-digits/predictions.jsonl")
     own = read_lines(beside / "runs/digits/predictions.jsonl")
     for one, other in zip(lines, own, strict=True):
@@ -54,6 +63,35 @@ def test_a_killed_evaluation_goes_on_where_it_was(beside: Path) -> None:
     output = vtool(beside, "evaluate", "digits", "digits")
     assert f"{had} of 359 rows have answers" in output
     assert len(read_lines(file)) == 359
+
+
+@pytest.mark.full
+def test_ranks_of_its_own_give_the_same_answers_and_scores(beside: Path) -> None:
+    asked = ("evaluate", "digits", "digits", "--limit", "21")
+    vtool(beside, *asked, "--to", "one")
+    output = vtool(beside, *asked, "--nproc", "2", "--to", "two")
+    one, two = (read_lines(beside / name / "predictions.jsonl") for name in ("one", "two"))
+    for mine, other in zip(one, two, strict=True):
+        assert mine["nll"] == pytest.approx(other["nll"], rel=1e-5)
+        assert mine["scores"] == other["scores"]
+        assert mine["answer"] == other["answer"]
+    assert "report: two/report.html" in output
+    assert not list((beside / "two").glob("predictions.rank-*"))
+    shutil.copytree(beside / "runs/digits/export", beside / "broken")
+    (beside / "broken/model.safetensors").write_bytes(b"no tensors")
+    told = vtool(beside, "evaluate", "broken", "digits", "--nproc", "2", status=2)
+    assert told.count("error[model-does-not-load") == 1
+
+
+def test_processes_are_not_started_within_processes_nor_for_what_cannot_be_asked(
+    beside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = vtool(beside, "evaluate", "nothing", "digits", "--nproc", "2", status=2)
+    assert output.count("error[") == output.count("error[not-a-run") == 1
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    output = vtool(beside, "evaluate", "digits", "digits", "--nproc", "2", status=2)
+    assert "torchrun has started 2 processes already" in output
 
 
 def test_findings_have_their_exit_status(beside: Path) -> None:

@@ -6,8 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from vtool.cli.app import app
-from vtool.config.resources import recipe_names
 from vtool.config.settings import all_settings
+from vtool.config.shipped import recipe_names
 from vtool.diagnostics import RULES
 
 

@@ -73,6 +73,8 @@ def test_help_lists_every_command() -> None:
         "verify",
         "export",
         "predict",
+        "chat",
+        "serve",
         "evaluate",
         "report",
         "explain",

@@ -28,6 +28,7 @@ TESTS: dict[str, str] = {
     "model.path": (
         "tests/training/test_agreement.py::test_ranks_of_other_folders_are_named_by_every_rank"
     ),
+    "model.revision": "tests/hub/test_hub.py::test_a_run_keeps_the_commit_of_the_name",
     "model.init": "tests/cli/test_train.py::test_a_model_folder_is_fine_tuned",
     "model.dummy_visual": (
         "tests/training/test_dummy_visual.py::test_never_stops_a_step_in_which_one_rank_would_wait_for_another"

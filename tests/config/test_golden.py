@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from vtool.config.load import effective_yaml, examine
-from vtool.config.resources import recipe_names
+from vtool.config.shipped import recipe_names
 
 GOLDEN = Path(__file__).parent / "golden"
 

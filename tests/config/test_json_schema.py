@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from vtool.cli.app import app
 from vtool.config.json_schema import recipe_schema
 from vtool.config.load import effective_yaml, load_run
-from vtool.config.resources import recipe_names, share
 from vtool.config.settings import all_settings
+from vtool.config.shipped import recipe_names, share
 
 FILE = share("configs") / "recipe.schema.json"
 SCHEMA = recipe_schema()

@@ -75,6 +75,23 @@ def test_exclude_may_not_take_everything() -> None:
     ]
 
 
+def test_a_module_that_is_to_be_saved_is_there_and_trained() -> None:
+    finding = only("lora.modules_to_save=[merge]")
+    assert (finding.rule, finding.help) == ("lora-target", "did you mean `merger`?")
+    assert found("lora.modules_to_save=[merger, lm_head, visual.merger.mlp.0]") == []
+    assert found("lora.modules_to_save=[merger]", "model.freeze.projector=true") == [
+        ("lora-target", "error", "lora.modules_to_save.0")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "setting"),
+    [("dora=true", "lora.dora"), ("modules_to_save=[merger]", "lora.modules_to_save")],
+)
+def test_what_megatron_cannot_do_with_adapters_is_refused_by_name(given: str, setting: str) -> None:
+    assert ("not-built-on-engine", "error", setting) in found(f"lora.{given}", "engine=megatron")
+
+
 def test_something_is_left_to_train() -> None:
     assert found("model.freeze={vision: true, projector: true, language: true}") == [
         ("nothing-to-train", "error", "model.freeze")

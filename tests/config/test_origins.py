@@ -7,7 +7,8 @@ import yaml
 
 from vtool.config.load import effective_yaml, examine, load_run
 from vtool.config.origins import COMMAND_LINE
-from vtool.config.resources import opened, share
+from vtool.config.resources import opened
+from vtool.config.shipped import share
 from vtool.diagnostics import Origin
 
 

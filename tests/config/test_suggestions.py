@@ -46,8 +46,8 @@ def test_an_unknown_key_is_answered_with_what_it_may_have_meant(
         f"did you mean {meant}?"
         if meant
         else (
-            "`model` has the settings family, path, modeling, init, size, dtype, attention,"
-            " gradient_checkpointing, dummy_visual, freeze"
+            "`model` has the settings family, path, revision, modeling, init, size, dtype,"
+            " attention, gradient_checkpointing, dummy_visual, freeze"
         )
     )
 

@@ -180,7 +180,7 @@ def test_paths_inside_are_checked(folder: Path) -> None:
 
 
 def test_shipped_recipes_are_as_clean_as_without_it() -> None:
-    from vtool.config.resources import recipe_names
+    from vtool.config.shipped import recipe_names
 
     for name in recipe_names():
         given = ["data.train=[{format:digits,split:train}]"] if name == "rows" else []

@@ -48,7 +48,17 @@ def test_what_is_short_is_silent_and_of_several_the_innermost_is_told() -> None:
     with working("outer", said.append), working("inner", said.append):
         _until(lambda: len(said) >= 2)
     assert {line.partition(",")[0] for line in said} == {"inner"}
-    assert progress._tasks == []
+
+
+def test_once_the_inner_one_has_ended_the_outer_one_is_told() -> None:
+    said: list[str] = []
+    with working("outer", said.append, counts="rows"):
+        with pytest.raises(KeyError), working("inner", said.append):
+            raise KeyError
+        tick(1, 2, "rows")
+        _until(lambda: bool(said))
+    assert said[0].startswith("outer, 1 of 2 rows, ")
+    tick(2, 2, "rows")  # of nothing
 
 
 def test_other_ranks_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,18 +69,23 @@ def test_other_ranks_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said == []
 
 
-def test_a_long_command_says_before_all_else_that_it_has_begun(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "command", [("verify", "digits", "--fast"), ("validate-config", "digits", "--live")]
+)
+def test_a_long_command_says_before_all_else_that_it_has_begun(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
     with subprocess.Popen(
-        [sys.executable, "-m", "vtool", "verify", "digits", "--fast"],
+        [sys.executable, "-m", "vtool", *command],
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
         cwd=tmp_path,
-    ) as command:
-        assert command.stderr is not None
-        first = command.stderr.readline()
-        command.kill()
-    assert first == "vtool verify: starting\n"
+    ) as started:
+        assert started.stderr is not None
+        first = started.stderr.readline()
+        started.kill()
+    assert first == f"vtool {command[0]}: starting\n"
 
 
 def test_a_short_one_says_nothing_of_it(tmp_path: Path) -> None:

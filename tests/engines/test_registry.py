@@ -6,9 +6,9 @@ from typing import get_args
 
 import pytest
 
-from vtool.config.resources import share
 from vtool.config.schema import Run
 from vtool.config.settings import choices
+from vtool.config.shipped import share
 from vtool.engines.registry import CHECKS, ENGINES
 
 

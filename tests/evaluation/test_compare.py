@@ -9,6 +9,7 @@ import pytest
 from vtool.diagnostics import Findings
 from vtool.evaluation.asking import Asked
 from vtool.evaluation.compare import Compared, compare_answers
+from vtool.evaluation.metrics import METRICS as KNOWN
 from vtool.evaluation.metrics import Metric
 from vtool.evaluation.scoring import score_answers
 
@@ -67,6 +68,27 @@ def test_a_mean_and_the_nll_have_the_difference_of_the_same_rows() -> None:
     assert found["nll"].difference == pytest.approx(-0.5 * ROWS / tokens)
     assert found["nll"].low < found["nll"].difference < found["nll"].high < 0
     assert found["nll"].p is None
+
+
+def test_bleu_is_compared_by_the_score_of_all_answers() -> None:
+    pytest.importorskip("sacrebleu")
+    from sacrebleu import corpus_bleu
+
+    wanted = "the cat sat on the mat today"
+    good, bad = f"{wanted} again", "the cat is on a mat here today"
+    texts = ([good, wanted] * 30, [bad, wanted, good] * 20)
+    first, other = ([replace(one, reference=wanted) for one in answers(each)] for each in texts)
+    metrics = (KNOWN["bleu"],)
+    scored = [score_answers(each, metrics) for each in (first, other)]
+    found = {one.metric: one for one in compare_answers((first, scored[0]), (other, scored[1]))}
+    scores = [corpus_bleu(each, [[wanted] * ROWS]).score for each in texts]
+    assert found["bleu"].difference == pytest.approx(scores[0] - scores[1])
+    assert scored[0].scores[0].low < scored[0].scores[0].value < scored[0].scores[0].high
+    assert found["bleu"].low < found["bleu"].difference < found["bleu"].high
+    assert found["bleu"].p is not None
+    # the mean of the rows' own scores is another number
+    rows = [np.mean(each.of_rows["bleu"]) for each in scored]
+    assert found["bleu"].difference != pytest.approx(rows[0] - rows[1], abs=0.1)
 
 
 def test_a_model_beside_itself_has_no_difference() -> None:

@@ -8,36 +8,17 @@ from typing import Any
 import pytest
 import torch
 
+import vtool.evaluation.asker as asking
 import vtool.evaluation.predict as predicting
-from tests.rows import decompression_bomb, film, mixed_rows, picture, write_rows
-from tests.runs import messages, request, session
+from tests.evaluation.conftest import Exported
+from tests.rows import decompression_bomb, film, picture
 from vtool.data.row import Row
 from vtool.diagnostics import Findings
-from vtool.export.huggingface import export
-
-
-def made(folder: Path, *overrides: str) -> Path:
-    """A run that has exported its random weights."""
-    torch.manual_seed(0)
-    rows = write_rows(folder / "rows.jsonl", mixed_rows(folder, 4))
-    opened, _ = session(
-        request(
-            "rows", messages(rows), f"run.dir={folder / 'run'}", "optim.warmup_steps=0", *overrides
-        )
-    )
-    export(
-        opened.engine.module,
-        opened.engine.model_state(),
-        opened.processor,
-        "qwen2_5_vl",
-        opened.folder.export,
-    )
-    return opened.folder.path
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made(tmp_path_factory.mktemp("run"))
+def run(made: tuple[Path, Path]) -> Path:
+    return made[0]
 
 
 @pytest.fixture
@@ -48,20 +29,20 @@ def images(tmp_path: Path) -> list[str]:
 def asked(monkeypatch: pytest.MonkeyPatch, run: Path, *question: Any) -> tuple[Row, set[str]]:
     """What the model is really asked: the chat, and the names of the inputs."""
     seen: dict[str, Any] = {}
-    encode, answer = predicting.encode_question, predicting.answer_greedily
+    encode, generate = asking.encode_question, asking.generate_tokens
 
     def watched_encode(row: Row, processor: Any) -> Any:
         seen["row"] = row
         return encode(row, processor)
 
-    def watched_answer(
-        model: Any, processor: Any, inputs: dict[str, torch.Tensor], longest: int
-    ) -> list[str]:
+    def watched_generate(
+        model: Any, processor: Any, inputs: dict[str, torch.Tensor], *more: Any
+    ) -> torch.Tensor:
         seen["inputs"] = set(inputs)
-        return answer(model, processor, inputs, longest)
+        return generate(model, processor, inputs, *more)
 
-    monkeypatch.setattr(predicting, "encode_question", watched_encode)
-    monkeypatch.setattr(predicting, "answer_greedily", watched_answer)
+    monkeypatch.setattr(asking, "encode_question", watched_encode)
+    monkeypatch.setattr(asking, "generate_tokens", watched_generate)
     predicting.predict(run, *question, 2)
     return seen["row"], seen["inputs"]
 
@@ -94,9 +75,9 @@ def test_images_go_before_a_question_without_tags(
 
 
 def test_inputs_that_the_run_has_dropped_are_dropped(
-    tmp_path: Path, images: list[str], monkeypatch: pytest.MonkeyPatch
+    exported: Exported, tmp_path: Path, images: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = made(tmp_path, "data.drop_model_inputs=[pixel_values,image_grid_thw]")
+    folder, _ = exported(tmp_path, "data.drop_model_inputs=[pixel_values,image_grid_thw]")
     for given in (folder, folder / "export"):
         _, inputs = asked(monkeypatch, given, images[:1], "What is it?", None)
         assert inputs == {"input_ids", "attention_mask", "mm_token_type_ids"}
@@ -134,15 +115,15 @@ def test_a_run_whose_settings_cannot_be_read_is_not_asked_with_other_image_sizes
     with pytest.raises(Findings, match=r"not-a-run.*config\.yaml: ") as caught:
         predicting.predict(copy, images[:1], "What is it?", None, 2)
     assert f"vtool predict {copy / 'export'}" in str(caught.value.diagnostics[0].help)
-    assert isinstance(predicting.predict(copy / "export", images[:1], "What?", None, 2), str)
+    assert predicting.predict(copy / "export", images[:1], "What?", None, 2).tokens == 2
 
 
 def test_a_video_is_placed_at_its_tag_and_else_behind_the_images(
     run: Path, images: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clip = str(film(tmp_path / "a.mp4", 10))
-    asking = predicting.predict
-    monkeypatch.setattr(predicting, "predict", lambda *given: asking(*given, videos=[clip]))
+    ask = predicting.predict
+    monkeypatch.setattr(predicting, "predict", lambda *given: ask(*given, videos=[clip]))
     row, inputs = asked(monkeypatch, run, images[:1], "What is it?", None)
     assert list(row.visuals()) == ["image", "video"]
     assert inputs >= {"pixel_values", "pixel_values_videos", "video_grid_thw", "second_per_grid_ts"}

@@ -15,39 +15,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.rows import mixed_rows, write_rows
-from tests.runs import messages, request, session
+from tests.rows import write_rows
+from tests.runs import read_lines
 from vtool.data.chat import IGNORED
 from vtool.data.collate import collate
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
 from vtool.evaluation.asking import Asking, ask_rows, prompt_of
-from vtool.evaluation.results import PICTURES
 from vtool.evaluation.rows import load_settings, open_questions
 from vtool.evaluation.run import Evaluated, Request, evaluate_model
 from vtool.evaluation.subject import open_subject
-from vtool.export.huggingface import export
 from vtool.models.answers import Sampling
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A run that has exported random weights, and rows of several shapes."""
-    folder = tmp_path_factory.mktemp("evaluated")
-    torch.manual_seed(0)
-    records = mixed_rows(folder, 6)
-    rows = write_rows(folder / "rows.jsonl", records)
-    opened, _ = session(
-        request("rows", messages(rows), f"run.dir={folder / 'run'}", "optim.warmup_steps=0")
-    )
-    export(
-        opened.engine.module,
-        opened.engine.model_state(),
-        opened.processor,
-        "qwen2_5_vl",
-        opened.folder.export,
-    )
-    return opened.folder.path, rows
 
 
 @pytest.fixture
@@ -337,10 +315,12 @@ def test_sampling_is_of_the_softmax() -> None:
     assert torch.allclose(recorder.taken[0].double(), logs, atol=1e-6)
 
 
-def test_pictures_are_kept_of_the_worst(evaluate: Callable[..., Evaluated]) -> None:
+def test_all_pictures_of_the_worst_are_kept(
+    made: tuple[Path, Path], evaluate: Callable[..., Evaluated]
+) -> None:
     done = evaluate()
     lines = [json.loads(line) for line in done.store.predictions.read_text().splitlines()]
-    shown = [line for line in lines if "picture" in line]
-    assert shown
-    assert all((done.store.path / line["picture"]).is_file() for line in shown)
-    assert len(shown) <= PICTURES
+    shown = [line for line in lines if "pictures" in line]
+    assert len(shown) == sum(bool(row["images"]) for row in read_lines(made[1]))
+    assert all((done.store.path / name).is_file() for line in shown for name in line["pictures"])
+    assert max(len(line["pictures"]) for line in shown) > 1

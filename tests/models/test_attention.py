@@ -49,7 +49,17 @@ def packed(model: Any, documents: list[dict[str, Tensor]]) -> dict[str, Any]:
     }
     nothing = torch.zeros(0, dtype=torch.long)
     batch = with_positions(
-        Batch(joined, nothing, nothing, (), 0, 0, Documents(LENGTHS, IMAGES, (0,) * len(LENGTHS))),
+        Batch(
+            joined,
+            nothing,
+            nothing,
+            (),
+            0,
+            0,
+            0,
+            0,
+            Documents(LENGTHS, IMAGES, (0,) * len(LENGTHS)),
+        ),
         model,
     )
     return {**batch.inputs, "documents": LENGTHS, "use_cache": False}

@@ -356,3 +356,72 @@ def test_what_a_run_began_with_and_a_later_end_are_said(run_folder: Path) -> Non
     text = Elements(page_of(run_folder)).text
     assert "It began with the weights of runs/<first>." in text
     assert "After step 20 its end was moved from step 20 to 40" in text
+
+
+def test_a_spike_is_named_with_its_rows(run_folder: Path) -> None:
+    metrics = lines_of(run_folder / "metrics.jsonl")
+    for line in metrics:
+        if "loss" in line:
+            line["loss"] = 900.0 if line["step"] == 30 else 1.0 + line["step"] % 3 / 50
+    write_lines(run_folder / "metrics.jsonl", metrics)
+    found = {"step": 30, "loss": 900.0, "rows": ["my.jsonl:3", "my.jsonl:<b>"]}
+    change(run_folder / "result.json", spikes=[found])
+    text = Elements(page_of(run_folder)).text
+    assert "The loss spikes in 1 place: step 30." in text
+    assert "30 900 1.02 my.jsonl:3, my.jsonl:<b>" in text
+    (run_folder / "result.json").unlink()
+    assert "30 900 1.02 not known until the run has finished" in Elements(page_of(run_folder)).text
+
+
+def test_a_run_without_spikes_or_validation_rows_has_no_section_of_them(run_folder: Path) -> None:
+    ids = [tag["id"] for tag in Elements(page_of(run_folder)).having("section")]
+    assert not {"spikes", "over-time", "trained"} & set(ids)
+
+
+def test_one_answer_to_every_row_is_remarked(run_folder: Path) -> None:
+    rows = lines_of(run_folder / "predictions.jsonl")
+    write_lines(run_folder / "predictions.jsonl", [row | {"answer": "\n"} for row in rows])
+    text = Elements(page_of(run_folder)).text
+    assert "All 12 test rows have one answer, “(white space)”, where" in text
+
+
+def test_validation_rows_are_shown_with_their_answers_over_time(run_folder: Path) -> None:
+    said = ["7", "7", ATTACK, *map(str, range(20)), "4"]
+    lines = [
+        {
+            "step": 10 * place,
+            "answers": [
+                {"row": "a:1", "question": "Which?", "reference": "4", "answer": answer}
+                | {"correct": answer == "4", "image": None}
+            ],
+        }
+        for place, answer in enumerate(said, 1)
+    ]
+    write_lines(run_folder / "validation.jsonl", [*lines, {"step": 999, "answers": 7}])
+    text = Elements(page_of(run_folder)).text
+    assert "1 validation row at 25 evaluations. Each asks: “ Which? ”" in text
+    assert "wrong: 7 steps 10 to 20" in text
+    assert f"wrong: {ATTACK} step 30" in text
+    assert "right: 4 step 240" in text
+    assert "… 16 more answers" in text
+
+
+def test_parts_and_tokens_are_counted(run_folder: Path) -> None:
+    parts = {"vision": (600, 0), "projector": (100, 100), "language": (300, 30), "head": (0, 0)}
+    change(
+        run_folder / "result.json",
+        parts={name: {"parameters": a, "trained": b} for name, (a, b) in parts.items()},
+    )
+    metrics = lines_of(run_folder / "metrics.jsonl")
+    steps = [line for line in metrics if "loss" in line]
+    for line in steps:
+        line |= {"tokens": 80, "supervised_tokens": 10, "visual_tokens": 30, "padding_tokens": 20}
+    write_lines(run_folder / "metrics.jsonl", metrics)
+    text = Elements(page_of(run_folder)).text
+    assert "Vision tower 600 60 % frozen Projector 100 10 % trained" in text
+    assert "Language model 300 30 % 30 trained (10 %) Head 0 0 % shares the embeddings" in text
+    assert len(steps) == 40
+    assert (
+        "Text, learnt 400 10 % Text, read as context 1,600 40 % Images and videos 1,200 30 %"
+        " Padding 800 20 % All 4,000"
+    ) in text

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from vtool.report.run_files import Prediction, Step
-from vtool.report.statistics import confusion, smooth, thin, tokens_per_second
+from vtool.report.statistics import Pair, confusion, pairs, smooth, thin, tokens_per_second
 
 
 def answered(reference: str, answer: str, correct: bool | None = None) -> Prediction:
@@ -78,7 +78,24 @@ def test_confusion_agrees_with_the_run_on_what_is_right() -> None:
 
 
 @pytest.mark.parametrize(
-    "references", [[], ["a", "a"], ["a", "b"], [str(index % 21) for index in range(50)]]
+    "references", [[], ["a", "a"], ["a", "b"], [str(index % 13) for index in range(50)]]
 )
 def test_no_confusion_matrix_without_classes(references: list[str]) -> None:
     assert confusion([answered(reference, "a") for reference in references]) is None
+
+
+def test_of_many_classes_the_pairs_that_are_confused_are_listed() -> None:
+    rows = [answered(str(index % 13), "7") for index in range(40)]
+    rows += [answered("2", "5")] * 5
+    assert pairs(rows)[0] == Pair("2", "5", 5, of=8)
+    assert pairs(rows)[1] == Pair("0", "7", 4, of=4)
+    assert sum(pair.count for pair in pairs(rows)) == sum(not row.correct for row in rows)
+    assert pairs(rows[:12]) == [], "a matrix shows them"
+    assert pairs(rows[:14]) == [], "hardly any reference is there twice: these are no classes"
+
+
+@pytest.mark.parametrize(("label", "upright"), [("yes", False), ("perhaps", True)])
+def test_long_labels_stand_upright(label: str, upright: bool) -> None:
+    matrix = confusion([answered(label, "no"), answered("no", label), answered("no", "no")])
+    assert matrix is not None
+    assert matrix.upright == upright

@@ -2,13 +2,16 @@
 
 import json
 import math
+import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.multiprocessing import ProcessExitedException
 
 from tests.engines.ranks import run_ranks
 from tests.rows import mixed_rows, write_rows
@@ -16,6 +19,7 @@ from tests.runs import messages, read_lines, request, without_times
 from vtool.config.schema import Run
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
+from vtool.training import checkpoint
 from vtool.training.best import Best, Marks, mark
 from vtool.training.export_run import export_run
 from vtool.training.session import Request
@@ -187,3 +191,60 @@ def test_a_higher_accuracy_is_better_and_the_mode_can_be_said(rows: Path) -> Non
 def test_a_source_that_the_validation_rows_do_not_have_is_refused(rows: Path) -> None:
     with pytest.raises(Findings, match="metric-not-computed"):
         train(made(rows, "source", "checkpoint.keep_best.metric=validation_nll/charts"), Ranks())
+
+
+def killed_while_saving(ranks: Ranks, run: Request, at: str, step: int) -> None:
+    """Train until a checkpoint is there and older ones are not yet removed, or one is half so."""
+    if ranks.rank == 0:
+        flush, remove = checkpoint._flush, shutil.rmtree
+
+        def after_saving(path: Path) -> None:
+            if path.name == "checkpoints" and (path / f"step-{step:06d}").exists():
+                os.kill(os.getpid(), signal.SIGKILL)
+            flush(path)
+
+        def while_removing(path: Any, *given: Any, **more: Any) -> None:
+            if Path(path).name == f".removing-step-{step - 1:06d}":
+                os.kill(os.getpid(), signal.SIGKILL)
+            remove(path, *given, **more)
+
+        if at == "saved":
+            checkpoint._flush = after_saving
+        else:
+            checkpoint.shutil.rmtree = while_removing  # type: ignore[assignment]
+    train(run, ranks)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("at", ["saved", "removing"])
+@pytest.mark.parametrize("spread", ["{tensor:2}", "{pipeline:2}"])
+def test_megatron_ranks_killed_between_saving_and_removing_remember_the_best(
+    rows: Path, at: str, spread: str
+) -> None:
+    def asked(name: str) -> Request:
+        on = ("engine=megatron", f"engine.parallel={spread}", "launch.nproc=2")
+        return made(rows, f"{name}-{at}-{spread[1]}", KEEP, EARLY, *on)
+
+    straight, killed = asked("straight"), asked("killed")
+    ends = run_ranks(end, 2, straight)
+    folder, other = straight.run.folder, killed.run.folder
+    best, last = (result(folder)[key] for key in ("best", "stopped_early"))
+    assert ends[0][1] == ends[1][1] == last["after_step"] == best["step"] + 2
+    # a step after the best one: of the two that are there, the older one is kept
+    with pytest.raises(ProcessExitedException, match="SIGKILL"):
+        run_ranks(killed_while_saving, 2, killed, at, best["step"] + (1 if at == "saved" else 2))
+    assert (other / "checkpoints" / f"step-{best['step']:06d}").is_dir()
+    assert run_ranks(end, 2, killed) == ends
+    assert (result(other)["best"], result(other)["stopped_early"]) == (best, last)
+    left = [
+        sorted(path.name for path in (each / "checkpoints").iterdir()) for each in (folder, other)
+    ]
+    assert left[0] == left[1]
+    assert without_times(read_lines(folder / "metrics.jsonl")) == without_times(
+        read_lines(other / "metrics.jsonl")
+    )
+    for name in left[0]:
+        one, two = (
+            load_file(each / f"checkpoints/{name}/model.safetensors") for each in (folder, other)
+        )
+        assert all(torch.equal(one[key], two[key]) for key in one)

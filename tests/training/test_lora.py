@@ -354,3 +354,86 @@ def test_a_rank_stabilized_adapter_is_alpha_over_the_root_of_the_rank_everywhere
     wanted = base[name].double() + scale * (b @ a)
     assert float((b @ a).abs().max()) > 0
     assert torch.allclose(whole[name].double(), wanted, rtol=0, atol=1e-6)
+
+
+WHOLE = ("lora={rank:4,alpha:12,dora:true,modules_to_save:[merger]}", "model.size=null")
+"""Every row of a weight has a length of its own, and the projector is trained whole."""
+
+
+def other_runs(folder: Path) -> None:
+    write_rows(folder / "rows.jsonl", mixed_rows(folder, 16, text_only=(1, 2, 9)))
+    write_rows(folder / "one.jsonl", mixed_rows(folder, 1))
+    train_all(Ranks(), made_run(folder, "first", "ddp", "train.steps=3"))
+    shutil.copytree(folder / "first/base", folder / "model")
+
+
+@pytest.mark.full
+def test_lengths_and_whole_modules_are_merged_as_their_formula_says(tmp_path: Path) -> None:
+    """W' = m · (W + s · B · A) / ‖W + s · B · A‖ by rows (DoRA, equation 5), in float64."""
+    other_runs(tmp_path)
+    made = made_run(tmp_path, "run", "ddp", *WHOLE, f"model.path={tmp_path / 'model'}")
+    train_all(Ranks(), made)
+    adapter = load_file(tmp_path / "run/export/adapter_model.safetensors")
+    config = json.loads((tmp_path / "run/export/adapter_config.json").read_text())
+    parts = [f"model.visual.merger.{name}" for name in ("ln_q", "mlp.0", "mlp.2")]
+    assert (config["use_dora"], config["modules_to_save"]) == (True, parts)
+    assert not [name for name in adapter if ".merger." in name and "lora" in name]
+    merged, _ = export_run(tmp_path / "run", merge=True)
+    base, whole = (load_file(at / "model.safetensors") for at in (tmp_path / "model", merged))
+    stems = {stem(name): name for name in base}
+    seen = set()
+    for key, lengths in adapter.items():
+        if key.endswith(".lora_magnitude_vector"):
+            at = key.removesuffix(".lora_magnitude_vector")
+            name = stems[stem(at.removeprefix(PREFIX) + ".weight")]
+            a, b = (adapter[f"{at}.lora_{which}.weight"].double() for which in "AB")
+            moved = base[name].double() + ALPHA / RANK * (b @ a)
+            wanted = lengths.double()[:, None] * moved / moved.square().sum(1, True).sqrt()
+            assert float((whole[name].double() - wanted).abs().max()) <= 1e-6
+            before = base[name].double().square().sum(1).sqrt()
+            assert float((lengths.double() - before).abs().max()) > 1e-4, "no length was trained"
+            seen.add(name)
+        elif ".merger." in key:
+            name = stems[stem(key.removeprefix(PREFIX))]
+            assert torch.equal(whole[name], lengths)
+            assert not torch.equal(whole[name], base[name])
+            seen.add(name)
+    assert len(seen) == len([key for key in adapter if ".lora_A." not in key]) - len(
+        [key for key in adapter if ".lora_B." in key]
+    )
+    for name in base.keys() - seen:
+        assert torch.equal(whole[name], base[name]), name
+    # peft, which opens the export by itself, computes what the merged model does
+    inputs = batch_of(tmp_path, "logits")
+    bare = load_model(tmp_path / "model", "qwen2_5_vl", torch.float32, "sdpa").eval()
+    with torch.no_grad():
+        opened = PeftModel.from_pretrained(bare, str(tmp_path / "run/export")).eval()
+        one = load_model(merged, "qwen2_5_vl", torch.float32, "sdpa").eval()
+        difference = opened(**inputs).logits - one(**inputs).logits
+    assert float(difference.abs().max()) <= 1e-5
+
+
+@pytest.mark.full
+def test_lengths_and_whole_modules_are_the_same_on_sharded_ranks(tmp_path: Path) -> None:
+    other_runs(tmp_path)
+    more = (*WHOLE, f"model.path={tmp_path / 'model'}")
+    train_all(Ranks(), made_run(tmp_path, "one", "ddp", *more))
+    run_ranks(
+        train_all,
+        2,
+        made_run(tmp_path, "ddp", "ddp", *more),
+        made_run(tmp_path, "fsdp2", "fsdp2", *more),
+        made_run(tmp_path, "ddp-fsdp2", "fsdp2", *more, after(tmp_path / "ddp", 2)),
+    )
+    wanted = load_file(tmp_path / "one/export/adapter_model.safetensors")
+    for name in ("ddp", "fsdp2", "ddp-fsdp2"):
+        ours = load_file(tmp_path / name / "export/adapter_model.safetensors")
+        assert ours.keys() == wanted.keys()
+        assert max(float((ours[key] - wanted[key]).abs().max()) for key in wanted) <= 1e-4
+
+
+def test_a_module_that_is_tied_or_not_there_is_refused_before_a_step(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.jsonl", mixed_rows(tmp_path, 8))
+    write_rows(tmp_path / "one.jsonl", mixed_rows(tmp_path, 1))
+    with pytest.raises(Findings, match=r"whose weight is .*embed_tokens.weight too"):
+        train_all(Ranks(), made_run(tmp_path, "tied", "ddp", "lora.modules_to_save=[lm_head]"))

@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.engines.ranks import run_ranks
 from tests.rows import chat, mixed_rows, picture, write_rows
 from tests.runs import messages, request, session
+from vtool.config.schema.megatron import Parallel
 from vtool.data.loss import summed_nll
 from vtool.data.packing import with_positions
 from vtool.engines.ranks import Ranks
@@ -37,9 +39,9 @@ def kept(opened: Session) -> tuple[int, int, int]:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = summed_nll(opened.engine.module, loaded)
+        loss = summed_nll(opened.engine.module, loaded, opened.engine.module)
     held = sum(storages.values())
-    patches = loaded.inputs["pixel_values"].shape[0]
+    patches = len(loaded.inputs.get("pixel_values", ()))
     del loss
     return held, loaded.inputs["input_ids"].numel(), patches
 
@@ -57,6 +59,50 @@ def test_the_estimate_is_no_less_than_a_pass_keeps_and_not_many_times_it(
     estimate = bytes_of_row(opened.run, opened.engine.module.config, tokens, patches)
     assert held <= 1.2 * estimate
     assert estimate <= 4 * held
+
+
+def kept_when_spread(ranks: Ranks, asked: Request) -> tuple[int, float]:
+    opened, _ = session(asked, ranks)
+    held, tokens, patches = kept(opened)
+    return held, bytes_of_row(opened.run, opened.engine.module.config, tokens, patches)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("sequence", ["false", "true"])
+def test_a_rank_of_two_that_share_a_row_keeps_what_the_estimate_says(
+    tmp_path: Path, sequence: str
+) -> None:
+    write_rows(tmp_path / "rows.jsonl", [chat("What is it? " * 20, "It is a square. " * 40)])
+    asked = made(
+        tmp_path,
+        *("data.global_batch_size=1", "data.micro_batch_size=1", "engine=megatron"),
+        f"engine.parallel={{tensor:2,sequence:{sequence}}}",
+    )
+    for held, estimate in run_ranks(kept_when_spread, 2, asked):
+        assert held <= 1.2 * estimate
+        assert estimate <= 4 * held
+
+
+def test_a_row_that_is_spread_needs_less_on_each_rank_and_stages_keep_several(
+    tmp_path: Path,
+) -> None:
+    opened, _ = session(made(tmp_path, "data.micro_batch_size=1"))
+    config, tokens, patches = opened.engine.module.config, 600, 400
+    vocabulary = 12 * tokens * config.get_text_config().vocab_size
+
+    def estimate(**parallel: object) -> float:
+        run = made(tmp_path, "engine=megatron").run
+        engine = run.engine.model_copy(update={"parallel": Parallel.model_validate(parallel)})
+        run = run.model_copy(update={"engine": engine})
+        return bytes_of_row(run, config, tokens, patches) - vocabulary
+
+    tower, none = (bytes_of_row(opened.run, config, tokens, each) for each in (patches, 0))
+    alone, tower = estimate(), tower - none
+    half = estimate(tensor=2, sequence=True)
+    assert half - tower == pytest.approx((alone - tower) / 2), "the tower is not spread"
+    assert half < estimate(tensor=2) < alone
+    # of two stages, the first keeps two micro-batches of half of the layers, and has no logits
+    assert estimate(pipeline=2) + vocabulary == pytest.approx(alone + tower)
 
 
 @pytest.mark.parametrize(("rows", "wanted"), [(0.5, 1), (1.5, 1), (5, 4), (1000, 8)])

@@ -185,9 +185,26 @@ def test_a_run_with_damaged_checkpoints_only_is_not_begun_anew(rows: Path) -> No
 def test_a_line_cut_off_in_the_metrics_is_set_aside(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.metrics.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"ste')
-    folder.rewind_metrics(2)
+    folder.rewind(2)
     assert folder.metrics.read_text() == '{"step": 1}\n{"step": 2}\n'
     assert (tmp_path / "metrics.discarded.jsonl").read_text() == '{"step": 3}\n{"ste\n'
+
+
+def test_answers_of_later_steps_are_left_out(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.asked_again.write_text('{"step": 2}\n{"step": 4}\n{"ste')
+    folder.rewind(2)
+    assert folder.asked_again.read_text() == '{"step": 2}\n'
+
+
+def test_what_a_killed_run_has_half_written_or_half_removed_goes(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    names = (".writing-step-000003", ".removing-step-000001", "step-000002", ".removing-mine")
+    for name in names:
+        (folder.checkpoints / name).mkdir(parents=True)
+        (folder.checkpoints / name / "model.safetensors").touch()
+    folder.set_aside_newer(folder.checkpoints / "step-000002")
+    assert sorted(path.name for path in folder.checkpoints.iterdir()) == sorted(names[2:])
 
 
 def test_a_run_can_begin_from_another_runs_checkpoint(rows: Path) -> None:
@@ -398,7 +415,7 @@ def test_a_changed_processor_and_lost_metrics_are_told_when_a_run_goes_on(
 def test_metrics_that_are_a_folder_are_told(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").mkdir()
     with pytest.raises(Findings, match=r"run-folder-unwritable.*Is a directory"):
-        RunFolder(tmp_path).rewind_metrics(2)
+        RunFolder(tmp_path).rewind(2)
 
 
 def test_a_checkpoint_that_is_none_is_refused(rows: Path) -> None:

@@ -148,6 +148,35 @@ def test_mlflow_has_one_run_of_all_starts_with_the_numbers_of_metrics_jsonl(
     assert run.data.params["optim.lr"] == str(made.run.optim.lr)
 
 
+@pytest.mark.skipif(not has("mlflow"), reason="not run: mlflow is not installed")
+@pytest.mark.parametrize(("given", "wanted"), [(None, True), ("false", False)])
+def test_mlflow_tells_its_makers_nothing_unless_the_user_has_decided(
+    tmp_path: Path, given: str | None, wanted: bool
+) -> None:
+    write(tmp_path)
+    program = (
+        "import os, sys; from pathlib import Path; from tests.profiling.runs import made_run;"
+        "from vtool.engines.ranks import Ranks; from vtool.training.tracking import open_trackers;"
+        "made = made_run(Path(sys.argv[1]), 'run', 'tracking=[{kind:mlflow,experiment:mine}]')\n"
+        "with open_trackers(made, Path(sys.argv[1]), 0, Ranks()) as trackers:\n"
+        "    trackers.log({'step': 1, 'loss': 0.5})\n"
+        "assert trackers.findings == [], trackers.findings\n"
+        "from mlflow.environment_variables import MLFLOW_DISABLE_TELEMETRY\n"
+        "print(MLFLOW_DISABLE_TELEMETRY.get())\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    environment.pop("MLFLOW_DISABLE_TELEMETRY", None)
+    environment |= {"MLFLOW_DISABLE_TELEMETRY": given} if given else {}
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, f"{wanted}\n"), done.stderr
+
+
 @pytest.mark.skipif(not has("trackio"), reason="not run: trackio is not installed")
 def test_trackio_has_the_run_and_prints_nothing_among_its_lines(tmp_path: Path) -> None:
     write(tmp_path)

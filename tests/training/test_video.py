@@ -354,6 +354,5 @@ def test_a_video_file_is_trained_on_and_asked_about(tmp_path: Path) -> None:
     assert train(made, Ranks()).status == "finished"
     told = json.loads((tmp_path / "films/export/video_preprocessor_config.json").read_text())
     assert told["size"] == {"shortest_edge": 784, "longest_edge": 8192}
-    assert isinstance(
-        predict(tmp_path / "films", [], "<video>What?", None, 2, [str(tmp_path / "a.mp4")]), str
-    )
+    clip = str(tmp_path / "a.mp4")
+    assert predict(tmp_path / "films", [], "<video>What?", None, 2, [clip]).tokens <= 2

@@ -43,7 +43,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     ),
     "sharded adapters": (
         "engine=fsdp2",
-        "lora={rank: 4, rslora: true, exclude: [q_proj]}",
+        "lora={rank: 4, rslora: true, dora: true, exclude: [q_proj], modules_to_save: [merger]}",
         "optim.schedule=linear",
         *_PACKED,
     ),

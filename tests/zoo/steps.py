@@ -323,7 +323,7 @@ DEFECTS = (
         "What is called merged is the base, to the byte.",
         "export-differs",
         MERGED,
-        "vtool.engines.common:merge_adapter",
+        "vtool.models.adapters:merge_adapter",
         is_the_base,
         told="what it was before",
     ),
@@ -333,7 +333,7 @@ DEFECTS = (
         "Adapters are merged without alpha / rank.",
         "export-differs",
         MERGED,
-        "vtool.engines.common:merge_adapter",
+        "vtool.models.adapters:merge_adapter",
         without_scale,
     ),
     Defect(

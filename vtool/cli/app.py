@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from vtool.cli.chat import chat
 from vtool.cli.convert import convert
 from vtool.cli.doctor import doctor
 from vtool.cli.evaluate import evaluate
@@ -16,6 +17,8 @@ from vtool.cli.export import export
 from vtool.cli.load_check import load_check
 from vtool.cli.predict import predict
 from vtool.cli.report import report
+from vtool.cli.serve import serve
+from vtool.cli.startup import prepare_completion
 from vtool.cli.train import app as train
 from vtool.cli.validate_config import validate_config
 from vtool.cli.verify import verify
@@ -38,6 +41,8 @@ app.command()(convert)
 app.command(cls=WatchCommand)(watch)
 app.command()(export)
 app.command()(predict)
+app.command()(chat)
+app.command()(serve)
 app.command(cls=ExitAtOnceCommand)(evaluate)
 app.command()(report)
 app.command()(explain)
@@ -59,8 +64,8 @@ def root(
     """Fine-tune vision-language models, and prove that nothing went silently wrong."""
 
 
-LONG = ("train", "verify", "export", "load-check", "predict", "evaluate", "chat", "serve")
-"""Commands that take seconds: they say that they have begun."""
+LONG = ("train", "verify", "export", "load-check", "predict", "evaluate", "chat", "serve", "report")
+"""Commands that take seconds: they say that they have begun. So does any with `--live`."""
 
 
 def is_interrupt(error: BaseException | None) -> bool:
@@ -92,6 +97,21 @@ def note_interrupts() -> list[int]:
     return came
 
 
+def prepare_libraries() -> None:
+    """Set what libraries read of the environment, where the user has not.
+
+    They fetch nothing at run time (a download is a process of its own, vtool/hub/download.py), and
+    their progress bars would break up the output. OpenMP's threads wait by spinning unless told not
+    to: beside one other busy process, training was then 17 times slower.
+    """
+    import os
+
+    if "HF_HUB_OFFLINE" not in os.environ:
+        os.environ |= {"HF_HUB_OFFLINE": "1", "VTOOL_SET_OFFLINE": "1"}
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
 def main() -> None:
     """Run the command line and end the process.
 
@@ -104,21 +124,18 @@ def main() -> None:
     import traceback
     from contextlib import suppress
 
-    # vtool fetches nothing at run time, and libraries' progress bars would break up its output.
-    # OpenMP's threads wait by spinning unless told not to: beside one other busy process, training
-    # was then 17 times slower. A command that is watched keeps its own environment.
+    # A command that is watched keeps its own environment.
     if sys.argv[1:2] != ["watch"]:
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        prepare_libraries()
     # A name that the terminal's encoding lacks is escaped; it must not end the command.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     # A rank of an outer torchrun leaves at once too: torch's own end sometimes aborts (see
     # training/launch.py), and torchrun would call that a failure.
+    completing = prepare_completion()
     at_once, code = "TORCHELASTIC_RUN_ID" in os.environ, 2
-    if sys.argv[1:2] and sys.argv[1] in LONG:
+    if sys.argv[1:2] and (sys.argv[1] in LONG or "--live" in sys.argv[2:]):
         from vtool.diagnostics.progress import announce_start
 
         announce_start(f"vtool {sys.argv[1]}")
@@ -134,6 +151,8 @@ def main() -> None:
         sys.stderr.write("stopped\n")
         code = 130
     except Exception as error:
+        if completing:  # it would be printed into the line that is typed
+            os._exit(1)
         if interrupts or is_interrupt(error):
             sys.stderr.write("stopped\n")
             code = 130

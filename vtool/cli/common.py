@@ -1,7 +1,7 @@
 """The printing of findings and results, and the exit status that all commands share."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
@@ -10,6 +10,7 @@ import typer
 from vtool.diagnostics import Findings
 
 if TYPE_CHECKING:
+    from vtool.diagnostics import Diagnostic
     from vtool.diagnostics.result import Result
 
 
@@ -56,20 +57,32 @@ def print_findings(
 
 
 def print_results(
-    results: "Sequence[Result]", command: str, format: str, stream: TextIO | None = None
+    results: "Sequence[Result]",
+    command: str,
+    format: str,
+    stream: TextIO | None = None,
+    told: "Collection[Diagnostic]" = (),
 ) -> None:
-    """Print results, on standard output unless another stream is given."""
+    """Print results, on standard output unless another stream is given.
+
+    Args:
+        told: findings that the command itself has told a reader.
+    """
     from vtool.config.resources import opened
     from vtool.diagnostics.render import render
 
-    render(results, format, command=command, stream=stream or sys.stdout, locate=opened)
+    render(results, format, command=command, stream=stream or sys.stdout, locate=opened, told=told)
 
 
 def print_and_exit(
-    results: "Sequence[Result]", command: str, format: str, stream: TextIO | None = None
+    results: "Sequence[Result]",
+    command: str,
+    format: str,
+    stream: TextIO | None = None,
+    told: "Collection[Diagnostic]" = (),
 ) -> NoReturn:
     """Print results, and exit with the status that they amount to."""
     from vtool.diagnostics.result import exit_code
 
-    print_results(results, command, format, stream)
+    print_results(results, command, format, stream, told)
     raise typer.Exit(exit_code(results))

@@ -4,7 +4,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vtool.cli import complete
 from vtool.cli.formats import Format
+from vtool.cli.validate_config import Trainer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,37 +18,75 @@ WIDTH = 80
 
 def doctor(
     recipe: Annotated[
-        str | None, typer.Argument(metavar="RECIPE", help="Check only what this recipe needs.")
+        str | None,
+        typer.Argument(
+            autocompletion=complete.recipe,
+            metavar="RECIPE",
+            help="Check only what this recipe needs.",
+        ),
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Settings that take the place of the recipe's."),
+        typer.Argument(
+            autocompletion=complete.overrides,
+            metavar="KEY=VALUE",
+            help="Settings that take the place of the recipe's.",
+        ),
+    ] = None,
+    python: Annotated[
+        str | None,
+        typer.Option(
+            metavar="EXE", help="Look for known silent bugs of what is installed in this Python."
+        ),
+    ] = None,
+    trainer: Annotated[
+        Trainer | None,
+        typer.Option(
+            "--from", help="RECIPE is a file of this trainer: look for known silent bugs alone."
+        ),
     ] = None,
     format: Annotated[Format, typer.Option(help="How findings are printed.")] = Format.full,
 ) -> None:
-    """Say what this machine can run, what is missing, and how to install it.
+    """Say what this machine can run, what is missing, and which known silent bugs it has.
 
     Works where torch does not import.
     """
     from vtool.cli.common import exit_on_findings, print_and_exit
 
-    subject = recipe or "this machine"
+    if trainer and (recipe is None or overrides):
+        raise typer.BadParameter(f"--from {trainer} takes one file of that trainer")
+    subject = recipe or python or "this machine"
     with exit_on_findings("doctor", subject, format):
-        from vtool.doctor.diagnose import diagnose
-        from vtool.doctor.recipe import needs_of
-
-        diagnosis = diagnose(needs_of(recipe, overrides or []) if recipe else None)
+        diagnosis = _diagnose(recipe, overrides or [], python, trainer)
+    told = diagnosis.bugs.listed if diagnosis.bugs else ()
     if format == Format.full:
         typer.echo("\n".join(_table(diagnosis)))
-    print_and_exit([diagnosis.result(subject)], "doctor", format)
+    print_and_exit([diagnosis.result(subject)], "doctor", format, told=told)
+
+
+def _diagnose(
+    recipe: str | None, overrides: list[str], python: str | None, trainer: Trainer | None
+) -> "Diagnosis":
+    from pathlib import Path
+
+    from vtool.doctor.diagnose import advise, diagnose
+    from vtool.doctor.recipe import needs_of
+    from vtool.doctor.script import read_script, script_of
+
+    if recipe is not None and trainer is not None:
+        return advise(python, read_script(trainer.value, Path(recipe)))
+    needs = needs_of(recipe, overrides) if recipe is not None else None
+    if python is not None:
+        return advise(python, script_of(needs) if needs else None)
+    return diagnose(needs)
 
 
 def _table(diagnosis: "Diagnosis") -> "Iterator[str]":
     """Yield three columns under the name of each section; the last one is wrapped."""
     import textwrap
 
-    names = max(len(row.name) for row in diagnosis.rows)
-    states = min(22, max(len(row.state) for row in diagnosis.rows))
+    names = max((len(row.name) for row in diagnosis.rows), default=0)
+    states = min(22, max((len(row.state) for row in diagnosis.rows), default=0))
     section = ""
     for row in diagnosis.rows:
         if row.section != section:
@@ -63,4 +103,6 @@ def _table(diagnosis: "Diagnosis") -> "Iterator[str]":
             subsequent_indent=" " * (names + states + 6),
             break_on_hyphens=False,
         ) or [head.rstrip()]
+    if diagnosis.bugs is not None:
+        yield from diagnosis.bugs.lines
     yield ""

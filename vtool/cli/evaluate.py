@@ -1,10 +1,11 @@
 """The command `vtool evaluate MODEL|RUN ROWS|RECIPE [KEY=VALUE]…`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from vtool.cli import complete
 from vtool.cli.formats import Format
 
 if TYPE_CHECKING:
@@ -19,18 +20,26 @@ def evaluate(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL|RUN", help="A run's folder or name, an export, an adapter, or a model."
+            autocompletion=complete.runs,
+            metavar="MODEL|RUN",
+            help="A run's folder or name, an export, an adapter, or a model.",
         ),
     ],
     rows: Annotated[
         str,
         typer.Argument(
-            metavar="ROWS|RECIPE", help="A file or a folder of rows, or a recipe's test split."
+            autocompletion=complete.rows_or_recipe,
+            metavar="ROWS|RECIPE",
+            help="A file or a folder of rows, or a recipe's test split.",
         ),
     ],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Settings, such as data.image.max_pixels=N."),
+        typer.Argument(
+            autocompletion=complete.overrides,
+            metavar="KEY=VALUE",
+            help="Settings, such as data.image.max_pixels=N.",
+        ),
     ] = None,
     metric: Annotated[
         list[str] | None,
@@ -63,6 +72,13 @@ def evaluate(
             metavar="MODEL|RUN", help="Ask another model the same rows, and compare the two."
         ),
     ] = None,
+    nproc: Annotated[
+        int | None, typer.Option(min=1, help="Processes that each ask their share of the rows.")
+    ] = None,
+    engine: Annotated[
+        Literal["vllm"] | None,
+        typer.Option("--with", help="What generates, in the place of transformers: vLLM."),
+    ] = None,
     base: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="The weights under an adapter, if they were moved."),
@@ -77,6 +93,7 @@ def evaluate(
     # at once: to import torch takes seconds
     typer.echo(f"evaluate: {model} on {rows}", err=True)
     from vtool.cli.common import begin_with_training, exit_on_findings, print_and_exit
+    from vtool.diagnostics.printable import printable
     from vtool.diagnostics.render import MACHINE
     from vtool.diagnostics.result import Result
 
@@ -85,7 +102,8 @@ def evaluate(
         begin_with_training("vtool evaluate")
         from dataclasses import replace
 
-        from vtool.evaluation.run import Request, evaluate_model, own_group
+        from vtool.cli.evaluate_ranks import evaluate_on_ranks
+        from vtool.evaluation.run import Request
 
         request = Request(
             model,
@@ -101,20 +119,20 @@ def evaluate(
             limit,
             base,
             to,
+            engine,
         )
-        with own_group():
-            every = [evaluate_model(request, _say)]
-            if against is not None:
-                _say(f"evaluate: {against} on {rows}")
-                other = replace(request, model=against, base=None, folder=None)
-                every.append(evaluate_model(other, _say))
-        asked = [each for each in every if each is not None]
-        if len(asked) < len(every):  # a rank that is not the first
+        requests = [request]
+        if against is not None:
+            requests.append(replace(request, model=against, base=None, folder=None))
+        asked = evaluate_on_ranks(requests, nproc)
+        if not asked:  # a rank that is not the first
             return
         compared = compare(*asked) if len(asked) == 2 else ()
+        pages = [write_page(each) for each in asked]
         if format not in MACHINE:
-            for each in asked:
+            for each, page in zip(asked, pages, strict=True):
                 print_scores(each)
+                typer.echo(printable(f"report: {page}"))
             if compared:
                 print_comparison(compared, model, str(against))
         results = []
@@ -132,12 +150,28 @@ def evaluate(
 
 def compare(first: "Evaluated", other: "Evaluated") -> "tuple[Compared, ...]":
     """Compare two evaluations of the same rows, and write the result beside the first one's."""
+    import os
+
     from vtool.evaluation.compare import compare_answers
 
     found = compare_answers((first.answers, first.scored), (other.answers, other.scored))
-    named = {"model": str(other.subject.export.folder), "evaluation": str(other.store.path)}
+    place = os.path.relpath(other.store.path, first.store.path)
+    named = {"model": str(other.subject.export.folder), "evaluation": place}
     first.store.keep_comparison(named | {"compared": [one.as_dict() for one in found]})
     return found
+
+
+def write_page(done: "Evaluated") -> str:
+    """Write the page of an evaluation, and return its path, or why there is none."""
+    import shlex
+
+    from vtool.report.evaluation import write_evaluation
+
+    try:
+        return shlex.quote(str(write_evaluation(done.store.path)))
+    except OSError as error:  # the scores are written by now
+        retry = f"vtool report {shlex.quote(str(done.store.path))}"
+        return f"not written: {error}; then: {retry}"
 
 
 def print_comparison(compared: "Sequence[Compared]", model: str, against: str) -> None:
@@ -176,12 +210,6 @@ def _choices(given: str | None) -> tuple[str, ...]:
         named = None
     found = named if isinstance(named, list) else given.split(",")
     return tuple(str(one).strip() for one in found if str(one).strip())
-
-
-def _say(line: str) -> None:
-    from vtool.diagnostics.printable import printable
-
-    typer.echo(printable(line), err=True)
 
 
 def print_scores(done: "Evaluated") -> None:

@@ -1,9 +1,11 @@
-"""The command `vtool explain [RULE | CODE | SETTING | RECIPE]`."""
+"""The command `vtool explain [RULE | CODE | SETTING | RECIPE | ADVISORY]`."""
 
 from itertools import takewhile
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from vtool.cli import complete
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,14 +19,16 @@ def explain(
     topic: Annotated[
         str | None,
         typer.Argument(
-            metavar="RULE|CODE|SETTING|RECIPE",
+            autocompletion=complete.topic,
+            metavar="RULE|CODE|SETTING|RECIPE|ADVISORY",
             help="What to explain. Default: list rules and recipes.",
         ),
     ] = None,
     all: Annotated[bool, typer.Option("--all", help="Every rule, as a page in Markdown.")] = False,
 ) -> None:
-    """Explain a rule, a setting or a recipe; without an argument, list rules and recipes."""
-    from vtool.config.resources import find_recipe, recipe_names
+    """Explain a rule, a setting, a recipe or a known bug; without an argument, list them."""
+    from vtool.config.resources import find_recipe
+    from vtool.config.shipped import recipe_names
     from vtool.diagnostics import RULES
 
     if all:
@@ -43,23 +47,50 @@ def explain(
 
         with exit_on_findings("explain", topic):
             _print_recipe(topic, find_recipe(topic).path)
-    else:
+    elif not _print_advisory(topic):
         _print_settings(topic)
 
 
+def _print_advisory(topic: str) -> bool:
+    """Print a known silent bug, such as trl-4201 or trl#4201; return whether there is one."""
+    import re
+
+    if not re.fullmatch(r"[a-z]+[-#]\d+[-\w]*", topic):
+        return False
+    from vtool.doctor.advisories import advisories
+    from vtool.doctor.silent_bugs import describe
+
+    name, known = topic.replace("#", "-"), advisories().by_name
+    if name in known:
+        typer.echo(describe(known[name]))
+    elif name.partition("-")[0] in {one.partition("-")[0] for one in known}:
+        from vtool.diagnostics.near_miss import did_you_mean, near
+
+        help = did_you_mean(near(name, known)) or "`vtool doctor` lists what concerns you"
+        typer.echo(f"there is no advisory `{name}`\nhelp: {help}", err=True)
+        raise typer.Exit(2)
+    return name in known
+
+
 def _print_list() -> None:
-    from vtool.config.resources import recipe_names, share
+    from vtool.config.settings import all_settings
+    from vtool.config.shipped import recipe_names, share
     from vtool.diagnostics import RULES
 
     typer.echo("Rules:")
     for rule in sorted(RULES.values(), key=lambda rule: rule.code):
         typer.echo(f"  {rule.name:<30} {rule.code}  {rule.summary}")
+    typer.echo("\nGroups of settings:")
+    for setting in all_settings():
+        if setting.groups and "." not in setting.name:
+            first = " ".join(setting.doc.split()).partition(". ")[0].rstrip(".")
+            typer.echo(f"  {setting.name:<30} {first}")
     typer.echo("\nRecipes:")
     for name in recipe_names():
         typer.echo(f"  {name:<30} {_first_comment(share('recipes') / f'{name}.yaml')[0]}")
     typer.echo(
         "\nMore: vtool explain NAME, with a rule, a recipe, a setting such as optim.lr, or a group"
-        " of settings such as data."
+        " of settings such as data, or another trainer's word such as num_train_epochs."
     )
 
 
@@ -85,9 +116,10 @@ def _print_recipe(topic: str, path: "Path") -> None:
 
 
 def _print_settings(topic: str) -> None:
-    from vtool.config.resources import recipe_names
+    from vtool.config.foreign.words import WORDS, said_here
     from vtool.config.schema import KINDS
     from vtool.config.settings import all_settings
+    from vtool.config.shipped import recipe_names
     from vtool.diagnostics import RULES
     from vtool.diagnostics.near_miss import did_you_mean, ending, near, overlapping, same_words
 
@@ -104,6 +136,12 @@ def _print_settings(topic: str) -> None:
                 if setting.owner is group and setting.name.rpartition(".")[0] == name
             ):
                 _print_setting([setting], "  ")
+        return
+    if said := said_here(topic):
+        typer.echo(f"{said}\n")
+        ours = WORDS[topic].ours
+        if ours:
+            _print_setting([each for each in settings if each.name == ours])
         return
     names = [setting.name for setting in settings]
     likely = (

@@ -5,9 +5,11 @@ from typing import Annotated
 
 import typer
 
+from vtool.cli import complete
+
 
 def export(
-    run: Annotated[Path, typer.Argument(help="A run's folder.")],
+    run: Annotated[Path, typer.Argument(autocompletion=complete.runs, help="A run's folder.")],
     output: Annotated[
         Path | None, typer.Option(help="Where to write. Default: RUN/export, or RUN/merged.")
     ] = None,
@@ -16,6 +18,13 @@ def export(
         typer.Option(
             "--merge", help="Of a run with lora, write the whole model with the adapter merged in."
         ),
+    ] = False,
+    push: Annotated[
+        str | None,
+        typer.Option(metavar="NAME/REPO", help="Send it to this repository of the hub, too."),
+    ] = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="With --push: a repository that everybody may see.")
     ] = False,
 ) -> None:
     """Write a run's checkpoint as a Hugging Face folder, also before the run has finished.
@@ -27,10 +36,18 @@ def export(
     from vtool.diagnostics.printable import printable
     from vtool.diagnostics.progress import working
 
+    if public and push is None:
+        raise typer.BadParameter("it is for --push", param_hint="--public")
     with exit_on_findings("export", str(run)):
         begin_with_training("vtool export")
         from vtool.training.export_run import export_run
 
         with working("exporting the model"):
             folder, step = export_run(run, output, merge=merge)
-    typer.echo(printable(f"step {step} exported to {folder}"))
+        typer.echo(printable(f"step {step} exported to {folder}"))
+        if push is not None:
+            from vtool.hub.push import push as send
+
+            with working(f"sending {folder}"):
+                where = send(folder, push, public=public)
+            typer.echo(printable(f"sent to {where}"))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vtool.cli import complete
 from vtool.cli.formats import Format
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def load_check(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
+            autocompletion=complete.subjects,
             metavar="SUBJECT… [KEY=VALUE]…",
             help=(
                 "A folder, a .safetensors file, vllm:NAME, transformers:NAME, sglang:NAME,"

@@ -5,12 +5,17 @@ from typing import Annotated
 
 import typer
 
+from vtool.cli import complete
+
 
 def report(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN...", help="Folders of runs, or the name of a sweep.", show_default=False
+            autocompletion=complete.runs_and_sweeps,
+            metavar="RUN...",
+            help="Folders of runs, the name of a sweep, or an evaluation's folder.",
+            show_default=False,
         ),
     ],
     output: Annotated[
@@ -48,10 +53,15 @@ def report(
 def _write(runs: list[Path], page: Path) -> None:
     from vtool.diagnostics import Diagnostic, Findings
     from vtool.diagnostics.printable import printable
+    from vtool.diagnostics.progress import working
     from vtool.report import write_report
+    from vtool.report.evaluation import is_evaluation, write_evaluation
 
+    of_evaluation = len(runs) == 1 and is_evaluation(runs[0])
     try:
-        typer.echo(printable(str(write_report(runs, page))))
+        with working("making the page"):
+            written = write_evaluation(runs[0], page) if of_evaluation else write_report(runs, page)
+        typer.echo(printable(str(written)))
     except OSError as error:
         message = f"{page} cannot be made: {error.strerror} ({error.filename})"
         help = "name a file elsewhere: --output FILE"

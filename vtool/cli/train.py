@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vtool.cli import complete
 from vtool.cli.startup import no_collections
 
 if TYPE_CHECKING:
@@ -22,10 +23,16 @@ def train() -> None:
 
 @app.command()
 def sft(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name, or a YAML file.")],
+    recipe: Annotated[
+        str, typer.Argument(autocompletion=complete.recipe, help="A recipe's name, or a YAML file.")
+    ],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Settings that take the place of the recipe's."),
+        typer.Argument(
+            autocompletion=complete.overrides,
+            metavar="KEY=VALUE",
+            help="Settings that take the place of the recipe's.",
+        ),
     ] = None,
     nproc: Annotated[
         int | None, typer.Option("--nproc", min=1, help="Processes on this machine: launch.nproc.")
@@ -54,6 +61,8 @@ def sft(
         from vtool.cli.common import exit_on_findings
         from vtool.config.environment.packages import require_training
         from vtool.config.load import effective_yaml, load_run
+        from vtool.diagnostics import Findings
+        from vtool.hub.download import download_absent
 
     given = [*(overrides or []), *([f"launch.nproc={nproc}"] if nproc else [])]
     options = [*["--no-preflight"] * no_preflight, *["--fresh"] * fresh]
@@ -64,7 +73,13 @@ def sft(
             raise typer.Exit(run_sweep(recipe, given, options))
     stopped = "stopped; the same command continues it, from the last checkpoint if there is one"
     with exit_on_findings("train sft", recipe, stopped=stopped):
-        loaded = load_run(recipe, [*given, *["data.audit_cache=renew"] * fresh])
+        settings = [*given, *["data.audit_cache=renew"] * fresh]
+        try:
+            loaded = load_run(recipe, settings)
+        except Findings as findings:
+            if not download_absent(findings.diagnostics, lambda line: typer.echo(line, err=True)):
+                raise
+            loaded = load_run(recipe, settings)
         require_training("vtool train")
         for note in loaded.notes:
             typer.echo(f"{note.severity}[{note.rule} {note.code}]: {note.message}", err=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vtool.cli import complete
 from vtool.cli.formats import Format
 from vtool.cli.startup import no_collections
 
@@ -19,12 +20,16 @@ class Trainer(StrEnum):
     """A trainer whose recipes can be read."""
 
     VERL = "verl"
+    TRL = "trl"
+    LLAMA_FACTORY = "llamafactory"
+    MS_SWIFT = "ms-swift"
 
 
 def validate_config(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
+            autocompletion=complete.recipes_and_overrides,
             metavar="RECIPE… [KEY=VALUE]…",
             help="Names of recipes, or YAML files; settings that take the place of theirs.",
         ),
@@ -54,6 +59,10 @@ def validate_config(
             "--from", help="RECIPE is a file of this trainer: check what means the same here."
         ),
     ] = None,
+    convert: Annotated[
+        bool,
+        typer.Option("--convert", help="With --from: print the recipe as one of vtool's, as YAML."),
+    ] = False,
     json_schema: Annotated[
         bool, typer.Option("--json-schema", help="Print a JSON schema of recipes, for editors.")
     ] = False,
@@ -92,6 +101,7 @@ def validate_config(
         live=live,
         untrusted=untrusted,
         several=multirun or len(recipes) > 1,
+        convert=convert,
     )
     if trainer and (overrides or multirun):
         raise typer.BadParameter(
@@ -102,19 +112,31 @@ def validate_config(
         for recipe in recipes:
             for subject, given in _jobs(recipe, overrides) if multirun else [(recipe, overrides)]:
                 result, loaded = _check(
-                    subject, recipe, given, foreign=trainer is not None, trusted=not untrusted
+                    subject, recipe, given, trainer=trainer, trusted=not untrusted
                 )
                 if live:
                     result, lines = _add_live_check(result, loaded)
                     live_lines += lines
                 results.append(result)
+        if convert and trainer:
+            _print_converted(recipes[0], trainer, trusted=not untrusted)
     if format not in MACHINE:
         for line in live_lines:
             typer.echo(line, err=show)
     if show and loaded:
         typer.echo(effective_yaml(loaded), nl=False)
     # With --show, standard output is a recipe to keep.
-    print_and_exit(results, "validate-config", format, sys.stderr if show else None)
+    print_and_exit(results, "validate-config", format, sys.stderr if show or convert else None)
+
+
+def _print_converted(recipe: str, trainer: Trainer, *, trusted: bool) -> None:
+    from pathlib import Path
+
+    from vtool.config.foreign.convert import as_recipe
+    from vtool.config.load import read_foreign
+
+    reading = read_foreign(Path(recipe), trainer.value, trusted=trusted)
+    typer.echo(as_recipe(reading, trainer.value), nl=False)
 
 
 def _refuse_combinations(
@@ -125,9 +147,15 @@ def _refuse_combinations(
     live: bool,
     untrusted: bool,
     several: bool,
+    convert: bool,
 ) -> None:
     """Refuse options that do not go together."""
     from vtool.diagnostics.render import MACHINE
+
+    if convert and (trainer is None or show or several or format in MACHINE):
+        raise typer.BadParameter(
+            "--convert prints one recipe of another trainer's: --from TRAINER --convert FILE"
+        )
 
     if show and format in MACHINE:
         raise typer.BadParameter(f"--show prints YAML, and leaves no room for --format {format}")
@@ -145,7 +173,7 @@ def _refuse_combinations(
 
 
 def _check(
-    subject: str, recipe: str, overrides: Sequence[str], *, foreign: bool, trusted: bool
+    subject: str, recipe: str, overrides: Sequence[str], *, trainer: Trainer | None, trusted: bool
 ) -> "tuple[Result, Loaded | None]":
     from pathlib import Path
 
@@ -155,8 +183,8 @@ def _check(
 
     try:
         examined = (
-            examine_foreign(Path(recipe), trusted=trusted)
-            if foreign
+            examine_foreign(Path(recipe), trainer=trainer.value, trusted=trusted)
+            if trainer
             else examine(recipe, overrides, trusted=trusted)
         )
     except Findings as findings:
@@ -202,7 +230,7 @@ def _split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """
     import os
 
-    from vtool.config.resources import recipe_names
+    from vtool.config.shipped import recipe_names
 
     first, *others = arguments
     names = recipe_names()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vtool.cli import complete
 from vtool.cli.formats import Format
 
 if TYPE_CHECKING:
@@ -21,11 +22,19 @@ SPAN_WIDTH = 60
 def verify(
     subject: Annotated[
         str,
-        typer.Argument(metavar="RECIPE|ROWS-FILE", help="A recipe, or a file or a folder of rows."),
+        typer.Argument(
+            autocompletion=complete.rows_or_recipe,
+            metavar="RECIPE|ROWS-FILE",
+            help="A recipe, or a file or a folder of rows.",
+        ),
     ],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Settings, such as data.max_length=N."),
+        typer.Argument(
+            autocompletion=complete.overrides,
+            metavar="KEY=VALUE",
+            help="Settings, such as data.max_length=N.",
+        ),
     ] = None,
     row: Annotated[
         list[str] | None,

@@ -22,15 +22,9 @@ from vtool.config.origins import COMMAND_LINE, Key, Layer, Origins, layered
 from vtool.config.overrides import choose_groups, first_line, parse_overrides
 from vtool.config.recipe_source import Composer, LeavesFolder, RecipeSource
 from vtool.config.references import follow, is_masked, unmasked
-from vtool.config.resources import (
-    RecipeFile,
-    find_recipe,
-    group_names,
-    recipe_names,
-    refuse_link,
-    share,
-)
+from vtool.config.resources import RecipeFile, find_recipe, group_names, refuse_link
 from vtool.config.schema import Run
+from vtool.config.shipped import recipe_names, share
 from vtool.config.yaml_positions import YamlFile, read_yaml
 from vtool.diagnostics import Diagnostic, Findings, Origin
 from vtool.diagnostics.near_miss import did_you_mean, near

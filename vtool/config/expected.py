@@ -24,7 +24,7 @@ from vtool.config.schema import (
 )
 from vtool.config.schema.base import ReadBack
 from vtool.config.settings import arrival_of
-from vtool.families.linear_layers import select_layers
+from vtool.families.linear_layers import ends_in, is_inside, select_layers
 from vtool.families.modeling_file import resolve_modeling
 
 COMPONENTS = ("vision", "projector", "language")
@@ -44,6 +44,7 @@ def expected_settings(run: Run) -> dict[str, Expectation]:
     found |= _rows(run.data) | _dtypes(run.model.dtype) | _optimizer_groups(run.optim)
     if run.lora is not None:
         found["lora.layers"] = adapted_layer(run.lora, trained_components(run.model.freeze))
+        found["lora.whole"] = trained_whole(run.lora)
     if isinstance(run.engine, Megatron):
         shares, wide = (
             "engine.wrap_config.use_distributed_optimizer",
@@ -68,14 +69,16 @@ def weight_decay(setting: str, value: float) -> Callable[[bool], Expected]:
 
 def adapted_layer(
     lora: Lora, components: Collection[str | None] | None = None
-) -> Callable[..., Expected]:
+) -> Callable[..., Expected | None]:
     """Return what is expected of a linear layer, by its name and its component: an adapter or none.
 
     Args:
         components: those that are trained; None for a model of which that is not known.
     """
 
-    def expected(layer: str, component: str | None = None) -> Expected:
+    def expected(layer: str, component: str | None = None) -> Expected | None:
+        if _is_whole(layer, lora):
+            return None
         adapted = bool(select_layers([layer], lora.targets, lora.exclude))
         if components is not None and component not in components:
             return Expected(f"model.freeze.{component}", "no adapter")
@@ -86,6 +89,19 @@ def adapted_layer(
         )
 
     return expected
+
+
+def trained_whole(lora: Lora) -> Callable[..., Expected]:
+    """Return what is expected of a module by its name: a copy that is trained whole, or none."""
+    return lambda layer, _component=None: Expected(
+        "lora.modules_to_save",
+        "a copy that is trained whole" if _is_whole(layer, lora) else "none",
+    )
+
+
+def _is_whole(layer: str, lora: Lora) -> bool:
+    asked = lora.modules_to_save
+    return is_inside(layer, asked) or any(ends_in(layer, module) for module in asked)
 
 
 def _read_back(group: Settings, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -116,6 +132,7 @@ def _in_context(run: Run) -> dict[str, Any]:
         "optim.weight_decay": None,
         "lora.targets": None,
         "lora.exclude": None,
+        "lora.modules_to_save": None,
     }
     if run.data.image.sixteen_bit == "refuse":
         values["data.image.sixteen_bit_range"] = None

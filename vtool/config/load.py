@@ -14,10 +14,12 @@ from vtool.config.compose import Composed, compose_recipe
 from vtool.config.effective import as_yaml
 from vtool.config.environment import packages
 from vtool.config.foreign import rules as foreign
+from vtool.config.foreign.theirs import Reading
+from vtool.config.hub_model import with_hub_folder
 from vtool.config.origins import Origins
 from vtool.config.overrides import quoted
 from vtool.config.path_settings import without_foreign_paths, without_impossible_paths
-from vtool.config.resources import recipe_names, refuse_link
+from vtool.config.resources import refuse_link
 from vtool.config.schema import LoadCheck, Run, Settings
 from vtool.config.schema.base import NotValid
 from vtool.config.schema.formats.entry import (
@@ -25,6 +27,7 @@ from vtool.config.schema.formats.entry import (
     TABLE_SUFFIXES,
     has_rows_files,
 )
+from vtool.config.shipped import recipe_names
 from vtool.config.validate import Checked, schema_of, validate
 from vtool.diagnostics import RULES, Diagnostic, Findings, rules_recipe
 
@@ -152,26 +155,51 @@ def examine(recipe: str, overrides: Sequence[str] = (), *, trusted: bool = True)
     return examined
 
 
-def examine_foreign(path: Path, *, trusted: bool = True) -> Examined:
-    """Check a recipe of verl's SFT trainer by our rules, in the words of its own file.
+def read_foreign(path: Path, trainer: str, *, trusted: bool = True) -> Reading:
+    """Read a recipe of another SFT trainer as ours.
+
+    Raises:
+        Findings: `fatal`, where it could not be read.
+    """
+    from vtool.config.foreign.hf import read_hf
+    from vtool.config.foreign.trainers import TRAINERS
+    from vtool.config.foreign.verl import read_verl
+
+    if not trusted:
+        refuse_link(path)
+    if trainer == "verl":
+        return read_verl(path, read_environment=trusted)
+    return read_hf(path, TRAINERS[trainer], read_environment=trusted)
+
+
+def examine_foreign(path: Path, *, trainer: str = "verl", trusted: bool = True) -> Examined:
+    """Check a recipe of another SFT trainer by our rules, in the words of its own file.
 
     Args:
+        trainer: verl, trl, llama-factory or ms-swift.
         trusted: False for the recipe of a stranger.
 
     Raises:
         Findings: `fatal`, where it could not be read.
     """
-    from vtool.config.foreign.verl import in_their_words, read_verl
+    from vtool.config.foreign.verl import in_their_words
 
-    if not trusted:
-        refuse_link(path)
-    composed, findings, names = read_verl(path, read_environment=trusted)
-    loaded, examined = _checked(composed, trusted)
+    reading = read_foreign(path, trainer, trusted=trusted)
+    loaded, examined = _checked(reading.composed, trusted)
     # what nothing is known of is none of our rules' business
-    unknown = {"model.path", "data.train"} - names.keys()
+    unknown = {
+        "model.path",
+        "model.size",
+        "data.train",
+        "data.global_batch_size",
+    } - reading.names.keys()
     findings = (
-        *(in_their_words(one, names) for one in examined.findings if one.parameter not in unknown),
-        *findings,
+        *(
+            in_their_words(one, reading.names, of_verl=trainer == "verl")
+            for one in examined.findings
+            if one.parameter not in unknown
+        ),
+        *reading.findings,
     )
     failed = {one.rule for one in findings if one.severity == "error"}
     unjudged = {one.rule for one in findings if one.rule == "no-counterpart"}
@@ -197,11 +225,15 @@ class _Stage:
 def _checked(composed: Composed, trusted: bool = True) -> tuple[Loaded | None, Examined]:
     """Return the settings where the schema accepts them, and the result of every check."""
     checked = validate(composed)
-    stages = [_schema_stage(composed, checked)]
+    stages, settings = [_schema_stage(composed, checked)], checked.run
     if isinstance(checked.run, Run):
         run, notes = without_impossible_paths(checked.run, composed.origins)
         stages.append(_Stage(findings=notes))
-        if not trusted:
+        if trusted:
+            whole, run, notes = with_hub_folder(run, composed.origins)
+            settings = whole if not notes and run is whole else settings
+            stages.append(_Stage(findings=notes))
+        else:
             run, notes = without_foreign_paths(run, composed.origins, composed.file.path)
             stages.append(_Stage(findings=notes))
         outcome = rules.check(run, composed.origins)
@@ -223,7 +255,7 @@ def _checked(composed: Composed, trusted: bool = True) -> tuple[Loaded | None, E
     loaded = (
         None
         if any(finding.severity == "error" for finding in checked.findings)
-        else Loaded(checked.run, _plain(checked.run, composed), composed.origins, findings)
+        else Loaded(settings, _plain(settings, composed), composed.origins, findings)
     )
     return loaded, Examined(None if failed else loaded, findings, checks, reasons)
 

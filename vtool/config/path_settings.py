@@ -13,6 +13,7 @@ from vtool.config.schema.base import NotValid
 from vtool.config.schema.training import OF_ITS_OWN
 from vtool.diagnostics import Diagnostic
 from vtool.families.modeling_file import split_modeling
+from vtool.hub.names import hub_name
 
 
 def without_foreign_paths(
@@ -24,7 +25,12 @@ def without_foreign_paths(
     """
     roots, notes = allowed_roots(recipe), []
     for name, path in list(_paths(run)):
-        if not _is_inside(path, roots) or _links_out(path, roots):
+        if name == "model.path" and hub_name(str(path)):
+            message = f"`{name}` may name a model of a hub: no cache is looked at (--untrusted)"
+            help = "nothing need be done; the model is not checked"
+            notes.append(Diagnostic("not-looked-at", message, help, name, origins.near(name)))
+            run = without(run, name)  # type: ignore[assignment]
+        elif not _is_inside(path, roots) or _links_out(path, roots):
             message = (
                 f"`{name}` leads out of the recipe's folder, and is not looked at (--untrusted)"
             )

@@ -29,7 +29,7 @@ from vtool.config.limits import (
     MOST_REFERENCES_IN_DEFAULTS,
 )
 from vtool.config.references import masked
-from vtool.config.resources import share
+from vtool.config.shipped import share
 from vtool.config.yaml_positions import YamlFile, not_yaml, read_yaml
 from vtool.diagnostics import Diagnostic, Findings, Origin
 

@@ -4,10 +4,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from vtool.config.shipped import recipe_names, share
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
-
-_PACKAGE = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,22 +19,6 @@ class RecipeFile:
     def name(self) -> str:
         """The name of its run, unless the recipe sets one."""
         return self.path.stem
-
-
-def share(kind: str) -> Path:
-    """Return the folder `recipes` of the shipped recipes, or `configs` of their groups."""
-    shipped = _PACKAGE / "_share" / kind
-    return shipped if shipped.is_dir() else _PACKAGE.parent / kind
-
-
-def recipe_names() -> tuple[str, ...]:
-    """The shipped recipes."""
-    folder = share("recipes")
-    return tuple(
-        sorted(
-            path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")
-        )
-    )
 
 
 def group_names(group: str) -> list[str]:

@@ -3,9 +3,10 @@
 import json
 from functools import cache
 
+from vtool.config.foreign.words import WORDS, said_here
 from vtool.config.megatron_versions import of_another_release
 from vtool.config.origins import COMMAND_LINE
-from vtool.config.schema import Settings
+from vtool.config.schema import Run, Settings
 from vtool.config.schema.megatron import DdpConfig
 from vtool.config.settings import Setting, Spot, all_settings, choices, nullable, takes
 from vtool.diagnostics import Origin
@@ -94,12 +95,25 @@ def meant_key(spot: Spot) -> str:
     if others := _of_another_kind(spot):
         words = dict.fromkeys(word for _, found in others for word in found)
         return f"`{key}` is a setting of {others[0][0]}: {', '.join(words)}"
+    if said := _of_another_trainer(spot):
+        return said
     leaves = [name for owner in spot.owners for name in owner.model_fields]
     return did_you_mean(likely_meant(spot)[:3]) or (
         f"`{group}` has the settings {', '.join(leaves)}"
         if group
         else f"a recipe has the groups {', '.join(leaves)}"
     )
+
+
+def _of_another_trainer(spot: Spot) -> str | None:
+    """Return how a key that other trainers have is said here, where its name does not tell."""
+    key = spot.keys[-1]
+    word = WORDS.get(key)
+    if word is None or spot.root is not Run or (word.ours or "").rpartition(".")[2] == key:
+        return None
+    if word.ours is None:
+        return said_here(key)
+    return f"did you mean `{word.ours}`?" + (f" ({word.how})" if word.how else "")
 
 
 def _of_another_kind(spot: Spot) -> list[tuple[str, tuple[str, ...]]]:
@@ -118,6 +132,8 @@ def _of_another_kind(spot: Spot) -> list[tuple[str, tuple[str, ...]]]:
 def likely_meant(spot: Spot) -> list[str]:
     """Return the settings that an unknown key may have been meant for, likeliest first."""
     key, group = spot.keys[-1], ".".join(spot.keys[:-1])
+    if _of_another_trainer(spot):
+        return [ours] if (ours := WORDS[key].ours) else []
     prefix = f"{group}." if group else ""
     leaves = [name for owner in spot.owners for name in owner.model_fields]
     here = [f"{prefix}{name}" for name in leaves]

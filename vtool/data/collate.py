@@ -47,6 +47,10 @@ class Batch:
     supervised: int
     tokens: int
     """Tokens without padding."""
+    visual: int
+    """Tokens that stand for images and videos."""
+    padding: int
+    """Places that are filled up, to the length of the longest row."""
     documents: Documents | None = None
     """The documents of a packed row, else None."""
 
@@ -84,14 +88,22 @@ def collate(samples: Sequence[Sample], processor: Processor, drop: Sequence[str]
         targets=targets[:, columns],
         indices=tuple(sample.index for sample in samples),
         supervised=int(wanted.sum()),
-        tokens=sum(len(sample.input_ids) for sample in samples),
+        tokens=(tokens := sum(len(sample.input_ids) for sample in samples)),
+        visual=sum(count_visual(sample.input_ids, processor) for sample in samples),
+        padding=len(samples) * max(len(sample.input_ids) for sample in samples) - tokens,
     )
 
 
 def filler(batch: Batch) -> Batch:
     """Return the batch with nothing supervised, for a rank that has no row in a step."""
     return replace(
-        batch, targets=torch.full_like(batch.targets, IGNORED), indices=(), supervised=0, tokens=0
+        batch,
+        targets=torch.full_like(batch.targets, IGNORED),
+        indices=(),
+        supervised=0,
+        tokens=0,
+        visual=0,
+        padding=0,
     )
 
 
@@ -133,6 +145,11 @@ def token_types(input_ids: Tensor, processor: Processor) -> Tensor:
     plain ones.
     """
     return (input_ids == processor.ids.image).long() + 2 * (input_ids == processor.ids.video).long()
+
+
+def count_visual(input_ids: Tensor, processor: Processor) -> int:
+    """Return how many tokens stand for images and videos."""
+    return int(torch.count_nonzero(token_types(input_ids, processor)))
 
 
 def visual_inputs(samples: Sequence[Sample | Prompt]) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vtool.data.chat import IGNORED
-from vtool.data.collate import Batch, Documents, token_types, visual_inputs
+from vtool.data.collate import Batch, Documents, count_visual, token_types, visual_inputs
 from vtool.data.encode import Sample
 from vtool.models.processor import Processor
 
@@ -76,6 +76,8 @@ def collate_packed(
         indices=tuple(sample.index for sample in samples),
         supervised=len(columns),
         tokens=input_ids.shape[1],
+        visual=count_visual(input_ids, processor),
+        padding=0,
         documents=Documents(
             lengths=tuple(len(sample.input_ids) for sample in samples),
             images=tuple(_length(sample.visuals.image_grid_thw) for sample in samples),

@@ -49,11 +49,12 @@ def place(run: Run, local_rank: int, local_world: int) -> Placement:
 
 def kind_of(run: Run) -> str:
     """Return `device.kind`, or the kind that `auto` finds here."""
-    return (
-        next((each for each in BACKENDS if _count(each)), "cpu")
-        if run.device.kind == "auto"
-        else run.device.kind
-    )
+    return kind_here() if run.device.kind == "auto" else run.device.kind
+
+
+def kind_here() -> str:
+    """Return the kind of device that is there."""
+    return next((each for each in BACKENDS if _count(each)), "cpu")
 
 
 def bind(run: Run, kind: str) -> NumaOptions | None:

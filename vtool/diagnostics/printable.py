@@ -4,6 +4,7 @@ A name may hold a line break and `::error::`, which GitHub's log takes for a com
 that move a terminal's cursor, or marks that turn the reading direction of what follows.
 """
 
+import re
 import unicodedata
 from collections.abc import Iterable
 from typing import Any
@@ -30,6 +31,11 @@ def printable(text: str) -> str:
     if isinstance(text, Lines) or text.isprintable():
         return text
     return "".join(map(_escaped, text))
+
+
+def printable_text(text: str) -> str:
+    """Return a text whose lines and tabs stay, and any other control character is escaped."""
+    return re.sub(r"[^\n\t]+", lambda piece: printable(str(piece[0])), text)
 
 
 def printable_line(text: str) -> str:

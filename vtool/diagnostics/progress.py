@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 FIRST, EVERY = 2.0, 5.0
@@ -25,6 +26,8 @@ class _Task:
     began: float
     done: int = 0
     total: int = 0
+    inner: int = 0
+    """Tasks that are being done inside it, and are told in its place."""
 
     def line(self) -> str:
         seconds = time.monotonic() - self.began
@@ -38,7 +41,7 @@ class _Task:
         return ", ".join(parts)
 
 
-_tasks: list[_Task] = []
+_innermost: ContextVar[_Task | None] = ContextVar("innermost", default=None)
 
 
 def tell(text: str) -> None:
@@ -62,12 +65,15 @@ def working(what: str, say: Callable[[str], object] = tell, counts: str = "") ->
         yield
         return
     task, ended = _Task(what, counts, time.monotonic()), threading.Event()
-    _tasks.append(task)
+    outer = _innermost.get()
+    if outer is not None:
+        outer.inner += 1
+    before = _innermost.set(task)
 
     def beat() -> None:
         wait = FIRST
         while not ended.wait(wait):
-            if _tasks and _tasks[-1] is task:
+            if not task.inner:
                 say(task.line())
             wait = EVERY
 
@@ -78,13 +84,16 @@ def working(what: str, say: Callable[[str], object] = tell, counts: str = "") ->
     finally:
         ended.set()
         thread.join()
-        _tasks.remove(task)
+        _innermost.reset(before)
+        if outer is not None:
+            outer.inner -= 1
 
 
 def tick(done: int, total: int, counts: str) -> None:
     """Count the parts of the innermost task that are done, if it is these that it counts."""
-    if _tasks and _tasks[-1].counts == counts:
-        _tasks[-1].done, _tasks[-1].total = done, total
+    task = _innermost.get()
+    if task is not None and task.counts == counts:
+        task.done, task.total = done, total
 
 
 def announce_start(words: str) -> None:

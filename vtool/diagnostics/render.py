@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
@@ -28,10 +28,12 @@ def render(
     stream: TextIO,
     locate: Locate = Path,
     options: Sequence[str] = (),
+    told: Collection[Diagnostic] = (),
 ) -> None:
     """Write results to a stream.
 
     Args:
+        told: findings that the command itself has told a reader: `full` leaves them out.
         format: `full`, `concise`, `github`, or, with nothing else on the stream, `json` or `sarif`.
         options: what the command was given beside its subjects.
         locate: where the file is that an origin names, for the line that `full` shows.
@@ -47,6 +49,8 @@ def render(
     for result in results:
         for finding in result.findings:
             if format == "full":
+                if finding in told:
+                    continue
                 stream.write("\n".join(_full(finding, color, locate, explained)) + "\n\n")
             else:
                 stream.write(

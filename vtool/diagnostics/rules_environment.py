@@ -197,4 +197,33 @@ RULES = (
         good="one torch",
         fix="Uninstall it until none is left, and install it once.",
     ),
+    Rule(
+        name="known-silent-bug",
+        code="VT550",
+        summary="A package is installed in a release with a known silent bug.",
+        why=(
+            "Such a run goes to its end, at a loss that falls: the gradient is four times too"
+            " large, answers are not learnt to their end, or what is served was not trained."
+        ),
+        bad="transformers 4.47.1, gradient_accumulation_steps: 4",
+        good="transformers 4.48.3",
+        fix=(
+            "`vtool explain NAME` says when it occurs, what comes of it, and what avoids it;"
+            " docs/advisories.md has all of them."
+        ),
+        severity="warning",
+    ),
+    Rule(
+        name="release-unknown",
+        code="VT551",
+        summary="Which release of a package is installed is not known, or nobody has looked at it.",
+        why=(
+            "A fork, an editable install or a branch can have a bug, or its fix, whatever its"
+            " version says; a newer release may have mended what is open in an older one."
+        ),
+        bad="trl 0.24.0+ours",
+        good="trl 0.24.0",
+        fix="Nothing is said of it: let `vtool watch` or `vtool load-check` look at a run.",
+        severity="note",
+    ),
 )

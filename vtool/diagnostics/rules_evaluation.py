@@ -1,4 +1,4 @@
-"""Rules about the evaluation of a model (`vtool evaluate`)."""
+"""Rules about asking a model: `vtool evaluate`, `predict`, `chat` and `serve`."""
 
 from vtool.diagnostics.rule import Rule
 
@@ -39,5 +39,23 @@ RULES = (
         good="--max-new-tokens 64",
         fix="Ask for longer answers: --max-new-tokens N.",
         severity="warning",
+    ),
+    Rule(
+        name="vllm-failed",
+        code="VT834",
+        summary="vLLM did not answer: it could not load the model, ended, or read other tokens.",
+        why="Answers to other prompts than the model was trained with would be scored as its own.",
+        bad="--with vllm for a model whose attention heads vLLM's CPU kernels do not have",
+        good="the same command without --with vllm",
+        fix="Read vLLM's own words in the finding; without --with vllm, vtool generates itself.",
+    ),
+    Rule(
+        name="beyond-context",
+        code="VT835",
+        summary="A chat and its answer have more tokens than the model has positions for.",
+        why="Positions that no training has seen give answers that mean nothing, without an error.",
+        bad="a chat of 2000 tokens and --max-new-tokens 64, of a model of 2048 positions",
+        good="the same chat begun anew",
+        fix="Ask less at once: fewer or smaller images, a shorter chat, fewer new tokens.",
     ),
 )

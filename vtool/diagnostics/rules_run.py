@@ -230,6 +230,40 @@ RULES = (
         ),
     ),
     Rule(
+        name="loss-spike",
+        code="VT728",
+        summary="The loss of a step is far above that of the steps before it.",
+        why=(
+            "Rows that are damaged, or learnt wrongly, show so; and what a spike has done to the"
+            " weights, the steps after it have to mend."
+        ),
+        bad="a row whose answer is a page of random characters",
+        good="a loss that differs from step to step no more than batches do",
+        fix=(
+            "Look at the rows that the message names: vtool verify RECIPE. Where they are right,"
+            " lower optim.lr, or clip: optim.clip_norm=1."
+        ),
+        severity="note",
+        holds="No loss was far above those of the steps before it.",
+    ),
+    Rule(
+        name="constant-answer",
+        code="VT729",
+        summary="The trained model gives every row the same answer, and the rows expect several.",
+        why=(
+            "It has learnt what answers are like, and nothing of the questions or the images: its"
+            " loss falls all the same."
+        ),
+        bad="optim.lr=1e-7, or images that do not arrive",
+        good="answers that differ as the references do",
+        fix=(
+            "Train for longer or at another optim.lr; and see what the model is given: vtool verify"
+            " RECIPE shows it."
+        ),
+        severity="warning",
+        holds="Rows are not all answered alike.",
+    ),
+    Rule(
         name="rank-failed",
         code="VT809",
         summary="A rank ended with an error, and the others were stopped.",

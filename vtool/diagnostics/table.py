@@ -18,6 +18,8 @@ SOURCES = (
     "vtool.diagnostics.rules_environment",
     "vtool.diagnostics.rules_run",
     "vtool.diagnostics.rules_evaluation",
+    "vtool.diagnostics.rules_serving",
+    "vtool.diagnostics.rules_hub",
     "vtool.verification.proofs",
     "vtool.watch.conclusions",
     "vtool.config.rules",

@@ -14,8 +14,11 @@ from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.result import Result
 from vtool.doctor.frameworks import Interpreter, ask_interpreter, frameworks_needed
 from vtool.doctor.installations import installation_problems, release_problems
+from vtool.doctor.interpreter import paths_of
 from vtool.doctor.packages import Package, installed, package_problems, packages
 from vtool.doctor.recipe import Needs
+from vtool.doctor.script import Script, script_of
+from vtool.doctor.silent_bugs import SilentBugs, examine
 from vtool.doctor.table import (
     Row,
     engine_rows,
@@ -46,6 +49,8 @@ class Diagnosis:
     findings: tuple[Diagnostic, ...]
     checks: dict[str, str]
     reasons: dict[str, str] = field(default_factory=dict)
+    bugs: SilentBugs | None = None
+    """None where the interpreter that a recipe names is of no use."""
 
     def result(self, subject: str) -> Result:
         """Return the result, as every command prints it.
@@ -60,12 +65,17 @@ class Diagnosis:
             machine.setdefault(row.section, {})[row.name] = {"state": row.state} | (
                 {"note": row.note} if row.note else {}
             )
+        if self.bugs is not None:
+            details["known-silent-bug"] = details.get("known-silent-bug", {}) | self.bugs.details
+        errors = any(finding.severity == "error" for finding in self.findings)
+        # alone, what is not known of a package is not known of the subject
+        looked = bool(self.rows) or self.bugs is None or self.bugs.whole
         return Result(
             subject,
-            "unsafe" if any(finding.severity == "error" for finding in self.findings) else "clean",
+            "unsafe" if errors else "clean" if looked else "not-run",
             self.checks,
             self.findings,
-            {**details, "machine": machine},
+            {**details, "machine": machine} if machine else details,
         )
 
 
@@ -104,16 +114,48 @@ def diagnose(needs: Needs | None = None) -> Diagnosis:
         *package_rows(needed),
         *framework_rows(interpreter),
     )
+    bugs = _silent_bugs(needs, interpreter)
     reasons = _not_run(machine, known, answer, needs)
+    if bugs is not None:
+        found += bugs.findings
+        reasons |= bugs.reasons
     failed = {finding.rule for finding in found if finding.severity == "error"}
     checks = {
         rule: "failed" if rule in failed else "not-run" if rule in reasons else "passed"
         for rule in dict.fromkeys(
-            (*ALWAYS, *(needs.asked if needs else ()), *(finding.rule for finding in found))
+            (
+                *ALWAYS,
+                *(bugs.checks if bugs else ()),
+                *(needs.asked if needs else ()),
+                *(finding.rule for finding in found),
+            )
         )
     }
     missed = {rule: reason for rule, reason in reasons.items() if checks.get(rule) == "not-run"}
-    return Diagnosis(rows, tuple(found), checks, missed)
+    return Diagnosis(rows, tuple(found), checks, missed, bugs)
+
+
+def advise(python: str | None, script: Script | None) -> Diagnosis:
+    """Examine an interpreter for known silent bugs alone.
+
+    Args:
+        python: its file; None for the one that runs this.
+        script: the settings with which its packages are used.
+
+    Raises:
+        Findings: `unusable-interpreter`, fatal.
+    """
+    bugs = examine(paths_of(python), script)
+    return Diagnosis((), bugs.findings, bugs.checks, bugs.reasons, bugs)
+
+
+def _silent_bugs(needs: Needs | None, interpreter: Interpreter | None) -> SilentBugs | None:
+    """Examine the interpreter that would run it; of a load_check, the one with the framework."""
+    if needs is None or needs.load_check is None:
+        return examine(paths_of(None), script_of(needs) if needs else None)
+    if interpreter is None or interpreter.error:
+        return None
+    return examine(paths_of(interpreter.python), script_of(needs))
 
 
 def _once(packages: Iterable[Package]) -> Iterator[Package]:

@@ -1,10 +1,10 @@
 """The frameworks of `load-check`, which live in an interpreter of their own."""
 
 import json
-import subprocess
 from dataclasses import dataclass
 
 from vtool.config.schema import LoadCheck
+from vtool.doctor.interpreter import ask
 from vtool.loading.subjects import FRAMEWORKS as FRAMEWORK_NAMES
 from vtool.loading.worker import interpreter
 
@@ -63,24 +63,10 @@ def ask_interpreter(settings: LoadCheck | None, seconds: float = 60.0) -> Interp
     python = interpreter(settings.python if settings else None, host)
     names = [name for framework in FRAMEWORKS.values() for name in framework.distributions]
     try:
-        done = subprocess.run(
-            [python, "-P", "-c", _ASK, json.dumps(names)],
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return Interpreter(python, {}, f"{python} cannot be started: {error}")
-    if done.returncode:
-        said = done.stderr.strip().splitlines()
-        return Interpreter(
-            python,
-            {},
-            f"{python} ended with status {done.returncode}:"
-            f" {said[-1] if said else 'it said nothing'}",
-        )
-    found = json.loads(done.stdout)
+        said = ask(python, _ASK, json.dumps(names), seconds=seconds)
+    except OSError as error:
+        return Interpreter(python, {}, str(error))
+    found = json.loads(said)
     versions = {
         name: found[distribution]
         for name, framework in FRAMEWORKS.items()

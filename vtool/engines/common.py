@@ -12,11 +12,11 @@ from vtool.engines.contract import Group, Member
 from vtool.engines.ranks import Ranks
 from vtool.models.adapters import (
     Adapter,
-    adapter_names,
     adapter_scale,
     has_adapters,
     is_adapter,
-    merge_adapter,
+    merge_parts,
+    parts_of,
     saved_name,
 )
 
@@ -113,10 +113,11 @@ class TorchEngine:
         for name, tensor in tensors.items():
             if is_adapter(name) != (adapter == "only"):
                 continue
-            whole, (a, b) = self._gather(tensor), adapter_names(name)
-            if adapter == "merged" and a in tensors:
-                low = self._gather(tensors[a]), self._gather(tensors[b])
-                whole = merge_adapter(whole, *low, adapter_scale(self.module))
+            whole = self._gather(tensor)
+            there = [part for part in parts_of(name) if part in tensors]
+            if adapter == "merged" and there:
+                parts = {part: self._gather(tensors[part]) for part in there}
+                whole = merge_parts(name, whole, parts, adapter_scale(self.module))
             yield name, whole
 
     def model_state(self) -> dict[str, Tensor]:

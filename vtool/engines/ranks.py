@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -12,6 +13,12 @@ from vtool.diagnostics import Findings
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
+
+# How long a rank waits for another. torch's own 10 minutes (NCCL; gloo: 30) end runs in which rank
+# 0 alone writes a checkpoint of tens of gigabytes, reads it back and digests it, or a rank has the
+# largest rows to audit. A rank that dies is told by torchrun and by its closed
+# connections, within seconds: what takes this long to be seen is one that hangs.
+PATIENCE = timedelta(hours=2)
 
 
 class SharedFindings(Findings):

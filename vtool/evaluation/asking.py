@@ -57,13 +57,16 @@ class Asking:
     batch_size: int
     sampling: Sampling | None = None
     bfloat16: bool = False
+    engine: str | None = None
+    """`vllm`, or None: transformers' generation."""
 
     def in_words(self) -> str:
         """Return how answers are chosen, and how long they may be."""
         how = "greedy"
         if self.sampling:
             how = f"sampled at temperature {self.sampling.temperature:g}, seed {self.sampling.seed}"
-        return f"{how}, at most {self.max_new_tokens} tokens"
+        by = ", by vLLM" if self.engine else ""
+        return f"{how}, at most {self.max_new_tokens} tokens{by}"
 
 
 def ask_rows(

@@ -8,8 +8,15 @@ import numpy as np
 
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.evaluation.asking import Asked
-from vtool.evaluation.scoring import NLL, Scored
-from vtool.intervals import bootstrap_interval, mcnemar, paired_bootstrap
+from vtool.evaluation.metrics import METRICS
+from vtool.evaluation.metrics.metric import Whole
+from vtool.evaluation.scoring import NLL, Scored, whole_rows
+from vtool.intervals import (
+    bootstrap_interval,
+    mcnemar,
+    paired_bootstrap,
+    paired_corpus_bootstrap,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +57,9 @@ def compare_answers(
         raise Findings(Diagnostic("evaluation-differs", message, help), fatal=True)
     proportions = {one.metric for one in scored.scores if one.right is not None}
     found = [
-        _of_metric(name, values, other_scored.of_rows[name], proportion=name in proportions)
+        _of_whole(name, whole, answers, other_answers)
+        if (whole := _whole(name)) is not None
+        else _of_metric(name, values, other_scored.of_rows[name], proportion=name in proportions)
         for name, values in scored.of_rows.items()
         if name in other_scored.of_rows
     ]
@@ -76,6 +85,20 @@ def _of_metric(
         return Compared(name, mean, low, high, p)
     alone = sum(each > 0 for each in differences), sum(each < 0 for each in differences)
     return Compared(name, mean, low, high, mcnemar(*alone), alone)
+
+
+def _whole(name: str) -> Whole | None:
+    metric = METRICS.get(name)
+    return metric.whole if metric is not None else None
+
+
+def _of_whole(
+    name: str, whole: Whole, answers: Sequence[Asked], others: Sequence[Asked]
+) -> Compared:
+    """Compare the scores of all answers together, as they are reported, not the rows' own."""
+    first, second = whole_rows(whole, answers), whole_rows(whole, others)
+    low, high, p = paired_corpus_bootstrap(first, second, whole.of)
+    return Compared(name, whole.of(first.sum(0)) - whole.of(second.sum(0)), low, high, p)
 
 
 def _of_nll(answers: Sequence[Asked], others: Sequence[Asked]) -> Compared | None:

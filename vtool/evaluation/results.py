@@ -1,7 +1,9 @@
 """Results of an evaluation once all rows have answers: scores, lines and pictures."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,15 +11,15 @@ import torch
 from vtool.evaluation.asking import Asked
 from vtool.evaluation.metrics import Metric, Named, metrics_for
 from vtool.evaluation.rows import Questions
-from vtool.evaluation.samples import first_picture
+from vtool.evaluation.samples import picture_of
 from vtool.evaluation.scoring import Scored, score_answers
 from vtool.evaluation.store import Store
 from vtool.version import __version__
 
-PICTURES = 120
-"""Rows whose first image is kept for the page, wrong answers first."""
+PICTURES, _RIGHT, _OF_A_ROW = 240, 60, 4
+"""Rows whose images are kept for the page, wrong answers first; the right ones of these; images."""
 _SIDE = 256
-_OWN = {each.name for each in fields(Asked)} | {"scores", "picture"}
+_OWN = {each.name for each in fields(Asked)} | {"scores", "pictures"}
 
 
 def score_and_keep(
@@ -56,7 +58,7 @@ def score_and_keep(
         one.as_dict()
         | ({by: groups[1][one.index]} if by and groups and by not in _OWN else {})
         | {"scores": {name: values[place] for name, values in scored.of_rows.items()}}
-        | ({"picture": pictures[one.index]} if one.index in pictures else {})
+        | ({"pictures": pictures[one.index]} if one.index in pictures else {})
         for place, one in enumerate(answers)
     ]
     result = {
@@ -84,22 +86,34 @@ def _keep_pictures(
     questions: Questions,
     answers: Sequence[Asked],
     values: Sequence[float] | None,
-) -> dict[int, str]:
-    """Write the first image of the worst answers beside the predictions; return their names."""
+) -> dict[int, list[str]]:
+    """Write the images of the worst answers beside the predictions; return their names."""
     if values is None:
         return {}
-    order = sorted(zip(values, answers, strict=True), key=lambda pair: pair[0])
+    order = sorted(zip(values, answers, strict=True), key=lambda pair: (pair[0], -_loss(pair[1])))
+    wrong = sum(value < 1 for value in values)
     folder = store.path / "images"
-    folder.mkdir(exist_ok=True)
     found = {}
-    for _, one in order[:PICTURES]:
-        path = folder / f"{one.index:05d}.png"
-        if not path.exists():
-            picture = first_picture(questions.rows.rows.row(one.index), questions.rows)
-            if picture is None:
-                continue
-            small = picture.copy()
-            small.thumbnail((_SIDE, _SIDE))
-            small.save(path)
-        found[one.index] = f"images/{path.name}"
+    for _, one in order[: min(PICTURES, wrong + _RIGHT)]:
+        if names := _keep_pictures_of(one.index, questions, folder):
+            found[one.index] = names
     return found
+
+
+def _keep_pictures_of(index: int, questions: Questions, folder: Path) -> list[str]:
+    """Write a row's images; those that are there already are not read again."""
+    row = questions.rows.rows.row(index)
+    names = []
+    for place in range(min(_OF_A_ROW, len(row.images) or len(row.videos[:1]))):
+        path = folder / (f"{index:05d}.png" if place == 0 else f"{index:05d}-{place + 1}.png")
+        if not path.exists():
+            small = picture_of(row, place, questions.rows).copy()
+            small.thumbnail((_SIDE, _SIDE))
+            folder.mkdir(exist_ok=True)
+            small.save(path)
+        names.append(f"{folder.name}/{path.name}")
+    return names
+
+
+def _loss(one: Asked) -> float:
+    return math.inf if one.nll is None else one.nll / one.supervised

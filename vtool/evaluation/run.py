@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ import xxhash
 from vtool.config.load import names_rows
 from vtool.config.schema import Run
 from vtool.devices import place
-from vtool.engines.ranks import Ranks
+from vtool.diagnostics import Findings
+from vtool.engines.ranks import PATIENCE, Ranks, SharedFindings
 from vtool.evaluation.asking import Asked, Asking, ask_rows
 from vtool.evaluation.metrics import named_metrics
 from vtool.evaluation.progress import Meter
@@ -24,6 +25,7 @@ from vtool.evaluation.rows import Questions, load_settings, open_questions
 from vtool.evaluation.scoring import Scored
 from vtool.evaluation.store import Store
 from vtool.evaluation.subject import Subject, open_subject, with_own_reading
+from vtool.evaluation.vllm import asked_with_vllm, check_served
 from vtool.models.answers import Sampling
 
 _FEWEST_TOKENS = 64
@@ -46,6 +48,8 @@ class Request:
     limit: int | None = None
     base: Path | None = None
     folder: Path | None = None
+    engine: str | None = None
+    """`vllm`, or None: vtool's own generation."""
 
     def to(self) -> Path:
         """Return the folder of the results."""
@@ -53,7 +57,8 @@ class Request:
             return self.folder
         model = Path(os.path.realpath(self.model))
         name = model.parent.name if model.name == "export" else model.name
-        return Path("evaluations") / f"{name}-{Path(self.rows.rstrip('/')).stem}"
+        by = f"-{self.engine}" if self.engine else ""
+        return Path("evaluations") / f"{name}-{Path(self.rows.rstrip('/')).stem}{by}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +75,46 @@ class Evaluated:
     """Rows that were asked now; the others had been before."""
 
 
-@contextmanager
-def own_group() -> Iterator[None]:
-    """End the process group that evaluations began; they share it, as it cannot be begun twice."""
+def evaluate_models(requests: Sequence[Request], say: Callable[[str], None]) -> list[Evaluated]:
+    """Ask models one after the other, and score their answers; nothing on any rank but the first.
+
+    They share a process group, as it cannot be begun twice.
+
+    Raises:
+        Findings: as `evaluate_model`.
+    """
     there = dist.is_initialized()
+    found = []
     try:
-        yield
+        for place, request in enumerate(requests):
+            if place and not Ranks.from_environment().rank:
+                say(f"evaluate: {request.model} on {request.rows}")
+            found.append(evaluate_model(request, say))
     finally:
         if dist.is_initialized() and not there:
             dist.destroy_process_group()
+    return [each for each in found if each is not None]
+
+
+def check_request(request: Request, nproc: int) -> None:
+    """Look for what stands against a request, before processes are started for it.
+
+    Raises:
+        Findings: fatal.
+    """
+    if request.engine:
+        check_served(open_subject(request.model, request.base), nproc)
+    named_metrics(request.metrics)
+    _, run = _opened(request)
+    place(run, 0, nproc)
+
+
+def _opened(request: Request) -> tuple[Subject, Run]:
+    """Find the model, and compose the settings by which it is shown the rows."""
+    subject = open_subject(request.model, request.base)
+    run = load_settings(request.rows, request.given)
+    given = {one.lstrip("+~").partition("=")[0] for one in request.given}
+    return subject, with_own_reading(run, subject.run, given)
 
 
 def evaluate_model(request: Request, say: Callable[[str], None]) -> Evaluated | None:
@@ -93,15 +129,14 @@ def evaluate_model(request: Request, say: Callable[[str], None]) -> Evaluated | 
     """
     ranks = Ranks.from_environment()
     named = named_metrics(request.metrics)
-    subject = open_subject(request.model, request.base)
-    run = load_settings(request.rows, request.given)
-    given = {one.lstrip("+~").partition("=")[0] for one in request.given}
-    run = with_own_reading(run, subject.run, given)
+    subject, run = _opened(request)
+    if request.engine:
+        check_served(subject, ranks.world)
     placement = place(run, ranks.local_rank, ranks.local_world)
     ranks = replace(ranks, device=placement.device)
     torch.set_num_threads(placement.threads)
     if ranks.world > 1 and not dist.is_initialized():
-        dist.init_process_group(placement.backend)
+        dist.init_process_group(placement.backend, timeout=PATIENCE)
     if ranks.rank:
         say = _silent
     say(f"reading {request.rows}")
@@ -159,15 +194,47 @@ def _ask(
         say(f"{len(kept) - len(todo)} of {len(kept)} rows have answers in {store.path} already")
     if not todo:
         return 0.0, 0
-    say(f"loading {subject.in_words()}")
-    model = subject.load().to(ranks.device)
-    began, meter = time.monotonic(), Meter(len(kept), len(kept) - len(todo))
-    for batch in ask_rows(model, questions.rows, todo[ranks.rank :: ranks.world], asking):
-        store.append(batch, ranks.rank)
-        if ranks.rank == 0:
-            meter.add(len(batch) * ranks.world)
+    own = todo[ranks.rank :: ranks.world]
+    with _answering(subject, questions, own, asking, ranks, say) as answered:
+        began, meter = time.monotonic(), Meter(len(kept), len(kept) - len(todo))
+        for batch in answered:
+            store.append(batch, ranks.rank)
+            if ranks.rank == 0:
+                meter.add(len(batch) * ranks.world)
     ranks.barrier()
     return time.monotonic() - began, len(todo)
+
+
+def _answering(
+    subject: Subject,
+    questions: Questions,
+    own: Sequence[int],
+    asking: Asking,
+    ranks: Ranks,
+    say: Callable[[str], None],
+) -> AbstractContextManager[Iterator[list[Asked]]]:
+    """Load the model, or have vLLM load it, and return its answers to these rows."""
+    by = "vLLM is " if asking.engine else ""
+    say(f"{by}loading {subject.in_words()}")
+    if asking.engine:
+        longest = max(questions.ledger.lengths)
+        return asked_with_vllm(subject, questions.rows, own, asking, longest, say)
+    model = _loaded(subject, ranks).to(ranks.device)
+    return nullcontext(ask_rows(model, questions.rows, own, asking))
+
+
+def _loaded(subject: Subject, ranks: Ranks) -> Any:
+    """Load the model on every rank; where one cannot, all raise what it has found."""
+    model: Any = None
+    problem: Findings | None = None
+    try:
+        model = subject.load()
+    except Findings as findings:
+        problem = findings
+    for each in ranks.all_gather_objects(problem):
+        if each is not None:
+            raise SharedFindings(each.diagnostics, fatal=True)
+    return model
 
 
 def _asking(request: Request, run: Run, questions: Questions) -> Asking:
@@ -178,6 +245,7 @@ def _asking(request: Request, run: Run, questions: Questions) -> Asking:
         request.batch_size or run.evaluation.batch_size,
         Sampling(request.temperature, request.seed) if request.temperature else None,
         run.model.dtype == "bfloat16",
+        request.engine,
     )
 
 
@@ -195,6 +263,7 @@ def _settings(
         "rows": questions.identity() | asked,
         "max_new_tokens": asking.max_new_tokens,
         "sampling": asdict(asking.sampling) if asking.sampling else None,
+        "engine": asking.engine,
         "dtype": run.model.dtype,
         "image": run.data.image.model_dump(mode="json"),
         "video": run.data.video.model_dump(mode="json"),

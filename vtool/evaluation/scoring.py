@@ -7,12 +7,16 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from vtool.diagnostics import Diagnostic
 from vtool.evaluation.asking import Asked
 from vtool.evaluation.metrics import Metric
 from vtool.evaluation.metrics.choices import NAME, choice_of
+from vtool.evaluation.metrics.metric import Whole
 from vtool.evaluation.metrics.own import described
-from vtool.intervals import bootstrap_interval, wilson_interval
+from vtool.intervals import bootstrap_interval, corpus_bootstrap, wilson_interval
 
 _LISTED = 5
 _MOST_GROUPS = 50
@@ -154,8 +158,9 @@ def _score(
     values = [rows[place] for place in places]
     if metric.whole is not None:
         texts = [answers[place] for place in places]
-        whole = metric.whole([one.answer for one in texts], [one.reference for one in texts])
-        return Score(metric.name, metric.says, whole.value, whole.low, whole.high, len(values))
+        sums = whole_rows(metric.whole, texts)
+        low, high = corpus_bootstrap(sums, metric.whole.of)
+        return Score(metric.name, metric.says, metric.whole.of(sums.sum(0)), low, high, len(values))
     mean = math.fsum(values) / len(values)
     if metric.proportion:
         right = round(sum(values))
@@ -163,6 +168,11 @@ def _score(
         return Score(metric.name, metric.says, mean, low, high, len(values), right)
     low, high = bootstrap_interval(values)
     return Score(metric.name, metric.says, mean, low, high, len(values))
+
+
+def whole_rows(whole: Whole, answers: Sequence[Asked]) -> NDArray[np.float64]:
+    """Return what each answer adds to the sums of a score of all."""
+    return whole.rows([one.answer for one in answers], [one.reference for one in answers])
 
 
 def _nll(answers: Sequence[Asked]) -> Score | None:

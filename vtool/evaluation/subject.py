@@ -12,7 +12,11 @@ import xxhash
 from vtool.config.schema import Data, Run
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
-from vtool.evaluation.predict import Export, find_export, load_exported, own_settings
+from vtool.diagnostics.progress import tell
+from vtool.evaluation.exported import Export, find_export, load_exported, own_settings
+from vtool.hub.cache import find_snapshot
+from vtool.hub.download import download_absent
+from vtool.hub.names import HubName, hub_name
 from vtool.models.model_class import MODELING_RECORD
 from vtool.models.processor import Processor, load_processor
 
@@ -88,6 +92,38 @@ class Subject:
         return any(each.get("sha256") in known for each in files)
 
 
+def find_folder(given: str) -> Path:
+    """Return the folder of a model, by its path or by the name of a run in `runs/`.
+
+    Raises:
+        Findings: `not-a-run`; fatal.
+    """
+    path, named = Path(given), _RUNS / given
+    path = named if not path.exists() and named.is_dir() else path
+    if not path.is_dir() and (model := hub_name(given)):
+        return _of_hub(model)
+    if not path.is_dir():
+        runs = [each.name for each in _RUNS.iterdir()] if _RUNS.is_dir() else []
+        message = f"there is no folder {given}, and no run of that name in {_RUNS}/"
+        help = did_you_mean(near(given, runs)) or "name a run, an export, or a model's folder"
+        raise Findings(Diagnostic("not-a-run", message, help), fatal=True)
+    return path
+
+
+def _of_hub(model: HubName) -> Path:
+    """Return the folder of a hub's model, which is downloaded where it is not there.
+
+    Raises:
+        Findings: as `find_snapshot` and `download`; fatal.
+    """
+    try:
+        return find_snapshot(model).folder
+    except Findings as findings:
+        if not download_absent(findings.diagnostics, tell):
+            raise
+        return find_snapshot(model).folder
+
+
 def open_subject(given: str, base: Path | None = None) -> Subject:
     """Find a model by its folder, or by the name of a run in `runs/`.
 
@@ -98,13 +134,7 @@ def open_subject(given: str, base: Path | None = None) -> Subject:
     Raises:
         Findings: `not-a-run`, `model-does-not-load`; fatal.
     """
-    path, named = Path(given), _RUNS / given
-    path = named if not path.exists() and named.is_dir() else path
-    if not path.is_dir():
-        runs = [each.name for each in _RUNS.iterdir()] if _RUNS.is_dir() else []
-        message = f"there is no folder {given}, and no run of that name in {_RUNS}/"
-        help = did_you_mean(near(given, runs)) or "name a run, an export, or a model's folder"
-        raise Findings(Diagnostic("not-a-run", message, help), fatal=True)
+    path = find_folder(given)
     try:
         export = find_export(path, base)
         return Subject(path, export, own_settings(path, export.folder))

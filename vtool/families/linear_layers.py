@@ -25,3 +25,13 @@ def ends_in(name: str, end: str) -> bool:
     return len(asked) <= len(parts) and all(
         ask == part or (part == "N" and ask.isdigit()) for ask, part in pairs
     )
+
+
+def is_inside(name: str, modules: Collection[str]) -> bool:
+    """Return whether a dotted name is of something inside of a module with one of these ends."""
+    parts = name.split(".")
+    return any(
+        ends_in(".".join(parts[:count]), module)
+        for count in range(1, len(parts))
+        for module in modules
+    )

@@ -5,10 +5,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from vtool.config.compose import compose_recipe
 from vtool.config.load import load_load_check, load_run
-from vtool.config.resources import recipe_names
 from vtool.config.schema import LoadCheck, Run
+from vtool.config.shipped import recipe_names
 from vtool.diagnostics.result import Result
 from vtool.families import FAMILIES
+from vtool.hub.cache import find_snapshot
+from vtool.hub.names import hub_name
 from vtool.loading.subjects import no_subject
 
 DEFAULT_RECIPE = "load_check"
@@ -32,7 +34,8 @@ def load_check_settings(
         python: the interpreter that has the framework.
 
     Raises:
-        Findings: what stands against the recipe; `unknown-subject`, where nothing is named.
+        Findings: what stands against the recipe; `unknown-subject`, where nothing is named; as
+            `find_snapshot`, of a model that is named as the hub does.
         ValueError: both subjects and a framework are named.
     """
     recipe, typed, named = DEFAULT_RECIPE, {}, list(subjects)
@@ -45,6 +48,10 @@ def load_check_settings(
             named, typed = [served, *named], {served: word}
         else:
             recipe = word
+    for place, word in enumerate(named):
+        if model := hub_name(word):
+            named[place] = os.path.join(find_snapshot(model).folder, "")
+            typed[named[place]] = word
     settings = load_load_check(recipe, overrides).load_check
     chosen = settings.subjects
     if framework and named:

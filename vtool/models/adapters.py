@@ -3,9 +3,9 @@
 import json
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from safetensors.torch import save_file
@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from vtool.config.schema import Freeze, Lora, trained_components
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.families.family import Family
-from vtool.families.linear_layers import select_layers
+from vtool.families.linear_layers import is_inside, select_layers
 from vtool.models.processor import first_line
 
 Adapter = Literal["merged", "none", "only"]
 """The weights to take of a model with adapters: with these merged in, without, or these alone."""
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_PREFIX = "base_model.model."
+_PREFIX, _SAVED = "base_model.model.", "lora.modules_to_save"
 
 
 def freeze_components(model: nn.Module, family: Family, freeze: Freeze) -> None:
@@ -56,14 +56,58 @@ def add_adapters(
         for name in names
         if model.get_submodule(name) is not model.get_output_embeddings()  # type: ignore[operator]
     ]
+    whole = _modules_to_save(model, family, components, settings)
     missing = [target for target in settings.targets or () if not select_layers(names, (target,))]
-    targets = select_layers(names, settings.targets, settings.exclude)
+    targets = [
+        name
+        for name in select_layers(names, settings.targets, settings.exclude)
+        if name not in whole and not is_inside(name, whole)
+    ]
     if missing or not targets:
         what = f"lora.targets has {', '.join(missing)}, which" if missing else "lora names"
         message = f"{what} no linear layer of this model that is trained"
         raise Findings(Diagnostic("lora-target", message, parameter="lora.targets"))
     torch.manual_seed(seed)
-    inject_adapter_in_model(_peft_config(settings, targets), model)
+    inject_adapter_in_model(_peft_config(settings, targets, whole), model)
+
+
+def _modules_to_save(
+    model: nn.Module, family: Family, components: Sequence[str], settings: Lora
+) -> list[str]:
+    """Return the names of the modules that are trained whole, the outermost alone.
+
+    Raises:
+        Findings: `lora-target`.
+    """
+    named = dict(model.named_modules())
+    found: list[str] = []
+    for asked in settings.modules_to_save:
+        names = [
+            name
+            for name in select_layers(named, (asked,))
+            if family.component(name) in components and any(True for _ in named[name].parameters())
+        ]
+        if not names:
+            _refuse(f"{_SAVED} has {asked}, which no module of this model that is trained is")
+        found += names
+    found = [name for name in dict.fromkeys(found) if not is_inside(name, found)]
+    everything = list(model.named_parameters(remove_duplicate=False))
+    for name in found:
+        own = {id(parameter) for parameter in named[name].parameters()}
+        if tied := [
+            other
+            for other, parameter in everything
+            if id(parameter) in own and not other.startswith(f"{name}.")
+        ]:
+            _refuse(
+                f"{_SAVED} has {name}, whose weight is {tied[0]} too (tie_word_embeddings): one of"
+                " them would be trained, and the export has one for both"
+            )
+    return found
+
+
+def _refuse(message: str) -> NoReturn:
+    raise Findings(Diagnostic("lora-target", message, parameter=_SAVED))
 
 
 def add_saved_adapter(model: nn.Module, folder: Path) -> None:
@@ -116,16 +160,15 @@ def write_adapter(settings: Lora, tensors: Mapping[str, Tensor], base: Path, fol
         base: the folder of the weights that it is for.
         folder: where to write.
     """
-    ends = (".lora_A.weight", ".lora_B.weight")
+    end = ".lora_A.weight"
     targets = sorted(
-        {
-            name.removeprefix(_PREFIX).removesuffix(end)
-            for name in tensors
-            for end in ends
-            if name.endswith(end)
-        }
+        name.removeprefix(_PREFIX).removesuffix(end) for name in tensors if name.endswith(end)
     )
-    config = _peft_config(settings, targets).to_dict() | {
+    # peft takes every module whose name ends so: only a whole name is one module's
+    whole = sorted(
+        {name.removeprefix(_PREFIX).rpartition(".")[0] for name in tensors if ".lora_" not in name}
+    )
+    config = _peft_config(settings, targets, whole).to_dict() | {
         "base_model_name_or_path": str(base.resolve()),
         "inference_mode": True,
     }
@@ -157,9 +200,13 @@ def saved_name(name: str) -> str:
 
     It is transformers' own; of an adapter's parameter, peft's.
     """
+    if ".lora_magnitude_vector." in name:
+        return _PREFIX + name.removesuffix(".default.weight")
     if ".lora_A." in name or ".lora_B." in name:
         return _PREFIX + name.replace(".default.", ".")
-    return name.replace(".base_layer.", ".")
+    if ".modules_to_save." in name:
+        return _PREFIX + name.replace(".modules_to_save.default.", ".")
+    return name.replace(".base_layer.", ".").replace(".original_module.", ".")
 
 
 def is_adapter(name: str) -> bool:
@@ -178,19 +225,42 @@ def merge_adapter(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
     return weight.detach() + scale * (b @ a).to(weight.dtype)
 
 
+def parts_of(name: str) -> tuple[str, ...]:
+    """Return the names of everything that an adapter may have for a weight.
+
+    A, B and the lengths of the rows; or the weight itself, of a module that is trained whole.
+    """
+    stem = _PREFIX + name.removesuffix(".weight")
+    return (*adapter_names(name), f"{stem}.lora_magnitude_vector", _PREFIX + name)
+
+
+def merge_parts(name: str, weight: Tensor, parts: Mapping[str, Tensor], scale: float) -> Tensor:
+    """Return a weight with what an adapter has for it, by the names of `parts_of`."""
+    a, b, lengths, whole = parts_of(name)
+    if whole in parts:
+        return parts[whole].detach().to(weight.dtype)
+    if a not in parts:
+        return weight
+    merged = merge_adapter(weight, parts[a], parts[b], scale)
+    if lengths not in parts:
+        return merged
+    wide = merged.float()
+    factor: Tensor = parts[lengths].detach().float() / torch.linalg.norm(wide, dim=1)
+    return (factor[:, None] * wide).to(weight.dtype)
+
+
 def merge_adapters(
     weights: Mapping[str, Tensor], adapter: Mapping[str, Tensor], scale: float
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield whole weights by transformers' names, each with its adapter merged in."""
     left = set(adapter)
     for name, weight in weights.items():
-        a, b = adapter_names(name)
-        left -= {a, b}
-        yield name, merge_adapter(weight, adapter[a], adapter[b], scale) if a in adapter else weight
+        left -= set(parts_of(name))
+        yield name, merge_parts(name, weight, adapter, scale)
     assert not left, f"adapters of no weight: {sorted(left)[:3]}"
 
 
-def _peft_config(settings: Lora, targets: list[str]) -> Any:
+def _peft_config(settings: Lora, targets: list[str], whole: list[str]) -> Any:
     from peft import LoraConfig
 
     rank = settings.rank
@@ -200,7 +270,9 @@ def _peft_config(settings: Lora, targets: list[str]) -> Any:
         r=rank,
         lora_alpha=int(alpha) if alpha.is_integer() else alpha,
         use_rslora=settings.rslora,
+        use_dora=settings.dora,
         lora_dropout=settings.dropout,
         target_modules=targets,
+        modules_to_save=whole or None,
         bias="none",
     )

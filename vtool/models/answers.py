@@ -63,6 +63,11 @@ def generate_answers(
     return made
 
 
+def row_seed(seed: int, row: int) -> int:
+    """Return the seed of what is drawn for a row: below 2⁶³, and of nothing else's."""
+    return xxhash.xxh3_64_intdigest(f"{seed} {row}".encode()) >> 1
+
+
 @dataclass(slots=True)
 class _Recorder:
     """A step of generation that keeps log p of what is taken, and draws where that is asked.
@@ -80,7 +85,7 @@ class _Recorder:
     def of(cls, rows: Sequence[int], sampling: Sampling | None) -> "_Recorder":
         if sampling is None:
             return cls(1.0, ())
-        seeds = [xxhash.xxh3_64_intdigest(f"{sampling.seed} {row}".encode()) >> 1 for row in rows]
+        seeds = [row_seed(sampling.seed, row) for row in rows]
         return cls(
             sampling.temperature, tuple(torch.Generator().manual_seed(seed) for seed in seeds)
         )

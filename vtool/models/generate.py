@@ -1,8 +1,9 @@
 """Generate greedy answers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from vtool.models.processor import Processor
@@ -30,6 +31,8 @@ def generate_tokens(
     inputs: dict[str, Tensor],
     max_new_tokens: int,
     steps: Sequence[Any] = (),
+    streamer: Any = None,
+    stop: Callable[[], bool] | None = None,
 ) -> Tensor:
     """Return the tokens of greedy answers, padded on the right: [prompts, tokens].
 
@@ -42,8 +45,13 @@ def generate_tokens(
         inputs: a batch of prompts, padded on the left.
         max_new_tokens: the longest answer, in tokens.
         steps: functions of the tokens so far and the next one's scores, which return scores.
+        streamer: one of transformers', which is given each token; for one prompt alone.
+        stop: asked after each token; answers end where it returns true.
     """
-    from transformers import GenerationConfig, LogitsProcessorList
+    from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+
+    def stopped(tokens: Tensor, scores: Any, **_: Any) -> Tensor:
+        return torch.full((len(tokens),), stop is not None and stop(), device=tokens.device)
 
     greedy = GenerationConfig(
         do_sample=False,
@@ -59,7 +67,11 @@ def generate_tokens(
         # Over sharded weights transformers has all ranks generate in step, and one with fewer
         # questions would be waited for, for ever.
         generated: Tensor = model.generate(
-            **inputs, synced_gpus=False, logits_processor=LogitsProcessorList(steps)
+            **inputs,
+            synced_gpus=False,
+            logits_processor=LogitsProcessorList(steps),
+            stopping_criteria=StoppingCriteriaList([stopped] if stop else []),
+            streamer=streamer,
         )
     finally:
         model.generation_config = own

@@ -30,6 +30,7 @@ _VISION = {
     "vision_heads": "num_heads",
 }
 # what each attention of transformers looks its function up by, in every forward pass
+_WHOLE = {True: "a copy that is trained whole", False: "none"}
 _ATTENTION = "_attn_implementation"
 
 
@@ -116,10 +117,21 @@ def observe_adapters(
         component: returns the component of a layer by its name.
         prefix: what stands before the module's names in the whole model.
     """
+    from peft.utils import ModulesToSaveWrapper
+
     head = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
+    copies: list[str] = []
     for stem, layer in module.named_modules():
         name = prefix + stem
         of = (name, component(name)) if component else (name,)
+        if any(stem.startswith(copied) for copied in copies):
+            continue
+        if isinstance(layer, ModulesToSaveWrapper):
+            copies.append(f"{stem}.")
+            yield Observed("lora.whole", _WHOLE[True], name, of)
+            continue
+        if isinstance(layer, nn.Linear | nn.Embedding) and ".lora_" not in name:
+            yield Observed("lora.whole", _WHOLE[False], name, of)
         if hasattr(layer, "lora_A"):
             yield from _adapter(name, layer, of)
         elif (
@@ -142,6 +154,9 @@ def _adapter(name: str, layer: Any, of: tuple[str, ...]) -> Iterator[Observed]:
             stabilized = layer.scaling[adapter] * math.sqrt(rank)
             is_so = math.isclose(stabilized, layer.lora_alpha[adapter], rel_tol=1e-6)
             yield Observed("lora.rslora", is_so, f"the scaling of {name}")
+        yield Observed(
+            "lora.dora", adapter in layer.lora_magnitude_vector, f"the adapter of {name}"
+        )
         yield Observed("lora.dropout", probability, f"the adapter of {name}")
 
 

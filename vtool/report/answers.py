@@ -104,12 +104,12 @@ def _tile(
     _, run, row = next((one for one in answered if one[2].image), answered[0])
     return Tile(
         row.row,
-        "" if question else _short(row.question),
-        _short(row.reference),
+        "" if question else short(row.question),
+        short(row.reference),
         pictures.embed(run.folder, row.image) if row.image else None,
         row.image is not None,
         tuple(
-            (position, _short(prediction.answer), prediction.correct)
+            (position, short(prediction.answer), prediction.correct)
             for position, _, prediction in answered
         ),
     )
@@ -136,7 +136,10 @@ def _spread(items: list[str]) -> list[str]:
     return [items[index * len(items) // most] for index in range(most)]
 
 
-def _short(text: str) -> str:
+def short(text: str) -> str:
+    """Return a text that can be seen: the beginning of a long one, what it is where it is blank."""
+    if not text.strip():
+        return "(white space)" if text else "(empty)"
     return (
         text
         if len(text) <= _LONGEST_TEXT

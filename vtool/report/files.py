@@ -11,7 +11,7 @@ from markupsafe import Markup
 from vtool.report.words import number, percent, plural
 
 # What each page of vtool's has had in its head, and hardly another page has.
-_SIGN = b"content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\""
+_SIGN = b"content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
 def load_template(name: str, *folders: Path) -> Template:

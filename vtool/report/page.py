@@ -11,12 +11,15 @@ from vtool.report.answers import disagreement, sheet
 from vtool.report.charts import charts, swatches
 from vtool.report.files import load_template, write_page
 from vtool.report.images import Pictures
+from vtool.report.over_time import over_time
 from vtool.report.profile import read_profile
 from vtool.report.proofs import read_proofs
 from vtool.report.ranking import rank
+from vtool.report.remarks import remarks, spike_lines
 from vtool.report.run_files import RunFiles, read_run
 from vtool.report.sources import source_counts, source_scores
-from vtool.report.statistics import confusion
+from vtool.report.statistics import confusion, pairs
+from vtool.report.trained import part_lines, token_lines
 from vtool.report.words import number as in_words
 from vtool.report.words import percent
 from vtool.version import __version__
@@ -85,11 +88,16 @@ def _view(run: RunFiles, name: str, position: int, pictures: Pictures) -> Mappin
         "folder": str(run.folder),
         "subtitle": views.subtitle(run),
         "status": views.status(run),
-        "notices": views.notices(run),
+        "notices": [*views.notices(run), *remarks(run)],
         "headline": views.headline(run),
         "history": views.history(run),
         "confusion": confusion(run.predictions),
+        "pairs": pairs(run.predictions),
+        "spikes": spike_lines(run),
         "sheet": sheet(run, position, pictures),
+        "over_time": over_time(run, pictures),
+        "parts": part_lines(run),
+        "tokens": token_lines(run),
         "splits": views.splits(run),
         "training_ledger": views.training_ledger(run),
         "source_counts": source_counts(run),

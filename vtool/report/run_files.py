@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,9 @@ class Step:
     samples: float | None
     distinct_samples: float | None
     seconds: float | None
+    supervised_tokens: float | None = None
+    visual_tokens: float | None = None
+    padding_tokens: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,8 @@ class RunFiles:
     running: bool | None
     """True where a process is training in it; None where that cannot be told."""
     notices: tuple[str, ...]
+    asked_again: tuple[tuple[int, tuple[Prediction, ...]], ...] = ()
+    """Steps of evaluations, and the answers that the same few validation rows had then."""
 
     def setting(self, key: str) -> str | None:
         """Return the value of a setting, as written; None where it is not known."""
@@ -153,6 +158,8 @@ def read_run(folder: Path) -> RunFiles:
         exported=(folder / "export").is_dir(),
         running=in_training(folder),
         notices=tuple(notices),
+        # an older vtool has written none
+        asked_again=tuple(map(_asked_again, _json_lines(folder / "validation.jsonl", []))),
     )
 
 
@@ -177,7 +184,7 @@ def in_training(folder: Path) -> bool | None:
 
 def steps_of(rows: Sequence[Mapping[str, Any]]) -> list[Step]:
     """Return the training steps among the lines of `metrics.jsonl`."""
-    keys = ("epoch", "loss", "grad_norm", "lr", "tokens", "samples", "distinct_samples", "seconds")
+    keys = [each.name for each in fields(Step) if each.name != "step"]
     return [
         Step(_position(row), *(number(row, key) for key in keys)) for row in rows if "loss" in row
     ]
@@ -289,6 +296,12 @@ def _text(path: Path) -> str:
 def _position(row: Mapping[str, Any]) -> int:
     step = row.get("step")
     return step if isinstance(step, int) else 0
+
+
+def _asked_again(row: Mapping[str, Any]) -> tuple[int, tuple[Prediction, ...]]:
+    answers = row.get("answers")
+    rows = answers if isinstance(answers, list) else ()
+    return _position(row), tuple(_prediction(each) for each in rows if isinstance(each, dict))
 
 
 def _prediction(row: Mapping[str, Any]) -> Prediction:

@@ -8,7 +8,10 @@ from itertools import pairwise
 
 from vtool.report.run_files import Prediction, Step
 
-_MOST_CLASSES = 20
+MOST_CLASSES = 12
+"""References up to which there is a matrix; of more, the pairs that are confused most."""
+_MOST_PAIRS = 20
+_SHORT_LABEL = 4
 
 
 def smooth(values: Sequence[float], span: float) -> list[float]:
@@ -92,6 +95,11 @@ class Confusion:
     rows: tuple[ConfusionRow, ...]
 
     @property
+    def upright(self) -> bool:
+        """True where labels have to stand upright over their columns."""
+        return any(len(label) > _SHORT_LABEL for label in self.labels)
+
+    @property
     def other(self) -> int:
         """All answers that are no label."""
         return sum(row.other for row in self.rows)
@@ -100,7 +108,7 @@ class Confusion:
 def confusion(predictions: Sequence[Prediction]) -> Confusion | None:
     """Return the confusion matrix; None where there is one reference, or too many to be classes."""
     labels = sorted({prediction.reference.strip() for prediction in predictions}, key=_natural)
-    if not 2 <= len(labels) <= _MOST_CLASSES or len(labels) == len(predictions):
+    if not 2 <= len(labels) <= MOST_CLASSES or len(labels) == len(predictions):
         return None
     # The run decided what counts as correct (it may fold case, say); the matrix must not disagree
     # with it.
@@ -118,6 +126,35 @@ def confusion(predictions: Sequence[Prediction]) -> Confusion | None:
             )
         )
     return Confusion(tuple(labels), tuple(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A reference, and what was answered in its place."""
+
+    reference: str
+    answer: str
+    count: int
+    of: int
+    """Rows with this reference."""
+
+
+def pairs(predictions: Sequence[Prediction]) -> list[Pair]:
+    """Return what was confused most, where there are too many classes for a matrix; else nothing.
+
+    Where references are hardly ever the same they are no classes.
+    """
+    rows = Counter(prediction.reference.strip() for prediction in predictions)
+    if len(rows) <= MOST_CLASSES or 2 * len(rows) > len(predictions):
+        return []
+    wrong = Counter(
+        (prediction.reference.strip(), prediction.answer.strip())
+        for prediction in predictions
+        if not prediction.correct
+    )
+    found = [Pair(of, answer, count, rows[of]) for (of, answer), count in wrong.items()]
+    found.sort(key=lambda pair: (-pair.count, _natural(pair.reference), pair.answer))
+    return found[:_MOST_PAIRS]
 
 
 def _natural(label: str) -> tuple[float, str]:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 # Seconds between plain lines: enough to see that a run is alive, and a log of days that can still
 # be read.
@@ -72,7 +73,8 @@ class Display:
 
     def say(self, text: str) -> None:
         """Print a line; above the panel, where there is one."""
-        self.console.print(text, markup=False, soft_wrap=True)
+        # not markup=False, which would hold for the panel beneath, drawn anew with it
+        self.console.print(Text(text), soft_wrap=True)
         sys.stdout.flush()
 
     def _shown(self, metrics: Mapping[str, Any]) -> dict[str, str]:
@@ -88,8 +90,8 @@ class Display:
     def _panel(self, metrics: Mapping[str, Any]) -> Table:
         numbers = Table.grid(padding=(0, 2))
         shown = self._shown(metrics)
-        numbers.add_row(*(f"[dim]{name}[/dim]" for name in shown))
-        numbers.add_row(*(f"[bold]{value}[/bold]" for value in shown.values()))
+        numbers.add_row(*(Text(name, "dim") for name in shown))
+        numbers.add_row(*(Text(value, "bold") for value in shown.values()))
         panel = Table.grid()
         panel.add_row(numbers)
         panel.add_row(self.progress)

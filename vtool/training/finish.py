@@ -5,7 +5,6 @@ import platform
 import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,26 +13,24 @@ from torch import Tensor
 from vtool.data.audit import ROW_RULES
 from vtool.data.loader import EncodedRows
 from vtool.data.mixture import trained_on
-from vtool.data.row import texts_of
 from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.progress import working
 from vtool.engines.ranks import SharedFindings
 from vtool.evaluation.evaluate import Answer, Scores
-from vtool.evaluation.samples import first_picture
 from vtool.export.huggingface import export, export_adapter
 from vtool.training.base import base_of
 from vtool.training.checkpoint import best_before, checkpoint_name
 from vtool.training.extend import read_extensions
 from vtool.training.own_folder import write_atomically
+from vtool.training.remarks import can_differ, one_answer, spike_findings, spikes_of
 from vtool.training.run_folder import RunFolder
+from vtool.training.samples import describe, write_picture
 from vtool.training.session import Progress, Session, evaluate_split, restore_checkpoint
 from vtool.training.step import STEP_RULES
 from vtool.version import __version__
 
-# Test images kept for the report, wrong answers and right ones each; and their longest side in
-# pixels.
+# Test images kept for the report, wrong answers and right ones each.
 SAMPLES = 24
-SAMPLE_SIDE = 256
 
 
 def finish(
@@ -48,7 +45,8 @@ def finish(
         found: findings of the run that did not end it.
 
     Returns:
-        The findings of the test split's scores, and of a best checkpoint that is damaged.
+        The findings of the test split's scores, of the losses, and of a best checkpoint that is
+        damaged.
 
     Raises:
         Findings: `ledger-mismatch`, or `run-folder-unwritable`; everything before it is saved.
@@ -57,14 +55,22 @@ def finish(
     exported, lost = _take_best(session, progress)
     with working("scoring the test split", counts="rows"):
         scores = evaluate_split(session, "test") if "test" in session.rows else None
-    of_test = scores.findings("test") if scores else []
+    of_test = [*scores.findings("test"), *one_answer(scores, "test")] if scores else []
+    spikes = session.ranks.on_rank_zero(lambda: spikes_of(session))
+    of_test += spike_findings(spikes or [])
     own_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     peak_mib = int(max(mib for (mib,) in session.ranks.all_gather([own_mib])))
     weights = session.engine.model_state()
     result = _result(session, progress, counts, scores, peak_mib)
     result |= _ending(session, progress, exported)
+    result["spikes"] = spikes
+    result["checks"]["constant-answer"] = "passed" if scores and can_differ(scores) else "not-run"
     result["checks"] |= dict.fromkeys(more, "passed")
-    result["checks"] |= {finding.rule: "failed" for finding in (*found, *lost, *of_test)}
+    result["checks"] |= {
+        finding.rule: "failed"
+        for finding in (*found, *lost, *of_test)
+        if finding.severity != "note"
+    }
     with working("exporting the model"):
         session.ranks.on_rank_zero(lambda: _write(session, weights, scores, result))
     return [*lost, *of_test]
@@ -197,6 +203,7 @@ def _result(
         "train_seconds": progress.seconds,
         "parameters": session.engine.size,
         "trained_parameters": session.engine.trained,
+        "parts": session.parts,
         "ledger": counts,
         "peak_memory_mib": peak_mib,
         "ranks": session.ranks.world,
@@ -217,7 +224,6 @@ def _result(
 
 
 def _write_predictions(folder: RunFolder, rows: EncodedRows, answers: Sequence[Answer]) -> None:
-    folder.samples.mkdir(exist_ok=True)
     shown = {
         answer.index
         for correct in (False, True)
@@ -225,26 +231,8 @@ def _write_predictions(folder: RunFolder, rows: EncodedRows, answers: Sequence[A
     }
     lines = []
     for answer in answers:
-        row = rows.rows.row(answer.index)
-        question = [message for message in row.messages if message["role"] == "user"][-1:]
-        line = {
-            "row": row.id,
-            "question": " ".join(text for message in question for text in texts_of(message)),
-            "reference": answer.reference,
-            "answer": answer.answer,
-            "correct": answer.correct,
-        }
-        if answer.index in shown and (picture := first_picture(row, rows)) is not None:
-            line["image"] = str(
-                _write_sample(folder, picture, answer.index).relative_to(folder.path)
-            )
+        line = describe(rows, answer)
+        if answer.index in shown:
+            line |= write_picture(folder, rows, answer.index, f"{answer.index:05d}")
         lines.append(json.dumps(line) + "\n")
     write_atomically(folder.predictions, "".join(lines))
-
-
-def _write_sample(folder: RunFolder, image: Any, index: int) -> Path:
-    picture = image.copy()
-    picture.thumbnail((SAMPLE_SIDE, SAMPLE_SIDE))
-    path = folder.samples / f"{index:05d}.png"
-    picture.save(path)
-    return path

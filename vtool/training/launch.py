@@ -9,10 +9,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import timedelta
+from functools import partial
 from multiprocessing import resource_tracker
 from types import FrameType
 from typing import Any
@@ -24,7 +24,7 @@ from vtool.config.rules.device import unbound
 from vtool.config.schema import Run
 from vtool.devices import bind, keep_freed_memory, kind_of, place
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.engines.ranks import Ranks, SharedFindings
+from vtool.engines.ranks import PATIENCE, Ranks, SharedFindings
 from vtool.models.processor import first_line
 from vtool.profiling.after import missing_files
 from vtool.training.run_folder import RunFolder
@@ -34,11 +34,6 @@ from vtool.training.stop import SignalContext, leave_terminal
 
 Report = Callable[[Findings], None]
 
-# How long a rank waits for another. torch's own 10 minutes (NCCL; gloo: 30) end runs in which rank
-# 0 alone writes a checkpoint of tens of gigabytes, reads it back and digests it, or a rank has the
-# largest rows to audit. A rank that dies is told by torchrun and by its closed
-# connections, within seconds: what takes this long to be seen is one that hangs.
-PATIENCE = timedelta(hours=2)
 # How long ranks have to end after a second signal before they are killed.
 LAST_SECONDS = 5.0
 
@@ -131,13 +126,47 @@ def _check_bound(run: Run, nproc: int, *, outer: bool = False) -> None:
 
 
 def _launch_ranks(request: Request, nproc: int, report: Report) -> Outcome:
+    run = request.run
+    place(run, 0, nproc)  # a device that is not there is said once, and not by each rank
+
+    def others(rank: int, how: str) -> Iterator[Diagnostic]:
+        yield from missing_files(run, nproc, RunFolder(run.folder).metrics, {rank: how})
+
+    numa = bind(run, kind_of(run))
+    outcome: Outcome = start_ranks(
+        partial(run_rank, request), nproc, run.run.name, report, numa=numa, others=others
+    )
+    return outcome
+
+
+def start_ranks(
+    work: Callable[[Ranks], Any],
+    nproc: int,
+    name: str,
+    report: Report,
+    *,
+    numa: Any = None,
+    others: Callable[[int, str], Iterable[Diagnostic]] = lambda rank, how: (),
+) -> Any:
+    """Have torchrun's agent start ranks, and return what the first one's `work` returns.
+
+    Args:
+        work: of each rank; it can be pickled, and so can what it returns.
+        nproc: the number of ranks.
+        name: of what they do.
+        report: prints the findings of a single rank, in its own process.
+        numa: how they are bound to cores, if they are.
+        others: given a rank that failed and how, what is to be said besides.
+
+    Raises:
+        Findings: `rank-failed`, and `others`. What a rank has printed by itself is not said again.
+    """
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     # Its own lines tell of processes it ends; ours say why the run ended.
-    for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    place(request.run, 0, nproc)  # a device that is not there is said once, and not by each rank
+    for logger in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
+        logging.getLogger(logger).setLevel(logging.CRITICAL)
     with _Forward() as forward:
         config = LaunchConfig(
             min_nodes=1,
@@ -145,18 +174,18 @@ def _launch_ranks(request: Request, nproc: int, report: Report) -> Outcome:
             nproc_per_node=nproc,
             rdzv_backend="c10d",
             rdzv_endpoint="localhost:0",
-            run_id=request.run.run.name,
+            run_id=name,
             max_restarts=0,
             monitor_interval=0.2,
             logs_specs=_no_logs(),
-            numa_options=bind(request.run, kind_of(request.run)),
+            numa_options=numa,
             # those of stop.py are handled here: the ranks finish their step
             signals_to_handle="SIGQUIT",
         )
         try:
             with _sigint_blocked():
-                outcomes: dict[int, Outcome] = elastic_launch(config, _rank_main)(
-                    request, report, os.getpid()
+                outcomes: dict[int, Any] = elastic_launch(config, _rank_main)(
+                    work, report, os.getpid()
                 )
         except ChildFailedError as error:
             if forward.first == signal.SIGINT:
@@ -167,11 +196,7 @@ def _launch_ranks(request: Request, nproc: int, report: Report) -> Outcome:
             first, failure = min(error.failures.items(), key=lambda item: _guilt(item[1]))
             code = failure.exitcode
             how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-            found = tuple(
-                missing_files(
-                    request.run, nproc, RunFolder(request.run.folder).metrics, {first: how}
-                )
-            )
+            found = tuple(others(first, how))
             if code != 1:
                 raise Findings(
                     (Diagnostic("rank-failed", f"rank {first} ended with {how}"), *found)
@@ -219,8 +244,8 @@ def _guilt(failure: Any) -> tuple[int, int]:
     return order, failure.timestamp
 
 
-def _rank_main(request: Request, report: Report, launcher: int) -> Outcome:
-    """Train in a rank's own process, and end it.
+def _rank_main(work: Callable[[Ranks], Any], report: Report, launcher: int) -> Any:
+    """Do the work of a rank in its own process, and end it.
 
     It leaves the terminal's process group, so that a Ctrl-C reaches it once, through its parent.
     """
@@ -230,7 +255,7 @@ def _rank_main(request: Request, report: Report, launcher: int) -> Outcome:
     ranks = Ranks.from_environment()
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        return run_rank(request, ranks)
+        return work(ranks)
     except Findings as findings:
         if ranks.rank == 0 or not isinstance(findings, SharedFindings):
             report(findings)

@@ -13,6 +13,8 @@ from vtool.training.best import mark
 from vtool.training.checkpoint import Writer
 from vtool.training.display import Display
 from vtool.training.metrics import append
+from vtool.training.remarks import one_answer
+from vtool.training.samples import keep_asked_again
 from vtool.training.session import Progress, Session, evaluate_split, snapshot
 from vtool.training.step import train_step
 from vtool.training.stop import StopRequest
@@ -103,6 +105,7 @@ def _validate(session: Session, progress: Progress, tools: LoopTools) -> None:
     if session.ranks.rank == 0:
         metrics = {"step": step, **scores.as_metrics("validation")}
         append(session.folder.metrics, metrics)
+        keep_asked_again(session.folder, session.rows["validation"], step, scores.answers)
         tools.trackers.log(metrics)
         tools.display.say(
             f"step {step}: validation NLL {scores.nll:.4f}, exact match {scores.exact_match:.1%} of"
@@ -117,6 +120,8 @@ def _validate(session: Session, progress: Progress, tools: LoopTools) -> None:
     progress.marks = now = session.ranks.on_rank_zero(
         lambda: mark(before, session.run, step, numbers)
     )
+    if step == session.total_steps or now.stopped:  # earlier, a healthy model has one answer, too
+        tools.findings.extend(one_answer(scores, "validation"))
     if now.best is not None and now.best != before.best:
         tools.display.say(f"  the best so far, by {now.best.metric}: it is kept")
     if now.stopped:

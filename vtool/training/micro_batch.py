@@ -1,11 +1,11 @@
 """The rows of a forward pass where `data.micro_batch_size` is `auto`, by an estimate of memory.
 
 What a backward pass needs is kept by the forward pass: of each token in each layer, what goes into
-its products and norms (as counted in arXiv 2205.05198, with a gated MLP), and the logits. That is
-an estimate, from above for most rows: a padded batch of the longest rows, of images alone.
+its products and norms (as counted in arXiv 2205.05198, with a gated MLP), and into the head. That
+is an estimate, from above for most rows: a padded batch of the longest rows, of images alone.
 """
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from vtool.config.schema import Fsdp2, Megatron, Run
+from vtool.config.schema.megatron import Parallel
 from vtool.data.audit import Ledger
 from vtool.engines.ranks import Ranks
 from vtool.families.family import load_family
@@ -55,47 +56,98 @@ def choose_micro_batch(run: Run, model: nn.Module, ledger: Ledger, ranks: Ranks)
 def bytes_of_row(run: Run, config: Any, tokens: int, patches: int) -> float:
     """Return about how much the forward pass of one row keeps for its backward pass.
 
+    Of several stages of a pipeline, those of the stage that keeps most: by its schedule (1F1B), the
+    first one of p keeps p micro-batches at once, and the last one has the logits.
+
     Args:
-        run: says in which dtype, with which attention, and whether activations are kept.
+        run: says in which dtype, with which attention, whether activations are kept, and over how
+            many ranks a row is spread.
         config: of the model.
         tokens: of the row.
         patches: that the vision tower is given for it.
     """
-    size, width = measure_config(config), _WIDTH[run.model.dtype]
+    size, spread = measure_config(config), _spread(run)
     eager = run.model.attention == "eager"
-    names = ("hidden", "intermediate", "heads")
-    towers: tuple[tuple[int, int, Mapping[str, int]], ...] = (
-        (tokens, size["layers"], {name: size[name] for name in names}),
-        (
-            patches,
-            size.get("vision_depth", 0),
-            {name: size.get(f"vision_{name}", size[name]) for name in names},
-        ),
+    # megatron-core's own attention has the scores of all pairs; Transformer Engine's has not
+    scores = eager or (isinstance(run.engine, Megatron) and spread.context == 1)
+    language = _Layers(
+        -(-tokens // spread.context),
+        size["layers"] // spread.pipeline,
+        size["hidden"],
+        size["intermediate"],
+        size["heads"],
+        scores,
     )
-    values = 0
-    for length, layers, of in towers:
-        layer = length * (12 * of["hidden"] + 4 * of["intermediate"])
-        layer += 2 * of["heads"] * length * length if eager else 0
-        values += (
-            layers * length * of["hidden"] + layer
-            if run.model.gradient_checkpointing
-            else layers * layer
-        )
+    # the tower is whole on each rank of the first stage
+    tower = _Layers(
+        patches,
+        size.get("vision_depth", 0),
+        size.get("vision_hidden", size["hidden"]),
+        size.get("vision_intermediate", size["intermediate"]),
+        size.get("vision_heads", size["heads"]),
+        eager,
+    )
+    own = language.kept(run, spread)
+    first = spread.pipeline * (own + tower.kept(run, Parallel()))
     # logits, their softmax and its gradient, in float32
     vocabulary: int = config.get_text_config().vocab_size
-    return values * width + 3 * 4 * tokens * vocabulary
+    logits = 3 * 4 * tokens * vocabulary
+    width = _WIDTH[run.model.dtype]
+    if spread.pipeline == 1:
+        return first * width + logits
+    return max(first * width, own * width + logits)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layers:
+    """The layers of a tower or of a stage, and the row that they are given."""
+
+    length: int
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    scores: bool
+    """The attention keeps a value for each pair of places."""
+
+    def kept(self, run: Run, spread: Parallel) -> float:
+        """Return the values that they keep of one row, on one of the ranks it is spread over.
+
+        Matrices are spread, and what goes between them; norms and what is added up are whole,
+        unless `sequence` spreads these too.
+        """
+        whole = self.length * 6 * self.hidden
+        divided = self.length * (6 * self.hidden + 4 * self.intermediate)
+        divided += 2 * self.heads * self.length**2 * self.scores
+        by = spread.tensor if spread.sequence else 1
+        layer = whole / by + divided / spread.tensor
+        if run.model.gradient_checkpointing:
+            return self.layers * self.length * self.hidden / by + layer
+        return self.layers * layer
+
+
+def _spread(run: Run) -> Parallel:
+    """Return over how many ranks a row is spread: one, of an engine that spreads only rows."""
+    return run.engine.parallel if isinstance(run.engine, Megatron) else Parallel()
 
 
 def bytes_kept(run: Run, model: nn.Module, ranks: Ranks) -> float:
-    """Return what weights, gradients and the optimizer will take besides what is taken now."""
-    trained = sum(each.numel() for each in model.parameters() if each.requires_grad)
-    there = 0 if ranks.device.type == "cpu" else sum(each.numel() for each in model.parameters())
-    shares = 1
-    if isinstance(run.engine, Fsdp2):
-        shares = ranks.world
-    elif isinstance(run.engine, Megatron):
-        shares = run.engine.parallel.tensor * run.engine.parallel.pipeline
-    return (trained * _STATE + there * _WEIGHT) / shares
+    """Return what weights, gradients and the optimizer will take besides what is taken now.
+
+    Of a pipeline, on its first stage, which has the tower and the embeddings.
+    """
+    spread, component = _spread(run), load_family(run.model.family).component
+    everyone = ranks.world if isinstance(run.engine, Fsdp2) else 1
+    embeddings: Any = model.get_input_embeddings()  # type: ignore[operator]
+    first = {id(each) for each in embeddings.parameters()}
+    total = 0.0
+    for name, each in model.named_parameters():
+        shares = everyone
+        if component(name) == "language":
+            shares *= spread.tensor * (1 if id(each) in first else spread.pipeline)
+        there = 0 if ranks.device.type == "cpu" else _WEIGHT
+        total += each.numel() * (there + _STATE * each.requires_grad) / shares
+    return total
 
 
 def free_memory(ranks: Ranks) -> float:

@@ -47,6 +47,7 @@ _NEVER_A_LINK = (
     "report.html",
     "result.json",
     "samples",
+    "validation.jsonl",
 )
 
 

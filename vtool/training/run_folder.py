@@ -38,6 +38,7 @@ class RunFolder:
         self.data = path / "data.json"
         self.proofs = path / "proofs.json"
         self.metrics = path / "metrics.jsonl"
+        self.asked_again = path / "validation.jsonl"
         self.result = path / "result.json"
         self.predictions = path / "predictions.jsonl"
         self.samples = path / "samples"
@@ -124,21 +125,32 @@ class RunFolder:
     def set_aside_newer(self, checkpoint: Path | None) -> None:
         """Rename the checkpoints newer than the one to resume from; they will be written again.
 
+        What a run that was killed has half written or half removed goes: it is no checkpoint.
+
         Raises:
             Findings: `run-folder-unwritable`.
         """
+        for kind in ("writing", "removing"):
+            for half in self.checkpoints.glob(f".{kind}-step-*"):
+                shutil.rmtree(half, ignore_errors=True)
         for path in checkpoints(self.checkpoints):
             if checkpoint is None or step_of(path) > step_of(checkpoint):
                 with self.writing():
                     path.rename(path.with_name(f"{path.name}.set-aside-{os.urandom(3).hex()}"))
 
-    def rewind_metrics(self, step: int) -> None:
+    def rewind(self, step: int) -> None:
         """Move the lines of `metrics.jsonl` past a step to `metrics.discarded.jsonl`.
+
+        Those of `validation.jsonl` are only removed: they are written again.
 
         Raises:
             Findings: `run-folder-unwritable`.
         """
         with self.writing():
+            asked = read_lines(self.asked_again)
+            if past := [line for line in asked if not step_of_line(line) <= step]:
+                left = "".join(line for line in asked if line not in past)
+                write_atomically(self.asked_again, left)
             lines = read_lines(self.metrics)
             kept = [line for line in lines if step_of_line(line) <= step]
             if len(kept) == len(lines):

@@ -19,6 +19,7 @@ from vtool.engines.contract import Engine
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.evaluation.evaluate import Scores, evaluate
 from vtool.families.family import Family, load_family
+from vtool.models.parts import count_parts
 from vtool.models.processor import Processor
 from vtool.training.best import Marks
 from vtool.training.checkpoint import Snapshot, load
@@ -75,6 +76,8 @@ class Session:
     plan: Plan
     total_steps: int
     engine: Engine
+    parts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Parameters of each part of the model, and those that are trained."""
 
     @classmethod
     def open(
@@ -96,18 +99,20 @@ class Session:
         Raises:
             SharedFindings: `warmup-too-long`, or what the engine cannot do here.
         """
-        plan = plan_rows(run, ledgers["train"])
+        plan, family = plan_rows(run, ledgers["train"]), load_family(run.model.family)
+        parts = count_parts(model, family)  # an engine keeps a share of it
         return cls(
             run,
             folder,
             ranks,
-            load_family(run.model.family),
+            family,
             rows["train"].processor,
             rows,
             ledgers,
             plan,
             count_steps(run, plan),
             build_engine(run, model, ranks),
+            parts,
         )
 
     def rate(self, step: int) -> float:

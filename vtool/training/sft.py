@@ -138,7 +138,7 @@ def _rewind(session: Session, progress: Progress, start: Start) -> list[Diagnost
             else []
         )
         lost = what_is_lost(lines, steps, due)
-    folder.rewind_metrics(progress.step)
+    folder.rewind(progress.step)
     if start.checkpoint is not None and not own:
         _copy_best(folder, start.checkpoint, progress)
     if lost is None:

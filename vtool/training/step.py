@@ -96,8 +96,10 @@ def train_step(
     # were in its batches, filled up with -1 to the number that a rank has at most.
     rows = [index for batch in batches for index in batch.indices]
     padding = [-1] * (-(-run.data.global_batch_size // data.world) - len(rows))
-    tokens = sum(batch.tokens for batch in batches)
-    gathered = data.all_gather([sum(losses), tokens, *rows, *padding])
+    tokens = [
+        sum(getattr(batch, kind) for batch in batches) for kind in ("tokens", "visual", "padding")
+    ]
+    gathered = data.all_gather([sum(losses), *tokens, *rows, *padding])
     loss = sum(nll for nll, *_ in gathered) / supervised
     if not math.isfinite(loss):
         broken = [
@@ -111,7 +113,7 @@ def train_step(
     lr = session.rate(step)
     with span("optimizer"):
         engine.optimizer_step(lr)
-    trained = [int(row) for _, _, *own_rows in gathered for row in own_rows if row >= 0]
+    trained = [int(row) for _, _, _, _, *own_rows in gathered for row in own_rows if row >= 0]
     visits = progress.visits.numpy()
     np.add.at(visits, trained, 1)
     metrics = {
@@ -120,8 +122,10 @@ def train_step(
         "loss": loss,
         "grad_norm": norm,
         "lr": lr,
-        "tokens": int(sum(own_tokens for _, own_tokens, *_ in gathered)),
+        "tokens": int(sum(own[1] for own in gathered)),
         "supervised_tokens": supervised,
+        "visual_tokens": int(sum(own[2] for own in gathered)),
+        "padding_tokens": int(sum(own[3] for own in gathered)),
         "samples": len(trained),
         "data_seconds": float(counts[:, 4].max()),  # every rank waits for the slowest
         "distinct_samples": int(np.count_nonzero(visits)),
@@ -138,6 +142,8 @@ def micro_batch_nll(
         dummy: a micro-batch without an image runs the vision tower on zeros, for a gradient of 0.
     """
     family, module = session.family, session.engine.module
+    # What a forward of the user's own (model.modeling) does with its head's output is not known.
+    known = type(module).forward is family.model_class().forward
 
     def nll(model: Callable[..., Any], batch: Batch) -> Tensor:
         vision: AbstractContextManager[None] = nullcontext()
@@ -146,7 +152,7 @@ def micro_batch_nll(
         elif {"pixel_values", "pixel_values_videos"} <= batch.inputs.keys():
             vision = joint_vision_forward(family, module)
         with vision:
-            return summed_nll(model, batch)
+            return summed_nll(model, batch, module if known else None)
 
     return nll
 

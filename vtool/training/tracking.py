@@ -5,6 +5,7 @@ A tracker that fails is closed and reported once; the run goes on.
 
 import io
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -73,6 +74,9 @@ class _Wandb:
 
 class _Mlflow:
     def __init__(self, settings: Mlflow, request: Request, folder: Path) -> None:
+        # It sends what it is used for to its makers, unless this is set before it is imported. Who
+        # has set it has decided.
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         from mlflow import MlflowClient
 
         # a client, and not its functions: those are of one run in the whole process

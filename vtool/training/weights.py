@@ -279,7 +279,9 @@ def _copy(
             for what, names in problems.items()
             if names
         )
-        help = "take the settings of the run that they are of: lora.targets, model.freeze"
+        help = (
+            "take the settings of the run that they are of: lora.targets, lora.dora, model.freeze"
+        )
         message = f"{found.folder} has not exactly this model's weights. {listed}"
         raise Findings(Diagnostic(RULE, message, help if found.adapted else None, SETTING))
     with torch.no_grad():

@@ -31,6 +31,7 @@ from vtool.models.processor import Processor, new_processor
 from vtool.training.model_and_engine import prepare_model
 from vtool.training.run_folder import RunFolder
 from vtool.training.session import Progress, Session
+from vtool.verification.begun import with_config_of_begun, with_weights_of_begun
 from vtool.verification.processes import PROCESSES
 from vtool.verification.proof_settings import choose_proof_settings, update_section
 from vtool.verification.reference import Reference
@@ -173,9 +174,13 @@ def build_proof_context(
         full_size: keep the recipe's own model, with the weights that it begins with.
 
     Raises:
-        Findings: of the model's folder, of rows that cannot be read at all, or `no-rows`.
+        Findings: of the model's folder, of `train.from`, of rows that cannot be read at all, or
+            `no-rows`.
         NotProvable: where the recipe is fine, and no row of it can be computed with here.
     """
+    begun = (with_weights_of_begun if full_size else with_config_of_begun)(recipe_run)
+    if full_size:
+        recipe_run = begun
     run, changes = choose_proof_settings(recipe_run, full_size=full_size)
     source = open_split(recipe_run.data, "train")
     first = [read_row(source, index) for index in range(min(len(source), LOOKED_AT))]
@@ -191,8 +196,8 @@ def build_proof_context(
     processor = vocabulary.convert_processor(processor)
     samples = tuple(map(vocabulary.convert_sample, samples))
     config = model_config(run.model, processor, len(vocabulary))
-    if recipe_run.model.path is not None and not full_size:
-        keep_flags(config, recipe_run.model)
+    if begun.model.path is not None and not full_size:
+        keep_flags(config, begun.model)
     config.save_pretrained(folder)
     bare = build_model(run.model, processor, folder, run.run.seed)
     changes += _turn_dropout_off(bare)

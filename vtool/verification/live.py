@@ -16,6 +16,7 @@ from vtool.config.schema import Run
 from vtool.config.schema.base import ActsLater, NotReadable
 from vtool.config.settings import arrivals
 from vtool.diagnostics import Diagnostic, Findings
+from vtool.diagnostics.progress import working
 from vtool.verification.processes import Ended, join_ranks, run_processes
 from vtool.verification.shrink_run import SmallRun, shrink_run
 
@@ -65,7 +66,8 @@ def check_live(loaded: Loaded) -> LiveResult:
     if not isinstance(loaded.settings, Run):
         return live_not_run("a recipe of kind load_check builds nothing")
     small = shrink_run(loaded.run)
-    results = _observe_in_processes(LiveTask(loaded.run, small, loaded.origins))
+    with working("building the objects"):
+        results = _observe_in_processes(LiveTask(loaded.run, small, loaded.origins))
     findings = tuple(dict.fromkeys(finding for result in results for finding in result.findings))
     failed = {finding.rule for finding in findings}
     built = failed <= {"setting-not-arrived", "device-not-used"}

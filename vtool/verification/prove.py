@@ -81,8 +81,8 @@ def prove(
     elif ranked:
         with working("proving the recipe in two processes"):
             proofs += _prove_in_processes(ProveTask(run, ranked, full_size))
-    whole = full_size and run.model.path
-    size = f"of {run.model.path}" if whole else f"at size {context.run.model.size}"
+    used = context.run.model
+    size = f"of {used.path}" if used.path else f"at size {used.size}"
     return ProofReport(
         proofs=tuple(sorted(proofs, key=lambda proof: NAMES.index(proof.rule))),
         changes=context.changes,

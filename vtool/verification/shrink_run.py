@@ -60,6 +60,8 @@ def shrink_run(run: Run) -> SmallRun:
         update["model"] = run.model.model_copy(update={"path": None, "init": None, "size": "tiny"})
         if run.lora is not None:
             update["lora"] = _move_adapters(run.lora, changes)
+    if run.train.source is not None:
+        changes.append(f"train.from {run.train.source} → random weights")
     if run.device.kind in ("cuda", "npu"):
         not_asked["device.kind"] = (
             f"it is {run.device.kind}, and --live is on the CPU; vtool train asks before its first"

@@ -19,6 +19,7 @@ from vtool.models.video import video_processor, video_settings_in
 from vtool.training.model_and_engine import prepare_model
 from vtool.training.run_folder import RunFolder
 from vtool.training.session import Session
+from vtool.verification.begun import with_config_of_begun
 
 LARGEST_FILE = 256 * 2**20
 """Bytes of a rows file that is opened. Counting a GB of rows takes seconds: training does so."""
@@ -46,8 +47,9 @@ def open_small_session(recipe_run: Run, small: Run, folder: Path, ranks: Ranks) 
     """
     processor = _build_processor(recipe_run, small)
     config = model_config(small.model, processor)
-    if recipe_run.model.path is not None and (Path(recipe_run.model.path) / "config.json").exists():
-        keep_flags(config, recipe_run.model)
+    begun = with_config_of_begun(recipe_run).model
+    if begun.path is not None and (Path(begun.path) / "config.json").exists():
+        keep_flags(config, begun)
     config.save_pretrained(folder)
     model = prepare_model(small, build_model(small.model, processor, folder, small.run.seed))
     data = small.data

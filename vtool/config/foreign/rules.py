@@ -48,4 +48,28 @@ RULES = (
         fix="Look it up in that trainer's documentation.",
         severity="note",
     ),
+    Rule(
+        name="silent-trap",
+        code="VT236",
+        summary=(
+            "Settings of another trainer's recipe do something there that their names do not say."
+        ),
+        why=(
+            "The run ends with a low loss and no error: rows that see each other, tokens that count"
+            " unequally, placeholders of images that are learnt."
+        ),
+        bad="{do_train: true, packing: true}",
+        good="{do_train: true, neat_packing: true}",
+        fix="Do what the finding says there, or train here.",
+        severity="warning",
+    ),
+    Rule(
+        name="refused-there",
+        code="VT237",
+        summary="Another trainer refuses a setting of its recipe beside the others.",
+        why="The job waits for its machine, loads the model, and ends in its first minute.",
+        bad="{dataset: rows.jsonl, packing: true, attn_impl: sdpa}",
+        good="{dataset: rows.jsonl, packing: true, attn_impl: flash_attn}",
+        fix="Do what the finding says.",
+    ),
 )

@@ -6,36 +6,32 @@ Findings give places in verl's own file.
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
 import yaml
-from omegaconf import OmegaConf
-from omegaconf._utils import get_yaml_loader
 
 from vtool.config.compose import Composed
+from vtool.config.foreign.given import read_given
+from vtool.config.foreign.theirs import Reading, Theirs
 from vtool.config.foreign.verl_settings import (
     FSDP,
     LORA,
     MEGATRON,
     NAMES,
-    NO_COUNTERPART,
     RUN,
     UNREAD,
-    Same,
     in_a_group,
 )
-from vtool.config.origins import Key, Origins, Place
-from vtool.config.recipe_source import NOT_VALUES
-from vtool.config.references import follow, masked
+from vtool.config.origins import Origins
 from vtool.config.resources import RecipeFile
 from vtool.config.schema import Model
 from vtool.config.schema.megatron import TransformerConfig
 from vtool.config.schema.profiler import OFF
 from vtool.config.yaml_positions import YamlFile, read_yaml
-from vtool.diagnostics import Diagnostic, Findings, Origin
+from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
 
 _DDP, _TRANSFORMER = "engine.override_ddp_config", "engine.override_transformer_config"
@@ -43,70 +39,10 @@ _SHARED = "engine.use_distributed_optimizer"
 _WORDS = {same.ours: same.theirs for table in (RUN, LORA, FSDP, MEGATRON) for same in table}
 
 
-@dataclass(slots=True)
-class _Theirs:
-    """A file of verl's, and the settings that were made of it."""
-
-    given: Mapping[str, Any]
-    """By dotted name: every value, and the two groups that go through as they are."""
-    places: Mapping[str, Place]
-    values: dict[str, Any] = field(default_factory=dict)
-    """Ours, nested."""
-    origins: dict[Key, Place] = field(default_factory=dict)
-    judged: set[str] = field(default_factory=set)
-    names: dict[str, str] = field(default_factory=dict)
-    """By our setting, the name of theirs."""
-
-    def take(self, name: str, default: Any = None) -> Any:
-        """A value that is judged."""
-        self.judged.add(name)
-        value = self.given.get(name)
-        return default if value is None else value
-
-    def put(self, ours: str, value: Any, theirs: str) -> None:
-        """Set one of ours, where theirs stands."""
-        *groups, last = keys = ours.split(".")
-        group = self.values
-        for key in groups:
-            group = group.setdefault(key, {})
-        group[last] = value
-        self.names[ours] = theirs
-        if place := self.places.get(theirs):
-            for end in range(1, len(keys)):
-                self.origins.setdefault(tuple(keys[:end]), replace(place, holds="mapping"))
-            self.origins[tuple(keys)] = place
-            if isinstance(value, list):
-                self.origins |= {(*keys, str(number)): place for number in range(len(value))}
-                self.origins |= {
-                    (*keys, str(number), "path"): place for number in range(len(value))
-                }
-                self.names |= {f"{ours}.{number}.path": theirs for number in range(len(value))}
-
-    def map(self, table: Iterable[Same]) -> None:
-        """Take over settings that mean the same in both."""
-        for same in table:
-            value = self.take(same.theirs, same.default)
-            ours = None if value is None else same.convert(value)
-            if ours is NO_COUNTERPART:
-                self.judged.discard(same.theirs)
-            elif ours is not None:
-                self.put(same.ours, ours, same.theirs)
-
-    def find(self, rule: str, name: str, message: str, help: str) -> Diagnostic:
-        """Return a finding about one of their settings, at its place, which judges the setting."""
-        self.judged.add(name)
-        place = self.places.get(name)
-        return Diagnostic(rule, message, help, name, place.value if place else None)
-
-
-def read_verl(
-    path: Path, *, read_environment: bool = True
-) -> tuple[Composed, tuple[Diagnostic, ...], Mapping[str, str]]:
+def read_verl(path: Path, *, read_environment: bool = True) -> Reading:
     """Read a YAML file of verl's SFT trainer, composed by Hydra or with a user's own keys alone.
 
-    Returns:
-        The recipe in our settings, verl's defaults included, its places in their file; findings
-        about their settings; and, of our settings, what theirs are called.
+    verl's defaults are included.
 
     Raises:
         Findings: `fatal`, where it cannot be read, or is no recipe of this trainer.
@@ -121,7 +57,7 @@ def read_verl(
             fatal=True,
         )
     file = read_yaml(path)
-    given, places = _flat(file, read_environment)
+    given, places = read_given(file, whole=UNREAD, read_environment=read_environment)
     if found := next((name for name in given if name.startswith("actor_rollout_ref.")), None):
         raise Findings(
             Diagnostic(
@@ -135,22 +71,31 @@ def read_verl(
             ),
             fatal=True,
         )
-    theirs = _Theirs(given, places)
+    theirs = Theirs(given, places)
     theirs.values["kind"] = "sft"
     findings = [*_unread(theirs), *_translate(theirs, _is_megatron(file, given)), *_unknown(theirs)]
-    findings += _without_counterpart(theirs)
-    return (
+    left = [
+        name
+        for name in theirs.given
+        if name not in theirs.judged and not name.endswith("_target_") and theirs.given[name] != {}
+    ]
+    findings += _without_counterpart(theirs, left)
+    return Reading(
         Composed(RecipeFile(path), theirs.values, Origins(theirs.origins)),
         tuple(findings),
         theirs.names,
+        tuple((name, theirs.given[name]) for name in left),
     )
 
 
-def in_their_words(finding: Diagnostic, names: Mapping[str, str]) -> Diagnostic:
+def in_their_words(
+    finding: Diagnostic, names: Mapping[str, str], *, of_verl: bool = True
+) -> Diagnostic:
     """A finding of our rules, by the names of their settings."""
+    words = (_WORDS if of_verl else {}) | dict(names)
 
     def worded(text: str | None) -> str | None:
-        for ours, theirs in sorted((_WORDS | dict(names)).items(), key=lambda pair: -len(pair[0])):
+        for ours, theirs in sorted(words.items(), key=lambda pair: -len(pair[0])):
             short = ours.removeprefix("engine.")
             for one in (ours, short) if "." in short else (ours,):
                 text = re.sub(rf"(?<![\w.]){re.escape(one)}(?!\w)", theirs, text) if text else text
@@ -170,42 +115,6 @@ def in_their_words(finding: Diagnostic, names: Mapping[str, str]) -> Diagnostic:
     )
 
 
-def _flat(file: YamlFile, read_environment: bool) -> tuple[dict[str, Any], dict[str, Place]]:
-    try:
-        values = yaml.load(file.text, get_yaml_loader())  # a SafeLoader
-        OmegaConf.create(masked(values))
-    except (yaml.YAMLError, *NOT_VALUES) as error:
-        raise Findings(
-            Diagnostic(
-                "bad-yaml", f"{file.name}: {str(error).splitlines()[0]}", origin=Origin(file.name)
-            ),
-            fatal=True,
-        ) from error
-    # What Hydra would have brought is not known from this file: None.
-    followed = follow(values, read_environment=read_environment)
-    given: dict[str, Any] = {}
-    places: dict[str, Place] = {}
-
-    def walk(node: yaml.MappingNode, above: str) -> None:
-        for key, value in node.value:
-            name = f"{above}.{key.value}" if above else str(key.value)
-            if name == "defaults":
-                continue
-            if isinstance(value, yaml.MappingNode) and value.value and name not in UNREAD:
-                walk(value, name)
-            else:
-                place = tuple(name.split("."))
-                given[name] = None if place in followed.unread else followed.at(place)
-                places[name] = Place(
-                    file.place(value),
-                    file.place(key),
-                    "list" if isinstance(value, yaml.SequenceNode) else "value",
-                )
-
-    walk(file.root, "")
-    return given, places
-
-
 def _is_megatron(file: YamlFile, given: Mapping[str, Any]) -> bool:
     """Return whether the recipe trains on megatron, by `strategy`, its defaults or its settings."""
     if strategy := given.get("engine.strategy"):
@@ -222,7 +131,7 @@ def _is_megatron(file: YamlFile, given: Mapping[str, Any]) -> bool:
     )
 
 
-def _translate(theirs: _Theirs, megatron: bool) -> Iterator[Diagnostic]:
+def _translate(theirs: Theirs, megatron: bool) -> Iterator[Diagnostic]:
     take, put = theirs.take, theirs.put
     theirs.map(RUN)
     put("engine.kind", "megatron" if megatron else "fsdp2", "engine.strategy")
@@ -256,7 +165,7 @@ def _translate(theirs: _Theirs, megatron: bool) -> Iterator[Diagnostic]:
     yield from _profiler(theirs)
 
 
-def _profiler(theirs: _Theirs) -> Iterator[Diagnostic]:
+def _profiler(theirs: Theirs) -> Iterator[Diagnostic]:
     """Translate the profiler (verl/utils/profiler/profile.py).
 
     It is off unless enabled; without ranks, rank 0 alone records; an unknown tool records nothing.
@@ -283,7 +192,7 @@ def _profiler(theirs: _Theirs) -> Iterator[Diagnostic]:
     theirs.put("profiler.ranks", None if everyone else ranks or [0], "profiler.ranks")
 
 
-def _megatron(theirs: _Theirs) -> Iterator[Diagnostic]:
+def _megatron(theirs: Theirs) -> Iterator[Diagnostic]:
     theirs.map(MEGATRON)
     # verl itself puts it out then
     if theirs.values["engine"].get("parallel", {}).get("tensor", 1) == 1:
@@ -307,7 +216,7 @@ def _megatron(theirs: _Theirs) -> Iterator[Diagnostic]:
         )
 
 
-def _model(theirs: _Theirs) -> None:
+def _model(theirs: Theirs) -> None:
     """Return the family of a model's folder; None for a name on a hub, or another family."""
     path = theirs.values.get("model", {}).get("path")
     if path is None:
@@ -325,7 +234,7 @@ def _model(theirs: _Theirs) -> None:
         theirs.judged.discard("model.path")
 
 
-def _lengths(theirs: _Theirs) -> Iterator[Diagnostic]:
+def _lengths(theirs: Theirs) -> Iterator[Diagnostic]:
     """Translate the settings of lengths, and yield findings about them.
 
     Rows without padding are cut to `max_length`, whatever `truncation` says
@@ -352,7 +261,7 @@ def _lengths(theirs: _Theirs) -> Iterator[Diagnostic]:
         theirs.judged.discard("data.truncation")
 
 
-def _micro_batches(theirs: _Theirs) -> Iterator[Diagnostic]:
+def _micro_batches(theirs: Theirs) -> Iterator[Diagnostic]:
     name = "data.micro_batch_size_per_gpu"
     if not theirs.take("data.use_dynamic_bsz", True):
         theirs.put("data.micro_batch_size", theirs.take(name, 4), name)
@@ -366,13 +275,13 @@ def _micro_batches(theirs: _Theirs) -> Iterator[Diagnostic]:
         )
 
 
-def _unread(theirs: _Theirs) -> Iterator[Diagnostic]:
+def _unread(theirs: Theirs) -> Iterator[Diagnostic]:
     for name, why in UNREAD.items():
         if name in theirs.given:
             yield theirs.find("setting-without-reader", name, f"{name}: {why}", "leave it out")
 
 
-def _unknown(theirs: _Theirs) -> Iterator[Diagnostic]:
+def _unknown(theirs: Theirs) -> Iterator[Diagnostic]:
     for name in theirs.given:
         if (
             name in NAMES
@@ -394,12 +303,7 @@ def _unknown(theirs: _Theirs) -> Iterator[Diagnostic]:
         )
 
 
-def _without_counterpart(theirs: _Theirs) -> Iterator[Diagnostic]:
-    left = [
-        name
-        for name in theirs.given
-        if name not in theirs.judged and not name.endswith("_target_") and theirs.given[name] != {}
-    ]
+def _without_counterpart(theirs: Theirs, left: Sequence[str]) -> Iterator[Diagnostic]:
     if left:
         yield theirs.find(
             "no-counterpart",

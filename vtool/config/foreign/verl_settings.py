@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vtool.config.foreign.words import NO_COUNTERPART
+
 
 @dataclass(frozen=True, slots=True)
 class Same:
@@ -21,10 +23,6 @@ class Same:
     """To our value; None where theirs says nothing, `NO_COUNTERPART` where we have none for it."""
     default: Any = None
     """Verl's, where it is not ours and matters."""
-
-
-NO_COUNTERPART = object()
-"""In the place of a value that has no counterpart."""
 
 
 def _one_of(**values: Any) -> Callable[[Any], Any]:

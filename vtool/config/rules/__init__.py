@@ -58,6 +58,7 @@ SETTINGS_RULES: tuple[SettingsRule, ...] = (
     megatron.not_built,
     megatron.needs_transformer_engine,
     engine.dropout_on_megatron,
+    engine.adapters_of_peft_on_megatron,
     device.numa_unbound,
     profiler.nothing_profiled,
     profiler.profile_interval,

@@ -100,3 +100,22 @@ def dropout_on_megatron(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             "lora.dropout",
             origins.near("lora.dropout"),
         )
+
+
+@settings_rule(NOT_BUILT_ON_ENGINE)
+def adapters_of_peft_on_megatron(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """megatron's adapters are of its own linears, cut over ranks: no row's length, no copies."""
+    if run.lora is None or not isinstance(run.engine, Megatron):
+        return
+    for setting, asked, what in (
+        ("lora.dora", run.lora.dora, "the length of a row that is cut over ranks"),
+        ("lora.modules_to_save", run.lora.modules_to_save, "whole copies beside its own modules"),
+    ):
+        if asked:
+            yield Diagnostic(
+                "not-built-on-engine",
+                f"{setting} is set, but engine=megatron has not {what}",
+                "leave it out, or set engine=fsdp2 or engine=ddp",
+                setting,
+                origins.near(setting),
+            )

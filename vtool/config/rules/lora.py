@@ -8,7 +8,9 @@ from vtool.config.schema import Run, trained_components
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.diagnostics.near_miss import did_you_mean, near
 from vtool.families import FAMILIES
-from vtool.families.linear_layers import select_layers
+from vtool.families.linear_layers import ends_in, select_layers
+
+_EMBEDDINGS = ("lm_head", "model.language_model.embed_tokens")
 
 
 def _problem(
@@ -30,6 +32,36 @@ def _problem(
             f"leave it out, or set model.freeze.{named[0]}=false",
         )
     return None
+
+
+def _unknown_module(
+    module: str, layers: Mapping[str, tuple[str, ...]], components: Sequence[str]
+) -> tuple[str, str] | None:
+    """Return what is wrong with a name in `lora.modules_to_save`, and what to do."""
+    known = {name: component for component, names in layers.items() for name in _modules(names)}
+    known |= dict.fromkeys(_EMBEDDINGS, "language")
+    named = {component for name, component in known.items() if ends_in(name, module)}
+    if not named:
+        ends = sorted({name.rpartition(".")[2] for name in known} - {"N"})
+        return (
+            f"lora.modules_to_save has {module}, which no module's name ends in",
+            did_you_mean(near(module, ends)) or f"name one of {', '.join(ends)}",
+        )
+    if not named & set(components):
+        frozen = ", ".join(sorted(named))
+        return (
+            f"lora.modules_to_save has {module}, which is in what model.freeze says is not"
+            f" trained: {frozen}",
+            f"leave it out, or set model.freeze.{sorted(named)[0]}=false",
+        )
+    return None
+
+
+def _modules(layers: Sequence[str]) -> Iterator[str]:
+    """Yield the names of linear layers, and of every module that they are in."""
+    for layer in layers:
+        parts = layer.split(".")
+        yield from (".".join(parts[:count]) for count in range(1, len(parts) + 1))
 
 
 def _end(name: str) -> str:
@@ -66,8 +98,8 @@ def nothing_to_train(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         name="lora-target",
         code="VT214",
         summary=(
-            "A name in lora.targets or lora.exclude is the end of no linear layer's name, or no"
-            " layer is left that gets an adapter."
+            "A name in lora.targets or lora.exclude is the end of no linear layer's name, one in"
+            " lora.modules_to_save of no module's, or no layer is left that gets an adapter."
         ),
         why=(
             "The layers that were meant would be left as they are, and the run would look like one"
@@ -78,12 +110,13 @@ def nothing_to_train(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         fix=(
             "Name the ends of linear layers' names: q_proj, k_proj, v_proj, o_proj, gate_proj,"
             " up_proj, down_proj; in the tower attn.qkv and attn.proj; in the projector"
-            " merger.mlp.0 and merger.mlp.2. The head and the embedding get no adapter."
+            " merger.mlp.0 and merger.mlp.2. The head and the embedding get no adapter:"
+            " lora.modules_to_save trains them whole, where they are not tied."
         ),
     ),
 )
 def lora_target(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Each name in lora.targets and lora.exclude is a linear layer's; some layer is adapted."""
+    """Each name of `lora` is a layer's, or a module's; some layer is adapted."""
     components = trained_components(run.model.freeze)
     if run.lora is None or not components:
         return
@@ -97,6 +130,10 @@ def lora_target(run: Run, origins: Origins) -> Iterator[Diagnostic]:
                 found = True
                 name = f"{setting}.{number}"
                 yield Diagnostic("lora-target", *problem, name, origins.near(name), seen=target)
+    for number, module in enumerate(run.lora.modules_to_save):
+        if problem := _unknown_module(module, layers, components):
+            name = f"lora.modules_to_save.{number}"
+            yield Diagnostic("lora-target", *problem, name, origins.near(name), seen=module)
     if not found and not select_layers(trained, run.lora.targets, run.lora.exclude):
         yield Diagnostic(
             "lora-target",

@@ -32,6 +32,8 @@ def _missing(
 ) -> Diagnostic:
     path = Path(given)
     what = "is a folder, not a file" if os.path.isdir(path) else _why_missing(path)
+    if os.path.isfile(path) and not rows:
+        what = "is a file, not a folder"
     if rows and os.path.isdir(path):
         what = f"is a folder without a file of rows ({', '.join(ROWS_SUFFIXES)})"
     return Diagnostic(
@@ -87,7 +89,7 @@ def model_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             "model.path",
             run.model.path,
             origins,
-            "a model is not fetched from a hub: save it to a folder first, and give that",
+            "name a folder that is there, or a model of the hub: ORGANIZATION/NAME",
         )
 
 

@@ -25,6 +25,10 @@ class Lora(Settings):
     """Rank-stabilized (arXiv 2312.03732): the scale is alpha / √rank, so that high ranks learn as
     fast.
     """
+    dora: bool = False
+    """Weight-decomposed (DoRA, arXiv 2402.09353): each row of W + scale · B · A is scaled to a
+    length of its own, which is trained beside A and B.
+    """
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """The fraction of an adapter's inputs that is left out at random in training."""
     targets: tuple[Module, ...] | None = Field(default=None, min_length=1)
@@ -36,6 +40,11 @@ class Lora(Settings):
     """The layers of these that get none after all, named in the same way.
 
     A part in `model.freeze` gets none in any case.
+    """
+
+    modules_to_save: tuple[Module, ...] = ()
+    """The modules that are trained whole, and saved with the adapter, named in the same way:
+    `merger` (the projector), `lm_head`, `embed_tokens`. No layer inside of them gets an adapter.
     """
 
     @property

@@ -40,7 +40,12 @@ class Model(Settings):
     family: Annotated[FamilyName, _BY_CONFIG] = "qwen2_5_vl"
     """The model family."""
     path: str | None = Field(default=None, min_length=1)
-    """A Hugging Face folder: config.json, tokenizer, image processor, safetensors."""
+    """A Hugging Face folder: config.json, tokenizer, image processor, safetensors. Or the name of a
+    model on the hub, as ORGANIZATION/NAME or ORGANIZATION/NAME@REVISION; a folder that is there
+    wins.
+    """
+    revision: str | None = Field(default=None, min_length=1)
+    """The revision of a model on the hub: a branch, a tag, or a commit. A run keeps the commit."""
     modeling: Annotated[str | None, ReadBack("vtool.models.observe_model:observe_class")] = Field(
         default=None, min_length=1
     )

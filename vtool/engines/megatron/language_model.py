@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vtool.data.head_nll import VocabularyShard, forward_replaced, summed_nll_of_hidden
 from vtool.engines.megatron.context import gather_tokens, scatter_tokens
 from vtool.engines.megatron.pipeline import Stage, no_features, no_video_features, without_tokens
 from vtool.engines.megatron.shim import on_cpu
@@ -158,15 +159,43 @@ class _Head(nn.Module):
             return self.stage.from_last(
                 hidden.new_empty(*hidden.shape[:2], self.vocabulary, dtype=gpt.config.params_dtype)
             )
-        weight = (
+        with on_cpu(self.stage.ranks.device):
+            logits, _ = gpt.output_layer(hidden.transpose(0, 1).contiguous(), weight=self._tied())
+            whole: Tensor = tensor_parallel.gather_from_tensor_model_parallel_region(logits)
+        return self.stage.from_last(whole[..., : self.vocabulary].transpose(0, 1))
+
+    def summed_nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """Return Σ −log p(target) on the last stage, whose ranks keep their logits to themselves.
+
+        Args:
+            hidden: [B, K, H], the same on every tensor parallel rank.
+            targets: [B, K].
+        """
+        from megatron.core import tensor_parallel
+
+        (gpt,) = self._gpt
+        assert self.stage.last, "on any other stage the forward pass has ended before"
+        layer, group = gpt.output_layer, gpt.pg_collection.tp
+
+        def compute(hidden: Tensor, weight: Tensor | None = None, **_: Any) -> Tensor:
+            matrix = layer.weight if weight is None else weight
+            shard = VocabularyShard(group, group.rank() * len(matrix), self.vocabulary)
+            if not gpt.config.sequence_parallel:  # else the gather before it sums the gradients
+                hidden = tensor_parallel.copy_to_tensor_model_parallel_region(hidden)
+            return summed_nll_of_hidden(hidden, matrix, targets, shard)
+
+        # Through the layer's call: megatron-core's hooks on it wait for its weight.
+        with on_cpu(self.stage.ranks.device), forward_replaced(layer, compute):
+            nll: Tensor = layer(hidden, weight=self._tied())
+        return nll
+
+    def _tied(self) -> Tensor | None:
+        (gpt,) = self._gpt
+        return (
             gpt.shared_embedding_or_output_weight()
             if gpt.share_embeddings_and_output_weights
             else None
         )
-        with on_cpu(self.stage.ranks.device):
-            logits, _ = gpt.output_layer(hidden.transpose(0, 1).contiguous(), weight=weight)
-            whole: Tensor = tensor_parallel.gather_from_tensor_model_parallel_region(logits)
-        return self.stage.from_last(whole[..., : self.vocabulary].transpose(0, 1))
 
 
 def _positions(given: Tensor | None, rows: int, length: int, device: torch.device) -> Tensor:

@@ -3,14 +3,18 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """The score of all answers together, with its 95 % interval."""
+    """The score of all answers together, of sums over rows."""
 
-    value: float
-    low: float
-    high: float
+    rows: Callable[[Sequence[str], Sequence[str]], NDArray[np.float64]]
+    """Given answers and references, what each row adds to the sums: [rows, sums]."""
+    of: Callable[[NDArray[np.float64]], float]
+    """Given the sums, the score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +30,8 @@ class Metric:
     """Each row scores 0 or 1."""
     fits: Callable[[Sequence[str]], bool] | None = None
     """Given all references, if the metric is certainly meant for them; None: only when asked."""
-    whole: Callable[[Sequence[str], Sequence[str]], Whole] | None = None
-    """Given all answers and references, their score, where it is no mean of the rows' scores."""
+    whole: Whole | None = None
+    """The score of all answers, where it is no mean of the rows' scores."""
     needs: tuple[str, str] | None = None
     """The package that it imports, and the extra that installs it."""
     refuses: Callable[[str], bool] | None = None

@@ -122,6 +122,8 @@ def _refuse(found: Found, inputs: dict[str, Any]) -> None:
         ids = inputs["input_ids"]
         if not pads or bool(torch.isin(ids, torch.tensor(pads, device=ids.device)).any()):
             raise NotRun("the mask has more than two dimensions, and rows may be padded")
+        if _looks_ahead(mask):
+            raise NotRun("the mask lets tokens see what follows them")
     if in_pieces(found.base):
         raise NotRun("the weights are sharded: a forward pass would be a collective")
     if found.layout is None and _depends_on_length(found, inputs["input_ids"].shape[-1]):
@@ -129,6 +131,12 @@ def _refuse(found: Found, inputs: dict[str, Any]) -> None:
     for name in ("inputs_embeds", "encoder_outputs", "decoder_input_ids", "input_features"):
         if isinstance(inputs.get(name), Tensor) and not inputs.get("embeddings_given"):
             raise NotRun(f"the model is given {name}")
+
+
+def _looks_ahead(mask: Tensor) -> bool:
+    """Tell whether a mask of rows × heads × queries × keys is more than causal."""
+    sees = mask if mask.dtype == torch.bool else mask == 0
+    return sees.shape[-1] == sees.shape[-2] and bool(sees.triu(1).any())
 
 
 def _depends_on_length(found: Found, length: int) -> bool:
@@ -152,7 +160,11 @@ def _run(
     columns = text.columns.to(inputs["input_ids"].device)
     given = {"input_ids": inputs["input_ids"][text.row, columns][None], "use_cache": False}
     given.update(visuals_of(inputs, owners, number))
-    for name in ("mm_token_type_ids", "token_type_ids"):
+    names = ["mm_token_type_ids", "token_type_ids"]
+    if isinstance(inputs.get("labels"), Tensor):  # of PaliGemma: its backbone makes the mask
+        names.append("labels")
+        given["attention_mask"] = torch.ones_like(given["input_ids"])
+    for name in names:
         if isinstance(inputs.get(name), Tensor):
             given[name] = inputs[name][text.row, columns][None]
     seconds, videos = inputs.get("second_per_grid_ts"), owners.get("pixel_values_videos", [])

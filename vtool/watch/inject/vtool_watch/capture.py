@@ -162,6 +162,9 @@ class Capture:
         ids = given.get("decoder_input_ids")
         ids = given.get("input_ids") if ids is None else ids
         if ids is None and outer.get("input_ids") is not None:  # it is given embeddings
+            mask = given.get("attention_mask")
+            if isinstance(mask, Tensor) and mask.dim() > 2:  # it says more than the rows' own
+                outer["attention_mask"] = None
             given = {**given, **{k: v for k, v in outer.items() if v is not None}}
             given["embeddings_given"] = True
             ids = outer["input_ids"]

@@ -126,12 +126,7 @@ def _ends(model: Any, text: Any) -> tuple[int, ...]:
 
 def describe(model: Any, head: Any) -> Found:
     """Return the parts of a model."""
-    base = model.base_model
-    for _ in range(3):  # a wrapper whose base is itself a model with a head
-        inner = getattr(base, "base_model", base)
-        if inner is base or getattr(base, "get_output_embeddings", lambda: None)() is None:
-            break
-        base = inner
+    base = _backbone(model, head)
     config = model.config
     text = megatron.text_of(config)
     scale = float(getattr(text, "logit_scale", None) or 1.0)
@@ -150,6 +145,32 @@ def describe(model: Any, head: Any) -> Found:
         ends=_ends(model, text),
         specials=_specials(config, text),
     )
+
+
+def _backbone(model: Any, head: Any) -> Any:
+    """Return what gives the head its hidden states."""
+    base = model.base_model
+    for _ in range(3):  # a wrapper whose base is itself a model with a head
+        inner = getattr(base, "base_model", base)
+        if inner is base or _head_of(base) is None:
+            break
+        base = inner
+    if _head_of(base) is None:
+        return base
+    # Vision-language classes of transformers 4 name no base: it is that of the model of text within
+    # which the head is, or the part beside the head that has the embeddings.
+    for part in base.modules():
+        if part is not base and _head_of(part) is head and part.base_model is not part:
+            return part.base_model
+    embeddings = base.get_input_embeddings()
+    for part in base.children():
+        if hasattr(part, "get_input_embeddings") and any(m is embeddings for m in part.modules()):
+            return part
+    return base
+
+
+def _head_of(module: Any) -> Any:
+    return getattr(module, "get_output_embeddings", lambda: None)()
 
 
 def _final_norm(base: Any) -> tuple[str | None, Any]:

@@ -1,0 +1,44 @@
+"""The tables of docs/coming-from.md, made from the words and from the trainers' own settings."""
+
+import json
+import re
+from pathlib import Path
+
+from tests.config.foreign.record_trainers import TABLE
+from vtool.config.foreign.trainers import TRAINERS
+from vtool.config.foreign.words import WORDS
+
+PAGE = Path(__file__).parents[3] / "docs/coming-from.md"
+
+
+def renew(page: str) -> str:
+    """Return the page with its tables made anew."""
+    for name, table in (("releases", _releases()), ("words", _words())):
+        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+        page, found = re.subn(
+            f"{begin}.*?{end}", lambda _, text=f"{begin}\n{table}\n{end}": text, page, flags=re.S
+        )
+        assert found == 1, f"docs/coming-from.md has no part `{name}`"
+    return page
+
+
+def _releases() -> str:
+    recorded = json.loads(TABLE.read_text("utf-8"))
+    lines = ["| `--from` | release | transformers beside it | settings |", "|---|---|---|---|"]
+    for name, trainer in TRAINERS.items():
+        versions = recorded[name]["versions"]
+        lines.append(
+            f"| `{name}` | {trainer.title} {versions[trainer.distribution]}"
+            f" | {versions['transformers']} | {len(trainer.fields)} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _words() -> str:
+    lines = ["| there | of | here | |", "|---|---|---|---|"]
+    for name, word in WORDS.items():
+        of = [trainer.title for trainer in TRAINERS.values() if name in trainer.fields]
+        whose = "all" if len(of) == len(TRAINERS) else ", ".join(of) or "earlier releases"
+        ours = f"`{word.ours}`" if word.ours else "–"
+        lines.append(f"| `{name}` | {whose} | {ours} | {word.how} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,243 @@
+"""The command of vLLM's server, as `vtool serve --print` shows it."""
+
+import json
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.commands import run_vtool, vtool
+from vtool.diagnostics import Findings
+from vtool.serving.command import Address, Command, Model, curl_example, serve_command
+from vtool.serving.server import check_address
+from vtool.serving.vllm import VLLM
+
+CPU, GPU = (VLLM("python", "0.32.0", on_cpu) for on_cpu in (True, False))
+TEXT = {
+    "hidden_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 2048,
+}
+
+
+@pytest.fixture(autouse=True)
+def _vllm(monkeypatch: pytest.MonkeyPatch, stand_in: Path) -> None:
+    """An interpreter in whose path a package `vllm` is found; the real one is in the soak test."""
+    monkeypatch.setenv("VTOOL_VLLM_PYTHON", str(stand_in))
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> Path:
+    """A stand-in for the Python of vLLM's environment: `api_server` is what a test writes there."""
+    package = tmp_path / "packages/vllm/entrypoints/openai"
+    package.mkdir(parents=True)
+    (package / "api_server.py").write_text(SERVER)
+    python = tmp_path / "python"
+    path = f"PYTHONPATH={shlex.quote(str(tmp_path / 'packages'))}"
+    python.write_text(f'#!/bin/sh\n{path} exec {shlex.quote(sys.executable)} "$@"\n')
+    python.chmod(0o755)
+    return python
+
+
+SERVER = """
+import http.server, json, sys
+name = sys.argv[sys.argv.index("--served-model-name") + 1]
+port = int(sys.argv[sys.argv.index("--port") + 1])
+if "--fail" in sys.argv:
+    print("INFO: loading")
+    print("(EngineCore pid=1) ValueError: there is no such weight")
+    print("RuntimeError: Engine core initialization failed. See root cause above.")
+    sys.exit(3)
+class Answers(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps({"data": [{"id": name}]}).encode())
+        if "--end" in sys.argv and self.path == "/v1/models":
+            import os
+            self.wfile.flush()
+            os._exit(5)
+http.server.HTTPServer(("127.0.0.1", port), Answers).serve_forever()
+"""
+"""Not vLLM: it answers where vLLM says that it is ready. `tests/soak/test_serve.py` has vLLM."""
+
+
+def model(**text: Any) -> Model:
+    config = {"model_type": "qwen2_5_vl", "dtype": "float32", "text_config": TEXT | text}
+    return Model("digits", Path("runs/digits/export"), config)
+
+
+def options(command: Command) -> dict[str, str]:
+    """Every option with its value, empty for one without."""
+    words = [*command.words, "--"]
+    pairs = pairwise(words)
+    return {one: "" if two.startswith("--") else two for one, two in pairs if one[:2] == "--"}
+
+
+def made(model: Model, vllm: VLLM = CPU, **more: Any) -> Command:
+    return serve_command(model, vllm, Address("127.0.0.1", 8000), {}, **more)
+
+
+def test_the_command_has_what_makes_vllm_answer_as_vtool_does() -> None:
+    """Each option is explained in docs/serving.md."""
+    found = options(made(model()))
+    assert found == {
+        "--model": "runs/digits/export",
+        "--served-model-name": "digits",
+        "--host": "127.0.0.1",
+        "--port": "8000",
+        "--dtype": "float32",
+        "--generation-config": "vllm",
+        "--mm-processor-kwargs": '{"use_fast": false}',
+        "--chat-template-content-format": "openai",
+        "--enforce-eager": "",
+    }
+    page = (Path(__file__).parents[2] / "docs/serving.md").read_text()
+    unexplained = {"--host", "--port"}  # what they are is plain
+    assert {name for name in found if name not in page} <= unexplained
+
+
+def test_an_adapter_is_applied_to_the_tower_too() -> None:
+    adapted = Model("digits", Path("base"), model().config, Path("export"), rank=9)
+    found = options(made(adapted))
+    assert found["--served-model-name"] == "digits-base"
+    assert found["--lora-modules"] == "digits=export"
+    assert found["--max-lora-rank"] == "16"
+    assert "--enable-tower-connector-lora" in found
+
+
+def test_what_the_user_says_is_passed_on() -> None:
+    found = options(made(model(), compile=True, dtype="bfloat16", more=("--seed", "3")))
+    assert found["--dtype"] == "bfloat16"
+    assert found["--seed"] == "3"
+    assert "--enforce-eager" not in found
+
+
+def test_the_cache_of_a_cpu_has_room_for_the_longest_chat() -> None:
+    cache = "VLLM_CPU_KVCACHE_SPACE"
+    assert made(model()).variables[cache] == "1"
+    # 2 (keys, values) × 36 layers × 4 heads × 128 × 32768 tokens × 4 bytes = 4.5 GiB
+    long = {"hidden_size": 512, "num_key_value_heads": 4, "num_hidden_layers": 36}
+    assert made(model(**long, max_position_embeddings=32768)).variables[cache] == "5"
+    assert cache not in made(model(**long, max_position_embeddings=2**20)).variables
+    assert cache not in made(model(), GPU).variables
+    own = serve_command(model(), CPU, Address("127.0.0.1", 8000), {cache: "3"})
+    assert cache not in own.variables
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [
+        ({"text_config": TEXT | {"hidden_size": 64}}, None),
+        ({"text_config": TEXT, "model_type": "qwen3_5"}, "bfloat16"),
+        ({"text_config": TEXT | {"head_dim": 64}, "model_type": "qwen3_5"}, "float32"),
+    ],
+)
+def test_what_vllm_does_not_run_on_a_cpu_is_refused_there(
+    config: dict[str, Any], dtype: str | None
+) -> None:
+    one = Model("digits", Path("folder"), config)
+    with pytest.raises(Findings, match="not-servable"):
+        made(one, dtype=dtype)
+    assert made(one, GPU, dtype=dtype).words
+
+
+def test_print_names_the_runs_folders_and_starts_nothing(trained: tuple[Path, str]) -> None:
+    done = run_vtool(trained[0], "serve", "digits", "--print", "--port", "1")
+    words = shlex.split(done.stdout)
+    assert done.status == 0
+    assert words[words.index("--model") + 1] == "runs/digits/export"
+    assert words[words.index("--served-model-name") + 1] == "digits"
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("--fail", "vLLM ended with status 3 before it answered: ValueError: there is no such"),
+        ("--end", "vLLM ended with status 5 while it served"),
+    ],
+)
+def test_a_server_that_ends_by_itself_is_one_finding(
+    trained: tuple[Path, str], how: str, told: str
+) -> None:
+    port = free_port()
+    done = run_vtool(trained[0], "serve", "digits", "--port", str(port), "--", how)
+    assert done.status == 2
+    assert told in done.stderr
+    assert done.stderr.count("error[") == 1
+    assert ("is served as digits" in done.stdout) == (how == "--end")
+
+
+def test_a_taken_port_is_told_before_anything_is_started(trained: tuple[Path, str]) -> None:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(1)
+        port = listening.getsockname()[1]
+        output = vtool(trained[0], "serve", "digits", "--port", str(port), status=2)
+    assert f"port-taken VT841]: 127.0.0.1:{port}: Address already in use" in output
+    check_address(Address("127.0.0.1", port))
+
+
+def test_without_vllm_the_finding_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for python, told in (
+        (str(tmp_path / "none"), "cannot be started: No such file or directory"),
+        (shutil.which("true") or "true", "is no Python that runs"),
+        (sys.executable, "has no vLLM"),
+    ):
+        output = vtool(tmp_path, "serve", "digits", "--python", python, status=2)
+        assert f"vllm-not-found VT840]: {python} {told}" in output
+    monkeypatch.delenv("VTOOL_VLLM_PYTHON")
+    assert "there is no .vllm-venv/bin/python" in vtool(tmp_path, "serve", "digits", status=2)
+
+
+def test_an_adapter_that_vllm_cannot_apply_is_merged_first(
+    trained: tuple[Path, str], tmp_path: Path
+) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    base = trained[0] / "runs/digits/export"
+    (adapter / "adapter_config.json").write_text(
+        f'{{"base_model_name_or_path": "{base}", "r": 8, "use_dora": true}}'
+    )
+    output = vtool(tmp_path, "serve", "adapter", "--print", status=2)
+    assert "not-servable" in output
+    assert "merge it: vtool export adapter --merge" in output
+
+
+def test_an_interrupted_run_is_exported_first(trained: tuple[Path, str], tmp_path: Path) -> None:
+    shutil.copytree(trained[0] / "runs/digits", tmp_path / "run", symlinks=True)
+    shutil.rmtree(tmp_path / "run/export")
+    output = vtool(tmp_path, "serve", "run", "--print", status=2)
+    assert "write one from its newest checkpoint: vtool export RUN" in output
+    done = run_vtool(tmp_path, "serve", "run", "--port", str(free_port()), "--", "--fail")
+    assert "run has no export yet: vtool export run" in done.stderr
+    assert (tmp_path / "run/export/model.safetensors").exists()
+
+
+def test_the_request_that_is_printed_survives_any_question() -> None:
+    question = 'It\'s "3",\n$HOME `id` \\ <image>?'
+    line = curl_example(model(), Address("0.0.0.0", 80), question, Path("a b's.png"))
+    printed = line.partition(" | curl")[0].replace("base64 -w0", "printf %s")
+    assert "http://127.0.0.1:80/v1/chat/completions" in line
+    done = subprocess.run(["bash", "-c", printed], check=True, capture_output=True, text=True)
+    (message,) = json.loads(done.stdout)["messages"]
+    assert message["content"] == [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,a b's.png"}},
+        {"type": "text", "text": question},
+    ]

@@ -1,0 +1,63 @@
+"""Wheels side by side over one torch."""
+
+import errno
+import importlib.metadata
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from timemachine import environments
+from timemachine.environments import NotHad, make_environment
+
+
+def make_wheel(folder: Path, version: str) -> None:
+    folder.mkdir(exist_ok=True)
+    info = f"oldpackage-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"oldpackage-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("oldpackage.py", f"version = '{version}'\n")
+        wheel.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: oldpackage\nVersion: {version}\n"
+        )
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+SEES = (
+    "import importlib.metadata as m, importlib.util as u, oldpackage;"
+    "print(oldpackage.version, m.version('torch'), u.find_spec('transformers'))"
+)
+
+
+@pytest.mark.full
+def test_a_side_sees_its_wheels_and_torch_and_nothing_else_of_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_wheel(tmp_path / "offered", "1.0")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "offered"))
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    made = make_environment(tmp_path / "cache", ["oldpackage==1.0"], [])
+    seen = subprocess.run([made.python, "-c", SEES], capture_output=True, text=True, check=True)
+    assert seen.stdout.split() == ["1.0", importlib.metadata.version("torch"), "None"]
+    assert made.versions["oldpackage"] == "1.0"
+    (tmp_path / "offered/oldpackage-1.0-py3-none-any.whl").unlink()
+    again = make_environment(tmp_path / "cache", ["oldpackage==1.0"], [])
+    assert again.python == made.python  # nothing is fetched twice
+    with pytest.raises(NotHad, match=r"oldpackage==2\.0"):
+        make_environment(tmp_path / "cache", ["oldpackage==2.0"], [])
+
+
+def test_a_package_that_is_not_installed_is_told(tmp_path: Path) -> None:
+    with pytest.raises(NotHad, match="no-such-package is not installed"):
+        make_environment(tmp_path, [], ["no-such-package"])
+
+
+def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(environments, "_tree", full)
+    with pytest.raises(NotHad, match="is full"):
+        make_environment(tmp_path, ["oldpackage==1.0"], [])

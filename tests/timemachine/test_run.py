@@ -1,0 +1,127 @@
+"""What a case has shown, from what both sides have printed."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from timemachine.__main__ import main
+from timemachine.case import CASES, read_case, read_cases
+from timemachine.environments import Environment, Tree
+from timemachine.run import Side, _side, command_of, digest, outcome_of, run_case
+
+CASE = read_case(CASES / "transformers-34191.yaml")
+WARNING = read_case(CASES / "trl-3200.yaml")
+NOTHING = Side("ran", verdict="clean")
+
+
+def spoke(rule: str, severity: str = "error") -> Side:
+    finding = {"rule": rule, "severity": severity, "message": "…"}
+    return Side("ran", verdict="unsafe", findings=(finding,))
+
+
+@pytest.mark.parametrize(
+    ("unsafe", "clean", "outcome"),
+    [
+        (spoke(CASE.rule), NOTHING, "seen"),
+        (spoke(CASE.rule), spoke("loss-not-read", "warning"), "seen"),
+        (spoke(CASE.rule, "warning"), NOTHING, "missed"),
+        (NOTHING, NOTHING, "missed"),
+        (spoke("targets-not-next"), NOTHING, "another rule: targets-not-next"),
+        (spoke(CASE.rule), spoke("gradient-scaled"), "the clean side speaks: gradient-scaled"),
+        (
+            Side("not-run", "no registry answers: x"),
+            NOTHING,
+            "not-run, the unsafe side: no registry",
+        ),
+        (spoke(CASE.rule), Side("crashed", "KeyError: 1"), "crashed, the clean side: KeyError"),
+        (Side("does-not-import", "ImportError"), NOTHING, "does-not-import, the unsafe side"),
+        (spoke(CASE.rule), Side("ran", verdict="not-run"), "not-run, the clean side"),
+    ],
+)
+def test_a_case_is_seen_only_where_both_sides_say_what_they_ought_to(
+    unsafe: Side, clean: Side, outcome: str
+) -> None:
+    assert outcome_of(CASE, {"unsafe": unsafe, "clean": clean}).startswith(outcome)
+
+
+def test_a_case_of_a_warning_counts_warnings_on_both_sides() -> None:
+    unsafe, other = spoke(WARNING.rule, "warning"), spoke("prompt-learnt", "warning")
+    assert outcome_of(WARNING, {"unsafe": unsafe, "clean": NOTHING}) == "seen"
+    assert outcome_of(WARNING, {"unsafe": unsafe, "clean": other}).startswith("the clean side")
+
+
+DOCUMENT = {
+    "tool": {"name": "vtool"},
+    "results": [
+        {
+            "verdict": "unsafe",
+            "findings": [{"rule": "gradient-scaled", "severity": "error", "message": "4 times"}],
+        }
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("status", "err", "state"),
+    [
+        (1, f"{{a step\nloss 3\n{json.dumps(DOCUMENT, indent=1)}\n", "ran"),
+        (1, "Traceback (most recent call last):\n  …\nValueError: no\n", "crashed"),
+        (1, "Traceback (most recent call last):\n  …\nImportError: no name X\n", "does-not-import"),
+        (-9, "", "crashed"),
+    ],
+)
+def test_what_a_side_printed_is_read(status: int, err: str, state: str) -> None:
+    side = _side(status, 1.5, "", err, {})
+    assert (side.state, side.exit, side.cpu_seconds) == (state, status, 1.5)
+    assert [one["rule"] for one in side.findings] == ["gradient-scaled"] * (state == "ran")
+    assert bool(side.reason) == (state != "ran")
+
+
+def test_the_command_has_the_interpreter_of_its_side(tmp_path: Path) -> None:
+    tree = Tree("verl==0.5.0", "verl.whl", "0", tmp_path)
+    case = read_case(CASES / "verl-3332.yaml")
+    words = command_of(case, Environment(tmp_path / "bin/python", (tree,), {}), tmp_path)
+    assert words[1:4] == ["-m", "vtool", "watch"]
+    assert words[words.index("--") + 1 :] == [
+        str(tmp_path / "bin/python"),
+        str(CASES / "verl_fsdp_sft.py"),
+        str(tmp_path),
+    ]
+
+
+def test_a_case_that_changes_is_run_again() -> None:
+    assert digest(CASE) != digest(CASE.model_copy(update={"rule": "gradient-scaled"}))
+    assert digest(CASE) == digest(read_case(CASES / "transformers-34191.yaml"))
+
+
+def test_a_name_that_no_case_has_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["nowhere"]) == 2
+    assert "there is no case nowhere" in capsys.readouterr().err
+
+
+@pytest.mark.full
+def test_without_a_registry_a_case_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: Mapping[str, str] = {
+        "PIP_CONFIG_FILE": "/dev/null",
+        "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
+        "PIP_FIND_LINKS": "",
+        "PIP_RETRIES": "1",
+    }
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    result = run_case(CASE, tmp_path)
+    assert result["outcome"].startswith("not-run, the unsafe side: no registry answers"), result
+
+
+@pytest.mark.full
+def test_a_case_is_run_from_its_wheels(tmp_path: Path) -> None:
+    (case,) = read_cases(["transformers-34191"])
+    result = run_case(case, tmp_path)
+    if result["outcome"].startswith("not-run"):
+        pytest.skip(f"not run: {result['outcome']}")
+    assert result["outcome"] == "seen"
+    assert result["sides"]["unsafe"]["versions"]["transformers"] == "4.45.2"

@@ -1,0 +1,75 @@
+"""The backbone of classes that are their own base: vision-language ones of transformers 4."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.watch.inject import tiny
+from vtool.watch.inject.vtool_watch.alone import _looks_ahead
+from vtool.watch.inject.vtool_watch.model import describe
+
+
+class Outer(nn.Module):
+    """A class around a text model that has the head, or with the head beside its parts."""
+
+    def __init__(self, text: tiny.Model, head_is_inside: bool) -> None:
+        super().__init__()
+        self.tower = nn.Linear(2, 2)
+        if head_is_inside:
+            self.language_model: nn.Module = text
+        else:
+            self.model, self.lm_head = Parts(text.model), text.lm_head
+        self.config, self._text = text.config, (text,)
+
+    @property
+    def base_model(self) -> "Outer":
+        return self
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self._text[0].lm_head
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self._text[0].model.embed
+
+
+class Parts(nn.Module):
+    """A tower and a text backbone, without a head."""
+
+    def __init__(self, text: tiny.Base) -> None:
+        super().__init__()
+        self.language_model, self.tower = text, nn.Linear(2, 2)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.language_model.embed
+
+
+@pytest.mark.parametrize("head_is_inside", [True, False])
+def test_the_backbone_is_what_gives_the_head_its_hidden_states(head_is_inside: bool) -> None:
+    text = tiny.Model()
+    outer: Any = Outer(text, head_is_inside)
+    found = describe(outer, text.lm_head)
+    assert found.base is (text.model if head_is_inside else outer.model)
+    assert found.norm is text.model.norm
+
+
+def test_a_base_that_is_named_is_taken() -> None:
+    text = tiny.Model()
+    assert describe(text, text.lm_head).base is text.model
+
+
+CAUSAL = torch.ones(1, 1, 4, 4, dtype=torch.bool).tril()
+
+
+@pytest.mark.parametrize(
+    ("mask", "ahead"),
+    [
+        (CAUSAL, False),
+        (torch.zeros(1, 1, 4, 4).masked_fill(~CAUSAL, -1e9), False),
+        (CAUSAL | (torch.arange(4) < 3), True),
+        (torch.zeros(1, 1, 4, 4), True),
+    ],
+)
+def test_a_mask_that_lets_tokens_see_what_follows_is_known(mask: Tensor, ahead: bool) -> None:
+    assert _looks_ahead(mask) is ahead

@@ -1,0 +1,79 @@
+"""Run cases of the time machine, and write docs/time-machine.md.
+
+python -m timemachine [CASE…]
+
+A case is a file in timemachine/cases, by its name or the beginning of it. What has been run with
+the same code is not run again. Exits with 1 where a case has not shown what it ought to.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from timemachine.case import Case, read_cases
+from timemachine.page import PAGE, RESULTS, page, read_results, write, write_results
+from timemachine.run import ROOT, digest, run_case
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the cases that are named, or all; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m timemachine", description=__doc__)
+    parser.add_argument("cases", metavar="CASE", nargs="*")
+    parser.add_argument("--again", action="store_true", help="run what has been run before, too")
+    parser.add_argument("--cache", type=Path, default=ROOT / ".time-machine", metavar="DIR")
+    parser.add_argument("--to", type=Path, default=RESULTS, metavar="FILE", help="the results")
+    given = parser.parse_args(words)
+    try:
+        cases = read_cases(given.cases)
+    except ValueError as error:
+        print(f"time machine: {error}", file=sys.stderr)
+        return 2
+    try:
+        results = read_results(given.to)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        print(f"time machine: {given.to} has no results: {error}", file=sys.stderr)
+        return 2
+    for case in cases:
+        result = _result(case, given.cache, given.again)
+        results[case.name] = result
+        _say(result)
+        write_results(given.to, results)
+    if given.to == RESULTS:
+        PAGE.write_text(page(read_cases(), results), encoding="utf-8")
+    return int(any(results[case.name]["outcome"] != "seen" for case in cases))
+
+
+def _result(case: Case, cache: Path, again: bool) -> dict[str, Any]:
+    """Return the result that is kept of a case, or run it."""
+    key, kept = digest(case), cache / "results" / f"{case.name}.json"
+    if not again and (found := _read(kept)).get("digest") == key:
+        return dict(found["result"])
+    result = run_case(case, cache)
+    if all(side["state"] != "not-run" for side in result["sides"].values()):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write(kept, json.dumps({"digest": key, "result": result}))
+    return result
+
+
+def _read(kept: Path) -> dict[str, Any]:
+    """Return what was kept of a case; nothing where it was not written to its end."""
+    try:
+        return dict(json.loads(kept.read_text("utf-8")))
+    except (OSError, ValueError):
+        return {}
+
+
+def _say(result: dict[str, Any]) -> None:
+    seconds = sum(side["cpu_seconds"] for side in result["sides"].values())
+    print(f"{result['case']}: {result['outcome']} ({seconds:.1f} s of CPU)", flush=True)
+    for name, side in result["sides"].items():
+        for finding in side["findings"]:
+            told = f"{finding['severity']}[{finding['rule']}]: {finding['message']}"
+            print(f"  {name:6s} {told[:180]}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

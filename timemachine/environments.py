@@ -1,0 +1,211 @@
+"""Old releases side by side over one torch: wheels, the folders that they fill, interpreters.
+
+A wheel is fetched once, by pip, and filled into a folder of its own. A side of a case is a virtual
+environment whose packages are links: to those folders, and to the torch of this environment. So a
+side costs no disk, and nothing that is installed here is seen by it unless the case names it.
+"""
+
+import errno
+import hashlib
+import importlib.metadata
+import re
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+BASE = (
+    "torch", "numpy", "safetensors", "regex", "pyyaml", "tqdm", "requests", "packaging",
+    "filelock", "fsspec", "psutil", "pillow", "jinja2", "rich", "typing-extensions", "einops",
+)  # fmt: skip
+"""Packages of this environment that every side uses, with all that they require."""
+_NO_NETWORK = re.compile(
+    r"NewConnectionError|NameResolutionError|Temporary failure in name resolution|ProxyError"
+    r"|ConnectTimeout|Max retries exceeded|Network is unreachable|SSLError"
+)
+_NO_SPACE = "No space left on device"
+
+
+class NotHad(Exception):
+    """A reason why a side cannot be run: a wheel, the network, the disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A wheel, filled into a folder of its own."""
+
+    requirement: str
+    file: str
+    sha256: str
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """The package's name."""
+        return self.requirement.partition("==")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """An interpreter that sees the wheels of one side."""
+
+    python: Path
+    trees: tuple[Tree, ...]
+    versions: dict[str, str]
+    """Of the wheels, and of torch."""
+
+
+def make_environment(
+    cache: Path, wheels: Sequence[str], installed: Sequence[str], over: Path | None = None
+) -> Environment:
+    """Fetch wheels, and make an interpreter that sees them beside the torch of this environment.
+
+    Args:
+        cache: where wheels, their folders and environments are kept.
+        wheels: requirements of one version each.
+        installed: packages of this environment that are to be seen as well.
+        over: another virtual environment, all of whose packages are seen instead.
+
+    Raises:
+        NotHad: where a wheel cannot be had, or the disk is full.
+    """
+    try:
+        trees = tuple(_tree(cache, wheel) for wheel in wheels)
+        return _link(cache, trees, installed, over)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise NotHad(f"the disk of {cache} is full") from error
+        raise NotHad(f"{cache}: {error}") from error
+
+
+def _tree(cache: Path, requirement: str) -> Tree:
+    wheel = fetch(cache / "wheels", requirement)
+    sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    folder = cache / "trees" / f"{requirement.replace('==', '-')}-{sha256[:8]}"
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            filled = Path(scratch) / "tree"
+            _pip("install", "--no-deps", "--no-index", "--no-compile", "--target", filled, wheel)
+            filled.rename(folder)
+    return Tree(requirement, wheel.name, sha256, folder)
+
+
+def fetch(wheels: Path, requirement: str) -> Path:
+    """Return the file of a wheel, which pip fetches where it is not there yet.
+
+    Raises:
+        NotHad: where pip gets none.
+    """
+    kept = wheels / requirement
+    if found := sorted(kept.glob("*.whl")):
+        return found[0]
+    wheels.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=wheels) as scratch:
+        got = Path(scratch) / "got"
+        _pip("download", "--no-deps", "--only-binary", ":all:", "--dest", got, requirement)
+        got.rename(kept)
+    return next(iter(sorted(kept.glob("*.whl"))))
+
+
+def _pip(*words: str | Path) -> None:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
+    ended = subprocess.run(
+        [*command, *map(str, words)], capture_output=True, text=True, check=False
+    )
+    if not ended.returncode:
+        return
+    told = ended.stdout + ended.stderr
+    if _NO_SPACE in told:
+        raise NotHad("the disk of the cache is full")
+    if _NO_NETWORK.search(told):
+        raise NotHad(f"no registry answers: {words[-1]}")
+    lines = [line for line in told.splitlines() if line.startswith("ERROR")] or ["pip failed"]
+    raise NotHad(f"{lines[-1].removeprefix('ERROR: ')}")
+
+
+def _link(
+    cache: Path, trees: Sequence[Tree], installed: Sequence[str], over: Path | None
+) -> Environment:
+    """Make the virtual environment of these trees, or return the one that is there."""
+    hidden = {canonicalize_name(tree.name) for tree in trees}
+    links = _all_links(over, hidden) if over else _links((*BASE, *installed), hidden)
+    told = [*(tree.sha256 for tree in trees), *(f"{name} {at}" for name, at in links.items())]
+    key = hashlib.sha256("\n".join([sys.executable, *told]).encode()).hexdigest()[:12]
+    folder = cache / "environments" / key
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            made = Path(scratch) / "environment"
+            venv.EnvBuilder(symlinks=True).create(made)
+            site = _site(made)
+            for name, at in links.items():
+                (site / name).symlink_to(at)
+            names = "".join(f"{tree.folder.resolve()}\n" for tree in trees)
+            (site / "trees.pth").write_text(names, encoding="utf-8")
+            made.rename(folder)
+    versions = {tree.name: tree.requirement.partition("==")[2] for tree in trees}
+    named = {name: importlib.metadata.version(name) for name in ("torch", *installed)}
+    return Environment(folder / "bin/python", tuple(trees), {**versions, **named})
+
+
+def _all_links(environment: Path, hidden: set[str]) -> dict[str, Path]:
+    """Return what all packages of an environment have on the path, but for some.
+
+    Raises:
+        NotHad: where it is not there.
+    """
+    site = _site(environment)
+    if not site.is_dir():
+        raise NotHad(f"{environment.name} is not built, or for another Python (make vllm-env)")
+    found: dict[str, Path] = {}
+    for package in importlib.metadata.distributions(path=[str(site)]):
+        if canonicalize_name(package.metadata["Name"]) not in hidden:
+            found.update(_tops(package))
+    return dict(sorted(found.items()))
+
+
+def _tops(package: importlib.metadata.Distribution) -> dict[str, Path]:
+    """Return the files and folders of a package at the top of its site, by their names."""
+    tops = {file.parts[0] for file in package.files or ()}
+    own = {top for top in tops if top not in ("..", "__pycache__", "bin") and top[0] != "/"}
+    return {top: Path(str(package.locate_file(top))).resolve() for top in own}
+
+
+def _site(environment: Path) -> Path:
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    return environment / "lib" / version / "site-packages"
+
+
+def _links(names: Iterable[str], hidden: set[str]) -> dict[str, Path]:
+    """Return what the packages of these names, and all that they require, have on the path.
+
+    Raises:
+        NotHad: for a package that is not installed here.
+    """
+    found: dict[str, Path] = {}
+    seen, left = set(hidden), [canonicalize_name(name) for name in names]
+    named = set(left)
+    while left:
+        name = left.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        try:
+            package = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            if name in named:
+                raise NotHad(f"{name} is not installed beside vtool") from None
+            continue  # what a platform has not is required by a marker, or by nobody
+        found.update(_tops(package))
+        for line in package.requires or ():
+            requirement = Requirement(line)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                left.append(canonicalize_name(requirement.name))
+    return dict(sorted(found.items()))

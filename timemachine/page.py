@@ -1,0 +1,125 @@
+"""docs/time-machine.md, made from the cases and from what they said when they were last run."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from timemachine.case import Case
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs/time-machine.md"
+RESULTS = Path(__file__).parent / "results.json"
+BEGIN = "<!-- The tables: made by `make time-machine`. -->"
+END = "<!-- End of the tables. -->"
+
+
+def read_results(file: Path) -> dict[str, Any]:
+    """Read the results that were written last, by the names of their cases."""
+    if not file.is_file():
+        return {}
+    return {one["case"]: one for one in json.loads(file.read_text("utf-8"))["results"]}
+
+
+def write_results(file: Path, results: Mapping[str, Any]) -> None:
+    """Write the results of all cases."""
+    document = {"version": 1, "results": [results[name] for name in sorted(results)]}
+    text = json.dumps(document, indent=1, ensure_ascii=False)
+    write(file, f"{text}\n")
+
+
+def write(file: Path, text: str) -> None:
+    """Write a file whole, or leave it as it is."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_name(f"{file.name}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(file)
+
+
+def page(cases: Sequence[Case], results: Mapping[str, Any]) -> str:
+    """Return the text of the page, with its tables made anew."""
+    before, rest = PAGE.read_text("utf-8").split(BEGIN)
+    _, after = rest.split(END)
+    return f"{before}{BEGIN}\n\n{tables(cases, results)}\n{END}{after}"
+
+
+def tables(cases: Sequence[Case], results: Mapping[str, Any]) -> str:
+    """Return the summary, the table of each kind, and what was not seen."""
+    seen = [one for one in cases if results.get(one.name, {}).get("outcome") == "seen"]
+    kinds = {
+        "Releases that the ordinary command tells apart": [
+            one for one in seen if one.kind == "command" and not one.is_open
+        ],
+        "Functions of a release, by themselves": [
+            one for one in seen if one.kind == "public-api" and not one.is_open
+        ],
+        "Open: no release is without it": [one for one in seen if one.is_open],
+    }
+    lines = list(_summary(cases, seen, results))
+    for title, those in kinds.items():
+        if those:
+            lines += ["", f"### {title}", "", *_table(those, results)]
+    if left := [one for one in cases if one not in seen]:
+        lines += ["", "### Not seen", "", "| case | defect | why |", "|---|---|---|"]
+        lines += [
+            f"| {_link(one)} | {one.defect} | {results.get(one.name, {}).get('outcome', 'not run')}"
+            " |"
+            for one in left
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _summary(
+    cases: Sequence[Case], seen: Sequence[Case], results: Mapping[str, Any]
+) -> Iterator[str]:
+    yield "| project | pairs told apart by a command | by a function alone | open |"
+    yield "|---|---|---|---|"
+    rows = {project: [one for one in seen if one.project == project] for project in _projects(seen)}
+    for project, those in {**rows, "**all**": list(seen)}.items():
+        pairs = [one for one in those if not one.is_open]
+        commands = sum(one.kind == "command" for one in pairs)
+        opened = len(those) - len(pairs)
+        yield f"| {project} | {commands} | {len(pairs) - commands} | {opened} |"
+    seconds = [_seconds(results[one.name]) for one in seen]
+    yield ""
+    yield (
+        f"{len(seen)} of {len(cases)} cases, {sum(seconds):.0f} s of CPU in all,"
+        f" {max(seconds, default=0):.0f} s the longest."
+    )
+
+
+def _projects(cases: Sequence[Case]) -> list[str]:
+    return sorted({one.project for one in cases})
+
+
+def _table(cases: Sequence[Case], results: Mapping[str, Any]) -> Iterator[str]:
+    yield "| case | defect | unsafe | clean | rule | vtool says of the unsafe side | CPU s |"
+    yield "|---|---|---|---|---|---|---|"
+    for case in cases:
+        result = results[case.name]
+        told = next(
+            one for one in result["sides"]["unsafe"]["findings"] if one["rule"] == case.rule
+        )
+        severity = "" if told["severity"] == "error" else f", a {told['severity']}"
+        cells = (
+            _link(case),
+            case.defect,
+            " ".join(case.wheels.unsafe) or f"{case.project} {_version(case, result)}, installed",
+            " ".join(case.wheels.clean) or "none",
+            f"`{case.rule}`{severity}",
+            told["message"].replace("|", "\\|"),
+            f"{_seconds(result):.0f}",
+        )
+        yield f"| {' | '.join(cells)} |"
+
+
+def _version(case: Case, result: Mapping[str, Any]) -> str:
+    return str(result["sides"]["unsafe"]["versions"].get(case.project, "?"))
+
+
+def _link(case: Case) -> str:
+    return f"[{case.name}](../timemachine/cases/{case.name}.yaml) ([thread]({case.url}))"
+
+
+def _seconds(result: Mapping[str, Any]) -> float:
+    return float(sum(side["cpu_seconds"] for side in result["sides"].values()))

@@ -1,0 +1,57 @@
+"""The ranks of `vtool evaluate`: this process, those of an outer torchrun, or ones of its own."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import typer
+
+from vtool.diagnostics import Diagnostic, Findings
+from vtool.diagnostics.printable import printable
+from vtool.engines.ranks import Ranks, SharedFindings
+from vtool.evaluation.run import Evaluated, Request, check_request, evaluate_models
+
+
+def evaluate_on_ranks(requests: Sequence[Request], nproc: int | None) -> list[Evaluated]:
+    """Evaluate models, one after the other; the list is empty on any rank but the first.
+
+    Args:
+        requests: of each model.
+        nproc: the processes to start; None: none.
+
+    Raises:
+        Findings: fatal where nothing could be asked; `launch-conflict`, `rank-failed`.
+    """
+    ranks = Ranks.from_environment()
+    if ranks.world > 1 and nproc is not None:
+        message = f"--nproc {nproc}, and torchrun has started {ranks.world} processes already"
+        help = "leave --nproc out under torchrun"
+        raise SharedFindings(Diagnostic("launch-conflict", message, help), fatal=True)
+    if nproc is None or nproc == 1:
+        return evaluate_models(requests, _say)
+    from vtool.training.launch import start_ranks
+
+    for request in requests:  # what is wrong is said once, and not by each rank
+        check_request(request, nproc)
+    done = start_ranks(partial(_on_rank, tuple(requests)), nproc, "evaluate", _report)
+    if isinstance(done, Findings):
+        raise done
+    found: list[Evaluated] = done
+    return found
+
+
+def _on_rank(requests: Sequence[Request], ranks: Ranks) -> list[Evaluated] | Findings:
+    """Evaluate in a rank's own process; what all ranks have found is the first one's to return."""
+    try:
+        return evaluate_models(requests, _say)
+    except SharedFindings as findings:
+        return findings
+
+
+def _report(findings: Findings) -> None:
+    from vtool.cli.common import print_findings
+
+    print_findings(findings, "evaluate")
+
+
+def _say(line: str) -> None:
+    typer.echo(printable(line), err=True)

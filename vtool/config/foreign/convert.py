@@ -1,0 +1,70 @@
+"""A recipe of another trainer's as a recipe of ours, in YAML, with their words beside it."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from vtool.config.foreign.theirs import Reading
+from vtool.config.foreign.words import WORDS
+from vtool.diagnostics.printable import printable
+
+_OPEN = (
+    ("model", "path", "a folder with config.json", ("model", "model_name_or_path")),
+    ("data", "global_batch_size", "rows of a step, over all processes", ()),
+    ("data", "train", "a list of rows' files", ("dataset", "dataset_name")),
+)
+"""The settings that no recipe runs without, and their words: they may name what is not here."""
+
+
+def as_recipe(reading: Reading, title: str) -> str:
+    """Return a recipe that means what theirs does; what is left of theirs follows as comments."""
+    values = dict(reading.composed.values)
+    left = dict(reading.left)
+    for group, name, what, words in _OPEN:
+        if f"{group}.{name}" not in reading.names:
+            inner = dict(values.get(group, {}))
+            inner.pop(name, None)
+            there = [str(left.pop(word)) for word in words if word in left]
+            values[group] = {name: _Open("; there ".join([what, *there])), **inner}
+    path = reading.composed.file.path
+    lines = [f"# From {printable(path.name)}, a recipe of {title}. Their words are on the right."]
+    lines += [f"# {note}." for note in reading.notes]
+    lines += _lines(values, "", "", reading)
+    if left:
+        lines += ["", "# Not said here:"]
+        lines += [f"# {printable(line)}" for line in map(_left, left.items())]
+    return "\n".join(lines) + "\n"
+
+
+class _Open(str):
+    """A value that must be given; its text says which."""
+
+
+def _lines(values: Mapping[str, Any], above: str, indent: str, reading: Reading) -> Iterator[str]:
+    for key, value in values.items():
+        name = f"{above}{key}"
+        if isinstance(value, Mapping) and value:
+            yield f"{indent}{key}:"
+            yield from _lines(value, f"{name}.", f"{indent}  ", reading)
+        elif isinstance(value, _Open):
+            yield f"{indent}{key}: ???  # {printable(value)}"
+        else:
+            said = printable(reading.names.get(name, ""))
+            given = reading.composed.origins.of(name) is not None
+            note = f"  # {'' if given else 'default of '}{said}" if said else ""
+            yield f"{indent}{key}: {_plain(value)}{note}"
+
+
+def _plain(value: Any) -> str:
+    """Return a value in YAML, which JSON is a part of."""
+    if isinstance(value, str) and value.isidentifier() and value not in ("null", "true", "false"):
+        return value
+    return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
+
+
+def _left(pair: tuple[str, Any]) -> str:
+    name, value = pair
+    word = WORDS.get(name)
+    why = "" if word is None else f"  ({word.ours}: {word.how})" if word.ours else f"  ({word.how})"
+    return f"{name}: {json.dumps(value, ensure_ascii=False, default=str)}{why}"

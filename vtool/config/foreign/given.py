@@ -1,0 +1,61 @@
+"""The settings that a file of another trainer gives, by dotted name, with their places."""
+
+from collections.abc import Collection
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf._utils import get_yaml_loader
+
+from vtool.config.origins import Place
+from vtool.config.recipe_source import NOT_VALUES
+from vtool.config.references import follow, masked
+from vtool.config.yaml_positions import YamlFile
+from vtool.diagnostics import Diagnostic, Findings, Origin
+
+
+def read_given(
+    file: YamlFile, *, whole: Collection[str] = (), read_environment: bool = True
+) -> tuple[dict[str, Any], dict[str, Place]]:
+    """Return the settings of a YAML file, references followed, and where each stands.
+
+    Args:
+        whole: names of groups that are taken as one value.
+        read_environment: False for the recipe of a stranger.
+
+    Raises:
+        Findings: `bad-yaml`, fatal.
+    """
+    try:
+        values = yaml.load(file.text, get_yaml_loader())  # a SafeLoader
+        OmegaConf.create(masked(values))
+    except (yaml.YAMLError, *NOT_VALUES) as error:
+        raise Findings(
+            Diagnostic(
+                "bad-yaml", f"{file.name}: {str(error).splitlines()[0]}", origin=Origin(file.name)
+            ),
+            fatal=True,
+        ) from error
+    # What Hydra would have brought is not known from this file: None.
+    followed = follow(values, read_environment=read_environment)
+    given: dict[str, Any] = {}
+    places: dict[str, Place] = {}
+
+    def walk(node: yaml.MappingNode, above: str) -> None:
+        for key, value in node.value:
+            name = f"{above}.{key.value}" if above else str(key.value)
+            if name == "defaults":
+                continue
+            if isinstance(value, yaml.MappingNode) and value.value and name not in whole:
+                walk(value, name)
+            else:
+                place = tuple(name.split("."))
+                given[name] = None if place in followed.unread else followed.at(place)
+                places[name] = Place(
+                    file.place(value),
+                    file.place(key),
+                    "list" if isinstance(value, yaml.SequenceNode) else "value",
+                )
+
+    walk(file.root, "")
+    return given, places

@@ -1,0 +1,109 @@
+"""Settings that a shell script gives a trainer's command, with their places."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+from vtool.config.foreign.trainers import Trainer
+from vtool.config.limits import MOST_BYTES
+from vtool.config.origins import Place
+from vtool.config.resources import shown
+from vtool.diagnostics import Diagnostic, Findings, Origin
+
+
+def read_script(
+    path: Path, trainer: Trainer
+) -> tuple[dict[str, Any], dict[str, Place], int | None]:
+    """Return the settings behind `--`, where each stands, and the processes that are asked for.
+
+    Nothing of the script is run: a value that a variable or a command gives is None.
+
+    Raises:
+        Findings: `unreadable-file`, `unknown-recipe`, fatal.
+    """
+    name = shown(path)
+    text = _text(path, name)
+    given: dict[str, Any] = {}
+    places: dict[str, Place] = {}
+    processes: int | None = None
+    inside = found = False
+    last: str | None = None
+    for number, line in enumerate(text.splitlines(), 1):
+        goes_on = line.rstrip().endswith("\\")
+        words = _words(line)
+        if set_to := re.search(r"(?i)\bnproc_per_node=(\d+)", line):
+            processes = int(set_to[1])
+        if not inside:
+            start = _after(words, trainer.command)
+            if found or start is None:
+                continue
+            inside = found = True
+            words = words[start:]
+            if words and words[0].endswith((".yaml", ".yml", ".json")):
+                message = f"{name} starts the trainer with the settings of {words[0]}"
+                raise Findings(Diagnostic("unknown-recipe", message, "give that file"), fatal=True)
+        for word in words:
+            if word.startswith("--"):
+                key, equals, value = word[2:].partition("=")
+                last = key.replace("-", "_")
+                at = Origin(name, number, line.find(word) + 1)
+                places[last] = Place(at, at, "value")
+                given[last] = _value(value) if equals else True
+            elif last is not None:
+                before = given[last]
+                several = before if isinstance(before, list) else [before]
+                given[last] = _value(word) if before is True else [*several, _value(word)]
+        inside = goes_on
+    for key, value in given.items():
+        if any("$" in str(part) or "`" in str(part) for part in _parts(value)):
+            given[key] = None  # a variable's, which nobody has read
+    if not found:
+        message = f"{name} does not call `{' '.join(trainer.command)}`"
+        help = "give a YAML file, or a script that starts the trainer by its command"
+        raise Findings(Diagnostic("unknown-recipe", message, help), fatal=True)
+    return given, places, processes
+
+
+def _text(path: Path, name: str) -> str:
+    try:
+        with path.open("rb") as stream:
+            return stream.read(MOST_BYTES).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"{name} cannot be read as text"
+        raise Findings(Diagnostic("unreadable-file", message), fatal=True) from error
+
+
+def _words(line: str) -> list[str]:
+    try:
+        return shlex.split(line.rstrip().removesuffix("\\"), comments=True)
+    except ValueError:
+        return line.split()
+
+
+def _parts(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _after(words: list[str], command: tuple[str, ...]) -> int | None:
+    """Return the place behind a command among words, which may name it by its path."""
+    for start in range(len(words) - len(command) + 1):
+        here = words[start : start + len(command)]
+        if here[0].rpartition("/")[2] == command[0] and tuple(here[1:]) == command[1:]:
+            return start + len(command)
+    return None
+
+
+def _value(text: str) -> Any:
+    """Return a word as the number or the truth that it is."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        number = json.loads(text)
+    except ValueError:
+        try:
+            return float(text)
+        except ValueError:
+            return text
+    return number if isinstance(number, int | float) else text

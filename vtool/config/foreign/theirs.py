@@ -1,0 +1,82 @@
+"""A file of another trainer's settings, and what becomes of it."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from vtool.config.compose import Composed
+from vtool.config.foreign.verl_settings import Same
+from vtool.config.foreign.words import NO_COUNTERPART
+from vtool.config.origins import Key, Place
+from vtool.diagnostics import Diagnostic
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A recipe of another trainer's, read as ours."""
+
+    composed: Composed
+    findings: tuple[Diagnostic, ...]
+    """About their settings."""
+    names: Mapping[str, str]
+    """By our setting, the name of theirs."""
+    left: tuple[tuple[str, Any], ...] = ()
+    """Their settings that have no counterpart here, with their values."""
+    notes: tuple[str, ...] = ()
+    """Sentences about the recipe that they become."""
+
+
+@dataclass(slots=True)
+class Theirs:
+    """A file of another trainer's, and the settings that were made of it."""
+
+    given: Mapping[str, Any]
+    """By dotted name: every value, and the two groups that go through as they are."""
+    places: Mapping[str, Place]
+    values: dict[str, Any] = field(default_factory=dict)
+    """Ours, nested."""
+    origins: dict[Key, Place] = field(default_factory=dict)
+    judged: set[str] = field(default_factory=set)
+    names: dict[str, str] = field(default_factory=dict)
+    """By our setting, the name of theirs."""
+
+    def take(self, name: str, default: Any = None) -> Any:
+        """A value that is judged."""
+        self.judged.add(name)
+        value = self.given.get(name)
+        return default if value is None else value
+
+    def put(self, ours: str, value: Any, theirs: str) -> None:
+        """Set one of ours, where theirs stands."""
+        *groups, last = keys = ours.split(".")
+        group = self.values
+        for key in groups:
+            group = group.setdefault(key, {})
+        group[last] = value
+        self.names[ours] = theirs
+        if place := self.places.get(theirs):
+            for end in range(1, len(keys)):
+                self.origins.setdefault(tuple(keys[:end]), replace(place, holds="mapping"))
+            self.origins[tuple(keys)] = place
+            if isinstance(value, list):
+                self.origins |= {(*keys, str(number)): place for number in range(len(value))}
+                self.origins |= {
+                    (*keys, str(number), "path"): place for number in range(len(value))
+                }
+                self.names |= {f"{ours}.{number}.path": theirs for number in range(len(value))}
+
+    def map(self, table: Iterable[Same]) -> None:
+        """Take over settings that mean the same in both."""
+        for same in table:
+            value = self.take(same.theirs, same.default)
+            ours = None if value is None else same.convert(value)
+            if ours is NO_COUNTERPART:
+                self.judged.discard(same.theirs)
+            elif ours is not None:
+                self.put(same.ours, ours, same.theirs)
+
+    def find(self, rule: str, name: str, message: str, help: str) -> Diagnostic:
+        """Return a finding about one of their settings, at its place, which judges the setting."""
+        self.judged.add(name)
+        place = self.places.get(name)
+        return Diagnostic(rule, message, help, name, place.value if place else None)

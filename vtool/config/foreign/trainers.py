@@ -1,0 +1,132 @@
+"""TRL, LLaMA-Factory and ms-swift: their settings, from `trainer_fields.json`, and their habits."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+_TABLE = Path(__file__).with_name("trainer_fields.json")
+_VISUAL = re.compile(
+    r"(?i)(^|[-_./\d])vl([-_./\d]|$)|vision|visual|llava|internvl|pixtral|minicpm-?v|smolvlm"
+    r"|glm-4[.\d]*v|gemma-?3-(4|12|27)b|qwen3[._]5|paligemma|idefics|kimi-vl"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """A trainer that takes the settings of transformers' Trainer."""
+
+    name: str
+    title: str
+    """In messages."""
+    command: tuple[str, ...]
+    """The words that start it in a script."""
+    distribution: str
+    kind_of_training: str
+    """The setting that says whether adapters are trained."""
+    wants_adapters: Callable[[Any], bool]
+    length_word: str
+    overlong: str
+    """The treatment of longer rows."""
+    layout: str
+    """The format of its rows here."""
+
+    @property
+    def fields(self) -> Mapping[str, Any]:
+        """Every setting with its default; None where it has no plain one."""
+        return _recorded()[self.name]["fields"]  # type: ignore[no-any-return]
+
+    @property
+    def release(self) -> str:
+        """The name, and the releases that its settings were read from."""
+        versions = _recorded()[self.name]["versions"]
+        return (
+            f"{self.title} {versions[self.distribution]} with transformers"
+            f" {versions['transformers']}"
+        )
+
+    def adapters(self, given: Mapping[str, Any]) -> bool:
+        """Return whether adapters are trained."""
+        word = self.kind_of_training
+        return self.wants_adapters(given.get(word, self.fields.get(word)))
+
+    def longest(self, given: Mapping[str, Any]) -> int | None:
+        """Return the length at which rows are cut or left out."""
+        value = given.get(self.length_word, self.fields.get(self.length_word))
+        return value if isinstance(value, int) and value > 0 else None
+
+    def replaced(self, word: str) -> str | None:
+        """Return what has taken the place of a word that an earlier release had."""
+        found = _REPLACED.get(word)
+        return found[1] if found and (found[0] is None or found[0] in self.fields) else None
+
+
+_GONE = "transformers has taken it away"
+_REPLACED: dict[str, tuple[str | None, str]] = {
+    "warmup_ratio": ("warmup_steps", f"{_GONE}: `warmup_steps` below 1 is a share of all steps"),
+    "evaluation_strategy": ("eval_strategy", "it is called `eval_strategy` now"),
+    "max_seq_length": ("max_length", "it is called `max_length` now"),
+    "train_type": ("tuner_type", "it is called `tuner_type` now"),
+    "torch_dtype": ("dtype", "it is called `dtype` now"),
+    "logging_dir": (None, f"{_GONE}: set the variable TENSORBOARD_LOGGING_DIR"),
+    "save_safetensors": (None, f"{_GONE}: safetensors is what is written"),
+    "overwrite_output_dir": (None, _GONE),
+    "group_by_length": ("train_sampling_strategy", "`train_sampling_strategy: group_by_length`"),
+}
+"""Words of earlier releases: the word that has taken their place, if any, and how to write it."""
+
+TRAINERS = {
+    trainer.name: trainer
+    for trainer in (
+        Trainer(
+            name="trl",
+            title="TRL",
+            command=("trl", "sft"),
+            distribution="trl",
+            kind_of_training="use_peft",
+            wants_adapters=lambda value: value in (True, "true"),
+            length_word="max_length",
+            overlong="keep_start",
+            layout="trl",
+        ),
+        Trainer(
+            name="llamafactory",
+            title="LLaMA-Factory",
+            command=("llamafactory-cli", "train"),
+            distribution="llamafactory",
+            kind_of_training="finetuning_type",
+            wants_adapters=lambda value: value == "lora",
+            length_word="cutoff_len",
+            overlong="keep_start",
+            layout="llama_factory",
+        ),
+        Trainer(
+            name="ms-swift",
+            title="ms-swift",
+            command=("swift", "sft"),
+            distribution="ms_swift",
+            kind_of_training="tuner_type",
+            wants_adapters=lambda value: value == "lora",
+            length_word="max_length",
+            overlong="delete",
+            layout="swift",
+        ),
+    )
+}
+
+
+def looks_visual(model: object) -> bool:
+    """Return whether a model sees images: by its folder's config, or by its name."""
+    folder = Path(str(model)).expanduser()
+    try:
+        return "vision_config" in json.loads((folder / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return bool(_VISUAL.search(str(model)))
+
+
+@cache
+def _recorded() -> dict[str, Any]:
+    return json.loads(_TABLE.read_text(encoding="utf-8"))  # type: ignore[no-any-return]

@@ -1,0 +1,271 @@
+"""Words of other trainers, and how each is said here: the one table of them.
+
+`vtool explain` knows them, a message about an unknown setting does, and `validate-config --from`
+translates by them. Which trainer has which word is in `trainer_fields.json`, read from its own
+dataclasses.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+NO_COUNTERPART = object()
+"""In the place of a value that has no counterpart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A setting of other trainers."""
+
+    ours: str | None
+    """The setting that means the same here, or the nearest to it; None where there is none."""
+    how: str = ""
+    """A note of what is to be known of it, or why there is none."""
+    convert: Callable[[Any], Any] | None = None
+    """To our value: None where theirs says nothing, `NO_COUNTERPART` where we have none for it.
+
+    None in the place of the function where several settings together make one.
+    """
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _positive(value: Any) -> Any:
+    """Return a number of steps; 0 and below is off."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return NO_COUNTERPART
+    return value if value > 0 else None
+
+
+def _whole(value: Any) -> Any:
+    """Return steps as a whole number; a share of all steps is none."""
+    if not isinstance(value, int | float) or 0 < value < 1:
+        return NO_COUNTERPART
+    return int(value) if value > 0 else None
+
+
+def _schedule(value: Any) -> Any:
+    words = {
+        "cosine": "cosine",
+        "linear": "linear",
+        "constant": "constant",
+        "constant_with_warmup": "constant",
+        "warmup_stable_decay": "wsd",
+        "cosine_with_min_lr": "cosine",
+    }
+    return words.get(str(value), NO_COUNTERPART)
+
+
+def _adamw(value: Any) -> Any:
+    return (
+        "adamw"
+        if str(value) in ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw")
+        else (NO_COUNTERPART)
+    )
+
+
+_SIZES = "data.global_batch_size counts the rows of a step, over all processes and micro-batches"
+_STEPS = "a number of optimizer steps; -1 there means: by epochs"
+_TRACK = "a list of trackers: tracking=[{kind: tensorboard}], wandb, mlflow or trackio"
+_HUB = "models and rows are read from folders on this machine; nothing is sent while it trains"
+_ENGINE = "engine=fsdp2 shares out weights, gradients and optimizer state by torch's own FSDP2"
+_QUANTIZED = "weights are trained and saved as they are; there is no quantized training"
+_LAST = "checkpoint.every_steps writes checkpoints; the newest and the best are kept"
+_FROZEN = "model.freeze says which parts are not trained: vision, projector, language"
+_TEMPLATE = "the chat template is the tokenizer's own, of model.path"
+_ATTENTION = "model.attention=sdpa computes packed rows without one seeing another"
+
+WORDS: Mapping[str, Word] = {
+    # rows of a step
+    "per_device_train_batch_size": Word(
+        "data.micro_batch_size", "the rows of one forward pass; " + _SIZES
+    ),
+    "gradient_accumulation_steps": Word(
+        "data.global_batch_size",
+        _SIZES + "; micro-batches follow from data.micro_batch_size",
+    ),
+    "per_device_eval_batch_size": Word("evaluation.batch_size", convert=_positive),
+    "auto_find_batch_size": Word("data.micro_batch_size", "data.micro_batch_size=auto"),
+    "dataloader_num_workers": Word("data.workers", convert=lambda value: value),
+    "group_by_length": Word("data.packing", "data.packing=token_budget puts rows into one"),
+    # length
+    "num_train_epochs": Word("train.epochs", "", _positive),
+    "max_steps": Word("train.steps", _STEPS, _positive),
+    "logging_steps": Word(None, "metrics.jsonl has a line for every step"),
+    "logging_first_step": Word(None, "metrics.jsonl has a line for every step"),
+    "logging_strategy": Word(None, "metrics.jsonl has a line for every step"),
+    # optimizer
+    "learning_rate": Word("optim.lr", "", _same),
+    "weight_decay": Word(
+        "optim.weight_decay", "of tensors with two or more dimensions only", _same
+    ),
+    "adam_beta1": Word("optim.betas", "a list of two: optim.betas=[0.9,0.95]"),
+    "adam_beta2": Word("optim.betas", "a list of two: optim.betas=[0.9,0.95]"),
+    "adam_epsilon": Word("optim.eps", "", _same),
+    "max_grad_norm": Word("optim.clip_norm", "null is off", _positive),
+    "optim": Word("optim.name", "AdamW, in torch's fused form", _adamw),
+    "lr_scheduler_type": Word(
+        "optim.schedule", "cosine, linear, wsd or constant, each with a warm-up", _schedule
+    ),
+    "lr_scheduler_kwargs": Word("optim.min_lr_ratio", "the floor, as a part of optim.lr"),
+    "warmup_ratio": Word("optim.warmup_ratio", "", _same),
+    "warmup_steps": Word(
+        "optim.warmup_steps", "below 1 it is a share there: optim.warmup_ratio", _whole
+    ),
+    "vit_lr": Word("optim.groups.vision.lr", "", _same),
+    "aligner_lr": Word("optim.groups.projector.lr", "", _same),
+    "neftune_noise_alpha": Word(None, "nothing is added to embeddings"),
+    "label_smoothing_factor": Word(None, "the loss is the NLL of the supervised tokens"),
+    "use_liger_kernel": Word(None, "the loss is computed by torch, and proved by vtool verify"),
+    "enable_liger_kernel": Word(None, "the loss is computed by torch, and proved by vtool verify"),
+    "use_unsloth": Word(None, "no kernels of other packages are used"),
+    # model
+    "model": Word("model.path", _HUB, _same),
+    "model_name_or_path": Word("model.path", _HUB, _same),
+    "model_type": Word("model.family", "found from model.path there"),
+    "template": Word(None, _TEMPLATE),
+    "chat_template_path": Word(None, _TEMPLATE),
+    "trust_remote_code": Word(
+        "model.modeling", "a modeling file of your own; none of a hub is run"
+    ),
+    "torch_dtype": Word("model.dtype", "float32, bfloat16 or float64"),
+    "dtype": Word("model.dtype", "float32, bfloat16 or float64"),
+    "bf16": Word("model.dtype", "model.dtype=bfloat16 computes in it; weights stay in float32"),
+    "fp16": Word("model.dtype", "float16 needs a scaled loss: take bfloat16"),
+    "pure_bf16": Word("model.dtype", "model.dtype=bfloat16; weights stay in float32"),
+    "attn_impl": Word("model.attention", _ATTENTION),
+    "attn_implementation": Word("model.attention", _ATTENTION),
+    "flash_attn": Word("model.attention", _ATTENTION),
+    "gradient_checkpointing": Word("model.gradient_checkpointing", "", bool),
+    "disable_gradient_checkpointing": Word("model.gradient_checkpointing", "the opposite"),
+    "freeze_vit": Word("model.freeze.vision", _FROZEN, bool),
+    "freeze_aligner": Word("model.freeze.projector", _FROZEN, bool),
+    "freeze_llm": Word("model.freeze.language", _FROZEN, bool),
+    "freeze_vision_tower": Word("model.freeze.vision", _FROZEN, bool),
+    "freeze_multi_modal_projector": Word("model.freeze.projector", _FROZEN, bool),
+    "freeze_language_model": Word("model.freeze.language", _FROZEN, bool),
+    "load_in_4bit": Word(None, _QUANTIZED),
+    "load_in_8bit": Word(None, _QUANTIZED),
+    "quantization_bit": Word(None, _QUANTIZED),
+    "quant_bits": Word(None, _QUANTIZED),
+    "quant_method": Word(None, _QUANTIZED),
+    # adapters
+    "use_peft": Word("lora", "a group: lora={rank: 16} trains adapters, lora=null the weights"),
+    "finetuning_type": Word("lora", "a group: lora={rank: 16}; lora=null is `full`"),
+    "tuner_type": Word("lora", "a group: lora={rank: 16}; lora=null is `full`"),
+    "train_type": Word("lora", "a group: lora={rank: 16}; lora=null is `full`"),
+    "lora_r": Word("lora.rank", "", _same),
+    "lora_rank": Word("lora.rank", "", _same),
+    "lora_alpha": Word("lora.alpha", "twice the rank unless it is given", _same),
+    "lora_dropout": Word("lora.dropout", "", _same),
+    "use_dora": Word("lora.dora", "", bool),
+    "use_rslora": Word("lora.rslora", "", bool),
+    "lora_target": Word("lora.targets", "ends of names; null is all linear layers"),
+    "lora_target_modules": Word("lora.targets", "ends of names; null is all linear layers"),
+    "target_modules": Word("lora.targets", "ends of names; null is all linear layers"),
+    "additional_target": Word("lora.modules_to_save", "trained whole, beside the adapters"),
+    "modules_to_save": Word("lora.modules_to_save", "trained whole, beside the adapters"),
+    "lora_modules_to_save": Word("lora.modules_to_save", "trained whole, beside the adapters"),
+    "adapter_name_or_path": Word("train.from", "train.from=RUN goes on from an adapter"),
+    "adapters": Word("train.from", "train.from=RUN goes on from an adapter"),
+    # rows
+    "dataset": Word("data.train", "a list: data.train=[{format: messages, path: rows.jsonl}]"),
+    "dataset_name": Word("data.train", "a list: data.train=[{format: messages, path: rows.jsonl}]"),
+    "dataset_dir": Word("data.train", "format llama_factory: the path is dataset_info.json"),
+    "val_dataset": Word("data.validation", "a list, as data.train is"),
+    "eval_dataset": Word("data.validation", "a list, as data.train is"),
+    "val_size": Word("data.split.validation", "the share of rows held back, by what is in them"),
+    "split_dataset_ratio": Word(
+        "data.split.validation", "the share of rows held back, by what is in them"
+    ),
+    "max_samples": Word("data.train", "limit of a source: {format: …, path: …, limit: 1000}"),
+    "interleave_probs": Word("data.train", "weight of each source"),
+    "cutoff_len": Word(
+        "data.max_length", "longer rows are errors unless data.on_overlong says otherwise", _same
+    ),
+    "max_length": Word(
+        "data.max_length", "longer rows are errors unless data.on_overlong says otherwise", _same
+    ),
+    "max_seq_length": Word(
+        "data.max_length", "longer rows are errors unless data.on_overlong says otherwise", _same
+    ),
+    "truncation_strategy": Word("data.on_overlong", "error, drop or truncate"),
+    "truncation_mode": Word("data.on_overlong", "error, drop or truncate"),
+    "packing": Word("data.packing", "data.packing=token_budget with data.micro_batch_tokens"),
+    "neat_packing": Word("data.packing", "data.packing=token_budget with data.micro_batch_tokens"),
+    "padding_free": Word("data.packing", "data.packing=token_budget with data.micro_batch_tokens"),
+    "image_max_pixels": Word("data.image.max_pixels", "", _same),
+    "image_min_pixels": Word("data.image.min_pixels", "", _same),
+    "max_pixels": Word("data.image.max_pixels", "", _same),
+    "video_max_pixels": Word("data.video.max_pixels", "", _same),
+    "video_fps": Word("data.video.fps", "", _same),
+    "assistant_only_loss": Word(None, "answers alone are learnt; weight: 0 leaves one out"),
+    "completion_only_loss": Word(None, "answers alone are learnt; weight: 0 leaves one out"),
+    "train_on_prompt": Word(None, "answers alone are learnt"),
+    "mask_history": Word(None, "answers alone are learnt; weight: 0 in a row leaves one out"),
+    "loss_scale": Word(None, "answers alone are learnt; weight: 0 in a row leaves one out"),
+    "streaming": Word(None, "rows are read as they are needed; all are audited before a step"),
+    "preprocessing_num_workers": Word("data.workers", "rows are encoded while the model trains"),
+    "dataset_num_proc": Word("data.workers", "rows are encoded while the model trains"),
+    "overwrite_cache": Word("data.audit_cache", "--fresh audits every row again"),
+    "remove_unused_columns": Word(
+        None, "keys of a row that are not known are refused, not removed"
+    ),
+    # run
+    "output_dir": Word("run.dir", "", _same),
+    "run_name": Word("run.name", "", _same),
+    "seed": Word("run.seed", "", _same),
+    "data_seed": Word("run.seed", "one seed for weights, dropout and the order of rows"),
+    "report_to": Word("tracking", _TRACK),
+    "logging_dir": Word("tracking", "TensorBoard writes into the run's folder"),
+    "overwrite_output_dir": Word(
+        "checkpoint.resume", "a folder that has a run goes on with it; nothing is overwritten"
+    ),
+    "resume_from_checkpoint": Word("checkpoint.resume", "auto goes on in the run's own folder"),
+    "save_steps": Word("checkpoint.every_steps", "", _positive),
+    "save_strategy": Word("checkpoint.every_steps", _LAST),
+    "save_total_limit": Word("checkpoint.keep_last", "", _positive),
+    "save_only_model": Word(None, "a checkpoint has everything; the export has the weights alone"),
+    "save_safetensors": Word(None, "all weights are safetensors"),
+    "eval_steps": Word("evaluation.every_steps", "", _whole),
+    "eval_strategy": Word("evaluation.every_steps", "by steps; null is off"),
+    "evaluation_strategy": Word("evaluation.every_steps", "by steps; null is off"),
+    "load_best_model_at_end": Word(
+        "checkpoint.keep_best", "checkpoint.keep_best.metric=validation_nll exports the best"
+    ),
+    "metric_for_best_model": Word("checkpoint.keep_best.metric", "validation_nll and others"),
+    "greater_is_better": Word("checkpoint.keep_best.mode", "min or max"),
+    "early_stopping_steps": Word("evaluation.early_stopping.patience"),
+    "early_stop_interval": Word("evaluation.early_stopping.patience"),
+    "max_new_tokens": Word("evaluation.generate.max_new_tokens", "", _same),
+    "predict_with_generate": Word(
+        "evaluation.generate.max_new_tokens", "answers are generated at each evaluation"
+    ),
+    "deepspeed": Word("engine", _ENGINE),
+    "fsdp": Word("engine", _ENGINE),
+    "fsdp_config": Word("engine", _ENGINE),
+    "ddp_timeout": Word(None, "torch's own limit is kept"),
+    "ddp_find_unused_parameters": Word(
+        None, "parameters without a gradient in a step are left out of the reduction by itself"
+    ),
+    "push_to_hub": Word(None, "nothing is sent while it trains"),
+    "hub_model_id": Word(None, "nothing is sent while it trains"),
+    "use_hf": Word(None, _HUB),
+    "plot_loss": Word(None, "vtool report RUN draws it"),
+    "include_num_input_tokens_seen": Word(None, "metrics.jsonl has tokens of every step"),
+    "do_train": Word(None, "vtool train sft always trains"),
+    "do_eval": Word("evaluation.every_steps", "validation rows are scored where there are any"),
+    "stage": Word("kind", "sft is the one that there is"),
+}
+
+
+def said_here(word: str) -> str | None:
+    """Return how a word of other trainers is said here; None for one that is not known."""
+    if (known := WORDS.get(word)) is None:
+        return None
+    if known.ours is None:
+        return f"`{word}` of other trainers has no setting here: {known.how}"
+    note = f" ({known.how})" if known.how else ""
+    return f"`{word}` of other trainers is `{known.ours}` here{note}"

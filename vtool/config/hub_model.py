@@ -1,0 +1,52 @@
+"""A model that a recipe names as the hub does: its folder in the cache, and its commit."""
+
+from pathlib import Path
+
+from vtool.config.origins import Origins
+from vtool.config.partial import without
+from vtool.config.schema import Run
+from vtool.config.schema.base import NotValid
+from vtool.diagnostics import Diagnostic, Findings
+from vtool.hub.cache import find_snapshot
+from vtool.hub.names import hub_name
+
+_NAME = "model.path"
+
+
+def with_hub_folder(run: Run, origins: Origins) -> tuple[Run, Run, tuple[Diagnostic, ...]]:
+    """Return a run with the folder and the commit of a hub's model in the place of its name.
+
+    Nothing is downloaded. A folder that is there wins over a name.
+
+    Returns:
+        The run; the run as rules may read it; and what stands against the model.
+    """
+    try:
+        path, revision = run.model.path, run.model.revision
+    except NotValid:
+        return run, run, ()
+    given = hub_name(path, revision) if path is not None else None
+    if given is None:
+        pinned = path is not None and Path(path).name == revision
+        if revision is None or pinned:
+            return run, run, ()
+        message = (
+            f"model.revision is {revision}, and model.path is {path or 'not set'}: no name of a hub"
+        )
+        help = "leave it out; or name a model of the hub: model.path=ORGANIZATION/NAME"
+        wrong = Diagnostic(
+            "hub-name-unknown", message, help, "model.revision", origins.near("model.revision")
+        )
+        return run, run, (wrong,)
+    try:
+        found = find_snapshot(given, _NAME)
+    except Findings as findings:
+        near = origins.near(_NAME)
+        told = tuple(
+            Diagnostic(one.rule, one.message, one.help, _NAME, near, seen=one.seen)
+            for one in findings.diagnostics
+        )
+        return run, without(run, _NAME), told  # type: ignore[return-value]
+    changed = {"path": str(found.folder), "revision": found.commit}
+    made = run.model_copy(update={"model": run.model.model_copy(update=changed)})
+    return made, made, ()

@@ -1,0 +1,171 @@
+"""The summed NLL of a language model's head, computed without all of its logits.
+
+The logits of K positions over V tokens are the largest tensor of a step: 2.3 GiB in float32 for
+K = 4096 and V = 151,936, and their softmax and gradient as much again each. Here chunks of rows are
+computed one after the other, each with its gradient, and only the gradients stay (Cut Your Losses,
+arXiv 2411.09009, keeps less still, by kernels for CUDA). Not torch's `linear_cross_entropy`, which
+returns its loss in the dtype of its inputs: rounded to bfloat16, it is 1 % off.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from vtool.data.chat import IGNORED
+
+_CHUNK_BYTES = 2**28
+"""The logits of a chunk, in float32: 256 MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyShard:
+    """The rows of a head's weight that one of several ranks has (Megatron-LM, arXiv 1909.08053)."""
+
+    group: dist.ProcessGroup
+    first: int
+    """The token of this rank's first row."""
+    tokens: int
+    """Tokens of the whole vocabulary; rows behind them are padding."""
+
+
+@contextmanager
+def head_gives_nll(module: nn.Module, targets: Tensor) -> Iterator[bool]:
+    """Let a model's head return Σ −log p(target), a scalar, in the place of logits.
+
+    Args:
+        module: the bare model, of transformers or with megatron-core's language model.
+        targets: [B, K] for the positions that the head will be given; `IGNORED` ones do not count.
+
+    Yields:
+        False where this head is no plain matrix, and still returns logits.
+    """
+    head: Any = module.get_output_embeddings()  # type: ignore[operator]
+    if copies := getattr(head, "modules_to_save", None):  # of peft: the one that is trained
+        head = copies[head.active_adapter]
+    compute = getattr(head, "summed_nll", None) or _nll_of_linear(head)
+    if compute is None:
+        yield False
+        return
+    with forward_replaced(head, partial(compute, targets=targets)):
+        yield True
+
+
+def _nll_of_linear(head: nn.Module) -> Callable[..., Tensor] | None:
+    """Return the summed NLL of a plain matrix as a function; None for any other head."""
+    if type(head).forward is not nn.Linear.forward or head.bias is not None:
+        return None
+    # The weight is looked up when it is asked for: FSDP2 gathers it then.
+    return lambda hidden, targets: summed_nll_of_hidden(hidden, head.weight, targets)
+
+
+@contextmanager
+def forward_replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Replace what a module computes; its hooks still run."""
+    assert "forward" not in vars(module), "its forward is replaced already"
+    module.forward = forward
+    try:
+        yield
+    finally:
+        del module.forward
+
+
+def summed_nll_of_hidden(
+    hidden: Tensor, weight: Tensor, targets: Tensor, shard: VocabularyShard | None = None
+) -> Tensor:
+    """Return Σ −log softmax(hidden · weightᵀ)[target]: a scalar, in float32 at least.
+
+    Args:
+        hidden: [B, K, H].
+        weight: [V, H], or this rank's rows of it; under autocast, computed with in its dtype.
+        targets: [B, K]; `IGNORED` ones do not count.
+        shard: where the rows are spread over ranks, each of which is given the same `hidden`. The
+            sum is then the same on all, and the gradient of `hidden` is each rank's own part.
+    """
+    kind = hidden.device.type
+    if torch.is_autocast_enabled(kind):
+        hidden = hidden.to(torch.get_autocast_dtype(kind))
+    with torch.autocast(kind, enabled=False):
+        nll: Tensor = _SummedNll.apply(  # type: ignore[no-untyped-call]
+            hidden.flatten(0, 1), weight, targets.flatten(), shard, torch.is_grad_enabled()
+        )
+    return nll
+
+
+class _SummedNll(torch.autograd.Function):
+    """Computes the gradients in the forward pass, chunk by chunk."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        shard: VocabularyShard | None,
+        with_gradient: bool,
+    ) -> Tensor:
+        matrix = weight.to(hidden.dtype)
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        needs_hidden, needs_weight = (with_gradient and need for need in ctx.needs_input_grad[:2])
+        of_hidden = torch.empty_like(hidden) if needs_hidden else None
+        # A sum over chunks, in float32 even where they are bfloat16.
+        of_weight = torch.zeros_like(weight, dtype=wide) if needs_weight else None
+        total = torch.zeros((), dtype=wide, device=hidden.device)
+        size = max(64, _CHUNK_BYTES // (len(weight) * wide.itemsize) // 64 * 64)
+        for begin in range(0, len(hidden), size):
+            rows, wanted = hidden[begin : begin + size], targets[begin : begin + size]
+            nll, gradient = _chunk((rows @ matrix.T).to(wide), wanted, shard)
+            total += nll
+            gradient = gradient.to(hidden.dtype)
+            if of_hidden is not None:
+                torch.mm(gradient, matrix, out=of_hidden[begin : begin + len(rows)])
+            if of_weight is None:
+                pass
+            elif gradient.dtype == wide:
+                of_weight.addmm_(gradient.T, rows)
+            else:
+                of_weight += gradient.T @ rows
+        ctx.save_for_backward(of_hidden, of_weight)
+        ctx.weight_dtype = weight.dtype
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (scale,) = gradients  # 1/N, in float32 at least: in bfloat16 it would be rounded
+        of_hidden, of_weight = ctx.saved_tensors
+        return (
+            None if of_hidden is None else (of_hidden.to(scale.dtype) * scale).to(of_hidden.dtype),
+            None if of_weight is None else (of_weight * scale).to(ctx.weight_dtype),
+            None,
+            None,
+            None,
+        )
+
+
+def _chunk(logits: Tensor, targets: Tensor, shard: VocabularyShard | None) -> tuple[Tensor, Tensor]:
+    """Return the summed NLL of some rows, and its gradient, which is written over their logits."""
+    first = 0
+    if shard is not None:
+        first = shard.first
+        logits[:, max(0, shard.tokens - first) :] = -torch.inf
+    kept = targets != IGNORED
+    places = targets - first
+    here = kept & (places >= 0) & (places < logits.shape[1])
+    places = places.where(here, 0).unsqueeze(1)
+    highest = logits.amax(1)
+    if shard is not None:
+        dist.all_reduce(highest, dist.ReduceOp.MAX, group=shard.group)
+    logits -= highest.unsqueeze(1)
+    of_target = logits.gather(1, places).squeeze(1).where(here, 0)
+    sums = torch.stack([logits.exp_().sum(1), of_target])
+    if shard is not None:
+        dist.all_reduce(sums, group=shard.group)
+    nll = (sums[0].log() - sums[1]).where(kept, 0).sum()
+    logits /= sums[0].unsqueeze(1)
+    logits.scatter_add_(1, places, -here.to(logits.dtype).unsqueeze(1))
+    return nll, logits.masked_fill_(~kept.unsqueeze(1), 0)

@@ -1,0 +1,124 @@
+"""A trained model's folder: finding it, loading it, and the settings that it was trained with."""
+
+import json
+import os
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from vtool.config.schema import Run
+from vtool.diagnostics import Diagnostic, Findings
+from vtool.families import FAMILIES
+from vtool.models.adapters import CONFIG, add_saved_adapter, base_of_adapter
+from vtool.models.build import load_model
+from vtool.models.model_class import recorded_modeling
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """A trained model's folder: a whole model, or adapters for the model in another folder."""
+
+    folder: Path
+    base: Path
+    """The folder with the whole model; `folder` itself where it is one."""
+    family: str
+
+
+def find_export(run: Path, base: Path | None = None) -> Export:
+    """Find the export of a run, or take the folder for an export itself.
+
+    Args:
+        run: the folder.
+        base: where the weights under an adapter are, in the place of what the adapter says.
+
+    Raises:
+        Findings: `not-a-run`.
+    """
+    folder = next(
+        (
+            one
+            for one in (run, run / "export")
+            if any(os.path.exists(one / name) for name in ("config.json", CONFIG))
+        ),
+        None,
+    )
+    if folder is None:
+        message = f"{run} has no exported model"
+        raise Findings(
+            Diagnostic(
+                "not-a-run", message, help="write one from its newest checkpoint: vtool export RUN"
+            ),
+            fatal=True,
+        )
+    if not (folder / CONFIG).exists():
+        base = folder
+    elif base is None:
+        base = base_of_adapter(folder)
+    try:
+        family_name = str(json.loads((base / "config.json").read_text())["model_type"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        message = (
+            f"{base / 'config.json'} is not the config of a model: {type(error).__name__} {error}"
+        )
+        raise Findings(
+            Diagnostic("not-a-run", message, help="write it again: vtool export RUN"), fatal=True
+        ) from error
+    if family_name not in FAMILIES:
+        raise Findings(
+            Diagnostic(
+                "not-a-run",
+                f"{folder} holds a {family_name}, which is none of {', '.join(FAMILIES)}",
+            ),
+            fatal=True,
+        )
+    return Export(folder, base, family_name)
+
+
+def load_exported(run: Path, export: Export | None = None) -> Any:
+    """Load a trained model in float32, in evaluation mode, with its adapters.
+
+    A run's model has the class that it was trained with; that of a folder by itself has
+    transformers' own, as a server would.
+
+    Raises:
+        Findings: `not-a-run`, `model-does-not-load`, `modeling-changed`.
+    """
+    export = export or find_export(run)
+    modeling = recorded_modeling(run) if export.folder != run else None
+    model = load_model(export.base, export.family, torch.float32, "sdpa", modeling).eval()
+    if export.base != export.folder:
+        add_saved_adapter(model, export.folder)
+    return model
+
+
+def own_settings(run: Path, export: Path) -> Run | None:
+    """Return the settings of an export's run, which say how it has read its rows.
+
+    An export that stands alone says nothing about it.
+
+    Raises:
+        Findings: `not-a-run`, where the run's own settings cannot be read: its images might be
+            taken in another size than it has learnt.
+    """
+    file = export.parent / "config.yaml"
+    try:
+        settings = yaml.safe_load(file.read_text())
+        return Run.model_validate_json(json.dumps(settings))
+    except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
+        if export == run:  # and what lies beside it may be of anything
+            return None
+        why = error.strerror if isinstance(error, OSError) else type(error).__name__
+        message = f"{file}: {why}; it says how the run has read its images"
+        raise Findings(
+            Diagnostic(
+                "not-a-run",
+                message,
+                help="put it back; or, with the sizes of the export alone: vtool predict"
+                f" {shlex.quote(str(export))}",
+            ),
+            fatal=True,
+        ) from error

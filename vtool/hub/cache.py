@@ -1,0 +1,80 @@
+"""The hub's cache on this machine: the folder of a model, and whether all of it is there."""
+
+import json
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from vtool.diagnostics import Diagnostic, Findings
+from vtool.hub.names import HubName
+
+_INDEX = "model.safetensors.index.json"
+_LISTED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A model in the cache."""
+
+    folder: Path
+    commit: str
+
+
+def find_snapshot(model: HubName, parameter: str | None = None) -> Snapshot:
+    """Return a model's folder in the cache, of its revision; nothing is downloaded.
+
+    Args:
+        model: its name.
+        parameter: the setting that names it.
+
+    Raises:
+        Findings: `hub-model-absent`, `hub-incomplete`; each has the name as `seen`.
+    """
+    if find_spec("huggingface_hub") is None:
+        message = f"{model} is no folder here, and without huggingface_hub there is no cache"
+        help = "pip install huggingface_hub; or name a folder"
+        raise Findings(Diagnostic("hub-model-absent", message, help, parameter), fatal=True)
+    from huggingface_hub import errors, snapshot_download
+
+    incomplete = getattr(errors, "IncompleteSnapshotError", ())  # older releases have none
+    try:
+        found = snapshot_download(model.name, revision=model.revision, local_files_only=True)
+    except incomplete as error:
+        message = f"{model}: {str(error).splitlines()[0]}"
+        raise absent(model, message, parameter, "hub-incomplete") from error
+    except (errors.LocalEntryNotFoundError, errors.HFValidationError, OSError) as error:
+        message = f"{model} is no folder here, and no model in the cache of the hub"
+        raise absent(model, message, parameter) from error
+    folder = Path(found)
+    if missing := missing_files(folder):
+        listed = ", ".join(missing[:_LISTED]) + ("" if len(missing) <= _LISTED else ", …")
+        files = "a file is" if len(missing) == 1 else f"{len(missing)} files are"
+        message = f"{model}: {files} missing in {folder}: {listed}"
+        raise absent(model, message, parameter, "hub-incomplete")
+    return Snapshot(folder, folder.name)
+
+
+def absent(
+    model: HubName, message: str, parameter: str | None, rule: str = "hub-model-absent"
+) -> Findings:
+    """Return the finding of a model that is not there, with the command that downloads it."""
+    told = Diagnostic(rule, message, f"{model.download}", parameter, seen=str(model))
+    return Findings(told, fatal=True)
+
+
+def missing_files(folder: Path) -> list[str]:
+    """Return the files that a model's folder needs and has not, by its own index."""
+    missing = [] if (folder / "config.json").exists() else ["config.json"]
+    index = folder / _INDEX
+    if not index.exists():
+        there = any(folder.glob("*.safetensors")) and not _dangling(folder)
+        return missing + ([] if there else ["model.safetensors"])
+    try:
+        shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return [*missing, _INDEX]
+    return missing + [str(shard) for shard in shards if not (folder / str(shard)).exists()]
+
+
+def _dangling(folder: Path) -> bool:
+    return any(not file.exists() for file in folder.glob("*.safetensors"))

@@ -1,0 +1,97 @@
+"""An evaluation's folder, read into frozen records.
+
+What is absent or damaged is left out and counted, never raised: a page is made of what there is.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PREDICTIONS, RESULT, AGAINST = "predictions.jsonl", "result.json", "against.json"
+_TEXTS = ("row", "source", "question", "reference", "answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A row with the model's answer."""
+
+    index: int
+    row: str
+    source: str
+    question: str
+    reference: str
+    answer: str
+    loss: float
+    """Nats a supervised token; infinite where it is not known."""
+    confidence: float | None
+    stopped: bool
+    pictures: tuple[str, ...]
+    """Files in the folder."""
+    shows: int
+    """Images that the row has, as far as the line says."""
+    scores: Mapping[str, float]
+
+
+def is_evaluation(folder: Path) -> bool:
+    """Return if `vtool evaluate` has scored answers into this folder."""
+    return (folder / PREDICTIONS).is_file() and isinstance(
+        read_object(folder / RESULT).get("scores"), list
+    )
+
+
+def read_object(file: Path) -> Mapping[str, Any]:
+    """Return a JSON object; nothing where the file has none."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def read_lines(folder: Path) -> Iterator[Line]:
+    """Yield the rows with answers, as they come; a line that is none is left out."""
+    try:
+        with (folder / PREDICTIONS).open("rb") as lines:
+            for line in lines:
+                try:
+                    values = json.loads(line)
+                except (ValueError, RecursionError):
+                    continue
+                if isinstance(values, dict) and isinstance(values.get("index"), int):
+                    yield _line(values)
+    except OSError:
+        return
+
+
+def finite(value: object) -> float | None:
+    """Return a number; None for anything else, and for one that is not finite."""
+    known = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if known and math.isfinite(value) else None  # type: ignore[arg-type]
+
+
+def _line(values: Mapping[str, Any]) -> Line:
+    nll, supervised = finite(values.get("nll")), finite(values.get("supervised"))
+    scores, images = values.get("scores"), values.get("images")
+    pictures = values.get("pictures")
+    row, source, question, reference, answer = (str(values.get(key, "")) for key in _TEXTS)
+    return Line(
+        values["index"],
+        row,
+        source,
+        question,
+        reference,
+        answer,
+        math.inf if nll is None or not supervised else nll / supervised,
+        finite(values.get("confidence")),
+        values.get("stopped") is True,
+        tuple(map(str, pictures)) if isinstance(pictures, list) else (),
+        len(images) if isinstance(images, list) else 0,
+        {
+            str(name): number
+            for name, value in (scores.items() if isinstance(scores, dict) else ())
+            if (number := finite(value)) is not None
+        },
+    )
