@@ -24,10 +24,15 @@ def make(name):
         text = {**TEXT, **ends, "rope_scaling": scaling}
         config = getattr(t, f"{of}Config")(**text, **marks, vision_config=seen)
         return getattr(t, f"{of}ForConditionalGeneration")(config)
-    if name == "llava":
+    if name in ("llava", "llava_next"):
+        of = "Llava" if name == "llava" else "LlavaNext"
         vision = t.CLIPVisionConfig(**SEEN)
-        config = t.LlavaConfig(vision, t.LlamaConfig(**TEXT), image_token_index=500)
-        return t.LlavaForConditionalGeneration(config)
+        config = getattr(t, f"{of}Config")(vision, t.LlamaConfig(**TEXT), image_token_index=500)
+        return getattr(t, f"{of}ForConditionalGeneration")(config)
+    if name == "gemma3":
+        text, vision = t.Gemma3TextConfig(**TEXT, head_dim=16), t.SiglipVisionConfig(**SEEN)
+        config = t.Gemma3Config(text, vision, mm_tokens_per_image=4, image_token_index=500)
+        return t.Gemma3ForConditionalGeneration(config)
     if name == "paligemma":
         text = t.GemmaConfig(**TEXT, head_dim=16).to_dict()
         vision = t.SiglipVisionConfig(**SEEN, projection_dim=64).to_dict()
