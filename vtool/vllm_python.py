@@ -1,4 +1,4 @@
-"""Where vLLM is installed: an environment of its own, mostly, since it pins its dependencies."""
+"""The Python that has vLLM: mostly of its own environment, since vLLM pins dependencies."""
 
 import os
 import sys

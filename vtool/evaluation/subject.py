@@ -24,7 +24,7 @@ _BLOCK = 2**24
 _RUNS = Path("runs")
 """The folder that a run is in by default."""
 _OF_RUN_OR_MODEL = ("config.yaml", "checkpoints", "export", "config.json", "adapter_config.json")
-"""What the folder of a run has, or that of a model or an adapter: one of these at least."""
+"""Names of which the folder of a run, a model or an adapter has one at least."""
 _OF_A_MODEL = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.txt", "*.model")
 """The files of weights, configs, templates and tokenizers."""
 
