@@ -65,13 +65,6 @@ class Loop:
         return b"".join(p.detach().numpy().tobytes() for p in self.model.parameters())
 
 
-@pytest.fixture(autouse=True)
-def _no_garbage() -> Iterator[None]:
-    """Leave no model behind that the next test's search would find."""
-    yield
-    gc.collect()
-
-
 def test_what_is_learnt_is_written(tmp_path: Path) -> None:
     Loop(tmp_path).run(2)
     micro = tiny.facts(tmp_path, "micro")
