@@ -189,7 +189,7 @@ class _Scale:
     scaled: float
     """Times of the loss, with what a scaler has multiplied it by."""
     scalers: tuple[float, ...]
-    """What the loss scalers alive multiply by."""
+    """The factors of the loss scalers alive."""
 
     def is_(self, times: float) -> bool:
         return abs(self.times / times - 1) <= self.tolerance

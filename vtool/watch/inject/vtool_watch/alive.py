@@ -1,4 +1,4 @@
-"""What is alive in the process beside the model: loss scalers and data loaders."""
+"""Finds what is alive in the process beside the model: loss scalers and data loaders."""
 
 from __future__ import annotations
 
