@@ -120,6 +120,7 @@ def test_the_folder_is_its_owners_alone(tmp_path: Path) -> None:
         (["--tokenizer", "full", "--", "true"], 2, "there is no full/tokenizer.json"),
         (["--read", "earlier", "--", "true"], 2, "--read and a command do not go together"),
         (["--read", "absent"], 2, "there is no folder absent"),
+        (["--read", "plain.txt"], 2, "plain.txt is a file; facts are in a folder"),
         (["--steps", "0", "--", "true"], 2, "--steps"),
         (["--html", "absent/page.html", "--", "true"], 2, "there is no folder absent"),
     ],

@@ -148,7 +148,7 @@ class _Page:
         """Lines about what could not be written."""
 
     def conclude(
-        self, folder: Path, stream: Any, subject: str, status: int = 0
+        self, folder: Path, stream: Any, subject: str, status: int | None = None
     ) -> "Sequence[Result]":
         """Conclude from a folder of facts, and print and write what follows."""
         from vtool.cli.common import exit_on_findings, print_results

@@ -5,6 +5,7 @@ from itertools import groupby
 
 from vtool.diagnostics.printable import printable_line
 from vtool.diagnostics.result import Result
+from vtool.watch.reading import UNENDED
 
 _MOST, _REPEATS = 160, 4
 
@@ -23,11 +24,11 @@ def describe(results: Sequence[Result]) -> Iterator[str]:
             f" of {seen['steps']} steps"
         )
         if seen["damaged"]:
-            yield f"  {seen['damaged']} lines of the facts are damaged, and were left out"
+            yield f"  lines of the facts that are damaged, and were left out: {seen['damaged']}"
         if seen["unended"]:
             yield (
                 f"  the facts of {seen['unended']} of {seen['processes']} processes have no end:"
-                " killed, a full disk, or still running"
+                f" {UNENDED}"
             )
         for row in seen["rows"][:1]:
             if text := _row(row["tokens"]):
