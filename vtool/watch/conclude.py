@@ -98,13 +98,13 @@ def conclude_model(facts: Facts, subject: str, watched: Watched) -> Result:
         # what was not learnt from was not looked at, whatever else is in order
         checks = {name: state if state == "failed" else "not-run" for name, state in checks.items()}
         return Result(subject, "not-run", checks, tuple(findings), details)
-    if not errors and (why := _cut_short(facts, watched)):
+    if not errors and (cut := _cut_short(facts, watched)):
         help = "what was found stands; run it again, or wait for its end, to see the rest"
-        findings.append(Diagnostic(NOTHING_READ.name, f"{facts.name}: {why}", help=help))
+        findings.append(Diagnostic(NOTHING_READ.name, f"{facts.name}: {cut}", help=help))
         for name, state in checks.items():
             if state == "passed":
                 checks[name] = "not-run"
-                details[name] = {**details.get(name, {}), "reason": why}
+                details[name] = {**details.get(name, {}), "reason": cut}
         return Result(subject, "not-run", checks, tuple(findings), details)
     return Result(subject, "unsafe" if errors else "clean", checks, tuple(findings), details)
 
