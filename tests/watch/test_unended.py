@@ -36,7 +36,7 @@ def test_an_empty_file_is_no_missing_pythonpath(tmp_path: Path, text: str) -> No
     (tmp_path / "rank0-1.jsonl").write_text(text)
     (result,) = conclude_folder(tmp_path, "run", None)
     assert result.verdict == "not-run"
-    assert "the facts of 1 processes are empty" in result.findings[0].message
+    assert "the facts are empty" in result.findings[0].message
 
 
 def cut(folder: Path, step: int, damage: str = "") -> Path:
@@ -80,7 +80,7 @@ def test_what_was_found_before_facts_stop_stands(tmp_path: Path) -> None:
         (None, "", "facts has no facts (rank*.jsonl)"),
         ("notes.txt", "text", "facts has no facts (rank*.jsonl)"),
         ("rank0-1.jsonl", "\0\1\n\2\n", "all of their lines (1) are damaged"),
-        ("rank0-1.jsonl", "", "the facts of 1 processes are empty"),
+        ("rank0-1.jsonl", "", "the facts are empty"),
     ],
 )
 def test_a_folder_without_facts_is_no_pass(

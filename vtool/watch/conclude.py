@@ -37,7 +37,7 @@ def conclude_folder(
     """
     try:
         watched = read_facts(folder)
-        if status is None and not watched.processes and not watched.empty:
+        if status is None and not (watched.processes or watched.empty or watched.blind):
             raise ValueError(
                 f"{folder} has no facts (rank*.jsonl): it is another folder than the one that vtool"
                 " watch printed, or nothing of that command has trained"
@@ -142,10 +142,7 @@ def _nothing(watched: Watched, subject: str, status: int | None) -> Result:
     elif watched.damaged:
         why = f"the facts cannot be read: all of their lines ({watched.damaged}) are damaged"
     elif watched.empty:
-        why = (
-            f"the facts of {watched.empty} processes are empty: their disk is full, or they were"
-            " killed as they began"
-        )
+        why = "the facts are empty: the disk is full, or the command was killed as it began"
     else:
         why = (
             "no Python of the command came to a step of an optimizer of torch's, or PYTHONPATH did"

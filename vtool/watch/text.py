@@ -18,10 +18,13 @@ def describe(results: Sequence[Result]) -> Iterator[str]:
             continue
         model = seen["model"]
         ranks = f" on {seen['ranks']} ranks" if seen["ranks"] > 1 else ""
+        number = f" {seen['number']}" if len(results) > 1 else ""
+        passes, steps = seen["micro_batches"], seen["steps"]
         yield printable_line(
-            f"watched: {model.get('class', 'a model')}, {model.get('optimizer', 'an optimizer')}"
-            f"{ranks}: {seen['tokens']} learnt tokens read in {seen['micro_batches']} micro-batches"
-            f" of {seen['steps']} steps"
+            f"watched: {model.get('class', 'a model')}{number},"
+            f" {model.get('optimizer', 'an optimizer')}{ranks}: {seen['tokens']} learnt tokens read"
+            f" in {passes} micro-batch{'' if passes == 1 else 'es'}"
+            f" of {steps} step{'' if steps == 1 else 's'}"
         )
         if seen["damaged"]:
             yield f"  lines of the facts that are damaged, and were left out: {seen['damaged']}"
