@@ -23,6 +23,8 @@ from vtool.models.processor import Processor, load_processor
 _BLOCK = 2**24
 _RUNS = Path("runs")
 """The folder that a run is in by default."""
+_OF_RUN_OR_MODEL = ("config.yaml", "checkpoints", "export", "config.json", "adapter_config.json")
+"""Names of which the folder of a run, a model or an adapter has one at least."""
 _OF_A_MODEL = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.txt", "*.model")
 """The files of weights, configs, templates and tokenizers."""
 
@@ -99,7 +101,8 @@ def find_folder(given: str) -> Path:
         Findings: `not-a-run`; fatal.
     """
     path, named = Path(given), _RUNS / given
-    path = named if not path.exists() and named.is_dir() else path
+    if named.is_dir() and not any((path / name).exists() for name in _OF_RUN_OR_MODEL):
+        path = named  # a folder of rows, say, does not hide the run of its name
     if not path.is_dir() and (model := hub_name(given)):
         return _of_hub(model)
     if not path.is_dir():
