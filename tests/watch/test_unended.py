@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.commands import run_vtool
-from tests.watch.inject.test_sitecustomize import TRAINS, plain, run
+from tests.watch.forks import Forks
+from tests.watch.inject.test_sitecustomize import TRAINS
 from tests.watch.made import changed, healthy, write
 from tests.watch.test_conclusions import PLANTED
 from vtool.watch.conclude import conclude_folder
@@ -19,11 +20,11 @@ def lines(folder: Path) -> list[str]:
 
 
 def test_a_disk_that_fills_costs_one_line_and_the_page_says_that_there_is_no_end(
-    tmp_path: Path,
+    tmp_path: Path, forks: Forks
 ) -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))\n"
-    done = run(code=limit + TRAINS, facts=tmp_path / "facts")
-    assert (done.returncode, done.stdout) == (0, plain())
+    done = forks.run_text(limit + TRAINS, facts=tmp_path / "facts")
+    assert (done.returncode, done.stdout) == (0, forks.run_text(TRAINS).stdout)
     assert done.stderr.count("\n") == 1
     assert "facts are no longer written: OSError(27, 'File too large')" in done.stderr
     (file,) = (tmp_path / "facts").iterdir()
@@ -94,11 +95,12 @@ def test_a_folder_without_facts_is_no_pass(
     assert said in done.output
 
 
-def test_a_killed_process_has_no_end_and_one_that_ended_has(tmp_path: Path) -> None:
+def test_a_killed_process_has_no_end_and_one_that_ended_has(tmp_path: Path, forks: Forks) -> None:
     kill = "\nimport os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-    assert run(code=TRAINS + kill, facts=tmp_path / "facts").returncode == -signal.SIGKILL
+    killed = forks.run_text(TRAINS + kill, facts=tmp_path / "facts")
+    assert killed.returncode == -signal.SIGKILL
     assert read_facts(tmp_path / "facts").unended == 1
     assert "killed, a full disk, or still running" in "\n".join(lines(tmp_path / "facts"))
-    run(code=TRAINS, facts=tmp_path / "whole")
+    forks.run_text(TRAINS, facts=tmp_path / "whole")
     assert read_facts(tmp_path / "whole").unended == 0
     assert "have no end" not in "\n".join(lines(tmp_path / "whole"))
