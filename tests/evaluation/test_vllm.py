@@ -4,6 +4,7 @@
 """
 
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -60,7 +61,7 @@ def test_without_vllm_it_is_said_what_to_install(
     request_to: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("VTOOL_VLLM_PYTHON", raising=False)
-    monkeypatch.setattr(asking_vllm, "find_spec", lambda name: None)
+    monkeypatch.setattr(asking_vllm, "vllm_python", lambda: os.environ.get("VTOOL_VLLM_PYTHON"))
     for named in (None, str(tmp_path / "no-python")):
         if named:
             monkeypatch.setenv("VTOOL_VLLM_PYTHON", named)

@@ -203,6 +203,7 @@ def test_without_vllm_the_finding_says_how_to_get_it(
         output = vtool(tmp_path, "serve", "digits", "--python", python, status=2)
         assert f"vllm-not-found VT840]: {python} {told}" in output
     monkeypatch.delenv("VTOOL_VLLM_PYTHON")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "venv"))
     assert "there is no .vllm-venv/bin/python" in vtool(tmp_path, "serve", "digits", status=2)
 
 

