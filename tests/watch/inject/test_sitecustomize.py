@@ -10,6 +10,7 @@ import pytest
 
 from tests.watch.forks import INJECT, ROOT, Forks, outside
 from tests.watch.inject import tiny
+from vtool.watch.conclude import conclude_folder
 
 TRAINS = """
 import hashlib, torch
@@ -66,6 +67,9 @@ def test_an_old_torch_costs_one_line(tmp_path: Path) -> None:
     done = run(code="import torch; print('goes on')", facts=tmp_path / "facts", path=(tmp_path,))
     assert (done.returncode, done.stdout) == (0, "goes on\n")
     assert done.stderr == "vtool watch: not installed: torch 2.3.1+cu121 is older than 2.4\n"
+    (result,) = conclude_folder(tmp_path / "facts", "run", None)
+    assert result.verdict == "not-run"
+    assert result.findings[0].message == "torch 2.3.1+cu121 is older than 2.4"
 
 
 def test_another_sitecustomize_on_the_path_still_runs(tmp_path: Path) -> None:
