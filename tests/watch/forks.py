@@ -92,12 +92,17 @@ class Forks:
         return subprocess.CompletedProcess(job["words"], worst, out, err)
 
     def run_text(
-        self, program: str, *arguments: str, facts: Path | None = None, **also: str
+        self,
+        program: str,
+        *arguments: str,
+        facts: Path | None = None,
+        ranks: int = 1,
+        **also: str,
     ) -> subprocess.CompletedProcess[str]:
         """Run the text of a program."""
         script = Path(self._folder.name) / f"program-{self._jobs}.py"
         script.write_text(program)
-        return self.run(script, *arguments, facts=facts, **also)
+        return self.run(script, *arguments, facts=facts, ranks=ranks, **also)
 
 
 def _serve() -> Sequence[str]:
