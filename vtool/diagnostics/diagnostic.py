@@ -83,8 +83,6 @@ class Findings(ValueError):
         return _findings, (type(self), self.diagnostics, self.fatal)
 
 
-def _findings(
-    kind: type[Findings], diagnostics: tuple[Diagnostic, ...], fatal: bool
-) -> Findings:
+def _findings(kind: type[Findings], diagnostics: tuple[Diagnostic, ...], fatal: bool) -> Findings:
     """Rebuild `Findings` in another process (it crosses ranks and data workers)."""
     return kind(diagnostics, fatal=fatal)
