@@ -148,6 +148,17 @@ def test_a_tie_is_not_missed_where_it_is_there_or_cannot_be_seen(
     assert result.checks["head-not-tied"] == state
 
 
+@pytest.mark.parametrize(
+    ("without", "severity"), [(["a"], "note"), (["b"], "error"), ([], "error")]
+)
+def test_a_head_that_nobody_uses_may_be_in_no_group(
+    tmp_path: Path, without: list[str], severity: str
+) -> None:
+    facts = changed(healthy(), on("model", in_no_group=["a"], n_in_no_group=1))
+    facts = changed(facts, on("arrived", no_gradient=without, n_no_gradient=len(without)))
+    assert rules(conclude(tmp_path, facts))["parameter-in-no-group"] == severity
+
+
 def test_a_mean_over_every_position_is_named(tmp_path: Path) -> None:
     def over_positions(fact: Fact) -> list[Fact] | None:
         if fact["kind"] != "micro":
