@@ -64,19 +64,9 @@ def root(
     """Fine-tune vision-language models, and prove that nothing went silently wrong."""
 
 
-LONG = frozenset(
-    [
-        "train",
-        "verify",
-        "export",
-        "load-check",
-        "predict",
-        "evaluate",
-        "chat",
-        "serve",
-        "report",
-        "doctor",
-    ]
+LONG = (
+    *("train", "verify", "export", "load-check", "predict"),
+    *("evaluate", "chat", "serve", "report", "doctor"),
 )
 """Commands that take seconds: they say that they have begun. So does any with `--live`."""
 

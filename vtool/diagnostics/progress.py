@@ -43,7 +43,7 @@ class _Task:
 
 
 _under_way: list[_Task] = []
-"""What is told now, of all threads."""
+"""Tasks that are told now, of all threads."""
 _innermost: ContextVar[_Task | None] = ContextVar("innermost", default=None)
 
 
