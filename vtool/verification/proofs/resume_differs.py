@@ -43,7 +43,7 @@ def compute(context: ProofContext) -> ProofResult:
     progress.step = 1
     saved = snapshot(straight, progress)
     folder = context.folder / "checkpoints"
-    path = context.ranks.on_rank_zero(lambda: checkpoint.save(folder, saved, 1))
+    path = checkpoint.save(folder, saved, 1, ranks=context.ranks)
     first = steps.take_step(straight, progress, step=2)
     expected = steps.copy_training_state(straight)
     resumed, _ = context.open()
