@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappush, heapreplace
 from pathlib import Path
 from typing import Any
 
@@ -38,22 +39,32 @@ class WrittenFile:
 
 
 class Shares:
-    """The shares of the ranks: each tensor is that of the rank which has the fewest bytes so far.
+    """The shares of the ranks. Rank 0 has the first file; then the rank with the fewest bytes.
 
-    All ranks see the same tensors in the same order, and so agree without a word.
+    All ranks see the same tensors in the same order, and so agree without a word. A checkpoint that
+    is small, such as that of adapters, is one file of each kind.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         self._rank = ranks.rank
-        self._bytes = [0] * ranks.world
+        self._total = 0
+        self._fewest = [(0, rank) for rank in range(1, ranks.world)]
 
     def of_this_rank(self, pairs: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors that this rank writes. To be iterated to its end, as all ranks do."""
         for name, tensor in pairs:
-            owner = self._bytes.index(min(self._bytes))
-            self._bytes[owner] += tensor.nbytes
-            if owner == self._rank:
+            if self._owner(tensor.nbytes) == self._rank:
                 yield name, tensor
+
+    def _owner(self, size: int) -> int:
+        before, self._total = self._total, self._total + size
+        if self._total <= FILE_BYTES:
+            return 0
+        if before <= FILE_BYTES:
+            heappush(self._fewest, (before, 0))
+        own, owner = self._fewest[0]
+        heapreplace(self._fewest, (own + size, owner))
+        return owner
 
 
 class ShareWriter:

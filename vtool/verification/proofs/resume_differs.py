@@ -42,7 +42,8 @@ def compute(context: ProofContext) -> ProofResult:
     steps.take_step(straight, progress)
     progress.step = 1
     saved = snapshot(straight, progress)
-    folder = context.folder / "checkpoints"
+    # each rank has a folder of its own
+    folder = context.ranks.on_rank_zero(lambda: context.folder / "checkpoints")
     path = checkpoint.save(folder, saved, 1, ranks=context.ranks)
     first = steps.take_step(straight, progress, step=2)
     expected = steps.copy_training_state(straight)
