@@ -101,6 +101,10 @@ def test_findings_have_their_exit_status(beside: Path) -> None:
     assert "note: no row's reference is the choice 1, x" in output
     output = vtool(beside, *evaluate, "--metric", "mine.py:points", status=2)
     assert "there is no file mine.py" in output
+    output = vtool(beside, *evaluate, "metric=mine.py:points", status=2)
+    assert "help: write --metric mine.py:points" in output
+    output = vtool(beside, "evaluate", "digits", "none.jsonl", status=2)
+    assert "error[path-not-found VT207]: none.jsonl is not there" in output
     output = vtool(beside, "evaluate", "digit", "digits", status=2)
     assert "did you mean `digits`" in output
     document = json.loads(run_vtool(beside, *evaluate, "--format", "json").stdout)

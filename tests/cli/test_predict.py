@@ -50,7 +50,7 @@ def test_answers_go_to_a_new_file_alone(beside: Path) -> None:
     assert "answers.jsonl: File exists" in vtool(beside, *command, status=2)
     assert (beside / "answers.jsonl").read_text() == before
     none = ("predict", "digits", "none.jsonl", "--out", "other.jsonl")
-    assert "none.jsonl is not there" in vtool(beside, *none, status=1)
+    assert "none.jsonl is not there" in vtool(beside, *none, status=2)
     assert not (beside / "other.jsonl").exists()
 
 

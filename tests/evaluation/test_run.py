@@ -26,6 +26,7 @@ from vtool.evaluation.rows import load_settings, open_questions
 from vtool.evaluation.run import Evaluated, Request, evaluate_model
 from vtool.evaluation.subject import open_subject
 from vtool.models.answers import Sampling
+from vtool.models.base_files import digests
 
 
 @pytest.fixture
@@ -283,6 +284,22 @@ def test_an_adapter_whose_base_has_moved_says_where_it_looked(tmp_path: Path) ->
         open_subject(str(tmp_path / "adapter"))
     assert raised.value.fatal
     assert "--base FOLDER" in (raised.value.diagnostics[0].help or "")
+
+
+def test_an_adapter_is_not_put_over_other_weights_than_its_run_began_with(tmp_path: Path) -> None:
+    base, adapter = tmp_path / "run/base", tmp_path / "run/export"
+    for folder in (base, adapter):
+        folder.mkdir(parents=True)
+    (base / "config.json").write_text('{"model_type": "qwen2_5_vl"}')
+    (base / "model.safetensors").write_bytes(b"weights")
+    named = {"base_model_name_or_path": str(base)}
+    (adapter / "adapter_config.json").write_text(json.dumps(named))
+    (tmp_path / "run/base.json").write_text(json.dumps(digests(base)))
+    assert open_subject(str(adapter)).is_adapter
+    (base / "model.safetensors").write_bytes(b"Weights")
+    with pytest.raises(Findings, match=r"base-changed.*began with: model\.safetensors") as raised:
+        open_subject(str(adapter))
+    assert raised.value.fatal
 
 
 def test_a_run_is_found_by_its_name(

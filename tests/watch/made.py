@@ -104,7 +104,14 @@ def healthy(world: int = 1, steps: int = 3) -> list[Fact]:
     tokens = world * sum(map(sum, LENGTHS))
     for rank in range(world):
         mine: list[Fact] = [
-            {"kind": "process", "model": None, "format": 1, "pid": 10 + rank, "world": world},
+            {
+                "kind": "process",
+                "model": None,
+                "format": 1,
+                "pid": 10 + rank,
+                "world": world,
+                "steps": steps,
+            },
             model(rank),
         ]
         for step in range(steps):

@@ -113,13 +113,16 @@ def test_the_folder_is_its_owners_alone(tmp_path: Path) -> None:
         (["--"], 2, "there is no command to watch"),
         (["--", "no-such-thing"], 127, "there is no command no-such-thing on the PATH"),
         (["--", "./absent.sh"], 127, "the command ./absent.sh is not there"),
-        (["--", "./plain.txt"], 127, "cannot be run (chmod +x)"),
+        (["--", "./plain.txt"], 126, "cannot be run (chmod +x)"),
+        (["--", "train.py"], 126, "cannot be run (python train.py)"),
+        (["--", "./train.py"], 126, "cannot be run (python ./train.py)"),
         (["--to", "plain.txt", "--", "true"], 2, "plain.txt cannot be written into"),
         (["--to", "earlier", "--", "true"], 2, "earlier has the facts of an earlier run"),
         (["--to", "full", "--", "true"], 2, "full is not empty (a.txt)"),
         (["--tokenizer", "full", "--", "true"], 2, "there is no full/tokenizer.json"),
         (["--read", "earlier", "--", "true"], 2, "--read and a command do not go together"),
         (["--read", "absent"], 2, "there is no folder absent"),
+        (["--read", "plain.txt"], 2, "plain.txt is a file; facts are in a folder"),
         (["--steps", "0", "--", "true"], 2, "--steps"),
         (["--html", "absent/page.html", "--", "true"], 2, "there is no folder absent"),
     ],
@@ -128,6 +131,7 @@ def test_bad_input_is_one_clear_line(
     tmp_path: Path, arguments: list[str], status: int, said: str
 ) -> None:
     (tmp_path / "plain.txt").write_text("text")
+    (tmp_path / "train.py").write_text("pass")
     (tmp_path / "full").mkdir()
     (tmp_path / "full/a.txt").touch()
     write(tmp_path / "earlier", healthy())

@@ -43,6 +43,46 @@ def test_a_scale_that_clipping_hides_is_no_pass(
     assert result.checks["gradient-scaled"] == state
 
 
+def scaled(of_loss: float, times: float, scalers: list[float]) -> list[Fact]:
+    """Return facts of a loss that is some times a mean, and of gradients that are other times."""
+
+    def arrive(fact: Fact) -> None:
+        if fact["kind"] == "arrived":
+            fact["scalers"] = scalers
+            fact["norm_gradient"] = [times / of_loss * value for value in fact["norm_sum"]]
+
+    return changed(changed(healthy(), weigh(lambda fact: of_loss * MEAN)), arrive)
+
+
+@pytest.mark.parametrize(
+    ("of_loss", "times", "scalers", "found", "said"),
+    [
+        (1024, 1, [1024.0], None, ""),
+        (1024, 1024, [1024.0], "error", "nothing divides by it"),
+        (1024, 1024, [8.0, 1024.0], "error", "nothing divides by it"),
+        (1024**2, 1024, [1024.0], "error", "does so twice"),
+        (1024, 1 / 1024, [1024.0], "error", "gradients are divided by it twice"),
+        (36, 36, [1024.0], "note", "36 times"),  # a sum over the tokens
+        (1024, 1024, [], "note", "1024 times"),
+    ],
+)
+def test_a_loss_scaler_is_to_be_divided_by_once(
+    tmp_path: Path, of_loss: float, times: float, scalers: list[float], found: str | None, said: str
+) -> None:
+    result = conclude(tmp_path, scaled(of_loss, times, scalers))
+    assert rules(result) == ({"gradient-scaled": found} if found else {})
+    assert said in "".join(one.message for one in result.findings)
+
+
+@pytest.mark.parametrize(("limit", "found"), [(1.0, "warning"), (102.4, None), (0.8165, None)])
+def test_gradients_are_to_be_divided_before_they_are_clipped(
+    tmp_path: Path, limit: float, found: str | None
+) -> None:
+    """A limit of 102.4 before is one of 0.1 behind the division, which somebody may have meant."""
+    facts = changed(clipped(1024), on("arrived", norm=limit / 1024, scalers=[1024.0]))
+    assert rules(conclude(tmp_path, facts)) == ({"gradient-scaled": found} if found else {})
+
+
 @pytest.mark.parametrize("name", ["parameter-stopped-moving", "layers-scaled-apart"])
 def test_one_step_alone_is_no_pass_where_it_takes_two(tmp_path: Path, name: str) -> None:
     result = conclude(tmp_path, healthy(steps=1))
@@ -106,6 +146,17 @@ def test_a_tie_is_not_missed_where_it_is_there_or_cannot_be_seen(
     assert rules(result) == {}
     state = "passed" if fields.get("tied") else "not-run"
     assert result.checks["head-not-tied"] == state
+
+
+@pytest.mark.parametrize(
+    ("without", "severity"), [(["a"], "note"), (["b"], "error"), ([], "error")]
+)
+def test_a_head_that_nobody_uses_may_be_in_no_group(
+    tmp_path: Path, without: list[str], severity: str
+) -> None:
+    facts = changed(healthy(), on("model", in_no_group=["a"], n_in_no_group=1))
+    facts = changed(facts, on("arrived", no_gradient=without, n_no_gradient=len(without)))
+    assert rules(conclude(tmp_path, facts))["parameter-in-no-group"] == severity
 
 
 def test_a_mean_over_every_position_is_named(tmp_path: Path) -> None:

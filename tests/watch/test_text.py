@@ -1,7 +1,10 @@
 """The lines before the findings."""
 
-from tests.watch.made import Fact
+from pathlib import Path
+
+from tests.watch.made import Fact, healthy, write
 from vtool.diagnostics.result import Result
+from vtool.watch.conclude import conclude_folder
 from vtool.watch.text import describe
 
 
@@ -14,6 +17,7 @@ def test_the_first_row_is_shown_where_it_is_learnt() -> None:
     told = [of(one["text"], 0.1) for one in answer]
     seen = {
         "model": {},
+        "number": 0,
         "ranks": 1,
         "tokens": 2,
         "micro_batches": 1,
@@ -26,3 +30,13 @@ def test_the_first_row_is_shown_where_it_is_learnt() -> None:
     assert "asked0" in line
     assert " … " in line
     assert line.endswith("⟦fine<end>⟧<pad> x 50")
+
+
+def test_models_that_are_trained_together_are_told_apart(tmp_path: Path) -> None:
+    first = [fact for fact in healthy(steps=1) if fact["kind"] != "process"]
+    second = [{**fact, "model": 1} for fact in first]
+    write(tmp_path, [*healthy(steps=1)[:1], *first[:-1], *second])
+    results = conclude_folder(tmp_path, "run", None)
+    lines = [line for line in describe(results) if line.startswith("watched")]
+    read = "36 learnt tokens read in 2 micro-batches of 1 step"
+    assert lines == [f"watched: TinyForCausalLM {number}, AdamW: {read}" for number in (0, 1)]

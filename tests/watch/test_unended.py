@@ -5,7 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.watch.inject.test_sitecustomize import TRAINS, plain, run
+from tests.commands import run_vtool
+from tests.watch.forks import Forks
+from tests.watch.inject.test_sitecustomize import TRAINS
+from tests.watch.made import changed, healthy, write
+from tests.watch.test_conclusions import PLANTED
 from vtool.watch.conclude import conclude_folder
 from vtool.watch.reading import read_facts
 from vtool.watch.text import describe
@@ -16,11 +20,11 @@ def lines(folder: Path) -> list[str]:
 
 
 def test_a_disk_that_fills_costs_one_line_and_the_page_says_that_there_is_no_end(
-    tmp_path: Path,
+    tmp_path: Path, forks: Forks
 ) -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))\n"
-    done = run(code=limit + TRAINS, facts=tmp_path / "facts")
-    assert (done.returncode, done.stdout) == (0, plain())
+    done = forks.run_text(limit + TRAINS, facts=tmp_path / "facts")
+    assert (done.returncode, done.stdout) == (0, forks.run_text(TRAINS).stdout)
     assert done.stderr.count("\n") == 1
     assert "facts are no longer written: OSError(27, 'File too large')" in done.stderr
     (file,) = (tmp_path / "facts").iterdir()
@@ -33,14 +37,70 @@ def test_an_empty_file_is_no_missing_pythonpath(tmp_path: Path, text: str) -> No
     (tmp_path / "rank0-1.jsonl").write_text(text)
     (result,) = conclude_folder(tmp_path, "run", None)
     assert result.verdict == "not-run"
-    assert "the facts of 1 processes are empty" in result.findings[0].message
+    assert "the facts are empty" in result.findings[0].message
 
 
-def test_a_killed_process_has_no_end_and_one_that_ended_has(tmp_path: Path) -> None:
+def cut(folder: Path, step: int, damage: str = "") -> Path:
+    """Write facts that stop within a step, or one line of which is something else."""
+    facts = [f for f in healthy() if f["kind"] != "ended" and f["step"] <= step]
+    (file,) = write(folder, facts[:-1] if not damage else healthy()).iterdir()
+    if damage:
+        lines = file.read_text().splitlines()
+        file.write_text("\n".join([*lines[:3], damage, *lines[4:]]) + "\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("step", "damage", "said"),
+    [
+        (0, "", "the facts stop within the 3 watched steps"),
+        (1, "", "the facts stop within the 3 watched steps"),
+        (2, "\0" * 40, "lines of the facts are damaged (1)"),
+    ],
+)
+def test_facts_of_which_a_part_is_missing_are_no_pass(
+    tmp_path: Path, step: int, damage: str, said: str
+) -> None:
+    done = run_vtool(tmp_path, "watch", "--read", str(cut(tmp_path / "facts", step, damage)))
+    assert done.status == 2
+    assert said in done.stdout
+    assert "passed" not in done.stdout
+
+
+def test_what_was_found_before_facts_stop_stands(tmp_path: Path) -> None:
+    wrong = changed(healthy(), PLANTED["mean of means"][1])
+    write(tmp_path / "facts", [f for f in wrong if f["kind"] != "ended" and f["step"] < 2])
+    done = run_vtool(tmp_path, "watch", "--read", "facts")
+    assert done.status == 1
+    assert "token-weights-differ" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        (None, "", "facts has no facts (rank*.jsonl)"),
+        ("notes.txt", "text", "facts has no facts (rank*.jsonl)"),
+        ("rank0-1.jsonl", "\0\1\n\2\n", "all of their lines (1) are damaged"),
+        ("rank0-1.jsonl", "", "the facts are empty"),
+    ],
+)
+def test_a_folder_without_facts_is_no_pass(
+    tmp_path: Path, name: str | None, text: str, said: str
+) -> None:
+    (tmp_path / "facts").mkdir()
+    if name:
+        (tmp_path / "facts" / name).write_text(text)
+    done = run_vtool(tmp_path, "watch", "--read", "facts")
+    assert done.status == 2
+    assert said in done.output
+
+
+def test_a_killed_process_has_no_end_and_one_that_ended_has(tmp_path: Path, forks: Forks) -> None:
     kill = "\nimport os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-    assert run(code=TRAINS + kill, facts=tmp_path / "facts").returncode == -signal.SIGKILL
+    killed = forks.run_text(TRAINS + kill, facts=tmp_path / "facts")
+    assert killed.returncode == -signal.SIGKILL
     assert read_facts(tmp_path / "facts").unended == 1
     assert "killed, a full disk, or still running" in "\n".join(lines(tmp_path / "facts"))
-    run(code=TRAINS, facts=tmp_path / "whole")
+    forks.run_text(TRAINS, facts=tmp_path / "whole")
     assert read_facts(tmp_path / "whole").unended == 0
     assert "have no end" not in "\n".join(lines(tmp_path / "whole"))

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -30,6 +31,10 @@ def chat(
     max_new_tokens: Annotated[
         int, typer.Option(min=1, help="The longest answer, in tokens.")
     ] = 512,
+    base: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="The weights under an adapter, if they were moved."),
+    ] = None,
 ) -> None:
     """Chat with a model about images and videos: greedy answers, shown as they are written.
 
@@ -44,7 +49,7 @@ def chat(
         from vtool.evaluation.chat import Chat
         from vtool.evaluation.subject import open_subject
 
-        subject = open_subject(model)
+        subject = open_subject(model, base)
         reader = Reader.of(subject)
         _say(f"loading {subject.in_words()}")
         with working("loading the model"):

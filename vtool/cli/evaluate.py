@@ -90,8 +90,6 @@ def evaluate(
     format: Annotated[Format, typer.Option(help="How findings are printed.")] = Format.full,
 ) -> None:
     """Score a model's answers to rows, with 95 % intervals. Stopped, it goes on where it was."""
-    # at once: to import torch takes seconds
-    typer.echo(f"evaluate: {model} on {rows}", err=True)
     from vtool.cli.common import begin_with_training, exit_on_findings, print_and_exit
     from vtool.diagnostics.printable import printable
     from vtool.diagnostics.render import MACHINE
@@ -99,6 +97,7 @@ def evaluate(
 
     stopped = "stopped; the same command goes on with the rows that have no answer yet"
     with exit_on_findings("evaluate", model, format, stopped):
+        _check_settings(overrides or ())
         begin_with_training("vtool evaluate")
         from dataclasses import replace
 
@@ -146,6 +145,27 @@ def evaluate(
                 }
             results.append(Result(made.subject, made.verdict, made.checks, made.findings, details))
         print_and_exit(results, "evaluate", format)
+
+
+_OPTIONS = ("metric", "choices", "by", "sample", "limit", "batch", "against", "base", "to")
+
+
+def _check_settings(given: "Sequence[str]") -> None:
+    """Refuse an option that is written as a setting.
+
+    Raises:
+        Findings: `unknown-key`, fatal.
+    """
+    import shlex
+
+    from vtool.diagnostics import Diagnostic, Findings
+
+    for one in given:
+        name, _, value = one.partition("=")
+        if name in _OPTIONS:
+            message = f"`{name}` is an option of vtool evaluate, and no setting"
+            help = f"write --{name} {shlex.quote(value)}"
+            raise Findings(Diagnostic("unknown-key", message, help), fatal=True)
 
 
 def compare(first: "Evaluated", other: "Evaluated") -> "tuple[Compared, ...]":

@@ -9,7 +9,10 @@ from vtool.cli import complete
 
 
 def export(
-    run: Annotated[Path, typer.Argument(autocompletion=complete.runs, help="A run's folder.")],
+    run: Annotated[
+        Path,
+        typer.Argument(autocompletion=complete.runs, metavar="RUN", help="A run's folder or name."),
+    ],
     output: Annotated[
         Path | None, typer.Option(help="Where to write. Default: RUN/export, or RUN/merged.")
     ] = None,
@@ -40,8 +43,10 @@ def export(
         raise typer.BadParameter("it is for --push", param_hint="--public")
     with exit_on_findings("export", str(run)):
         begin_with_training("vtool export")
+        from vtool.report.found_runs import find_run
         from vtool.training.export_run import export_run
 
+        run = find_run(run)
         with working("exporting the model"):
             folder, step = export_run(run, output, merge=merge)
         typer.echo(printable(f"step {step} exported to {folder}"))

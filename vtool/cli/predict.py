@@ -53,6 +53,10 @@ def predict(
         str | None, typer.Option(help="A system message that goes before the question.")
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest answer, in tokens.")] = 64,
+    base: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="The weights under an adapter, if they were moved."),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Of ROWS: a new file for the answers, as JSON lines."),
@@ -83,7 +87,7 @@ def predict(
         begin_with_training("vtool predict")
         from vtool.evaluation.subject import open_subject
 
-        subject = open_subject(model)
+        subject = open_subject(model, base)
         if of_rows:
             found = _answer_rows(subject, given, max_new_tokens, batch, out)
             if found:
@@ -91,13 +95,12 @@ def predict(
                 raise typer.Exit(1)
             return
         from vtool.diagnostics.printable import printable_text
-        from vtool.evaluation.predict import first_question
-        from vtool.evaluation.predict import predict as ask
+        from vtool.evaluation.predict import first_question, predict_subject
 
         images, videos = [*map(str, image or ()), *given], [*map(str, video or ())]
         text = question if question is not None else first_question(subject.given)
         _say(_asked(text, question is None, len(images), len(videos)))
-        answer = ask(subject.given, images, text, system, max_new_tokens, videos)
+        answer = predict_subject(subject, images, text, system, max_new_tokens, videos)
     typer.echo(printable_text(answer.text))
     if answer.stopped:
         _say(f"the answer was stopped at {answer.tokens} tokens; longer: --max-new-tokens N")

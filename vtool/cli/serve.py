@@ -26,6 +26,10 @@ def serve(
     ] = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")] = 8000,
+    base: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="The weights under an adapter, if they were moved."),
+    ] = None,
     name: Annotated[
         str | None, typer.Option(help="What requests call it. Default: the name of its run.")
     ] = None,
@@ -73,7 +77,7 @@ def serve(
         address = Address(host, port)
         if not print_:
             check_address(address)
-        found, subject = find_model(model, name, not print_, _say)
+        found, subject = find_model(model, name, not print_, _say, base)
         command = serve_command(
             found, vllm, address, os.environ, dtype=dtype, compile=compile, more=more or ()
         )

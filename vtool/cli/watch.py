@@ -148,7 +148,7 @@ class _Page:
         """Lines about what could not be written."""
 
     def conclude(
-        self, folder: Path, stream: Any, subject: str, status: int = 0
+        self, folder: Path, stream: Any, subject: str, status: int | None = None
     ) -> "Sequence[Result]":
         """Conclude from a folder of facts, and print and write what follows."""
         from vtool.cli.common import exit_on_findings, print_results
@@ -197,16 +197,26 @@ def _run(
     """Run the command under the watch; return its exit status and the folder of the facts."""
     import os
 
-    from vtool.watch.command import find_command, find_interpreter, isolated, run_command
+    from vtool.watch.command import (
+        NotRunnableError,
+        find_command,
+        find_interpreter,
+        isolated,
+        run_command,
+    )
     from vtool.watch.folder import environment, make_folder
     from vtool.watch.stop import Stopper
 
     try:
         file = find_command(command[0])
+    except ValueError as error:  # with the status that a shell has for it
+        _say(str(error))
+        raise typer.Exit(126 if isinstance(error, NotRunnableError) else 127) from None
+    try:
         folder = make_folder(to)
     except ValueError as error:
         _say(str(error))
-        raise typer.Exit(127 if "command" in str(error) else 2) from None
+        raise typer.Exit(2) from None
     interpreter = find_interpreter(file)
     _say(f"{file}{f' ({interpreter})' if interpreter else ''}; facts go to {folder}")
     if option := isolated(command):

@@ -107,10 +107,24 @@ def load_rows_file(file: str, overrides: Sequence[str] = ()) -> Loaded:
     Its format is left to `vtool.data.detect.detected`.
 
     Raises:
-        Findings: as `load_run`.
+        Findings: as `load_run`; fatal where there is no such file.
     """
     source = f"data.train=[{{format:auto,path:{quoted(file)}}}]"
-    return load_run(ROWS_RECIPE, [source, *overrides])
+    try:
+        return load_run(ROWS_RECIPE, [source, *overrides])
+    except Findings as found:
+        told = [_of_subject(one) for one in found.diagnostics]
+        absent = any(one is not before for one, before in zip(told, found.diagnostics, strict=True))
+        raise Findings(told, fatal=found.fatal or absent) from None
+
+
+def _of_subject(finding: Diagnostic) -> Diagnostic:
+    """Return a finding on the absence of a command's subject without the setting it became."""
+    name = "data.train.0.path"
+    if (finding.rule, finding.parameter) != ("path-not-found", name):
+        return finding
+    message = finding.message.removeprefix(f"{name}: ")
+    return replace(finding, message=message, parameter=None, origin=None)
 
 
 def load_load_check(recipe: str, overrides: Sequence[str] = ()) -> Loaded:

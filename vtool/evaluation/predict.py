@@ -34,6 +34,22 @@ def predict(
     export = find_export(run)
     text = question if question is not None else first_question(run)
     subject = Subject(run, export, own_settings(run, export.folder))
+    return predict_subject(subject, images, text, system, max_new_tokens, videos)
+
+
+def predict_subject(
+    subject: Subject,
+    images: Sequence[str],
+    text: str,
+    system: str | None,
+    max_new_tokens: int,
+    videos: Sequence[str] = (),
+) -> Answer:
+    """Return the greedy answer of a model that was found before; `predict` says the rest.
+
+    Raises:
+        Findings: as `predict`.
+    """
     with _typed():
         reader = Reader.of(subject)
         prompt = reader.prompt(question_row({TAG: images, VIDEO_TAG: videos}, text, system))

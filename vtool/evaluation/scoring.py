@@ -92,7 +92,7 @@ def score_answers(
         return (*own, nll) if nll else tuple(own)
 
     groups: dict[str, dict[str, tuple[Score, ...]]] = {}
-    notes = list(_notes(answers, choices if NAME in rows else ()))
+    notes = [*_notes(answers, choices if NAME in rows else ()), *_remarks(known, answers)]
     tellers = [("source", {one.index: one.source for one in answers}), *([by] if by else [])]
     for name, values in tellers:
         places: dict[str, list[int]] = {}
@@ -168,6 +168,15 @@ def _score(
         return Score(metric.name, metric.says, mean, low, high, len(values), right)
     low, high = bootstrap_interval(values)
     return Score(metric.name, metric.says, mean, low, high, len(values))
+
+
+def _remarks(metrics: Sequence[Metric], answers: Sequence[Asked]) -> Iterator[str]:
+    """Yield what must be known beside the scores of all answers together."""
+    for metric in metrics:
+        if metric.whole is not None:
+            remark = metric.whole.remark(whole_rows(metric.whole, answers).sum(0))
+            if remark is not None:
+                yield f"{metric.name}: {remark}"
 
 
 def whole_rows(whole: Whole, answers: Sequence[Asked]) -> NDArray[np.float64]:

@@ -1,7 +1,6 @@
 """The model that is evaluated: a run's, an export, an adapter, or any folder of a known family."""
 
 import json
-import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from vtool.evaluation.exported import Export, find_export, load_exported, own_se
 from vtool.hub.cache import find_snapshot
 from vtool.hub.download import download_absent
 from vtool.hub.names import HubName, hub_name
+from vtool.models.base_files import RECORD, check_same, digests
 from vtool.models.model_class import MODELING_RECORD
 from vtool.models.processor import Processor, load_processor
 
@@ -140,12 +140,12 @@ def open_subject(given: str, base: Path | None = None) -> Subject:
     path = find_folder(given)
     try:
         export = find_export(path, base)
-        return Subject(path, export, own_settings(path, export.folder))
+        subject = Subject(path, export, own_settings(path, export.folder))
+        if subject.is_adapter:
+            _check_base(export)
+        return subject
     except Findings as findings:
-        moved = (
-            "say where it is now: --base FOLDER; or a whole model: vtool export"
-            f" {shlex.quote(given)} --merge"
-        )
+        moved = "put it back, or say where it is now: --base FOLDER"
         found = [
             replace(one, help=moved)
             if one.rule == "model-does-not-load" and "is an adapter for" in one.message
@@ -153,6 +153,21 @@ def open_subject(given: str, base: Path | None = None) -> Subject:
             for one in findings.diagnostics
         ]
         raise Findings(found, fatal=True) from findings
+
+
+def _check_base(export: Export) -> None:
+    """Hold the weights under a run's adapter against those that it was trained on.
+
+    Raises:
+        Findings: `base-changed`.
+    """
+    run = export.folder.parent
+    try:
+        written = json.loads((run / RECORD).read_text())
+    except (OSError, ValueError, RecursionError):  # an adapter that stands alone says nothing
+        return
+    if isinstance(written, dict):
+        check_same(run, export.base, written, digests(export.base))
 
 
 def with_own_reading(run: Run, own: Run | None, given: Collection[str]) -> Run:

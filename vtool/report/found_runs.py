@@ -12,6 +12,12 @@ def find_runs(named: Sequence[Path]) -> list[Path]:
     return [run for each in named for run in _found(each)]
 
 
+def find_run(named: Path) -> Path:
+    """Return the folder of a run, by its path or by its name in `runs/`."""
+    own = Path("runs") / named
+    return own if not named.exists() and (own / "config.yaml").is_file() else named
+
+
 def _found(named: Path) -> list[Path]:
     try:
         if any((named / name).is_file() for name in ("config.yaml", "metrics.jsonl")):
@@ -20,9 +26,9 @@ def _found(named: Path) -> list[Path]:
         if inside:
             return inside
         if len(named.parts) == 1 and not named.exists():
+            if (run := find_run(named)) != named:
+                return [run]
             runs = Path("runs")
-            if (runs / named / "config.yaml").is_file():
-                return [runs / named]
             found = sorted(runs.glob(f"{_plain(str(named))}-*=*"))
             return [path for path in found if (path / "config.yaml").is_file()] or [named]
     except OSError:  # it is said of the folder what is wrong with it

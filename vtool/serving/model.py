@@ -19,7 +19,11 @@ _NO_NAMES = ("export", "merged")
 
 
 def find_model(
-    given: str, name: str | None, write: bool, say: Callable[[str], object]
+    given: str,
+    name: str | None,
+    write: bool,
+    say: Callable[[str], object],
+    base: Path | None = None,
 ) -> tuple[Model, Subject]:
     """Find the model to serve; export or merge it where that has not been done.
 
@@ -28,6 +32,7 @@ def find_model(
         name: what requests call it; None: the name of its run, or of its folder.
         write: do that, and do not only say how.
         say: is given a line on what happens.
+        base: where the weights under an adapter are, in the place of what the adapter says.
 
     Raises:
         Findings: as `open_subject` and `export_run`; `not-servable`; fatal.
@@ -37,7 +42,7 @@ def find_model(
     if write and folder.checkpoints.is_dir() and not folder.export.exists():
         say(f"{given} has no export yet: vtool export {shlex.quote(given)}")
         _export(path, merge=False)
-    subject = open_subject(given)
+    subject = open_subject(given, base)
     export, run = subject.export, subject.run
     if run is not None and run.model.modeling is not None:
         say(f"vLLM runs its own class of {export.family}: what {run.model.modeling} computes")

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from vtool.config.schema import Model, Run
-from vtool.diagnostics import Diagnostic, Findings
 from vtool.export.huggingface import export
+from vtool.models.base_files import check_same, digests
 from vtool.models.build import build_model
 from vtool.models.processor import Processor
 from vtool.training.own_folder import write_atomically
 from vtool.training.run_folder import RunFolder, reading
 from vtool.training.start import Start
-from vtool.training.weights import build_whole, digest
+from vtool.training.weights import build_whole
 
 
 def base_of(run: Run, folder: RunFolder) -> Path:
@@ -62,13 +62,13 @@ def keep_base(run: Run, folder: RunFolder, processor: Processor, start: Start) -
                 export(
                     model, dict(model.named_parameters()), processor, run.model.family, folder.base
                 )
-    found = _digests(base_of(run, folder))
+    found = digests(base_of(run, folder))
     if start.checkpoint is not None:
         check_base(origin, base_of(run, folder), found)
     elif begun is not None and begun.run is not None and begun.adapted:
         check_base(RunFolder(begun.run), base_of(run, folder), found)
     elif begun is not None and begun.base is not None:
-        _check_same(begun.base, base_of(run, folder), _digests(begun.base), found)
+        check_same(begun.base, base_of(run, folder), digests(begun.base), found)
     with folder.writing():
         write_atomically(folder.base_files, json.dumps(found, indent=1) + "\n")
 
@@ -90,30 +90,4 @@ def check_base(origin: RunFolder, base: Path, found: dict[str, Any] | None = Non
     """
     with reading(origin.base_files):
         written = json.loads(origin.base_files.read_text())
-    _check_same(origin.path, base, written, _digests(base) if found is None else found)
-
-
-def _check_same(whose: Path, base: Path, written: dict[str, Any], found: dict[str, Any]) -> None:
-    different = sorted(
-        name for name in written.keys() | found.keys() if written.get(name) != found.get(name)
-    )
-    if different:
-        raise Findings(
-            Diagnostic(
-                "base-changed",
-                f"{base} is not what {whose} began with: {', '.join(different)}",
-                parameter="model.path",
-            )
-        )
-
-
-def _digests(base: Path) -> dict[str, Any]:
-    """Return the size and the XXH3 of each file that makes the model.
-
-    transformers reads .bin files where there are no others.
-    """
-    weights = sorted(base.glob("*.safetensors")) or sorted(base.glob("pytorch_model*.bin"))
-    found = {}
-    for file in (file for file in (*weights, base / "config.json") if file.exists()):
-        found[file.name] = digest(file)
-    return found
+    check_same(origin.path, base, written, digests(base) if found is None else found)

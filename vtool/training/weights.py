@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import xxhash
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
@@ -20,6 +19,7 @@ from vtool.config.schema import Lora, Model, Run
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.families import FAMILIES
 from vtool.models.adapters import CONFIG, WEIGHTS, base_of_adapter, is_adapter, saved_name
+from vtool.models.base_files import digest
 from vtool.models.build import build_model
 from vtool.models.observe_model import measure_config
 from vtool.models.processor import Processor, first_line
@@ -31,7 +31,6 @@ from vtool.training.run_folder import RunFolder, reading
 
 RULE, SETTING = "unfit-weights", "train.from"
 _SHOWN = 3
-_BLOCK = 2**24
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +77,6 @@ class Weights:
             "kind": "adapter" if self.adapted else "model",
             "files": {file.name: digest(file) for file in self.files},
         }
-
-
-def digest(file: Path) -> dict[str, Any]:
-    """Return the size and the XXH3 of a file."""
-    total = xxhash.xxh3_128()
-    with file.open("rb") as opened:
-        while block := opened.read(_BLOCK):
-            total.update(block)
-    return {"bytes": file.stat().st_size, "xxh3": total.hexdigest()}
 
 
 def find_weights(run: Run) -> Weights | None:

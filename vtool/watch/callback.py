@@ -1,6 +1,7 @@
 """The watch as a callback of transformers' Trainer, and of the trainers that are built on it."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ from transformers import TrainerCallback
 
 from vtool.diagnostics.render import render
 from vtool.watch import start
-from vtool.watch.conclude import conclude_folder
+from vtool.watch.conclude import conclude
+from vtool.watch.reading import read_facts
 from vtool.watch.text import describe
 
 
@@ -39,6 +41,7 @@ class WatchCallback(TrainerCallback):  # type: ignore[misc]
         """Print the findings, on the first rank alone."""
         if not state.is_world_process_zero:
             return
-        results = conclude_folder(self.folder, str(self.folder), self.tokenizer)
+        watched = replace(read_facts(self.folder), unended=0)  # this process has yet to end
+        results = conclude(watched, str(self.folder), self.tokenizer)
         sys.stderr.writelines(f"{line}\n" for line in describe(results))
         render(results, "full", command="watch", stream=sys.stderr)

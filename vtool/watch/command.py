@@ -32,18 +32,25 @@ class Interpreter:
         return f"Python{' ' + self.version if self.version else ''} of {self.file}, {torch}"
 
 
+class NotRunnableError(ValueError):
+    """A file that is there, and is no program."""
+
+
 def find_command(name: str, path: str | None = None) -> str:
     """Return the file that the user's shell would run.
 
     Raises:
-        ValueError: there is none, or it cannot be run.
+        NotRunnableError: it is there, and cannot be run.
+        ValueError: there is none.
     """
     found = shutil.which(name, path=path)
     if found:
         return found
+    if os.path.isfile(name) and (os.sep in name or name.endswith(".py")):
+        how = f"python {name}" if name.endswith(".py") else "chmod +x"
+        raise NotRunnableError(f"the command {name} cannot be run ({how}); nothing was started")
     if os.sep in name:
-        why = "cannot be run (chmod +x)" if os.path.isfile(name) else "is not there"
-        raise ValueError(f"the command {name} {why}; nothing was started")
+        raise ValueError(f"the command {name} is not there; nothing was started")
     raise ValueError(
         f"there is no command {name} on the PATH; nothing was started (is the trainer's environment"
         " active? its full path works too)"

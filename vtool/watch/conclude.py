@@ -13,7 +13,7 @@ from vtool.watch.conclusions.check import Check, Outcome
 from vtool.watch.conclusions.learnt import nothing_read
 from vtool.watch.facts import Facts
 from vtool.watch.picture import picture
-from vtool.watch.reading import Watched, read_facts
+from vtool.watch.reading import UNENDED, Watched, read_facts
 from vtool.watch.turns import find_turns, load_tokenizer
 
 _DAMAGED = (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError)
@@ -21,7 +21,7 @@ _DAMAGED = (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDiv
 
 
 def conclude_folder(
-    folder: Path, subject: str, tokenizer: Path | None, status: int = 0
+    folder: Path, subject: str, tokenizer: Path | None, status: int | None = None
 ) -> list[Result]:
     """Conclude from a folder of facts: a result for each model that was trained.
 
@@ -29,20 +29,26 @@ def conclude_folder(
         folder: where the facts are.
         subject: what the results are about.
         tokenizer: a folder with tokenizer.json, if it is not the model's.
-        status: the exit status of the command, which may be why nothing was read.
+        status: the exit status of the command, which may be why nothing was read; None where
+            the folder is one of somebody else's naming.
 
     Raises:
         Findings: `not-a-folder-of-facts`.
     """
     try:
         watched = read_facts(folder)
+        if status is None and not (watched.processes or watched.empty or watched.blind):
+            raise ValueError(
+                f"{folder} has no facts (rank*.jsonl): it is another folder than the one that vtool"
+                " watch printed, or nothing of that command has trained"
+            )
     except (ValueError, OSError) as error:
         raise Findings(Diagnostic(NOT_FACTS.name, str(error)), fatal=True) from error
     return conclude(watched, subject, tokenizer, status)
 
 
 def conclude(
-    watched: Watched, subject: str, tokenizer: Path | None = None, status: int = 0
+    watched: Watched, subject: str, tokenizer: Path | None = None, status: int | None = None
 ) -> list[Result]:
     """Conclude from the facts of each model."""
     if not watched.models:
@@ -85,11 +91,20 @@ def conclude_model(facts: Facts, subject: str, watched: Watched) -> Result:
         details["watch"] = picture(facts, watched)
     errors = any(finding.severity == "error" for finding in findings)
     if not errors and not any(micro.supervised and micro.is_read for micro in facts.micros):
-        why = (*watched.errors, *watched.blind, nothing_read(facts) or "nothing was read")[0]
+        early = None if facts.of("micro") else _cut_short(facts, watched)
+        why = (*watched.errors, *watched.blind, early or nothing_read(facts) or "nothing")[0]
         help = "docs/watch.md says what can be read: a head that is whole, losses of tokens"
         findings.append(Diagnostic(NOTHING_READ.name, f"{facts.name}: {why}", help=help))
         # what was not learnt from was not looked at, whatever else is in order
         checks = {name: state if state == "failed" else "not-run" for name, state in checks.items()}
+        return Result(subject, "not-run", checks, tuple(findings), details)
+    if not errors and (cut := _cut_short(facts, watched)):
+        help = "what was found stands; run it again, or wait for its end, to see the rest"
+        findings.append(Diagnostic(NOTHING_READ.name, f"{facts.name}: {cut}", help=help))
+        for name, state in checks.items():
+            if state == "passed":
+                checks[name] = "not-run"
+                details[name] = {**details.get(name, {}), "reason": cut}
         return Result(subject, "not-run", checks, tuple(findings), details)
     return Result(subject, "unsafe" if errors else "clean", checks, tuple(findings), details)
 
@@ -107,27 +122,39 @@ def _outcome(check: Check, facts: Facts) -> Outcome:
     return outcome
 
 
-def _nothing(watched: Watched, subject: str, status: int) -> Result:
+def _cut_short(facts: Facts, watched: Watched) -> str | None:
+    """Return why facts that are missing may have said something else, or None."""
+    if watched.damaged:
+        return f"lines of the facts are damaged ({watched.damaged}), and what they said is lost"
+    steps = max((int(one.get("steps") or 0) for one in watched.processes), default=0)
+    if watched.unended and not facts.is_read_to(steps):
+        return f"the facts stop within the {steps} watched steps: {UNENDED}"
+    return None
+
+
+def _nothing(watched: Watched, subject: str, status: int | None) -> Result:
     if watched.errors:
         why = f"the watch itself failed: {watched.errors[0]}"
     elif watched.blind:
         why = watched.blind[0]
     elif watched.processes:
         why = "no optimizer of a model with a language head was made"
+    elif watched.damaged:
+        why = f"the facts cannot be read: all of their lines ({watched.damaged}) are damaged"
     elif watched.empty:
-        why = (
-            f"the facts of {watched.empty} processes are empty: their disk is full, or they were"
-            " killed as they began"
-        )
+        why = "the facts are empty: the disk is full, or the command was killed as it began"
     else:
         why = (
             "no Python of the command came to a step of an optimizer of torch's, or PYTHONPATH did"
             " not reach it"
         )
-    return _not_run(subject, f"the command ended with status {status}: {why}" if status else why)
+    help = "copy the folder again, or run the command again" if watched.damaged else None
+    told = f"the command ended with status {status}: {why}" if status else why
+    return _not_run(subject, told, help)
 
 
-def _not_run(subject: str, why: str) -> Result:
+def _not_run(subject: str, why: str, help: str | None = None) -> Result:
     checks = dict.fromkeys((check.name for check in CHECKS), "not-run")
     details = {check.name: {"reason": why} for check in CHECKS}
-    return Result(subject, "not-run", checks, (Diagnostic(NOTHING_READ.name, why),), details)
+    finding = Diagnostic(NOTHING_READ.name, why, help=help)
+    return Result(subject, "not-run", checks, (finding,), details)

@@ -56,7 +56,9 @@ def make_folder(folder: Path | None) -> Path:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise ValueError(f"{folder} cannot be written into: {error.strerror}") from error
+        raise ValueError(
+            f"{folder} cannot be written into: {error.strerror}; name another folder (--to DIR)"
+        ) from error
     return folder
 
 

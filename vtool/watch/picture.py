@@ -26,6 +26,7 @@ def picture(facts: Facts, watched: Watched) -> dict[str, Any]:
             for name in ("executable", "python", "torch", "transformers", "world")
             if process.get(name) is not None
         },
+        "number": facts.number,
         "ranks": len(facts.ranks),
         "steps": len({micro.step for micro in facts.micros}),
         "micro_batches": len(facts.micros),

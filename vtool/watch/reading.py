@@ -9,6 +9,8 @@ from vtool.watch.facts import Fact, Facts
 from vtool.watch.folder import FACTS
 
 FORMAT = 1
+UNENDED = "killed, a full disk, or still running"
+"""Why facts may have no end."""
 _NUMBERS = {"model", "rank", "index", "micro", "supervised", "world"}
 """Fields that are whole numbers where they are there."""
 _NOT_READ = ("lengths", "row_of")
@@ -42,7 +44,8 @@ def read_facts(folder: Path) -> Watched:
         ValueError: it is not there, has no facts, or facts of another format.
     """
     if not folder.is_dir():
-        raise ValueError(f"there is no folder {folder}")
+        there = f"{folder} is a file; facts are in a folder" if folder.exists() else None
+        raise ValueError(there or f"there is no folder {folder}")
     files = sorted(folder.glob(FACTS))
     if strange := [file.name for file in files if not file.is_file()]:
         raise ValueError(f"{folder / strange[0]} is no file")  # to read a pipe may never end
@@ -96,7 +99,9 @@ def _read_file(file: Path) -> tuple[list[Fact], int]:
     for number, text in enumerate(texts, 1):
         try:
             line = json.loads(text)
-            line |= {"kind": str(line["kind"]), "step": int(line.get("step") or 0)}
+            if not isinstance(line["kind"], str):
+                raise TypeError
+            line["step"] = int(line.get("step") or 0)
             for name in _NUMBERS & line.keys():
                 line[name] = None if line[name] is None else int(line[name])
             for name in _NOT_READ:

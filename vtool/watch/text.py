@@ -5,6 +5,7 @@ from itertools import groupby
 
 from vtool.diagnostics.printable import printable_line
 from vtool.diagnostics.result import Result
+from vtool.watch.reading import UNENDED
 
 _MOST, _REPEATS = 160, 4
 
@@ -17,17 +18,20 @@ def describe(results: Sequence[Result]) -> Iterator[str]:
             continue
         model = seen["model"]
         ranks = f" on {seen['ranks']} ranks" if seen["ranks"] > 1 else ""
+        number = f" {seen['number']}" if len(results) > 1 else ""
+        passes, steps = seen["micro_batches"], seen["steps"]
         yield printable_line(
-            f"watched: {model.get('class', 'a model')}, {model.get('optimizer', 'an optimizer')}"
-            f"{ranks}: {seen['tokens']} learnt tokens read in {seen['micro_batches']} micro-batches"
-            f" of {seen['steps']} steps"
+            f"watched: {model.get('class', 'a model')}{number},"
+            f" {model.get('optimizer', 'an optimizer')}{ranks}: {seen['tokens']} learnt tokens read"
+            f" in {passes} micro-batch{'' if passes == 1 else 'es'}"
+            f" of {steps} step{'' if steps == 1 else 's'}"
         )
         if seen["damaged"]:
-            yield f"  {seen['damaged']} lines of the facts are damaged, and were left out"
+            yield f"  lines of the facts that are damaged, and were left out: {seen['damaged']}"
         if seen["unended"]:
             yield (
                 f"  the facts of {seen['unended']} of {seen['processes']} processes have no end:"
-                " killed, a full disk, or still running"
+                f" {UNENDED}"
             )
         for row in seen["rows"][:1]:
             if text := _row(row["tokens"]):

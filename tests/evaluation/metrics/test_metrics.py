@@ -1,5 +1,6 @@
 """Metrics against closed forms and the numbers of their papers' definitions."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -187,7 +188,6 @@ REFERENCES = ["the cat sat on the mat", "a dog ran in the big park", "it is rain
 
 
 def test_bleu_is_the_geometric_mean_of_ngram_precisions() -> None:
-    import math
     from collections import Counter
 
     matched, total = [0] * 4, [0] * 4
@@ -209,6 +209,26 @@ def test_bleu_is_the_geometric_mean_of_ngram_precisions() -> None:
     sums = whole.rows(ANSWERS, REFERENCES)
     assert sums.shape == (len(ANSWERS), 10)
     assert whole.of(sums.sum(0)) == pytest.approx(wanted_bleu, rel=1e-9)
+
+
+def test_bleu_of_answers_without_a_common_4_gram_is_smoothed_as_sacrebleu_does() -> None:
+    pytest.importorskip("sacrebleu")
+    from sacrebleu import corpus_bleu
+
+    answers = ["the cat is on a mat here", "the dog ran off away from us"]
+    wanted = ["the cat sat on the mat today", "a dog ran far away from me"]
+    whole = METRICS["bleu"].whole
+    assert whole is not None
+    # 8 of 14 words, 3 of 12 pairs; no triple of 10, no four of 8: a half and a quarter of a match
+    precisions = (8 / 14, 3 / 12, 1 / 2 / 10, 1 / 4 / 8)
+    sums = whole.rows(answers, wanted).sum(0)
+    found = whole.of(sums)
+    assert found == pytest.approx(100 * math.prod(precisions) ** 0.25, rel=1e-9)
+    assert found == pytest.approx(corpus_bleu(answers, [wanted]).score, rel=1e-9)
+    assert whole.remark(sums) is None
+    short = whole.rows(["a red disc", "7"], ["a red disc", "7"]).sum(0)
+    assert whole.of(short) == corpus_bleu(["a red disc", "7"], [["a red disc", "7"]]).score == 0
+    assert whole.remark(short) is not None, "right answers with a 0 are explained"
 
 
 def test_rouge_l_is_the_f1_of_the_longest_common_subsequence() -> None:

@@ -1,15 +1,14 @@
 """A loop with accelerate, by its own launcher and by torchrun: read, found, and not changed."""
 
 import importlib.util
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.watch.forks import ROOT, Forks, outside
 from vtool.watch.conclude import conclude_folder
-from vtool.watch.folder import WatchOptions, environment
 
 SCRIPT = Path(__file__).parent / "accelerate_loop.py"
 ACCELERATE = ["accelerate.commands.launch", "--cpu", "--num_processes", "1", "--num_machines", "1"]
@@ -18,31 +17,46 @@ TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc_per_node=2"]
 MEANS = {("token-weights-differ", "error")}
 
 
-def run(launcher: list[str], how: str, facts: Path | None) -> str:
-    """Return the digest of the final weights."""
-    own = {k: v for k, v in os.environ.items() if not k.startswith(("VTOOL_WATCH", "PYTHONPATH"))}
-    own["OMP_NUM_THREADS"] = "1"
-    if facts is not None:
-        own = environment(facts, WatchOptions(), own)
+def launch(launcher: list[str], how: str, facts: Path) -> str:
+    """Return what a launcher's script prints, under the watch."""
     command = [sys.executable, "-m", *launcher, str(SCRIPT), how]
-    done = subprocess.run(command, env=own, capture_output=True, text=True, check=False)
+    own = outside(VTOOL_WATCH_TO=str(facts))
+    done = subprocess.run(command, env=own, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout.splitlines()[-1]
+    return done.stdout
+
+
+def fork(forks: Forks, ranks: int, how: str, facts: Path | None) -> str:
+    """Return the same of ranks that are forked."""
+    done = forks.run(SCRIPT, how, facts=facts, ranks=ranks)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("launcher", "how", "found"),
-    [(ACCELERATE, "mean", MEANS), (TORCHRUN, "mean", MEANS), (TORCHRUN, "tokens", set())],
-    ids=["accelerate launch, mean", "torchrun, mean", "torchrun, tokens"],
+    ("launcher", "ranks", "how", "found"),
+    [
+        (ACCELERATE, 1, "mean", MEANS),
+        (TORCHRUN, 2, "mean", MEANS),
+        (None, 2, "tokens", set()),
+    ],
+    ids=["accelerate launch, mean", "torchrun, mean", "two ranks, tokens"],
 )
 def test_a_loop_with_accelerate_is_read_and_not_changed(
-    tmp_path: Path, launcher: list[str], how: str, found: set[tuple[str, str]]
+    tmp_path: Path,
+    trainer_forks: Forks,
+    launcher: list[str] | None,
+    ranks: int,
+    how: str,
+    found: set[tuple[str, str]],
 ) -> None:
     if importlib.util.find_spec("accelerate") is None:
         pytest.skip("accelerate is not installed")
-    assert run(launcher, how, tmp_path / "facts") == run(launcher, how, None)
-    (result,) = conclude_folder(tmp_path / "facts", how, None)
+    facts = tmp_path / "facts"
+    watched = launch(launcher, how, facts) if launcher else fork(trainer_forks, ranks, how, facts)
+    assert watched.splitlines()[-1] == fork(trainer_forks, ranks, how, None).splitlines()[-1]
+    (result,) = conclude_folder(facts, how, None)
     assert result.checks["targets-not-next"] == "passed"
     assert {(one.rule, one.severity) for one in result.findings} == found
-    assert result.details["watch"]["ranks"] == (2 if launcher is TORCHRUN else 1)
+    assert result.details["watch"]["ranks"] == ranks

@@ -1,41 +1,39 @@
 """Steps whose passes are made in a closure, as Lightning's are, with the hooks as they are set."""
 
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-import vtool
+from tests.watch.forks import Forks
 from tests.watch.inject import tiny
 
-ROOT = Path(__file__).parents[3]
-INJECT = Path(vtool.__file__).parent / "watch/inject"
+SCRIPT = Path(__file__).parent / "closures.py"
+HOW = ("outside", "inside", "by-name", "many", "never")
+Run = Callable[[tuple[str, ...], Path | None], list[str]]
 
 
-def run(how: tuple[str, ...], facts: Path | None) -> list[str]:
+@pytest.fixture(scope="module")
+def run(forks: Forks) -> Run:
     """Return the digests of the final weights, of loops made one after another in a process."""
-    own = {k: v for k, v in os.environ.items() if not k.startswith("VTOOL_WATCH")}
-    own["PYTHONPATH"] = os.pathsep.join([str(INJECT), str(ROOT)])
-    if facts is not None:
-        own["VTOOL_WATCH_TO"] = str(facts)
-    command = [sys.executable, str(ROOT / "tests/watch/inject/closures.py"), *how]
-    done = subprocess.run(command, env=own, capture_output=True, text=True, check=False, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    assert "vtool_watch" not in done.stderr  # no compiler speaks of our code
-    return done.stdout.split()
+
+    def digests(how: tuple[str, ...], facts: Path | None) -> list[str]:
+        done = forks.run(SCRIPT, *how, facts=facts)
+        assert done.returncode == 0, done.stderr
+        assert "vtool_watch" not in done.stderr  # no compiler speaks of our code
+        return done.stdout.split()
+
+    return digests
 
 
 @pytest.fixture(scope="module")
-def plain() -> dict[str, str]:
+def plain(run: Run) -> dict[str, str]:
     """Return the digest of each loop without the watch: one process for them all."""
-    how = ("outside", "inside", "by-name", "many", "never")
-    return dict(zip(how, run(how, None), strict=True))
+    return dict(zip(HOW, run(HOW, None), strict=True))
 
 
 @pytest.fixture(scope="module")
-def outside(tmp_path_factory: pytest.TempPathFactory, plain: dict[str, str]) -> Path:
+def outside(tmp_path_factory: pytest.TempPathFactory, run: Run, plain: dict[str, str]) -> Path:
     """Make the facts of a loop without a closure."""
     folder = tmp_path_factory.mktemp("outside")
     assert run(("outside",), folder) == [plain["outside"]]
@@ -50,7 +48,7 @@ def told(facts: Path) -> list[dict[str, object]]:
 
 @pytest.mark.parametrize("how", ["inside", "by-name"])
 def test_a_closure_is_read_as_a_loop_is(
-    tmp_path: Path, outside: Path, plain: dict[str, str], how: str
+    tmp_path: Path, run: Run, outside: Path, plain: dict[str, str], how: str
 ) -> None:
     assert run((how,), tmp_path / how) == [plain[how]] == [plain["outside"]]
     assert told(tmp_path / how) == told(outside)
@@ -63,14 +61,16 @@ def test_a_closure_is_read_as_a_loop_is(
 
 
 def test_of_a_closure_that_is_called_again_the_first_pass_is_read(
-    tmp_path: Path, plain: dict[str, str]
+    tmp_path: Path, run: Run, plain: dict[str, str]
 ) -> None:
     assert run(("many",), tmp_path) == [plain["many"]]
     assert [(one["step"], one["index"]) for one in told(tmp_path)] == [(0, 0), (1, 0), (2, 0)]
     assert all(one["read"] == one["supervised"] for one in told(tmp_path))
 
 
-def test_a_closure_that_is_not_called_is_said(tmp_path: Path, plain: dict[str, str]) -> None:
+def test_a_closure_that_is_not_called_is_said(
+    tmp_path: Path, run: Run, plain: dict[str, str]
+) -> None:
     assert run(("ignored",), tmp_path) == [plain["outside"]]
     assert told(tmp_path) == []
     why = [fact["why"] for fact in tiny.facts(tmp_path, "skipped") if fact["what"] == "learnt"]
@@ -78,13 +78,15 @@ def test_a_closure_that_is_not_called_is_said(tmp_path: Path, plain: dict[str, s
     assert len(tiny.facts(tmp_path, "rows")) == 4
 
 
-def test_a_step_that_cannot_be_seen_is_said(tmp_path: Path, plain: dict[str, str]) -> None:
+def test_a_step_that_cannot_be_seen_is_said(
+    tmp_path: Path, run: Run, plain: dict[str, str]
+) -> None:
     assert run(("never",), tmp_path) == [plain["never"]]
     is_blind(tmp_path)
 
 
 @pytest.mark.full
-def test_a_compiled_step_is_left_alone_and_is_said(tmp_path: Path) -> None:
+def test_a_compiled_step_is_left_alone_and_is_said(tmp_path: Path, run: Run) -> None:
     assert run(("compiled",), tmp_path) == run(("compiled",), None)
     is_blind(tmp_path)
 

@@ -3,51 +3,47 @@
 What is learnt is known: the loop draws its rows from a seed, and learns each row's last tokens.
 """
 
-import os
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-import vtool
+from tests.watch.forks import Forks
 from tests.watch.inject import tiny
 from vtool.watch.conclude import conclude_folder
 
 pytest.importorskip("megatron.core", reason="pip install 'vtool[megatron]'")
-ROOT = Path(__file__).parents[3]
-INJECT = Path(vtool.__file__).parent / "watch/inject"
-KINDS = [
-    pytest.param("tensor", marks=pytest.mark.full),
-    pytest.param("data", marks=pytest.mark.soak),
-]
+pytestmark = pytest.mark.full
+SCRIPT = Path(__file__).parent / "megatron_loop.py"
+MODULES = (
+    "torch._dynamo",
+    "megatron.core.distributed",
+    "megatron.core.models.gpt",
+    "megatron.core.optimizer",
+    "vtool.engines.megatron.shim",
+)
+KINDS = ["tensor", "data"]
 
 
-def run(facts: Path | None, *arguments: str) -> str:
+@pytest.fixture(scope="module")
+def megatron_forks() -> Iterator[Forks]:
+    with Forks(*MODULES) as made:
+        yield made
+
+
+def run(forks: Forks, facts: Path | None, *arguments: str) -> str:
     """Return the digest of the final weights."""
-    own = {k: v for k, v in os.environ.items() if not k.startswith("VTOOL_WATCH")}
-    own |= {"PYTHONPATH": os.pathsep.join([str(INJECT), str(ROOT)]), "OMP_NUM_THREADS": "1"}
-    if facts is not None:
-        own["VTOOL_WATCH_TO"] = str(facts)
-    script = str(ROOT / "tests/watch/inject/megatron_loop.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    done = subprocess.run(
-        [*command, "--nproc_per_node=2", script, *arguments],
-        env=own,
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        timeout=300,
-    )
+    done = forks.run(SCRIPT, *arguments, facts=facts, ranks=2)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_model_is_read_over_its_ranks_and_not_changed(tmp_path: Path, kind: str) -> None:
+def test_a_model_is_read_over_its_ranks_and_not_changed(
+    tmp_path: Path, megatron_forks: Forks, kind: str
+) -> None:
     facts = tmp_path / "facts"
-    assert run(facts, kind) == run(None, kind)
+    assert run(megatron_forks, facts, kind) == run(megatron_forks, None, kind)
     assert tiny.facts(facts, "error") == []
     micros = tiny.facts(facts, "micro")
     assert len(micros) == 2 * 3 * 2  # ranks, steps, micro-batches
@@ -61,8 +57,8 @@ def test_a_model_is_read_over_its_ranks_and_not_changed(tmp_path: Path, kind: st
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_mean_of_means_is_found(tmp_path: Path, kind: str) -> None:
-    run(tmp_path / "facts", kind, "mean-of-means")
+def test_a_mean_of_means_is_found(tmp_path: Path, megatron_forks: Forks, kind: str) -> None:
+    run(megatron_forks, tmp_path / "facts", kind, "mean-of-means")
     (result,) = conclude_folder(tmp_path / "facts", kind, None)
     ((rule, message),) = [(one.rule, one.message) for one in result.findings]
     assert rule == "token-weights-differ"

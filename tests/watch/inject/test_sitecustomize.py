@@ -1,6 +1,5 @@
 """The folder on PYTHONPATH: what starts, what does not, and that a program runs as it would."""
 
-import functools
 import os
 import shutil
 import subprocess
@@ -9,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import vtool
+from tests.watch.forks import INJECT, ROOT, Forks, outside
 from tests.watch.inject import tiny
+from vtool.watch.conclude import conclude_folder
 
-ROOT = Path(__file__).parents[3]
-INJECT = Path(vtool.__file__).parent / "watch/inject"
 TRAINS = """
 import hashlib, torch
 from tests.watch.inject import tiny
@@ -36,27 +34,23 @@ def run(
     path: tuple[Path, ...] = (),
     **variables: str,
 ) -> subprocess.CompletedProcess[str]:
-    own = {k: v for k, v in os.environ.items() if not k.startswith("VTOOL_WATCH")}
     if facts is not None:
         variables["VTOOL_WATCH_TO"] = str(facts)
-    folders = [str(INJECT), *map(str, path), str(ROOT)]
-    own["PYTHONPATH"] = os.pathsep.join(folders)
+    own = outside(PYTHONPATH=os.pathsep.join(map(str, (INJECT, *path, ROOT))), **variables)
     command = [sys.executable, *options, "-c", code]
-    return subprocess.run(
-        command, env={**own, **variables}, capture_output=True, text=True, check=False, cwd=ROOT
-    )
+    return subprocess.run(command, env=own, capture_output=True, text=True, check=False, cwd=ROOT)
 
 
-@functools.cache
-def plain() -> str:
+@pytest.fixture(scope="module")
+def plain(forks: Forks) -> str:
     """Return what the program prints without a watch."""
-    return run().stdout
+    return forks.run_text(TRAINS).stdout
 
 
-def test_a_program_is_watched_and_comes_out_the_same(tmp_path: Path) -> None:
-    watched = run(facts=tmp_path / "facts")
-    assert (watched.returncode, watched.stderr) == (0, "")
-    assert watched.stdout == plain()
+def test_a_program_is_watched_and_comes_out_the_same(tmp_path: Path, plain: str) -> None:
+    watched = run(code=TRAINS + "\nraise SystemExit(7)", facts=tmp_path / "facts")
+    assert (watched.returncode, watched.stderr) == (7, "")
+    assert watched.stdout == plain
     kinds = [f["kind"] for f in tiny.facts(tmp_path / "facts")]
     assert kinds[0] == "process"
     assert kinds[-1] == "ended"
@@ -73,6 +67,9 @@ def test_an_old_torch_costs_one_line(tmp_path: Path) -> None:
     done = run(code="import torch; print('goes on')", facts=tmp_path / "facts", path=(tmp_path,))
     assert (done.returncode, done.stdout) == (0, "goes on\n")
     assert done.stderr == "vtool watch: not installed: torch 2.3.1+cu121 is older than 2.4\n"
+    (result,) = conclude_folder(tmp_path / "facts", "run", None)
+    assert result.verdict == "not-run"
+    assert result.findings[0].message == "torch 2.3.1+cu121 is older than 2.4"
 
 
 def test_another_sitecustomize_on_the_path_still_runs(tmp_path: Path) -> None:
@@ -90,40 +87,39 @@ def test_another_sitecustomize_knows_itself_by_its_name(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("3\n3\n", "")
 
 
-def test_two_watches_on_the_path_do_not_call_each_other_for_ever(tmp_path: Path) -> None:
+def test_two_watches_on_the_path_do_not_call_each_other_for_ever(
+    tmp_path: Path, plain: str
+) -> None:
     shutil.copytree(INJECT, tmp_path / "twin")
     (tmp_path / "last").mkdir()
     (tmp_path / "last/sitecustomize.py").write_text("print('the last one')\n")
     folders = (tmp_path / "twin", tmp_path / "last")
     done = run(facts=tmp_path / "facts", path=folders)
-    assert done.stdout == "the last one\n" + plain()
+    assert done.stdout == "the last one\n" + plain
     assert (done.returncode, done.stderr) == (0, "")
     kinds = [f["kind"] for f in tiny.facts(tmp_path / "facts")]
     assert kinds.count("micro") == 2
 
 
-@pytest.mark.parametrize(
-    ("code", "kinds"),
-    [
-        ("import json", []),
-        ("import torch", []),
-        (
-            "import torch\n"
-            "w = torch.nn.Linear(2, 2)\n"
-            "o = torch.optim.SGD(w.parameters(), lr=0.1)\n"
-            "w(torch.ones(1, 2)).sum().backward()\n"
-            "o.step()\n",
-            ["process", "blind", "ended"],
-        ),
-    ],
-    ids=["no torch", "no optimizer", "no language model"],
-)
-def test_what_trains_no_language_model_leaves_little(
-    tmp_path: Path, code: str, kinds: list[str]
-) -> None:
+@pytest.mark.parametrize("code", ["import json", "import torch"])
+def test_what_makes_no_optimizer_leaves_nothing(tmp_path: Path, code: str) -> None:
     done = run(code=code, facts=tmp_path / "facts")
     assert (done.returncode, done.stderr) == (0, "")
-    assert [f["kind"] for f in tiny.facts(tmp_path / "facts")] == kinds
+    assert not (tmp_path / "facts").exists()
+
+
+def test_what_trains_no_language_model_leaves_little(tmp_path: Path, forks: Forks) -> None:
+    code = """
+import torch
+w = torch.nn.Linear(2, 2)
+o = torch.optim.SGD(w.parameters(), lr=0.1)
+w(torch.ones(1, 2)).sum().backward()
+o.step()
+"""
+    done = forks.run_text(code, facts=tmp_path / "facts")
+    assert (done.returncode, done.stderr) == (0, "")
+    kinds = [f["kind"] for f in tiny.facts(tmp_path / "facts")]
+    assert kinds == ["process", "blind", "ended"]
 
 
 def test_an_isolated_interpreter_is_left_alone(tmp_path: Path) -> None:
@@ -132,16 +128,12 @@ def test_an_isolated_interpreter_is_left_alone(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout.strip()) == (0, "False")
 
 
-def test_a_folder_that_cannot_be_written_into_costs_one_line(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_into_costs_one_line(
+    tmp_path: Path, forks: Forks, plain: str
+) -> None:
     (tmp_path / "file").touch()
-    done = run(facts=tmp_path / "file" / "facts")
+    done = forks.run_text(TRAINS, facts=tmp_path / "file" / "facts")
     assert done.returncode == 0
-    assert done.stdout == plain()
+    assert done.stdout == plain
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith("vtool watch: facts are no longer written")
-
-
-def test_a_program_that_fails_keeps_its_exit_status(tmp_path: Path) -> None:
-    done = run(code=TRAINS + "\nraise SystemExit(7)", facts=tmp_path / "facts")
-    assert done.returncode == 7
-    assert tiny.facts(tmp_path / "facts")[-1]["kind"] == "ended"

@@ -16,7 +16,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from tests.watch.inject import tiny
-from vtool.watch.inject.vtool_watch import capture, watch
+from vtool.watch.inject.vtool_watch import alive, capture, watch
 from vtool.watch.inject.vtool_watch.install import Process
 from vtool.watch.inject.vtool_watch.settings import Settings
 
@@ -63,13 +63,6 @@ class Loop:
 
     def weights(self) -> bytes:
         return b"".join(p.detach().numpy().tobytes() for p in self.model.parameters())
-
-
-@pytest.fixture(autouse=True)
-def _no_garbage() -> Iterator[None]:
-    """Leave no model behind that the next test's search would find."""
-    yield
-    gc.collect()
 
 
 def test_what_is_learnt_is_written(tmp_path: Path) -> None:
@@ -457,7 +450,7 @@ def test_loaders_of_other_packages_are_known_by_their_name() -> None:
             return iter(self.dataset)
 
     kept = StatefulDataLoader()
-    (one,) = [each for each in watch.loaders() if each["loader"] == "StatefulDataLoader"]
+    (one,) = [each for each in alive.loaders() if each["loader"] == "StatefulDataLoader"]
     assert (one["rows"], one["batch"]) == (7, kept.batch_size)
 
 

@@ -1,6 +1,6 @@
 """Runs in which nothing is wrong: neither an error nor a warning may be found in them."""
 
-from tests.watch.runs import changes, copies, masks, optimizers, weights
+from tests.watch.runs import changes, copies, masks, optimizers, scalers, weights
 from tests.watch.runs.loop import FAMILIES, Recipe
 
 RUNS: dict[str, Recipe] = {
@@ -35,6 +35,15 @@ RUNS: dict[str, Recipe] = {
     "each part clipped by itself": Recipe(before_step=changes.clip_each),
     "each part clipped by itself, bfloat16 weights": Recipe(
         before_step=changes.clip_each, dtype="bfloat16", lr=0.05
+    ),
+    "a loss scaler": Recipe(loss=scalers.scaled(), made=scalers.steps),
+    "a loss scaler, bfloat16 autocast": Recipe(
+        loss=scalers.scaled(), made=scalers.steps, autocast=True
+    ),
+    "a loss scaler, divided and then clipped": Recipe(
+        loss=scalers.scaled(),
+        made=scalers.steps_and_clips,
+        before_step=scalers.clip_unscaled(0.1),
     ),
     "clipped element by element": Recipe(before_step=optimizers.clip_elements),
     "old weights evaluated, and the new ones put back": Recipe(

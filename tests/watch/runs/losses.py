@@ -30,6 +30,17 @@ def hf_not_divided(outputs: Any, labels: Any, num_items_in_batch: Any = None) ->
     return _own_mean(outputs, labels, learnt_alone=True)
 
 
+def hf_mean_by_mask(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
+    """Return the mean by a mask, which is 0 / 0 where nothing is learnt."""
+    import torch.nn.functional as F  # noqa: N812
+
+    mask = labels[:, 1:] >= 0
+    each = F.cross_entropy(
+        outputs.logits[:, :-1].transpose(1, 2), labels[:, 1:].clamp_min(0), reduction="none"
+    )
+    return (each * mask).sum() / mask.sum()
+
+
 def three_learnt(rows: list[Row]) -> list[Row]:
     """Leave the first three learnt tokens of each row."""
     made = []

@@ -83,3 +83,21 @@ def clip_elements(model: Any, step: int, rank: int) -> None:
     import torch
 
     torch.nn.utils.clip_grad_value_(model.parameters(), 1e-3)
+
+
+def stale_on_a_rank(model: Any, optimizer: Any) -> None:
+    """Let the second rank keep its gradients from step to step."""
+    import torch.distributed as dist
+
+    if dist.get_rank() == 1:
+        optimizer.zero_grad = lambda: None
+
+
+def of_step_before_on_a_rank(model: Any, step: int, rank: int) -> None:
+    """Give the second rank the gradients of the step before."""
+    now = [parameter.grad.clone() for parameter in model.parameters()]
+    before = model.__dict__.get("_step_before", now)
+    model.__dict__["_step_before"] = now
+    if rank == 1:
+        for parameter, old in zip(model.parameters(), before, strict=True):
+            parameter.grad.copy_(old)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tests.watch.runs import changes, losses, masks, optimizers, weights
+from tests.watch.runs import changes, losses, masks, optimizers, orders, scalers, weights
 from tests.watch.runs.loop import Recipe
 
 
@@ -58,6 +58,7 @@ RUNS: dict[str, Planted] = {
     "the mask one token late": warning("answer-partly-learnt", data=changes.late_mask),
     "the mask one token early": warning("answer-partly-learnt", data=changes.early_mask),
     "parts of prompts learnt": warning("prompt-learnt", data=changes.part_of_prompt),
+    "the header of answers learnt": warning("prompt-learnt", data=masks.headers_learnt),
     "whole rows learnt": note("prompt-learnt", data=changes.whole_rows),
     "the first answer alone": warning("answers-left-out", turns=3, data=changes.only_answer(0)),
     "the last answer alone": note("answers-left-out", turns=3, data=changes.only_answer(-1)),
@@ -119,6 +120,14 @@ RUNS: dict[str, Planted] = {
     "gradients doubled on the way": error(
         "gradient-scaled", before_step=changes.scale_gradients(2.0)
     ),
+    "a scaler applied twice": error("gradient-scaled", loss=scalers.scaled(2), made=scalers.steps),
+    "a scaler whose gradients nobody divides": error("gradient-scaled", loss=scalers.scaled()),
+    "a scaler's gradients divided twice": error(
+        "gradient-scaled", loss=scalers.scaled(), made=scalers.steps, before_step=scalers.divide
+    ),
+    "a scaler's gradients clipped before they are divided": warning(
+        "gradient-scaled", loss=scalers.scaled(), made=scalers.steps, clip=1.0
+    ),
     "summed over ranks": error(
         "gradient-scaled", world=2, reduced=False, before_step=changes.summed_over_ranks
     ),
@@ -150,6 +159,12 @@ RUNS: dict[str, Planted] = {
     "a rank's gradients changed": error(
         "gradients-differ-between-ranks", world=2, before_step=changes.scale_gradients(1.01, 1)
     ),
+    "stale gradients on a rank": error(
+        "gradients-differ-between-ranks", world=2, before_step=optimizers.of_step_before_on_a_rank
+    ),
+    "stale gradients on a rank, reduced with the others": error(
+        "gradient-of-other-rows", world=2, made=optimizers.stale_on_a_rank
+    ),
     "gradients never reduced": error("gradients-differ-between-ranks", world=2, reduced=False),
     "replicas drawn apart": error(
         "replicas-drift",
@@ -177,6 +192,15 @@ RUNS: dict[str, Planted] = {
     ),
     "a gradient that is not a number": error(
         "gradient-not-finite", after_backward=changes.not_a_number
+    ),
+    "transformers' Trainer, a loss that is not a number, which its log hides": error(
+        "gradient-not-finite",
+        trainer="hf",
+        batch=1,
+        accumulate=1,
+        steps=3,
+        own_loss=losses.hf_mean_by_mask,
+        data=masks.nothing_of_some_rows,
     ),
     "weights shrunk in a hook": error(
         "step-not-the-optimizers", made=changes.post_hook(changes.shrink_weights)
@@ -249,6 +273,12 @@ RUNS: dict[str, Planted] = {
     "a position twice": error("row-positions-differ", collated=changes.one_position_twice),
     "rows drawn with replacement": warning(
         "rows-seen-unevenly", epochs=True, order=changes.with_replacement, batch=1
+    ),
+    "a row repeated in one of two epochs, and another left out": warning(
+        "rows-seen-unevenly", epochs=True, order=orders.one_for_another
+    ),
+    "a row repeated in each epoch, and another left out": note(
+        "rows-seen-unevenly", epochs=True, order=orders.always_one_for_another
     ),
     "half of the data twice": note(
         "rows-seen-unevenly", epochs=True, data=changes.repeated, order=changes.shuffled

@@ -15,6 +15,8 @@ class Whole:
     """Given answers and references, what each row adds to the sums: [rows, sums]."""
     of: Callable[[NDArray[np.float64]], float]
     """Given the sums, the score."""
+    remark: Callable[[NDArray[np.float64]], str | None]
+    """Given the sums, what must be known beside the score, if anything."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,9 +37,9 @@ def own_metric(given: str) -> Metric:
 
 
 def described(error: BaseException, file: Path | None = None) -> str:
-    """Return an exception in a line, with the innermost line of a file of the user's."""
+    """Return an exception in a line, with the innermost line of the user's file, if it is there."""
     calls = traceback.extract_tb(error.__traceback__)
-    ours = [c for c in calls if file is not None and Path(c.filename).name == file.name] or calls
+    ours = [c for c in calls if file is not None and Path(c.filename).name == file.name]
     where = f" ({Path(ours[-1].filename).name}:{ours[-1].lineno})" if ours else ""
     said = str(error).strip().splitlines()
     return f"{type(error).__name__}{f': {said[0]}' if said else ''}{where}"

@@ -344,6 +344,11 @@ def _no_group(facts: Facts) -> Outcome:
         return Outcome(not_run=f"the optimizer has {has} of the model's parameters")
     most = max(int(one.get("n_in_no_group") or 0) for one in models)
     message = f"{_named(sorted(common), most)}; the optimizer is {facts.model.get('optimizer')}"
+    without = [set(one.get("no_gradient") or ()) for one in facts.of("arrived")]
+    if without and all(common <= names for names in without):
+        message += "; nothing gives it a gradient either"
+        help = "nothing, if it is not used: requires_grad_(False) says so"
+        return Outcome((found(NO_GROUP, message, help=help, severity="note"),))
     return Outcome((found(NO_GROUP, message),))
 
 

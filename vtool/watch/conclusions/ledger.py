@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
-from vtool.diagnostics import Rule
+from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.check import Check, Outcome, found
 from vtool.watch.facts import Facts
 
@@ -50,6 +50,8 @@ class Ledger:
     """Rows that an epoch may leave out, because its last batch is not full."""
     by_weights: bool = False
     """A WeightedRandomSampler draws them: unevenly, and on purpose."""
+    fills_up: bool = False
+    """Ranks cannot have as many batches each, unless some rows are shown twice."""
 
     @property
     def seen(self) -> int:
@@ -92,7 +94,8 @@ def ledger_of(facts: Facts) -> Ledger:
     ((rows, loader),) = loaders.items()
     batch = int(loader.get("batch") or 1) * facts.world
     by_weights = loader.get("sampler") == "WeightedRandomSampler"
-    return Ledger(times, rows, batch - 1 if loader.get("drop_last") else 0, by_weights)
+    left_out = batch - 1 if loader.get("drop_last") else 0
+    return Ledger(times, rows, left_out, by_weights, facts.world > 1 and rows % batch > 0)
 
 
 def _uneven(facts: Facts) -> Outcome:
@@ -110,9 +113,12 @@ def _uneven(facts: Facts) -> Outcome:
     if ledger.data is None or len(ledger.times) > ledger.data or ledger.seen < ledger.data:
         return Outcome(not_run=ledger.not_held, measured=measured)
     missing = ledger.data - len(ledger.times)
-    if missing <= ledger.left_out:
-        return Outcome(measured=measured)
-    most = ledger.times.most_common(1)[0][1]
+    one = _too_few(ledger, missing) if missing > ledger.left_out else _too_often(ledger)
+    return Outcome((one,) if one else (), measured=measured)
+
+
+def _too_few(ledger: Ledger, missing: int) -> Diagnostic:
+    most = max(ledger.times.values())
     told = (
         f"{ledger.seen} rows were shown, of a data set of {ledger.data}: {len(ledger.times)}"
         f" different ones, one of them {most} times"
@@ -120,9 +126,22 @@ def _uneven(facts: Facts) -> Outcome:
     if ledger.by_weights or ledger.is_of_duplicates:
         copies = f"as it would be where the data has {missing} rows more than once"
         message = f"{told}; {'rows are drawn by weights' if ledger.by_weights else copies}"
-        return Outcome((found(UNEVEN, message, severity="note"),), measured=measured)
-    message = f"{told}, so {missing} never, or too seldom"
-    return Outcome((found(UNEVEN, message),), measured=measured)
+        return found(UNEVEN, message, severity="note")
+    return found(UNEVEN, f"{told}, so {missing} never, or too seldom")
+
+
+def _too_often(ledger: Ledger) -> Diagnostic | None:
+    """Hold the rows of whole epochs, none of which is missing, against each other."""
+    assert ledger.data
+    most, least = max(ledger.times.values()), min(ledger.times.values())
+    by_design = ledger.by_weights or ledger.fills_up or ledger.left_out
+    if by_design or ledger.seen % ledger.data or most == least:
+        return None
+    message = (
+        f"in {ledger.seen // ledger.data} epochs of {ledger.data} rows one row was shown {most}"
+        f" times, and another one {'once' if least == 1 else f'{least} times'}"
+    )
+    return found(UNEVEN, message)
 
 
 def _same(facts: Facts) -> Outcome:

@@ -32,13 +32,17 @@ SCALED = Rule(
     code="VT907",
     summary="The gradient of a step is not that of the mean over its tokens, but several times it.",
     why=(
-        "A loss that is not divided by the accumulation, or a sum over ranks, makes the gradient k"
-        " times too large: it is clipped at every step, and the learning rate means something else"
-        " (transformers#37766, #34576)."
+        "A loss that is not divided by the accumulation, a sum over ranks, or a loss scaler that is"
+        " applied twice makes the gradient k times too large: it is clipped at every step, and the"
+        " learning rate means something else (transformers#37766, #34576). Clipped before a scaler"
+        " has divided it, it is far too small."
     ),
     bad="loss.backward() for each of 4 micro-batches, without dividing by 4",
     good="(loss / 4).backward()",
-    fix="Divide the loss once, by the tokens (or the micro-batches and ranks) of the step.",
+    fix=(
+        "Divide the loss once, by the tokens (or the micro-batches and ranks) of the step. With a"
+        " GradScaler: scale(loss) once, unscale_(optimizer) before clipping, step(optimizer)."
+    ),
 )
 
 _MICRO_HELP = (
@@ -49,6 +53,9 @@ _MICRO_HELP = (
 _RANK_HELP = (
     "each rank divides by its own tokens. average_tokens_across_devices=True avoids it in"
     " transformers; in a loop of your own, all-reduce the number of tokens first"
+)
+_SCALER_HELP = (
+    "scaler.scale(loss).backward() for each loss, and scaler.step(optimizer) for each step"
 )
 _POSITIONS_HELP = (
     "the loss is averaged over every position, learnt or not: take the mean with"
@@ -179,6 +186,10 @@ class _Scale:
     """Times of the loss alone, where the engine takes the mean over ranks and no more."""
     norm: float | None
     """The size of the whole gradient at the optimizer, where the engine's part is known."""
+    scaled: float
+    """Times of the loss, with what a scaler has multiplied it by."""
+    scalers: tuple[float, ...]
+    """The factors of the loss scalers alive."""
 
     def is_(self, times: float) -> bool:
         return abs(self.times / times - 1) <= self.tolerance
@@ -194,10 +205,14 @@ def _scale_of_step(facts: Facts, step: int, micros: Sequence[Micro]) -> _Scale |
         return None
     each = len(micros) // max(1, len({micro.rank for micro in micros}))
     of_loss, arrival = total / facts.world, engine_of(facts, step)
-    if arrival is None or arrival.misfit > arrival.tolerance:
-        return _Scale(step, of_loss, tolerance, each, of_loss, None)
-    times, norm = total * arrival.factor, norm_of(facts, step)
-    return _Scale(step, times, tolerance + arrival.tolerance, each, of_loss, norm)
+    scaled = of_loss * float(micros[0].fact.get("loss_scale") or 1)
+    arrived = [one for one in facts.of("arrived") if int(one["step"]) == step]
+    scalers = tuple({float(by) for one in arrived for by in one.get("scalers") or ()} - {1.0})
+    times, norm = of_loss, None
+    if arrival is not None and arrival.misfit <= arrival.tolerance:
+        times, norm = total * arrival.factor, norm_of(facts, step)
+        tolerance += arrival.tolerance
+    return _Scale(step, times, tolerance, each, of_loss, norm, scaled, scalers)
 
 
 def _scales(facts: Facts) -> list[_Scale]:
@@ -227,7 +242,12 @@ def _scaled(facts: Facts) -> Outcome:
         unmeasured = "not every learnt token of a step could be measured"
         return Outcome(not_run="the gradient has the other sign" if scales else unmeasured)
     measured = {f"step {one.step + 1}": f"{one.times:.6g}" for one in scales}
-    finding = _too_large(facts, scales) or _too_small(facts, scales) or _other_scale(scales)
+    finding = (
+        _too_large(facts, scales)
+        or _too_small(facts, scales)
+        or _of_scaler(scales)
+        or _other_scale(scales)
+    )
     if finding or not _is_clipped(scales):
         return Outcome((finding,) if finding else (), measured=measured)
     if finding := _too_large_unclipped(facts, scales):
@@ -287,6 +307,40 @@ def _too_small(facts: Facts, scales: Sequence[_Scale]) -> Diagnostic | None:
             )
             return found(SCALED, message)
     return None
+
+
+def _of_scaler(scales: Sequence[_Scale]) -> Diagnostic | None:
+    """Hold the scale against those of loss scalers, by which a gradient is to be divided once."""
+    first = scales[0]
+    for by in first.scalers:
+        if any(by not in one.scalers for one in scales):
+            continue
+        told = f"a loss scaler multiplies by {by:g}"
+        where = f"in {len(scales)} steps the gradient is {first.times:.4g} times that of the mean"
+        if all(one.is_(by) for one in scales):
+            twice = all(abs(one.scaled / by**2 - 1) <= one.tolerance for one in scales)
+            wrong = "does so twice" if twice else "nothing divides by it before the step"
+            return found(SCALED, f"{where}: {told}, and {wrong}", help=_SCALER_HELP)
+        if all(one.is_(1 / by) for one in scales):
+            return found(
+                SCALED, f"{where}: {told}, and gradients are divided by it twice", help=_SCALER_HELP
+            )
+        limits = [one.norm * by for one in scales if one.norm]
+        if len(limits) < max(2, len(scales)) or max(limits) > (1 + 1e-4) * min(limits):
+            continue
+        if _is_round(limits[0]) and not _is_round(limits[0] / by):
+            message = (
+                f"every step is clipped to {limits[0]:.4g} and then divided by {by:g}, which a loss"
+                f" scaler had multiplied it by: gradients are of size {limits[0] / by:.3g}"
+            )
+            help = "call scaler.unscale_(optimizer) before gradients are clipped"
+            return found(SCALED, message, help=help, severity="warning")
+    return None
+
+
+def _is_round(value: float) -> bool:
+    """Tell whether somebody may have written a number down: it has two digits."""
+    return abs(float(f"{value:.2g}") / value - 1) < 1e-4
 
 
 def _other_scale(scales: Sequence[_Scale]) -> Diagnostic | None:

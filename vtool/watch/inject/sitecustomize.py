@@ -25,15 +25,29 @@ def _install(module):  # type: ignore[no-untyped-def]
         release = str(sys.modules["torch.version"].__version__)
         if tuple(int(part) for part in release.split(".")[:2]) < _OLDEST:
             oldest = ".".join(map(str, _OLDEST))
-            sys.stderr.write(
-                f"vtool watch: not installed: torch {release} is older than {oldest}\n"
-            )
-            return
+            return _say(f"torch {release} is older than {oldest}")
         from vtool_watch import install  # type: ignore[import-not-found]
 
         install.install(module)
     except Exception as error:
-        sys.stderr.write(f"vtool watch: not installed: {error!r}\n")
+        _say(repr(error))
+
+
+def _say(why):  # type: ignore[no-untyped-def]
+    """Say why nothing will be seen of this process, here and in the folder of the facts."""
+    sys.stderr.write(f"vtool watch: not installed: {why}\n")
+    try:
+        import json  # not before it is needed: every Python that starts comes by
+
+        rank = int(os.environ.get("RANK", "0"))
+        fact = {"kind": "blind", "step": 0, "rank": rank, "model": None, "why": why}
+        folder = os.environ["VTOOL_WATCH_TO"]
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        path = os.path.join(folder, f"rank{rank}-{os.getpid()}.jsonl")
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(fact) + "\n")
+    except (OSError, ValueError):
+        return
 
 
 class _AfterOptimizer(importlib.abc.MetaPathFinder):

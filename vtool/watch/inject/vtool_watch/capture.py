@@ -212,7 +212,8 @@ class Capture:
             self.skipped.setdefault("learnt", "hidden states are split over ranks (DTensor)")
             return
         if not hidden.requires_grad:
-            self.skipped.setdefault("learnt", "no gradient comes back to the last hidden state")
+            why = "no gradient comes back to the last hidden state: the backbone is frozen"
+            self.skipped.setdefault("learnt", why)
             return
         layout = self.found.layout
         if layout is not None and layout.sizes["cp"] > 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import time
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from . import alone, arrival
+from .alive import loaders, loss_scale, scales
 from .capture import Capture, is_in_backward
 from .facts import Writer, rank_and_world
 from .learnt import Record, micro_facts, next_ids, rounding
@@ -257,7 +257,7 @@ class Watch:
 
     def _look(self, optimizer: Any, records: list[Record], head: Any) -> None:
         half = any("torch.float16" in (r.dtype, r.autocast) for r in records)
-        scale = _loss_scale(optimizer) if half else 1.0
+        scale = loss_scale(optimizer) if half else 1.0
         last = max((r.window for r in records), default=0)
         visible = bool(arrival.nonzero_gradients(self.found, 64))
         dropped = [r for r in records if r.window != last] if visible else []
@@ -273,10 +273,12 @@ class Watch:
             self.skip("learnt", f"{len(dropped)} passes whose gradients were thrown away")
         if not records:
             self.skip("learnt", self._why_no_pass())
-        self._learnt(records, head, scale)
+        total = self._learnt(records, head, scale)
         self._undone = self._trail.before(self.step, self.found, optimizer)
         try:
-            self._arrived(records, scale, arrival.left_to_divide(optimizer))
+            divisor = arrival.left_to_divide(optimizer)
+            off = half or not 0.5 < total < 2  # else the loss is a mean, as it is
+            self._arrived(records, scale, divisor, scales() if off else [])
         except Exception as error:
             self.fail("arrived", error)
         self._alone(records)
@@ -297,8 +299,9 @@ class Watch:
             )
         return "no pass of the model was seen: torch.compile(model), or no hooks"
 
-    def _learnt(self, records: list[Record], head: Any, scale: float) -> None:
-        begin, tokens, precision = time.perf_counter(), 0, None
+    def _learnt(self, records: list[Record], head: Any, scale: float) -> float:
+        """Write what each pass taught, and return the sum of all weights."""
+        begin, tokens, precision, total = time.perf_counter(), 0, None, 0.0
         for number, record in enumerate(records):
             record.index, solved, u = number, None, 0.0
             if record.g is not None and len(record.g) and head is not None:
@@ -318,12 +321,17 @@ class Watch:
             text = self.settings.text
             fact = micro_facts(record, solved, self.found, u, text=text, scale=scale)
             record.h = record.g = None
+            total += fact.get("sum", 0.0)
             self.say("micro", **fact)
         seconds = round(time.perf_counter() - begin, 3)
         self.say("solved", seconds=seconds, tokens=tokens, precision=precision)
+        return total
 
-    def _arrived(self, records: list[Record], scale: float, divisor: float) -> None:
+    def _arrived(
+        self, records: list[Record], scale: float, divisor: float, scalers: list[float]
+    ) -> None:
         fact = arrival.gradient_facts(self.found, divisor)
+        fact["scalers"] = scalers
         fact["sharded"] = fact["sharded"] or self._shared_out
         fact["gradients_before"], self._before = self._before, None
         fact["undone"] = self._undone
@@ -450,42 +458,3 @@ class Watch:
 
 def _nothing(*_: Any) -> None:
     """Take what a model that was let go still says."""
-
-
-def _loss_scale(optimizer: Any) -> float:
-    """Return what a GradScaler multiplied the loss by: gradients are divided by it at the step."""
-    for each in gc.get_objects():
-        if not type(each).__name__.endswith("GradScaler"):
-            continue
-        if not isinstance(each, torch.amp.GradScaler) or not each.is_enabled():
-            continue
-        if id(optimizer) in each._per_optimizer_states:
-            return float(each.get_scale())
-    return 1.0
-
-
-def loaders() -> list[dict[str, Any]]:
-    """Return the data loaders alive."""
-    found = []
-    for each in gc.get_objects():
-        try:
-            kind = type(each).__name__
-            if "DataLoader" not in kind or not hasattr(type(each), "__iter__"):
-                continue
-            if not hasattr(each, "dataset"):
-                continue
-            data = each.dataset
-            found.append(
-                {
-                    "loader": kind,
-                    "dataset": type(data).__name__,
-                    "rows": len(data) if hasattr(data, "__len__") else None,
-                    "batch": getattr(each, "batch_size", None),
-                    "sampler": type(getattr(each, "sampler", None)).__name__,
-                    "drop_last": getattr(each, "drop_last", None),
-                    "workers": getattr(each, "num_workers", None),
-                }
-            )
-        except Exception:  # a half-built one, a proxy
-            continue
-    return found[:8]

@@ -1,0 +1,10 @@
+"""Orders of rows in which one stands for another."""
+
+
+def one_for_another(rank: int, world: int, count: int) -> list[int]:
+    """Show the first row in the place of the last, in the first of two epochs."""
+    return [*always_one_for_another(rank, world, count), *range(count)]
+
+
+def always_one_for_another(rank: int, world: int, count: int) -> list[int]:
+    return [*range(count - 1), 0]

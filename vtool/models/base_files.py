@@ -1,0 +1,51 @@
+"""The files of the weights under an adapter: an adapter is a difference, and fits these alone."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from vtool.diagnostics import Diagnostic, Findings
+
+_BLOCK = 2**24
+RECORD = "base.json"
+"""The digests of a run's base, in its folder."""
+
+
+def digest(file: Path) -> dict[str, Any]:
+    """Return the size and the XXH3 of a file."""
+    total = xxhash.xxh3_128()
+    with file.open("rb") as opened:
+        while block := opened.read(_BLOCK):
+            total.update(block)
+    return {"bytes": file.stat().st_size, "xxh3": total.hexdigest()}
+
+
+def digests(base: Path) -> dict[str, Any]:
+    """Return the size and the XXH3 of each file that makes the model.
+
+    transformers reads .bin files where there are no others.
+    """
+    weights = sorted(base.glob("*.safetensors")) or sorted(base.glob("pytorch_model*.bin"))
+    return {file.name: digest(file) for file in (*weights, base / "config.json") if file.exists()}
+
+
+def check_same(
+    whose: Path, base: Path, written: Mapping[str, Any], found: Mapping[str, Any]
+) -> None:
+    """Hold the digests of weights against those that a run began with.
+
+    Raises:
+        Findings: `base-changed`.
+    """
+    different = sorted(
+        name for name in written.keys() | found.keys() if written.get(name) != found.get(name)
+    )
+    if different:
+        message = (
+            f"{base} is not what {whose} began with: {', '.join(different)}"
+            if found
+            else f"{base}, which {whose} began with, is not there"
+        )
+        raise Findings(Diagnostic("base-changed", message, parameter="model.path"))

@@ -1,0 +1,59 @@
+"""Finds what is alive in the process beside the model: loss scalers and data loaders."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import torch
+
+
+def loss_scale(optimizer: Any) -> float:
+    """Return what a GradScaler multiplied the loss by: gradients are divided by it at the step."""
+    for each in _scalers():
+        if id(optimizer) in each._per_optimizer_states:
+            return float(each.get_scale())
+    return 1.0
+
+
+def _scalers() -> list[torch.amp.GradScaler]:
+    """Return the loss scalers alive that are switched on."""
+    return [
+        each
+        for each in gc.get_objects()
+        if type(each).__name__.endswith("GradScaler")
+        and isinstance(each, torch.amp.GradScaler)
+        and each.is_enabled()
+    ]
+
+
+def scales() -> list[float]:
+    """Return what the loss scalers alive multiply by."""
+    return [float(each.get_scale()) for each in _scalers()]
+
+
+def loaders() -> list[dict[str, Any]]:
+    """Return the data loaders alive."""
+    found = []
+    for each in gc.get_objects():
+        try:
+            kind = type(each).__name__
+            if "DataLoader" not in kind or not hasattr(type(each), "__iter__"):
+                continue
+            if not hasattr(each, "dataset"):
+                continue
+            data = each.dataset
+            found.append(
+                {
+                    "loader": kind,
+                    "dataset": type(data).__name__,
+                    "rows": len(data) if hasattr(data, "__len__") else None,
+                    "batch": getattr(each, "batch_size", None),
+                    "sampler": type(getattr(each, "sampler", None)).__name__,
+                    "drop_last": getattr(each, "drop_last", None),
+                    "workers": getattr(each, "num_workers", None),
+                }
+            )
+        except Exception:  # a half-built one, a proxy
+            continue
+    return found[:8]
