@@ -52,7 +52,7 @@ class Snapshot:
     model: Tensors
     optimizer: Tensors
     visits: Tensor
-    """How often each kept row has been trained on: int64 [rows]."""
+    """Visits of each kept row so far: int64 [rows]."""
     state: dict[str, Any]
     """Counters, as JSON."""
 
