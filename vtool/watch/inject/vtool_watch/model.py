@@ -331,9 +331,16 @@ def _is_tied(found: Found) -> bool:
 def _is_tie_meant(found: Found) -> bool | None:
     """Tell whether the config ties the head; None where it, or the class, does not say so.
 
-    None also where neither the head nor the embeddings are trained: two copies stay the same.
+    None also where the text model's config says otherwise, and where neither the head nor the
+    embeddings are trained: two copies stay the same.
     """
-    meant = getattr(getattr(found.model, "config", None), "tie_word_embeddings", None)
+    config = getattr(found.model, "config", None)
+    meant = getattr(config, "tie_word_embeddings", None)
+    # transformers 4 asks the text model's config, and 5 the whole one's
+    whole = getattr(config, "get_text_config", None)
+    text = whole(decoder=True) if callable(whole) else config
+    if getattr(text, "tie_word_embeddings", meant) != meant:
+        return None
     names: Any = getattr(found.model, "_tied_weights_keys", None) or ()
     if found.layout is not None or not isinstance(meant, bool):
         return None
