@@ -8,10 +8,19 @@ from told import tell
 import vtool
 
 
-def adapted(model=None, targets=("q_proj", "v_proj")):
+def adapted(model=None, targets=("q_proj", "v_proj"), **more):
     torch.manual_seed(0)
-    lora = peft.LoraConfig(target_modules=list(targets), init_lora_weights=False)
-    return peft.get_peft_model(make("llama") if model is None else model, lora)
+    lora = peft.LoraConfig(target_modules=list(targets), init_lora_weights=False, **more)
+    return trained(peft.get_peft_model(make("llama") if model is None else model, lora))
+
+
+def trained(live):
+    """Move what is trained, as some steps would have."""
+    with torch.no_grad():
+        for parameter in live.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return live
 
 
 def tell_apart(live, served):

@@ -5,6 +5,7 @@ usage: verl_merged_lora.py FOLDER_OF_VERL
 
 import contextlib
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -27,7 +28,7 @@ names |= dict.fromkeys(nothing, lambda *_, **__: None)  # nothing is sharded, no
 names |= {"convert_weight_keys": lambda params, model: params, "DTensor": ()}
 file = f"{sys.argv[1]}/verl/workers/engine/fsdp/transformer_impl.py"
 own = "_merged_lora_per_tensor_param"
-methods = ("get_per_tensor_param", *([own] if own in open(file).read() else []))
+methods = ("get_per_tensor_param", *([own] if own in Path(file).read_text() else []))
 found = take_all(file, methods, "FSDPEngine", **names)
 asked = SimpleNamespace(lora={"merge": True})
 engine = {"module": live, "model_config": asked, "_uses_fsdp2_cpu_offload_policy": True}

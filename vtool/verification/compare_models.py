@@ -1,4 +1,4 @@
-"""A trained model against what was exported or sent of it: do both compute the same?"""
+"""Compares what a trained model computes with what was exported or sent of it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
