@@ -135,17 +135,29 @@ def test_decay_of_norms_is_no_pass_where_the_optimizer_has_none(tmp_path: Path) 
     assert conclude(tmp_path, facts).checks["decay-on-norms"] == "not-run"
 
 
+@pytest.mark.parametrize("meant", [True, False])
 @pytest.mark.parametrize(
-    "fields",
-    [{"tied": True}, {"adapters": True}, {"mesh": {"dp": 2}}, {"tie_meant": None}],
+    ("fields", "state"),
+    [
+        ({}, "passed"),
+        ({"adapters": True}, "not-run"),
+        ({"mesh": {"dp": 2}}, "not-run"),
+        ({"tie_meant": None}, "not-run"),
+    ],
 )
 def test_a_tie_is_not_missed_where_it_is_there_or_cannot_be_seen(
-    tmp_path: Path, fields: dict[str, object]
+    tmp_path: Path, meant: bool, fields: dict[str, object], state: str
 ) -> None:
-    result = conclude(tmp_path, changed(healthy(), on("model", **{"tie_meant": True, **fields})))
-    assert rules(result) == {}
-    state = "passed" if fields.get("tied") else "not-run"
-    assert result.checks["head-not-tied"] == state
+    other = {"tied": meant if state == "passed" else not meant, "tie_meant": meant}
+    result = conclude(tmp_path, changed(healthy(), on("model", **{**other, **fields})))
+    assert (rules(result), result.checks["head-not-tied"]) == ({}, state)
+
+
+@pytest.mark.parametrize("meant", [True, False])
+def test_a_head_that_is_not_as_its_config_says_is_found(tmp_path: Path, meant: bool) -> None:
+    result = conclude(tmp_path, changed(healthy(), on("model", tied=not meant, tie_meant=meant)))
+    assert rules(result) == {"head-not-tied": "warning"}
+    assert f"the config has tie_word_embeddings={meant}" in result.findings[0].message
 
 
 @pytest.mark.parametrize(

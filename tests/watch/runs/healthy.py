@@ -59,6 +59,7 @@ RUNS: dict[str, Recipe] = {
     "LoRA, bfloat16 autocast": Recipe(adapters=True, autocast=True),
     "LoRA, packed": Recipe(adapters=True, packed=True),
     "tied embeddings": Recipe(config={"tie_word_embeddings": True}),
+    "embeddings that are not tied": Recipe(config={"tie_word_embeddings": False}),
     "chats of three turns": Recipe(turns=3),
     "chats of three turns, packed": Recipe(turns=3, packed=True),
     "images masked": Recipe(image=True),

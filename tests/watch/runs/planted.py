@@ -255,6 +255,9 @@ RUNS: dict[str, Planted] = {
     "a tied head that is a matrix of its own": warning(
         "head-not-tied", config={"tie_word_embeddings": True}, built=weights.untie
     ),
+    "a head that is the embeddings, and no config says so": warning(
+        "head-not-tied", config={"tie_word_embeddings": False}, built=weights.tie
+    ),
     "padding on the left that the mask has not": error(
         "row-changes-in-batch", padding="left", collated=changes.mask_of_ones
     ),

@@ -331,17 +331,22 @@ def _is_tied(found: Found) -> bool:
 def _is_tie_meant(found: Found) -> bool | None:
     """Tell whether the config ties the head; None where it, or the class, does not say so.
 
-    None also where neither the head nor the embeddings are trained: two copies stay the same.
+    None also where the config of the text says something else (transformers 4 asks the one,
+    transformers 5 the other), and where neither the head nor the embeddings are trained: two copies
+    stay the same.
     """
-    meant = getattr(getattr(found.model, "config", None), "tie_word_embeddings", None)
+    config: Any = getattr(found.model, "config", None)
     names: Any = getattr(found.model, "_tied_weights_keys", None) or ()
-    if found.layout is not None or not isinstance(meant, bool):
+    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    said = {getattr(each, "tie_word_embeddings", None) for each in (config, text)}
+    if found.layout is not None or said not in ({True}, {False}):
         return None
     embedding = found.model.get_input_embeddings()
     pair = (getattr(module, "weight", None) for module in (embedding, found.head))
     if not any(getattr(weight, "requires_grad", True) for weight in pair):
         return None
-    return meant and any(str(name).startswith(f"{found.head_name}.") for name in names)
+    can = any(str(name).startswith(f"{found.head_name}.") for name in names)
+    return False if said == {False} else can or None
 
 
 def is_compiled(found: Found) -> bool:
