@@ -10,7 +10,9 @@ from tests.watch.test_conclusions import conclude, on, rules, weigh
 MEAN = 1 / 36  # of the 36 learnt tokens of a step
 
 
-def clipped(times: float, norms: tuple[float, ...] = (1.0, 1.0, 1.0)) -> list[Fact]:
+def clipped(
+    times: float, norms: tuple[float, ...] = (1.0, 1.0, 1.0), changes: int | None = 1
+) -> list[Fact]:
     """Return facts of steps whose loss is some times a mean, each clipped by a factor of its own.
 
     A step whose norm is below 1 is left as it is.
@@ -20,7 +22,7 @@ def clipped(times: float, norms: tuple[float, ...] = (1.0, 1.0, 1.0)) -> list[Fa
         if fact["kind"] == "arrived":
             step = fact["step"]
             factor = 1 / (3.3 + step) if norms[step] >= 1 else 1.0
-            fact["norm"] = norms[step]
+            fact |= {"norm": norms[step], "changes": changes}
             fact["norm_gradient"] = [factor * value for value in fact["norm_sum"]]
 
     return changed(changed(healthy(), weigh(lambda fact: times * MEAN)), clip)
@@ -41,6 +43,15 @@ def test_a_scale_that_clipping_hides_is_no_pass(
     result = conclude(tmp_path, clipped(times, norms))
     assert rules(result) == ({"gradient-scaled": found} if found else {})
     assert result.checks["gradient-scaled"] == state
+
+
+@pytest.mark.parametrize("changes", [0, 2, None])
+def test_gradients_that_may_be_divided_before_they_are_clipped_are_not_judged(
+    tmp_path: Path, changes: int | None
+) -> None:
+    """`for p in ...: p.grad /= 2`, and then clip_grad_norm_: nothing is wrong with that."""
+    result = conclude(tmp_path, clipped(2.0, changes=changes))
+    assert (rules(result), result.checks["gradient-scaled"]) == ({}, "not-run")
 
 
 def scaled(of_loss: float, times: float, scalers: list[float]) -> list[Fact]:

@@ -116,6 +116,12 @@ RUNS: dict[str, Planted] = {
         data=losses.three_learnt,
         arguments={"max_grad_norm": 0.1},
     ),
+    "not divided by micro-batches, clipped": warning(
+        "gradient-scaled", divide=changes.not_divided, clip=0.1
+    ),
+    "not divided by micro-batches, clipped, DDP": warning(
+        "gradient-scaled", divide=changes.not_divided, clip=0.1, world=2
+    ),
     "gradients doubled on the way": error(
         "gradient-scaled", before_step=changes.scale_gradients(2.0)
     ),
