@@ -60,7 +60,7 @@ from vtool.devices import keep_freed_memory
 from vtool.engines.ranks import Ranks
 from vtool.models.build import build_model
 from vtool.profiling.profiler import open_profiler
-from vtool.training.checkpoint import Writer
+from vtool.training.checkpoint_writer import Writer
 from vtool.training.display import Display
 from vtool.training.loop import LoopTools, train_loop
 from vtool.training.optimizer import build_optimizer

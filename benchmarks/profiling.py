@@ -49,7 +49,8 @@ from vtool.data.loader import load_steps, micro_batches
 from vtool.devices import keep_freed_memory
 from vtool.engines.ranks import Ranks
 from vtool.profiling.profiler import Profiler, open_profiler
-from vtool.training.checkpoint import Snapshot, Writer
+from vtool.training.checkpoint import Snapshot
+from vtool.training.checkpoint_writer import Writer
 from vtool.training.display import Display
 from vtool.training.loop import LoopTools, train_loop
 from vtool.training.metrics import append

@@ -17,7 +17,8 @@ from statistics import median
 
 import torch
 
-from vtool.training.checkpoint import Snapshot, Writer
+from vtool.training.checkpoint import Snapshot
+from vtool.training.checkpoint_writer import Writer
 
 ROUNDS = 3
 
@@ -30,13 +31,8 @@ def snapshot(step: int, millions: int) -> Snapshot:
         for name in names
         for mean in ("exp_avg", "exp_avg_sq")
     }
-    return Snapshot(
-        step,
-        {name: torch.randn(2000, 2000) for name in names},
-        state,
-        {"visits": torch.zeros(9)},
-        {},
-    )
+    model = {name: torch.randn(2000, 2000) for name in names}
+    return Snapshot(step, model.items(), state.items(), torch.zeros(9), {})
 
 
 def steps(seconds: float) -> int:

@@ -336,7 +336,7 @@ def prepare(place: Path) -> None:
     (place / "config.json").write_text("{}")
     picture(place / "a.png")
     one = {"weight": torch.arange(4.0)}
-    shot = checkpoint.Snapshot(4, one, one, {"visits": torch.ones(3)}, {"seconds": 1.0})
+    shot = checkpoint.Snapshot(4, one.items(), one.items(), torch.ones(3), {"seconds": 1.0})
     checkpoint.save(run / "checkpoints", shot, 1)
     _WEIGHTS[:] = [(place / _CHECKPOINT / "model.safetensors").read_bytes()]
     _MANIFESTS[:] = [json.loads((place / _CHECKPOINT / "manifest.json").read_bytes())]

@@ -76,7 +76,7 @@ def test_runs_are_completed_by_folder_and_by_name(
     monkeypatch.chdir(tmp_path)
     assert "runs/one" in words("vtool report ")
     assert "runs/one" in words("vtool export runs/o")
-    assert words("vtool report on") == ["one"]
+    assert words("vtool report on") == words("vtool predict on") == ["one"]
     assert {"lr", "lr-optim.lr=1"} <= set(words("vtool report l"))
     assert words("vtool train sft mi") == ["mine.yaml"]
     assert words("vtool verify rows.") == ["rows.jsonl"]
@@ -117,8 +117,8 @@ def test_words_that_cannot_be_read_are_none(monkeypatch: pytest.MonkeyPatch) -> 
 def test_nothing_heavy_is_imported() -> None:
     """Milliseconds are in benchmarks/startup.py; this is what they are made of."""
     program = (
-        f"import sys, atexit; heavy = ('rich.text', 'yaml', 'torch', 'hydra', 'omegaconf',"
-        " 'vtool.config.schema', 'vtool.config.resources');"
+        f"import sys, atexit; heavy = ('rich.text', 'yaml', 'pydantic', 'torch', 'hydra',"
+        " 'omegaconf', 'vtool.config.schema', 'vtool.config.resources');"
         "atexit.register(lambda: print([one for one in heavy if sys.modules.get(one)]));"
         f"{VTOOL}"
     )

@@ -57,3 +57,10 @@ def test_in_the_working_folder_a_path_is_no_word(
     Path("never").mkdir()
     Path("again.yaml").write_text("defaults: [digits, _self_]\ncheckpoint: {resume: ./never}\n")
     assert load_run("again.yaml").run.checkpoint.resume == "./never"
+
+
+def test_a_path_that_would_be_right_at_the_recipe_says_what_to_write(recipe: Path) -> None:
+    recipe.write_text(RECIPE.replace("./rows/my.jsonl", "rows/my.jsonl"))
+    (found,) = examine(str(recipe), []).findings
+    there = recipe.parent / "rows/my.jsonl"
+    assert found.help == f"it is at {there}: in a recipe write ./rows/my.jsonl"

@@ -75,6 +75,8 @@ def test_a_date_is_text_to_a_setting(tmp_path: Path) -> None:
         ("a: 1\noptim\n  lr: 1\nb: 2\n", 2, "no colon and space behind this key"),
         ("optim:\n  lr: 1\n   name: x\n", 3, "indented deeper than the one above"),
         ("a: see: there\n", 1, "put the value in quotes"),
+        ("a: 1\nrun: {name: a: b}\n", 2, "a second colon in one value: put it in quotes"),
+        ("a: 1\ntrain: {steps: 9 epochs: 2}\n", 2, "a comma before the next key"),
     ],
 )
 def test_the_line_that_is_wrong_is_named_and_what_is_wrong_with_it(
@@ -89,3 +91,12 @@ def test_the_line_that_is_wrong_is_named_and_what_is_wrong_with_it(
     assert said in found.message
     assert found.origin is not None
     assert found.origin.line == line
+
+
+def test_a_tab_before_a_value_is_called_one(tmp_path: Path) -> None:
+    # libyaml takes it, and the loader that composes recipes does not
+    (tmp_path / "mine.yaml").write_text("defaults: [rows]\ntrain:\n  steps:\t9\n")
+    with pytest.raises(Findings, match="a tab, where YAML takes spaces") as caught:
+        load_run(str(tmp_path / "mine.yaml"))
+    assert caught.value.diagnostics[0].origin is not None
+    assert caught.value.diagnostics[0].origin.line == 3

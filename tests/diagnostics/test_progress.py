@@ -1,5 +1,6 @@
 """No silence above seconds, and not a line of a command that is short."""
 
+import os
 import re
 import subprocess
 import sys
@@ -97,3 +98,35 @@ def test_a_short_one_says_nothing_of_it(tmp_path: Path) -> None:
         check=True,
     )
     assert done.stderr == ""
+
+
+SLOW = """
+import time
+from vtool.diagnostics import progress
+said = []
+progress.START, progress.EVERY, progress.tell = 0.01, 0.02, said.append
+progress.announce_start("vtool x")
+deadline = time.monotonic() + 60
+while len(said) < 3 and time.monotonic() < deadline:
+    time.sleep(0.01)
+with progress.working("loading", lambda line: None):
+    time.sleep(0.1)
+    before = len(said)
+    time.sleep(0.1)
+    print(said[0], said[1], len(said) - before, sep="|")
+"""
+
+
+def test_while_packages_are_imported_it_is_told_again(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    done = subprocess.run(
+        [sys.executable, "-c", "import slow"],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    first, second, others = done.stdout.strip().split("|")
+    assert first == "vtool x: starting"
+    assert re.fullmatch(r"vtool x: importing packages, \d+ s", second)
+    assert others == "0", "what is under way is told in its place"

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from tests.engines.ranks import run_ranks
+from tests.engines.state import model_of
 from tests.rows import mixed_rows, write_rows
 from tests.runs import messages, request, session
 from vtool.data.loader import load_steps
@@ -56,7 +57,7 @@ def base_model(folder: Path) -> Path:
     opened, _ = session(made_run(folder, "ddp", "float32", None))
     return export(
         opened.engine.module,
-        opened.engine.model_state(),
+        model_of(opened.engine),
         opened.processor,
         "qwen2_5_vl",
         folder / "model",

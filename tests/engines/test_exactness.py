@@ -12,6 +12,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from tests.engines.ranks import run_ranks
+from tests.engines.state import model_of, optimizer_of
 from tests.rows import mixed_rows, write_rows
 from tests.runs import gradients, messages, relative_difference, request, session
 from vtool.data.chat import IGNORED
@@ -355,5 +356,5 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_weights_and_gradients_in_float3
     }
     opened.engine.optimizer_step(1e-5)
     assert seen == [torch.bfloat16]
-    assert {tensor.dtype for tensor in opened.engine.model_state().values()} == {torch.float32}
-    assert {tensor.dtype for tensor in opened.engine.optimizer_state().values()} == {torch.float32}
+    assert {tensor.dtype for tensor in model_of(opened.engine).values()} == {torch.float32}
+    assert {tensor.dtype for tensor in optimizer_of(opened.engine).values()} == {torch.float32}

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from tests.engines.parity import ROWS, base_model, made_run
 from tests.engines.ranks import run_ranks
+from tests.engines.state import model_of
 from tests.rows import mixed_rows, write_rows
 from tests.runs import gradients, messages, relative_difference, session
 from vtool.data.loader import load_steps, micro_batches
@@ -387,7 +388,7 @@ def state_around_a_step_without_images(ranks: Ranks, made: Request) -> list[dict
     torch.set_num_threads(1)
     opened, progress = session(made, ranks)
     engine, kept = opened.engine, opened.ledgers["train"].kept
-    before = {name: tensor.clone() for name, tensor in engine.model_state().items()}
+    before = {name: tensor.clone() for name, tensor in model_of(engine).items()}
 
     def plan(step):
         return micro_batches(
@@ -400,7 +401,7 @@ def state_around_a_step_without_images(ranks: Ranks, made: Request) -> list[dict
         assert not any(batch.images for batch in batches)
         train_step(opened, progress, step, batches, StopRequest())
     assert all(isinstance(parameter, DTensor) for parameter in engine.module.parameters())
-    return [before, engine.model_state()]
+    return [before, model_of(engine)]
 
 
 @pytest.mark.parametrize("freed", ["true", "false"])

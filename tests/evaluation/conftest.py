@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.engines.state import model_of
 from tests.rows import mixed_rows, write_rows
 from tests.runs import messages, request, session
 from vtool.export.huggingface import export
@@ -18,7 +19,7 @@ def _export(folder: Path, *overrides: str) -> tuple[Path, Path]:
     rows = write_rows(folder / "rows.jsonl", mixed_rows(folder, 6))
     settings = (f"run.dir={folder / 'run'}", "optim.warmup_steps=0", *overrides)
     opened, _ = session(request("rows", messages(rows), *settings))
-    state = opened.engine.model_state()
+    state = model_of(opened.engine)
     export(opened.engine.module, state, opened.processor, "qwen2_5_vl", opened.folder.export)
     return opened.folder.path, rows
 

@@ -196,7 +196,7 @@ def test_a_source_that_the_validation_rows_do_not_have_is_refused(rows: Path) ->
 def killed_while_saving(ranks: Ranks, run: Request, at: str, step: int) -> None:
     """Train until a checkpoint is there and older ones are not yet removed, or one is half so."""
     if ranks.rank == 0:
-        flush, remove = checkpoint._flush, shutil.rmtree
+        flush, remove = checkpoint.flush, shutil.rmtree
 
         def after_saving(path: Path) -> None:
             if path.name == "checkpoints" and (path / f"step-{step:06d}").exists():
@@ -209,7 +209,7 @@ def killed_while_saving(ranks: Ranks, run: Request, at: str, step: int) -> None:
             remove(path, *given, **more)
 
         if at == "saved":
-            checkpoint._flush = after_saving
+            checkpoint.flush = after_saving
         else:
             checkpoint.shutil.rmtree = while_removing  # type: ignore[assignment]
     train(run, ranks)

@@ -10,17 +10,18 @@ import pytest
 import torch
 
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.training import checkpoint
-from vtool.training.checkpoint import Snapshot, Writer, checkpoints, damage, load, newest, save
+from vtool.training import checkpoint, checkpoint_writer
+from vtool.training.checkpoint import Snapshot, checkpoints, damage, load, newest, save
+from vtool.training.checkpoint_writer import Writer
 
 
 def snapshot(step: int, size: int = 64) -> Snapshot:
     torch.manual_seed(step)
     return Snapshot(
         step,
-        {"w": torch.randn(size)},
-        {"w.exp_avg": torch.randn(size)},
-        {"visits": torch.arange(9)},
+        {"w": torch.randn(size)}.items(),
+        {"w.exp_avg": torch.randn(size)}.items(),
+        torch.arange(9),
         {"seconds": 1.25},
     )
 
@@ -30,8 +31,9 @@ def test_what_is_saved_is_loaded_to_the_bit(tmp_path: Path) -> None:
     loaded = load(save(tmp_path, saved, keep_last=2))
     assert loaded.step == 7
     assert loaded.state == {"seconds": 1.25}
-    for name in ("model", "optimizer", "progress"):
-        one, other = getattr(saved, name), getattr(loaded, name)
+    assert torch.equal(saved.visits, loaded.visits)
+    for name in ("model", "optimizer"):
+        one, other = dict(getattr(saved, name)), getattr(loaded, name)
         assert one.keys() == other.keys()
         assert all(
             torch.equal(one[key], other[key]) and one[key].dtype == other[key].dtype for key in one
@@ -107,15 +109,15 @@ def test_the_manifest_names_every_file(tmp_path: Path) -> None:
 def test_what_is_written_while_the_loop_goes_on_is_what_was_there_at_its_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go_on, real = threading.Event(), checkpoint.save
+    go_on, real = threading.Event(), checkpoint_writer.write_share
 
     def slow(*arguments: Any) -> Path:
         assert go_on.wait(30)
         return real(*arguments)
 
-    monkeypatch.setattr(checkpoint, "save", slow)
+    monkeypatch.setattr(checkpoint_writer, "write_share", slow)
     made = snapshot(3)
-    weight, state, visits = made.model["w"], made.optimizer["w.exp_avg"], made.progress["visits"]
+    ((_, weight),), ((_, state),), visits = made.model, made.optimizer, made.visits
     with Writer(tmp_path, 2, asynchronous=True) as writer:
         writer.save(made)
         for tensor in (weight, state, visits):
@@ -123,9 +125,9 @@ def test_what_is_written_while_the_loop_goes_on_is_what_was_there_at_its_step(
         assert checkpoints(tmp_path) == []
         go_on.set()
     loaded, wanted = load(tmp_path / "step-000003"), snapshot(3)
-    assert torch.equal(loaded.model["w"], wanted.model["w"])
-    assert torch.equal(loaded.optimizer["w.exp_avg"], wanted.optimizer["w.exp_avg"])
-    assert torch.equal(loaded.progress["visits"], wanted.progress["visits"])
+    assert torch.equal(loaded.model["w"], dict(wanted.model)["w"])
+    assert torch.equal(loaded.optimizer["w.exp_avg"], dict(wanted.optimizer)["w.exp_avg"])
+    assert torch.equal(loaded.visits, wanted.visits)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -226,11 +228,11 @@ def test_the_metrics_are_on_the_disk_before_the_checkpoint_has_its_name(
         "fsync",
         lambda one: (done.append(Path(os.readlink(f"/proc/self/fd/{one}")).name), sync(one))[1],
     )
-    monkeypatch.setattr(os, "rename", lambda *two: (done.append("rename"), rename(*two))[1])
+    monkeypatch.setattr(os, "rename", lambda *two: (done.append(two[1].name), rename(*two))[1])
     (tmp_path / "metrics.jsonl").write_text("{}\n")
     with Writer(tmp_path / "c", 1, asynchronous=True, synced=tmp_path / "metrics.jsonl") as writer:
         writer.save(snapshot(1))
-    assert done.index("metrics.jsonl") < done.index("rename")
+    assert done.index("metrics.jsonl") < done.index("step-000001")
 
 
 def test_one_full_disk_is_told_once_under_asynchronous_saving(

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.engines.state import optimizer_of
 from tests.rows import mixed_rows, write_rows
 from tests.runs import messages, read_lines, request
 from vtool.diagnostics import Diagnostic, Findings
@@ -82,7 +83,7 @@ def test_a_run_begins_with_the_weights_it_names_to_the_bit(
     own, wanted = dict(opened.engine.iter_hf_weights()), saved(folder / "whole")
     assert own.keys() == wanted.keys()
     assert all(torch.equal(own[name], wanted[name]) for name in wanted)
-    assert opened.engine.optimizer_state() == {} or engine == "megatron"
+    assert optimizer_of(opened.engine) == {} or engine == "megatron"
 
 
 @pytest.mark.parametrize("engine", ENGINES)

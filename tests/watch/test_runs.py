@@ -15,26 +15,15 @@ from vtool.watch.conclude import conclude_folder
 from vtool.watch.folder import INJECT, WatchOptions, environment
 
 ROOT = Path(__file__).parents[2]
-QUICK_HEALTHY = (
-    "qwen2, float32",
-    "gemma2, bfloat16 autocast",
-    "packed rows",
-    "LoRA",
-    "DDP, 2 ranks",
-)
-QUICK_PLANTED = (
-    "labels shifted twice",
-    "a mean of means",
-    "zero_grad forgotten",
-    "packed, a mask of ones",
-    "a rank's gradients changed",
-)
 
 
-def _run(folder: Path, names: list[str]) -> Path:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make every run: the folder with a folder of facts for each."""
+    folder = tmp_path_factory.mktemp("runs")
     own = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.watch.runs", str(folder), *names],
+        [sys.executable, "-m", "tests.watch.runs", str(folder)],
         env=environment(folder / "none", WatchOptions(), own),
         capture_output=True,
         text=True,
@@ -45,62 +34,30 @@ def _run(folder: Path, names: list[str]) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    names = [f"healthy: {name}" for name in QUICK_HEALTHY]
-    names += [f"planted: {name}" for name in QUICK_PLANTED]
-    return _run(tmp_path_factory.mktemp("quick"), names)
-
-
-@pytest.fixture(scope="module")
-def every(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _run(tmp_path_factory.mktemp("every"), [])
-
-
-def is_healthy(folder: Path, name: str) -> None:
-    result = concluded(folder, f"healthy: {name}")
-    assert [one for one in result.findings if one.severity != "note"] == []
-    assert result.verdict == "clean"
-    assert result.checks["targets-not-next"] == "passed"
-
-
-def is_found(folder: Path, name: str) -> None:
-    result, expected = concluded(folder, f"planted: {name}"), planted.RUNS[name]
-    found = {(one.rule, one.severity) for one in result.findings}
-    assert (expected.rule, expected.severity) in found, result.findings
-    errors = {one.rule for one in result.findings if one.severity == "error"}
-    assert errors <= {expected.rule, *expected.also}, result.findings
-    warnings = {one.rule for one in result.findings if one.severity == "warning"}
-    assert expected.severity != "note" or not warnings, result.findings
-
-
 def concluded(folder: Path, name: str) -> Result:
     (result,) = conclude_folder(place(folder, name), "run", None)
     return result
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", QUICK_HEALTHY)
-def test_nothing_is_found_in_a_healthy_run(quick: Path, name: str) -> None:
-    is_healthy(quick, name)
+@pytest.mark.parametrize("name", healthy.RUNS)
+def test_nothing_is_found_in_a_healthy_run(made: Path, name: str) -> None:
+    result = concluded(made, f"healthy: {name}")
+    assert [one for one in result.findings if one.severity != "note"] == []
+    assert result.verdict == "clean"
+    assert result.checks["targets-not-next"] == "passed"
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", QUICK_PLANTED)
-def test_a_mistake_in_a_run_is_found_by_its_rule(quick: Path, name: str) -> None:
-    is_found(quick, name)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("name", healthy.RUNS)
-def test_nothing_is_found_in_any_healthy_run(every: Path, name: str) -> None:
-    is_healthy(every, name)
-
-
-@pytest.mark.soak
 @pytest.mark.parametrize("name", planted.RUNS)
-def test_every_mistake_in_a_run_is_found_by_its_rule(every: Path, name: str) -> None:
-    is_found(every, name)
+def test_a_mistake_in_a_run_is_found_by_its_rule(made: Path, name: str) -> None:
+    result, expected = concluded(made, f"planted: {name}"), planted.RUNS[name]
+    found = {(one.rule, one.severity) for one in result.findings}
+    assert (expected.rule, expected.severity) in found, result.findings
+    errors = {one.rule for one in result.findings if one.severity == "error"}
+    assert errors <= {expected.rule, *expected.also}, result.findings
+    warnings = {one.rule for one in result.findings if one.severity == "warning"}
+    assert expected.severity != "note" or not warnings, result.findings
 
 
 def test_the_page_lists_these_runs() -> None:

@@ -1,6 +1,8 @@
 """Train a tiny model by transformers' Trainer on rows of text, four micro-batches a step.
 
-usage: hf_accumulate.py MODEL_TYPE [equal]
+usage: hf_accumulate.py MODEL_TYPE [equal] [smooth]
+
+equal: answers of one length; smooth: label smoothing
 """
 
 import sys
@@ -11,13 +13,15 @@ from tiny_models import make
 from transformers import Trainer, TrainingArguments
 
 torch.manual_seed(0)
-name, *equal = sys.argv[1:]
-typed = name == "paligemma"
+name, *how = sys.argv[1:]
+equal = "equal" in how
+typed = name in ("gemma3", "paligemma")
 Trainer(
     model=make(name),
     args=TrainingArguments(
         per_device_train_batch_size=2,
         gradient_accumulation_steps=4,
+        label_smoothing_factor=0.1 if "smooth" in how else 0,
         max_grad_norm=0 if equal else 1,  # where gradients are clipped, nobody sees their scale
         **tiny_rows.QUIET,
     ),

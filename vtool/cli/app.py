@@ -64,7 +64,10 @@ def root(
     """Fine-tune vision-language models, and prove that nothing went silently wrong."""
 
 
-LONG = ("train", "verify", "export", "load-check", "predict", "evaluate", "chat", "serve", "report")
+LONG = (
+    *("train", "verify", "export", "load-check", "predict"),
+    *("evaluate", "chat", "serve", "report", "doctor"),
+)
 """Commands that take seconds: they say that they have begun. So does any with `--live`."""
 
 

@@ -99,9 +99,10 @@ def topic(ctx: typer.Context, incomplete: str) -> Iterator[str | tuple[str, str]
 
 @safely
 def runs(ctx: typer.Context, incomplete: str) -> Iterator[str | tuple[str, str]]:
-    """Complete the folder of a run."""
+    """Complete the folder of a run, or its name in runs/."""
     if "/" not in incomplete:
-        yield from _paths("runs/", _is_run)
+        below = list(_paths("runs/", _is_run))
+        yield from below if not incomplete else (path.removeprefix("runs/") for path in below)
     yield from _paths(incomplete, _is_run)
 
 
@@ -118,7 +119,6 @@ def runs_and_sweeps(ctx: typer.Context, incomplete: str) -> Iterator[str | tuple
             if (sweep := name.partition("=")[0].rpartition("-")[0])
             if "=" in name
         )
-        yield from named
 
 
 def _given(ctx: typer.Context) -> list[str]:

@@ -95,12 +95,14 @@ def predict(
                 raise typer.Exit(1)
             return
         from vtool.diagnostics.printable import printable_text
+        from vtool.diagnostics.progress import working
         from vtool.evaluation.predict import first_question, predict_subject
 
         images, videos = [*map(str, image or ()), *given], [*map(str, video or ())]
         text = question if question is not None else first_question(subject.given)
         _say(_asked(text, question is None, len(images), len(videos)))
-        answer = predict_subject(subject, images, text, system, max_new_tokens, videos)
+        with working("answering"):
+            answer = predict_subject(subject, images, text, system, max_new_tokens, videos)
     typer.echo(printable_text(answer.text))
     if answer.stopped:
         _say(f"the answer was stopped at {answer.tokens} tokens; longer: --max-new-tokens N")

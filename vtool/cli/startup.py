@@ -4,7 +4,8 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any
 
 
 @contextmanager
@@ -33,4 +34,20 @@ def prepare_completion() -> bool:
     sys.modules["rich"] = None  # type: ignore[assignment]
     os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
     gc.disable()
+    with suppress(ImportError, AttributeError):  # of another release, which converts otherwise
+        _leave_words_as_they_are()
     return True
+
+
+def _leave_words_as_they_are() -> None:
+    """Have typer convert no word that is typed: for that it imports pydantic, for 50 ms."""
+    import typer.core
+    from typer import _coercion
+
+    plain = _coercion.PassThroughRuntimeParam
+
+    def keep(descriptor: Any) -> Any:
+        return plain(annotation=descriptor.annotation, parameter_info=descriptor.parameter_info)
+
+    assert callable(typer.core.build_runtime_param)  # type: ignore[attr-defined]
+    typer.core.build_runtime_param = keep  # type: ignore[attr-defined]

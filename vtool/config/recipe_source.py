@@ -94,7 +94,7 @@ class RecipeSource(ConfigSource):  # type: ignore[misc]  # Hydra's classes are n
                 }
             )
         except yaml.YAMLError as error:
-            raise not_yaml(file.name, error) from error
+            raise not_yaml(file.name, error, file.text) from error
         except NOT_VALUES as error:
             # such as `!!bool x`, and 1:59:59:59.5 with two thousand parts
             raise Findings(

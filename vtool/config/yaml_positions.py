@@ -123,11 +123,17 @@ def not_yaml(name: str, error: yaml.YAMLError, text: str = "") -> Findings:
         at, lines = error.problem_mark, text.split("\n")
         line = lines[at.line] if at.line < len(lines) else ""
         begun = _BEGUN.get(error.context or "")
-        if "\t" in line[: len(line) - len(line.lstrip())]:
+        here = line[at.column : at.column + 1]
+        if "\t" in line[: len(line) - len(line.lstrip())] or here == "\t":
             reason = "a tab, where YAML takes spaces alone: put spaces in its place"
             return _refused("bad-yaml", f"{name}: {reason}", _place(name, at))
-        if begun and error.context_mark is not None:
-            return _refused("bad-yaml", f"{name}: {begun}", _place(name, error.context_mark))
+        begins = error.context_mark
+        one_line = begins is not None and begins.line == at.line
+        if here == ":" and one_line and any(end in line[at.column :] for end in "]}"):
+            reason = "a second colon in one value: put it in quotes, or a comma before the next key"
+            return _refused("bad-yaml", f"{name}: {reason}", _place(name, at))
+        if begun and begins is not None:
+            return _refused("bad-yaml", f"{name}: {begun}", _place(name, begins))
         if error.problem == "mapping values are not allowed in this context":
             before = lines[at.line - 1] if 0 < at.line <= len(lines) else ""
             deeper = len(line) - len(line.lstrip()) > len(before) - len(before.lstrip())

@@ -80,9 +80,9 @@ class Findings(ValueError):
         super().__init__("; ".join(f"{d.rule} ({d.code}): {d.message}" for d in self.diagnostics))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _findings, (self.diagnostics, self.fatal)
+        return _findings, (type(self), self.diagnostics, self.fatal)
 
 
-def _findings(diagnostics: tuple[Diagnostic, ...], fatal: bool) -> Findings:
+def _findings(kind: type[Findings], diagnostics: tuple[Diagnostic, ...], fatal: bool) -> Findings:
     """Rebuild `Findings` in another process (it crosses ranks and data workers)."""
-    return Findings(diagnostics, fatal=fatal)
+    return kind(diagnostics, fatal=fatal)

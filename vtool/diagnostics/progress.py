@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 FIRST, EVERY = 2.0, 5.0
 """Seconds until the first line, and between the others."""
-START = 0.7
-"""Seconds until a command that has said nothing yet says that it has begun."""
+START = 0.5
+"""Seconds until a command says that it has begun."""
+_LONGEST_START = 600.0
 
 
 @dataclass(slots=True)
@@ -41,6 +42,8 @@ class _Task:
         return ", ".join(parts)
 
 
+_under_way: list[_Task] = []
+"""Tasks that are told now, of all threads."""
 _innermost: ContextVar[_Task | None] = ContextVar("innermost", default=None)
 
 
@@ -79,9 +82,11 @@ def working(what: str, say: Callable[[str], object] = tell, counts: str = "") ->
 
     thread = threading.Thread(target=beat, name="progress", daemon=True)
     thread.start()
+    _under_way.append(task)
     try:
         yield
     finally:
+        _under_way.remove(task)
         ended.set()
         thread.join()
         _innermost.reset(before)
@@ -97,7 +102,28 @@ def tick(done: int, total: int, counts: str) -> None:
 
 
 def announce_start(words: str) -> None:
-    """Say that a command has begun, unless it ends at once: imports alone take seconds."""
-    timer = threading.Timer(START, tell, [f"{words}: starting"])
-    timer.daemon = True
-    timer.start()
+    """Say that a command has begun, unless it ends at once, and again while it imports packages.
+
+    Imports alone take seconds, and on a busy machine many.
+    """
+    began, main = time.monotonic(), threading.get_ident()
+
+    def beat() -> None:
+        time.sleep(START)
+        tell(f"{words}: starting")
+        while (seconds := time.monotonic() - began) < _LONGEST_START:
+            time.sleep(EVERY)
+            if not _under_way and _imports(main):
+                tell(f"{words}: importing packages, {seconds + EVERY:.0f} s")
+
+    threading.Thread(target=beat, name="start", daemon=True).start()
+
+
+def _imports(thread: int) -> bool:
+    """Return whether a thread is importing a module."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False

@@ -68,6 +68,14 @@ def model_tensors(module: nn.Module) -> dict[str, Tensor]:
     return state | {name: buffer for name, buffer in module.named_buffers() if name in kept}
 
 
+def on_rank_zero(tensors: Iterable[tuple[str, Tensor]], ranks: Ranks) -> dict[str, Tensor]:
+    """Return whole tensors that every rank is given, in the CPU's memory of rank 0; else nothing.
+
+    A tensor that is on the CPU already is not copied.
+    """
+    return {name: tensor.detach().cpu() for name, tensor in tensors if ranks.rank == 0}
+
+
 def optimizer_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Return the optimizer's state as `<parameter>.<entry>`, as this rank has it."""
     return {
@@ -80,8 +88,8 @@ def optimizer_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> di
 class TorchEngine:
     """All of an engine but its passes, where its parameters are a torch module's own.
 
-    An engine that shards them says how a tensor is gathered (`_gather`), what this rank keeps of a
-    whole one (`_share`), and where gathered tensors come together (`_collect`).
+    An engine that shards them says how a tensor is gathered (`_gather`), and what this rank keeps
+    of a whole one (`_share`).
     """
 
     def __init__(self, module: nn.Module, ranks: Ranks) -> None:
@@ -120,16 +128,12 @@ class TorchEngine:
                 whole = merge_parts(name, whole, parts, adapter_scale(self.module))
             yield name, whole
 
-    def model_state(self) -> dict[str, Tensor]:
-        return self._collect(
-            self.iter_hf_weights("only" if has_adapters(self.module) else "merged")
-        )
+    def model_state(self) -> Iterator[tuple[str, Tensor]]:
+        return self.iter_hf_weights("only" if has_adapters(self.module) else "merged")
 
-    def optimizer_state(self) -> dict[str, Tensor]:
-        return self._collect(
-            (name, self._gather(tensor))
-            for name, tensor in optimizer_tensors(self.module, self.optimizer).items()
-        )
+    def optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in optimizer_tensors(self.module, self.optimizer).items():
+            yield name, self._gather(tensor)
 
     def load_state(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
         adapted = has_adapters(self.module)
@@ -168,7 +172,3 @@ class TorchEngine:
     def _share(self, parameter: Tensor, whole: Tensor) -> Tensor:
         """Return what this rank keeps of a whole tensor, which is of a parameter's shape."""
         return whole
-
-    def _collect(self, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-        """Return gathered tensors by name, on rank 0 at least."""
-        return dict(tensors)

@@ -147,21 +147,20 @@ class Engine(Protocol):
                 and the last is empty.
         """
 
-    def model_state(self) -> dict[str, Tensor]:
-        """Return the tensors that a checkpoint keeps: all, or the adapters if there are any.
+    def model_state(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors that a checkpoint keeps: all, or the adapters if there are any.
 
-        Every rank calls it at the same time. Rank 0 gets all tensors; others may get none. An
-        engine that has tensors whole returns them themselves, on its device: copy what is kept
-        beyond the next step. One that gathers them does so into the CPU's memory.
+        As `iter_hf_weights` does: whole, one at a time, to every rank.
         """
 
-    def optimizer_state(self) -> dict[str, Tensor]:
-        """Return the optimizer's state as `<parameter>.<entry>`, in the way of `model_state`."""
+    def optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the optimizer's state as `<parameter>.<entry>`, in the way of `model_state`."""
 
     def load_state(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
-        """Load what `model_state` and `optimizer_state` gave on rank 0, of this engine or another.
+        """Load what `model_state` and `optimizer_state` gave, of this engine or another.
 
-        Every rank is given all of it.
+        Every rank is given all of it, and looks into its share alone: a tensor may be a file's,
+        which is read where it is looked into.
         """
 
     def observe(self, component: Callable[[str], str]) -> Iterator[Observed]:

@@ -9,7 +9,7 @@ own dtype after each micro-batch, and each rank keeps its share of the sum: a wh
 never anywhere.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -25,7 +25,8 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.utils import get_total_norm
 
 from vtool.config.readback import Observed
@@ -151,19 +152,19 @@ class Fsdp2(common.TorchEngine):
         there = tensor.to(self.ranks.device)
         return there.full_tensor() if isinstance(there, DTensor) else there
 
-    def _collect(self, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-        # One after the other, in the memory of rank 0's CPU; the other ranks keep none.
-        return {name: tensor.cpu() for name, tensor in tensors if self.ranks.rank == 0}
-
     def _share(self, parameter: Tensor, whole: Tensor) -> Tensor:
         if not isinstance(parameter, DTensor):
             return whole
-        # Without a source rank nothing is sent: each rank cuts its own share.
-        return distribute_tensor(
-            whole.to(self.ranks.device),
-            parameter.device_mesh,
-            parameter.placements,
-            src_data_rank=None,
+        mesh, placements = parameter.device_mesh, parameter.placements
+        shape, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
+        # cut before it is looked into: what is a file's is read there alone
+        own = whole[tuple(slice(at, at + size) for at, size in zip(offset, shape, strict=True))]
+        return DTensor.from_local(
+            own.to(self.ranks.device),
+            mesh,
+            placements,
+            shape=parameter.shape,
+            stride=parameter.stride(),
         )
 
 

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -14,10 +14,10 @@ from vtool.diagnostics import Findings
 T = TypeVar("T")
 CPU = torch.device("cpu")
 
-# How long a rank waits for another. torch's own 10 minutes (NCCL; gloo: 30) end runs in which rank
-# 0 alone writes a checkpoint of tens of gigabytes, reads it back and digests it, or a rank has the
-# largest rows to audit. A rank that dies is told by torchrun and by its closed
-# connections, within seconds: what takes this long to be seen is one that hangs.
+# How long a rank waits for another. torch's own 10 minutes (NCCL; gloo: 30) end runs in which one
+# writes its share of a checkpoint to a slow disk, or reads and digests all of it, or has the
+# largest rows to audit. A rank that dies is told by torchrun and by its closed connections, within
+# seconds: what takes this long to be seen is one that hangs.
 PATIENCE = timedelta(hours=2)
 
 
@@ -85,11 +85,21 @@ class Ranks:
                 outcome = [work()]
             except Findings as findings:
                 outcome = [SharedFindings(findings.diagnostics, fatal=findings.fatal)]
+                outcome[0].__cause__ = findings.__cause__
         dist.broadcast_object_list(outcome, group_src=0, group=self.group)
         if isinstance(outcome[0], Findings):
             raise outcome[0]
         result: T = outcome[0]
         return result
+
+    def beside(self) -> "Ranks":
+        """Return the same ranks over a group of their own, for a thread that talks at any time.
+
+        All ranks of the run call it at the same time.
+        """
+        if self.world == 1:
+            return self
+        return replace(self, device=CPU, group=dist.new_group(backend="gloo", timeout=PATIENCE))
 
     def barrier(self) -> None:
         """Wait until every rank has called it."""

@@ -1,15 +1,14 @@
 """Checkpoints: digested, renamed when whole, and never opened if a byte has changed."""
 
-import hashlib
 import json
 import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +17,55 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vtool.diagnostics import Diagnostic, Findings
+from vtool.engines.ranks import Ranks
 from vtool.export.file_modes import share_mode
+from vtool.training.checkpoint_files import (
+    KINDS,
+    MANIFEST,
+    SavedTensors,
+    Shares,
+    ShareWriter,
+    WrittenFile,
+    digest,
+    flush,
+    name_files,
+    paths_of_tensors,
+    tensor_files,
+)
 
-MANIFEST = "manifest.json"
-_TENSORS = ("model", "optimizer", "progress")
-_FILES = (*(f"{name}.safetensors" for name in _TENSORS), "state.json")
+ALONE = Ranks()
+_FILES = ("progress.safetensors", "state.json")
+_READERS = 4
+"""Threads that digest files: hashlib lets them run beside each other."""
 _NAME = re.compile(r"step-[0-9]+")
+
+
+Tensors = Iterable[tuple[str, Tensor]]
+"""Whole tensors by name, given to every rank: all ranks take them at the same time, to the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state that a run resumes from."""
+    """The state that a run resumes from, as it is written."""
 
     step: int
-    model: dict[str, Tensor]
-    optimizer: dict[str, Tensor]
-    progress: dict[str, Tensor]
-    """`visits` int64 [rows]: how often each kept row has been trained on."""
+    model: Tensors
+    optimizer: Tensors
+    visits: Tensor
+    """Visits of each kept row so far: int64 [rows]."""
     state: dict[str, Any]
     """Counters, as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The state that a run resumes from, as it was read."""
+
+    step: int
+    model: SavedTensors
+    optimizer: SavedTensors
+    visits: Tensor
+    state: dict[str, Any]
 
 
 def checkpoint_name(step: int) -> str:
@@ -49,49 +78,121 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("step-"))
 
 
-def save(folder: Path, snapshot: Snapshot, keep_last: int, synced: Path | None = None) -> Path:
+def save(
+    folder: Path,
+    snapshot: Snapshot,
+    keep_last: int,
+    synced: Path | None = None,
+    ranks: Ranks = ALONE,
+) -> Path:
     """Write a checkpoint under `folder`, then remove all but the best and the newest `keep_last`.
+
+    Every rank calls it, and writes its share of the tensors; rank 0 the rest, and the name.
 
     Args:
         synced: a file whose bytes must be on the disk before the checkpoint is there.
 
     Raises:
-        Findings: `checkpoint-not-saved`; what was there before is untouched.
+        Findings: `checkpoint-not-saved`, on every rank; what was there before is untouched.
     """
-    target = folder / checkpoint_name(snapshot.step)
-    temporary = folder / f".writing-{target.name}"
+    return write_share(folder, share_of(snapshot, ranks), keep_last, synced, ranks)
+
+
+def share_of(snapshot: Snapshot, ranks: Ranks) -> Snapshot:
+    """Return a snapshot with the tensors that this rank writes, the model's to be taken first.
+
+    A tensor is that of the rank which has the fewest bytes so far: all ranks see the same tensors
+    in the same order, and so agree without a word.
+    """
+    shares = Shares(ranks)
+    model, optimizer = (shares.of_this_rank(getattr(snapshot, kind)) for kind in KINDS)
+    return replace(snapshot, model=model, optimizer=optimizer)
+
+
+def write_share(
+    folder: Path, share: Snapshot, keep_last: int, synced: Path | None, ranks: Ranks
+) -> Path:
+    """Write a checkpoint of which each rank has its share: see `save`."""
+    target = folder / checkpoint_name(share.step)
+    writing = folder / f".writing-{target.name}"
+    ranks.on_rank_zero(lambda: _begin(writing, target))
+    writer = ShareWriter(writing, ranks)
+    for kind in KINDS:
+        writer.write(kind, getattr(share, kind))
+    told = ranks.all_gather_objects((writer.files, writer.error and str(writer.error)))
+    files = [file for written, _ in told for file in written]
+    failed = [(rank, error) for rank, (_, error) in enumerate(told) if error]
+
+    def finish() -> None:
+        if failed:
+            raise _not_saved(writing, target, failed, ranks.world) from writer.error
+        try:
+            _finish(writing, target, share, files, synced)
+        except (OSError, SafetensorError) as error:
+            raise _not_saved(writing, target, [(0, str(error))], ranks.world) from error
+        _remove_older(folder, share, keep_last)
+
+    ranks.on_rank_zero(finish)
+    return target
+
+
+def _begin(writing: Path, target: Path) -> None:
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        for name in _TENSORS:
-            save_file(
-                {key: value.contiguous() for key, value in getattr(snapshot, name).items()},
-                temporary / f"{name}.safetensors",
-            )
-        (temporary / "state.json").write_text(
-            json.dumps({"step": snapshot.step, **snapshot.state}, indent=1)
-        )
-        share_mode(temporary, like="state.json")
-        digests = {
-            file.name: {"bytes": file.stat().st_size, "sha256": _digest(file)}
-            for file in sorted(temporary.iterdir())
-        }
-        (temporary / MANIFEST).write_text(json.dumps(digests, indent=1))
-        for path in (*temporary.iterdir(), temporary):
-            _flush(path)
-        if synced is not None and synced.exists():
-            _flush(synced)
-            _flush(synced.parent)
-        os.rename(temporary, target)
-    except (OSError, SafetensorError) as error:
-        free = shutil.disk_usage(folder).free if folder.exists() else 0
-        shutil.rmtree(temporary, ignore_errors=True)
-        message = f"{target} could not be written: {error} ({free / 2**20:.0f} MiB are free there)"
-        raise Findings(Diagnostic("checkpoint-not-saved", message, parameter="run.dir")) from error
+        shutil.rmtree(writing, ignore_errors=True)
+        writing.mkdir(parents=True)
+    except OSError as error:
+        raise _not_saved(writing, target, [(0, str(error))]) from error
+
+
+def _finish(
+    writing: Path,
+    target: Path,
+    snapshot: Snapshot,
+    written: Sequence[WrittenFile],
+    synced: Path | None,
+) -> None:
+    """Name the files of all ranks, write the others and the manifest, and rename the folder."""
+    digests: dict[str, Any] = name_files(writing, written)
+    save_file({"visits": snapshot.visits}, writing / "progress.safetensors")
+    (writing / "state.json").write_text(
+        json.dumps({"step": snapshot.step, **snapshot.state}, indent=1)
+    )
+    share_mode(writing, like="state.json")
+    for file in writing.iterdir():
+        if file.name not in digests:
+            digests[file.name] = {"bytes": file.stat().st_size, "sha256": digest(file)}
+    (writing / MANIFEST).write_text(json.dumps(dict(sorted(digests.items())), indent=1))
+    for path in (*writing.iterdir(), writing):
+        flush(path)
+    if synced is not None and synced.exists():
+        flush(synced)
+        flush(synced.parent)
+    os.rename(writing, target)
+
+
+def _not_saved(
+    writing: Path, target: Path, failed: Sequence[tuple[int, str]], world: int = 1
+) -> Findings:
+    """Return the finding of a checkpoint that was not written, after removing what was."""
+    folder = target.parent
+    free = shutil.disk_usage(folder).free if folder.exists() else 0
+    shutil.rmtree(writing, ignore_errors=True)
+    why = "; ".join(f"rank {rank}: {error}" if world > 1 else error for rank, error in failed)
+    message = f"{target} could not be written: {why} ({free / 2**20:.0f} MiB are free there)"
+    help = "each rank writes its share: run.dir must be a folder that all nodes share"
+    several = world > 1 and any(rank for rank, _ in failed)
+    return Findings(
+        Diagnostic("checkpoint-not-saved", message, help if several else None, parameter="run.dir")
+    )
+
+
+def _remove_older(folder: Path, snapshot: Snapshot, keep_last: int) -> None:
+    """Flush the folder's new name, and remove the checkpoints that are not kept."""
     try:
-        _flush(folder)
+        flush(folder)
     except OSError as error:  # it is there, and whole: only its name might be lost with the power
-        _say([Diagnostic("checkpoint-not-synced", f"{target}: {error.strerror}")])
+        target = folder / checkpoint_name(snapshot.step)
+        say([Diagnostic("checkpoint-not-synced", f"{target}: {error.strerror}")])
     best = ((snapshot.state.get("marks") or {}).get("best") or {}).get("step")
     for old in (each for each in checkpoints(folder)[:-keep_last] if step_of(each) != best):
         # What cannot be removed costs space, not the run; and what is half removed is no checkpoint
@@ -99,84 +200,10 @@ def save(folder: Path, snapshot: Snapshot, keep_last: int, synced: Path | None =
         with suppress(OSError):
             doomed = old.rename(old.with_name(f".removing-{old.name}"))
             shutil.rmtree(doomed)
-    return target
 
 
-class Writer:
-    """A writer of checkpoints, one at a time.
-
-    The loop waits for it or, `asynchronous`, a thread writes while the loop goes on.
-
-    A thread's failure is raised by the next `save` or `wait`. Leaving the context waits for what is
-    being written, however it is left.
-    """
-
-    def __init__(
-        self, folder: Path, keep_last: int, *, asynchronous: bool, synced: Path | None = None
-    ) -> None:
-        self._to = folder
-        self._how = (keep_last, synced)
-        self._thread = ThreadPoolExecutor(1, "checkpoint") if asynchronous else None
-        self._writing: Future[Path] | None = None
-
-    def __enter__(self) -> "Writer":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, raised: BaseException | None, _: object
-    ) -> None:
-        if kind is None:
-            self.wait()
-        elif self._writing is not None and isinstance(lost := self._writing.exception(), Findings):
-            # a full disk stops the loop's own files too: that is one fault, told with what it costs
-            if isinstance(raised, Findings) and _same_fault(raised, lost):
-                raise lost from raised
-            _say(lost.diagnostics)  # beside what is being raised
-
-    def save(self, snapshot: Snapshot) -> None:
-        """Write a checkpoint, or begin to.
-
-        Its tensors may be a model's own: where the loop goes on, they are copied first.
-
-        Raises:
-            Findings: `checkpoint-not-saved`, of this one or of the one before it.
-        """
-        self.wait()
-        if self._thread is None:
-            save(self._to, snapshot, *self._how)
-        else:
-            for tensors in (snapshot.model, snapshot.optimizer, snapshot.progress):
-                # one by one, so that what an engine has gathered is freed on the way
-                for name in tensors:
-                    tensors[name] = tensors[name].to("cpu", copy=True)
-            self._writing = self._thread.submit(save, self._to, snapshot, *self._how)
-
-    def wait(self) -> None:
-        """Wait until the checkpoint being written is on the disk.
-
-        Raises:
-            Findings: `checkpoint-not-saved`.
-        """
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
-
-
-def _same_fault(one: Findings, other: Findings) -> bool:
-    """Return whether both were raised of the same error of the operating system."""
-    first, second = (_system_error(found.__cause__) for found in (one, other))
-    return first is not None and first == second
-
-
-def _system_error(cause: BaseException | None) -> int | None:
-    if isinstance(cause, OSError):
-        return cause.errno
-    # safetensors and tokenizers say it in words
-    found = re.search(r"\(os error (\d+)\)", str(cause))
-    return int(found.group(1)) if found else None
-
-
-def _say(findings: Sequence[Diagnostic]) -> None:
+def say(findings: Sequence[Diagnostic]) -> None:
+    """Print findings that end nothing."""
     for one in findings:
         print(f"{one.severity}[{one.rule} {one.code}]: {one.message}", file=sys.stderr)
 
@@ -204,22 +231,12 @@ def _damages(checkpoint: Path) -> Iterator[str]:
     if not _NAME.fullmatch(checkpoint.name):
         yield "the name of its folder is not step- and a number"
     # to open a named pipe is to wait without end
-    if pipes := [
-        name
-        for name in (MANIFEST, *_FILES)
-        if (checkpoint / name).exists() and not (checkpoint / name).is_file()
-    ]:
+    if pipes := sorted(file.name for file in checkpoint.iterdir() if not file.is_file()):
         yield f"{', '.join(pipes)} cannot be read: no file"
     manifest: Mapping[str, Any] = json.loads((checkpoint / MANIFEST).read_text())
-    if unnamed := [name for name in _FILES if name not in manifest]:
+    if unnamed := [*_unnamed(manifest)]:
         yield f"{MANIFEST} does not name {', '.join(unnamed)}"
-    for name, written in manifest.items():
-        if Path(name).name != name:
-            yield f"{MANIFEST} names {name!r}, which is not a file beside it"
-        if (size := (checkpoint / name).stat().st_size) != written["bytes"]:
-            yield f"{name} has {size} bytes; {written['bytes']} were written"
-        if _digest(checkpoint / name) != written["sha256"]:
-            yield f"{name} has other bytes than were written"
+    yield from _damaged_files(checkpoint, manifest)
     try:
         step = json.loads((checkpoint / "state.json").read_text())["step"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -229,11 +246,36 @@ def _damages(checkpoint: Path) -> Iterator[str]:
             yield f"its folder is named {checkpoint.name}, and its state is that of step {step}"
 
 
-def load(checkpoint: Path) -> Snapshot:
-    """Open a checkpoint whose digests have been checked."""
+def _unnamed(manifest: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names that a manifest lacks."""
+    for kind in KINDS:
+        try:
+            tensor_files(manifest, kind)
+        except LookupError as missing:
+            yield str(missing)
+    yield from (name for name in _FILES if name not in manifest)
+
+
+def _damaged_files(checkpoint: Path, manifest: Mapping[str, Any]) -> Iterator[str]:
+    """Yield which files are not those that were written."""
+    for name, written in manifest.items():
+        if Path(name).name != name:
+            yield f"{MANIFEST} names {name!r}, which is not a file beside it"
+        if (size := (checkpoint / name).stat().st_size) != written["bytes"]:
+            yield f"{name} has {size} bytes; {written['bytes']} were written"
+    with ThreadPoolExecutor(_READERS) as pool:
+        found = list(pool.map(digest, (checkpoint / name for name in manifest)))
+    for (name, written), sha256 in zip(manifest.items(), found, strict=True):
+        if sha256 != written["sha256"]:
+            yield f"{name} has other bytes than were written"
+
+
+def load(checkpoint: Path) -> Saved:
+    """Open a checkpoint whose digests have been checked. Its tensors are read when asked for."""
     state = json.loads((checkpoint / "state.json").read_text())
-    tensors = {name: load_file(checkpoint / f"{name}.safetensors") for name in _TENSORS}
-    return Snapshot(step=state.pop("step"), state=state, **tensors)
+    model, optimizer = (SavedTensors(paths_of_tensors(checkpoint, kind)) for kind in KINDS)
+    visits = load_file(checkpoint / "progress.safetensors")["visits"]
+    return Saved(state.pop("step"), model, optimizer, visits, state)
 
 
 def newest(folder: Path) -> tuple[Path | None, list[Diagnostic]]:
@@ -266,17 +308,3 @@ def best_before(checkpoint: Path) -> tuple[Path | None, list[Diagnostic]]:
         message = f"{best}, the best by its score: {problem}"
         return None, [Diagnostic("corrupt-checkpoint", message, parameter="checkpoint.keep_best")]
     return best, []
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    """Flush a file to the disk: a rename can otherwise outlive the bytes."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -10,7 +10,7 @@ from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.progress import working
 from vtool.profiling.profiler import Profiler
 from vtool.training.best import mark
-from vtool.training.checkpoint import Writer
+from vtool.training.checkpoint_writer import Writer
 from vtool.training.display import Display
 from vtool.training.metrics import append
 from vtool.training.remarks import one_answer
@@ -135,7 +135,6 @@ def _validate(session: Session, progress: Progress, tools: LoopTools) -> None:
 def _save_checkpoint(
     session: Session, progress: Progress, writer: Writer, say: Callable[[str], None]
 ) -> None:
-    """Gather the state on every rank, and write it on rank 0."""
+    """Write the state, of which each rank takes its share."""
     with working("saving a checkpoint", say):
-        state = snapshot(session, progress)
-        session.ranks.on_rank_zero(lambda: writer.save(state))
+        writer.save(snapshot(session, progress))

@@ -157,7 +157,7 @@ def evaluate_split(session: Session, split: str) -> Scores:
 
 
 def snapshot(session: Session, progress: Progress) -> Snapshot:
-    """Return the state that the run resumes from; every rank calls this, rank 0 has it whole."""
+    """Return the state that the run resumes from; tensors are gathered when they are taken."""
     model, optimizer = session.engine.model_state(), session.engine.optimizer_state()
     state = {
         "seconds": progress.seconds,
@@ -166,7 +166,7 @@ def snapshot(session: Session, progress: Progress) -> Snapshot:
         "order": session.plan.order,
         "marks": progress.marks.as_dict(),
     }
-    return Snapshot(progress.step, model, optimizer, {"visits": progress.visits}, state)
+    return Snapshot(progress.step, model, optimizer, progress.visits, state)
 
 
 def restore_checkpoint(engine: Engine, checkpoint: Path, plan: Plan | None = None) -> Progress:
@@ -188,4 +188,4 @@ def restore_checkpoint(engine: Engine, checkpoint: Path, plan: Plan | None = Non
         raise SharedFindings(Diagnostic("data-changed", message, help, parameter="data.train"))
     engine.load_state(found.model, found.optimizer)
     marks = Marks.of(found.state.get("marks"))
-    return Progress(found.step, found.state["seconds"], found.progress["visits"], marks)
+    return Progress(found.step, found.state["seconds"], found.visits, marks)

@@ -19,7 +19,8 @@ from vtool.diagnostics.printable import printable
 from vtool.diagnostics.progress import working
 from vtool.engines.ranks import Ranks
 from vtool.profiling.profiler import open_profiler
-from vtool.training.checkpoint import Writer, best_before
+from vtool.training.checkpoint import best_before
+from vtool.training.checkpoint_writer import Writer
 from vtool.training.display import Display
 from vtool.training.finish import finish
 from vtool.training.loop import LoopTools, train_loop
@@ -84,6 +85,7 @@ def _train(request: Request, folder: RunFolder, ranks: Ranks) -> Outcome:
             settings.keep_last,
             asynchronous=settings.asynchronous,
             synced=folder.metrics,
+            ranks=ranks,
         ) as writer,
         Display(first, last, silent=ranks.rank > 0) as display,
         open_profiler(run, ranks, folder.path, first, last, display.say) as profiler,

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from vtool.config.schema import Lora, Model, Run
@@ -24,7 +23,8 @@ from vtool.models.base_files import digest
 from vtool.models.build import build_model
 from vtool.models.observe_model import measure_config
 from vtool.models.processor import Processor, first_line
-from vtool.training.checkpoint import MANIFEST, best_before, damage, newest
+from vtool.training.checkpoint import best_before, damage, newest
+from vtool.training.checkpoint_files import MANIFEST, SavedTensors, paths_of_tensors
 from vtool.training.kept_processor import check_processor
 from vtool.training.own_folder import written_settings
 from vtool.training.run_folder import RunFolder, reading
@@ -55,9 +55,12 @@ class Weights:
         return self.base is not None
 
     @property
-    def file(self) -> Path:
-        """The file of a checkpoint's weights, or of an adapter's."""
-        return self.folder / ("model.safetensors" if self.kind == "checkpoint" else WEIGHTS)
+    def files(self) -> list[Path]:
+        """The files of a checkpoint's weights, of an adapter's, or of a model's."""
+        if self.kind == "checkpoint":
+            return paths_of_tensors(self.folder, "model")
+        adapter = self.folder / WEIGHTS
+        return [adapter] if adapter.exists() else sorted(self.folder.glob("*.safetensors"))
 
     def in_words(self) -> str:
         """Return what a run begins with, for its first lines."""
@@ -69,11 +72,10 @@ class Weights:
 
     def as_dict(self) -> dict[str, Any]:
         """Return what a run keeps of them, with the digest of each file."""
-        files = [self.file] if self.file.exists() else sorted(self.folder.glob("*.safetensors"))
         return {
             "path": str(self.folder.resolve()),
             "kind": "adapter" if self.adapted else "model",
-            "files": {file.name: digest(file) for file in files},
+            "files": {file.name: digest(file) for file in self.files},
         }
 
 
@@ -234,13 +236,13 @@ def load_adapter(found: Weights, model: nn.Module) -> None:
     _copy(_read(found), {name: own[name] for name in own if is_adapter(name)}, found)
 
 
-def _read(found: Weights) -> dict[str, Tensor]:
+def _read(found: Weights) -> Mapping[str, Tensor]:
+    files = found.files
     try:
-        tensors: dict[str, Tensor] = load_file(found.file)
+        return SavedTensors(files)
     except (OSError, SafetensorError) as error:
-        message = f"{found.file}: {first_line(error)}"
+        message = f"{', '.join(map(str, files))}: {first_line(error)}"
         raise Findings(Diagnostic("model-does-not-load", message, parameter=SETTING)) from error
-    return tensors
 
 
 def _copy(

@@ -120,9 +120,7 @@ def copy_weights(session: Session) -> dict[str, Tensor]:
 
 def copy_optimizer_state(session: Session) -> dict[str, Tensor]:
     """Copy all tensors of the optimizer's state; every rank must call it."""
-    return {
-        name: tensor.detach().clone() for name, tensor in session.engine.optimizer_state().items()
-    }
+    return {name: tensor.detach().clone() for name, tensor in session.engine.optimizer_state()}
 
 
 def copy_training_state(session: Session) -> dict[str, Tensor]:

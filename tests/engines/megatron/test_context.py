@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from tests.engines.megatron import test_engine as by_one
 from tests.engines.megatron.test_engine import OPTIM, Trained, take_step
 from tests.engines.ranks import run_ranks
+from tests.engines.state import state_of
 from tests.runs import relative_difference
 from vtool.config.schema.megatron import Parallel
 from vtool.engines.megatron import context, gpt_model, start
@@ -100,9 +101,7 @@ def trained(ranks: Ranks, cases: dict[str, dict[str, Any]]) -> dict[str, Trained
             )
             for step in range(3):
                 if step == 2:  # all of it goes through a checkpoint
-                    saved = ranks.all_gather_objects(
-                        (built.model_state(), built.optimizer_state())
-                    )[0]
+                    saved = ranks.all_gather_objects(state_of(built))[0]
                     built = by_one.build(case, ranks, tied=True)
                     built.load_state(*saved)
                 one.losses.append(take_step(built, step))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tests.engines.megatron.test_engine import OPTIM, TEXT_STEP, build, take_step
 from tests.engines.ranks import run_ranks
+from tests.engines.state import model_of, optimizer_of
 from tests.runs import relative_difference
 from vtool.engines.megatron.engine import Megatron
 from vtool.engines.ranks import Ranks
@@ -60,14 +61,14 @@ def trained(ranks: Ranks, spreads: dict[str, dict[str, Any]]) -> dict[str, Any]:
             if disturbed:
                 disturb(engine)
             for step in range(TEXT_STEP + 2 if disturbed else 1):
-                before = of_tower({**engine.model_state(), **engine.optimizer_state()})
+                before = of_tower({**model_of(engine), **optimizer_of(engine)})
                 take_step(engine, step)
                 if step == 0:
                     firsts.append((engine.gradients(), engine.clip_gradient(None)))
                 engine.clip_gradient(OPTIM.clip_norm)
                 engine.optimizer_step(OPTIM.lr)
                 spread.append(apart(engine))
-                after = of_tower({**engine.model_state(), **engine.optimizer_state()})
+                after = of_tower({**model_of(engine), **optimizer_of(engine)})
                 kept.append(
                     before.keys() == after.keys()
                     and all(torch.equal(before[key], after[key]) for key in before)

@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from tests.engines.megatron.tiny import IMAGE, tiny_model
 from tests.engines.ranks import run_ranks
+from tests.engines.state import model_of, optimizer_of, state_of
 from tests.runs import relative_difference
 from vtool.config.schema import Optim
 from vtool.config.schema.megatron import Megatron as Settings
@@ -232,14 +233,14 @@ def train_all(ranks: Ranks, cases: dict[str, dict[str, Any]], tied: bool) -> dic
                 other.optimizer_step(OPTIM.lr)
         engine = build(case, ranks, tied)
         for step in range(5):
-            before = (engine.model_state(), engine.optimizer_state()) if step == TEXT_STEP else None
+            before = state_of(engine) if step == TEXT_STEP else None
             trained.losses.append(take_step(engine, step))
             if step == 0:
                 trained.first = engine.gradients()
             trained.norms.append(engine.clip_gradient(OPTIM.clip_norm))
             engine.optimizer_step(OPTIM.lr)
             if before is not None:
-                after = (engine.model_state(), engine.optimizer_state())
+                after = state_of(engine)
                 for kind, one, two in zip(("weights", "state"), before, after, strict=True):
                     tower = [key for key in two if ".visual." in key]
                     trained.text_step[f"tower {kind} kept"] = bool(tower) and all(
@@ -260,7 +261,7 @@ def train_all(ranks: Ranks, cases: dict[str, dict[str, Any]], tied: bool) -> dic
             copies = [mine.clone(), mine.clone()]
             torch.distributed.all_gather(copies, mine)
             trained.spread = max(trained.spread, float((copies[0] - copies[1]).abs().max()))
-        trained.weights = engine.model_state()
+        trained.weights = model_of(engine)
     return found
 
 
@@ -326,7 +327,7 @@ def steps_of_qwen2_vl(ranks: Ranks) -> dict[str, Trained]:
                 trained.first = engine.gradients()
             trained.norms.append(engine.clip_gradient(OPTIM.clip_norm))
             engine.optimizer_step(OPTIM.lr)
-        trained.weights = engine.model_state()
+        trained.weights = model_of(engine)
     return found
 
 
@@ -437,7 +438,7 @@ def first_step_in_bfloat16(ranks: Ranks) -> dict[str, Any]:
     for name in ("dp2", "dp2, distributed optimizer", "tp2+sp", "pp2"):
         engine = build(CASES[name], ranks, True, torch.bfloat16)
         computed = {str(parameter.dtype) for parameter in engine.module.parameters()}
-        start = engine.model_state()
+        start = model_of(engine)
         found[name] = {
             "loss": take_step(engine, 0),
             "norm": engine.clip_gradient(None),
@@ -445,7 +446,7 @@ def first_step_in_bfloat16(ranks: Ranks) -> dict[str, Any]:
             "start": start,
         }
         engine.optimizer_step(1e-6)
-        state = {**engine.model_state(), **engine.optimizer_state()}
+        state = {**model_of(engine), **optimizer_of(engine)}
         found[name]["kept"] = {str(tensor.dtype) for tensor in state.values()}
         moved = [
             bool((state[key] != start[key]).float().mean() > 0.9)

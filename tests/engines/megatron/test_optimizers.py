@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tests.engines.megatron.test_engine import CASES, OPTIM, TEXT_STEP, build, take_step
 from tests.engines.ranks import run_ranks
+from tests.engines.state import model_of, optimizer_of, state_of
 from tests.runs import relative_difference
 from vtool.engines.megatron.engine import Megatron
 from vtool.engines.ranks import Ranks
@@ -84,7 +85,7 @@ def trained(engine: Megatron, steps: range) -> dict[str, Tensor]:
         take_step(engine, step)
         engine.clip_gradient(OPTIM.clip_norm)
         engine.optimizer_step(OPTIM.lr)
-    return {**engine.model_state(), **engine.optimizer_state()}
+    return {**model_of(engine), **optimizer_of(engine)}
 
 
 def gone_on(ranks: Ranks, name: str) -> dict[str, dict[str, Tensor]]:
@@ -93,13 +94,13 @@ def gone_on(ranks: Ranks, name: str) -> dict[str, dict[str, Tensor]]:
     """
     torchs = build(CASES[name], ranks, tied=True)
     trained(torchs, range(SAVED_AFTER))
-    of_torch = ranks.all_gather_objects((torchs.model_state(), torchs.optimizer_state()))[0]
+    of_torch = ranks.all_gather_objects(state_of(torchs))[0]
     ends = {"torch": trained(torchs, range(SAVED_AFTER, 5))}
     with found_by_megatron():
         straight = build(CASES[name], ranks, tied=True)
         assert all(type(part.optimizer.optimizer) is GroupAdam for part in straight.both)
         trained(straight, range(SAVED_AFTER))
-        own = ranks.all_gather_objects((straight.model_state(), straight.optimizer_state()))[0]
+        own = ranks.all_gather_objects(state_of(straight))[0]
         ends |= {"saved": own[1], "straight": trained(straight, range(SAVED_AFTER, 5))}
         for start, saved in (("from itself", own), ("from torch", of_torch)):
             again = build(CASES[name], ranks, tied=True)
@@ -144,7 +145,7 @@ def test_groups_of_unequal_counts_are_refused_by_an_optimiser_that_counts_by_gro
     with found_by_megatron():
         engine = build({}, Ranks(), tied=True)
         trained(engine, range(1))
-        model, state = engine.model_state(), engine.optimizer_state()
+        model, state = model_of(engine), optimizer_of(engine)
         key = next(key for key in state if key.endswith("q_proj.weight.step"))
         with pytest.raises(
             ValueError,

@@ -13,6 +13,7 @@ from torch import Tensor
 from tests.engines.megatron.test_engine import CASES, TEXT_STEP, take_step, train_alone
 from tests.engines.megatron.tiny import tiny_model
 from tests.engines.ranks import run_ranks
+from tests.engines.state import state_of
 from tests.runs import relative_difference
 from vtool.config.schema import Freeze, Lora, Optim
 from vtool.config.schema.megatron import Megatron as Settings
@@ -199,11 +200,7 @@ def train_all(ranks: Ranks, spreads: dict[str, tuple[str, ...]]) -> dict[str, Tr
                 engine.optimizer_step(scenario.optim.lr)
                 if step == 1:
                     trained.after_two = all_of(engine)
-                    saved = tuple(
-                        ranks.all_gather_objects((engine.model_state(), engine.optimizer_state()))[
-                            0
-                        ]
-                    )
+                    saved = tuple(ranks.all_gather_objects(state_of(engine))[0])
             trained.weights = all_of(engine)
             trained.merged = {
                 name: tensor.clone() for name, tensor in engine.iter_hf_weights("merged")

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tests.watch.inject import tiny
 from vtool.watch.inject.vtool_watch.alone import _looks_ahead
-from vtool.watch.inject.vtool_watch.model import describe
+from vtool.watch.inject.vtool_watch.model import _is_tie_meant, describe
 
 
 class Outer(nn.Module):
@@ -57,6 +57,30 @@ def test_the_backbone_is_what_gives_the_head_its_hidden_states(head_is_inside: b
 def test_a_base_that_is_named_is_taken() -> None:
     text = tiny.Model()
     assert describe(text, text.lm_head).base is text.model
+
+
+class TiedConfig:
+    """A config of a model whose text model has a config of its own, as in transformers 4."""
+
+    def __init__(self, tied: bool, text: bool) -> None:
+        self.tie_word_embeddings, self._text = tied, text
+
+    def get_text_config(self, decoder: bool) -> "TiedConfig":
+        return TiedConfig(self._text, self._text)
+
+
+@pytest.mark.parametrize(
+    ("whole", "text", "meant"),
+    [(True, True, True), (False, False, False), (True, False, None), (False, True, None)],
+)
+def test_a_config_that_contradicts_its_text_models_says_nothing_of_the_head(
+    whole: bool, text: bool, meant: bool | None
+) -> None:
+    model: Any = tiny.Model()
+    model._tied_weights_keys = ["lm_head.weight"]
+    found = describe(model, model.lm_head)
+    model.config = TiedConfig(whole, text)
+    assert _is_tie_meant(found) is meant
 
 
 CAUSAL = torch.ones(1, 1, 4, 4, dtype=torch.bool).tril()

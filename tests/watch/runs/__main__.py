@@ -1,16 +1,27 @@
 """Make the runs that are named, each in a process of its own: python -m tests.watch.runs FOLDER.
 
-What is imported is imported once: each run is forked off. The watch is on the path of this process,
-as `vtool watch` puts it there, and finds the folder of a run's facts in the environment.
+What is imported is imported once: each run is forked off, and takes a fifth of a second. The
+watch is on the path of this process, as `vtool watch` puts it there, and finds the folder of a
+run's facts in the environment.
 """
 
+import gc
 import os
 import sys
 import traceback
+from importlib import import_module
 from pathlib import Path
 
 from tests.watch.runs import healthy, planted
-from tests.watch.runs.loop import Recipe, tokenizer, train, train_hf
+from tests.watch.runs.loop import FAMILIES, Recipe, tokenizer, train, train_hf
+
+IMPORTED = (
+    *(f"transformers.models.{name}.modeling_{name}" for name in (*FAMILIES, "clip", "llava")),
+    "transformers.trainer",
+    "peft",
+    "peft.utils.transformers_weight_conversion",
+    "torch._dynamo",  # by the first optimizer
+)
 
 
 def recipes() -> dict[str, Recipe]:
@@ -54,10 +65,12 @@ def fork(recipe: Recipe, folder: Path, rank: int) -> int:
 
 def main(folder: Path, names: list[str]) -> int:
     import torch
-    import transformers  # noqa: F401
 
+    for module in IMPORTED:
+        import_module(module)
     torch.set_num_threads(1)
     tokenizer(folder)
+    gc.freeze()  # what is forked shares it
     known = recipes()
     failed = 0
     for name in names or known:

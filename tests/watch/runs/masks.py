@@ -40,3 +40,16 @@ def nothing_of_some_rows(rows: list[Row]) -> list[Row]:
         {**row, "labels": [-100] * len(row["labels"])} if number % 3 == 1 else row
         for number, row in enumerate(rows)
     ]
+
+
+def headers_learnt(rows: list[Row]) -> list[Row]:
+    """The header before each answer is learnt with it."""
+
+    def taught(row: Row) -> Row:
+        labels = list(row["labels"])
+        for at in range(3, len(labels)):
+            if labels[at] != -100 and labels[at - 1] == -100:
+                labels[at - 3 : at] = row["input_ids"][at - 3 : at]
+        return {**row, "labels": labels}
+
+    return [taught(row) for row in rows]

@@ -58,6 +58,7 @@ RUNS: dict[str, Planted] = {
     "the mask one token late": warning("answer-partly-learnt", data=changes.late_mask),
     "the mask one token early": warning("answer-partly-learnt", data=changes.early_mask),
     "parts of prompts learnt": warning("prompt-learnt", data=changes.part_of_prompt),
+    "the header of answers learnt": warning("prompt-learnt", data=masks.headers_learnt),
     "whole rows learnt": note("prompt-learnt", data=changes.whole_rows),
     "the first answer alone": warning("answers-left-out", turns=3, data=changes.only_answer(0)),
     "the last answer alone": note("answers-left-out", turns=3, data=changes.only_answer(-1)),

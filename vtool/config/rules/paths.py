@@ -9,7 +9,7 @@ from vtool.config.rules.rule import settings_rule
 from vtool.config.schema import Run
 from vtool.config.schema.formats.entry import ROWS_SUFFIXES, has_rows_files
 from vtool.config.schema.training import OF_ITS_OWN
-from vtool.diagnostics import Diagnostic, Rule
+from vtool.diagnostics import Diagnostic, Origin, Rule
 from vtool.diagnostics.near_miss import did_you_mean, near
 from vtool.families.modeling_file import is_well_formed, split_modeling
 
@@ -36,6 +36,7 @@ def _missing(
         what = "is a file, not a folder"
     if rows and os.path.isdir(path):
         what = f"is a folder without a file of rows ({', '.join(ROWS_SUFFIXES)})"
+    written = origins.near(name)
     return Diagnostic(
         "path-not-found",
         (
@@ -43,10 +44,18 @@ def _missing(
             if path.is_absolute()
             else f"{name}: {given} {what} (looked for {path.absolute()})"
         ),
-        _beside(path) or help,
+        _at_recipe(path, written) or _beside(path) or help,
         name,
-        origins.near(name),
+        written,
     )
+
+
+def _at_recipe(path: Path, written: Origin | None) -> str | None:
+    """Return what to write where a relative path would be right from the recipe's own folder."""
+    if written is None or written.line is None or path.is_absolute():
+        return None
+    there = Path(written.file).parent / path
+    return f"it is at {there}: in a recipe write ./{path}" if os.path.exists(there) else None
 
 
 def _why_missing(path: Path) -> str:

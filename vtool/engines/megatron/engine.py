@@ -206,15 +206,16 @@ class Megatron:
         for one in self.both:
             yield from self.stage.over_stages(one.hf_weights(adapter, self._scale))
 
-    def model_state(self) -> dict[str, Tensor]:
-        return self._kept(self.iter_hf_weights("only" if self._adapted else "merged"))
+    def model_state(self) -> Iterator[tuple[str, Tensor]]:
+        return self.iter_hf_weights("only" if self._adapted else "merged")
 
     def gradients(self) -> dict[str, Tensor]:
         mine = [one.gradients() if one in self.active else iter(()) for one in self.both]
         return self._kept(pair for pairs in mine for pair in self.stage.over_stages(pairs))
 
-    def optimizer_state(self) -> dict[str, Tensor]:
-        return self._kept(pair for one in self.both for pair in self.stage.over_stages(one.state()))
+    def optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
+        for one in self.both:
+            yield from self.stage.over_stages(one.state())
 
     def load_state(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
         mine = {

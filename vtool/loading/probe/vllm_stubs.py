@@ -49,15 +49,21 @@ def _wrap_attention_choice(choose: Callable[..., Any]) -> Any:
 def replace_sparse_attention() -> None:
     """Choose dense attention where a layer asks for sparse attention."""
 
-    def dense(value: Any) -> Any:
-        sparse = getattr(value, "use_sparse", False) and hasattr(value, "_replace")
-        return value._replace(use_sparse=False) if sparse else value
+    def is_sparse(value: Any) -> bool:
+        return getattr(value, "use_sparse", False) and hasattr(value, "_replace")
 
-    _wrap_attention_choice(
-        lambda own, *args, **kwargs: own(
-            *map(dense, args), **{name: dense(value) for name, value in kwargs.items()}
-        )
-    )
+    def dense(value: Any) -> Any:
+        return value._replace(use_sparse=False) if is_sparse(value) else value
+
+    def choose(own: Any, *args: Any, **kwargs: Any) -> Any:
+        chosen = own(*map(dense, args), **{name: dense(value) for name, value in kwargs.items()})
+        # the layer hands over a sparse one's arguments, which latent attention for AMX refuses
+        if any(map(is_sparse, (*args, *kwargs.values()))) and "amx_mla" in str(chosen):
+            backends: Any = importlib.import_module("vllm.v1.attention.backends.registry")
+            return backends.AttentionBackendEnum.CPU_MLA.get_path()
+        return chosen
+
+    _wrap_attention_choice(choose)
 
 
 def replace_latent_attention() -> None:

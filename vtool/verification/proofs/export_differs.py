@@ -100,7 +100,7 @@ def _gather_exports(session: "Session") -> "tuple[dict[str, Tensor], ...]":
         else {}
         for kind in ("merged", "none")
     )
-    return merged, base, session.engine.model_state() if session.run.lora else {}
+    return merged, base, dict(session.engine.model_state()) if session.run.lora else {}
 
 
 def _write_exports(

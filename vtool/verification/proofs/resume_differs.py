@@ -42,8 +42,9 @@ def compute(context: ProofContext) -> ProofResult:
     steps.take_step(straight, progress)
     progress.step = 1
     saved = snapshot(straight, progress)
-    folder = context.folder / "checkpoints"
-    path = context.ranks.on_rank_zero(lambda: checkpoint.save(folder, saved, 1))
+    # each rank has a folder of its own
+    folder = context.ranks.on_rank_zero(lambda: context.folder / "checkpoints")
+    path = checkpoint.save(folder, saved, 1, ranks=context.ranks)
     first = steps.take_step(straight, progress, step=2)
     expected = steps.copy_training_state(straight)
     resumed, _ = context.open()

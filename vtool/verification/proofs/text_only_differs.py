@@ -48,7 +48,7 @@ def compute(context: ProofContext) -> ProofResult:
     step = steps.take_step(
         session, progress, steps.split_between_ranks(context, session, texts), step=2
     )
-    after, later = steps.copy_weights(session), session.engine.optimizer_state()
+    after, later = steps.copy_weights(session), steps.copy_optimizer_state(session)
     tower = {name for name in before if steps.is_of_tower(context, name)}
     unchanged = {name for name in before if before[name].equal(after[name])}
     moved = sorted(tower - unchanged) + sorted(

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from vtool.diagnostics import Rule
+from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.check import Check, Outcome, found
 from vtool.watch.conclusions.learnt import nothing_read
 from vtool.watch.facts import Facts
@@ -15,7 +15,8 @@ PROMPT = Rule(
     summary="Tokens of prompts are learnt: the model is taught to say what users say.",
     why=(
         "A mask that is off by a turn, or that a template does not give, teaches parts of the"
-        " question beside the answer. Whole rows may be meant; parts of a prompt hardly are."
+        " question beside the answer, or the header that stands before every answer when the model"
+        " is asked (trl#4201). Whole rows may be meant; parts of a prompt hardly are."
     ),
     bad="assistant_only_loss=True with a template that marks too much as generation",
     good="labels of -100 for all that is not an answer",
@@ -114,7 +115,8 @@ def _prompt(facts: Facts) -> Outcome:
     learnt = [at for row in rows for at in row.prompt if at in row.learnt]
     measured = {"rows": len(rows), "tokens of prompts": prompt, "learnt": len(learnt)}
     if not learnt:
-        return Outcome(measured=measured)
+        headers = _headers(facts, rows)
+        return Outcome((headers,) if headers else (), measured=measured)
     if len(learnt) >= _ENOUGH * prompt:
         message = f"whole rows are learnt: in {len(rows)} rows, {len(learnt)} tokens of prompts too"
         help = "nothing, if it is meant; " + PROMPT.fix[0].lower() + PROMPT.fix[1:]
@@ -124,6 +126,32 @@ def _prompt(facts: Facts) -> Outcome:
     text = facts.turns.text([first.ids[at] for at in first.prompt if at in first.learnt][:12])
     message = f"{len(learnt)} of {prompt} tokens of prompts are learnt, such as {text!r}"
     return Outcome((found(PROMPT, message),), measured=measured)
+
+
+def _headers(facts: Facts, rows: list[Read]) -> Diagnostic | None:
+    """Return a finding where the header before every answer that is learnt is learnt with it."""
+    assert facts.turns is not None
+    header = facts.turns.header
+    # of some templates the mark before an answer begins with the end of the turn before it
+    size = header[::-1].index(facts.turns.end) if facts.turns.end in header else len(header)
+    taught = [
+        (row, tuple(range(answer.begin - size, answer.begin)))
+        for row in rows
+        for answer in row.answers
+        if answer.begin > size and any(at in row.learnt for at in range(answer.begin, answer.end))
+    ]
+    if not size or len(taught) < 2:
+        return None
+    if not all(at in row.learnt for row, places in taught for at in places):
+        return None
+    row, places = taught[0]
+    text = facts.turns.text([row.ids[at] for at in places])
+    message = (
+        f"the header of each of {len(taught)} answers is learnt, such as {text!r}: when the model"
+        " is asked, it is given"
+    )
+    help = "nothing, if it is meant; else render prompts with add_generation_prompt=True to mask it"
+    return found(PROMPT, message, help=help)
 
 
 def _partly(facts: Facts) -> Outcome:

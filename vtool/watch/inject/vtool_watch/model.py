@@ -331,14 +331,16 @@ def _is_tied(found: Found) -> bool:
 def _is_tie_meant(found: Found) -> bool | None:
     """Tell whether the config ties the head; None where it, or the class, does not say so.
 
-    None also where the config of the text says something else (transformers 4 asks the one,
-    transformers 5 the other), and where neither the head nor the embeddings are trained: two copies
-    stay the same.
+    None also where the text model's config says otherwise, and where neither the head nor the
+    embeddings are trained: two copies stay the same.
     """
     config: Any = getattr(found.model, "config", None)
     names: Any = getattr(found.model, "_tied_weights_keys", None) or ()
-    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
-    said = {getattr(each, "tie_word_embeddings", None) for each in (config, text)}
+    meant = getattr(config, "tie_word_embeddings", None)
+    # transformers 4 asks the text model's config, and 5 the whole one's
+    whole = getattr(config, "get_text_config", None)
+    text = whole(decoder=True) if callable(whole) else config
+    said = {meant, getattr(text, "tie_word_embeddings", meant)}
     if found.layout is not None or said not in ({True}, {False}):
         return None
     embedding = found.model.get_input_embeddings()
