@@ -1,9 +1,9 @@
 """Trainings that are each a process of their own, forked off one that has imported everything once.
 
-To start Python and to import torch takes two seconds, TRL eight. The process that is forked has the
-injected folder on its path, as `vtool watch` puts it there, and is not watched itself: nothing of
-the watch is in a fork without facts; a fork with facts installs it first. That it installs itself
-where a process starts is for tests that start one. A fork ends as an interpreter ends.
+To start Python and to import torch takes two seconds, TRL eight. The process that is forked is not
+watched: nothing of the watch is in a fork without facts. A fork with facts has the injected folder
+on its path, and installs the watch before it runs its script. That the watch installs itself where
+a process starts is for tests that start one.
 
 usage: python -m tests.watch.forks MODULE…     imports them, then reads a job from each line
 """
@@ -23,17 +23,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from vtool.watch.folder import INJECT
+from vtool.watch.folder import INJECT, WatchOptions, environment
 
 ROOT = Path(__file__).parents[2]
 WATCH = "VTOOL_WATCH"
 
 
-def outside(**variables: str) -> dict[str, str]:
-    """Return the environment of a process that has the injected folder on its path, unwatched."""
+def outside(*folders: Path, **variables: str) -> dict[str, str]:
+    """Return an environment for a process of its own, with some folders before this package."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(WATCH)}
-    path = os.pathsep.join([str(INJECT), str(ROOT)])
+    path = os.pathsep.join(map(str, (*folders, ROOT)))
     return {**own, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **variables}
+
+
+def watched(facts: Path, *folders: Path, **variables: str) -> dict[str, str]:
+    """Return the environment of a process that is watched, as `vtool watch` makes it."""
+    return environment(facts, WatchOptions(), outside(*folders, **variables))
 
 
 class Forks:
@@ -87,12 +92,17 @@ class Forks:
         return subprocess.CompletedProcess(job["words"], worst, out, err)
 
     def run_text(
-        self, program: str, *arguments: str, facts: Path | None = None, **also: str
+        self,
+        program: str,
+        *arguments: str,
+        facts: Path | None = None,
+        ranks: int = 1,
+        **also: str,
     ) -> subprocess.CompletedProcess[str]:
         """Run the text of a program."""
         script = Path(self._folder.name) / f"program-{self._jobs}.py"
         script.write_text(program)
-        return self.run(script, *arguments, facts=facts, **also)
+        return self.run(script, *arguments, facts=facts, ranks=ranks, **also)
 
 
 def _serve() -> Sequence[str]:
@@ -131,7 +141,8 @@ def _host_store(world: int) -> tuple[int, dict[str, str]]:
     os.close(said)
     variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": os.read(port, 9).decode()}
     os.close(port)
-    variables |= {"WORLD_SIZE": str(world), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    variables |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+    variables |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "forks"}
     return pid, variables
 
 
@@ -149,6 +160,7 @@ def _become(job: dict[str, Any], rank: int, variables: dict[str, str]) -> None:
     sys.argv = job["words"]
     sys.path[0] = str(Path(sys.argv[0]).parent)
     if f"{WATCH}_TO" in os.environ:
+        sys.path.insert(1, str(INJECT))
         from vtool_watch import install  # type: ignore[import-not-found]
 
         install.install(sys.modules["torch.optim.optimizer"])

@@ -2,18 +2,32 @@
 
 import hashlib
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from tests.watch.forks import ROOT, Forks, outside
+from vtool.diagnostics.result import Result
 from vtool.families import FAMILIES
+from vtool.watch.conclude import conclude_folder
 
-ROOT = Path(__file__).parents[2]
-SHORT = ("train.steps=4", "optim.warmup_steps=2", "data.micro_batch_size=8")
+SHORT = ("train.steps=4", "optim.warmup_steps=2", "data.micro_batch_size=8", "data.test=[]")
+PROGRAM = "from vtool.cli.app import main\nmain()\n"
+MODULES = (
+    "hydra",
+    "matplotlib.pyplot",
+    "peft",
+    "torch._dynamo",
+    "vtool.api",
+    "vtool.cli.train",
+    "vtool.engines.megatron.engine",
+    "vtool.report.page",
+    "vtool.training.launch",
+    "vtool.training.sft",
+)
 TENSOR_1 = "engine.parallel={tensor: 1, sequence: false}"
 PIPELINE = "engine.parallel={tensor: 1, sequence: false, pipeline: 2}"
 PACKED = ("data.packing=token_budget", "data.micro_batch_tokens=256")
@@ -29,62 +43,91 @@ RUNS: dict[str, Sequence[str]] = {
     "megatron, pipeline": ("digits_megatron", "--nproc", "2", PIPELINE),
     **{name: ("digits", f"model.family={name}") for name in FAMILIES},
 }
-QUICK = ("megatron, tensor and sequence",)
+LAUNCHED = "megatron, tensor and sequence"
+QUICK = ("ddp, two ranks", "LoRA", "packed", "fsdp2, two ranks")
 
 
-def train(folder: Path, *arguments: str, watched: bool) -> dict[str, object]:
-    """Train into a folder; return what the watch concluded, if it was there."""
-    facts = folder.with_suffix(".facts")
-    watch = ["watch", "--format", "json", "--to", str(facts), "--", sys.executable, "-m", "vtool"]
-    command = ["train", "sft", *arguments, *SHORT, f"run.dir={folder}"]
+@pytest.fixture(scope="module")
+def own_forks() -> Iterator[Forks]:
+    """Fork trainings of ours; two ranks as an outer torchrun starts them."""
+    with Forks(*MODULES) as made:
+        yield made
+
+
+def command(folder: Path, name: str) -> list[str]:
+    return ["train", "sft", *RUNS[name], *SHORT, "--no-preflight", f"run.dir={folder}"]
+
+
+def train(forks: Forks, folder: Path, words: list[str], facts: Path | None) -> str:
+    """Train into a folder, on ranks that are forked; return a digest of what was exported."""
+    ranks = int(words[words.index("--nproc") + 1]) if "--nproc" in words else 1
+    done = forks.run_text(PROGRAM, *words, facts=facts, ranks=ranks)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return weights(folder)
+
+
+def weights(folder: Path) -> str:
+    files = sorted((folder / "export").glob("*.safetensors"))
+    assert files
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def is_clean(facts: Path) -> Result:
+    (result,) = conclude_folder(facts, "run", None)
+    assert [one for one in result.findings if one.severity != "note"] == []
+    assert result.verdict == "clean"
+    assert result.checks["targets-not-next"] == "passed"
+    return result
+
+
+def is_read_and_not_changed(forks: Forks, folder: Path, name: str) -> None:
+    watched, plain, facts = folder / "with", folder / "without", folder / "facts"
+    with_it = train(forks, watched, command(watched, name), facts)
+    assert with_it == train(forks, plain, command(plain, name), None)
+    is_clean(facts)
+
+
+@pytest.mark.full
+def test_nothing_is_found_in_a_training_that_starts_its_own_ranks(
+    tmp_path: Path, own_forks: Forks
+) -> None:
+    watched, plain, facts = tmp_path / "with", tmp_path / "without", tmp_path / "facts"
+    vtool = [sys.executable, "-m", "vtool"]
+    watch = [*vtool, "watch", "--format", "json", "--to", str(facts), "--"]
     done = subprocess.run(
-        [sys.executable, "-m", "vtool", *(watch if watched else []), *command],
+        [*watch, *vtool, *command(watched, LAUNCHED)],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env=outside(),
         capture_output=True,
         text=True,
         check=False,
         timeout=500,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    if not watched:
-        return {}
     text = done.stderr[done.stderr.index("\n{") :]
-    (result,) = json.JSONDecoder().raw_decode(text.strip())[0]["results"]
-    return dict(result)
-
-
-def weights(folder: Path) -> str:
-    """Return a digest of what was exported."""
-    files = sorted((folder / "export").glob("*.safetensors"))
-    assert files
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
-
-
-def is_read_and_not_changed(folder: Path, name: str) -> None:
-    with_it = train(folder / "with", *RUNS[name], "--no-preflight", watched=True)
-    train(folder / "without", *RUNS[name], "--no-preflight", watched=False)
-    errors = [one for one in with_it["findings"] if one["severity"] != "note"]  # type: ignore[attr-defined]
-    assert errors == []
-    assert with_it["verdict"] == "clean"
-    assert with_it["checks"]["targets-not-next"] == "passed"  # type: ignore[index]
-    assert weights(folder / "with") == weights(folder / "without")
+    (printed,) = json.JSONDecoder().raw_decode(text.strip())[0]["results"]
+    assert (printed["verdict"], printed["checks"]) == ("clean", dict(is_clean(facts).checks))
+    assert weights(watched) == train(own_forks, plain, command(plain, LAUNCHED), None)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", QUICK)
-def test_nothing_is_found_in_our_own_training(tmp_path: Path, name: str) -> None:
-    is_read_and_not_changed(tmp_path, name)
+def test_nothing_is_found_in_our_own_training(tmp_path: Path, own_forks: Forks, name: str) -> None:
+    is_read_and_not_changed(own_forks, tmp_path, name)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", [name for name in RUNS if name not in QUICK])
-def test_nothing_is_found_in_any_training_of_ours(tmp_path: Path, name: str) -> None:
-    is_read_and_not_changed(tmp_path, name)
+@pytest.mark.parametrize("name", [name for name in RUNS if name not in (*QUICK, LAUNCHED)])
+def test_nothing_is_found_in_any_training_of_ours(
+    tmp_path: Path, own_forks: Forks, name: str
+) -> None:
+    is_read_and_not_changed(own_forks, tmp_path, name)
 
 
 @pytest.mark.full
-def test_what_proofs_before_a_run_train_is_not_watched(tmp_path: Path) -> None:
-    result = train(tmp_path / "run", "digits", watched=True)
-    assert (result["verdict"], result["findings"]) == ("clean", [])
-    assert len((tmp_path / "run/proofs.json").read_text()) > 100
+def test_what_proofs_before_a_run_train_is_not_watched(tmp_path: Path, own_forks: Forks) -> None:
+    run, facts = tmp_path / "run", tmp_path / "facts"
+    words = ["train", "sft", "digits", *SHORT, f"run.dir={run}"]
+    train(own_forks, run, words, facts)
+    assert is_clean(facts).findings == ()
+    assert len((run / "proofs.json").read_text()) > 100

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.watch.forks import ROOT, Forks
 from vtool.watch import paused, start
 from vtool.watch.conclude import conclude_folder
 
-ROOT = Path(__file__).parents[2]
 LIGHT = {"torch", "transformers", "pydantic", "jinja2", "typer", "yaml"}
 NOTEBOOK = """
 import sys
@@ -80,32 +80,19 @@ def test_a_folder_with_something_in_it_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_loop_in_a_notebook_is_read(tmp_path: Path) -> None:
-    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    subprocess.run(
-        [sys.executable, "-c", NOTEBOOK, str(tmp_path)],
-        env={**own, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        check=True,
-        cwd=tmp_path,
-    )
+def test_a_loop_in_a_notebook_is_read(tmp_path: Path, trainer_forks: Forks) -> None:
+    done = trainer_forks.run_text(NOTEBOOK, str(tmp_path))
+    assert done.returncode == 0, done.stderr
     (result,) = conclude_folder(tmp_path / "facts", "notebook", None)
     assert (result.verdict, result.findings) == ("clean", ())
     assert result.details["watch"]["steps"] == 2
 
 
 @pytest.mark.full
-def test_a_trial_is_left_out(tmp_path: Path) -> None:
-    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        [sys.executable, "-c", TRIAL, str(tmp_path)],
-        env={**own, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        check=True,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert "trained" in done.stdout
-    (result,) = conclude_folder(tmp_path / "facts", "trial", None)
+def test_a_trial_is_left_out(tmp_path: Path, trainer_forks: Forks) -> None:
+    done = trainer_forks.run_text(TRIAL, str(tmp_path))
+    assert "trained" in done.stdout, done.stderr
+    (result,) = conclude_folder(tmp_path / "facts", "trial", None, status=0)
     assert result.verdict == "not-run"
 
 
@@ -118,15 +105,31 @@ def test_a_pause_within_a_pause_ends_with_the_outer_one() -> None:
 
 
 @pytest.mark.full
-def test_a_callback_of_transformers_trainer_prints_what_is_found(tmp_path: Path) -> None:
-    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        [sys.executable, "-c", TRAINER, str(tmp_path)],
-        env={**own, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=tmp_path,
-    )
+def test_a_callback_of_transformers_trainer_prints_what_is_found(
+    tmp_path: Path, trainer_forks: Forks
+) -> None:
+    done = trainer_forks.run_text(TRAINER, str(tmp_path))
+    assert done.returncode == 0, done.stderr
     assert "watched: Qwen2ForCausalLM" in done.stderr
     assert "error[token-weights-differ VT906]" in done.stderr
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("gone", "said"), [("facts", "there is no folder"), ("facts/*", "nothing-read")]
+)
+def test_a_callback_whose_facts_are_gone_ends_no_training(
+    tmp_path: Path, trainer_forks: Forks, gone: str, said: str
+) -> None:
+    loses = f"""
+import os
+def loses(*given, **named):
+    os.system("rm -rf " + sys.argv[1] + "/{gone}")
+    return changes.hf_mean_of_means(*given, **named)
+recipe.own_loss = loses
+"""
+    program = TRAINER.replace("loop.train_hf", loses + "loop.train_hf")
+    done = trainer_forks.run_text(program + "print('trained')", str(tmp_path))
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "trained"), done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr

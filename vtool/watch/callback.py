@@ -38,10 +38,13 @@ class WatchCallback(TrainerCallback):  # type: ignore[misc]
         self.tokenizer = Path(tokenizer) if tokenizer is not None else None
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Print the findings, on the first rank alone."""
+        """Print the findings, on the first rank alone. What fails here ends no training."""
         if not state.is_world_process_zero:
             return
-        watched = replace(read_facts(self.folder), unended=0)  # this process has yet to end
-        results = conclude(watched, str(self.folder), self.tokenizer)
-        sys.stderr.writelines(f"{line}\n" for line in describe(results))
-        render(results, "full", command="watch", stream=sys.stderr)
+        try:
+            watched = replace(read_facts(self.folder), unended=0)  # this process has yet to end
+            results = conclude(watched, str(self.folder), self.tokenizer)
+            sys.stderr.writelines(f"{line}\n" for line in describe(results))
+            render(results, "full", command="watch", stream=sys.stderr)
+        except Exception as error:  # such as a folder that is gone
+            sys.stderr.write(f"vtool watch: nothing is concluded of this training: {error}\n")

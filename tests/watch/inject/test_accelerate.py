@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.watch.forks import ROOT, Forks, outside
+from tests.watch.forks import ROOT, Forks, watched
 from vtool.watch.conclude import conclude_folder
 
 SCRIPT = Path(__file__).parent / "accelerate_loop.py"
@@ -18,19 +18,20 @@ MEANS = {("token-weights-differ", "error")}
 
 
 def launch(launcher: list[str], how: str, facts: Path) -> str:
-    """Return what a launcher's script prints, under the watch."""
+    """Return the digest of the final weights, under the watch."""
     command = [sys.executable, "-m", *launcher, str(SCRIPT), how]
-    own = outside(VTOOL_WATCH_TO=str(facts))
-    done = subprocess.run(command, env=own, capture_output=True, text=True, check=False, cwd=ROOT)
+    done = subprocess.run(
+        command, env=watched(facts), capture_output=True, text=True, check=False, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+    return done.stdout.splitlines()[-1]
 
 
 def fork(forks: Forks, ranks: int, how: str, facts: Path | None) -> str:
     """Return the same of ranks that are forked."""
     done = forks.run(SCRIPT, how, facts=facts, ranks=ranks)
     assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+    return done.stdout.splitlines()[-1]
 
 
 @pytest.mark.full
@@ -54,8 +55,11 @@ def test_a_loop_with_accelerate_is_read_and_not_changed(
     if importlib.util.find_spec("accelerate") is None:
         pytest.skip("accelerate is not installed")
     facts = tmp_path / "facts"
-    watched = launch(launcher, how, facts) if launcher else fork(trainer_forks, ranks, how, facts)
-    assert watched.splitlines()[-1] == fork(trainer_forks, ranks, how, None).splitlines()[-1]
+    if launcher is None:
+        digest = fork(trainer_forks, ranks, how, facts)
+    else:
+        digest = launch(launcher, how, facts)
+    assert digest == fork(trainer_forks, ranks, how, None)
     (result,) = conclude_folder(facts, how, None)
     assert result.checks["targets-not-next"] == "passed"
     assert {(one.rule, one.severity) for one in result.findings} == found

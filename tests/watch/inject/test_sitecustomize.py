@@ -1,6 +1,5 @@
 """The folder on PYTHONPATH: what starts, what does not, and that a program runs as it would."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -36,7 +35,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     if facts is not None:
         variables["VTOOL_WATCH_TO"] = str(facts)
-    own = outside(PYTHONPATH=os.pathsep.join(map(str, (INJECT, *path, ROOT))), **variables)
+    own = outside(INJECT, *path, **variables)
     command = [sys.executable, *options, "-c", code]
     return subprocess.run(command, env=own, capture_output=True, text=True, check=False, cwd=ROOT)
 

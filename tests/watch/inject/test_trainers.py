@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.watch.forks import ROOT, Forks, outside
+from tests.watch.forks import ROOT, Forks, watched
 from tests.watch.inject import tiny
 from vtool.watch.conclude import conclude_folder
 
@@ -46,7 +46,7 @@ def test_a_process_with_a_trainer_is_read_and_not_changed(
     tmp_path: Path, trainer_forks: Forks
 ) -> None:
     """The watch is there before torch is imported, as under `vtool watch`."""
-    own = outside(VTOOL_WATCH_TO=str(tmp_path))
+    own = watched(tmp_path)
     command = [sys.executable, str(SCRIPT), "hf"]
     done = subprocess.run(
         command, env=own, capture_output=True, text=True, check=False, cwd=ROOT, timeout=300

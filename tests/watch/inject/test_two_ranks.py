@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.watch.forks import ROOT, Forks, outside
+from tests.watch.forks import ROOT, Forks, watched
 from tests.watch.inject import tiny
 from vtool.watch.conclude import conclude_folder
 
@@ -25,7 +25,7 @@ def test_torchruns_ranks_are_read_and_their_weights_are_the_same(
     tmp_path: Path, forks: Forks
 ) -> None:
     facts = tmp_path / "facts"
-    own = outside(VTOOL_WATCH_TO=str(facts), VTOOL_WATCH_WAIT="100")
+    own = watched(facts, VTOOL_WATCH_WAIT="100")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = subprocess.run(
         [*command, "--nproc_per_node=2", str(SCRIPT), "ddp"],
