@@ -9,7 +9,7 @@ the same code is not run again. Exits with 1 where a case has not shown what it 
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,14 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--again", action="store_true", help="run what has been run before, too")
     parser.add_argument("--cache", type=Path, default=ROOT / ".time-machine", metavar="DIR")
     parser.add_argument("--to", type=Path, default=RESULTS, metavar="FILE", help="the results")
+    parser.add_argument(
+        "--checkout",
+        type=_checkout,
+        action="append",
+        default=[],
+        metavar="NAME=DIR",
+        help="a project's git repository, for cases that are between two commits",
+    )
     given = parser.parse_args(words)
     try:
         cases = read_cases(given.cases)
@@ -37,7 +45,7 @@ def main(words: Sequence[str]) -> int:
         print(f"time machine: {given.to} has no results: {error}", file=sys.stderr)
         return 2
     for case in cases:
-        result = _result(case, given.cache, given.again)
+        result = _result(case, given.cache, given.again, dict(given.checkout))
         results[case.name] = result
         _say(result)
         write_results(given.to, results)
@@ -46,12 +54,19 @@ def main(words: Sequence[str]) -> int:
     return int(any(results[case.name]["outcome"] != "seen" for case in cases))
 
 
-def _result(case: Case, cache: Path, again: bool) -> dict[str, Any]:
+def _checkout(word: str) -> tuple[str, Path]:
+    name, is_there, folder = word.partition("=")
+    if not is_there or not Path(folder).is_dir():
+        raise argparse.ArgumentTypeError(f"{word} is no NAME=DIR of a folder that is there")
+    return name, Path(folder)
+
+
+def _result(case: Case, cache: Path, again: bool, checkouts: Mapping[str, Path]) -> dict[str, Any]:
     """Return the result that is kept of a case, or run it."""
     key, kept = digest(case), cache / "results" / f"{case.name}.json"
     if not again and (found := _read(kept)).get("digest") == key:
         return dict(found["result"])
-    result = run_case(case, cache)
+    result = run_case(case, cache, checkouts)
     if all(side["state"] != "not-run" for side in result["sides"].values()):
         kept.parent.mkdir(parents=True, exist_ok=True)
         write(kept, json.dumps({"digest": key, "result": result}))

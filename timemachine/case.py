@@ -25,8 +25,9 @@ REPOSITORIES = {
 }
 SCRIPT_LINES = 40
 
-Wheel = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*==[0-9][a-z0-9.]*$")]
-"""A requirement of one version, such as `transformers==4.45.2`."""
+_NAME = r"[a-z0-9][a-z0-9._-]*"
+Wheel = Annotated[str, Field(pattern=rf"^{_NAME}(==[0-9][a-z0-9.]*|@[0-9a-f]{{7,40}})$")]
+"""A requirement of one version, such as `transformers==4.45.2`, or a commit: `verl@204b3e351`."""
 
 
 class _Strict(BaseModel):
@@ -108,7 +109,7 @@ class Case(_Strict):
         names = {
             "python",
             "script",
-            *(wheel.partition("==")[0] for wheel in self.wheels.of("unsafe")),
+            *(name_of(wheel) for wheel in self.wheels.of("unsafe")),
         }
         for name in re.findall(r"{(\w[\w-]*)}", self.command):
             if name not in names:
@@ -118,6 +119,11 @@ class Case(_Strict):
         if self.script and len(_lines(self.script)) > SCRIPT_LINES:
             raise ValueError(f"{self.script} has more than {SCRIPT_LINES} lines")
         return self
+
+
+def name_of(wheel: str) -> str:
+    """Return the package of a requirement."""
+    return re.split("==|@", wheel)[0]
 
 
 def _lines(script: str) -> list[str]:

@@ -8,17 +8,22 @@ side costs no disk, and nothing that is installed here is seen by it unless the 
 import errno
 import hashlib
 import importlib.metadata
+import io
 import re
 import subprocess
 import sys
+import tarfile
 import tempfile
 import venv
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from timemachine.case import name_of
 
 BASE = (
     "torch", "numpy", "safetensors", "regex", "pyyaml", "tqdm", "requests", "packaging",
@@ -48,7 +53,7 @@ class Tree:
     @property
     def name(self) -> str:
         """The package's name."""
-        return self.requirement.partition("==")[0]
+        return name_of(self.requirement)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,21 +67,29 @@ class Environment:
 
 
 def make_environment(
-    cache: Path, wheels: Sequence[str], installed: Sequence[str], over: Path | None = None
+    cache: Path,
+    wheels: Sequence[str],
+    installed: Sequence[str],
+    over: Path | None = None,
+    checkouts: Mapping[str, Path] = MappingProxyType({}),
 ) -> Environment:
     """Fetch wheels, and make an interpreter that sees them beside the torch of this environment.
 
     Args:
         cache: where wheels, their folders and environments are kept.
-        wheels: requirements of one version each.
+        wheels: requirements of one version, or commits.
         installed: packages of this environment that are to be seen as well.
         over: another virtual environment, all of whose packages are seen instead.
+        checkouts: repositories in which commits are, by the name of their package.
 
     Raises:
         NotHad: where a wheel cannot be had, or the disk is full.
     """
     try:
-        trees = tuple(_tree(cache, wheel) for wheel in wheels)
+        trees = tuple(
+            _commit(cache, wheel, checkouts) if "@" in wheel else _tree(cache, wheel)
+            for wheel in wheels
+        )
         return _link(cache, trees, installed, over)
     except OSError as error:
         if error.errno == errno.ENOSPC:
@@ -95,6 +108,31 @@ def _tree(cache: Path, requirement: str) -> Tree:
             _pip("install", "--no-deps", "--no-index", "--no-compile", "--target", filled, wheel)
             filled.rename(folder)
     return Tree(requirement, wheel.name, sha256, folder)
+
+
+def _commit(cache: Path, requirement: str, checkouts: Mapping[str, Path]) -> Tree:
+    """Fill the files of a commit into a folder; nothing of the repository is run or changed."""
+    name, _, commit = requirement.partition("@")
+    if name not in checkouts:
+        raise NotHad(f"no release has it, and no repository is given: --checkout {name}=DIR")
+    git = ["git", "-C", str(checkouts[name])]
+    try:
+        asked = [*git, "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"]
+        whole = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+        folder = cache / "trees" / f"{name}-{whole[:12]}"
+        if not folder.is_dir():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            archive = subprocess.run(
+                [*git, "archive", "--format=tar", whole], capture_output=True, check=True
+            ).stdout
+            with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+                filled = Path(scratch) / "tree"
+                with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+                    tar.extractall(filled, filter="data")
+                filled.rename(folder)
+    except subprocess.CalledProcessError:
+        raise NotHad(f"{checkouts[name].name} has no commit {commit} of {name}") from None
+    return Tree(requirement, requirement, whole, folder)
 
 
 def fetch(wheels: Path, requirement: str) -> Path:
@@ -150,7 +188,7 @@ def _link(
             names = "".join(f"{tree.folder.resolve()}\n" for tree in trees)
             (site / "trees.pth").write_text(names, encoding="utf-8")
             made.rename(folder)
-    versions = {tree.name: tree.requirement.partition("==")[2] for tree in trees}
+    versions = {tree.name: re.split("==|@", tree.requirement)[1] for tree in trees}
     named = {name: importlib.metadata.version(name) for name in ("torch", *installed)}
     return Environment(folder / "bin/python", tuple(trees), {**versions, **named})
 

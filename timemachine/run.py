@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from timemachine.case import CASES, Case
@@ -84,9 +85,11 @@ def _scripts(name: str, seen: set[str]) -> list[str]:
     return [text, *(one for module in imported for one in _scripts(f"{module}.py", seen))]
 
 
-def run_case(case: Case, cache: Path) -> dict[str, Any]:
+def run_case(
+    case: Case, cache: Path, checkouts: Mapping[str, Path] = MappingProxyType({})
+) -> dict[str, Any]:
     """Run both sides; return the result of the case as it is written."""
-    sides = {name: _run_side(case, name, cache) for name in case.sides}
+    sides = {name: _run_side(case, name, cache, checkouts) for name in case.sides}
     return {
         "case": case.name,
         "outcome": outcome_of(case, sides),
@@ -94,11 +97,11 @@ def run_case(case: Case, cache: Path) -> dict[str, Any]:
     }
 
 
-def _run_side(case: Case, side: str, cache: Path) -> Side:
+def _run_side(case: Case, side: str, cache: Path, checkouts: Mapping[str, Path]) -> Side:
     wheels = case.wheels
     try:
         over = ROOT / f".{wheels.over}-venv" if wheels.over else None
-        environment = make_environment(cache, wheels.of(side), wheels.installed, over)
+        environment = make_environment(cache, wheels.of(side), wheels.installed, over, checkouts)
     except NotHad as error:
         return Side("not-run", str(error))
     told = {
@@ -110,13 +113,14 @@ def _run_side(case: Case, side: str, cache: Path) -> Side:
         logs = cache / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         try:
-            status, cpu, out, err = _run(words, Path(scratch))
+            status, cpu, out, err = _run(words, Path(scratch), variables_of(environment))
         except OSError as error:
             return Side("not-run", f"it cannot be started: {error}", **told)
     (logs / f"{case.name}-{side}.txt").write_text(
         f"$ {shlex.join(words)}\n{out}{err}exit {status}\n", encoding="utf-8"
     )
-    return _side(status, cpu, out, err, told)
+    trees = f"{(cache / 'trees').resolve()}/"  # of this machine: nothing for a page
+    return _side(status, cpu, out.replace(trees, ""), err.replace(trees, ""), told)
 
 
 def command_of(case: Case, environment: Environment, scratch: Path) -> list[str]:
@@ -132,7 +136,17 @@ def command_of(case: Case, environment: Environment, scratch: Path) -> list[str]
     return [sys.executable, "-m", "vtool", words[1], *asked, *words[2:]]
 
 
-def _run(words: Sequence[str], folder: Path) -> tuple[int, float, str, str]:
+def variables_of(environment: Environment) -> dict[str, str]:
+    """Return a variable for each wheel, WHEEL_NAME: its folder, for scripts that vtool imports."""
+    return {
+        f"WHEEL_{re.sub(r'[^A-Z0-9]', '_', tree.name.upper())}": str(tree.folder.resolve())
+        for tree in environment.trees
+    }
+
+
+def _run(
+    words: Sequence[str], folder: Path, variables: Mapping[str, str]
+) -> tuple[int, float, str, str]:
     """Run a command in a folder; return its status, its seconds of CPU, and what it printed."""
     quiet = {
         "CUDA_VISIBLE_DEVICES": "",
@@ -144,7 +158,7 @@ def _run(words: Sequence[str], folder: Path) -> tuple[int, float, str, str]:
     }
     with (folder / "out.txt").open("w+b") as out, (folder / "err.txt").open("w+b") as err:
         process = subprocess.Popen(
-            words, cwd=folder, env={**os.environ, **quiet}, stdout=out, stderr=err
+            words, cwd=folder, env={**os.environ, **quiet, **variables}, stdout=out, stderr=err
         )
         ended = _wait(process)
         texts = []

@@ -49,6 +49,41 @@ def test_a_side_sees_its_wheels_and_torch_and_nothing_else_of_here(
         make_environment(tmp_path / "cache", ["oldpackage==2.0"], [])
 
 
+@pytest.mark.full
+def test_a_commit_is_filled_from_a_repository_that_is_given(tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        command = [
+            "git",
+            "-C",
+            str(repository),
+            "-c",
+            "user.name=a",
+            "-c",
+            "user.email=a@b",
+            *words,
+        ]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    git("init", "-q")
+    (repository / "oldpackage.py").write_text("version = 'first'\n")
+    git("add", ".")
+    git("commit", "-q", "-m", "first")
+    first = git("rev-parse", "HEAD")
+    (repository / "oldpackage.py").write_text("version = 'second'\n")
+    git("commit", "-q", "-a", "-m", "second")
+    wheels = [f"oldpackage@{first[:9]}"]
+    with pytest.raises(NotHad, match="--checkout oldpackage=DIR"):
+        make_environment(tmp_path / "cache", wheels, [])
+    with pytest.raises(NotHad, match="has no commit 0000000 of oldpackage"):
+        make_environment(tmp_path, ["oldpackage@0000000"], [], None, {"oldpackage": repository})
+    made = make_environment(tmp_path / "cache", wheels, [], None, {"oldpackage": repository})
+    assert (made.trees[0].folder / "oldpackage.py").read_text() == "version = 'first'\n"
+    assert made.trees[0].sha256 == first
+    assert made.versions["oldpackage"] == first[:9]
+
+
 def test_a_package_that_is_not_installed_is_told(tmp_path: Path) -> None:
     with pytest.raises(NotHad, match="no-such-package is not installed"):
         make_environment(tmp_path, [], ["no-such-package"])

@@ -9,7 +9,7 @@ import pytest
 from timemachine.__main__ import main
 from timemachine.case import CASES, read_case, read_cases
 from timemachine.environments import Environment, Tree
-from timemachine.run import Side, _side, command_of, digest, outcome_of, run_case
+from timemachine.run import Side, _side, command_of, digest, outcome_of, run_case, variables_of
 
 CASE = read_case(CASES / "transformers-34191.yaml")
 WARNING = read_case(CASES / "trl-3200.yaml")
@@ -89,6 +89,18 @@ def test_the_command_has_the_interpreter_of_its_side(tmp_path: Path) -> None:
         str(CASES / "verl_fsdp_sft.py"),
         str(tmp_path),
     ]
+
+
+def test_each_wheel_has_a_variable_for_scripts_that_are_imported(tmp_path: Path) -> None:
+    tree = Tree("ms-swift==4.0.0", "swift.whl", "0", tmp_path)
+    environment = Environment(tmp_path / "bin/python", (tree,), {})
+    assert variables_of(environment) == {"WHEEL_MS_SWIFT": str(tmp_path)}
+
+
+def test_a_checkout_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["verl-5942", "--checkout", "verl=no-such-folder"])
+    assert "no NAME=DIR of a folder" in capsys.readouterr().err
 
 
 def test_a_case_that_changes_is_run_again() -> None:

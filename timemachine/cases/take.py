@@ -1,7 +1,9 @@
 """Take one function out of a file of a release, so that what it does not use need not be there."""
 
 import ast
+import sys
 from pathlib import Path
+from types import ModuleType
 
 
 def take(file, name, within=None, **names):
@@ -15,3 +17,11 @@ def take(file, name, within=None, **names):
         argument.annotation = None
     exec(compile(ast.Module([found], []), str(file), "exec"), names)
     return names[name]
+
+
+def stub(name, **names):
+    """Put a module of these names where an `import` inside of a function looks for it."""
+    parts = name.split(".")
+    for end in range(1, len(parts) + 1):
+        sys.modules.setdefault(".".join(parts[:end]), ModuleType(".".join(parts[:end])))
+    sys.modules[name].__dict__.update(names)

@@ -34,7 +34,8 @@ def llava(name):
 
 def gemma3(_):
     text, vision = t.Gemma3TextConfig(**TEXT, head_dim=16), t.SiglipVisionConfig(**SEEN)
-    config = t.Gemma3Config(text, vision, mm_tokens_per_image=4, image_token_index=500)
+    given = {"text_config": text, "vision_config": vision, "image_token_index": 500}
+    config = t.Gemma3Config(**given, mm_tokens_per_image=4)
     return t.Gemma3ForConditionalGeneration(config)
 
 

@@ -1,0 +1,10 @@
+"""Print what a function of vtool's has found, as its commands do with --format json."""
+
+import json
+
+from vtool.diagnostics.render import as_json
+from vtool.diagnostics.result import Result
+
+
+def tell(what, findings):
+    print(json.dumps(as_json([Result.of_findings(what, findings)], what)))
