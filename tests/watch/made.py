@@ -150,6 +150,7 @@ def healthy(world: int = 1, steps: int = 3) -> list[Fact]:
                     ],
                     "engine_factor": 1.0 if world == 1 else None,
                     "engine_misfit": 1e-7 if world == 1 else None,
+                    "changes": 0 if world == 1 else 1,
                     "gradients_before": None,
                     "undone": {"to": None, "tensors": 9} if step else None,
                     "layers": {

@@ -10,7 +10,9 @@ from tests.watch.test_conclusions import conclude, on, rules, weigh
 MEAN = 1 / 36  # of the 36 learnt tokens of a step
 
 
-def clipped(times: float, norms: tuple[float, ...] = (1.0, 1.0, 1.0)) -> list[Fact]:
+def clipped(
+    times: float, norms: tuple[float, ...] = (1.0, 1.0, 1.0), changes: int | None = 1
+) -> list[Fact]:
     """Return facts of steps whose loss is some times a mean, each clipped by a factor of its own.
 
     A step whose norm is below 1 is left as it is.
@@ -20,7 +22,7 @@ def clipped(times: float, norms: tuple[float, ...] = (1.0, 1.0, 1.0)) -> list[Fa
         if fact["kind"] == "arrived":
             step = fact["step"]
             factor = 1 / (3.3 + step) if norms[step] >= 1 else 1.0
-            fact["norm"] = norms[step]
+            fact |= {"norm": norms[step], "changes": changes}
             fact["norm_gradient"] = [factor * value for value in fact["norm_sum"]]
 
     return changed(changed(healthy(), weigh(lambda fact: times * MEAN)), clip)
@@ -41,6 +43,15 @@ def test_a_scale_that_clipping_hides_is_no_pass(
     result = conclude(tmp_path, clipped(times, norms))
     assert rules(result) == ({"gradient-scaled": found} if found else {})
     assert result.checks["gradient-scaled"] == state
+
+
+@pytest.mark.parametrize("changes", [0, 2, None])
+def test_gradients_that_may_be_divided_before_they_are_clipped_are_not_judged(
+    tmp_path: Path, changes: int | None
+) -> None:
+    """`for p in ...: p.grad /= 2`, and then clip_grad_norm_: nothing is wrong with that."""
+    result = conclude(tmp_path, clipped(2.0, changes=changes))
+    assert (rules(result), result.checks["gradient-scaled"]) == ({}, "not-run")
 
 
 def scaled(of_loss: float, times: float, scalers: list[float]) -> list[Fact]:
@@ -135,17 +146,29 @@ def test_decay_of_norms_is_no_pass_where_the_optimizer_has_none(tmp_path: Path) 
     assert conclude(tmp_path, facts).checks["decay-on-norms"] == "not-run"
 
 
+@pytest.mark.parametrize("meant", [True, False])
 @pytest.mark.parametrize(
-    "fields",
-    [{"tied": True}, {"adapters": True}, {"mesh": {"dp": 2}}, {"tie_meant": None}],
+    ("fields", "state"),
+    [
+        ({}, "passed"),
+        ({"adapters": True}, "not-run"),
+        ({"mesh": {"dp": 2}}, "not-run"),
+        ({"tie_meant": None}, "not-run"),
+    ],
 )
 def test_a_tie_is_not_missed_where_it_is_there_or_cannot_be_seen(
-    tmp_path: Path, fields: dict[str, object]
+    tmp_path: Path, meant: bool, fields: dict[str, object], state: str
 ) -> None:
-    result = conclude(tmp_path, changed(healthy(), on("model", **{"tie_meant": True, **fields})))
-    assert rules(result) == {}
-    state = "passed" if fields.get("tied") else "not-run"
-    assert result.checks["head-not-tied"] == state
+    other = {"tied": meant if state == "passed" else not meant, "tie_meant": meant}
+    result = conclude(tmp_path, changed(healthy(), on("model", **{**other, **fields})))
+    assert (rules(result), result.checks["head-not-tied"]) == ({}, state)
+
+
+@pytest.mark.parametrize("meant", [True, False])
+def test_a_head_that_is_not_as_its_config_says_is_found(tmp_path: Path, meant: bool) -> None:
+    result = conclude(tmp_path, changed(healthy(), on("model", tied=not meant, tie_meant=meant)))
+    assert rules(result) == {"head-not-tied": "warning"}
+    assert f"the config has tie_word_embeddings={meant}" in result.findings[0].message
 
 
 @pytest.mark.parametrize(

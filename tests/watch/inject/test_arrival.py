@@ -1,5 +1,6 @@
 """Steps that are not only the optimizer's: loss scalers, and passes at weights of their own."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -204,3 +205,36 @@ def test_a_step_that_is_undone_before_the_next_is_told(tmp_path: Path) -> None:
     undone = [fact["undone"] for fact in tiny.facts(tmp_path, "arrived")]
     count = len(before)
     assert undone == [None, {"to": None, "tensors": count}, {"to": 0, "tensors": count}]
+
+
+def _clip(model: torch.nn.Module) -> None:
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+
+
+def _divide(model: torch.nn.Module) -> None:
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad /= 2
+
+
+def _replace(model: torch.nn.Module) -> None:
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad = parameter.grad / 2
+
+
+@pytest.mark.parametrize(
+    ("writes", "changes"),
+    [((), 0), ((_clip,), 1), ((_divide, _clip), 2), ((_replace, _clip), None)],
+)
+def test_how_often_gradients_are_written_behind_the_backward_pass_is_counted(
+    tmp_path: Path, writes: tuple[Callable[[torch.nn.Module], None], ...], changes: int | None
+) -> None:
+    loop = Loop(tmp_path)
+    for _ in range(2):
+        loop.backward()
+        for write in writes:
+            write(loop.model)
+        loop.update()
+        loop.optimizer.zero_grad()
+    assert [one["changes"] for one in tiny.facts(tmp_path, "arrived")] == [changes] * 2

@@ -45,6 +45,16 @@ RUNS: dict[str, Recipe] = {
         made=scalers.steps_and_clips,
         before_step=scalers.clip_unscaled(0.1),
     ),
+    "gradients divided, then clipped": Recipe(
+        divide=changes.not_divided, before_step=optimizers.divide_and_clip
+    ),
+    "gradients divided, then clipped, DDP": Recipe(
+        divide=changes.not_divided, before_step=optimizers.divide_and_clip, world=2
+    ),
+    "the loss a sum, gradients divided and then clipped": Recipe(
+        divide=lambda tokens, index, everyone, world: 1.0,
+        before_step=optimizers.divide_and_clip,
+    ),
     "clipped element by element": Recipe(before_step=optimizers.clip_elements),
     "old weights evaluated, and the new ones put back": Recipe(
         made=weights.remember, after_step=weights.swap
@@ -59,6 +69,7 @@ RUNS: dict[str, Recipe] = {
     "LoRA, bfloat16 autocast": Recipe(adapters=True, autocast=True),
     "LoRA, packed": Recipe(adapters=True, packed=True),
     "tied embeddings": Recipe(config={"tie_word_embeddings": True}),
+    "embeddings that are not tied": Recipe(config={"tie_word_embeddings": False}),
     "chats of three turns": Recipe(turns=3),
     "chats of three turns, packed": Recipe(turns=3, packed=True),
     "images masked": Recipe(image=True),

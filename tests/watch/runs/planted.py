@@ -117,6 +117,12 @@ RUNS: dict[str, Planted] = {
         data=losses.three_learnt,
         arguments={"max_grad_norm": 0.1},
     ),
+    "not divided by micro-batches, clipped": warning(
+        "gradient-scaled", divide=changes.not_divided, clip=0.1
+    ),
+    "not divided by micro-batches, clipped, DDP": warning(
+        "gradient-scaled", divide=changes.not_divided, clip=0.1, world=2
+    ),
     "gradients doubled on the way": error(
         "gradient-scaled", before_step=changes.scale_gradients(2.0)
     ),
@@ -255,6 +261,9 @@ RUNS: dict[str, Planted] = {
     "decay on norms": note("decay-on-norms", optimizer=optimizers.decays_all),
     "a tied head that is a matrix of its own": warning(
         "head-not-tied", config={"tie_word_embeddings": True}, built=weights.untie
+    ),
+    "a head that is the embeddings, and no config says so": warning(
+        "head-not-tied", config={"tie_word_embeddings": False}, built=weights.tie
     ),
     "padding on the left that the mask has not": error(
         "row-changes-in-batch", padding="left", collated=changes.mask_of_ones

@@ -67,5 +67,10 @@ def untie(model: Any) -> None:
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
 
 
+def tie(model: Any) -> None:
+    """Give the head the embeddings' matrix, which the config knows nothing of."""
+    model.lm_head.weight = model.model.embed_tokens.weight
+
+
 def resize(model: Any) -> None:
     model.resize_token_embeddings(192, mean_resizing=False)

@@ -21,15 +21,19 @@ DECAY = Rule(
 UNTIED = Rule(
     name="head-not-tied",
     code="VT933",
-    summary="The config ties head and embeddings, and the model trains two matrices.",
+    summary="The config says that head and embeddings are one matrix, or two; it is the other way.",
     why=(
-        "Both learn, and both are saved. Whoever loads the model by its config (servers,"
-        " converters, earlier releases of transformers) takes one of them for the other: what the"
-        " head has learnt is lost."
+        "Two that train under a tied config are both saved. Whoever loads the model by its config"
+        " (servers, converters, earlier releases of transformers) takes one of them for the other:"
+        " what the head has learnt is lost. One that trains under an untied config is saved once,"
+        " without the head: transformers draws a new one at random when it loads."
     ),
-    bad="model.lm_head.weight = nn.Parameter(model.lm_head.weight.clone()), with a tied config",
-    good="model.tie_weights(), or config.tie_word_embeddings = False before the first step",
-    fix="Call tie_weights() before the optimizer is made, or set tie_word_embeddings to False.",
+    bad="model.lm_head.weight = model.model.embed_tokens.weight, and tie_word_embeddings=False",
+    good="config.tie_word_embeddings as the model is, before the optimizer is made",
+    fix=(
+        "Set config.tie_word_embeddings to what the model does, or, for a tie that was lost, call"
+        " tie_weights(), before the optimizer is made."
+    ),
     severity="warning",
 )
 
@@ -64,10 +68,13 @@ def _untied(facts: Facts) -> Outcome:
     if model.get("sharded") or model.get("mesh") or model.get("adapters"):
         kept = "an adapter may hold the head" if model.get("adapters") else "weights are in pieces"
         return Outcome(not_run=kept)
-    if not model["tie_meant"] or model.get("tied"):
+    if bool(model["tie_meant"]) == bool(model.get("tied")):
         return Outcome(measured={"tied": bool(model.get("tied"))})
-    message = f"{model.get('head')} is a matrix of its own, and the config has tie_word_embeddings"
-    return Outcome((found(UNTIED, message),))
+    if model.get("tied"):
+        does, says = "is the matrix of the embeddings", "tie_word_embeddings=False"
+    else:
+        does, says = "is a matrix of its own", "tie_word_embeddings=True"
+    return Outcome((found(UNTIED, f"{model.get('head')} {does}, and the config has {says}"),))
 
 
 CHECKS = (Check(DECAY, "arrived", _decay), Check(UNTIED, "arrived", _untied))

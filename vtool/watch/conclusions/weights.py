@@ -250,7 +250,7 @@ def _scaled(facts: Facts) -> Outcome:
     )
     if finding or not _is_clipped(scales):
         return Outcome((finding,) if finding else (), measured=measured)
-    if finding := _too_large_unclipped(facts, scales):
+    if _is_clipped_alone(facts) and (finding := _too_large_unclipped(facts, scales)):
         return Outcome((finding,), measured=measured)
     why = (
         f"every step is clipped, and weights sum to {scales[0].of_loss:.4g} on a rank: what divides"
@@ -268,6 +268,15 @@ def _is_clipped(scales: Sequence[_Scale]) -> bool:
     return not same and any(abs(one.of_loss - 1) > one.tolerance for one in scales)
 
 
+def _is_clipped_alone(facts: Facts) -> bool:
+    """Tell whether nothing but clipping wrote gradients behind the backward pass: no division.
+
+    Of several ranks each has the sum or mean of all written into its own, once.
+    """
+    once = 1 if facts.world == 1 else 2
+    return all(one.get("changes") == once for one in facts.of("arrived"))
+
+
 def _too_large_unclipped(facts: Facts, scales: Sequence[_Scale]) -> Diagnostic | None:
     each = scales[0].micro_batches
     names = {each * facts.world: "passes", each: "micro-batches"}
@@ -277,8 +286,7 @@ def _too_large_unclipped(facts: Facts, scales: Sequence[_Scale]) -> Diagnostic |
                 f"the loss of every step is {times} times the mean over its tokens: it has {times}"
                 f" {name}, and is not divided by them; each step is clipped, which hides it"
             )
-            help = "nothing, if gradients are divided before they are clipped"
-            return found(SCALED, message, help=help, severity="warning")
+            return found(SCALED, message, severity="warning")
     return None
 
 

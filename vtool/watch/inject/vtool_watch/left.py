@@ -22,6 +22,8 @@ class Left:
         self._handles: list[Any] = []
         self._parameters: dict[str, Any] = {}
         self._seen: dict[str, Tensor] = {}
+        self._stamps: dict[str, tuple[int, int]] = {}
+        """The gradient's `id`, and how often it had been written in place."""
 
     def attach(self) -> None:
         """Begin to note, where nothing is compiled."""
@@ -40,11 +42,15 @@ class Left:
         for handle in self._handles:
             handle.remove()
         self._handles, self._parameters = [], {}
+        self._clear()
+
+    def _clear(self) -> None:
         self._seen.clear()
+        self._stamps.clear()
 
     def forget(self) -> None:
         """Forget what was noted: those gradients are of a step that is over, or thrown away."""
-        self._seen.clear()
+        self._clear()
 
     def _hook(self, name: str) -> Any:
         def note(parameter: Any) -> None:
@@ -54,6 +60,7 @@ class Left:
                 self._seen.pop(name, None)
                 gradient = parameter.grad
                 if gradient is not None:
+                    self._stamps[name] = id(gradient), gradient._version
                     some = _some(gradient)
                     if some is not None:
                         self._seen[name] = some
@@ -61,6 +68,15 @@ class Left:
                 self._fail("left", error)
 
         return note
+
+    def changes(self) -> int | None:
+        """Return how often gradients were written since, all alike; None where that is not seen."""
+        counts = set()
+        for name, (same, version) in self._stamps.items():
+            gradient = self._parameters[name].grad
+            there = gradient is not None and id(gradient) == same
+            counts.add(gradient._version - version if there else None)
+        return counts.pop() if len(counts) == 1 else None
 
     def facts(self, divisor: float) -> dict[str, Any] | None:
         """Return `layers` of `arrived`: per tensor, what was left and what arrived."""

@@ -334,21 +334,21 @@ def _is_tie_meant(found: Found) -> bool | None:
     None also where the text model's config says otherwise, and where neither the head nor the
     embeddings are trained: two copies stay the same.
     """
-    config = getattr(found.model, "config", None)
+    config: Any = getattr(found.model, "config", None)
+    names: Any = getattr(found.model, "_tied_weights_keys", None) or ()
     meant = getattr(config, "tie_word_embeddings", None)
     # transformers 4 asks the text model's config, and 5 the whole one's
     whole = getattr(config, "get_text_config", None)
     text = whole(decoder=True) if callable(whole) else config
-    if getattr(text, "tie_word_embeddings", meant) != meant:
-        return None
-    names: Any = getattr(found.model, "_tied_weights_keys", None) or ()
-    if found.layout is not None or not isinstance(meant, bool):
+    said = {meant, getattr(text, "tie_word_embeddings", meant)}
+    if found.layout is not None or said not in ({True}, {False}):
         return None
     embedding = found.model.get_input_embeddings()
     pair = (getattr(module, "weight", None) for module in (embedding, found.head))
     if not any(getattr(weight, "requires_grad", True) for weight in pair):
         return None
-    return meant and any(str(name).startswith(f"{found.head_name}.") for name in names)
+    can = any(str(name).startswith(f"{found.head_name}.") for name in names)
+    return False if said == {False} else can or None
 
 
 def is_compiled(found: Found) -> bool:

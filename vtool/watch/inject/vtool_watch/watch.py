@@ -335,7 +335,7 @@ class Watch:
         fact["sharded"] = fact["sharded"] or self._shared_out
         fact["gradients_before"], self._before = self._before, None
         fact["undone"] = self._undone
-        fact["layers"] = self._left.facts(divisor)
+        fact["layers"], fact["changes"] = self._left.facts(divisor), self._left.changes()
         none = ("norm_name", "norm_at", "norm_sum", "norm_gradient")
         fact.update(dict.fromkeys((*none, "engine_factor", "engine_misfit")))
         norm = self.found.norm
