@@ -184,6 +184,8 @@ def healthy(world: int = 1, steps: int = 3) -> list[Fact]:
                     "dropout": False,
                 }
             )
+            placed = [{"row": row, "tokens": 20, "wrong": 0, "as_text": False} for row in range(2)]
+            of_step.append({"kind": "placed", "documents": placed})
             of_step.append(
                 {
                     "kind": "stepped",

@@ -219,6 +219,15 @@ PLANTED: dict[str, tuple[int, Change, str, str]] = {
         "row-positions-differ",
         "error",
     ),
+    "images at positions of text": (
+        1,
+        on(
+            "placed",
+            documents=lambda f: [{**d, "wrong": 9, "as_text": True} for d in f["documents"]],
+        ),
+        "image-positions-differ",
+        "error",
+    ),
     "the first rows again and again": (
         1,
         on("rows", rows=lambda f: [f"{f['micro']}-{row}" for row in range(2)]),

@@ -20,6 +20,7 @@ _LOOKS = {
     "learnt": ("before_step", "solve", "_enter", "_leave", "read"),
     "arrived": ("arrived", "after_step", "left"),
     "alone": ("alone",),
+    "placed": ("placed",),
     "ledger": ("ledger",),
 }
 

@@ -76,6 +76,8 @@ RUNS: dict[str, Recipe] = {
     "LLaVA, an image in each row": Recipe(image=True, vision=True),
     "LLaVA, bfloat16 autocast": Recipe(image=True, vision=True, autocast=True),
     "LLaVA, packed": Recipe(image=True, vision=True, packed=True),
+    "Qwen2.5-VL, an image in each row": Recipe(image=True, grids=True),
+    "Qwen2.5-VL, left padding": Recipe(image=True, grids=True, padding="left"),
     "LLaVA, two epochs": Recipe(image=True, vision=True, epochs=True, order=changes.shuffled),
     "whole rows learnt": Recipe(data=changes.whole_rows),
     "the loss a sum, gradients divided": Recipe(

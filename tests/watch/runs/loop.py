@@ -100,6 +100,8 @@ class Recipe:
     image: bool = False
     vision: bool = False
     """The model is a LLaVA, and is given the pixels of images."""
+    grids: bool = False
+    """The model is a Qwen2.5-VL, and is given images with their grids."""
     epochs: bool = False
     """Over the whole data, twice, instead of three steps."""
     every: int = 0
@@ -130,6 +132,8 @@ def build(recipe: Recipe, folder: Path) -> Any:
     import torch
     import transformers
 
+    from tests.watch.runs import grids
+
     name, config = FAMILIES[recipe.family]
     torch.manual_seed(0)
     settings = {
@@ -153,6 +157,8 @@ def build(recipe: Recipe, folder: Path) -> Any:
     kind = f"{name}ForCausalLM"
     if recipe.vision:
         kind, made = "LlavaForConditionalGeneration", _llava(made)
+    if recipe.grids:
+        kind, made = "Qwen2_5_VLForConditionalGeneration", grids.config(settings)
     model = getattr(transformers, kind)(made).to(getattr(torch, recipe.dtype))
     model.config._name_or_path = str(folder)
     if recipe.adapters:
@@ -199,11 +205,15 @@ def batches(recipe: Recipe, made: list[Row], order: list[int]) -> Iterator[Batch
     """Yield micro-batches."""
     import torch
 
+    from tests.watch.runs import grids
+
     for begin in range(0, len(order) - recipe.batch + 1, recipe.batch):
         taken = [made[at] for at in order[begin : begin + recipe.batch]]
         batch = (_pack if recipe.packed else _pad(recipe.padding))(taken)
         if recipe.vision:
             batch["pixel_values"] = torch.stack([_pixels(row) for row in taken])
+        if recipe.grids:
+            batch |= grids.of_rows(taken, batch["input_ids"])
         yield recipe.collated(batch)
 
 

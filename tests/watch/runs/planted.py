@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tests.watch.runs import changes, losses, masks, optimizers, orders, scalers, weights
+from tests.watch.runs import changes, grids, losses, masks, optimizers, orders, scalers, weights
 from tests.watch.runs.loop import Recipe
 
 
@@ -277,6 +277,12 @@ RUNS: dict[str, Planted] = {
     ),
     "images of other rows": error(
         "row-changes-in-batch", image=True, vision=True, built=changes.images_of_other_rows
+    ),
+    "images without mm_token_type_ids": error(
+        "image-positions-differ", image=True, grids=True, collated=grids.without_types
+    ),
+    "text behind an image at other positions": error(
+        "image-positions-differ", image=True, grids=True, built=grids.text_behind_moved
     ),
     "positions two apart": error("row-positions-differ", collated=changes.stretched_positions),
     "a position twice": error("row-positions-differ", collated=changes.one_position_twice),

@@ -38,6 +38,25 @@ POSITIONS = Rule(
 )
 
 
+IMAGES = Rule(
+    name="image-positions-differ",
+    code="VT943",
+    summary="Tokens of a row with images have other positions than the model's M-RoPE gives them.",
+    why=(
+        "Where mm_token_type_ids or the grids get lost on the way, transformers counts an image's"
+        " places as text, and says nothing (trl#5279, verl#5909); where they are computed wrong,"
+        " all text behind an image is moved (transformers#45325). The loss falls all the same, and"
+        " a server uses other positions."
+    ),
+    bad="a collator that keeps input_ids and pixel_values of a processor's output, and no more",
+    good="everything that the processor returns, handed to the model",
+    fix=(
+        "Hand mm_token_type_ids and image_grid_thw from the processor on to the model, or make"
+        " position_ids by its get_rope_index; look for a release of transformers that mends it."
+    ),
+)
+
+
 def _documents(facts: Facts) -> list[tuple[Fact, Fact]]:
     return [(one, document) for one in facts.of("alone") for document in one["documents"]]
 
@@ -139,4 +158,30 @@ def _positions(facts: Facts) -> Outcome:
     return Outcome((found(POSITIONS, message),), measured={"documents": len(known)})
 
 
-CHECKS = (Check(CHANGES, "alone", _changes), Check(POSITIONS, "alone", _positions))
+def _image_positions(facts: Facts) -> Outcome:
+    known = [(one, text) for one in facts.of("placed") for text in one["documents"]]
+    if not known:
+        why = "no row with images of a model with M-RoPE was looked at"
+        return Outcome(not_run=next(iter(facts.errors_of("placed")), why))
+    wrong = [each for each in known if each[1]["wrong"]]
+    if not wrong:
+        return Outcome(measured={"documents": len(known)})
+    one, text = wrong[0]
+    how = "the places of its images are counted as text" if text["as_text"] else "not M-RoPE's"
+    message = (
+        f"{_of(len(wrong), len(known))} with images have other positions than M-RoPE gives them:"
+        f" {text['wrong']} of {text['tokens']} tokens in step {int(one['step']) + 1}, row"
+        f" {int(text['row']) + 1}; {how}"
+    )
+    names = {name for micro in facts.micros for name in micro.fact.get("names") or ()}
+    help = None
+    if text["as_text"] and not names & {"mm_token_type_ids", "position_ids"}:
+        help = "the model is given no mm_token_type_ids: hand them on from the processor"
+    return Outcome((found(IMAGES, message, help=help),), measured={"documents": len(known)})
+
+
+CHECKS = (
+    Check(CHANGES, "alone", _changes),
+    Check(POSITIONS, "alone", _positions),
+    Check(IMAGES, "placed", _image_positions),
+)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.facts import Facts
 
-Look = Literal["learnt", "arrived", "alone", "ledger"]
+Look = Literal["learnt", "arrived", "alone", "placed", "ledger"]
 
 
 @dataclass(frozen=True, slots=True)

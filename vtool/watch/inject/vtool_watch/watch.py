@@ -28,6 +28,7 @@ from .model import (
     local,
     whole,
 )
+from .mrope import placed
 from .ranks import Agreement, agreement, ranks_of
 from .rows import Seen, ledger
 from .settings import Settings
@@ -359,11 +360,19 @@ class Watch:
                 self.skip("engine", f"{type(error).__name__}: {error}"[:200])
         self.say("arrived", **fact)
 
+    def _placed(self, record: Record) -> None:
+        try:
+            if texts := placed(self.found, record):
+                self.say("placed", documents=texts)
+        except Exception as error:
+            self.fail("placed", error)
+
     def _alone(self, records: list[Record]) -> None:
         record = records[0] if records else None
         if not self.capture.want_alone or record is None:
             return
         kept = record.alone
+        self._placed(record)
         try:
             if self.found.layout is not None:
                 raise alone.NotRun("a pass through Megatron-core is of all ranks")
