@@ -23,15 +23,11 @@ def process(index, message, **_):  # as the processor returns a turn
 
 
 frame = SimpleNamespace(iloc=[SimpleNamespace(to_dict=dict)])
-data = {
-    "dataframe": frame,
-    "enable_thinking_default": None,
-    "max_length": 99,
-    "sanity_check": print,
-}
+data = {"dataframe": frame, "sanity_check": print, "max_length": 99, "tools": None}
 data |= {"processor": SimpleNamespace(image_processor="of GLM-4V"), "pad_mode": "no_padding"}
 data |= {"_build_messages": lambda row: ["asked", "told"], "_process_single_message": process}
-data = SimpleNamespace(**data, **dict.fromkeys(("tools", "tokenizer", "enable_thinking")))
+absent = ("tokenizer", "enable_thinking", "enable_thinking_default")
+data = SimpleNamespace(**data, **dict.fromkeys(absent))
 optimizer = torch.optim.AdamW((model := make("glm4v")).parameters(), lr=1e-3)
 for _ in range(2):
     rows = [get(data, 0) for _ in range(3)]
@@ -39,7 +35,7 @@ for _ in range(2):
     given = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
     mask = given.pop("loss_mask")[:, 1:].bool()
     given |= {name: torch.cat([one[name] for one in seen]) for name in seen[0]}
-    said = model(**given).logits[:, :-1][mask]
-    optimizer.zero_grad()
-    torch.nn.functional.cross_entropy(said, given["input_ids"][:, 1:][mask]).backward()
+    said, right = model(**given).logits[:, :-1][mask], given["input_ids"][:, 1:][mask]
+    torch.nn.functional.cross_entropy(said, right).backward()
     optimizer.step()
+    optimizer.zero_grad()
