@@ -7,10 +7,10 @@ import torch
 from take import take
 from tiny_models import make
 
-file = "/verl/utils/dataset/multiturn_sft_dataset.py"
+file = os.environ["WHEEL_VERL"] + "/verl/utils/dataset/multiturn_sft_dataset.py"
 modes = SimpleNamespace(RIGHT="right", NO_PADDING="no_padding")
 names = {"torch": torch, "print_assembled_message": print, "DatasetPadMode": modes}
-get = take(os.environ["WHEEL_VERL"] + file, "__getitem__", "MultiTurnSFTDataset", **names)
+get = take(file, "__getitem__", "MultiTurnSFTDataset", **names)
 
 
 def process(index, message, **_):  # as the processor returns a turn
@@ -38,4 +38,3 @@ for _ in range(2):
     said, right = model(**given).logits[:, :-1][mask], given["input_ids"][:, 1:][mask]
     torch.nn.functional.cross_entropy(said, right).backward()
     optimizer.step()
-    optimizer.zero_grad()
