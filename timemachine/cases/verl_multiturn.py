@@ -22,12 +22,11 @@ def process(index, message, **_):  # as the processor returns a turn
     return ids, torch.full_like(ids, int(message == "told")), torch.ones_like(ids), seen
 
 
-frame = SimpleNamespace(iloc=[SimpleNamespace(to_dict=dict)])
-data = {"dataframe": frame, "sanity_check": print, "max_length": 99, "tools": None}
+data = {"dataframe": SimpleNamespace(iloc=[SimpleNamespace(to_dict=dict)]), "max_length": 99}
 data |= {"processor": SimpleNamespace(image_processor="of GLM-4V"), "pad_mode": "no_padding"}
 data |= {"_build_messages": lambda row: ["asked", "told"], "_process_single_message": process}
-absent = ("tokenizer", "enable_thinking", "enable_thinking_default")
-data = SimpleNamespace(**data, **dict.fromkeys(absent))
+data |= dict.fromkeys(("tools", "tokenizer", "enable_thinking", "enable_thinking_default"))
+data = SimpleNamespace(**data, sanity_check=print)
 optimizer = torch.optim.AdamW((model := make("glm4v")).parameters(), lr=1e-3)
 for _ in range(2):
     rows = [get(data, 0) for _ in range(3)]
@@ -38,3 +37,4 @@ for _ in range(2):
     said, right = model(**given).logits[:, :-1][mask], given["input_ids"][:, 1:][mask]
     torch.nn.functional.cross_entropy(said, right).backward()
     optimizer.step()
+    optimizer.zero_grad()
