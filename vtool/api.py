@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from torch import nn
 
     from vtool.config.load import Loaded
     from vtool.data.audit import Ledger
@@ -210,6 +211,30 @@ def compare(asked: Mapping[str, Any], objects: Mapping[str, Any]) -> "list[Diagn
     from vtool.verification.compare import compare_objects
 
     return compare_objects(asked, objects)
+
+
+def compare_models(
+    trained: "nn.Module", exported: "nn.Module", *batches: Mapping[str, Any]
+) -> "list[Diagnostic]":
+    """Compare what a trained model and its export compute, whatever trained or exported it.
+
+    Args:
+        trained: the live model, also with adapters in it.
+        exported: what was merged, written and opened again, or sent to a server and loaded there.
+        batches: what both are called with, such as `{"input_ids": ids}`.
+
+    Returns:
+        `export-differs`, where logits are further apart than rounding takes them. Empty otherwise.
+
+    Raises:
+        ValueError: without a batch, and for models that are not in float32.
+    """
+    from vtool.config.environment.packages import require_training
+
+    require_training("vtool.compare_models")
+    from vtool.verification.compare_models import compare_logits
+
+    return compare_logits(trained, exported, batches)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -42,20 +43,13 @@ def watched(facts: Path, *folders: Path, **variables: str) -> dict[str, str]:
 
 
 class Forks:
-    """Starts a process that imports some modules, and forks trainings off it."""
+    """Starts a process that imports some modules when it is first needed, and forks off it."""
 
     def __init__(self, *modules: str) -> None:
+        self._command = [sys.executable, "-m", "tests.watch.forks", *modules]
         self._folder = tempfile.TemporaryDirectory(prefix="vtool-forks-")
         self._jobs = 0
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.watch.forks", *modules],
-            env=outside(),
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -66,30 +60,57 @@ class Forks:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        os.killpg(self._process.pid, signal.SIGKILL)  # with what it has forked
-        self._process.communicate()
+        self._kill()
         self._folder.cleanup()
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)  # with what it has forked
+            self._process.communicate()
+            self._process = None
+
+    def _ask(self, job: dict[str, Any]) -> list[int]:
+        """Return the exit statuses of a job's ranks. A job that hangs is none of the next one's."""
+        if self._process is None:
+            self._process = subprocess.Popen(
+                self._command,
+                env=outside(),
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            with suppress(BrokenPipeError):
+                self._process.stdin.write(json.dumps(job) + "\n")
+                self._process.stdin.flush()
+            said = self._process.stdout.readline()
+            assert said, f"{' '.join(self._command)} has ended"
+            return [int(status) for status in json.loads(said)]
+        except BaseException:
+            self._kill()
+            raise
 
     def run(
         self, script: Path, *arguments: str, facts: Path | None = None, ranks: int = 1, **also: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a script on ranks of its own; `also`: environment variables."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         self._jobs += 1
         printed = Path(self._folder.name) / str(self._jobs)
         if facts is not None:
             also[f"{WATCH}_TO"] = str(facts)
-        job = {"words": [str(script), *arguments], "ranks": ranks, "variables": also}
-        self._process.stdin.write(json.dumps({**job, "printed": str(printed)}) + "\n")
-        self._process.stdin.flush()
-        statuses = json.loads(self._process.stdout.readline() or '["the process is gone"]')
+        words = [str(script), *arguments]
+        job = {"words": words, "ranks": ranks, "variables": also, "printed": str(printed)}
+        statuses = self._ask(job)
         out, err = (
             "".join(Path(f"{printed}.{rank}.{stream}").read_text() for rank in range(ranks))
             for stream in ("out", "err")
         )
         worst = next(filter(None, statuses), 0)
-        return subprocess.CompletedProcess(job["words"], worst, out, err)
+        return subprocess.CompletedProcess(words, worst, out, err)
 
     def run_text(
         self,
@@ -173,6 +194,8 @@ def _run(script: str) -> None:
         _names = runpy.run_path(script, run_name="__main__")  # they live as long as a script's
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
         status = 1

@@ -44,7 +44,6 @@ RUNS: dict[str, Sequence[str]] = {
     **{name: ("digits", f"model.family={name}") for name in FAMILIES},
 }
 LAUNCHED = "megatron, tensor and sequence"
-QUICK = ("ddp, two ranks", "LoRA", "packed", "fsdp2, two ranks")
 
 
 @pytest.fixture(scope="module")
@@ -80,13 +79,6 @@ def is_clean(facts: Path) -> Result:
     return result
 
 
-def is_read_and_not_changed(forks: Forks, folder: Path, name: str) -> None:
-    watched, plain, facts = folder / "with", folder / "without", folder / "facts"
-    with_it = train(forks, watched, command(watched, name), facts)
-    assert with_it == train(forks, plain, command(plain, name), None)
-    is_clean(facts)
-
-
 @pytest.mark.full
 def test_nothing_is_found_in_a_training_that_starts_its_own_ranks(
     tmp_path: Path, own_forks: Forks
@@ -111,17 +103,12 @@ def test_nothing_is_found_in_a_training_that_starts_its_own_ranks(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", [name for name in RUNS if name != LAUNCHED])
 def test_nothing_is_found_in_our_own_training(tmp_path: Path, own_forks: Forks, name: str) -> None:
-    is_read_and_not_changed(own_forks, tmp_path, name)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("name", [name for name in RUNS if name not in (*QUICK, LAUNCHED)])
-def test_nothing_is_found_in_any_training_of_ours(
-    tmp_path: Path, own_forks: Forks, name: str
-) -> None:
-    is_read_and_not_changed(own_forks, tmp_path, name)
+    watched, plain, facts = tmp_path / "with", tmp_path / "without", tmp_path / "facts"
+    with_it = train(own_forks, watched, command(watched, name), facts)
+    assert with_it == train(own_forks, plain, command(plain, name), None)
+    is_clean(facts)
 
 
 @pytest.mark.full
