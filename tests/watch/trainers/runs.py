@@ -168,9 +168,7 @@ RUNS: dict[str, Run] = {
     "ms-swift, bfloat16 weights": swift(STUCK, torch_dtype="bfloat16", bf16=True, use_cpu=True),
     "ms-swift, two ranks": swift(ranks=2, ddp_backend="gloo", use_cpu=True),
     "ms-swift, two ranks without use_cpu": swift(APART, MEANS, ranks=2, ddp_backend="gloo"),
-    "ms-swift, label_smoothing_factor": swift(
-        MEANS, SMOOTHED, THRICE, label_smoothing_factor=0.1
-    ),
+    "ms-swift, label_smoothing_factor": swift(MEANS, SMOOTHED, THRICE, label_smoothing_factor=0.1),
     "ms-swift, DPO": swift(JUDGED, kind="rlhf", rlhf_type="dpo", dataset="{made}/pairs.jsonl"),
     "verl": verl(),
     "verl, two ranks": verl(ranks=2),
