@@ -17,7 +17,6 @@ FIRST, EVERY = 2.0, 5.0
 """Seconds until the first line, and between the others."""
 START = 0.5
 """Seconds until a command says that it has begun."""
-_LONGEST_START = 600.0
 
 
 @dataclass(slots=True)
@@ -42,8 +41,8 @@ class _Task:
         return ", ".join(parts)
 
 
-_under_way: list[_Task] = []
-"""Tasks that are told now, of all threads."""
+_begun = threading.Event()
+"""Set once a task has begun: what follows is told by tasks."""
 _innermost: ContextVar[_Task | None] = ContextVar("innermost", default=None)
 
 
@@ -82,11 +81,10 @@ def working(what: str, say: Callable[[str], object] = tell, counts: str = "") ->
 
     thread = threading.Thread(target=beat, name="progress", daemon=True)
     thread.start()
-    _under_way.append(task)
+    _begun.set()
     try:
         yield
     finally:
-        _under_way.remove(task)
         ended.set()
         thread.join()
         _innermost.reset(before)
@@ -111,10 +109,9 @@ def announce_start(words: str) -> None:
     def beat() -> None:
         time.sleep(START)
         tell(f"{words}: starting")
-        while (seconds := time.monotonic() - began) < _LONGEST_START:
-            time.sleep(EVERY)
-            if not _under_way and _imports(main):
-                tell(f"{words}: importing packages, {seconds + EVERY:.0f} s")
+        while not _begun.wait(EVERY):
+            if _imports(main):
+                tell(f"{words}: importing packages, {time.monotonic() - began:.0f} s")
 
     threading.Thread(target=beat, name="start", daemon=True).start()
 

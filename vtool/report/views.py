@@ -321,6 +321,7 @@ def commands(run: RunFiles) -> list[tuple[str, str]]:
             f"vtool train sft {config}",
         ),
         "Ask the trained model": (trained, f"vtool predict {folder} --image FILE"),
+        "Score it on rows of your own": (trained, f"vtool evaluate {folder} ROWS"),
         "Write it as a Hugging Face folder": (trained, f"vtool export {folder}"),
         "Compare it with another run": (True, f"vtool report {folder} OTHER-RUN"),
     }

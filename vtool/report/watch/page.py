@@ -1,9 +1,12 @@
 """The page, made from the JSON of `vtool watch --format json` alone."""
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+
+from markupsafe import Markup
 
 from vtool.report.files import load_template, write_page
 from vtool.report.results import checks_of, findings_of
@@ -28,22 +31,26 @@ def write_watch(document: Mapping[str, Any], output: Path) -> Path:
 def render(document: Mapping[str, Any]) -> str:
     """Return the page. The same document gives the same bytes."""
     here = Path(__file__).parent
-    models = [_model(result, at) for at, result in enumerate(document["results"], 1)]
+    results = document["results"]
+    models = [_model(result, at, len(results) > 1) for at, result in enumerate(results, 1)]
+    title = models[0]["name"] if len(models) == 1 else plural(len(models), "model")
     return load_template("watch.html.j2", here, here.parent / "load_check", here.parent).render(
         version=__version__,
         made_by=document["tool"],
-        title=models[0]["name"] if len(models) == 1 else plural(len(models), "model"),
+        title=title,
+        heading=Markup("<wbr>").join(re.split(r"(?<=[a-z])(?=[A-Z])", title)),
         summary=document["summary"],
         models=models,
     )
 
 
-def _model(result: Mapping[str, Any], number: int) -> dict[str, Any]:
+def _model(result: Mapping[str, Any], number: int, several: bool) -> dict[str, Any]:
     seen: Mapping[str, Any] = result.get("details", {}).get("watch", {})
     model: Mapping[str, Any] = seen.get("model", {})
+    name = str(model.get("class") or "No model")
     return {
         "id": f"model-{number}",
-        "name": model.get("class") or "No model",
+        "name": f"{name} {seen.get('number', number)}" if several else name,
         "subject": result["subject"],
         "verdict": result["verdict"],
         "seen": seen,
