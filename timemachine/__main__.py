@@ -44,6 +44,8 @@ def main(words: Sequence[str]) -> int:
     except (OSError, ValueError, KeyError, TypeError) as error:
         print(f"time machine: {given.to} has no results: {error}", file=sys.stderr)
         return 2
+    there = {case.name for case in read_cases()}
+    results = {name: result for name, result in results.items() if name in there}
     for case in cases:
         result = _result(case, given.cache, given.again, dict(given.checkout))
         results[case.name] = result
