@@ -44,6 +44,13 @@ def test_batches_with_heavy_tails_have_none_once_their_tails_are_known() -> None
     assert [spike.step for spike in found(losses) if spike.step > WINDOW] == []
 
 
+def test_ten_times_the_highest_is_one_however_much_losses_differ() -> None:
+    losses = noisy(400, level=0.02, spread=0.8)
+    assert found(losses) == []
+    losses[300] = 20 * max(losses[300 - WINDOW : 300])
+    assert [spike.step for spike in found(losses)] == [301]
+
+
 def test_almost_nothing_times_a_hundred_is_no_spike() -> None:
     losses = [1e-5] * 100
     losses[60] = 1e-3

@@ -27,6 +27,12 @@ than any deviation. What came while the loss fell was below the median, and says
 """
 TIMES_THIRD = 1.5
 """Distances of the third farthest, spikes among them: what comes again and again is usual."""
+TIMES_ABOVE = 10.0
+"""Times the farthest loss: so many are a spike however much losses differ.
+
+Late in a run they differ so much that 8 deviations are a factor of 500: a loss of 3.5 where none of
+64 was above 0.2, with a gradient norm of 260 where 0.2 was usual, was none.
+"""
 NATS, LEAST = 0.01, 0.2
 """Differences of less are none: of a loss of nearly 0, a hundred times as much is little still; nor
 is one of a fifth.
@@ -91,9 +97,9 @@ def _far(window: deque[float], usual: float, above: deque[tuple[float, bool]]) -
     deviation = _OF_CHANGES * median(changes) if changes else 0.0
     ordinary = max((far for far, is_high in above if not is_high), default=0.0)
     third = nlargest(3, (far for far, _ in above))[2:]
+    by_spread = max(DEVIATIONS * deviation, TIMES_HIGHEST * ordinary)
     return max(
-        DEVIATIONS * deviation,
-        TIMES_HIGHEST * ordinary,
+        min(by_spread, ordinary + math.log(TIMES_ABOVE)),
         TIMES_THIRD * sum(third),
         LEAST,
     )
