@@ -235,7 +235,7 @@ def test_verify_finds_what_training_would(tmp_path: Path) -> None:
 
 
 def test_verify_of_a_file_that_is_not_there_says_where_it_looked(tmp_path: Path) -> None:
-    assert "path-not-found" in vtool(tmp_path, "verify", "none.jsonl", status=1)
+    assert "path-not-found" in vtool(tmp_path, "verify", "none.jsonl", status=2)
 
 
 def test_verify_of_a_recipe_audits_every_split(tmp_path: Path) -> None:

@@ -284,10 +284,10 @@ def test_an_interpreter_that_is_none_is_one_line(tmp_path: Path, python: str, sa
 def test_a_reader_gets_lines_by_package_and_the_counts_of_all(python: Path) -> None:
     site = python.parent / "site"
     install(site, "trl", "0.23.1")
-    install(site, "peft", "0.21.2")
+    install(site, "deepspeed", "0.17.0")
     text = vtool(python.parent, "doctor", "--python", python)
     assert "\n  trl 0.23.1\n    trl-4201 (fixed in 0.24.0): rows of prompt" in text
-    assert "none known: peft 0.21.2" in text
+    assert "none known: deepspeed 0.17.0" in text
     assert "pip install 'trl>=" in text
     count = len(names(judge(python)))
     assert f"{count} warning" in text.splitlines()[-1]

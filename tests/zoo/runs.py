@@ -184,7 +184,7 @@ DEFECTS = (
         "A checkpoint has lost its end, has the name of a whole one, and is loaded.",
         "corrupt-checkpoint",
         STOPPED,
-        "vtool.training.checkpoint:_flush",
+        "vtool.training.checkpoint:flush",
         loses_bytes,
     ),
     Defect(
