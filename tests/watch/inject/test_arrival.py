@@ -238,3 +238,12 @@ def test_how_often_gradients_are_written_behind_the_backward_pass_is_counted(
         loop.update()
         loop.optimizer.zero_grad()
     assert [one["changes"] for one in tiny.facts(tmp_path, "arrived")] == [changes] * 2
+
+
+def test_a_frozen_backbone_is_said(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    loop.model.model.requires_grad_(False)
+    loop.run(1)
+    assert tiny.facts(tmp_path, "micro") == []
+    why = [one["why"] for one in tiny.facts(tmp_path, "skipped") if one["what"] == "learnt"]
+    assert why[0] == "no gradient comes back to the last hidden state: the backbone is frozen"
