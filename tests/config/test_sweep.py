@@ -79,5 +79,8 @@ def test_more_combinations_than_anybody_means_are_a_finding_at_once(overrides: l
     began = time.process_time()
     with pytest.raises(Findings, match="more than 1,000 combinations"):
         expand(overrides)
-    assert time.process_time() - began < 2
+    refused = time.process_time() - began
+    began = time.process_time()
     assert len(expand(["run.seed=range(0,1000)"])) == 1000
+    # 59,049 combinations take 59 times as long as a thousand do
+    assert refused < 30 * (time.process_time() - began)

@@ -58,7 +58,11 @@ def named_worker_failures(
         torchs = isinstance(error, RuntimeError)
         if torchs and "DataLoader worker" not in str(error):
             raise
-        if not (lost := _lost(in_work())):
+        try:
+            lost = _lost(in_work())
+        except RuntimeError:  # torch's handler came only now; it raises once for a worker
+            lost = _lost(in_work())
+        if not lost:
             raise
         where = ", ".join(
             f"{f'at {name(row)}' if row >= 0 else 'between rows'} (process {pid})"
