@@ -115,13 +115,14 @@ def restore(state: ProcessState, *, numerics_only: bool = False) -> None:
         if handler is not None and signal.getsignal(number) is not handler:
             signal.signal(number, handler)
     # a copy is made in one piece, while making a list may collect garbage that imports modules
-    for name, module in dict(sys.modules).items():
-        if name not in state.modules and _stands_in(name, module):
+    modules = dict(sys.modules)
+    for name in modules.keys() - state.modules.keys():
+        if _stands_in(name, modules[name]):
             del sys.modules[name]
     sys.modules.update(
         (name, module)
         for name, module in state.modules.items()
-        if not _is_same(module, sys.modules.get(name))
+        if not _is_same(module, modules.get(name))
     )
 
 
@@ -140,8 +141,10 @@ def _is_same(before: Any, after: Any) -> bool:
     transformers takes its own entry anew in the course of its imports (`direct_transformers_import`
     in transformers 5.23).
     """
+    if before is after:
+        return True
     file = getattr(before, "__file__", None)
-    return before is after or (file is not None and file == getattr(after, "__file__", None))
+    return file is not None and file == getattr(after, "__file__", None)
 
 
 def _stands_in(name: str, module: object) -> bool:
