@@ -87,7 +87,9 @@ def tar() -> str:
     return "{format: auto, path: rows.tar}"
 
 
-@pytest.mark.parametrize("make", [sharegpt, pytest.param(disk, marks=pytest.mark.full), tar])
+@pytest.mark.parametrize(
+    "make", [sharegpt, *(pytest.param(make, marks=pytest.mark.full) for make in (disk, tar))]
+)
 def test_a_newcomers_file_trains_the_demos_model_with_one_setting(
     tmp_path: Path, make: Any
 ) -> None:

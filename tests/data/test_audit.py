@@ -345,6 +345,7 @@ def test_a_row_that_cannot_be_loaded_any_more_is_told_by_name_from_a_worker_too(
     assert finding.origin == Origin(str(tmp_path / "rows.jsonl"), 3)
 
 
+@pytest.mark.full
 def test_a_template_that_takes_too_long_ends_the_audit_though_a_row_after_it_is_unreadable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ def test_every_value_is_there_once_whichever_part_is_asked_for(size: int) -> Non
     np.testing.assert_array_equal(permute(some, size, (3, size)), whole[some])
 
 
+@pytest.mark.full
 def test_keys_have_orders_of_their_own_in_which_every_place_is_as_likely() -> None:
     size, keys = 5, 6000
     counts = np.zeros((size, size))

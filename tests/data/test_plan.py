@@ -188,6 +188,7 @@ def test_many_rows_have_every_row_once_without_an_array_of_them(
     assert plan.visits(5).sum() == plan.samples(5) == 160
 
 
+@pytest.mark.full
 def test_up_to_sixteen_million_rows_the_order_is_as_it_was() -> None:
     plan = Plan(rows=2**24, global_batch_size=8, seed=3)
     assert plan.order == "RandomState.permutation"

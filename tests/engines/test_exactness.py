@@ -160,8 +160,10 @@ def test_a_rank_without_images_gets_the_gradient_of_one_process(
     assert relative_difference(first["gradients"], reference(made)) <= 1e-12
 
 
-@BOTH
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize(
+    ("engine", "world"),
+    [("ddp", 1), ("ddp", 2), ("fsdp2", 1), pytest.param("fsdp2", 2, marks=pytest.mark.full)],
+)
 def test_without_any_image_the_tower_gets_no_gradient(
     tmp_path: Path, engine: str, world: int
 ) -> None:

@@ -365,6 +365,7 @@ def test_ranks_do_not_outlive_their_killed_parent(folder: Path) -> None:
     _kill_and_wait_until_gone(process, children)
 
 
+@pytest.mark.full
 def test_nothing_is_left_in_the_temporary_directory_by_a_killed_parent(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

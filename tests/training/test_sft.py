@@ -123,7 +123,10 @@ def tower_over_steps(ranks: Ranks, made: Request) -> list[bool]:
     return changed
 
 
-@pytest.mark.parametrize(("engine", "world"), [("ddp", 1), ("ddp", 2), ("fsdp2", 2)])
+@pytest.mark.parametrize(
+    ("engine", "world"),
+    [("ddp", 1), ("ddp", 2), pytest.param("fsdp2", 2, marks=pytest.mark.full)],
+)
 def test_a_step_without_images_leaves_the_tower_and_its_optimiser_state_to_the_byte(
     tmp_path: Path, engine: str, world: int
 ) -> None:

@@ -141,6 +141,7 @@ def test_everything_is_there_without_a_script_and_no_other_script_may_run(make: 
     assert policy.count("script-src") == policy.count("'sha256-") == 1
 
 
+@pytest.mark.full
 def test_ten_thousand_wrong_rows_of_long_texts_stay_below_four_mebibytes(make: Made) -> None:
     lines = [
         line(at, "<" * 3000, question="&" * 3000, pictures=["images/0.png"] * (at >= 9_800))

@@ -136,6 +136,7 @@ def test_where_no_row_can_be_used_nothing_is_called_good() -> None:
     assert "unsafe" in text
 
 
+@pytest.mark.full
 def test_every_split_and_the_proofs_of_a_recipe_have_a_part_each() -> None:
     write_rows(Path("rows.jsonl"), numbered(8))
     entry = "[{format: messages, path: rows.jsonl}]"
