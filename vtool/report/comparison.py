@@ -55,6 +55,15 @@ def differences(runs: Sequence[RunFiles]) -> list[tuple[str, list[str | None]]]:
     return lines
 
 
+def have_same_rows(runs: Sequence[RunFiles], split: str) -> bool:
+    """Return whether a split had the same rows in all runs, as far as their files say."""
+    said = [
+        {key: value for key, value in _data(run).items() if key.startswith(f"{split} ")}
+        for run in runs
+    ]
+    return all(each == other for each in said for other in said if each and other)
+
+
 def _settings(run: RunFiles) -> dict[str, str]:
     return {setting.key: setting.value for setting in run.settings if setting.key not in OWN}
 

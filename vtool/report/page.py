@@ -66,6 +66,7 @@ def _ranking(runs: Sequence[RunFiles], names: Sequence[str]) -> Mapping[str, Any
     settings, ranked = rank(runs, tuple(comparison.OWN))
     if not ranked:
         return None
+    alike = comparison.have_same_rows(runs, "validation")
     rows = [
         {
             "position": each.position,
@@ -74,11 +75,11 @@ def _ranking(runs: Sequence[RunFiles], names: Sequence[str]) -> Mapping[str, Any
             "nll": in_words(each.scores.nll if each.scores else None),
             "exact_match": percent(each.scores.exact_match if each.scores else None),
             "step": in_words(each.scores.step if each.scores else None),
-            "best": each.best,
+            "best": each.best and alike,
         }
         for each in ranked
     ]
-    return {"settings": settings, "rows": rows}
+    return {"settings": settings, "rows": rows, "alike": alike}
 
 
 def _view(run: RunFiles, name: str, position: int, pictures: Pictures) -> Mapping[str, Any]:
