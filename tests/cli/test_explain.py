@@ -121,6 +121,22 @@ def test_what_is_none_of_them_is_answered_with_what_was_meant(topic: str, help: 
     assert f"help: {help}" in err
 
 
+@pytest.mark.parametrize(
+    ("topic", "said"),
+    [
+        ("--learning_rate", "`learning_rate` of other trainers is `optim.lr` here\n\noptim.lr: "),
+        ("lora-r", "`lora_r` of other trainers is `lora.rank` here\n\nlora.rank: "),
+        ("warmup_ratio=0.1", "`warmup_ratio` of other trainers is `optim.warmup_ratio` here"),
+        ("tf32", "`tf32` of other trainers has no setting here: torch's own default is kept"),
+        ("galore_rank", "`galore_rank` of LLaMA-Factory and ms-swift has no setting here\n"),
+    ],
+)
+def test_a_word_of_another_trainer_as_it_stands_in_its_files(topic: str, said: str) -> None:
+    code, out, _ = explain("--", topic)
+    assert code == 0
+    assert out.startswith(said)
+
+
 def test_the_page_of_all_rules_is_what_the_command_prints() -> None:
     """Renew it: make goldens"""
     code, out, _ = explain("--all")

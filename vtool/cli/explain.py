@@ -137,10 +137,11 @@ def _print_settings(topic: str) -> None:
             ):
                 _print_setting([setting], "  ")
         return
-    if said := said_here(topic):
-        typer.echo(f"{said}\n")
-        ours = WORDS[topic].ours
-        if ours:
+    word = topic.lstrip("-").partition("=")[0].replace("-", "_")
+    if said := said_here(word):
+        typer.echo(said)
+        if word in WORDS and (ours := WORDS[word].ours):
+            typer.echo()
             _print_setting([each for each in settings if each.name == ours])
         return
     names = [setting.name for setting in settings]

@@ -126,10 +126,8 @@ def _validate(session: Session, progress: Progress, tools: LoopTools) -> None:
         tools.display.say(f"  the best so far, by {now.best.metric}: it is kept")
     if now.stopped:
         than = f" than that of {now.reference.in_words()}" if now.reference else ""
-        tools.display.say(
-            f"stopping early after step {step}: {now.waited} evaluations in a row with no better"
-            f" score{than}"
-        )
+        count = f"{now.waited} evaluations in a row" if now.waited > 1 else "an evaluation"
+        tools.display.say(f"stopping early after step {step}: {count} with no better score{than}")
 
 
 def _save_checkpoint(

@@ -256,6 +256,72 @@ def test_a_setting_that_they_do_not_have_comes_with_the_one_that_was_meant(
     assert (finding.help or "").startswith(help)
 
 
+@pytest.mark.parametrize(
+    ("trainer", "text", "ours"),
+    [
+        ("trl", "warmup_ratio: 0.03\n", ("optim", "warmup_ratio", 0.03)),
+        ("trl", "max_seq_length: 77\n", ("data", "max_length", 77)),
+        ("ms-swift", "model: x\ntrain_type: full\nlora_rank: 4\n", ("lora", "rank", None)),
+        ("ms-swift", "model: x\nsplit_dataset_ratio: 0.1\n", ("evaluation", "every_steps", 500)),
+        (
+            "ms-swift",
+            "model: x\nsplit_dataset_ratio: 0.1\neval_steps: 7\n",
+            ("evaluation", "every_steps", 7),
+        ),
+        ("llamafactory", "save_strategy: 'no'\n", ("checkpoint", "every_steps", None)),
+    ],
+)
+def test_words_of_earlier_releases_and_what_follows_from_others_are_converted(
+    trainer: str, text: str, ours: tuple[str, str, object]
+) -> None:
+    group, name, value = ours
+    assert values(trainer, text).get(group, {}).get(name) == value
+
+
+@pytest.mark.parametrize(
+    ("trainer", "line"),
+    [
+        ("trl", "eval_strategy: steps"),
+        ("trl", "save_strategy: best"),
+        ("trl", "no_such_setting: 3"),
+        ("llamafactory", "save_strategy: epoch"),
+        ("ms-swift", "torch_compile: true"),
+    ],
+)
+def test_no_word_is_lost_in_a_recipe_that_is_converted(trainer: str, line: str) -> None:
+    reading = read_foreign(write(trainer, f"{line}\n"), trainer=trainer)
+    assert f"# {line.partition(':')[0]}: " in as_recipe(reading, trainer)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "text", "ours"),
+    [
+        (
+            "trl",
+            "accelerate launch --num_processes 4 \\\n    examples/scripts/sft_vlm.py \\\n"
+            "    --per_device_train_batch_size 2 --gradient_accumulation_steps 3\n",
+            ("data", "global_batch_size", 24),
+        ),
+        (
+            "llamafactory",
+            "torchrun --nproc_per_node 2 src/train.py --cutoff_len 99\n",
+            ("data", "max_length", 99),
+        ),
+        (
+            "ms-swift",
+            "MAX_PIXELS=1003520 VIDEO_MAX_PIXELS=50176 swift sft --model x\n",
+            ("data", "image", {"max_pixels": 1003520}),
+        ),
+    ],
+)
+def test_scripts_that_start_a_trainer_by_its_file_or_set_variables(
+    trainer: str, text: str, ours: tuple[str, str, object]
+) -> None:
+    Path("train.sh").write_text(text)
+    group, name, value = ours
+    assert read_foreign(Path("train.sh"), trainer).composed.values[group][name] == value
+
+
 def test_our_rules_speak_in_their_words() -> None:
     (finding,) = [one for one in found("trl", "learning_rate: -1.0\n") if one.severity == "error"]
     assert (finding.rule, finding.parameter) == ("out-of-range", "learning_rate")

@@ -66,5 +66,6 @@ def _plain(value: Any) -> str:
 def _left(pair: tuple[str, Any]) -> str:
     name, value = pair
     word = WORDS.get(name)
-    why = "" if word is None else f"  ({word.ours}: {word.how})" if word.ours else f"  ({word.how})"
+    said = [part for part in (word.ours, word.how) if part] if word else []
+    why = f"  ({': '.join(said)})" if said else ""
     return f"{name}: {json.dumps(value, ensure_ascii=False, default=str)}{why}"

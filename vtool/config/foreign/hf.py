@@ -14,7 +14,7 @@ from typing import Any, get_args
 from vtool.config.compose import Composed
 from vtool.config.foreign import hf_traps
 from vtool.config.foreign.given import read_given
-from vtool.config.foreign.hf_script import read_script
+from vtool.config.foreign.hf_script import PROCESSES, read_script
 from vtool.config.foreign.theirs import Reading, Theirs
 from vtool.config.foreign.trainers import Trainer
 from vtool.config.foreign.words import NO_COUNTERPART, WORDS
@@ -61,9 +61,10 @@ def read_hf(path: Path, trainer: Trainer, *, read_environment: bool = True) -> R
     else:
         given, places, processes = read_script(path, trainer)
     _refuse_megatron(given, places, trainer)
+    unknown = list(_unknown(given, places, trainer))
+    given, places = _in_words_of_today(given, places, trainer)
     theirs = Theirs(given, places)
     theirs.values["kind"] = "sft"
-    unknown = list(_unknown(theirs, trainer))
     translation = _Translation(theirs, trainer, path.stem, processes)
     translation.translate()
     findings = [*unknown, *hf_traps.find(theirs, trainer)]
@@ -74,7 +75,8 @@ def read_hf(path: Path, trainer: Trainer, *, read_environment: bool = True) -> R
         and value not in (None, {}, [])
         and value != trainer.fields.get(name)
     )
-    findings += _without_counterpart(theirs, left)
+    known = tuple(pair for pair in left if pair[0].partition(".")[0] in trainer.fields)
+    findings += _without_counterpart(theirs, known)
     return Reading(
         Composed(RecipeFile(path), theirs.values, Origins(theirs.origins)),
         tuple(findings),
@@ -186,7 +188,7 @@ class _Translation:
                 " Multiply it by the number of processes that you ran"
             )
         else:
-            self.theirs.put("launch.nproc", ranks, "NPROC_PER_NODE")
+            self.theirs.put("launch.nproc", ranks, PROCESSES)
 
     def _length(self) -> None:
         steps, epochs = self.value("max_steps"), self.value("num_train_epochs")
@@ -203,7 +205,8 @@ class _Translation:
             self.theirs.put("optim.lr", rate, "learning_rate")
         betas = [self.value("adam_beta1"), self.value("adam_beta2")]
         if all(isinstance(beta, int | float) for beta in betas):
-            self.theirs.put("optim.betas", betas, "adam_beta2")
+            first = {"adam_beta1", "adam_beta2"} & self.theirs.given.keys() == {"adam_beta1"}
+            self.theirs.put("optim.betas", betas, "adam_beta1" if first else "adam_beta2")
         steps = self.value("warmup_steps") or 0
         share = self.value("warmup_ratio") if "warmup_ratio" in self.trainer.fields else None
         share = steps if not share and isinstance(steps, float) and 0 < steps < 1 else share
@@ -294,20 +297,32 @@ class _Translation:
             made.append(entry | ({"limit": int(limit)} if limit.isdigit() else {}))
         return made or None
 
+    def _every(self, what: str, ours: str) -> None:
+        """Take over the steps between two checkpoints, or two evaluations."""
+        strategy, steps = self.value(f"{what}_strategy"), self.value(f"{what}_steps")
+        if what == "eval" and self.trainer.name == "ms-swift":
+            strategy = self.value("save_strategy") if strategy is None else strategy
+            steps = self.value("save_steps") if steps is None else steps
+        elif what == "eval" and steps is None:
+            steps = self.value("logging_steps")
+        if strategy == "steps" and _is_whole(steps):
+            self.theirs.put(ours, steps, f"{what}_steps")
+        elif strategy in ("no", False):
+            self.theirs.put(ours, None, f"{what}_strategy")
+        else:
+            self.theirs.judged -= {f"{what}_strategy", f"{what}_steps"}
+
     def _run(self) -> None:
         take, put = self.theirs.take, self.theirs.put
-        every = {"eval": "evaluation.every_steps", "save": "checkpoint.every_steps"}
-        for what, ours in every.items():
-            strategy, steps = self.value(f"{what}_strategy"), self.value(f"{what}_steps")
-            if what == "eval" and steps is None:
-                steps = self.value("logging_steps") if strategy == "steps" else None
-            has_rows = self.theirs.values.get("data", {}).keys() & {"validation", "split"}
-            if strategy == "steps" and _is_whole(steps) and (what == "save" or has_rows):
-                put(ours, steps, f"{what}_steps")
-            elif strategy == "epoch":
-                self.theirs.judged.discard(f"{what}_strategy")
-        if not self.theirs.values.get("data", {}).keys() & {"validation", "split"}:
+        has_rows = self.theirs.values.get("data", {}).keys() & {"validation", "split"}
+        self._every("save", "checkpoint.every_steps")
+        if has_rows:
+            self._every("eval", "evaluation.every_steps")
+        else:
             self.theirs.values.pop("evaluation", None)  # there is nothing to evaluate
+            if self.theirs.given.get("eval_strategy") not in (None, "no", False):
+                words = ("eval_strategy", "eval_steps", "per_device_eval_batch_size")
+                self.theirs.judged -= set(words)
         trackers = [one for one in _listed(take("report_to")) if one not in ("none", "all")]
         known = [one for one in trackers if one in _TRACKERS]
         if known:
@@ -362,12 +377,13 @@ def _refuse_megatron(
         )
 
 
-def _unknown(theirs: Theirs, trainer: Trainer) -> Iterator[Diagnostic]:
-    for name in theirs.given:
+def _unknown(
+    given: Mapping[str, Any], places: Mapping[str, Place], trainer: Trainer
+) -> Iterator[Diagnostic]:
+    for name in given:
         head = name.partition(".")[0]
         if head in trainer.fields:
             continue
-        theirs.judged.add(name)
         meant = did_you_mean(near(head, sorted(trainer.fields)))
         elsewhere = trainer.replaced(head)
         yield Diagnostic(
@@ -375,8 +391,26 @@ def _unknown(theirs: Theirs, trainer: Trainer) -> Iterator[Diagnostic]:
             f"{trainer.release} has no setting `{name}`, and does not start with it",
             elsewhere or meant,
             name,
-            theirs.places[name].key,
+            places[name].key,
         )
+
+
+def _in_words_of_today(
+    given: Mapping[str, Any], places: Mapping[str, Place], trainer: Trainer
+) -> tuple[dict[str, Any], dict[str, Place]]:
+    """Return settings with words of earlier releases by those that mean the same now.
+
+    They were found already; a recipe that is converted must not lose what they said.
+    """
+    renamed = {
+        name: now
+        for name in given
+        if (now := trainer.successor(name)) is not None and now not in given
+    }
+    return (
+        {renamed.get(name, name): value for name, value in given.items()},
+        {renamed.get(name, name): place for name, place in places.items()},
+    )
 
 
 def _without_counterpart(theirs: Theirs, left: tuple[tuple[str, Any], ...]) -> list[Diagnostic]:

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,12 @@ from vtool.config.limits import MOST_BYTES
 from vtool.config.origins import Place
 from vtool.config.resources import shown
 from vtool.diagnostics import Diagnostic, Findings, Origin
+
+PROCESSES = "NPROC_PER_NODE"
+"""The name under which the place of the number of processes is given."""
+_PROCESSES = re.compile(r"(?i)(?:\bnproc[-_]per[-_]node|--num[-_]processes)[= ](\d+)")
+_PIXELS = re.compile(r"(?<![\w-])(MAX_PIXELS|MIN_PIXELS)=(\d+)")
+"""Variables by which ms-swift's scripts bound the size of images."""
 
 
 def read_script(
@@ -33,10 +40,14 @@ def read_script(
     for number, line in enumerate(text.splitlines(), 1):
         goes_on = line.rstrip().endswith("\\")
         words = _words(line)
-        if set_to := re.search(r"(?i)\bnproc_per_node=(\d+)", line):
+        if set_to := _PROCESSES.search(line.partition(" #")[0]):
             processes = int(set_to[1])
+            places[PROCESSES] = _place(name, number, set_to.start())
+        for word, value, column in _variables(line, trainer):
+            if word not in given:
+                given[word], places[word] = value, _place(name, number, column)
         if not inside:
-            start = _after(words, trainer.command)
+            start = _after(words, trainer)
             if found or start is None:
                 continue
             inside = found = True
@@ -48,22 +59,26 @@ def read_script(
             if word.startswith("--"):
                 key, equals, value = word[2:].partition("=")
                 last = key.replace("-", "_")
-                at = Origin(name, number, line.find(word) + 1)
-                places[last] = Place(at, at, "value")
+                places[last] = _place(name, number, line.find(word))
                 given[last] = _value(value) if equals else True
             elif last is not None:
                 before = given[last]
                 several = before if isinstance(before, list) else [before]
                 given[last] = _value(word) if before is True else [*several, _value(word)]
         inside = goes_on
-    for key, value in given.items():
-        if any("$" in str(part) or "`" in str(part) for part in _parts(value)):
-            given[key] = None  # a variable's, which nobody has read
+    given = {key: None if _of_a_variable(value) else value for key, value in given.items()}
     if not found:
         message = f"{name} does not call `{' '.join(trainer.command)}`"
         help = "give a YAML file, or a script that starts the trainer by its command"
         raise Findings(Diagnostic("unknown-recipe", message, help), fatal=True)
     return given, places, processes
+
+
+def _variables(line: str, trainer: Trainer) -> Iterator[tuple[str, int, int]]:
+    """Yield the settings that variables of a line give, with values and columns."""
+    for found in _PIXELS.finditer(line.partition(" #")[0]):
+        if (word := found[1].lower()) in trainer.fields:
+            yield word, int(found[2]), found.start()
 
 
 def _text(path: Path, name: str) -> str:
@@ -82,17 +97,27 @@ def _words(line: str) -> list[str]:
         return line.split()
 
 
-def _parts(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
+def _of_a_variable(value: Any) -> bool:
+    """Return whether a variable or a command gives a value, which nobody has read."""
+    parts = value if isinstance(value, list) else [value]
+    return any("$" in str(part) or "`" in str(part) for part in parts)
 
 
-def _after(words: list[str], command: tuple[str, ...]) -> int | None:
-    """Return the place behind a command among words, which may name it by its path."""
-    for start in range(len(words) - len(command) + 1):
+def _after(words: list[str], trainer: Trainer) -> int | None:
+    """Return the place behind what starts the trainer: its command, or a file of its own."""
+    command = trainer.command
+    for start, word in enumerate(words):
         here = words[start : start + len(command)]
         if here[0].rpartition("/")[2] == command[0] and tuple(here[1:]) == command[1:]:
             return start + len(command)
+        if word.rpartition("/")[2] in trainer.files:
+            return start + 1
     return None
+
+
+def _place(name: str, number: int, column: int) -> Place:
+    at = Origin(name, number, column + 1)
+    return Place(at, at, "value")
 
 
 def _value(text: str) -> Any:

@@ -24,6 +24,8 @@ class Trainer:
     """In messages."""
     command: tuple[str, ...]
     """The words that start it in a script."""
+    files: tuple[str, ...]
+    """Its Python files that accelerate, torchrun or python start in the place of the command."""
     distribution: str
     kind_of_training: str
     """The setting that says whether adapters are trained."""
@@ -63,6 +65,12 @@ class Trainer:
         found = _REPLACED.get(word)
         return found[1] if found and (found[0] is None or found[0] in self.fields) else None
 
+    def successor(self, word: str) -> str | None:
+        """Return the word that now means what one of an earlier release meant."""
+        found = _REPLACED.get(word)
+        takes_its_values = found and word not in self.fields and word != "group_by_length"
+        return found[0] if found and takes_its_values and found[0] in self.fields else None
+
 
 _GONE = "transformers has taken it away"
 _REPLACED: dict[str, tuple[str | None, str]] = {
@@ -85,6 +93,7 @@ TRAINERS = {
             name="trl",
             title="TRL",
             command=("trl", "sft"),
+            files=("sft.py", "sft_vlm.py"),
             distribution="trl",
             kind_of_training="use_peft",
             wants_adapters=lambda value: value in (True, "true"),
@@ -96,6 +105,7 @@ TRAINERS = {
             name="llamafactory",
             title="LLaMA-Factory",
             command=("llamafactory-cli", "train"),
+            files=("train.py", "train_bash.py"),
             distribution="llamafactory",
             kind_of_training="finetuning_type",
             wants_adapters=lambda value: value == "lora",
@@ -107,6 +117,7 @@ TRAINERS = {
             name="ms-swift",
             title="ms-swift",
             command=("swift", "sft"),
+            files=("sft.py",),
             distribution="ms_swift",
             kind_of_training="tuner_type",
             wants_adapters=lambda value: value == "lora",

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from vtool.config.foreign.trainers import TRAINERS
+
 NO_COUNTERPART = object()
 """In the place of a value that has no counterpart."""
 
@@ -76,6 +78,11 @@ _LAST = "checkpoint.every_steps writes checkpoints; the newest and the best are 
 _FROZEN = "model.freeze says which parts are not trained: vision, projector, language"
 _TEMPLATE = "the chat template is the tokenizer's own, of model.path"
 _ATTENTION = "model.attention=sdpa computes packed rows without one seeing another"
+_SYSTEM = "a row's own first message says it: {role: system, content: …}"
+_SHUFFLED = "rows are in another order in each epoch, by run.seed"
+_LOGGED = "a tracker's own variables say it: WANDB_PROJECT, or tracking=[{kind: wandb, project: …}]"
+_LAYOUT = "found from the rows: {format: auto, path: …}; docs/data.md has the layouts"
+_COMPILED = "the model is not compiled"
 
 WORDS: Mapping[str, Word] = {
     # rows of a step
@@ -89,6 +96,17 @@ WORDS: Mapping[str, Word] = {
     "per_device_eval_batch_size": Word("evaluation.batch_size", convert=_positive),
     "auto_find_batch_size": Word("data.micro_batch_size", "data.micro_batch_size=auto"),
     "dataloader_num_workers": Word("data.workers", convert=lambda value: value),
+    "dataloader_drop_last": Word(
+        None, "no row is left out: the last step of an epoch may have fewer"
+    ),
+    "train_sampling_strategy": Word(None, _SHUFFLED),
+    "shuffle_dataset": Word(None, _SHUFFLED),
+    "disable_shuffling": Word(None, _SHUFFLED),
+    "dataset_shuffle": Word(None, _SHUFFLED),
+    "train_dataloader_shuffle": Word(None, _SHUFFLED),
+    "average_tokens_across_devices": Word(
+        None, "always so: the loss is a mean over the tokens of all processes and micro-batches"
+    ),
     "group_by_length": Word("data.packing", "data.packing=token_budget puts rows into one"),
     # length
     "num_train_epochs": Word("train.epochs", "", _positive),
@@ -116,6 +134,12 @@ WORDS: Mapping[str, Word] = {
     ),
     "vit_lr": Word("optim.groups.vision.lr", "", _same),
     "aligner_lr": Word("optim.groups.projector.lr", "", _same),
+    "loraplus_lr_ratio": Word(None, "A and B have one rate; optim.groups gives parts their own"),
+    "lorap_lr_ratio": Word(None, "A and B have one rate; optim.groups gives parts their own"),
+    "use_galore": Word("optim.name", "AdamW is the one that there is"),
+    "optimizer": Word("optim.name", "AdamW is the one that there is"),
+    "tf32": Word(None, "torch's own default is kept; model.dtype=bfloat16 is the fast one"),
+    "torch_compile": Word(None, _COMPILED),
     "neftune_noise_alpha": Word(None, "nothing is added to embeddings"),
     "label_smoothing_factor": Word(None, "the loss is the NLL of the supervised tokens"),
     "use_liger_kernel": Word(None, "the loss is computed by torch, and proved by vtool verify"),
@@ -125,7 +149,11 @@ WORDS: Mapping[str, Word] = {
     "model": Word("model.path", _HUB, _same),
     "model_name_or_path": Word("model.path", _HUB, _same),
     "model_type": Word("model.family", "found from model.path there"),
+    "model_revision": Word("model.revision", "", _same),
     "template": Word(None, _TEMPLATE),
+    "system": Word(None, _SYSTEM),
+    "default_system": Word(None, _SYSTEM),
+    "enable_thinking": Word(None, _TEMPLATE),
     "chat_template_path": Word(None, _TEMPLATE),
     "trust_remote_code": Word(
         "model.modeling", "a modeling file of your own; none of a hub is run"
@@ -140,6 +168,15 @@ WORDS: Mapping[str, Word] = {
     "flash_attn": Word("model.attention", _ATTENTION),
     "gradient_checkpointing": Word("model.gradient_checkpointing", "", bool),
     "disable_gradient_checkpointing": Word("model.gradient_checkpointing", "the opposite"),
+    "gradient_checkpointing_kwargs": Word(
+        "model.gradient_checkpointing", "each block is computed again in the backward pass"
+    ),
+    "use_reentrant_gc": Word(
+        "model.gradient_checkpointing", "each block is computed again in the backward pass"
+    ),
+    "vit_gradient_checkpointing": Word(
+        "model.gradient_checkpointing", "of the tower as of the language model"
+    ),
     "freeze_vit": Word("model.freeze.vision", _FROZEN, bool),
     "freeze_aligner": Word("model.freeze.projector", _FROZEN, bool),
     "freeze_llm": Word("model.freeze.language", _FROZEN, bool),
@@ -180,6 +217,17 @@ WORDS: Mapping[str, Word] = {
     "split_dataset_ratio": Word(
         "data.split.validation", "the share of rows held back, by what is in them"
     ),
+    "dataset_train_split": Word("data.train", "a list of rows' files"),
+    "dataset_test_split": Word("data.validation", "a list, as data.train is"),
+    "dataset_config": Word("data.train", "a list of rows' files"),
+    "dataset_text_field": Word("data.train", _LAYOUT),
+    "columns": Word("data.train", _LAYOUT),
+    "dataset_kwargs": Word("data.train", _LAYOUT),
+    "media_dir": Word(
+        "data.train", "image_folder of a source: {format: …, path: …, image_folder: …}"
+    ),
+    "interleave_prob": Word("data.train", "weight of each source"),
+    "mix_strategy": Word("data.train", "weight of each source"),
     "max_samples": Word("data.train", "limit of a source: {format: …, path: …, limit: 1000}"),
     "interleave_probs": Word("data.train", "weight of each source"),
     "cutoff_len": Word(
@@ -199,6 +247,8 @@ WORDS: Mapping[str, Word] = {
     "image_max_pixels": Word("data.image.max_pixels", "", _same),
     "image_min_pixels": Word("data.image.min_pixels", "", _same),
     "max_pixels": Word("data.image.max_pixels", "", _same),
+    "video_min_pixels": Word("data.video.min_pixels", "", _same),
+    "video_maxlen": Word("data.video.max_frames", "", _same),
     "video_max_pixels": Word("data.video.max_pixels", "", _same),
     "video_fps": Word("data.video.fps", "", _same),
     "assistant_only_loss": Word(None, "answers alone are learnt; weight: 0 leaves one out"),
@@ -209,6 +259,11 @@ WORDS: Mapping[str, Word] = {
     "streaming": Word(None, "rows are read as they are needed; all are audited before a step"),
     "preprocessing_num_workers": Word("data.workers", "rows are encoded while the model trains"),
     "dataset_num_proc": Word("data.workers", "rows are encoded while the model trains"),
+    "load_from_cache_file": Word("data.audit_cache", "--fresh audits every row again"),
+    "lazy_tokenize": Word(None, "rows are encoded as they are needed"),
+    "packing_strategy": Word(
+        "data.packing", "data.packing=token_budget with data.micro_batch_tokens"
+    ),
     "overwrite_cache": Word("data.audit_cache", "--fresh audits every row again"),
     "remove_unused_columns": Word(
         None, "keys of a row that are not known are refused, not removed"
@@ -219,6 +274,8 @@ WORDS: Mapping[str, Word] = {
     "seed": Word("run.seed", "", _same),
     "data_seed": Word("run.seed", "one seed for weights, dropout and the order of rows"),
     "report_to": Word("tracking", _TRACK),
+    "project": Word("tracking", _LOGGED),
+    "use_swanlab": Word("tracking", _TRACK),
     "logging_dir": Word("tracking", "TensorBoard writes into the run's folder"),
     "overwrite_output_dir": Word(
         "checkpoint.resume", "a folder that has a run goes on with it; nothing is overwritten"
@@ -246,6 +303,7 @@ WORDS: Mapping[str, Word] = {
     "deepspeed": Word("engine", _ENGINE),
     "fsdp": Word("engine", _ENGINE),
     "fsdp_config": Word("engine", _ENGINE),
+    "ddp_backend": Word(None, "gloo on a CPU, nccl on CUDA, hccl on an NPU"),
     "ddp_timeout": Word(None, "torch's own limit is kept"),
     "ddp_find_unused_parameters": Word(
         None, "parameters without a gradient in a step are left out of the reduction by itself"
@@ -264,7 +322,8 @@ WORDS: Mapping[str, Word] = {
 def said_here(word: str) -> str | None:
     """Return how a word of other trainers is said here; None for one that is not known."""
     if (known := WORDS.get(word)) is None:
-        return None
+        titles = [trainer.title for trainer in TRAINERS.values() if word in trainer.fields]
+        return f"`{word}` of {' and '.join(titles)} has no setting here" if titles else None
     if known.ours is None:
         return f"`{word}` of other trainers has no setting here: {known.how}"
     note = f" ({known.how})" if known.how else ""
