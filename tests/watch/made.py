@@ -12,6 +12,9 @@ LENGTHS = ((5, 7), (11, 13))
 """Learnt tokens of each row of each micro-batch of a rank."""
 
 
+_UNDONE = {"to": None, "tensors": 9, "back": [], "written": None}
+
+
 def q(value: float) -> list[float]:
     return [value] * 4
 
@@ -36,6 +39,7 @@ def model(rank: int) -> Fact:
         "cap": None,
         "scale": 1.0,
         "ends": [2],
+        "begins": [1],
         "specials": {"image": [90], "pad": [0]},
         "norm": "model.norm",
         "sharded": False,
@@ -74,7 +78,8 @@ def micro(index: int, lengths: tuple[int, ...], weight: float) -> Fact:
         "not_next": 0,
         "left_out": 0,
         "is_plus": {"0": 0, "2": 0, "3": 0},
-        "ends": {"in_inputs": 2, "learnt": 2},
+        "ends": {"in_inputs": 2, "learnt": 2, "behind": 0},
+        "text_left_out": [0, 2],
         "specials": {
             "90": {"in_inputs": 4, "learnt": 0},
             "0": {"in_inputs": 0, "learnt": 0},
@@ -125,6 +130,7 @@ def healthy(world: int = 1, steps: int = 3) -> list[Fact]:
                         "rows": [f"{rank}-{step}-{index}-{row}" for row in range(2)],
                         "lengths": [20, 20],
                         "data": data if step + index == 0 else None,
+                        "inputs": [[1, *range(30, 49)]] * 2 if index == 0 else None,
                     }
                 )
                 of_step.append(micro(index, lengths, world / tokens))
@@ -138,6 +144,7 @@ def healthy(world: int = 1, steps: int = 3) -> list[Fact]:
                     "no_gradient": [],
                     "n_no_gradient": 0,
                     "zero_gradient": [],
+                    "idle": [],
                     "nonfinite": [],
                     "n_nonfinite": 0,
                     "norm_name": "model.norm",
@@ -152,7 +159,7 @@ def healthy(world: int = 1, steps: int = 3) -> list[Fact]:
                     "engine_misfit": 1e-7 if world == 1 else None,
                     "changes": 0 if world == 1 else 1,
                     "gradients_before": None,
-                    "undone": {"to": None, "tensors": 9} if step else None,
+                    "undone": {**_UNDONE} if step else None,
                     "layers": {
                         f"layers.{layer}": {
                             "left": [1.0 + step, 2.0, 3.0],
@@ -182,6 +189,7 @@ def healthy(world: int = 1, steps: int = 3) -> list[Fact]:
                     "worst_over_tolerance": 0.01,
                     "precision": "torch.float32",
                     "dropout": False,
+                    "ahead": {"tokens": 6, "behind": 5, "apart": 1e-7, "tolerance": 1e-5},
                 }
             )
             placed = [{"row": row, "tokens": 20, "wrong": 0, "as_text": False} for row in range(2)]
@@ -194,6 +202,7 @@ def healthy(world: int = 1, steps: int = 3) -> list[Fact]:
                     "n_frozen_that_moved": 0,
                     "n_frozen": 1,
                     "groups": [{"tensors": 9, "vectors": 2}],
+                    "others": {},
                 }
             )
             of_step.append(

@@ -97,6 +97,32 @@ PLANTED: dict[str, tuple[int, Change, str, str]] = {
         "head-not-tied",
         "warning",
     ),
+    "texts that begin twice": (
+        1,
+        on("rows", inputs=[[1, 1, *range(30, 48)]] * 2),
+        "special-token-doubled",
+        "warning",
+    ),
+    "a rank of which nothing is learnt": (
+        2,
+        lambda f: on("micro", why="no position has a gradient")(f) if f["rank"] else None,
+        "rank-learns-nothing",
+        "warning",
+    ),
+    "a mask that is not causal": (
+        1,
+        lambda f: (
+            [f, {**f, "kind": "ahead", "tokens": 9, "seen": 9}] if f["kind"] == "alone" else None
+        ),
+        "targets-seen",
+        "error",
+    ),
+    "a gradient used by two optimizers": (
+        1,
+        on("stepped", others={"AdamW": 9}),
+        "gradient-stepped-twice",
+        "error",
+    ),
     "no end token": (
         1,
         on("micro", ends={"in_inputs": 2, "learnt": 0}),

@@ -196,6 +196,12 @@ class Micro:
         found = self.fact.get("ends")
         return (int(found["in_inputs"]), int(found["learnt"])) if found else None
 
+    @property
+    def ends_behind(self) -> int | None:
+        """End tokens right behind what is learnt, that are not; None where some were left out."""
+        found = (self.fact.get("ends") or {}).get("behind")
+        return None if found is None or self.solved < self.supervised else int(found)
+
     def positions(self, behind: int = 0) -> int:
         """Count the positions of all rows, without so many at the end of each."""
         shape = [int(size) for size in self.fact.get("shape") or ()]

@@ -204,7 +204,24 @@ def test_a_step_that_is_undone_before_the_next_is_told(tmp_path: Path) -> None:
                     p.copy_(was)
     undone = [fact["undone"] for fact in tiny.facts(tmp_path, "arrived")]
     count = len(before)
-    assert undone == [None, {"to": None, "tensors": count}, {"to": 0, "tensors": count}]
+    told = [fact and (fact["to"], fact["tensors"], fact["written"]) for fact in undone]
+    assert told == [None, (None, count, None), (0, count, None)]
+
+
+@pytest.mark.parametrize("share", [0.1, 0.75])
+def test_the_part_of_a_step_that_is_left_is_told(tmp_path: Path, share: float) -> None:
+    loop = Loop(tmp_path)
+    for _ in range(3):
+        before = [p.detach().clone() for p in loop.model.parameters()]
+        loop.backward()
+        loop.update()
+        loop.optimizer.zero_grad()
+        with torch.no_grad():
+            for p, was in zip(loop.model.parameters(), before, strict=True):
+                p.copy_(was.lerp(p, share))
+    _, *undone = [fact["undone"] for fact in tiny.facts(tmp_path, "arrived")]
+    assert [one["written"]["share"] for one in undone] == pytest.approx([share] * 2, rel=1e-3)
+    assert all(one["written"]["rest"] < 0.01 for one in undone)
 
 
 def _clip(model: torch.nn.Module) -> None:

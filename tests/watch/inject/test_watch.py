@@ -73,7 +73,7 @@ def test_what_is_learnt_is_written(tmp_path: Path) -> None:
         tokens = sum(n - 2 for n in lengths)
         assert (f["supervised"], f["solved"], f["measured"], f["read"]) == (tokens,) * 4
         assert (f["not_next"], f["odd"]) == (0, 0)
-        assert f["ends"] == {"in_inputs": len(lengths), "learnt": len(lengths)}
+        assert f["ends"] == {"in_inputs": len(lengths), "learnt": len(lengths), "behind": 0}
         assert [row["n"] for row in f["per_row"]] == [n - 2 for n in lengths]
         for row in f["per_token"]:
             assert row["target"] == row["next"]

@@ -1,6 +1,6 @@
 """Runs in which nothing is wrong: neither an error nor a warning may be found in them."""
 
-from tests.watch.runs import changes, copies, masks, optimizers, scalers, weights
+from tests.watch.runs import changes, copies, masks, optimizers, scalers, steps, weights
 from tests.watch.runs.loop import FAMILIES, Recipe
 
 RUNS: dict[str, Recipe] = {
@@ -125,6 +125,11 @@ RUNS: dict[str, Recipe] = {
     "transformers' Trainer, rows of which nothing is learnt": Recipe(
         trainer="hf", data=masks.nothing_of_some_rows
     ),
+    "two optimizers that take turns": Recipe(made=steps.in_turn, steps=4),
+    "one layer trained in turn": Recipe(after_step=steps.one_layer_in_turn),
+    "embeddings of new tokens alone": Recipe(built=steps.train_new_tokens),
+    "a group whose rate a schedule raises later": Recipe(optimizer=steps.group_raised_later),
+    "prompts seen both ways": Recipe(collated=masks.prompt_seen_both_ways),
     "attention dropout": Recipe(config={"attention_dropout": 0.1}),
     "DDP, 2 ranks": Recipe(world=2),
     "DDP, 2 ranks, bfloat16 autocast": Recipe(world=2, autocast=True),

@@ -1,6 +1,8 @@
 """Masks that batches and rows are given."""
 
-from tests.watch.runs.loop import Batch, Row
+from typing import Any
+
+from tests.watch.runs.loop import END, START, Batch, Row
 
 
 def mask_turned_round(batch: Batch) -> Batch:
@@ -53,3 +55,73 @@ def headers_learnt(rows: list[Row]) -> list[Row]:
         return {**row, "labels": labels}
 
     return [taught(row) for row in rows]
+
+
+def positions_of_nought(batch: Batch) -> Batch:
+    import torch
+
+    return batch | {"position_ids": torch.zeros_like(batch["input_ids"])}
+
+
+def _pairs(batch: Batch) -> Any:
+    """Return where both of two places of a row have text, [rows, queries, keys]."""
+    there = batch["attention_mask"].bool()
+    return there[:, None, :] & there[:, :, None]
+
+
+def seen_both_ways(batch: Batch) -> Batch:
+    """Make the mask from the padding alone."""
+    return batch | {"attention_mask": _pairs(batch)[:, None]}
+
+
+def prompt_seen_both_ways(batch: Batch) -> Batch:
+    """Let tokens of prompts see each other, and answers only what is before them."""
+    import torch
+
+    length = batch["input_ids"].shape[1]
+    sees = (
+        torch.ones(length, length, dtype=torch.bool).tril()[None].repeat(len(batch["labels"]), 1, 1)
+    )
+    for row, labels in enumerate(batch["labels"]):
+        begin = int((labels >= 0).nonzero()[0])
+        sees[row, :begin, :begin] = True
+    sees &= _pairs(batch)
+    sees.diagonal(dim1=1, dim2=2).fill_(True)
+    return batch | {"attention_mask": sees[:, None]}
+
+
+def not_causal(model: Any) -> None:
+    for layer in model.model.layers:
+        layer.self_attn.is_causal = False
+
+
+def without_prompts(batch: Batch) -> Batch:
+    """Make the mask from the labels."""
+    return batch | {"attention_mask": (batch["labels"] != -100).long()}
+
+
+def begin_twice(rows: list[Row]) -> list[Row]:
+    return [
+        {"input_ids": [START, *row["input_ids"]], "labels": [-100, *row["labels"]]} for row in rows
+    ]
+
+
+def end_twice(rows: list[Row]) -> list[Row]:
+    return [{key: [*values[:-1], END] for key, values in row.items()} for row in rows]
+
+
+def cut_off(rows: list[Row]) -> list[Row]:
+    """Cut each row within its answer."""
+    return [{key: values[:-3] for key, values in row.items()} for row in rows]
+
+
+def most_cut_off(rows: list[Row]) -> list[Row]:
+    return [row if at % 4 == 3 else cut_off([row])[0] for at, row in enumerate(rows)]
+
+
+def nothing_of_every_second(rows: list[Row]) -> list[Row]:
+    """Leave nothing to learn in the rows of the second of two ranks."""
+    return [
+        {**row, "labels": [-100] * len(row["labels"])} if at % 2 else row
+        for at, row in enumerate(rows)
+    ]

@@ -2,7 +2,17 @@
 
 from dataclasses import dataclass
 
-from tests.watch.runs import changes, grids, losses, masks, optimizers, orders, scalers, weights
+from tests.watch.runs import (
+    changes,
+    grids,
+    losses,
+    masks,
+    optimizers,
+    orders,
+    scalers,
+    steps,
+    weights,
+)
 from tests.watch.runs.loop import Recipe
 
 
@@ -51,7 +61,17 @@ RUNS: dict[str, Planted] = {
     "transformers' Trainer, the mask of another row": warning(
         "masked-tokens-learnt", trainer="hf", collated=masks.mask_of_another_row
     ),
+    "the mask made from the labels": warning(
+        "masked-tokens-learnt", collated=masks.without_prompts
+    ),
+    "each text begins twice": warning("special-token-doubled", data=masks.begin_twice),
+    "each answer ends twice": warning("special-token-doubled", data=masks.end_twice),
+    "nothing learnt on a rank, DDP": warning(
+        "rank-learns-nothing", world=2, data=masks.nothing_of_every_second
+    ),
     "the end token masked": warning("end-of-turn-not-learnt", data=changes.no_end),
+    "each row cut off within its answer": warning("end-of-turn-not-learnt", data=masks.cut_off),
+    "most rows cut off within their answer": note("answer-partly-learnt", data=masks.most_cut_off),
     "padding is the end token, and masked": warning(
         "end-of-turn-not-learnt", collated=changes.padding_is_end
     ),
@@ -214,6 +234,14 @@ RUNS: dict[str, Planted] = {
     "an average copied back": error(
         "step-not-the-optimizers", made=changes.post_hook(changes.average_weights)
     ),
+    "an average copied back between steps": warning(
+        "step-not-the-optimizers", made=steps.remember_first, after_step=steps.average_back
+    ),
+    "weights shrunk between steps": note(
+        "step-not-the-optimizers", after_step=changes.shrink_weights
+    ),
+    "each gradient stepped twice": error("gradient-stepped-twice", made=steps.twice, steps=4),
+    "all parameters in two optimizers": error("gradient-stepped-twice", made=steps.by_another_too),
     "betas dropped": error("step-not-the-optimizers", made=changes.other_betas),
     "bfloat16 weights, a small rate": warning(
         "updates-lost-in-rounding", dtype="bfloat16", lr=1e-5
@@ -230,6 +258,24 @@ RUNS: dict[str, Planted] = {
         "parameter-in-no-group", made=changes.new_weights
     ),
     "a part that nothing uses": note("parameter-without-gradient", built=changes.unused),
+    "a layer without a gradient": warning(
+        "parameter-without-gradient", built=steps.layer_without_gradient
+    ),
+    "the head cut off from the layers": warning(
+        "parameter-without-gradient", built=steps.detach_head
+    ),
+    "LoRA, the second matrix frozen at zero": warning(
+        "parameter-without-gradient", adapters=True, built=steps.freeze_second_matrix
+    ),
+    "an optimizer of a copy of the model": warning(
+        "parameter-without-gradient", parameters=steps.of_a_copy
+    ),
+    "LoRA, the second matrix set to zero again": warning(
+        "parameter-stopped-moving", adapters=True, after_step=steps.no_second_matrix
+    ),
+    "a group without a learning rate": note(
+        "parameter-stopped-moving", optimizer=steps.group_without_rate
+    ),
     "old weights written back": warning(
         "parameter-stopped-moving", made=weights.remember, after_step=weights.write_back
     ),
@@ -284,6 +330,13 @@ RUNS: dict[str, Planted] = {
     "text behind an image at other positions": error(
         "image-positions-differ", image=True, grids=True, built=grids.text_behind_moved
     ),
+    "every position 0": error("row-positions-differ", collated=masks.positions_of_nought),
+    "a mask of four dimensions that is not causal": error(
+        "targets-seen", collated=masks.seen_both_ways
+    ),
+    "attention that is not causal": error(
+        "targets-seen", built=masks.not_causal, collated=changes.no_mask, batch=1
+    ),
     "positions two apart": error("row-positions-differ", collated=changes.stretched_positions),
     "a position twice": error("row-positions-differ", collated=changes.one_position_twice),
     "rows drawn with replacement": warning(
@@ -294,6 +347,9 @@ RUNS: dict[str, Planted] = {
     ),
     "a row repeated in each epoch, and another left out": note(
         "rows-seen-unevenly", epochs=True, order=orders.always_one_for_another
+    ),
+    "the same rows left out of three epochs": warning(
+        "rows-seen-unevenly", epochs=True, order=orders.never_the_last
     ),
     "half of the data twice": note(
         "rows-seen-unevenly", epochs=True, data=changes.repeated, order=changes.shuffled

@@ -1,8 +1,11 @@
 """The conclusions from facts, in the order in which they are printed: pure, without torch."""
 
 from vtool.watch.conclusions import (
+    ahead,
     alone,
     arrived,
+    doubled,
+    idle,
     judged,
     layers,
     learnt,
@@ -10,6 +13,8 @@ from vtool.watch.conclusions import (
     roles,
     settings,
     signs,
+    silent,
+    twice,
     weights,
 )
 from vtool.watch.conclusions.check import Check
@@ -21,10 +26,15 @@ CHECKS: tuple[Check, ...] = (
     *signs.CHECKS,
     *judged.CHECKS,
     *roles.CHECKS,
+    *doubled.CHECKS,
+    *silent.CHECKS,
     *arrived.CHECKS,
+    *twice.CHECKS,
+    *idle.CHECKS,
     *layers.CHECKS,
     *settings.CHECKS,
     *alone.CHECKS,
+    *ahead.CHECKS,
     *ledger.CHECKS,
 )
 RULES = (*(check.rule for check in CHECKS), NOT_FACTS, NOTHING_READ)

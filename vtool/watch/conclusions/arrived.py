@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.check import Check, Outcome, found
 from vtool.watch.conclusions.engine import OF_HALF, Engine, engine_of, untrained_norm
-from vtool.watch.conclusions.rates import on_the_way, rates_are_nought
-from vtool.watch.facts import Facts
+from vtool.watch.conclusions.rates import groups_without_rate, on_the_way, rates_are_nought
+from vtool.watch.facts import Fact, Facts
 
 RANKS_DIFFER = Rule(
     name="gradients-differ-between-ranks",
@@ -98,16 +98,6 @@ NO_GROUP = Rule(
     good="AdamW([p for p in model.parameters() if p.requires_grad])",
     fix="Give it to the optimizer, or freeze it with requires_grad_(False).",
 )
-NO_GRADIENT = Rule(
-    name="parameter-without-gradient",
-    code="VT928",
-    summary="A parameter of the optimizer had no gradient, or one of zeros, in all watched steps.",
-    why="It is not trained by these rows: a tower without images, experts that nobody asked for.",
-    bad="a vision tower in steps that have only text",
-    good="every trained parameter with a gradient",
-    fix="Nothing, if no row of these steps uses it.",
-    severity="note",
-)
 DRIFT = Rule(
     name="replicas-drift",
     code="VT929",
@@ -129,6 +119,16 @@ STUCK = Rule(
     good="weights that move as long as they have a gradient and a rate",
     fix="Look at the learning rate of its group at that step, and at what else writes weights.",
     severity="warning",
+)
+
+
+_LEAST, _REST = 0.005, 0.02
+"""The part of a step that is left, and of it what rounding may have moved."""
+_AVERAGE = "keep averages apart, and swap them in for evaluation alone"
+_WRITES = "nothing, if weights are projected, pruned or averaged on purpose"
+_FROZEN_BY_RATE = "nothing, if it is raised later; requires_grad_(False) freezes for good"
+_ROUNDED = (
+    "with steps as small as these gradients, float32 may round them away; a larger rate moves"
 )
 
 
@@ -167,7 +167,8 @@ def _thrown_away(facts: Facts) -> tuple[int, int] | None:
     return min(lost) if min(lost)[0] > 0 else None
 
 
-def _nothing(facts: Facts) -> str | None:
+def not_arrived(facts: Facts) -> str | None:
+    """Return why gradients were not looked at where they arrive, or None."""
     if errors := facts.errors_of("arrived"):
         return errors[0]
     if not facts.of("arrived"):
@@ -175,13 +176,14 @@ def _nothing(facts: Facts) -> str | None:
     return None
 
 
-def _named(names: Sequence[str], count: int) -> str:
+def named(names: Sequence[str], count: int) -> str:
+    """Return the first of so many names."""
     rest = count - len(names[:3])
     return ", ".join(names[:3]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _ranks_differ(facts: Facts) -> Outcome:
-    if why := _nothing(facts):
+    if why := not_arrived(facts):
         return Outcome(not_run=why)
     arrived = facts.of("arrived")
     if len({one["rank"] for one in arrived}) < 2:
@@ -198,14 +200,14 @@ def _ranks_differ(facts: Facts) -> Outcome:
             for name in first
             if any((one.get("tensors") or {}).get(name) != first[name] for one in ones)
         ]
-        told = f": {_named(names, len(names))}" if names else ""
+        told = f": {named(names, len(names))}" if names else ""
         message = f"in step {step + 1} {len(ones)} ranks have {len(digests)} gradients{told}"
         return Outcome((found(RANKS_DIFFER, message),))
     return Outcome(measured={"ranks": len({one["rank"] for one in arrived})})
 
 
 def _other_gradient(facts: Facts) -> Outcome:
-    if why := _nothing(facts):
+    if why := not_arrived(facts):
         return Outcome(not_run=why)
     if lost := _thrown_away(facts):
         message = (
@@ -251,12 +253,12 @@ def _away(facts: Facts, step: int, engine: Engine) -> Diagnostic:
 
 
 def _not_finite(facts: Facts) -> Outcome:
-    if why := _nothing(facts) or facts.no_gradients:
+    if why := not_arrived(facts) or facts.no_gradients:
         return Outcome(not_run=why)
     for one in facts.of("arrived"):
         if names := one.get("nonfinite"):
             count = int(one.get("n_nonfinite") or len(names))
-            message = f"step {int(one['step']) + 1}, rank {one['rank']}: {_named(names, count)}"
+            message = f"step {int(one['step']) + 1}, rank {one['rank']}: {named(names, count)}"
             return Outcome((found(NOT_FINITE, message),))
     return Outcome()
 
@@ -268,13 +270,15 @@ def _not_adam(facts: Facts) -> Outcome:
         for name, tensor in (one.get("reference") or {}).items()
         if tensor.get("off") is not None
     ]
+    written = _written_back(facts)
+    written = written if written and written.rule == NOT_ADAM.name else None
     if not references:
-        return Outcome(not_run=_no_reference(facts))
+        return Outcome((written,) if written else (), not_run=_no_reference(facts))
     worst = max(references, key=lambda each: each[2]["off"])
     off = float(worst[2]["off"])
     measured = {"ulps": f"{off:.3g}", "tensors": len({name for _, name, _ in references})}
     if off <= 16:
-        return Outcome(measured=measured)
+        return Outcome((written,) if written else (), measured=measured)
     message = (
         f"{worst[1]} is {off:.3g} units in the last place away from AdamW's step"
         f" {int(worst[0]['step']) + 1} in float64 (rounding allows 16)"
@@ -328,7 +332,7 @@ def _frozen_moved(facts: Facts) -> Outcome:
     for one in stepped:
         if names := one.get("frozen_that_moved"):
             count = int(one.get("n_frozen_that_moved") or len(names))
-            message = f"in step {int(one['step']) + 1}: {_named(names, count)}"
+            message = f"in step {int(one['step']) + 1}: {named(names, count)}"
             return Outcome((found(FROZEN_MOVED, message),))
     return Outcome(measured={"frozen": max(int(one.get("n_frozen") or 0) for one in stepped)})
 
@@ -343,26 +347,13 @@ def _no_group(facts: Facts) -> Outcome:
         has = "copies" if facts.weights_move else "none"
         return Outcome(not_run=f"the optimizer has {has} of the model's parameters")
     most = max(int(one.get("n_in_no_group") or 0) for one in models)
-    message = f"{_named(sorted(common), most)}; the optimizer is {facts.model.get('optimizer')}"
+    message = f"{named(sorted(common), most)}; the optimizer is {facts.model.get('optimizer')}"
     without = [set(one.get("no_gradient") or ()) for one in facts.of("arrived")]
     if without and all(common <= names for names in without):
         message += "; nothing gives it a gradient either"
         help = "nothing, if it is not used: requires_grad_(False) says so"
         return Outcome((found(NO_GROUP, message, help=help, severity="note"),))
     return Outcome((found(NO_GROUP, message),))
-
-
-def _no_gradient(facts: Facts) -> Outcome:
-    if why := _nothing(facts) or facts.no_gradients:
-        return Outcome(not_run=why)
-    without = [
-        {*(one.get("no_gradient") or ()), *(one.get("zero_gradient") or ())}
-        for one in facts.of("arrived")
-    ]
-    names = sorted(set.intersection(*without))
-    if not names:
-        return Outcome()
-    return Outcome((found(NO_GRADIENT, f"in all watched steps: {_named(names, len(names))}"),))
 
 
 def _drift(facts: Facts) -> Outcome:
@@ -383,7 +374,7 @@ def _drift(facts: Facts) -> Outcome:
             for name in first
             if any((one.get("tensors") or {}).get(name) != first[name] for one in ones)
         ]
-        message = f"after step {step + 1} ranks differ in {_named(names, len(names)) or 'weights'}"
+        message = f"after step {step + 1} ranks differ in {named(names, len(names)) or 'weights'}"
         return Outcome((found(DRIFT, message),))
     return Outcome()
 
@@ -426,19 +417,70 @@ def _not_held(facts: Facts) -> str | None:
     return "one step alone was looked at (--steps, --every)" if alone else None
 
 
-def _stuck(facts: Facts) -> Outcome:
-    if undone := _undone(facts):
-        return Outcome((undone,))
+def _may_round_away(facts: Facts, drift: Fact, stuck: int) -> bool:
+    """Tell whether steps are as small as gradients, and few tensors have not moved.
+
+    Where Adam and its kin divide by the gradient's size, a step is about the learning rate; in
+    plain descent that of a norm's weight, near 1, may be too small for float32.
+    """
+    adam = "adam" in str(facts.model.get("optimizer")).lower()
+    return not adam and stuck * 2 < len(drift.get("tensors") or ())
+
+
+def _written_back(facts: Facts) -> Diagnostic | None:
+    """Look for something that takes a part of each step back, or all of it for some tensors."""
+    looked = [one["undone"] for one in facts.of("arrived") if one.get("undone")]
+    if len(looked) < 2:
+        return None
+    back = set.intersection(*(set(one.get("back") or ()) for one in looked))
+    if back:
+        message = (
+            f"before each of {len(looked)} steps {named(sorted(back), len(back))} are put back to"
+            " what they were before the last one"
+        )
+        return found(STUCK, message)
+    written = [one.get("written") for one in looked]
+    if any(not one or one["tensors"] * 2 < one["of"] for one in written):
+        return None
+    shares = [float(one["share"]) for one in written if one]
+    if all(one and one["rest"] <= _REST and _LEAST < one["share"] < 1 - _LEAST for one in written):
+        message = (
+            f"before each of {len(looked)} steps, of what the last one changed only"
+            f" {min(shares):.1%} is left: an average is written back into the weights that train"
+        )
+        return found(NOT_ADAM, message, help=_AVERAGE, severity="warning")
+    message = f"before each of {len(looked)} steps something beside the optimizer writes weights"
+    return found(NOT_ADAM, message, help=_WRITES, severity="note")
+
+
+def _without_rate(facts: Facts) -> Diagnostic | None:
+    """Look for groups whose learning rate is 0 in every step."""
+    steps = len({int(one["step"]) for one in facts.of("stepped")})
     if rates_are_nought(facts):
-        steps = len({int(one["step"]) for one in facts.of("stepped")})
-        message = f"the learning rate of every group is 0 in each of {steps} steps"
-        return Outcome((found(STUCK, message),))
+        return found(STUCK, f"the learning rate of every group is 0 in each of {steps} steps")
+    if groups := groups_without_rate(facts):
+        number, tensors = groups[0]
+        message = (
+            f"the learning rate of group {number + 1} of the optimizer, of {tensors} tensors, is 0"
+            f" in each of {steps} steps, and of others it is not"
+        )
+        return found(STUCK, message, help=_FROZEN_BY_RATE, severity="note")
+    return None
+
+
+def _stuck(facts: Facts) -> Outcome:
+    written = _written_back(facts)
+    back = written if written and written.rule == STUCK.name else None
+    if undone := _undone(facts) or back or _without_rate(facts):
+        return Outcome((undone,))
     if why := _not_held(facts):
         return Outcome(not_run=why)
     for one in facts.of("drift"):
         if (names := one.get("stuck")) and not on_the_way(facts, int(one["step"])):
             count = int(one.get("n_stuck") or len(names))
-            message = f"until step {int(one['step']) + 1}: {_named(names, count)}"
+            message = f"until step {int(one['step']) + 1}: {named(names, count)}"
+            if _may_round_away(facts, one, count):
+                return Outcome((found(STUCK, message, help=_ROUNDED, severity="note"),))
             return Outcome((found(STUCK, message),))
     return Outcome()
 
@@ -451,7 +493,6 @@ CHECKS = (
     Check(LOST, "arrived", _lost),
     Check(FROZEN_MOVED, "arrived", _frozen_moved),
     Check(NO_GROUP, "arrived", _no_group),
-    Check(NO_GRADIENT, "arrived", _no_gradient),
     Check(DRIFT, "arrived", _drift),
     Check(STUCK, "arrived", _stuck),
 )

@@ -1,6 +1,8 @@
 """The tokens that are learnt, and what the loss is made of."""
 
-from vtool.diagnostics import Rule
+from collections.abc import Sequence
+
+from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.check import Check, Outcome, found
 from vtool.watch.facts import Facts, Micro
 
@@ -184,7 +186,8 @@ def _left_out(facts: Facts) -> Outcome:
     count = sum(micro.left_out or 0 for micro in looked)
     measured = {"tokens": tokens, "left out": count}
     if not count:
-        return Outcome(measured=measured)
+        prompts = _prompts_left_out(looked)
+        return Outcome((prompts,) if prompts else (), measured=measured)
     message = f"{count} of {tokens} learnt tokens are where their attention_mask leaves text out"
     if count * 2 > tokens:
         message += ": it is the wrong way round, or another batch's"
@@ -194,6 +197,20 @@ def _left_out(facts: Facts) -> Outcome:
         return Outcome((found(LEFT_OUT, message, severity="warning"),), measured=measured)
     help = "nothing, if tokens are left out of attention on purpose"
     return Outcome((found(LEFT_OUT, message, help=help, severity="note"),), measured=measured)
+
+
+def _prompts_left_out(looked: Sequence[Micro]) -> Diagnostic | None:
+    """Tell whether the mask leaves out most of what stands before what is learnt, in most rows."""
+    pairs = [micro.fact["text_left_out"] for micro in looked if micro.fact.get("text_left_out")]
+    without, rows = sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)
+    if rows < 2 or without * 2 < rows:
+        return None
+    message = (
+        f"in {without} of {rows} rows the attention_mask leaves out most of the text before what is"
+        " learnt: answers are learnt without their prompts"
+    )
+    help = "make the mask from the padding, not from the labels"
+    return found(LEFT_OUT, message, help=help, severity="warning")
 
 
 def _end_of_turn(facts: Facts) -> Outcome:
@@ -209,7 +226,12 @@ def _end_of_turn(facts: Facts) -> Outcome:
     measured = {"in the rows": present, "learnt": learnt}
     if learnt:
         return Outcome(measured=measured)
+    behind = [micro.ends_behind for micro in looked]
+    cut = None not in behind and not any(behind)
+    if cut and facts.is_judged:  # completions that reached their limit
+        return Outcome(not_run="no row that was judged goes up to an end token", measured=measured)
     message = f"{present} end tokens are in the rows that were read, and none of them is learnt"
+    message += ": no row goes from what is learnt on to an end token, it is cut off" if cut else ""
     return Outcome((found(END_OF_TURN, message),), measured=measured)
 
 

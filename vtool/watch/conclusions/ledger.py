@@ -71,13 +71,14 @@ class Ledger:
         """Tell whether copies in the data explain how often each row was seen."""
         assert self.data
         epochs = self.seen / self.data
-        copies = 0
+        copies = most = 0
         for times in self.times.values():
             least = max(1, math.ceil(times / math.ceil(epochs)))
             if times < least * math.floor(epochs):
                 return False
             copies += least
-        return copies <= self.data
+            most += times // math.floor(epochs)
+        return copies <= self.data <= most
 
 
 def ledger_of(facts: Facts) -> Ledger:

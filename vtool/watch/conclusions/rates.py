@@ -23,6 +23,26 @@ def rates_are_nought(facts: Facts) -> bool:
     )
 
 
+def groups_without_rate(facts: Facts) -> list[tuple[int, int]]:
+    """Return the groups that never had a learning rate, beside others that have: number, tensors.
+
+    A group whose rate a schedule, or somebody by hand, is to raise later cannot be told from it
+    in fewer than three steps.
+    """
+    stepped = [one.get("groups") or () for one in facts.of("stepped")]
+    steps = {int(one["step"]) for one in facts.of("stepped")}
+    if len(steps) < 3 or len({len(groups) for groups in stepped}) != 1:
+        return []
+    found = []
+    for number in range(len(stepped[0])):
+        mine = [groups[number] for groups in stepped]
+        none = all(one.get("lr") == 0 and not one.get("initial_lr") for one in mine)
+        if none and mine[0].get("tensors"):
+            found.append((number, int(mine[0]["tensors"])))
+    others = [g for groups in stepped for g in groups if g.get("lr")]
+    return found if others else []
+
+
 def on_the_way(facts: Facts, step: int) -> str | None:
     """Tell whether a schedule has the rate of a step still rise, or nearly at its end."""
     rates: dict[int, list[tuple[int, float, float]]] = {}

@@ -181,9 +181,18 @@ def _partly(facts: Facts) -> Outcome:
         )
         if not learnt and count > 1
     ]
-    if not told:
+    if told:
+        return Outcome((found(PARTLY, "; ".join(told)),), measured=measured)
+    cut = len(taught) - len(ended)
+    if len(taught) < 4 or cut * 2 < len(taught):
         return Outcome(measured=measured)
-    return Outcome((found(PARTLY, "; ".join(told)),), measured=measured)
+    longest = max(len(row.ids) for row, _ in taught)
+    message = (
+        f"{cut} of {len(taught)} answers are cut off before their end token, in rows of up to"
+        f" {longest} tokens"
+    )
+    help = "let rows be longer (max_length, cutoff_len), or leave out those that are too long"
+    return Outcome((found(PARTLY, message, help=help, severity="note"),), measured=measured)
 
 
 def _left_out(facts: Facts) -> Outcome:

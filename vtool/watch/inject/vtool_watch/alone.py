@@ -38,7 +38,7 @@ def compare(found: Found, record: Record) -> dict[str, Any]:
     inputs, hidden = record.alone["inputs"], record.alone["hidden"]
     _refuse(found, inputs)
     ids = inputs["input_ids"]
-    texts = [_unpadded(found, ids, text) for text in documents(inputs, ids)]
+    texts = [_unpadded(found, ids, text) for text in _texts(inputs, ids)]
     owners = visual_owners(inputs, ids, texts, found.model.config)
     if owners is None:
         raise NotRun("images cannot be given to rows here")
@@ -52,6 +52,7 @@ def compare(found: Found, record: Record) -> dict[str, Any]:
                 heard.clear()
                 alone.append(_run(base, inputs, owners, number, text))
                 positions.append(heard.get("positions"))
+        ahead = _ahead(found, record, owners, texts[:TEXTS], alone)
         eps = _eps(base, record.autocast)
         moved = 0.0
         for draw in range(DRAWS):
@@ -97,7 +98,65 @@ def compare(found: Found, record: Record) -> dict[str, Any]:
         "precision": record.autocast or str(hidden.dtype),
         "dropout": was_training and _drops(base),
         "repeats": repeats,
+        "ahead": ahead and {**ahead, "tolerance": compared[ahead.pop("document")]["tolerance"]},
     }
+
+
+def _ahead(
+    found: Found,
+    record: Record,
+    owners: dict[str, list[int]],
+    texts: list[Document],
+    alone: list[Tensor],
+) -> dict[str, Any] | None:
+    """Return how far learnt places of a text move where what follows one of them is cut off."""
+    if record.at is None:
+        return None
+    inputs, length = record.alone["inputs"], record.shape[-1]
+    ids, learnt = inputs["input_ids"], set(record.at.tolist())
+    held = {token for kind in found.specials.values() for token in kind}
+    for number, (text, one) in enumerate(zip(texts, alone)):
+        columns = text.columns.tolist()
+        own = [k for k, column in enumerate(columns) if text.row * length + column in learnt]
+        last = own[len(own) // 2] if own else len(columns)
+        behind = ids[text.row, text.columns[last + 1 :].to(ids.device)].tolist()
+        if len(behind) < 2 or any(token in held - set(found.ends) for token in behind):
+            continue  # images are given to texts as a whole
+        places = None if text.places is None else text.places[: last + 1]
+        cut = Document(text.row, text.begin, columns[last] + 1, places)
+        alike = [k for k in own if k <= last]
+        again = _run(found.base, inputs, owners, number, cut)
+        return {
+            "document": number,
+            "tokens": len(alike),
+            "behind": len(behind),
+            "apart": _apart(again[alike], one[alike]),
+        }
+    return None
+
+
+def targets_seen(record: Record) -> dict[str, Any] | None:
+    """Return at how many learnt places a mask of four dimensions has the next token too."""
+    mask = (record.alone.get("inputs") or {}).get("attention_mask")
+    if record.at is None or not isinstance(mask, Tensor) or mask.dim() != 4:
+        return None
+    rows, length = record.shape[-2:]
+    if mask.shape[-2:] != (length, length) or mask.shape[0] not in (1, rows):
+        return None
+    sees = mask[:, 0] if mask.dtype == torch.bool else mask[:, 0] == 0
+    at = record.at.to(mask.device)
+    at = at[at % length < length - 1]
+    row = (at // length).clamp_max(mask.shape[0] - 1)
+    seen = sees[row, at % length, at % length + 1]
+    return {"tokens": len(at), "seen": int(seen.sum())}
+
+
+def _texts(inputs: dict[str, Any], ids: Tensor) -> list[Document]:
+    """Return the texts of a batch: whole rows, where positions would cut it into single tokens."""
+    texts = documents(inputs, ids)
+    if texts or not isinstance(inputs.get("position_ids"), Tensor):
+        return texts
+    return documents({n: v for n, v in inputs.items() if n != "position_ids"}, ids)
 
 
 def _unpadded(found: Found, ids: Tensor, text: Document) -> Document:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -13,6 +14,9 @@ from .model import Found, in_pieces, local
 
 NAMES, TENSORS, COORDINATES = 20, 512, 256
 _REFERENCE_ELEMENTS = 1 << 20
+_LAYER = re.compile(r"^(.*?\.\d+)\.")
+_NOT_OF_TEXT = re.compile(r"vis|audio|encoder|tower|cross", re.IGNORECASE)
+"""Layers that some rows do not need: of images, of sound, and what looks at these."""
 
 
 def left_to_divide(optimizer: Any) -> float:
@@ -59,9 +63,21 @@ def gradient_facts(found: Found, divisor: float) -> dict[str, Any]:
         "n_no_gradient": len(none),
         "zero_gradient": zero[:NAMES],
         "n_zero_gradient": len(zero),
+        "idle": _idle(found, [n for n, _ in named], {*none, *zero})[:NAMES],
         "nonfinite": bad[:NAMES],
         "n_nonfinite": len(bad),
     }
+
+
+def _idle(found: Found, trained: list[str], without: set[str]) -> list[str]:
+    """Return the layers of the text's model of which no trained tensor has a gradient."""
+    cross = {n for n, m in found.model.named_modules() if _NOT_OF_TEXT.search(type(m).__name__)}
+    layers: dict[str, list[bool]] = {}
+    for name in trained:
+        layer = _LAYER.match(name)
+        if layer is not None and not _NOT_OF_TEXT.search(layer.group(1)):
+            layers.setdefault(layer.group(1), []).append(name in without)
+    return [layer for layer, idle in layers.items() if all(idle) and layer not in cross]
 
 
 def _dense(tensor: Tensor) -> Tensor:

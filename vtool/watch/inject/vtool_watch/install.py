@@ -39,6 +39,8 @@ class Process:
         self.blind = False
         self.inside: set[int] = set()
         """Optimizers (by `id`) in a step whose closure has yet to make its passes."""
+        self.within: list[int] = []
+        """Optimizers (by `id`) whose step is being made: some make another's within theirs."""
         self._ended = False
 
     def made(self, optimizer: Any) -> None:
@@ -114,7 +116,11 @@ class Process:
         if os.getpid() != self.pid:
             return
         self.steps += 1
+        if id(optimizer) in self.within:  # its last step was broken off
+            del self.within[self.within.index(id(optimizer)) :]
         watches = self.owners(optimizer)
+        self._other(optimizer)
+        self.within.append(id(optimizer))
         if not watches and not self.watches and self.steps == 1:
             self.know(optimizer)
             self.search(optimizer, _parameters(optimizer))
@@ -130,9 +136,25 @@ class Process:
         """Look at a step that was made."""
         if os.getpid() != self.pid:
             return
+        if id(optimizer) in self.within:
+            del self.within[self.within.index(id(optimizer)) :]
         for watch in self.owners(optimizer):
             watch.stepping = False
             watch.after_step(optimizer)
+
+    def _other(self, optimizer: Any) -> None:
+        """Tell watches of a step by another optimizer than theirs, of parameters that both have."""
+        if self.within:
+            return
+        own = [p for group in optimizer.param_groups for p in group["params"]]
+        names = {id(p) for p in own if p.grad is not None}
+        for watch in self.watches:
+            leader = next((o for o in self.optimizers if id(o) == watch.driver), None)
+            if leader is None or leader is optimizer or not watch.capture.looking:
+                continue
+            both = names & _parameters(leader)
+            if both:
+                watch.other_step(type(optimizer).__name__, len(both))
 
     def missed_step(self, optimizer: Any) -> None:
         """Leave out a step whose closure was never called: its passes were made before it."""

@@ -153,12 +153,58 @@ def _of_ids(
         "ends": {
             "in_inputs": int(torch.isin(ids[keep], ends).sum()),
             "learnt": int(torch.isin(target, ends).sum()),
+            "behind": _ends_behind(ids, at, ends),
         },
+        "text_left_out": _text_left_out(record, inputs, ids, found),
         "specials": special,
         "rows": [digest_of(bytes_of(row[m])) for row, m in zip(ids, keep)],
         "per_row": _per_row(rows, w, record),
         "per_token": _per_token(record, solved, w, following if text else None),
     }
+
+
+def _ends_behind(ids: Tensor, at: Tensor, ends: Tensor) -> int:
+    """Count the end tokens that stand right behind what is learnt, and are not learnt."""
+    learnt = torch.zeros(ids.shape, dtype=torch.bool).flatten()
+    learnt[at] = True
+    learnt = learnt.view(ids.shape)  # at a place: the next token is learnt
+    behind = learnt[:, :-2] & ~learnt[:, 1:-1] & torch.isin(ids[:, 2:], ends)
+    return int(behind.sum())
+
+
+def _plain_mask(record: Record, inputs: dict[str, Any], ids: Tensor, found: Found) -> Tensor | None:
+    """Return the mask of a batch where what its zeros mean is known, or None."""
+    mask = inputs.get("attention_mask")
+    if not isinstance(mask, Tensor) or mask.shape != ids.shape:
+        return None
+    if "decoder_input_ids" in record.names or (mask.is_floating_point() and bool((mask < 0).any())):
+        return None  # it is an encoder's, or one that is added to scores
+    if not any(kind.__module__.startswith("transformers.") for kind in type(found.base).__mro__):
+        return None
+    return mask
+
+
+def _text_left_out(
+    record: Record, inputs: dict[str, Any], ids: Tensor, found: Found
+) -> list[int] | None:
+    """Return how many rows have text that the mask leaves out, of how many that teach something.
+
+    Padding is one id over and over; text that is left out before what is learnt has several.
+    """
+    mask = _plain_mask(record, inputs, ids, found)
+    if mask is None or record.at is None:
+        return None
+    length, silent = ids.shape[1], {token for each in found.specials.values() for token in each}
+    first: dict[int, int] = {}
+    for place in record.at.tolist():
+        first.setdefault(place // length, place % length)
+    rows = 0
+    for row, place in first.items():
+        before = ids[row, : place + 1][mask[row, : place + 1] == 0].tolist()
+        shown = int((mask[row, : place + 1] != 0).sum())
+        text = [token for token in before if token not in silent]
+        rows += len(set(text)) > 2 and len(text) > shown
+    return [rows, len(first)]
 
 
 def _left_out(
@@ -170,12 +216,8 @@ def _left_out(
     there is no mask of this shape, or what its zeros mean is not known.
     """
     assert record.at is not None
-    mask = inputs.get("attention_mask")
-    if not isinstance(mask, Tensor) or mask.shape != ids.shape:
-        return None
-    if "decoder_input_ids" in record.names or (mask.is_floating_point() and bool((mask < 0).any())):
-        return None  # it is an encoder's, or one that is added to scores
-    if not any(kind.__module__.startswith("transformers.") for kind in type(found.base).__mro__):
+    mask = _plain_mask(record, inputs, ids, found)
+    if mask is None:
         return None
     at, keep = record.at.cpu(), mask != 0
     both = ~keep

@@ -310,6 +310,7 @@ def facts_of(
         "cap": found.cap,
         "scale": found.scale,
         "ends": list(found.ends),
+        "begins": _begins(found),
         "specials": found.specials,
         "norm": found.norm_name,
         "sharded": shared_out if found.layout is not None else in_pieces(found.model),
@@ -319,6 +320,13 @@ def facts_of(
         "compiled": is_compiled(found),
         "seconds_to_find": round(seconds, 3),
     }
+
+
+def _begins(found: Found) -> list[int]:
+    """Return the ids with which a text begins, by the config."""
+    config = getattr(found.model, "config", None)
+    begin = getattr(megatron.text_of(config), "bos_token_id", None) if config is not None else None
+    return [begin] if isinstance(begin, int) else []
 
 
 def _is_tied(found: Found) -> bool:

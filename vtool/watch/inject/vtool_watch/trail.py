@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from .digests import checksum, digests
 from .model import Found, local
 
-TENSORS, ELEMENTS, STEPS = 64, 1 << 16, 8
+TENSORS, ELEMENTS, STEPS, COORDINATES, NAMES = 64, 1 << 16, 8, 32, 20
 """Only tensors that are small enough to be read whole: of a part of an embedding's rows, others
 may be put back on purpose."""
 
@@ -18,6 +21,9 @@ class Trail:
     def __init__(self) -> None:
         self._before: dict[int, dict[str, str]] = {}
         self._behind: tuple[int, dict[str, str]] = -1, {}
+        self._was: dict[str, Tensor] = {}
+        self._made: dict[str, Tensor] = {}
+        """Some coordinates before and behind the last step."""
 
     def before(self, step: int, found: Found, optimizer: Any) -> dict[str, Any] | None:
         """Return `undone` of `arrived`: to before which step the last one was undone.
@@ -26,28 +32,67 @@ class Trail:
         leave no trace: what is trained is as the last step left it.
         """
         now = self._before[step] = _digests(found, optimizer)
+        was, made, self._was = self._was, self._made, _coordinates(found, now)
         for old in list(self._before)[:-STEPS]:
             del self._before[old]
         last, behind = self._behind
         if last != step - 1 or last not in self._before:
             return None
-        was = self._before[last]
-        moved = [n for n in now if n in behind and n in was and behind[n] != was[n]]
+        then = self._before[last]
+        moved = [n for n in now if n in behind and n in then and behind[n] != then[n]]
         if len(moved) < 3:
             return None
         to = None
         if all(now[n] != behind[n] for n in moved):
             earlier = [
                 k
-                for k, then in self._before.items()
-                if k < step and all(then.get(n) == now[n] for n in moved)
+                for k, other in self._before.items()
+                if k < step and all(other.get(n) == now[n] for n in moved)
             ]
             to = max(earlier, default=None)
-        return {"to": to, "tensors": len(moved)}
+        back = [n for n in moved if now[n] == then[n] != behind[n]]
+        return {
+            "to": to,
+            "tensors": len(moved),
+            "back": back[:NAMES],
+            "written": _written(moved, was, made, self._was) if to is None else None,
+        }
 
     def behind(self, step: int, found: Found, optimizer: Any) -> None:
         """Note what a step has made."""
         self._behind = step, _digests(found, optimizer)
+        self._made = _coordinates(found, self._behind[1])
+
+
+def _coordinates(found: Found, names: dict[str, str]) -> dict[str, Tensor]:
+    """Return some coordinates of the tensors of which digests were taken."""
+    some = {}
+    for name, p in found.model.named_parameters():
+        if name in names:
+            flat = local(p).detach().reshape(-1)
+            some[name] = flat[:: max(1, len(flat) // COORDINATES)][:COORDINATES].double().cpu()
+    return some
+
+
+def _written(
+    moved: list[str], was: dict[str, Tensor], made: dict[str, Tensor], now: dict[str, Tensor]
+) -> dict[str, Any] | None:
+    """Return what something else than the step has made of the tensors that it moved.
+
+    `share`: the part of the step that is left; `rest`: what that does not explain of it.
+    """
+    known = [n for n in moved if n in was and n in made and n in now]
+    others = 0
+    for name in known:
+        least = 16 * 2.0**-24 * made[name].abs().clamp_min(1e-12)  # SAM's way there and back
+        others += bool(((now[name] - made[name]).abs() > least).any())
+    if not others:
+        return None
+    step = torch.cat([made[n] - was[n] for n in known])
+    left = torch.cat([now[n] - was[n] for n in known])
+    share = float(left @ step) / max(float(step @ step), 1e-300)
+    rest = float((left - share * step).norm()) / max(float(step.norm()), 1e-150)
+    return {"tensors": others, "of": len(known), "share": share, "rest": rest}
 
 
 def _digests(found: Found, optimizer: Any) -> dict[str, str]:

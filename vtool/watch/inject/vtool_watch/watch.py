@@ -70,6 +70,10 @@ class Watch:
         self._witness: Any = None
         self._given_up = False
         self._trail = Trail()
+        self._passes = 0, 0
+        """Passes of the model before the last step but one, and before the last."""
+        self._others: list[tuple[int, str, int]] = []
+        """Steps of other optimizers: passes before them, name, parameters that both have."""
         self._undone: dict[str, Any] | None = None
         self._left = Left(found, self.fail)
         self.capture = Capture(found, settings, self.fail)
@@ -128,8 +132,9 @@ class Watch:
             return False
         if self._witness is None:
             there = arrival.nonzero_gradients(self.found, 64)
-            if not there:
-                return True
+            if not there:  # or nothing was learnt so far: there was nothing to throw away
+                records = self.capture.records
+                return any(r.supervised for r in records if r.window == self.capture.window)
             self._witness = there[0][1]
             return False
         gradient = gradient_of(self._witness)
@@ -144,6 +149,7 @@ class Watch:
         """Look at a step's passes and gradients."""
         looked = self.settings.looks_at(self.step)
         unseen = looked and self._is_unseen()
+        self._passes = self._passes[1], self.capture.entered
         self._given_up = False
         try:
             if not self.off:
@@ -166,6 +172,16 @@ class Watch:
         except Exception as error:
             self.fail("before_step", error)
         self.seconds += time.perf_counter() - begin
+
+    def other_step(self, name: str, tensors: int) -> None:
+        """Note that another optimizer steps with parameters of this one's."""
+        self._others.append((self.capture.entered, name, tensors))
+
+    def _by_others(self) -> dict[str, int]:
+        """Return the other optimizers that made a step with the gradients of one of this one's."""
+        others, self._others = self._others, []
+        same = {passes for passes in self._passes if passes and self._passes[0] < self._passes[1]}
+        return {name: tensors for passes, name, tensors in others if passes in same}
 
     def _is_unseen(self) -> bool:
         """Tell whether nothing of a step can be looked at, and say why."""
@@ -367,12 +383,20 @@ class Watch:
         except Exception as error:
             self.fail("placed", error)
 
+    def _ahead(self, record: Record) -> None:
+        try:
+            if seen := alone.targets_seen(record):
+                self.say("ahead", **seen)
+        except Exception as error:
+            self.fail("alone", error)
+
     def _alone(self, records: list[Record]) -> None:
         record = records[0] if records else None
         if not self.capture.want_alone or record is None:
             return
         kept = record.alone
         self._placed(record)
+        self._ahead(record)
         try:
             if self.found.layout is not None:
                 raise alone.NotRun("a pass through Megatron-core is of all ranks")
@@ -444,6 +468,7 @@ class Watch:
             n_frozen_that_moved=len(moved),
             n_frozen=len(self._frozen.sums),
             groups=arrival.group_facts(self.found, optimizer),
+            others=self._by_others(),
         )
         going = {
             id(p)

@@ -1,0 +1,79 @@
+"""Parameters, layers and whole models that nothing gives a gradient."""
+
+from vtool.diagnostics import Rule
+from vtool.watch.conclusions.arrived import named, not_arrived
+from vtool.watch.conclusions.check import Check, Outcome, found
+from vtool.watch.facts import Facts
+
+NO_GRADIENT = Rule(
+    name="parameter-without-gradient",
+    code="VT928",
+    summary="A parameter of the optimizer had no gradient, or one of zeros, in all watched steps.",
+    why="It is not trained by these rows: a tower without images, experts that nobody asked for.",
+    bad="a vision tower in steps that have only text",
+    good="every trained parameter with a gradient",
+    fix="Nothing, if no row of these steps uses it.",
+    severity="note",
+)
+_IDLE_HELP = (
+    "look for detach() and no_grad() on the way, for adapters whose two matrices are both zero or"
+    " of which one is frozen at zero, and for use_reentrant=True with inputs without a gradient; if"
+    " these layers are left out on purpose, freeze them"
+)
+
+
+def _never_run(facts: Facts) -> bool:
+    """Tell whether no pass of the model was seen, and nothing gave it a gradient or moved it."""
+    return bool(
+        facts.no_gradients
+        and len(facts.of("arrived")) > 1
+        and not facts.of("rows")
+        and not facts.of("micro")
+        and not facts.model.get("sharded")
+        and facts.weights_move is False
+    )
+
+
+def _idle(facts: Facts) -> list[str]:
+    """Return the layers without a gradient in each of several steps in which others have one."""
+    arrived = [one for one in facts.of("arrived") if one.get("idle") is not None]
+    if len({int(one["step"]) for one in arrived}) < 2 or facts.not_data_parallel:
+        return []
+    taught = any(micro.supervised for micro in facts.micros)
+    if not taught and not all(one.get("norm") for one in arrived):
+        return []
+    idle = set.intersection(*(set(one["idle"]) for one in arrived))
+    return [layer for layer in arrived[0]["idle"] if layer in idle]
+
+
+def _no_gradient(facts: Facts) -> Outcome:
+    if why := not_arrived(facts):
+        return Outcome(not_run=why)
+    if _never_run(facts):
+        steps = len({int(one["step"]) for one in facts.of("arrived")})
+        message = (
+            f"none of {facts.model.get('trainable')} parameters had a gradient in {steps} steps,"
+            f" and the {facts.name} that the {facts.model.get('optimizer')} holds was never run:"
+            " it is another one, or a copy, of what is trained"
+        )
+        help = "make the optimizer from the parameters of the model that computes the loss"
+        return Outcome((found(NO_GRADIENT, message, help=help, severity="warning"),))
+    if why := facts.no_gradients:
+        return Outcome(not_run=why)
+    without = [
+        {*(one.get("no_gradient") or ()), *(one.get("zero_gradient") or ())}
+        for one in facts.of("arrived")
+    ]
+    names = sorted(set.intersection(*without))
+    if idle := _idle(facts):
+        message = (
+            f"in all watched steps nothing comes to any trained parameter of {len(idle)}"
+            f" layer{'s' if len(idle) > 1 else ''}: {named(idle, len(idle))}"
+        )
+        return Outcome((found(NO_GRADIENT, message, help=_IDLE_HELP, severity="warning"),))
+    if not names:
+        return Outcome()
+    return Outcome((found(NO_GRADIENT, f"in all watched steps: {named(names, len(names))}"),))
+
+
+CHECKS = (Check(NO_GRADIENT, "arrived", _no_gradient),)

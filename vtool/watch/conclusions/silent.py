@@ -1,0 +1,49 @@
+"""Ranks and micro-batches of which nothing is learnt, step after step."""
+
+from vtool.diagnostics import Rule
+from vtool.watch.conclusions.check import Check, Outcome, found
+from vtool.watch.conclusions.learnt import nothing_read
+from vtool.watch.facts import Facts
+
+SILENT = Rule(
+    name="rank-learns-nothing",
+    code="VT916",
+    summary="Of all that a rank, or one micro-batch of each step, is shown, nothing is learnt.",
+    why=(
+        "Its rows are computed and thrown away: labels that are all -100 on one rank, a loss that"
+        " is multiplied by a mask of zeros, a shard of the data without answers."
+    ),
+    bad="labels masked by a list of row numbers that only rank 0 has",
+    good="some learnt tokens in what each rank is shown",
+    fix="Look at the labels that this rank, or this micro-batch, is given.",
+    severity="warning",
+)
+_PASSES = 6
+"""So many without a learnt token are no chance, where others have some."""
+_WITHOUT = "no position has a gradient"
+
+
+def _silent(facts: Facts) -> Outcome:
+    if why := nothing_read(facts):
+        return Outcome(not_run=why)
+    if facts.not_data_parallel:
+        return Outcome(not_run=f"ranks share their rows ({facts.not_data_parallel})")
+    passes = [one for one in facts.of("micro") if one.get("why") in (None, _WITHOUT)]
+    steps = {int(one["step"]) for one in passes}
+    if len(steps) < 2:
+        return Outcome(not_run="it takes two steps")
+    for key, name in (("rank", "of rank {}"), ("index", "of micro-batch {} of each step")):
+        for which in sorted({int(one[key]) for one in passes}):
+            mine = [one for one in passes if int(one[key]) == which]
+            if {int(one["step"]) for one in mine} != steps or any(not one["why"] for one in mine):
+                continue
+            told = name.format(which if key == "rank" else which + 1)
+            message = f"{told} nothing is learnt in {len(steps)} steps, {len(mine)} passes"
+            certain = key == "rank" and len(mine) >= _PASSES
+            help = None if certain else "nothing, if few of the rows have anything to learn"
+            severity = "warning" if certain else "note"
+            return Outcome((found(SILENT, message, help=help, severity=severity),))
+    return Outcome(measured={"passes": len(passes)})
+
+
+CHECKS = (Check(SILENT, "learnt", _silent),)

@@ -1,0 +1,54 @@
+"""A gradient that is used for two steps."""
+
+from itertools import pairwise
+
+from vtool.diagnostics import Rule
+from vtool.watch.conclusions.arrived import not_arrived
+from vtool.watch.conclusions.check import Check, Outcome, found
+from vtool.watch.facts import Fact, Facts
+
+TWICE = Rule(
+    name="gradient-stepped-twice",
+    code="VT934",
+    summary="One gradient is used for two steps of the same parameters.",
+    why=(
+        "The second step moves weights along a gradient that was taken elsewhere, and moments count"
+        " it twice: a trainer's step and one's own, or two optimizers that both have a parameter."
+        " The learning rate is nearly twice what the log says."
+    ),
+    bad="trainer.step(); optimizer.step(), or a parameter in the groups of two optimizers",
+    good="one step for each gradient, and each parameter in one optimizer",
+    fix="Leave one of the two steps out, or give each optimizer parameters of its own.",
+)
+
+
+def _twice(facts: Facts) -> Outcome:
+    if why := not_arrived(facts) or facts.no_gradients:
+        return Outcome(not_run=why)
+    for one in facts.of("stepped"):
+        if others := one.get("others"):
+            name, tensors = next(iter(others.items()))
+            message = (
+                f"up to step {int(one['step']) + 1} {tensors} tensors are stepped with the same"
+                f" gradient by {facts.model.get('optimizer')} and by another {name}"
+            )
+            return Outcome((found(TWICE, message),))
+    passes = {int(one["step"]) for kind in ("rows", "micro") for one in facts.of(kind)}
+    by_rank: dict[int, list[Fact]] = {}
+    for one in facts.of("arrived"):
+        by_rank.setdefault(int(one["rank"]), []).append(one)
+    for ones in by_rank.values():
+        for before, one in pairwise(ones):
+            step, last = int(one["step"]), int(before["step"])
+            if step != last + 1 or step in passes or last not in passes or not one.get("norm"):
+                continue
+            if one["digest"] == before["digest"]:
+                message = (
+                    f"step {step + 1} is made with the gradient of step {step} once more: nothing"
+                    " was computed in between"
+                )
+                return Outcome((found(TWICE, message),))
+    return Outcome(measured={"steps": len({int(one["step"]) for one in facts.of("arrived")})})
+
+
+CHECKS = (Check(TWICE, "arrived", _twice),)
