@@ -41,6 +41,18 @@ def test_what_takes_long_is_told_again_and_again_with_what_is_done() -> None:
     assert len(said) == before
 
 
+def test_an_hour_of_waiting_is_told_in_fewer_than_a_hundred_lines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.undo()
+    waits = [progress.FIRST]
+    while sum(waits) < 3600:
+        waits.append(progress.next_wait(waits[-1]))
+    assert waits[:3] == [2, 5, 7.5]
+    assert max(waits) == 60
+    assert len(waits) < 100
+
+
 def test_what_is_short_is_silent_and_of_several_the_innermost_is_told() -> None:
     said: list[str] = []
     with working("short", said.append):

@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-FIRST, EVERY = 2.0, 5.0
-"""Seconds until the first line, and between the others."""
+FIRST, EVERY, MOST = 2.0, 5.0, 60.0
+"""Seconds until the first line and the second, and the most between two: the longer it takes, the
+fewer lines, in a log that is kept."""
 START = 0.5
 """Seconds until a command says that it has begun."""
 
@@ -52,6 +53,11 @@ def tell(text: str) -> None:
     os.write(2, f"{text}\n".encode())
 
 
+def next_wait(wait: float) -> float:
+    """Return the seconds until the next line, of those that went before the last one."""
+    return EVERY if wait == FIRST else min(MOST, 1.5 * wait)
+
+
 @contextmanager
 def working(what: str, say: Callable[[str], object] = tell, counts: str = "") -> Iterator[None]:
     """Tell every few seconds that this is still being done; the innermost of several is told.
@@ -77,7 +83,7 @@ def working(what: str, say: Callable[[str], object] = tell, counts: str = "") ->
         while not ended.wait(wait):
             if not task.inner:
                 say(task.line())
-            wait = EVERY
+            wait = next_wait(wait)
 
     thread = threading.Thread(target=beat, name="progress", daemon=True)
     thread.start()
