@@ -21,21 +21,30 @@ def checksum(tensor: Tensor) -> Tensor:
 
 
 def checksums(tensor: Tensor) -> Tensor:
-    """Return `checksum` for each of a tensor's first axis."""
-    flat = tensor.detach().contiguous()
+    """Return `checksum` for each of a tensor's first axis.
+
+    In the middle of a step, where caches are cold, a view costs microseconds: none is made that is
+    not needed.
+    """
+    flat = tensor.detach() if tensor.requires_grad else tensor
     flat = torch.view_as_real(flat) if flat.is_complex() else flat
+    flat = flat if flat.is_contiguous() else flat.contiguous()
     flat = flat.to(torch.uint8) if flat.dtype == torch.bool else flat
-    count = flat.shape[0] if flat.dim() else 1
-    flat = flat.reshape(count, flat.numel() // max(1, count))
-    width = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
-    if flat.numel() and flat.shape[1] * flat.element_size() % 8 == 0:
+    if flat.dim() != 2:
+        count = flat.shape[0] if flat.dim() else 1
+        flat = flat.reshape(count, flat.numel() // max(1, count))
+    size = flat.element_size()
+    width = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
+    if flat.numel() and flat.shape[1] * size % 8 == 0:
         width = torch.int64  # fewer of them, and no copy but where bytes begin between two
-        flat = flat.clone() if flat.storage_offset() * flat.element_size() % 8 else flat
-    flat = flat.view(width)
+        flat = flat.clone() if flat.storage_offset() * size % 8 else flat
+    flat = flat if flat.dtype == width else flat.view(width)
     while flat.shape[1] > _LEAF:
         leaves = flat.shape[1] // _LEAF
         whole, rest = flat[:, : leaves * _LEAF], flat[:, leaves * _LEAF :]
         flat = torch.cat([_sums(whole.unflatten(1, (leaves, _LEAF))), rest.to(torch.int64)], 1)
+    if flat.numel() <= _at_once(flat):
+        return _sums_at_once(flat)
     return _sums(flat[:, None])[:, 0]
 
 
@@ -47,7 +56,7 @@ def _sums(leaves: Tensor) -> Tensor:
     brought down first.
     """
     _, each, length = leaves.shape
-    most = _AT_ONCE_ON_CPU if leaves.device.type == "cpu" else _AT_ONCE
+    most = _at_once(leaves)
     if leaves.numel() <= most:
         return _sums_at_once(leaves)
     wide = max(1, most // length)
@@ -56,12 +65,21 @@ def _sums(leaves: Tensor) -> Tensor:
     return torch.cat([torch.cat([_sums_at_once(part) for part in row], 1) for row in parts])
 
 
+def _at_once(leaves: Tensor) -> int:
+    return _AT_ONCE_ON_CPU if leaves.device.type == "cpu" else _AT_ONCE
+
+
 def _sums_at_once(leaves: Tensor) -> Tensor:
-    leaves = leaves.to(torch.int64)
+    leaves = leaves if leaves.dtype == torch.int64 else leaves.to(torch.int64)
     mixed = leaves >> 32
     mixed ^= leaves
-    mixed *= _factors(leaves.device)[: leaves.shape[-1]]
+    mixed *= _first_factors(leaves.device, leaves.shape[-1])
     return mixed.sum(-1)
+
+
+@functools.lru_cache(maxsize=64)
+def _first_factors(device: torch.device, count: int) -> Tensor:
+    return _factors(device)[:count]
 
 
 @functools.cache

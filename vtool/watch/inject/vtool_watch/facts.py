@@ -67,13 +67,19 @@ class Writer:
 
     def write(self, kind: str, *, step: int = 0, model: int | None = None, **fact: Any) -> None:
         """Write one fact; nothing that goes wrong leaves this function."""
-        if self._failed or os.getpid() != self.pid:
+        self.write_all(kind, [(step, fact)], model)
+
+    def write_all(
+        self, kind: str, facts: list[tuple[int, dict[str, Any]]], model: int | None
+    ) -> None:
+        """Write facts of one kind, each with its step, at once."""
+        if not facts or self._failed or os.getpid() != self.pid:
             return
         try:
             if self._file is None:
                 self._begin()
-            self._line(kind, step, model, fact)
-            self.rows += kind == "rows"
+            self._lines(kind, facts, model)
+            self.rows += len(facts) if kind == "rows" else 0
         except Exception as error:  # a full disk, a folder that cannot be written into, …
             self._failed = True
             try:
@@ -93,38 +99,36 @@ class Writer:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         transformers = sys.modules.get("transformers")
         settings = self.settings
-        self._line(
-            "process",
-            0,
-            None,
-            {
-                "format": FORMAT,
-                "pid": self.pid,
-                "local_rank": int(os.environ.get("LOCAL_RANK", "0") or 0),
-                "world": world,
-                "argv": [str(word)[:300] for word in getattr(sys, "argv", [])][:40],
-                "executable": sys.executable,
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "transformers": getattr(transformers, "__version__", None),
-                "host": socket.gethostname(),
-                "time": time.time(),
-                "steps": settings.steps,
-                "every": settings.every,
-                "tokens": settings.tokens,
-                "mib": settings.mib,
-                "text": settings.text,
-            },
-        )
+        process = {
+            "format": FORMAT,
+            "pid": self.pid,
+            "local_rank": int(os.environ.get("LOCAL_RANK", "0") or 0),
+            "world": world,
+            "argv": [str(word)[:300] for word in getattr(sys, "argv", [])][:40],
+            "executable": sys.executable,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": getattr(transformers, "__version__", None),
+            "host": socket.gethostname(),
+            "time": time.time(),
+            "steps": settings.steps,
+            "every": settings.every,
+            "tokens": settings.tokens,
+            "mib": settings.mib,
+            "text": settings.text,
+        }
+        self._lines("process", [(0, process)], None)
 
-    def _line(self, kind: str, step: int, model: int | None, fact: dict[str, Any]) -> None:
+    def _lines(self, kind: str, facts: list[tuple[int, dict[str, Any]]], model: int | None) -> None:
         assert self._file is not None
         rank = rank_and_world()[0]
-        line = {"kind": kind, "step": step, "rank": rank, "model": model, **fact}
-        try:
-            text = _ENCODE(line)
-        except ValueError:  # to look at each value first takes longer than to write them
-            text = _ENCODE(finite(line))
-        data = (text + "\n").encode()
+        texts = []
+        for step, fact in facts:
+            line = {"kind": kind, "step": step, "rank": rank, "model": model, **fact}
+            try:
+                texts.append(_ENCODE(line))
+            except ValueError:  # to look at each value first takes longer than to write them
+                texts.append(_ENCODE(finite(line)))
+        data = "".join(text + "\n" for text in texts).encode()
         while data:
             data = data[os.write(self._file, data) :]

@@ -94,17 +94,20 @@ def documents(inputs: dict[str, Any], ids: Tensor) -> list[Document]:
 
 
 def _unbroken(keep: Tensor) -> list[Document] | None:
-    """Return each row's text, all rows at once; None where one has gaps in it."""
+    """Return each row's text; None where one has gaps in it."""
     rows, length = keep.shape
-    if bool(keep.all()):
+    raw = bytes_of(keep)  # searched faster than a few operations of torch can begin
+    if b"\0" not in raw:
         return [Document(row, 0, length) for row in range(rows)] if length > 1 else []
-    first = keep.to(torch.uint8).argmax(1)
-    count = keep.sum(1)
-    end = (keep * torch.arange(1, length + 1)).amax(1)
-    if bool(((end - first != count) & (count > 0)).any()):
-        return None
-    pairs = zip(first.tolist(), end.tolist())
-    return [Document(row, begin, end) for row, (begin, end) in enumerate(pairs) if end - begin > 1]
+    found = []
+    for row in range(rows):
+        bits = raw[row * length : (row + 1) * length]
+        begin, end = bits.find(1), bits.rfind(1) + 1
+        if b"\0" in bits[begin:end]:
+            return None
+        if end - begin > 1:
+            found.append(Document(row, begin, end))
+    return found
 
 
 def _starts(positions: Any, row: int, at: Tensor, shape: torch.Size) -> Tensor | None:
@@ -136,7 +139,9 @@ def visual_owners(
         grid, pixels = inputs.get(grid_name), inputs.get(pixels_name)
         if pixels is None:
             continue
-        token = getattr(config, token_name, getattr(config, f"{token_name[:-3]}_index", None))
+        token = getattr(config, token_name, None)
+        if token is None:
+            token = getattr(config, f"{token_name[:-3]}_index", None)
         if token is None:
             return None
         left = _count(int(token), ids, texts)
@@ -161,11 +166,12 @@ def visual_owners(
 
 def _count(token: int, ids: Tensor, texts: list[Document]) -> list[int]:
     """Count the places of each text that have a token."""
-    rows: list[list[int]] = ids.tolist()
+    here, length = ids == token, ids.shape[1]
+    raw = bytes_of(here)
     return [
-        rows[t.row][t.begin : t.end].count(token)
+        raw.count(1, t.row * length + t.begin, t.row * length + t.end)
         if t.places is None
-        else sum(rows[t.row][place] == token for place in t.places.tolist())
+        else int(here[t.row, t.places].sum())
         for t in texts
     ]
 
@@ -228,7 +234,7 @@ _SMALL = ("attention_mask", "position_ids", "cu_seq_lens_q", "image_grid_thw", "
 def keep(inputs: dict[str, Any], ids: Tensor, micro: int) -> Seen:
     """Return what the ledger needs of a batch."""
     small: dict[str, Any] = {
-        name: value.detach().clone()
+        name: _copy(value)
         for name in _SMALL
         if isinstance(value := inputs.get(name), Tensor) and value.numel() <= 8 * ids.numel() + 64
     }
@@ -240,7 +246,11 @@ def keep(inputs: dict[str, Any], ids: Tensor, micro: int) -> Seen:
             continue
         sums.append((name, checksums(value)))
         small[name] = _images(value) or True
-    return Seen(small, ids.detach().clone(), sums, micro)
+    return Seen(small, _copy(ids), sums, micro)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone() if tensor.requires_grad else tensor.clone()
 
 
 def _of_images(name: str, sums: Tensor, inputs: dict[str, Any]) -> list[bytes]:
@@ -288,7 +298,7 @@ def ledger(seen: Seen, config: Any) -> dict[str, Any]:
     return {
         "micro": seen.micro,
         "rows": [digest_of(b"".join((t, *more))) for t, more in zip(_texts_of(ids, texts), own)],
-        "lengths": [len(text) for text in texts],
+        "lengths": [t.end - t.begin if t.places is None else len(t.places) for t in texts],
         "row_of": rows,
         "pixels": pixels,
         "tokens": ids.numel(),

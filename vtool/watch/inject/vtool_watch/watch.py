@@ -261,16 +261,19 @@ class Watch:
             return
         waiting, self._waiting = self._waiting, []
         self._written = time.monotonic()
-        for step, seen in waiting:
-            fact = ledger(seen, self.found.model.config)
-            self.writer.write("rows", step=step, model=self.number, **fact)
-        for number, seen in enumerate(batches):
-            fact = ledger(seen, self.found.model.config)
-            if number == 0 and self.step == 0:
-                fact["data"] = loaders()
-            if number == 0 and self.settings.looks_at(self.step) and self.settings.text:
-                fact["inputs"] = seen.ids[:8, :4096].cpu().tolist()
-            self.say("rows", **fact)
+        config, facts = self.found.model.config, []
+        try:
+            for step, seen in waiting:
+                facts.append((step, ledger(seen, config)))
+            for number, seen in enumerate(batches):
+                fact = ledger(seen, config)
+                if number == 0 and self.step == 0:
+                    fact["data"] = loaders()
+                if number == 0 and self.settings.looks_at(self.step) and self.settings.text:
+                    fact["inputs"] = seen.ids[:8, :4096].cpu().tolist()
+                facts.append((self.step, fact))
+        finally:  # those before one that cannot be read
+            self.writer.write_all("rows", facts, self.number)
 
     def _look(self, optimizer: Any, records: list[Record], head: Any) -> None:
         half = any("torch.float16" in (r.dtype, r.autocast) for r in records)
