@@ -1,5 +1,6 @@
 """YAML files with positions, read strictly: a key that is there twice is refused."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,7 +125,7 @@ def not_yaml(name: str, error: yaml.YAMLError, text: str = "") -> Findings:
         line = lines[at.line] if at.line < len(lines) else ""
         begun = _BEGUN.get(error.context or "")
         here = line[at.column : at.column + 1]
-        if "\t" in line[: len(line) - len(line.lstrip())] or here == "\t":
+        if "\t" in line[: _indent(line)] or here == "\t":
             reason = "a tab, where YAML takes spaces alone: put spaces in its place"
             return _refused("bad-yaml", f"{name}: {reason}", _place(name, at))
         begins = error.context_mark
@@ -134,15 +135,10 @@ def not_yaml(name: str, error: yaml.YAMLError, text: str = "") -> Findings:
             return _refused("bad-yaml", f"{name}: {reason}", _place(name, at))
         if begun and begins is not None:
             return _refused("bad-yaml", f"{name}: {begun}", _place(name, begins))
-        if error.problem == "mapping values are not allowed in this context":
-            before = lines[at.line - 1] if 0 < at.line <= len(lines) else ""
-            deeper = len(line) - len(line.lstrip()) > len(before) - len(before.lstrip())
-            reason = (
-                "this line is indented deeper than the one above it, whose value it then belongs to"
-                if deeper and before.strip()
-                else "a second colon in one value: put the value in quotes"
-            )
-            return _refused("bad-yaml", f"{name}: {reason}", _place(name, at))
+        if told := _told(error.problem or "", at, lines):
+            reason, line_wrong, column = told
+            place = Origin(name, line_wrong + 1, column + 1)
+            return _refused("bad-yaml", f"{name}: {reason}", place)
     if isinstance(error, yaml.MarkedYAMLError) and (
         mark := error.problem_mark or error.context_mark
     ):
@@ -150,6 +146,47 @@ def not_yaml(name: str, error: yaml.YAMLError, text: str = "") -> Findings:
         return _refused("bad-yaml", f"{name} is not YAML: {reason}", _place(name, mark))
     reason = str(getattr(error, "reason", None) or error).splitlines()[0]
     return _refused("bad-yaml", f"{name} is not YAML: {reason}", Origin(name))
+
+
+def _told(problem: str, at: yaml.Mark, lines: list[str]) -> tuple[str, int, int] | None:
+    """Return what the parser's problem means, with the line and column, from 0, to be changed."""
+    line = lines[at.line] if at.line < len(lines) else ""
+    here, indent = line[: at.column], _indent(line)
+    reason, where = "", (at.line, at.column)
+    before = _line_before(lines, at.line)
+    above = lines[before].partition("#")[0].rstrip() if before is not None else ""
+    lacks_colon = re.match(r"\s*[A-Za-z_]", above) and not re.search(r":(\s|$)", above)
+    twice = problem == "mapping values are not allowed in this context"
+    if problem == "found character that cannot start any token":
+        reason = f"a value cannot begin with {line[at.column : at.column + 1]}: put it in quotes"
+    elif problem == "did not find expected key" and here.rstrip().endswith(("'", '"')):
+        reason = "text behind the quotation mark that closes the value"
+    elif not (twice or problem == "did not find expected key"):
+        return None
+    elif re.search(r":\s", here):
+        reason = "a second colon in one value: put the value in quotes" if twice else ""
+    elif lacks_colon and before is not None:
+        reason, where = _BEGUN["while scanning a simple key"], (before, _indent(above))
+    elif twice and above and indent > _indent(above):
+        deeper = "this line is indented deeper than the one above it"
+        reason = f"{deeper}, whose value it then belongs to"
+    elif twice:
+        reason = "a second colon in one value: put the value in quotes"
+    elif re.match(r"\s*[\w.-]+:(\s|$)", line) and indent not in {
+        len(each) - len(each.lstrip(" -")) for each in lines[: at.line] if each.strip()
+    }:
+        reason = "this line is indented as no key above it is"
+    return (reason, *where) if reason else None
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _line_before(lines: list[str], number: int) -> int | None:
+    """Return the number of the last line before one that has more than a comment."""
+    earlier = range(min(number, len(lines)) - 1, -1, -1)
+    return next((each for each in earlier if lines[each].partition("#")[0].strip()), None)
 
 
 def _refusals(node: yaml.Node, name: str) -> Iterator[Diagnostic]:

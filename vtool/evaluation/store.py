@@ -94,7 +94,8 @@ class Store:
                 raise Findings(Diagnostic("evaluation-differs", message), fatal=True) from error
         if different := list(_differences(before, json.loads(json.dumps(settings)))):
             message = f"{self.path} has answers that were got otherwise: {'; '.join(different)}"
-            raise Findings(Diagnostic("evaluation-differs", message), fatal=True)
+            help = f"to ask anew, remove {self.path}; to keep it, name another folder: --to FOLDER"
+            raise Findings(Diagnostic("evaluation-differs", message, help), fatal=True)
 
     def read(self) -> dict[int, Asked]:
         """Return the answers that there are, by row; a line that a kill has cut is left out."""
