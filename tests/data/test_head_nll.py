@@ -4,11 +4,20 @@ import math
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import linear_cross_entropy
 
+from tests.engines.ranks import run_ranks
 from vtool.data import head_nll
-from vtool.data.head_nll import head_gives_nll, summed_nll_of_hidden
+from vtool.data.collate import Batch
+from vtool.data.head_nll import VocabularyShard, head_gives_nll, summed_nll_of_hidden
+from vtool.data.loss import summed_nll
+from vtool.engines.ranks import Ranks
+from vtool.families import FAMILIES
+from vtool.families.family import load_family
+from vtool.families.tokens import TokenIds
+from vtool.models.build import implementations
 
 Gradients = tuple[Tensor, Tensor, Tensor]
 N = 77  # the sum is divided by it, and is no power of two
@@ -102,8 +111,7 @@ def test_rows_without_a_target_count_for_nothing_even_where_they_are_not_finite(
     broken = hidden.clone()
     broken[targets == -100] = torch.nan
     found = ours(broken, weight, targets)
-    assert apart(found[0], expected[0]) <= 1e-12
-    assert apart(found[1], expected[1]) <= 1e-12
+    assert all(apart(one, other) <= 1e-12 for one, other in zip(found, expected, strict=True))
 
 
 def test_of_no_position_the_sum_is_zero_and_so_are_the_gradients() -> None:
@@ -128,10 +136,70 @@ def test_a_head_with_a_bias_still_gives_logits() -> None:
     assert head(torch.zeros(1, 4, 32)).shape == (1, 4, 97)
 
 
+def of_shard(ranks: Ranks, dtype: torch.dtype) -> Gradients:
+    """Compute with this rank's half of 98 rows of the weight, of which the last is padding."""
+    hidden, weight, targets = given(dtype)
+    padded = torch.cat([weight, torch.full((1, 32), 9.0, dtype=dtype)])
+    first = 49 * ranks.rank
+    x = hidden.requires_grad_()
+    w = padded[first : first + 49].clone().requires_grad_()
+    group = dist.group.WORLD
+    assert group is not None
+    loss = summed_nll_of_hidden(x, w, targets, VocabularyShard(group, first, 97))
+    (loss / N).backward()
+    assert x.grad is not None
+    assert w.grad is not None
+    return loss.detach(), x.grad, w.grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_ranks_with_their_share_of_a_padded_vocabulary_compute_the_same(dtype: torch.dtype) -> None:
+    loss, of_hidden, of_weight = in_float64(*given(dtype))
+    one, other = run_ranks(of_shard, 2, dtype)
+    assert torch.equal(one[0], other[0])
+    whole = torch.cat([one[2], other[2]])
+    assert not whole[97].any()
+    found = (one[0], one[1].double() + other[1], whole[:97])
+    expected = (loss, of_hidden, of_weight)
+    assert all(
+        apart(here, there) <= BOUND[dtype] for here, there in zip(found, expected, strict=True)
+    )
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_head_of_each_family_gives_the_sum_of_its_logits(name: str) -> None:
+    """A family that scales or caps its logits behind the head would fail here."""
+    family = load_family(name)
+    torch.manual_seed(0)
+    config = family.random_config("tiny", 64, TokenIds(1, 2, 3, 4, end=5, pad=6))
+    model = family.model_class()._from_config(config, **implementations(torch.float64, "sdpa"))
+    ids = torch.randint(7, 64, (2, 9))
+    batch = Batch(
+        inputs={"input_ids": ids, "attention_mask": torch.ones_like(ids)},
+        targets=ids.roll(-1, 1),
+        columns=torch.arange(9),
+        indices=(0, 1),
+        supervised=18,
+        tokens=18,
+        visual=0,
+        padding=0,
+    )
+    plain, fused = summed_nll(model, batch), summed_nll(model, batch, model)
+    wanted, found = (
+        torch.autograd.grad(loss, model.get_output_embeddings().weight)[0]
+        for loss in (plain, fused)
+    )
+    assert math.isclose(fused.item(), plain.item(), rel_tol=1e-12)
+    assert apart(found, wanted) <= 1e-12
+
+
 def test_torchs_own_rounds_its_loss_to_bfloat16() -> None:
     """Hold the reason for our own, and ask again of each torch."""
     hidden, weight, targets = given(torch.bfloat16)
     theirs = linear_cross_entropy(
         hidden.flatten(0, 1), weight, targets.flatten(), reduction="sum", ignore_index=-100
     )
+    truth = in_float64(hidden, weight, targets)[0].item()
     assert theirs.dtype == torch.bfloat16
+    assert theirs.item() != pytest.approx(truth, rel=2e-3)
+    assert summed_nll_of_hidden(hidden, weight, targets).item() == pytest.approx(truth, rel=2e-4)

@@ -118,7 +118,10 @@ class _SummedNll(torch.autograd.Function):
         total = torch.zeros((), dtype=wide, device=hidden.device)
         size = max(64, _CHUNK_BYTES // (len(weight) * wide.itemsize) // 64 * 64)
         for begin in range(0, len(hidden), size):
-            rows, wanted = hidden[begin : begin + size], targets[begin : begin + size]
+            wanted = targets[begin : begin + size]
+            # What has no target may be NaN: times its gradient of 0, it would be in the weight's.
+            unasked = (wanted == IGNORED).unsqueeze(1)
+            rows = hidden[begin : begin + size].masked_fill(unasked, 0)
             nll, gradient = _chunk((rows @ matrix.T).to(wide), wanted, shard)
             total += nll
             gradient = gradient.to(hidden.dtype)
@@ -148,7 +151,10 @@ class _SummedNll(torch.autograd.Function):
 
 
 def _chunk(logits: Tensor, targets: Tensor, shard: VocabularyShard | None) -> tuple[Tensor, Tensor]:
-    """Return the summed NLL of some rows, and its gradient, which is written over their logits."""
+    """Return the summed NLL of some rows, and its gradient, which is written over their logits.
+
+    The logits of rows without a target are finite.
+    """
     first = 0
     if shard is not None:
         first = shard.first
@@ -166,6 +172,6 @@ def _chunk(logits: Tensor, targets: Tensor, shard: VocabularyShard | None) -> tu
     if shard is not None:
         dist.all_reduce(sums, group=shard.group)
     nll = (sums[0].log() - sums[1]).where(kept, 0).sum()
-    logits /= sums[0].unsqueeze(1)
+    logits *= (kept / sums[0]).unsqueeze(1)
     logits.scatter_add_(1, places, -here.to(logits.dtype).unsqueeze(1))
-    return nll, logits.masked_fill_(~kept.unsqueeze(1), 0)
+    return nll, logits
