@@ -2,7 +2,7 @@
 
 These are the settings in force of each shipped recipe, the JSON schema, the tables and figures in
 docs/rules.md, docs/verify.md, docs/install.md, docs/zoo.md, docs/advisories.md,
-docs/time-machine.md and README.md. A test holds each equal to its code.
+docs/time-machine.md, docs/trainer-sweep.md and README.md. A test holds each equal to its code.
 """
 
 import json
@@ -19,6 +19,7 @@ from tests.watch import tables
 from tests.zoo import zoo
 from timemachine import page as time_machine
 from timemachine.case import read_cases
+from timemachine.sweep import page as trainer_sweep
 from vtool.config.completion import completion_words
 from vtool.config.json_schema import recipe_schema
 from vtool.config.shipped import recipe_names, share
@@ -45,7 +46,12 @@ def generated() -> dict[Path, str]:
             read_cases(), time_machine.read_results(time_machine.RESULTS)
         ),
         installed.PAGE: installed.renew(installed.PAGE.read_text(encoding="utf-8")),
-        ROOT / "README.md": _with_figures((ROOT / "README.md").read_text(encoding="utf-8")),
+        trainer_sweep.PAGE: trainer_sweep.page(),
+        ROOT / "README.md": time_machine.with_summary(
+            _with_figures((ROOT / "README.md").read_text(encoding="utf-8")),
+            read_cases(),
+            time_machine.read_results(time_machine.RESULTS),
+        ),
     }
 
 

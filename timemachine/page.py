@@ -12,6 +12,8 @@ PAGE = ROOT / "docs/time-machine.md"
 RESULTS = Path(__file__).parent / "results.json"
 BEGIN = "<!-- The tables: made by `make time-machine`. -->"
 END = "<!-- End of the tables. -->"
+README_BEGIN = "<!-- The summary of the time machine: made by `make goldens`. -->"
+README_END = "<!-- End of the summary. -->"
 
 
 def read_results(file: Path) -> dict[str, Any]:
@@ -43,9 +45,21 @@ def page(cases: Sequence[Case], results: Mapping[str, Any]) -> str:
     return f"{before}{BEGIN}\n\n{tables(cases, results)}\n{END}{after}"
 
 
+def with_summary(readme: str, cases: Sequence[Case], results: Mapping[str, Any]) -> str:
+    """Return the README with its table made anew: a line for each project."""
+    before, rest = readme.split(README_BEGIN)
+    _, after = rest.split(README_END)
+    table = "\n".join(_by_project(_seen(cases, results)))
+    return f"{before}{README_BEGIN}\n{table}\n{README_END}{after}"
+
+
+def _seen(cases: Sequence[Case], results: Mapping[str, Any]) -> list[Case]:
+    return [one for one in cases if results.get(one.name, {}).get("outcome") == "seen"]
+
+
 def tables(cases: Sequence[Case], results: Mapping[str, Any]) -> str:
     """Return the summary, the table of each kind, and what was not seen."""
-    seen = [one for one in cases if results.get(one.name, {}).get("outcome") == "seen"]
+    seen = _seen(cases, results)
     kinds = {
         "Releases that the ordinary command tells apart": [
             one for one in seen if one.kind == "command" and not one.is_open
@@ -55,7 +69,13 @@ def tables(cases: Sequence[Case], results: Mapping[str, Any]) -> str:
         ],
         "Open: no release is without it": [one for one in seen if one.is_open],
     }
-    lines = list(_summary(cases, seen, results))
+    seconds = [_seconds(results[one.name]) for one in seen]
+    lines = [
+        *_by_project(seen),
+        "",
+        f"{len(seen)} of {len(cases)} cases, {sum(seconds):.0f} s of CPU in all,"
+        f" {max(seconds, default=0):.0f} s the longest.",
+    ]
     for title, those in kinds.items():
         if those:
             lines += ["", f"### {title}", "", *_table(those, results)]
@@ -69,9 +89,8 @@ def tables(cases: Sequence[Case], results: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _summary(
-    cases: Sequence[Case], seen: Sequence[Case], results: Mapping[str, Any]
-) -> Iterator[str]:
+def _by_project(seen: Sequence[Case]) -> Iterator[str]:
+    """Yield a line for each project; what was not seen is in none of them."""
     yield "| project | pairs told apart by a command | by a function alone | open |"
     yield "|---|---|---|---|"
     rows = {project: [one for one in seen if one.project == project] for project in _projects(seen)}
@@ -80,12 +99,6 @@ def _summary(
         commands = sum(one.kind == "command" for one in pairs)
         opened = len(those) - len(pairs)
         yield f"| {project} | {commands} | {len(pairs) - commands} | {opened} |"
-    seconds = [_seconds(results[one.name]) for one in seen]
-    yield ""
-    yield (
-        f"{len(seen)} of {len(cases)} cases, {sum(seconds):.0f} s of CPU in all,"
-        f" {max(seconds, default=0):.0f} s the longest."
-    )
 
 
 def _projects(cases: Sequence[Case]) -> list[str]:

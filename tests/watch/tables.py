@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.watch.runs import healthy, planted
+from tests.watch.runs import healthy, planted, traincheck
 from vtool.diagnostics import RULES
 
 PAGE = Path(__file__).parents[2] / "docs/watch.md"
@@ -28,6 +28,7 @@ def _lines() -> Iterator[str]:
     yield "| mistake | rule | |\n|---|---|---|"
     for name, one in planted.RUNS.items():
         yield f"| {name} | `{one.rule}` {RULES[one.rule].code} | {one.severity} |"
+    yield from _traincheck()
     yield "\n### Healthy runs"
     yield (
         f"{len(healthy.RUNS)} runs in which nothing is wrong: no error, no warning, and a verdict."
@@ -35,3 +36,21 @@ def _lines() -> Iterator[str]:
     )
     yield "| run |\n|---|"
     yield from (f"| {name} |" for name in healthy.RUNS)
+
+
+def _traincheck() -> Iterator[str]:
+    runs = {name: one.planted for name, one in traincheck.ERRORS.items()}
+    seen = sum(run is not None for run in runs.values())
+    yield "\n### TrainCheck's errors"
+    yield (
+        f"[TrainCheck](https://github.com/OrderLab/TrainCheck) detects 18 errors. The mistake of"
+        f" {seen} of\nthem is one of the runs above, and `vtool watch` finds it;"
+        f" {18 - seen} are not seen, or were not run.\n"
+    )
+    yield "| theirs | what | `vtool watch` |\n|---|---|---|"
+    for name, one in traincheck.ERRORS.items():
+        if one.planted is None:
+            told = f"not seen: {one.not_seen}"
+        else:
+            told = f"`{planted.RUNS[one.planted].rule}` ({one.planted})"
+        yield f"| {name} | {one.what} | {told} |"

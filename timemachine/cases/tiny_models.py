@@ -32,6 +32,19 @@ def llava(name):
     return getattr(t, f"{LLAVAS[name]}ForConditionalGeneration")(config)
 
 
+def llava_onevision(_):
+    seen, text = t.SiglipVisionConfig(**SEEN), t.Qwen2Config(**TEXT)
+    given = {"vision_config": seen, "text_config": text, "image_token_index": 500}
+    config = t.LlavaOnevisionConfig(**given, video_token_index=501)
+    return t.LlavaOnevisionForConditionalGeneration(config)
+
+
+def mistral3(_):
+    seen, text = t.PixtralVisionConfig(**SEEN), t.MistralConfig(**TEXT)
+    given = {"vision_config": seen, "text_config": text, "image_token_index": 500}
+    return t.Mistral3ForConditionalGeneration(t.Mistral3Config(**given))
+
+
 def gemma3(_):
     text, vision = t.Gemma3TextConfig(**TEXT, head_dim=16), t.SiglipVisionConfig(**SEEN)
     given = {"text_config": text, "vision_config": vision, "image_token_index": 500}
@@ -77,6 +90,7 @@ def text(name):
 MAKE = {
     "qwen2_vl": qwen_vl, "qwen2_5_vl": qwen_vl, **dict.fromkeys(LLAVAS, llava), "glm4v": glm4v,
     "gemma3": gemma3, "paligemma": paligemma, "mamba2": mamba2, "bart": bart,
+    "llava_onevision": llava_onevision, "mistral3": mistral3,
 }  # fmt: skip
 
 

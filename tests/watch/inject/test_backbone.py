@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.watch.inject import tiny
-from vtool.watch.inject.vtool_watch.alone import _looks_ahead
+from vtool.watch.inject.vtool_watch.alone import _looks_ahead, _switches
 from vtool.watch.inject.vtool_watch.model import _is_tie_meant, describe
 
 
@@ -97,3 +97,31 @@ CAUSAL = torch.ones(1, 1, 4, 4, dtype=torch.bool).tril()
 )
 def test_a_mask_that_lets_tokens_see_what_follows_is_known(mask: Tensor, ahead: bool) -> None:
     assert _looks_ahead(mask) is ahead
+
+
+def test_the_decoder_of_t5_gives_its_head_what_the_config_scales() -> None:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    sizes = {"vocab_size": 64, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1}
+    model: Any = T5ForConditionalGeneration(T5Config(**sizes, num_heads=2, dropout_rate=0.0)).eval()
+    found = describe(model, model.lm_head)
+    assert found.base is model.decoder
+    seen: list[Tensor] = []
+    model.decoder.register_forward_hook(lambda *given: seen.append(given[2].last_hidden_state))
+    ids = torch.arange(3, 9)[None]
+    logits = model(input_ids=ids, decoder_input_ids=ids).logits
+    mine = found.scale * seen[0].double() @ model.lm_head.weight.double().T
+    torch.testing.assert_close(logits.double(), mine, rtol=1e-5, atol=1e-6)
+
+
+def test_a_decoder_alone_in_a_wrapper_is_what_is_called() -> None:
+    from transformers import OPTConfig, OPTForCausalLM
+
+    sizes = {"vocab_size": 64, "hidden_size": 16, "ffn_dim": 32, "num_hidden_layers": 1}
+    model: Any = OPTForCausalLM(OPTConfig(**sizes, num_attention_heads=2, word_embed_proj_dim=16))
+    assert describe(model, model.lm_head).base is model.model.decoder
+
+
+def test_what_a_backbone_was_switched_to_is_kept_for_rows_by_themselves() -> None:
+    given = {"is_decoder": True, "use_cache": True, "return_dict": True, "input_ids": torch.ones(1)}
+    assert _switches(given) == {"is_decoder": True}

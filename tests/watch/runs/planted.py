@@ -295,6 +295,9 @@ RUNS: dict[str, Planted] = {
     "old weights written back once": note(
         "parameter-stopped-moving", made=weights.remember, after_step=weights.write_back_once
     ),
+    "a layer stepped once and no more": error(
+        "step-not-the-optimizers", made=weights.leave_a_layer_out
+    ),
     "a rate that falls to nearly nought": warning(
         "parameter-stopped-moving",
         epochs=True,

@@ -29,6 +29,28 @@ def write_back_once(model: Any, optimizer: Any, step: int) -> None:
         write_back(model, optimizer, step)
 
 
+def leave_a_layer_out(model: Any, optimizer: Any) -> None:
+    """Step no more what is in the first layer, from the second step on (pytorch#115607)."""
+    import torch
+
+    layer = list(model.model.layers[0].parameters())
+    before: list[Any] = []
+    steps: list[int] = []
+
+    def remember_layer(*_: Any) -> None:
+        steps.append(1)
+        before[:] = [parameter.detach().clone() for parameter in layer]
+
+    def put_back(*_: Any) -> None:
+        if len(steps) > 1:
+            with torch.no_grad():
+                for old, parameter in zip(before, layer, strict=True):
+                    parameter.copy_(old)
+
+    optimizer.register_step_pre_hook(remember_layer)
+    optimizer.register_step_post_hook(put_back)
+
+
 def swap(model: Any, optimizer: Any, step: int) -> None:
     """Evaluate old weights, as those of an average, and put the new ones in again."""
     import torch

@@ -37,6 +37,8 @@ def compare(found: Found, record: Record) -> dict[str, Any]:
         raise NotRun("nothing was kept of the micro-batch (VTOOL_WATCH_MIB)")
     inputs, hidden = record.alone["inputs"], record.alone["hidden"]
     _refuse(found, inputs)
+    if isinstance(record.alone["given"].get("encoder_hidden_states"), Tensor):
+        raise NotRun("the decoder is given what an encoder has made")
     ids = inputs["input_ids"]
     texts = [_unpadded(found, ids, text) for text in _texts(inputs, ids)]
     owners = visual_owners(inputs, ids, texts, found.model.config)
@@ -50,13 +52,13 @@ def compare(found: Found, record: Record) -> dict[str, Any]:
             alone, positions = [], []
             for number, text in enumerate(texts[:TEXTS]):
                 heard.clear()
-                alone.append(_run(base, inputs, owners, number, text))
+                alone.append(_run(base, record, owners, number, text))
                 positions.append(heard.get("positions"))
         ahead = _ahead(found, record, owners, texts[:TEXTS], alone)
         eps = _eps(base, record.autocast)
         moved = 0.0
         for draw in range(DRAWS):
-            shaken = _shaken(base, inputs, owners, texts[:1], eps, draw)
+            shaken = _shaken(base, record, owners, texts[:1], eps, draw)
             for one, other in zip(alone, shaken):
                 moved = max(moved, _apart(other, one))
     low = eps > 1e-5
@@ -187,7 +189,7 @@ def _refuse(found: Found, inputs: dict[str, Any]) -> None:
         raise NotRun("the weights are sharded: a forward pass would be a collective")
     if found.layout is None and _depends_on_length(found, inputs["input_ids"].shape[-1]):
         raise NotRun("the rotary embedding is another one for a batch as long as this")
-    for name in ("inputs_embeds", "encoder_outputs", "decoder_input_ids", "input_features"):
+    for name in ("inputs_embeds", "encoder_outputs", "decoder_input_ids", "input_features", "bbox"):
         if isinstance(inputs.get(name), Tensor) and not inputs.get("embeddings_given"):
             raise NotRun(f"the model is given {name}")
 
@@ -214,10 +216,12 @@ def _depends_on_length(found: Found, length: int) -> bool:
 
 
 def _run(
-    base: Any, inputs: dict[str, Any], owners: dict[str, list[int]], number: int, text: Document
+    base: Any, record: Record, owners: dict[str, list[int]], number: int, text: Document
 ) -> Tensor:
+    inputs = record.alone["inputs"]
     columns = text.columns.to(inputs["input_ids"].device)
     given = {"input_ids": inputs["input_ids"][text.row, columns][None], "use_cache": False}
+    given |= _switches(record.alone["given"])
     given.update(visuals_of(inputs, owners, number))
     names = ["mm_token_type_ids", "token_type_ids"]
     if isinstance(inputs.get("labels"), Tensor):  # of PaliGemma: its backbone makes the mask
@@ -230,6 +234,15 @@ def _run(
     if isinstance(seconds, Tensor) and number in videos:
         given["second_per_grid_ts"] = seconds[[k for k, n in enumerate(videos) if n == number]]
     return _hidden(base(**given))[0]
+
+
+def _switches(given: dict[str, Any]) -> dict[str, bool]:
+    """Return what turns parts of a backbone on or off, such as BLIP's `is_decoder`."""
+    return {
+        name: value
+        for name, value in given.items()
+        if isinstance(value, bool) and not name.startswith(("use_", "return_", "output_"))
+    }
 
 
 def _again(base: Any, given: dict[str, Any]) -> Tensor:
@@ -247,7 +260,7 @@ def _hidden(out: Any) -> Tensor:
 
 def _shaken(
     base: Any,
-    inputs: dict[str, Any],
+    record: Record,
     owners: dict[str, list[int]],
     texts: list[Document],
     eps: float,
@@ -271,7 +284,7 @@ def _shaken(
     leaves = [m for m in base.modules() if next(m.parameters(recurse=False), None) is not None]
     handles = [m.register_forward_hook(shake) for m in leaves]
     try:
-        return [_run(base, inputs, owners, k, text) for k, text in enumerate(texts)]
+        return [_run(base, record, owners, k, text) for k, text in enumerate(texts)]
     finally:
         for handle in handles:
             handle.remove()

@@ -131,6 +131,9 @@ def describe(model: Any, head: Any) -> Found:
     text = megatron.text_of(config)
     scale = float(getattr(text, "logit_scale", None) or 1.0)
     scale /= float(getattr(text, "logits_scaling", None) or 1.0)
+    if base is getattr(model, "decoder", None) and hasattr(model, "model_dim"):  # T5 and its like
+        tied = getattr(config, "tie_word_embeddings", True)
+        scale *= model.model_dim**-0.5 if getattr(config, "scale_decoder_outputs", tied) else 1.0
     name = next((n for n, m in model.named_modules() if m is head), type(head).__name__)
     norm_name, norm = _final_norm(base)
     return Found(
@@ -149,6 +152,16 @@ def describe(model: Any, head: Any) -> Found:
 
 def _backbone(model: Any, head: Any) -> Any:
     """Return what gives the head its hidden states."""
+    base = _base(model, head)
+    if base is model and getattr(model.config, "is_encoder_decoder", False):
+        return getattr(model, "decoder", base)  # T5: encoder and decoder stand beside the head
+    parts = [name for name, _ in base.named_children()]
+    if parts == ["decoder"]:  # OPT, BartForCausalLM: what is called is the decoder within
+        return base.decoder
+    return base
+
+
+def _base(model: Any, head: Any) -> Any:
     base = model.base_model
     for _ in range(3):  # a wrapper whose base is itself a model with a head
         inner = getattr(base, "base_model", base)

@@ -1,0 +1,50 @@
+"""The reports of docs/found: short scripts, and each fails as it says."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOUND = Path(__file__).parents[2] / "docs/found"
+REPORTS = sorted(file for file in FOUND.glob("*.md") if file.name != "README.md")
+SAYS = {
+    "transformers-47688": ("transformers", "4.000 times the gradient"),
+    "trl-image-placeholders": ("trl", "4 placeholders of an image are labels"),
+    "verl-mm-token-type-ids": ("verl", "mm_token_type_ids is gone"),
+}
+
+
+def script_of(report: Path) -> str:
+    (script,) = re.findall(r"```python\n(.*?)```", report.read_text("utf-8"), re.S)
+    return str(script)
+
+
+@pytest.mark.parametrize("report", REPORTS, ids=lambda one: one.stem)
+def test_a_report_has_a_script_of_thirty_lines_and_is_listed(report: Path) -> None:
+    assert len([line for line in script_of(report).splitlines() if line.strip()]) <= 30
+    assert f"[{report.stem}]({report.name})" in (FOUND / "README.md").read_text("utf-8")
+    assert "**The smallest patch**" in report.read_text("utf-8")
+    assert report.stem in SAYS
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", SAYS)
+def test_the_script_of_a_report_fails_as_it_says(name: str, tmp_path: Path) -> None:
+    package, said = SAYS[name]
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    (tmp_path / "failing.py").write_text(script_of(FOUND / f"{name}.md"), encoding="utf-8")
+    ended = subprocess.run(
+        [sys.executable, "failing.py"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert said in ended.stderr.splitlines()[-1]

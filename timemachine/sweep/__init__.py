@@ -1,0 +1,1 @@
+"""Which of transformers' classes its Trainer trains wrongly under accumulation."""
