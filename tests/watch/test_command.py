@@ -116,6 +116,7 @@ def test_the_folder_is_its_owners_alone(tmp_path: Path) -> None:
         (["--", "./plain.txt"], 126, "cannot be run (chmod +x)"),
         (["--", "train.py"], 126, "cannot be run (python train.py)"),
         (["--", "./train.py"], 126, "cannot be run (python ./train.py)"),
+        (["--", "./"], 126, "is a folder, and no command"),
         (["--to", "plain.txt", "--", "true"], 2, "plain.txt cannot be written into"),
         (["--to", "earlier", "--", "true"], 2, "earlier has the facts of an earlier run"),
         (["--to", "full", "--", "true"], 2, "full is not empty (a.txt)"),
@@ -139,6 +140,15 @@ def test_bad_input_is_one_clear_line(
     assert done.status == status, done.output
     assert said in re.sub(r"[\s│]+", " ", done.stderr)
     assert "Traceback" not in done.output
+
+
+def test_a_baseline_that_is_none_is_said_before_the_start(tmp_path: Path) -> None:
+    (tmp_path / "plain.txt").write_text("text")
+    done = run_vtool(tmp_path, "watch", "--baseline", "plain.txt", "--", "touch", "started")
+    assert done.status == 2
+    assert "unusable-baseline" in done.output
+    assert "Traceback" not in done.output
+    assert not (tmp_path / "started").exists()
 
 
 def test_an_interpreter_that_ignores_the_path_is_named(tmp_path: Path) -> None:

@@ -128,6 +128,35 @@ def test_a_micro_batch_of_which_nothing_is_learnt_is_a_note(tmp_path: Path) -> N
     assert rules(result)["rank-learns-nothing"] == "note"
 
 
+@pytest.mark.parametrize(("last", "found"), [(0, {"step-not-the-optimizers": "warning"}), (1, {})])
+def test_moments_that_are_thrown_away_before_each_step_are_found(
+    tmp_path: Path, last: int, found: dict[str, str]
+) -> None:
+    def change(fact: Fact) -> None:
+        for tensor in (fact.get("reference") or {}).values():
+            tensor["age"] = last if fact["step"] == 2 else 0
+
+    assert rules(conclude(tmp_path, changed(healthy(), change))) == found
+
+
+@pytest.mark.parametrize(
+    ("pixels", "idle", "found"),
+    [
+        ("rows", 2, {"parameter-without-gradient": "warning"}),
+        ("rows", 1, {}),  # features of the last layer but one
+        (None, 2, {}),  # rows of text
+    ],
+)
+def test_images_that_no_gradient_comes_to_are_found(
+    tmp_path: Path, pixels: str | None, idle: int, found: dict[str, str]
+) -> None:
+    def change(fact: Fact) -> None:
+        on("arrived", of_images={"layers": 2, "idle": idle})(fact)
+        on("rows", pixels=pixels)(fact)
+
+    assert rules(conclude(tmp_path, changed(healthy(), change))) == found
+
+
 @pytest.mark.parametrize(("steps", "found"), [(3, True), (1, False)])
 def test_layers_without_a_gradient_are_found_in_several_steps(
     tmp_path: Path, steps: int, found: bool

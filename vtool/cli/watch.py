@@ -112,13 +112,15 @@ def watch(
     """
     import sys
 
+    from vtool.cli.common import exit_on_findings
     from vtool.cli.load_check import can_write
     from vtool.watch.folder import WatchOptions
 
     command = list(context.meta[_COMMAND])
     options = WatchOptions(steps, every, tokens, memory, text)
     _check(command, read, print_env, to, tokenizer)
-    can_write(baseline, html)
+    with exit_on_findings("watch", str(read or " ".join(command)[:80]), format):
+        can_write(baseline, html)
     page = _Page(baseline, html, tokenizer, format)
     if read is not None:
         results = page.conclude(read, sys.stdout, str(read))

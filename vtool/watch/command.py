@@ -49,6 +49,8 @@ def find_command(name: str, path: str | None = None) -> str:
     if os.path.isfile(name) and (os.sep in name or name.endswith(".py")):
         how = f"python {name}" if name.endswith(".py") else "chmod +x"
         raise NotRunnableError(f"the command {name} cannot be run ({how}); nothing was started")
+    if os.sep in name and os.path.isdir(name):
+        raise NotRunnableError(f"{name} is a folder, and no command; nothing was started")
     if os.sep in name:
         raise ValueError(f"the command {name} is not there; nothing was started")
     raise ValueError(

@@ -10,6 +10,7 @@ RUNS: dict[str, Recipe] = {
         for family in ("qwen2", "gemma2", "granite", "llama")
     },
     "bfloat16 weights, a large rate": Recipe(dtype="bfloat16", lr=0.05),
+    "float64 weights": Recipe(dtype="float64"),
     "one micro-batch a step": Recipe(accumulate=1),
     "five micro-batches a step": Recipe(accumulate=5),
     "batches of one row": Recipe(batch=1, accumulate=3),

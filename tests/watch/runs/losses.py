@@ -48,3 +48,10 @@ def three_learnt(rows: list[Row]) -> list[Row]:
         first = next(at for at, label in enumerate(row["labels"]) if label >= 0)
         made.append({key: ids[: first + 3] for key, ids in row.items()})
     return made
+
+
+def of_first_row(logits: Any, labels: Any, model: Any) -> Any:
+    """Compute the loss of the first row of a batch, and of no other."""
+    from tests.watch.runs.loop import cross_entropy
+
+    return cross_entropy(logits[:1], labels[:1], model)

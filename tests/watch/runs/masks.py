@@ -125,3 +125,15 @@ def nothing_of_every_second(rows: list[Row]) -> list[Row]:
         {**row, "labels": [-100] * len(row["labels"])} if at % 2 else row
         for at, row in enumerate(rows)
     ]
+
+
+def half_of_answers(rows: list[Row]) -> list[Row]:
+    """Leave the first half of each answer out, but for its first token."""
+
+    def half(row: Row) -> Row:
+        on = [at for at, label in enumerate(row["labels"]) if label != -100]
+        out = set(on[1 : len(on) // 2 + 1])
+        labels = [-100 if at in out else label for at, label in enumerate(row["labels"])]
+        return {**row, "labels": labels}
+
+    return [half(row) for row in rows]

@@ -69,6 +69,10 @@ RUNS: dict[str, Planted] = {
     "nothing learnt on a rank, DDP": warning(
         "rank-learns-nothing", world=2, data=masks.nothing_of_every_second
     ),
+    "of each batch the first row alone learnt": warning(
+        "rank-learns-nothing", loss=losses.of_first_row
+    ),
+    "half of each answer left out": note("answer-partly-learnt", data=masks.half_of_answers),
     "the end token masked": warning("end-of-turn-not-learnt", data=changes.no_end),
     "each row cut off within its answer": warning("end-of-turn-not-learnt", data=masks.cut_off),
     "most rows cut off within their answer": note("answer-partly-learnt", data=masks.most_cut_off),
@@ -240,6 +244,9 @@ RUNS: dict[str, Planted] = {
     "weights shrunk between steps": note(
         "step-not-the-optimizers", after_step=changes.shrink_weights
     ),
+    "moments thrown away after each step": warning(
+        "step-not-the-optimizers", after_step=steps.throw_moments_away
+    ),
     "each gradient stepped twice": error("gradient-stepped-twice", made=steps.twice, steps=4),
     "all parameters in two optimizers": error("gradient-stepped-twice", made=steps.by_another_too),
     "betas dropped": error("step-not-the-optimizers", made=changes.other_betas),
@@ -260,6 +267,9 @@ RUNS: dict[str, Planted] = {
     "a part that nothing uses": note("parameter-without-gradient", built=changes.unused),
     "a layer without a gradient": warning(
         "parameter-without-gradient", built=steps.layer_without_gradient
+    ),
+    "images that no gradient comes to": warning(
+        "parameter-without-gradient", image=True, vision=True, built=steps.detach_images
     ),
     "the head cut off from the layers": warning(
         "parameter-without-gradient", built=steps.detach_head

@@ -124,3 +124,11 @@ def group_raised_later(own: list[Any], lr: float) -> Any:
     made = _groups(own, lr, lr)
     torch.optim.lr_scheduler.LambdaLR(made, [lambda _: 1.0, lambda step: float(step > 9)])
     return made
+
+
+def throw_moments_away(model: Any, optimizer: Any, step: int) -> None:
+    optimizer.state.clear()
+
+
+def detach_images(model: Any) -> None:
+    model.model.multi_modal_projector.register_forward_hook(lambda part, given, out: out.detach())

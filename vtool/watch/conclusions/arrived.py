@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.check import Check, Outcome, found
 from vtool.watch.conclusions.engine import OF_HALF, Engine, engine_of, untrained_norm
-from vtool.watch.conclusions.rates import groups_without_rate, on_the_way, rates_are_nought
-from vtool.watch.facts import Fact, Facts
+from vtool.watch.conclusions.rates import (
+    never_ages,
+    on_the_way,
+)
+from vtool.watch.facts import Facts
 
 RANKS_DIFFER = Rule(
     name="gradients-differ-between-ranks",
@@ -98,41 +101,13 @@ NO_GROUP = Rule(
     good="AdamW([p for p in model.parameters() if p.requires_grad])",
     fix="Give it to the optimizer, or freeze it with requires_grad_(False).",
 )
-DRIFT = Rule(
-    name="replicas-drift",
-    code="VT929",
-    summary="Ranks that should hold the same weights do not.",
-    why=(
-        "One copy is saved; the others were trained on their rows for nothing, and each step's"
-        " mean gradient is of several models."
-    ),
-    bad="weights drawn on each rank from a seed of its own, without DDP's broadcast",
-    good="weights that are the same on each rank after every step",
-    fix="Broadcast weights from rank 0 before the first step, and reduce every gradient.",
-)
-STUCK = Rule(
-    name="parameter-stopped-moving",
-    code="VT930",
-    summary="Parameters with a gradient have not moved since an earlier step, or were put back.",
-    why="They are trained no more, and something has done it: the rate, or what writes them back.",
-    bad="a learning rate of 1e-30, or old weights that are written back after each step",
-    good="weights that move as long as they have a gradient and a rate",
-    fix="Look at the learning rate of its group at that step, and at what else writes weights.",
-    severity="warning",
-)
-
-
 _LEAST, _REST = 0.005, 0.02
 """The part of a step that is left, and of it what rounding may have moved."""
 _AVERAGE = "keep averages apart, and swap them in for evaluation alone"
 _WRITES = "nothing, if weights are projected, pruned or averaged on purpose"
-_FROZEN_BY_RATE = "nothing, if it is raised later; requires_grad_(False) freezes for good"
-_ROUNDED = (
-    "with steps as small as these gradients, float32 may round them away; a larger rate moves"
-)
 
 
-def _shared(facts: Facts, kind: str, what: str) -> str | None:
+def shared(facts: Facts, kind: str, what: str) -> str | None:
     """Return why ranks are not to be held against each other, or None."""
     if facts.not_data_parallel:
         return f"ranks share the model ({facts.not_data_parallel})"
@@ -143,7 +118,7 @@ def _shared(facts: Facts, kind: str, what: str) -> str | None:
 
 def gradients_differ(facts: Facts) -> bool:
     """Tell whether ranks that hold the same weights have different gradients in a step."""
-    if _shared(facts, "arrived", "gradients"):
+    if shared(facts, "arrived", "gradients"):
         return False
     return any(len({one["digest"] for one in ones}) > 1 for _, ones in facts.by_step("arrived"))
 
@@ -188,7 +163,7 @@ def _ranks_differ(facts: Facts) -> Outcome:
     arrived = facts.of("arrived")
     if len({one["rank"] for one in arrived}) < 2:
         return Outcome(not_run="one rank alone has this model")
-    if why := facts.no_gradients or _shared(facts, "arrived", "gradients"):
+    if why := facts.no_gradients or shared(facts, "arrived", "gradients"):
         return Outcome(not_run=why)
     for step, ones in facts.by_step("arrived"):
         digests = Counter(one["digest"] for one in ones)
@@ -263,6 +238,34 @@ def _not_finite(facts: Facts) -> Outcome:
     return Outcome()
 
 
+def _written(facts: Facts) -> Diagnostic | None:
+    """Look for something that takes a part of each step back, or writes weights otherwise."""
+    looked = [one["undone"] for one in facts.of("arrived") if one.get("undone")]
+    if len(looked) < 2:
+        return None
+    written = [one.get("written") for one in looked]
+    if any(not one or one["tensors"] * 2 < one["of"] for one in written):
+        return None
+    shares = [float(one["share"]) for one in written if one]
+    if all(one and one["rest"] <= _REST and _LEAST < one["share"] < 1 - _LEAST for one in written):
+        message = (
+            f"before each of {len(looked)} steps, of what the last one changed only"
+            f" {min(shares):.1%} is left: an average is written back into the weights that train"
+        )
+        return found(NOT_ADAM, message, help=_AVERAGE, severity="warning")
+    message = f"before each of {len(looked)} steps something beside the optimizer writes weights"
+    return found(NOT_ADAM, message, help=_WRITES, severity="note")
+
+
+def _begins_anew(facts: Facts) -> Diagnostic | None:
+    """Look for an optimizer whose moments are thrown away before each step."""
+    if not (steps := never_ages(facts)):
+        return None
+    message = f"in each of {steps} steps AdamW begins anew, without the moments of the one before"
+    help = "make the optimizer once, before the loop, and keep its state"
+    return found(NOT_ADAM, message, help=help, severity="warning")
+
+
 def _not_adam(facts: Facts) -> Outcome:
     references = [
         (one, name, tensor)
@@ -270,15 +273,15 @@ def _not_adam(facts: Facts) -> Outcome:
         for name, tensor in (one.get("reference") or {}).items()
         if tensor.get("off") is not None
     ]
-    written = _written_back(facts)
-    written = written if written and written.rule == NOT_ADAM.name else None
+    written = _written(facts)
     if not references:
         return Outcome((written,) if written else (), not_run=_no_reference(facts))
     worst = max(references, key=lambda each: each[2]["off"])
     off = float(worst[2]["off"])
     measured = {"ulps": f"{off:.3g}", "tensors": len({name for _, name, _ in references})}
     if off <= 16:
-        return Outcome((written,) if written else (), measured=measured)
+        one = _begins_anew(facts) or written
+        return Outcome((one,) if one else (), measured=measured)
     message = (
         f"{worst[1]} is {off:.3g} units in the last place away from AdamW's step"
         f" {int(worst[0]['step']) + 1} in float64 (rounding allows 16)"
@@ -295,7 +298,8 @@ def _no_reference(facts: Facts) -> str:
     )
 
 
-def _lost(facts: Facts) -> Outcome:
+def lost(facts: Facts) -> Outcome:
+    """Look for updates that 16 bits round away."""
     references = [
         (int(one["step"]), name, tensor)
         for one in facts.of("stepped")
@@ -356,143 +360,12 @@ def _no_group(facts: Facts) -> Outcome:
     return Outcome((found(NO_GROUP, message),))
 
 
-def _drift(facts: Facts) -> Outcome:
-    if not facts.of("drift"):
-        return Outcome(not_run="no digest of the weights was taken")
-    if why := _shared(facts, "drift", "weights"):
-        return Outcome(not_run=why)
-    if len({one["rank"] for one in facts.of("drift")}) < 2:
-        return Outcome(not_run="one rank alone has this model")
-    if gradients_differ(facts):
-        return Outcome(not_run="each rank has another gradient: weights differ by that")
-    for step, ones in facts.by_step("drift"):
-        if len({one["digest"] for one in ones}) < 2:
-            continue
-        first = ones[0].get("tensors") or {}
-        names = [
-            name
-            for name in first
-            if any((one.get("tensors") or {}).get(name) != first[name] for one in ones)
-        ]
-        message = f"after step {step + 1} ranks differ in {named(names, len(names)) or 'weights'}"
-        return Outcome((found(DRIFT, message),))
-    return Outcome()
-
-
-def _undone(facts: Facts) -> Diagnostic | None:
-    """Look for steps that were undone before the next: what happens once may be a trial."""
-    looked = [
-        (int(one["step"]), one["undone"].get("to"))
-        for one in facts.of("arrived")
-        if one.get("undone")
-    ]
-    put_back = {step: int(to) for step, to in looked if to is not None}
-    if not put_back:
-        return None
-    step, to = next(iter(put_back.items()))
-    always = len(put_back) > 1 and set(put_back) == {step for step, _ in looked}
-    often = f"before each of {len(put_back)} steps" if always else f"before step {step + 1}"
-    message = (
-        f"{often} all small weights are put back to what they were before"
-        f" {'an earlier one' if always else f'step {to + 1}'}: what was learnt in between is lost"
-    )
-    if always:
-        return found(STUCK, message)
-    help = "nothing, if a trial was undone, or a step that went wrong"
-    return found(STUCK, message, help=help, severity="note")
-
-
-def _not_held(facts: Facts) -> str | None:
-    """Return why weights were not held against those of an earlier step."""
-    looked = facts.of("drift")
-    if not looked:
-        return "no later step was looked at (--every)"
-    if any(one.get("nonfinite") for one in facts.of("arrived")):
-        return "gradients are not finite: weights are no numbers from then on"
-    if facts.owns_nothing:
-        return "the optimizer has none of the model's parameters"
-    if _lost(facts).findings:
-        return "updates are lost in rounding"
-    alone = max(Counter(one["rank"] for one in looked).values()) < 2
-    return "one step alone was looked at (--steps, --every)" if alone else None
-
-
-def _may_round_away(facts: Facts, drift: Fact, stuck: int) -> bool:
-    """Tell whether steps are as small as gradients, and few tensors have not moved.
-
-    Where Adam and its kin divide by the gradient's size, a step is about the learning rate; in
-    plain descent that of a norm's weight, near 1, may be too small for float32.
-    """
-    adam = "adam" in str(facts.model.get("optimizer")).lower()
-    return not adam and stuck * 2 < len(drift.get("tensors") or ())
-
-
-def _written_back(facts: Facts) -> Diagnostic | None:
-    """Look for something that takes a part of each step back, or all of it for some tensors."""
-    looked = [one["undone"] for one in facts.of("arrived") if one.get("undone")]
-    if len(looked) < 2:
-        return None
-    back = set.intersection(*(set(one.get("back") or ()) for one in looked))
-    if back:
-        message = (
-            f"before each of {len(looked)} steps {named(sorted(back), len(back))} are put back to"
-            " what they were before the last one"
-        )
-        return found(STUCK, message)
-    written = [one.get("written") for one in looked]
-    if any(not one or one["tensors"] * 2 < one["of"] for one in written):
-        return None
-    shares = [float(one["share"]) for one in written if one]
-    if all(one and one["rest"] <= _REST and _LEAST < one["share"] < 1 - _LEAST for one in written):
-        message = (
-            f"before each of {len(looked)} steps, of what the last one changed only"
-            f" {min(shares):.1%} is left: an average is written back into the weights that train"
-        )
-        return found(NOT_ADAM, message, help=_AVERAGE, severity="warning")
-    message = f"before each of {len(looked)} steps something beside the optimizer writes weights"
-    return found(NOT_ADAM, message, help=_WRITES, severity="note")
-
-
-def _without_rate(facts: Facts) -> Diagnostic | None:
-    """Look for groups whose learning rate is 0 in every step."""
-    steps = len({int(one["step"]) for one in facts.of("stepped")})
-    if rates_are_nought(facts):
-        return found(STUCK, f"the learning rate of every group is 0 in each of {steps} steps")
-    if groups := groups_without_rate(facts):
-        number, tensors = groups[0]
-        message = (
-            f"the learning rate of group {number + 1} of the optimizer, of {tensors} tensors, is 0"
-            f" in each of {steps} steps, and of others it is not"
-        )
-        return found(STUCK, message, help=_FROZEN_BY_RATE, severity="note")
-    return None
-
-
-def _stuck(facts: Facts) -> Outcome:
-    written = _written_back(facts)
-    back = written if written and written.rule == STUCK.name else None
-    if undone := _undone(facts) or back or _without_rate(facts):
-        return Outcome((undone,))
-    if why := _not_held(facts):
-        return Outcome(not_run=why)
-    for one in facts.of("drift"):
-        if (names := one.get("stuck")) and not on_the_way(facts, int(one["step"])):
-            count = int(one.get("n_stuck") or len(names))
-            message = f"until step {int(one['step']) + 1}: {named(names, count)}"
-            if _may_round_away(facts, one, count):
-                return Outcome((found(STUCK, message, help=_ROUNDED, severity="note"),))
-            return Outcome((found(STUCK, message),))
-    return Outcome()
-
-
 CHECKS = (
     Check(RANKS_DIFFER, "arrived", _ranks_differ),
     Check(OTHER_GRADIENT, "arrived", _other_gradient),
     Check(NOT_FINITE, "arrived", _not_finite),
     Check(NOT_ADAM, "arrived", _not_adam),
-    Check(LOST, "arrived", _lost),
+    Check(LOST, "arrived", lost),
     Check(FROZEN_MOVED, "arrived", _frozen_moved),
     Check(NO_GROUP, "arrived", _no_group),
-    Check(DRIFT, "arrived", _drift),
-    Check(STUCK, "arrived", _stuck),
 )

@@ -1,6 +1,6 @@
 """Parameters, layers and whole models that nothing gives a gradient."""
 
-from vtool.diagnostics import Rule
+from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.arrived import named, not_arrived
 from vtool.watch.conclusions.check import Check, Outcome, found
 from vtool.watch.facts import Facts
@@ -46,6 +46,17 @@ def _idle(facts: Facts) -> list[str]:
     return [layer for layer in arrived[0]["idle"] if layer in idle]
 
 
+def _blind(facts: Facts) -> int:
+    """Return how many layers see images, where rows have some and none of them has a gradient."""
+    seen = [one["of_images"] for one in facts.of("arrived") if one.get("of_images")]
+    steps = {int(one["step"]) for one in facts.of("arrived")}
+    pixels = {int(one["step"]) for one in facts.of("rows") if one.get("pixels")}
+    if len(steps) < 2 or not seen or not steps <= pixels or facts.not_data_parallel:
+        return 0
+    layers = max(int(one["layers"]) for one in seen)
+    return layers if all(one["layers"] == one["idle"] for one in seen) else 0
+
+
 def _no_gradient(facts: Facts) -> Outcome:
     if why := not_arrived(facts):
         return Outcome(not_run=why)
@@ -65,15 +76,28 @@ def _no_gradient(facts: Facts) -> Outcome:
         for one in facts.of("arrived")
     ]
     names = sorted(set.intersection(*without))
+    if one := _of_layers(facts):
+        return Outcome((one,))
+    if not names:
+        return Outcome()
+    return Outcome((found(NO_GRADIENT, f"in all watched steps: {named(names, len(names))}"),))
+
+
+def _of_layers(facts: Facts) -> Diagnostic | None:
+    """Look for layers that nothing gives a gradient."""
     if idle := _idle(facts):
         message = (
             f"in all watched steps nothing comes to any trained parameter of {len(idle)}"
             f" layer{'s' if len(idle) > 1 else ''}: {named(idle, len(idle))}"
         )
-        return Outcome((found(NO_GRADIENT, message, help=_IDLE_HELP, severity="warning"),))
-    if not names:
-        return Outcome()
-    return Outcome((found(NO_GRADIENT, f"in all watched steps: {named(names, len(names))}"),))
+        return found(NO_GRADIENT, message, help=_IDLE_HELP, severity="warning")
+    if layers := _blind(facts):
+        message = (
+            f"rows have images, and in all watched steps nothing comes to the {layers} trained"
+            " layers that see them"
+        )
+        return found(NO_GRADIENT, message, help=_IDLE_HELP, severity="warning")
+    return None
 
 
 CHECKS = (Check(NO_GRADIENT, "arrived", _no_gradient),)

@@ -227,7 +227,7 @@ def _end_of_turn(facts: Facts) -> Outcome:
     if learnt:
         return Outcome(measured=measured)
     behind = [micro.ends_behind for micro in looked]
-    cut = None not in behind and not any(behind)
+    cut = None not in behind and not any(behind) and not any(micro.not_next for micro in looked)
     if cut and facts.is_judged:  # completions that reached their limit
         return Outcome(not_run="no row that was judged goes up to an end token", measured=measured)
     message = f"{present} end tokens are in the rows that were read, and none of them is learnt"

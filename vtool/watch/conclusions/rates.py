@@ -43,6 +43,18 @@ def groups_without_rate(facts: Facts) -> list[tuple[int, int]]:
     return found if others else []
 
 
+def never_ages(facts: Facts) -> int:
+    """Return in how many steps AdamW had no moments of an earlier one; 0 where it had some."""
+    ages = [
+        (int(one["step"]), int(tensor["age"]))
+        for one in facts.of("stepped")
+        for tensor in (one.get("reference") or {}).values()
+        if tensor.get("age") is not None
+    ]
+    steps = len({step for step, _ in ages})
+    return steps if steps > 2 and not any(age for _, age in ages) else 0
+
+
 def on_the_way(facts: Facts, step: int) -> str | None:
     """Tell whether a schedule has the rate of a step still rise, or nearly at its end."""
     rates: dict[int, list[tuple[int, float, float]]] = {}

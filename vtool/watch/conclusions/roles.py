@@ -1,6 +1,6 @@
 """The learnt tokens against the turns of the chat, as its template marks them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from vtool.diagnostics import Diagnostic, Rule
@@ -49,7 +49,7 @@ LEFT_OUT = Rule(
     fix="Nothing, if it is meant; in LLaMA-Factory it is mask_history.",
     severity="note",
 )
-_ENOUGH = 0.95
+_ENOUGH, _LEAST_OUT = 0.95, 0.1
 _MOST_TOKENS = 2048
 """Learnt tokens of a row that are written one by one; a row with as many may have more."""
 
@@ -185,13 +185,26 @@ def _partly(facts: Facts) -> Outcome:
         return Outcome((found(PARTLY, "; ".join(told)),), measured=measured)
     cut = len(taught) - len(ended)
     if len(taught) < 4 or cut * 2 < len(taught):
-        return Outcome(measured=measured)
+        return _inside(taught, measured)
     longest = max(len(row.ids) for row, _ in taught)
     message = (
         f"{cut} of {len(taught)} answers are cut off before their end token, in rows of up to"
         f" {longest} tokens"
     )
     help = "let rows be longer (max_length, cutoff_len), or leave out those that are too long"
+    return Outcome((found(PARTLY, message, help=help, severity="note"),), measured=measured)
+
+
+def _inside(taught: Sequence[tuple[Read, Answer]], measured: dict[str, int]) -> Outcome:
+    """Look for tokens within answers that are left out of what is learnt."""
+    tokens = sum(answer.end - answer.begin for _, answer in taught)
+    out = sum(
+        at not in row.learnt for row, answer in taught for at in range(answer.begin, answer.end)
+    )
+    if out < _LEAST_OUT * tokens:
+        return Outcome(measured=measured)
+    message = f"{out} of {tokens} tokens of {len(taught)} answers are not learnt"
+    help = "nothing, if tokens are chosen on purpose"
     return Outcome((found(PARTLY, message, help=help, severity="note"),), measured=measured)
 
 

@@ -1,21 +1,23 @@
-"""Ranks and micro-batches of which nothing is learnt, step after step."""
+"""Ranks, micro-batches and rows of a batch of which nothing is learnt, step after step."""
+
+from collections.abc import Sequence
 
 from vtool.diagnostics import Rule
 from vtool.watch.conclusions.check import Check, Outcome, found
 from vtool.watch.conclusions.learnt import nothing_read
-from vtool.watch.facts import Facts
+from vtool.watch.facts import Fact, Facts
 
 SILENT = Rule(
     name="rank-learns-nothing",
     code="VT916",
-    summary="Of all that a rank, or one micro-batch of each step, is shown, nothing is learnt.",
+    summary="Of all that a rank, or one place of each batch, is shown, nothing is learnt.",
     why=(
         "Its rows are computed and thrown away: labels that are all -100 on one rank, a loss that"
         " is multiplied by a mask of zeros, a shard of the data without answers."
     ),
     bad="labels masked by a list of row numbers that only rank 0 has",
     good="some learnt tokens in what each rank is shown",
-    fix="Look at the labels that this rank, or this micro-batch, is given.",
+    fix="Look at the labels that this rank, or this place of a batch, is given, and at its loss.",
     severity="warning",
 )
 _PASSES = 6
@@ -43,7 +45,25 @@ def _silent(facts: Facts) -> Outcome:
             help = None if certain else "nothing, if few of the rows have anything to learn"
             severity = "warning" if certain else "note"
             return Outcome((found(SILENT, message, help=help, severity=severity),))
+    rows = _silent_rows(passes)
+    if rows and len(steps) > 2:
+        told = ", ".join(str(row + 1) for row in rows[:4])
+        message = f"of row {told} of each batch nothing is learnt, in {len(passes)} passes"
+        certain = len(passes) >= _PASSES and not facts.is_judged
+        help = None if certain else "nothing, if few of the rows have anything to learn"
+        severity = "warning" if certain else "note"
+        return Outcome((found(SILENT, message, help=help, severity=severity),))
     return Outcome(measured={"passes": len(passes)})
+
+
+def _silent_rows(passes: Sequence[Fact]) -> list[int]:
+    """Return the places in a batch of which no row is learnt in any pass, where others are."""
+    sizes = {tuple(one.get("shape") or ())[:1] for one in passes}
+    if len(sizes) != 1 or () in sizes:
+        return []
+    learning = {int(row["row"]) for one in passes for row in one.get("per_row") or ()}
+    count = min(64, int(next(iter(sizes))[0]))
+    return sorted(set(range(count)) - learning) if learning else []
 
 
 CHECKS = (Check(SILENT, "learnt", _silent),)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -33,27 +34,31 @@ def scales() -> list[float]:
 
 
 def loaders() -> list[dict[str, Any]]:
-    """Return the data loaders alive."""
-    found = []
+    """Return the data loaders alive, and those of which only the loop over them is left."""
+    found: list[dict[str, Any]] = []
+    loops: list[dict[str, Any]] = []
     for each in gc.get_objects():
         try:
             kind = type(each).__name__
             if "DataLoader" not in kind or not hasattr(type(each), "__iter__"):
                 continue
-            if not hasattr(each, "dataset"):
-                continue
-            data = each.dataset
-            found.append(
-                {
-                    "loader": kind,
-                    "dataset": type(data).__name__,
-                    "rows": len(data) if hasattr(data, "__len__") else None,
-                    "batch": getattr(each, "batch_size", None),
-                    "sampler": type(getattr(each, "sampler", None)).__name__,
-                    "drop_last": getattr(each, "drop_last", None),
-                    "workers": getattr(each, "num_workers", None),
-                }
-            )
+            if hasattr(each, "dataset"):
+                found.append(_loader(kind, each.dataset, each))
+            elif isinstance(getattr(each, "_sampler_iter", None), Iterator):
+                loops.append(_loader(kind, each._dataset, each._index_sampler))
         except Exception:  # a half-built one, a proxy
             continue
-    return found[:8]
+    return (found or loops)[:8]
+
+
+def _loader(kind: str, data: Any, settings: Any) -> dict[str, Any]:
+    """Return what is known of a loader, from itself or from its sampler of batches."""
+    return {
+        "loader": kind,
+        "dataset": type(data).__name__,
+        "rows": len(data) if hasattr(data, "__len__") else None,
+        "batch": getattr(settings, "batch_size", None),
+        "sampler": type(getattr(settings, "sampler", None)).__name__,
+        "drop_last": getattr(settings, "drop_last", None),
+        "workers": getattr(settings, "num_workers", None),
+    }

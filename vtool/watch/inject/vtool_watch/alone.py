@@ -379,7 +379,7 @@ def _apart(one: Tensor, other: Tensor) -> float:
 def _eps(base: Any, autocast: str | None) -> float:
     kept = next(p for p in base.parameters() if p.is_floating_point()).dtype
     used = getattr(torch, autocast.rsplit(".", maxsplit=1)[-1]) if autocast else kept
-    return float(torch.finfo(used).eps)
+    return max(float(torch.finfo(used).eps), 2.0**-23)  # in float64, norms are in float32 too
 
 
 def _drops(base: Any) -> bool:

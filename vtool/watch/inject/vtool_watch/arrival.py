@@ -17,6 +17,7 @@ _REFERENCE_ELEMENTS = 1 << 20
 _LAYER = re.compile(r"^(.*?\.\d+)\.")
 _NOT_OF_TEXT = re.compile(r"vis|audio|encoder|tower|cross", re.IGNORECASE)
 """Layers that some rows do not need: of images, of sound, and what looks at these."""
+_OF_IMAGES = re.compile(r"vision|visual", re.IGNORECASE)
 
 
 def left_to_divide(optimizer: Any) -> float:
@@ -63,21 +64,26 @@ def gradient_facts(found: Found, divisor: float) -> dict[str, Any]:
         "n_no_gradient": len(none),
         "zero_gradient": zero[:NAMES],
         "n_zero_gradient": len(zero),
-        "idle": _idle(found, [n for n, _ in named], {*none, *zero})[:NAMES],
+        **_idle(found, [n for n, _ in named], {*none, *zero}),
         "nonfinite": bad[:NAMES],
         "n_nonfinite": len(bad),
     }
 
 
-def _idle(found: Found, trained: list[str], without: set[str]) -> list[str]:
-    """Return the layers of the text's model of which no trained tensor has a gradient."""
-    cross = {n for n, m in found.model.named_modules() if _NOT_OF_TEXT.search(type(m).__name__)}
+def _idle(found: Found, trained: list[str], without: set[str]) -> dict[str, Any]:
+    """Return the layers of which no trained tensor has a gradient: of text, and of images."""
+    cross = {n for n, m in found.model.named_modules() if "Cross" in type(m).__name__}
     layers: dict[str, list[bool]] = {}
     for name in trained:
         layer = _LAYER.match(name)
-        if layer is not None and not _NOT_OF_TEXT.search(layer.group(1)):
+        if layer is not None and layer.group(1) not in cross:
             layers.setdefault(layer.group(1), []).append(name in without)
-    return [layer for layer, idle in layers.items() if all(idle) and layer not in cross]
+    idle = [layer for layer, none in layers.items() if all(none)]
+    seeing = [layer for layer in layers if _OF_IMAGES.search(layer)]
+    return {
+        "idle": [layer for layer in idle if not _NOT_OF_TEXT.search(layer)][:NAMES],
+        "of_images": {"layers": len(seeing), "idle": len(set(seeing) & set(idle))},
+    }
 
 
 def _dense(tensor: Tensor) -> Tensor:
@@ -204,7 +210,7 @@ class Reference:
         """Return `reference` of `stepped`: how far each is from its reference step."""
         if self.why is not None or not self.before:
             return None
-        found = {}
+        found: dict[str, Any] = {}
         for name, (p, was, gradient, state, group) in self.before.items():
             now, x = local(p).double(), adamw(was, gradient, state, group, self.optimizer)
             lr = float(group["lr"])
@@ -217,6 +223,7 @@ class Reference:
                 "moved": float(moved) if bool(due.any()) else None,
                 "elements": was.numel(),
                 "dtype": str(was.dtype),
+                "age": int(float(state.get("step", 0))),
             }
         return found
 

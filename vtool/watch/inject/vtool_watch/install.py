@@ -144,15 +144,14 @@ class Process:
 
     def _other(self, optimizer: Any) -> None:
         """Tell watches of a step by another optimizer than theirs, of parameters that both have."""
-        if self.within:
+        others = [w for w in self.watches if w.driver != id(optimizer) and w.capture.looking]
+        if self.within or not others:
             return
         own = [p for group in optimizer.param_groups for p in group["params"]]
-        names = {id(p) for p in own if p.grad is not None}
-        for watch in self.watches:
+        with_gradient = {id(p) for p in own if p.grad is not None}
+        for watch in others:
             leader = next((o for o in self.optimizers if id(o) == watch.driver), None)
-            if leader is None or leader is optimizer or not watch.capture.looking:
-                continue
-            both = names & _parameters(leader)
+            both = with_gradient & _parameters(leader) if leader is not None else set()
             if both:
                 watch.other_step(type(optimizer).__name__, len(both))
 

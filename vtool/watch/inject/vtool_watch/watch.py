@@ -317,7 +317,10 @@ class Watch:
                 f"{type(self.found.model).__name__} does not call its {base} but a part of it, as"
                 " OPT does: no last hidden state was seen"
             )
-        return "no pass of the model was seen: torch.compile(model), or no hooks"
+        return (
+            "no pass of the model was seen: it is compiled (VTOOL_WATCH_COMPILED=1 looks into it),"
+            " or its hooks are not called"
+        )
 
     def _learnt(self, records: list[Record], head: Any, scale: float) -> float:
         """Write what each pass taught, and return the sum of all weights."""
