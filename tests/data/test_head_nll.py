@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
+from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 from torch.nn.functional import linear_cross_entropy
 
@@ -191,6 +192,28 @@ def test_the_head_of_each_family_gives_the_sum_of_its_logits(name: str) -> None:
     )
     assert math.isclose(fused.item(), plain.item(), rel_tol=1e-12)
     assert apart(found, wanted) <= 1e-12
+
+
+def test_a_copy_of_the_head_that_is_trained_gives_the_sum_and_an_adapter_on_it_logits() -> None:
+    """`lora.modules_to_save` makes the copy; an adapter may come with a model that is loaded."""
+    for chosen, in_chunks in (({"modules_to_save": ["head"]}, True), ({}, False)):
+        model = nn.Module()
+        model.head, model.q_proj = nn.Linear(32, 97, bias=False), nn.Linear(32, 32)
+        targets = ["q_proj"] if in_chunks else ["head"]
+        inject_adapter_in_model(LoraConfig(r=2, target_modules=targets, **chosen), model)
+        model.get_output_embeddings = lambda model=model: model.head
+        hidden, _, wanted = given(torch.float32)
+        with head_gives_nll(model, wanted) as given_nll:
+            found = model.head(hidden)
+        assert given_nll == in_chunks
+        assert found.shape == (() if in_chunks else (3, 111, 97))
+        if in_chunks:
+            found.backward()
+            copy = model.head.modules_to_save["default"].weight
+            expected = in_float64(hidden, copy.detach(), wanted)
+            assert apart(found.detach(), expected[0]) <= BOUND[torch.float32]
+            assert apart(copy.grad / N, expected[2]) <= BOUND[torch.float32]
+            assert model.head.original_module.weight.grad is None
 
 
 def test_torchs_own_rounds_its_loss_to_bfloat16() -> None:
