@@ -1,7 +1,8 @@
 """The 18 errors that TrainCheck (OSDI'25) detects, and what of ours sees each.
 
-Their names are those of its evaluation workloads. Where a run is named, it is one of `planted`: the
-same mistake in a loop on a CPU. Their own scripts need old releases, GPUs or data, and were not run.
+Their names are those of its evaluation workloads. Where a run is named, it is one of `planted`:
+the same mistake in a loop on a CPU. Their own scripts need old releases, GPUs or data, and were not
+run.
 """
 
 from dataclasses import dataclass
