@@ -15,7 +15,7 @@ from tests.commands import run_vtool, vtool
 from tests.hub.stand_in import Hub, serving
 from vtool.config.load import effective_yaml, load_run
 from vtool.diagnostics import Findings
-from vtool.hub.cache import missing_files
+from vtool.hub.cache import find_snapshot, missing_files
 from vtool.hub.download import download
 from vtool.hub.names import HubName, hub_name
 
@@ -168,6 +168,29 @@ def test_half_a_download_is_told_and_goes_on(hub: Hub, tmp_path: Path) -> None:
     hub.fails_after = None
     downloaded(tmp_path, "predict", "org/broken", "--question", "Which digit is shown?")
     vtool(tmp_path, "validate-config", *recipe)
+
+
+@pytest.mark.parametrize("above", ["models/", ""])
+def test_modelscopes_cache_comes_second_where_it_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, above: str
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache/hub"))
+    monkeypatch.setenv("MODELSCOPE_CACHE", str(tmp_path / "scope"))
+    folder = tmp_path / f"scope/{above}Qwen/Qwen2___5-VL"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    model = HubName("Qwen/Qwen2.5-VL", None)
+    monkeypatch.setattr("vtool.hub.cache.find_spec", lambda name: name != "modelscope" or None)
+    with pytest.raises(Findings, match="hub-model-absent"):
+        find_snapshot(model)
+    monkeypatch.setattr("vtool.hub.cache.find_spec", lambda name: True)
+    with pytest.raises(Findings, match="hub-incomplete"):
+        find_snapshot(model)
+    (folder / "model.safetensors").write_text("")
+    assert find_snapshot(model).folder == folder
+    assert find_snapshot(model).commit is None
+    with pytest.raises(Findings, match="hub-model-absent"):  # which revision it is, nobody knows
+        find_snapshot(HubName("Qwen/Qwen2.5-VL", "v1"))
 
 
 def test_shards_that_the_index_names_are_missed(tmp_path: Path) -> None:

@@ -1,6 +1,10 @@
-"""The hub's cache on this machine: the folder of a model, and whether all of it is there."""
+"""The hub's cache on this machine: the folder of a model, and whether all of it is there.
+
+ModelScope's cache comes second, where ModelScope is installed.
+"""
 
 import json
+import os
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +21,8 @@ class Snapshot:
     """A model in the cache."""
 
     folder: Path
-    commit: str
+    commit: str | None
+    """None in ModelScope's cache, which does not say it."""
 
 
 def find_snapshot(model: HubName, parameter: str | None = None) -> Snapshot:
@@ -43,15 +48,43 @@ def find_snapshot(model: HubName, parameter: str | None = None) -> Snapshot:
         message = f"{model}: {str(error).splitlines()[0]}"
         raise absent(model, message, parameter, "hub-incomplete") from error
     except (errors.LocalEntryNotFoundError, errors.HFValidationError, OSError) as error:
+        if (folder := _in_modelscope(model)) is not None:
+            return Snapshot(_whole(model, folder, parameter), None)
         message = f"{model} is no folder here, and no model in the cache of the hub"
         raise absent(model, message, parameter) from error
-    folder = Path(found)
+    folder = _whole(model, Path(found), parameter)
+    return Snapshot(folder, folder.name)
+
+
+def _whole(model: HubName, folder: Path, parameter: str | None) -> Path:
+    """Return a model's folder, of which no file is missing.
+
+    Raises:
+        Findings: `hub-incomplete`.
+    """
     if missing := missing_files(folder):
         listed = ", ".join(missing[:_LISTED]) + ("" if len(missing) <= _LISTED else ", …")
         files = "a file is" if len(missing) == 1 else f"{len(missing)} files are"
         message = f"{model}: {files} missing in {folder}: {listed}"
         raise absent(model, message, parameter, "hub-incomplete")
-    return Snapshot(folder, folder.name)
+    return folder
+
+
+def _in_modelscope(model: HubName) -> Path | None:
+    """Return a model's folder in ModelScope's cache; None where there is none.
+
+    A revision is not looked for there: a folder does not say which it is of.
+    """
+    if find_spec("modelscope") is None or model.revision is not None:
+        return None
+    cache = os.environ.get("MODELSCOPE_CACHE") or "~/.cache/modelscope/hub"
+    owner, _, name = model.name.partition("/")
+    places = (
+        Path(cache).expanduser() / above / owner / own
+        for above in ("models", "")  # earlier releases have no `models`
+        for own in (name.replace(".", "___"), name)
+    )
+    return next((folder for folder in places if (folder / "config.json").is_file()), None)
 
 
 def absent(
