@@ -40,6 +40,9 @@ MEASURE = """<script>addEventListener("load", () => {
     wide: seen("main *").filter((item) => !item.closest(".scroll, svg"))
       .filter((item) => item.getBoundingClientRect().right > innerWidth + 1)
       .map((item) => item.outerHTML.slice(0, 80)),
+    sideways: seen(".scroll").filter((item) => item.scrollWidth > item.clientWidth + 1)
+      .filter((item) => !item.querySelector(".confusion"))
+      .map((item) => item.ariaLabel),
   };
   parent.postMessage(JSON.stringify(measured), "*");
 });</script></body>"""
@@ -102,6 +105,7 @@ def test_the_page_fits_its_window(
     assert seen["window"] == width
     assert seen["page"] <= width, "nothing scrolls sideways"
     assert not seen["wide"], "nothing sticks out"
+    assert not seen["sideways"], "each table is read without scrolling it; a matrix may scroll"
     assert len(seen["charts"]) == 6
     assert all(250 < chart < 500 for chart in seen["charts"])
     assert seen["images"] > 0
