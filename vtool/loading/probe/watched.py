@@ -7,6 +7,8 @@ from torch import Tensor
 
 from .errors import LoadFailed, NotRun, error_text
 from .facts import CheckFacts, Item
+from .places import belongs
+from .randomness import other_seeds
 from .reference import Reference, load_new, marked_object
 from .sources import Owned, Tracked, other_values
 from .state import (
@@ -52,11 +54,12 @@ def watched_load(
     source = Tracked(subject.checkpoint)
     watch = Watch(source)
     model = marked_object(subject, MARKS[1])
-    if subject.streams:
-        with watch:
+    with other_seeds():
+        if subject.streams:
+            with watch:
+                subject.load(model, source)
+        else:
             subject.load(model, source)
-    else:
-        subject.load(model, source)
     held = dict(source.held)
     after = snapshot(model)
     tensors = named_tensors(model)
@@ -195,8 +198,7 @@ def _unconsumed(reference: Reference, name: str) -> Item:
         waiting=tuple(
             parameter
             for parameter, mask in reference.unwritten.items()
-            if mask.numel() >= tensor.numel()
-            and (f".{parameter}".endswith(f".{name}") or f".{name}".endswith(f".{parameter}"))
+            if belongs(name, tensor.numel(), parameter, mask.numel())
         ),
     )
 
