@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,10 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from tests.loading import models
+from vtool.cli.load_check_text import describe_subjects, table
 from vtool.diagnostics import Findings
 from vtool.loading import check_load_weights
+from vtool.loading.probe.audit import audit, judged_facts
+from vtool.loading.probe.file_host import subject_of_factory
 from vtool.loading.probe.places import belongs
 from vtool.loading.probe.state import compare_states
+from vtool.loading.verdict import judge
 
 
 def rules(factory: Callable[[], object], checkpoint: dict[str, Tensor]) -> set[str]:
@@ -156,6 +161,10 @@ MOVED = [
         "visual.blocks.0.mlp.linear_fc1.weight",
     ),
     ("model.norm.weight", "norm.weight"),
+    (
+        "model.layers.0.feed_forward.experts.gate_up_proj",
+        "model.layers.0.feed_forward.experts.w13_weight",
+    ),
 ]
 APART = [
     ("model.layers.0.mlp.fc1.weight", "model.layers.1.mlp.fc1.weight"),
@@ -163,6 +172,8 @@ APART = [
     ("model.layers.0.mlp.fc1.weight", "model.layers.0.mlp.fc1.bias"),
     ("model.layers.0.q_proj.weight", "model.layers.0.k_proj.weight"),
     ("experts.0.up.weight", "experts.1.moved.up.weight"),
+    ("layers.0.experts.gate_up_proj", "layers.1.experts.w13_weight"),
+    ("layers.0.norm.weight", "layers.0.norm.bias"),
 ]
 
 
@@ -175,3 +186,47 @@ def test_a_tensor_belongs_where_its_module_has_moved(names: tuple[str, str]) -> 
 @pytest.mark.parametrize("names", APART)
 def test_a_tensor_does_not_belong_into_another_module(names: tuple[str, str]) -> None:
     assert not belongs(names[0], 8, names[1], 8)
+
+
+class NoBias(models.Good):
+    """A projection that is built without the bias that the checkpoint has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.o = nn.Linear(8, 8, bias=False)
+
+    def load_weights(self, weights: models.Weights) -> None:
+        super().load_weights(pair for pair in weights if pair[0] != "o.bias")
+
+
+@pytest.mark.parametrize(
+    ("own_twin", "zero", "severity"),
+    [(True, False, "error"), (False, False, "note"), (True, True, "note")],
+)
+def test_a_bias_beside_a_weight_that_is_loaded_is_not_left_out_in_silence(
+    own_twin: bool, zero: bool, severity: str
+) -> None:
+    checkpoint = models.checkpoint()
+    checkpoint["o.bias"] *= not zero
+    made = subject_of_factory(NoBias, checkpoint)
+    about = replace(made.about, own_twin=own_twin, like="Twin")
+    twin = replace(made, origin="twin", about=about)
+    asked = ["unwritten-parameter", "unconsumed-tensor"]
+    facts = judged_facts(twin, audit(twin, asked, 1, ["owned"]), {})
+    result = judge("it", facts, asked)
+    (finding,) = result.findings
+    assert (finding.rule, finding.severity) == ("unconsumed-tensor", severity)
+    assert finding.tensors == ("o.bias",)
+    assert ("left out of what o.weight computes" in finding.message) is not zero
+    assert result.details["subject"]["oracle"] == "the names of transformers' Twin"
+
+
+def test_a_class_whose_names_were_tried_is_clean_in_its_loading_only() -> None:
+    made = replace(subject_of_factory(models.Good, models.checkpoint()), origin="discovered")
+    asked = ["unconsumed-tensor", "aliased-parameter"]
+    result = judge("it", judged_facts(made, audit(made, asked, 1, ["owned"]), {}), asked)
+    assert result.verdict == "clean"
+    assert "1 clean: loading only" in table([result])
+    assert "clean: loading only" in "".join(describe_subjects([result]))
+    own = judge("it", judged_facts(replace(made, origin="given"), {}, {}), asked)
+    assert "loading only" not in table([own]) + "".join(describe_subjects([own]))

@@ -6,7 +6,8 @@ def belongs(tensor: str, size: int, parameter: str, waiting: int) -> bool:
 
     Beside a prefix that one of them lacks, a module may have been put between (`experts.bias`,
     `experts.routed.bias`), or one name of the path be another (`mlp.fc1.weight`,
-    `mlp.linear_fc1.weight`); then all of the parameter has to wait for all of the tensor, and
+    `mlp.linear_fc1.weight`), or both be of one module (`experts.gate_up_proj`,
+    `experts.w13_weight`); then all of the parameter has to wait for all of the tensor, and
     numbers of layers and experts are never taken for one another.
 
     Args:
@@ -19,7 +20,9 @@ def belongs(tensor: str, size: int, parameter: str, waiting: int) -> bool:
     short, long = sorted((one, other), key=len)
     if long[-len(short) :] == short:
         return True
-    return waiting == size and (_inserted(short, long) or _renamed(one, other))
+    return waiting == size and (
+        _inserted(short, long) or _renamed(one, other) or _of_one_module(one, other)
+    )
 
 
 def _inserted(short: list[str], long: list[str]) -> bool:
@@ -44,6 +47,14 @@ def _renamed(one: list[str], other: list[str]) -> bool:
         return False
     (left, right) = unlike[0]
     return left.endswith(f"_{right}") or right.endswith(f"_{left}")
+
+
+def _of_one_module(one: list[str], other: list[str]) -> bool:
+    """Return True if both are of one module, under other names: `gate_up_proj`, `w13_weight`."""
+    short, long = sorted((one[:-1], other[:-1]), key=len)
+    if {one[-1], other[-1]} <= {"weight", "bias"} or len(short) < 2:
+        return False
+    return long[-len(short) :] == short or _inserted(short, long)
 
 
 def _numbers(path: list[str]) -> list[str]:

@@ -200,7 +200,17 @@ def _unconsumed(reference: Reference, name: str) -> Item:
             for parameter, mask in reference.unwritten.items()
             if belongs(name, tensor.numel(), parameter, mask.numel())
         ),
+        weight_in=_weight_in(reference, name),
     )
+
+
+def _weight_in(reference: Reference, name: str) -> str | None:
+    """Return the parameter that the weight beside a bias went into; None where there is none."""
+    module, _, kind = name.rpartition(".")
+    weight = f"{module}.weight"
+    if kind != "bias" or reference.subject.checkpoint[name].count_nonzero() == 0:
+        return None
+    return next((into for into, names in reference.came_from.items() if weight in names), None)
 
 
 def _narrowed(reference: Reference, watch: Watch) -> list[Item]:
