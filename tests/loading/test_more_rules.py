@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -230,3 +231,42 @@ def test_a_class_whose_names_were_tried_is_clean_in_its_loading_only() -> None:
     assert "clean: loading only" in "".join(describe_subjects([result]))
     own = judge("it", judged_facts(replace(made, origin="given"), {}, {}), asked)
     assert "loading only" not in table([own]) + "".join(describe_subjects([own]))
+
+
+def lines_of(factory: type) -> set[str]:
+    """Return the text of each line that `stale-reference` names."""
+    with pytest.raises(Findings) as raised:
+        check_load_weights(factory, models.checkpoint(), checks=["stale-reference"])
+    text = Path(__file__).read_text().splitlines()
+    return {
+        text[(one.origin.line or 0) - 1].strip() if one.origin else ""
+        for one in raised.value.diagnostics
+    }
+
+
+def test_the_line_that_lets_a_parameter_share_the_memory_is_named() -> None:
+    class Shares(models.Good):
+        def load_weights(self, weights: models.Weights) -> None:
+            for name, tensor in weights:
+                if name == "o.weight":
+                    self.o.weight.data = tensor
+                    continue
+                self.put(name, tensor)
+
+    assert lines_of(Shares) == {"self.o.weight.data = tensor"}
+
+
+def test_the_line_of_a_function_that_stashes_is_named() -> None:
+    class Stashes(models.Good):
+        def load_weights(self, weights: models.Weights) -> None:
+            self.kept: list[tuple[str, Tensor]] = []
+            for name, tensor in weights:
+                self.keep(name, tensor)
+            super().load_weights(self.kept)
+
+        def keep(self, name: str, tensor: Tensor) -> None:
+            if tensor.dim() > 5:
+                return
+            self.kept.append((name, tensor))
+
+    assert lines_of(Stashes) == {"self.kept.append((name, tensor))"}

@@ -67,7 +67,7 @@ def watched_load(
     aliased = {source.addresses[at] for at in addresses.values() if at in source.addresses}
     came_from = {
         # where loads cannot be watched, a parameter is taken for the tensor of its name
-        name: sorted(watch.came_from.get(at, ()))
+        name: sorted(watch.came_from.get(at, set()) | {*filter(None, [source.addresses.get(at)])})
         if subject.streams
         else [name] * (name in subject.checkpoint)
         for name, at in addresses.items()
