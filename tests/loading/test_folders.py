@@ -112,6 +112,25 @@ def test_each_bad_folder_has_one_finding(
     assert state_of(tmp_path) == before
 
 
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (no_config, "without a config.json"),
+        (lambda path: folder(path, model={"a": f32(2)}), "limits.memory_mib is 64"),
+    ],
+)
+def test_strict_a_folder_whose_class_was_not_asked_has_not_passed(
+    make: Callable[[Path], object], reason: str, tmp_path: Path
+) -> None:
+    make(tmp_path / "model")
+    asked = (str(tmp_path / "model"), FILES_ALONE, "--python", sys.executable)
+    done = load_check(*asked, "--strict", cwd=ROOT)
+    assert done.status == 2
+    assert "its class was not checked" in done.stderr
+    assert reason in done.stderr
+    assert load_check(*asked, cwd=ROOT).status == 0
+
+
 def test_files_and_classes_are_named_together_and_told_in_that_order(tmp_path: Path) -> None:
     model = folder(tmp_path / "a=b", model={"a": f32(2, 3)})
     # Away from `make vllm-env`'s environment: which class loads the folder is not the question

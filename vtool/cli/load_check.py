@@ -56,6 +56,10 @@ def load_check(
             help="Findings that FILE knows do not count; where it is not there, it is written.",
         ),
     ] = None,
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="Exit 2 where nothing was asked of a subject's class."),
+    ] = False,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a page.")] = None,
     format: Annotated[Format, typer.Option(help="How findings are printed.")] = Format.full,
 ) -> None:
@@ -77,7 +81,6 @@ def load_check(
     )
     from vtool.diagnostics import Findings
     from vtool.diagnostics.render import MACHINE, render
-    from vtool.diagnostics.result import exit_code
     from vtool.loading.check import Progress, check_subjects
     from vtool.loading.requested import in_named_order, load_check_settings
 
@@ -129,9 +132,35 @@ def load_check(
     render(shown_of, format, command="load-check", options=command_options, stream=sys.stdout)
     if format not in MACHINE:
         sys.stdout.write(last_line(results))
-    for line in (*recorded.failed, *([stopped] if stopped else [])):
+    not_asked = [_class_not_asked(result) for result in results if strict and nothing_asked(result)]
+    for line in (*recorded.failed, *not_asked, *([stopped] if stopped else [])):
         sys.stderr.write(f"{line}\n")
-    raise typer.Exit(130 if stopped else 2 if recorded.failed else exit_code(results))
+    raise typer.Exit(130 if stopped else _status(results, recorded.failed, not_asked))
+
+
+def _status(
+    results: "Sequence[Result]", failed: "Sequence[str]", not_asked: "Sequence[str]"
+) -> int:
+    """Return the exit status: what was found comes before a class that was not asked."""
+    from vtool.diagnostics.result import exit_code
+
+    return 2 if failed else exit_code(results) or (2 if not_asked else 0)
+
+
+def nothing_asked(result: "Result") -> bool:
+    """Return True if no check of a class was run: of a folder, only the files were audited."""
+    from vtool.diagnostics.rules_loading import CLASS_RULES, VLLM_CLASS_RULES
+
+    asked = [
+        result.checks[rule] for rule in CLASS_RULES + VLLM_CLASS_RULES if rule in result.checks
+    ]
+    return result.verdict != "failed" and set(asked) <= {"not-run"}
+
+
+def _class_not_asked(result: "Result") -> str:
+    from vtool.cli.load_check_text import why_not_run
+
+    return f"--strict: {result.subject}: its class was not checked: {why_not_run(result)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vtool.diagnostics.printable import printable
 from vtool.diagnostics.result import Result
+from vtool.diagnostics.rules_loading import CLASS_RULES
 from vtool.loading.words import listed
 
 if TYPE_CHECKING:
@@ -91,6 +92,11 @@ def table(results: Sequence[Result]) -> str:
             if word in verdicts
         )
     )
+    if alone := sum(_loading_only(result) for result in results):
+        lines.append(
+            f"{alone} clean: loading only (their names were found by trying: nothing is said of"
+            " tensors that are not read, nor of parameters that are not written)"
+        )
     if changed := sum(bool(_changed(result)) for result in results):
         lines.append(
             f"{changed} with parts replaced or fields guessed, which json and the page name"
@@ -101,6 +107,14 @@ def table(results: Sequence[Result]) -> str:
         if result.verdict == "not-run"
     ]
     return "\n".join(lines) + "\n\n"
+
+
+def _loading_only(result: Result) -> bool:
+    """Return True if a class is clean, and no checkpoint said which names it has to take."""
+    return (
+        result.verdict == "clean"
+        and result.details.get("subject", {}).get("oracle") == "loading only"
+    )
 
 
 def describe_subjects(results: Sequence[Result]) -> Iterator[str]:
@@ -115,6 +129,7 @@ def describe_subjects(results: Sequence[Result]) -> Iterator[str]:
             dtype = f" in {made['dtype']}" if "dtype" in made else ""
             why = f" ({made['no_twin']})" if "no_twin" in made else ""
             parts.append(f"{made['class']}{dtype}, checkpoint: {made['checkpoint']}{why}")
+            parts += ["clean: loading only"] if _loading_only(result) else []
         if parts := [*parts, *_changed(result)]:
             yield printable(f"{result.subject}: {'; '.join(parts)}") + "\n"
 
@@ -212,6 +227,16 @@ def _reasons(result: Result, rules: Sequence[str]) -> Iterator[str]:
         ).append(rule)
     for reason, names in of.items():
         yield f"{', '.join(names) if len(names) <= SHOWN else f'{len(names)} checks'}: {reason}"
+
+
+def why_not_run(result: Result) -> str:
+    """Return why the class of a subject was not checked."""
+    reasons = [
+        str(result.details[rule]["reason"])
+        for rule in CLASS_RULES
+        if "reason" in result.details.get(rule, {})
+    ]
+    return printable(reasons[0]) if reasons else _reason(result)
 
 
 def _reason(result: Result) -> str:

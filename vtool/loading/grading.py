@@ -122,7 +122,9 @@ def _grade_unconsumed(rule: str, items: Items, facts: SubjectFacts) -> Iterable[
 
     def severity(item: Item) -> Severity:
         name = item.tensors[0]
-        if item.waiting and (facts.origin == "given" or facts.about.own_twin):
+        if (item.waiting or item.weight_in) and facts.about.own_twin:
+            return "error"
+        if item.waiting and facts.origin == "given":
             return "error"
         if facts.origin != "given" or item.same_as or name.endswith(COMPUTED):
             return "note"
@@ -131,7 +133,10 @@ def _grade_unconsumed(rule: str, items: Items, facts: SubjectFacts) -> Iterable[
     for graded, group in group_by(items, severity).items():
         names = _tensors(group)
         text = f"{_count('tensor', names)} of the checkpoint {_agree('are', names)} never read"
-        yield Diagnostic(rule, f"{text}: {listed(names)}", tensors=names, severity=graded)
+        text += f": {listed(names)}"
+        if biases := [item for item in group if item.weight_in and not item.waiting]:
+            text += f"; {_agree('are', biases)} left out of what {biases[0].weight_in} computes"
+        yield Diagnostic(rule, text, tensors=names, severity=graded)
 
 
 def _grade_retained(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagnostic]:

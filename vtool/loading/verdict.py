@@ -98,8 +98,15 @@ def _describe(facts: SubjectFacts, took: Mapping[str, Any] | None) -> dict[str, 
         "no_twin": about.no_twin,
         "took": took,
     }
+    # what a clean verdict rests on
+    oracle = {
+        "given": "the checkpoint's own names",
+        "twin": f"the names of transformers' {about.like or 'class'}",
+        "discovered": "loading only",
+    }
     return {
         "class": about.class_name,
+        "oracle": oracle[facts.origin],
         "checkpoint": checkpoint[facts.origin],
         "parts_replaced": list(about.replaced),
         **{key: value for key, value in optional.items() if value},

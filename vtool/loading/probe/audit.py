@@ -5,6 +5,7 @@ Facts only: vtool grades them, in `vtool.loading.grading`.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from .checks import BY_RULE, CHECKS, OF_QUANTIZED_TWIN, WATCHED, Check
@@ -88,8 +89,13 @@ def _not_run(check: Check, reference: Reference) -> str | None:
 
 
 def _another_order(reference: Reference, checks: Checks) -> CheckFacts:
-    names = shuffled(list(reference.subject.checkpoint))
-    return CheckFacts(reference.compare(lambda: reference.load_in_calls([names])))
+    """Load backwards, which turns every two tensors round, and mixed."""
+    names = list(reference.subject.checkpoint)
+    found: dict[str | None, Item] = {}
+    for order in (names[::-1], shuffled(names)):
+        for item in reference.compare(partial(reference.load_in_calls, [order])):
+            found.setdefault(item.parameter, item)
+    return CheckFacts(tuple(found.values()))
 
 
 def _several_calls(reference: Reference, checks: Checks) -> CheckFacts:

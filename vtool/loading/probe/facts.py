@@ -54,6 +54,8 @@ class Item:
     """Tensors of the checkpoint with the same values as one that is never read."""
     waiting: tuple[str, ...] = ()
     """Parameters that nothing was written into, and that fit a tensor that is never read."""
+    weight_in: str | None = None
+    """The parameter with the weight of a module, of which a bias is never read."""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -44,12 +44,17 @@ class ReferenceTracer(Owned):
         self._tensor: Tensor | None = None
         self._rises: list[tuple[int, Line]] = []
         self._count = 0
+        self._calls: set[Line] = set()
+        """Lines that called a function with the tensor, whose references end with the call."""
+        self._base = 0
+        """References at the first line that was seen: those of the loader and of the loop."""
 
     def __iter__(self) -> Iterator[Named]:
         for name in self.names:
             tensor = self.checkpoint[name].clone()
             self._tensor = tensor if name in self.wanted else None
-            self._rises, self._count = [], 0
+            self._rises, self._count, self._base = [], 0, 0
+            self._calls = set()
             yield name, tensor
             if self._tensor is not None:
                 self._count_references()
@@ -65,8 +70,18 @@ class ReferenceTracer(Owned):
         count = sys.getrefcount(self._tensor) + torch._C._storage_Use_Count(
             self._tensor.untyped_storage()._cdata
         )
+        highest: Line | None = None
         while self._rises and self._rises[-1][0] > count:
-            self._rises.pop()
+            _, line = self._rises.pop()
+            highest = highest or line
+        # A function that was called has returned: its arguments have gone, and a reference that it
+        # made is still there.
+        level, line = self._rises[-1] if self._rises else (self._base, None)
+        if highest and (count > level or line in self._calls):
+            if line in self._calls:
+                self._rises.pop()
+                self._calls.add(highest)
+            self._rises.append((count, highest))
         return count
 
     def _follows(self, frame: FrameType) -> bool:
@@ -97,13 +112,24 @@ class ReferenceTracer(Owned):
         caller = frame.f_back if frame.f_back is not None and self._follows(frame.f_back) else frame
         last: Line = (caller.f_code.co_filename, caller.f_lineno)
 
+        first = True
+
         def local(frame: FrameType, event: str, argument: object) -> Any:
-            nonlocal last
+            nonlocal last, first
             if self._tensor is not None:
                 count = self._count_references()
-                if self._count and count > self._count:
+                self._base = self._base or count
+                # what is returned is held by the line that called
+                if (
+                    self._count
+                    and count > self._count
+                    and not (event == "return" and argument is not None)
+                ):
                     self._rises.append((count, last))
+                    if first and caller is not frame:
+                        self._calls.add(last)
                 self._count = count
+            first = False
             last = (frame.f_code.co_filename, frame.f_lineno)
             return local
 

@@ -110,7 +110,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         for name in names:
             before = self.source.checkpoint[name].dtype
-            if loses(before, result.dtype):
+            whole = self.source.checkpoint[name]
+            if loses(before, result.dtype) or _loses_integers(whole, result.dtype):
                 self.narrowed[name] = (before, result.dtype)
 
 
@@ -120,6 +121,18 @@ def loses(before: torch.dtype, after: torch.dtype) -> bool:
         return False
     one, two = torch.finfo(before), torch.finfo(after)
     return two.eps > one.eps or two.max < one.max
+
+
+def _loses_integers(tensor: Tensor, after: torch.dtype) -> bool:
+    """Return True if integers of the tensor are others once they have been of dtype `after`.
+
+    Only those that are there count: small ones are exact in every dtype. A comparison's result is
+    no conversion.
+    """
+    before = tensor.dtype
+    if before.is_floating_point or before.is_complex or torch.bool in (before, after):
+        return False
+    return before != after and not torch.equal(tensor.to(after).to(before), tensor)
 
 
 def storage_address(tensor: Tensor) -> int:

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from .errors import LoadFailed, NotRun, error_text
 from .facts import CheckFacts, Item
+from .places import belongs
+from .randomness import other_seeds
 from .reference import Reference, load_new, marked_object
 from .sources import Owned, Tracked, other_values
 from .state import (
@@ -52,11 +54,12 @@ def watched_load(
     source = Tracked(subject.checkpoint)
     watch = Watch(source)
     model = marked_object(subject, MARKS[1])
-    if subject.streams:
-        with watch:
+    with other_seeds():
+        if subject.streams:
+            with watch:
+                subject.load(model, source)
+        else:
             subject.load(model, source)
-    else:
-        subject.load(model, source)
     held = dict(source.held)
     after = snapshot(model)
     tensors = named_tensors(model)
@@ -64,7 +67,7 @@ def watched_load(
     aliased = {source.addresses[at] for at in addresses.values() if at in source.addresses}
     came_from = {
         # where loads cannot be watched, a parameter is taken for the tensor of its name
-        name: sorted(watch.came_from.get(at, ()))
+        name: sorted(watch.came_from.get(at, set()) | {*filter(None, [source.addresses.get(at)])})
         if subject.streams
         else [name] * (name in subject.checkpoint)
         for name, at in addresses.items()
@@ -195,10 +198,19 @@ def _unconsumed(reference: Reference, name: str) -> Item:
         waiting=tuple(
             parameter
             for parameter, mask in reference.unwritten.items()
-            if mask.numel() >= tensor.numel()
-            and (f".{parameter}".endswith(f".{name}") or f".{name}".endswith(f".{parameter}"))
+            if belongs(name, tensor.numel(), parameter, mask.numel())
         ),
+        weight_in=_weight_in(reference, name),
     )
+
+
+def _weight_in(reference: Reference, name: str) -> str | None:
+    """Return the parameter that the weight beside a bias went into; None where there is none."""
+    module, _, kind = name.rpartition(".")
+    weight = f"{module}.weight"
+    if kind != "bias" or reference.subject.checkpoint[name].count_nonzero() == 0:
+        return None
+    return next((into for into, names in reference.came_from.items() if weight in names), None)
 
 
 def _narrowed(reference: Reference, watch: Watch) -> list[Item]:
