@@ -43,9 +43,9 @@ def read_script(
         if set_to := _PROCESSES.search(line.partition(" #")[0]):
             processes = int(set_to[1])
             places[PROCESSES] = _place(name, number, set_to.start())
-        for word, value, column in _variables(line, trainer):
-            if word not in given:
-                given[word], places[word] = value, _place(name, number, column)
+        for setting, pixels, column in _variables(line, trainer):
+            if setting not in given:
+                given[setting], places[setting] = pixels, _place(name, number, column)
         if not inside:
             start = _after(words, trainer)
             if found or start is None:
