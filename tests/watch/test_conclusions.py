@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from tests.watch.made import LENGTHS, Change, Fact, changed, healthy, micro, q, write
-from vtool.diagnostics import Findings
 from vtool.diagnostics.result import Result
 from vtool.watch.conclude import conclude_folder
 from vtool.watch.conclusions import CHECKS
@@ -312,24 +311,6 @@ def test_an_optimizer_with_copies_is_told_from_one_without_the_weights(
     assert result.checks["parameter-stopped-moving"] == "not-run"
 
 
-@pytest.mark.parametrize("wrong", [{"model": "zero"}, {"step": [1]}, {"model": 1e999}, {"kind": 7}])
-def test_lines_with_fields_of_another_type_are_damage(tmp_path: Path, wrong: Fact) -> None:
-    facts = [{**fact, **wrong} if fact["kind"] == "alone" else fact for fact in healthy()]
-    result = conclude(tmp_path, facts)
-    assert (result.verdict, set(result.checks.values())) == ("not-run", {"not-run"})
-    assert "lines of the facts are damaged (3)" in result.findings[0].message
-
-
-def test_facts_without_what_belongs_to_them_are_not_read(tmp_path: Path) -> None:
-    def torn(fact: Fact) -> None:
-        if fact["kind"] == "micro":
-            del fact["index"]
-
-    result = conclude(tmp_path, changed(healthy(), torn))
-    assert (result.verdict, set(result.checks.values())) == ("not-run", {"not-run"})
-    assert "the facts are damaged" in result.findings[0].message
-
-
 def test_gradients_that_no_parameter_has_are_not_looked_at(tmp_path: Path) -> None:
     def kept_apart(fact: Fact) -> None:
         if fact["kind"] == "arrived":
@@ -467,14 +448,6 @@ def test_what_one_look_lacks_does_not_unmake_another(tmp_path: Path) -> None:
     assert result.checks["targets-not-next"] == "passed"
 
 
-def test_a_folder_without_a_model_says_why(tmp_path: Path) -> None:
-    facts = [fact for fact in healthy() if fact["kind"] == "process"]
-    result = conclude(tmp_path / "none", facts)
-    assert (result.verdict, rules(result)) == ("not-run", {"nothing-read": "note"})
-    blind = {"kind": "blind", "why": "no head was found", "step": 0, "rank": 0, "model": None}
-    assert "no head was found" in conclude(tmp_path / "blind", [*facts, blind]).findings[0].message
-
-
 def test_a_mask_without_some_tokens_may_be_meant(tmp_path: Path) -> None:
     result = conclude(tmp_path, changed(healthy(), on("micro", left_out=2)))
     assert rules(result) == {"masked-tokens-learnt": "note"}
@@ -507,21 +480,3 @@ def test_two_models_are_two_results(tmp_path: Path) -> None:
         "run: TinyForCausalLM 0",
         "run: TinyForCausalLM 1",
     ]
-
-
-def test_facts_of_another_format_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(Findings, match="format 9"):
-        conclude(tmp_path, changed(healthy(), on("process", format=9)))
-    with pytest.raises(Findings, match="there is no folder"):
-        conclude_folder(tmp_path / "absent", "run", None)
-
-
-def test_damaged_facts_end_nothing(tmp_path: Path) -> None:
-    folder = write(tmp_path, healthy())
-    file = folder / "rank0-10.jsonl"
-    file.write_text(file.read_text()[:-20] + "\n{half")
-    (result,) = conclude_folder(folder, "run", None)
-    assert (result.verdict, result.checks["targets-not-next"]) == ("not-run", "not-run")
-    facts = changed(healthy(), on("micro", per_row="x", measured_weight=3))
-    result = conclude(tmp_path / "other", facts)
-    assert "damaged" in str(result.details["token-weights-differ"]["reason"])

@@ -25,7 +25,7 @@ class Trainer:
     command: tuple[str, ...]
     """The words that start it in a script."""
     files: tuple[str, ...]
-    """Its Python files that accelerate, torchrun or python start in the place of the command."""
+    """Names of Python files that accelerate, torchrun or python start in the command's place."""
     distribution: str
     kind_of_training: str
     """The setting that says whether adapters are trained."""

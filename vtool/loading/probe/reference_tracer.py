@@ -76,9 +76,9 @@ class ReferenceTracer(Owned):
             highest = highest or line
         # A function that was called has returned: its arguments have gone, and a reference that it
         # made is still there.
-        level, line = self._rises[-1] if self._rises else (self._base, None)
-        if highest and (count > level or line in self._calls):
-            if line in self._calls:
+        level, below = self._rises[-1] if self._rises else (self._base, None)
+        if highest and (count > level or below in self._calls):
+            if below in self._calls:
                 self._rises.pop()
                 self._calls.add(highest)
             self._rises.append((count, highest))
