@@ -200,6 +200,25 @@ class NoBias(models.Good):
         super().load_weights(pair for pair in weights if pair[0] != "o.bias")
 
 
+class ConfigDecidesBias(NoBias):
+    """One whose real config may have the field that a tiny twin's config lacks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        config = nn.Module()
+        self.o = nn.Linear(8, 8, bias=getattr(config, "attention_bias", False))
+
+
+def test_a_bias_that_a_config_decides_about_is_a_note() -> None:
+    made = subject_of_factory(ConfigDecidesBias, models.checkpoint())
+    twin = replace(made, origin="twin", about=replace(made.about, own_twin=True, like="Twin"))
+    asked = ["unconsumed-tensor"]
+    (finding,) = judge(
+        "it", judged_facts(twin, audit(twin, asked, 1, ["owned"]), {}), asked
+    ).findings
+    assert (finding.severity, finding.tensors) == ("note", ("o.bias",))
+
+
 @pytest.mark.parametrize(
     ("own_twin", "zero", "severity"),
     [(True, False, "error"), (False, False, "note"), (True, True, "note")],

@@ -1,6 +1,10 @@
 """The first two loads: one for the reference, the other watched operation by operation."""
 
+import inspect
+import re
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +28,9 @@ from .state import (
 )
 from .subject import Subject
 from .watch import Watch, loses, storage_address
+
+_ASKED_FOR_BIAS = re.compile(r"config\.\w*bias\b|getattr\([^()]*[\"']\w*bias\w*[\"']")
+"""A config that is asked about biases, in the source of a class."""
 
 
 def first_load(subject: Subject, source: Owned) -> State:
@@ -98,7 +105,7 @@ def watched_load(
         "partly-written-parameter": [
             _partly_written(reference, name) for name, mask in gaps.items() if not mask.all()
         ],
-        "unconsumed-tensor": [_unconsumed(reference, name) for name in unread],
+        "unconsumed-tensor": [_unconsumed(reference, model, name) for name in unread],
         "aliased-parameter": reference.items(changed),
         "lossy-cast": _narrowed(reference, watch),
         "nondeterministic": [
@@ -184,7 +191,7 @@ def _unread(reference: Reference, suspects: set[str]) -> list[str]:
     return _unread(reference, set(names[:half])) + _unread(reference, set(names[half:]))
 
 
-def _unconsumed(reference: Reference, name: str) -> Item:
+def _unconsumed(reference: Reference, model: Any, name: str) -> Item:
     checkpoint = reference.subject.checkpoint
     tensor = checkpoint[name]
     return Item(
@@ -200,17 +207,33 @@ def _unconsumed(reference: Reference, name: str) -> Item:
             for parameter, mask in reference.unwritten.items()
             if belongs(name, tensor.numel(), parameter, mask.numel())
         ),
-        weight_in=_weight_in(reference, name),
+        weight_in=_weight_in(reference, model, name),
     )
 
 
-def _weight_in(reference: Reference, name: str) -> str | None:
-    """Return the parameter that the weight beside a bias went into; None where there is none."""
+def _weight_in(reference: Reference, model: Any, name: str) -> str | None:
+    """Return the parameter that the weight beside a bias went into.
+
+    None where there is none, or where the config decides about biases: a twin's may lack the field
+    that a real one has (attention_bias of GLM-4V).
+    """
     module, _, kind = name.rpartition(".")
     weight = f"{module}.weight"
     if kind != "bias" or reference.subject.checkpoint[name].count_nonzero() == 0:
         return None
-    return next((into for into, names in reference.came_from.items() if weight in names), None)
+    into = next((into for into, names in reference.came_from.items() if weight in names), None)
+    return None if into is None or _config_decides_bias(model, into) else into
+
+
+def _config_decides_bias(model: Any, parameter: str) -> bool:
+    """Return whether a module that a parameter is in asks a config about biases."""
+    path = parameter.split(".")[:-1]
+    for end in range(len(path) + 1):
+        with suppress(OSError, TypeError, AttributeError):
+            holder = model.get_submodule(".".join(path[:end]))
+            if _ASKED_FOR_BIAS.search(inspect.getsource(type(holder))):
+                return True
+    return False
 
 
 def _narrowed(reference: Reference, watch: Watch) -> list[Item]:
