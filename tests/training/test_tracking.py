@@ -177,8 +177,8 @@ def test_mlflow_tells_its_makers_nothing_unless_the_user_has_decided(
     assert (done.returncode, done.stdout) == (0, f"{wanted}\n"), done.stderr
 
 
-@pytest.mark.skipif(not has("trackio"), reason="not run: trackio is not installed")
-def test_trackio_has_the_run_and_prints_nothing_among_its_lines(tmp_path: Path) -> None:
+def with_trackio(tmp_path: Path, trackio: Path, then: str) -> "subprocess.CompletedProcess[str]":
+    """Log two steps to trackio in a process of their own; `then` looks at the trackers."""
     write(tmp_path)
     program = (
         "import sys; from pathlib import Path; from tests.profiling.runs import made_run;"
@@ -187,19 +187,21 @@ def test_trackio_has_the_run_and_prints_nothing_among_its_lines(tmp_path: Path) 
         "made = made_run(folder, 'run', 'tracking=[{kind:trackio,project:mine}]')\n"
         "with open_trackers(made, folder, 0, Ranks()) as trackers:\n"
         "    trackers.log({'step': 1, 'loss': 0.5}); trackers.log({'step': 2, 'loss': 0.25})\n"
-        "assert trackers.findings == [], trackers.findings\n"
+        f"{then}\n"
     )
-    environment = os.environ | {
-        "TRACKIO_DIR": str(tmp_path / "trackio"),
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)],
-        env=environment,
+        env=os.environ | {"TRACKIO_DIR": str(trackio), "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+@pytest.mark.skipif(not has("trackio"), reason="not run: trackio is not installed")
+def test_trackio_has_the_run_and_prints_nothing_among_its_lines(tmp_path: Path) -> None:
+    then = "assert trackers.findings == [], trackers.findings"
+    done = with_trackio(tmp_path, tmp_path / "trackio", then)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     with sqlite3.connect(tmp_path / "trackio/mine.db") as database:
         rows = database.execute("select run_name, step, metrics from metrics").fetchall()
@@ -207,6 +209,14 @@ def test_trackio_has_the_run_and_prints_nothing_among_its_lines(tmp_path: Path) 
         ("rows", 1, 0.5),
         ("rows", 2, 0.25),
     ]
+
+
+@pytest.mark.skipif(not has("trackio"), reason="not run: trackio is not installed")
+def test_a_folder_that_trackio_cannot_write_into_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    then = "(found,) = trackers.findings; print(found.rule, found.message)"
+    done = with_trackio(tmp_path, tmp_path / "file/trackio", then)
+    assert done.stdout.startswith("tracker-failed trackio: "), done.stderr
 
 
 class Breaks:

@@ -117,7 +117,12 @@ class _Mlflow:
 class _Trackio:
     def __init__(self, settings: Trackio, request: Request) -> None:
         import trackio
+        from trackio.utils import TRACKIO_DIR
 
+        # its own thread writes, and only warns of a folder that cannot be written into
+        TRACKIO_DIR.mkdir(parents=True, exist_ok=True)
+        if not os.access(TRACKIO_DIR, os.W_OK):
+            raise PermissionError(f"trackio's folder {TRACKIO_DIR} cannot be written into")
         # it prints hints on standard output, where a run's own lines are
         with redirect_stdout(io.StringIO()):
             self._run: Any = trackio.init(
