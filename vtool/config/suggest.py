@@ -113,6 +113,9 @@ def _of_another_trainer(spot: Spot) -> str | None:
         return None
     if word.ours is None:
         return said_here(key)
+    group = word.ours.partition(".")[0]
+    if len(spot.keys) == 1 and group in near(key, [*Run.model_fields]):
+        return None  # `optimizer: {lr: …}` is the group's name, written out
     return f"did you mean `{word.ours}`?" + (f" ({word.how})" if word.how else "")
 
 

@@ -127,7 +127,7 @@ def _ahead(
         places = None if text.places is None else text.places[: last + 1]
         cut = Document(text.row, text.begin, columns[last] + 1, places)
         alike = [k for k in own if k <= last]
-        again = _run(found.base, inputs, owners, number, cut)
+        again = _run(found.base, record, owners, number, cut)
         return {
             "document": number,
             "tokens": len(alike),
