@@ -137,15 +137,26 @@ def _ahead(
     return None
 
 
-def targets_seen(record: Record) -> dict[str, Any] | None:
-    """Return at how many learnt places a mask of four dimensions has the next token too."""
+def targets_seen(record: Record, true_hides: bool) -> dict[str, Any] | None:
+    """Return at how many learnt places a mask of four dimensions has the next token too.
+
+    Numbers are what is added to scores: 0 where a position is seen.
+
+    Args:
+        true_hides: in Megatron-core, True stands where nothing is seen; elsewhere, where it is.
+    """
     mask = (record.alone.get("inputs") or {}).get("attention_mask")
     if record.at is None or not isinstance(mask, Tensor) or mask.dim() != 4:
         return None
     rows, length = record.shape[-2:]
     if mask.shape[-2:] != (length, length) or mask.shape[0] not in (1, rows):
         return None
-    sees = mask[:, 0] if mask.dtype == torch.bool else mask[:, 0] == 0
+    if mask.dtype == torch.bool:
+        sees = ~mask[:, 0] if true_hides else mask[:, 0]
+    elif mask.is_floating_point() and bool(mask.max() <= 0):
+        sees = mask[:, 0] == 0
+    else:
+        return None  # 1 may stand for what is seen
     at = record.at.to(mask.device)
     at = at[at % length < length - 1]
     row = (at // length).clamp_max(mask.shape[0] - 1)

@@ -391,7 +391,7 @@ class Watch:
 
     def _ahead(self, record: Record) -> None:
         try:
-            if seen := alone.targets_seen(record):
+            if seen := alone.targets_seen(record, self.found.layout is not None):
                 self.say("ahead", **seen)
         except Exception as error:
             self.fail("alone", error)
