@@ -9,6 +9,7 @@ again. Exits with 1 where a class could not be run, with 2 where none of this na
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from pathlib import Path
 from timemachine.page import write
 from timemachine.sweep.page import PAGE, page
 from timemachine.sweep.results import RESULTS, read_results, write_results
-from timemachine.sweep.run import Sweep
+from timemachine.sweep.run import QUIET, Sweep
 
 
 def main(words: Sequence[str]) -> int:
@@ -31,6 +32,7 @@ def main(words: Sequence[str]) -> int:
     except (OSError, ValueError, KeyError, TypeError) as error:
         print(f"sweep: {given.to} has no results: {error}", file=sys.stderr)
         return 2
+    os.environ.update(QUIET)
     sweep = Sweep()
     if unknown := [name for name in given.classes if not sweep.has(name)]:
         print(f"sweep: transformers has no class {', '.join(unknown)}", file=sys.stderr)

@@ -22,13 +22,14 @@ from vtool.loading.probe.errors import error_text
 MICRO_BATCHES = 4
 SECONDS = 300
 """After so many, a training is ended."""
-_QUIET = {
+QUIET = {
     "CUDA_VISIBLE_DEVICES": "",
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
     "TRANSFORMERS_VERBOSITY": "error",
     "WANDB_DISABLED": "true",
 }
+"""Variables of the sweep's process, which are to be there before torch is imported."""
 _HERE = Path(__file__).parent
 
 
@@ -36,7 +37,6 @@ class Sweep:
     """The installed transformers, imported once: each training is forked from here."""
 
     def __init__(self) -> None:
-        os.environ.update(_QUIET)
         import transformers
 
         import timemachine.sweep.train  # noqa: F401
