@@ -24,6 +24,8 @@ from vtool.config.completion import completion_words
 from vtool.config.json_schema import recipe_schema
 from vtool.config.shipped import recipe_names, share
 from vtool.diagnostics.markdown import as_markdown
+from vtool.evaluation.metrics import METRICS
+from vtool.evaluation.metrics.choices import accuracy
 
 ROOT = Path(__file__).parents[1]
 
@@ -31,10 +33,11 @@ ROOT = Path(__file__).parents[1]
 def generated() -> dict[Path, str]:
     """Return the text of every generated file, by its path."""
     schema = json.dumps(recipe_schema(), indent=1, ensure_ascii=False)
+    metrics = [(one.name, one.says) for one in (*METRICS.values(), accuracy(()))]
     return {
         **{GOLDEN / f"{name}.yaml": effective(name) for name in recipe_names()},
         share("configs") / "recipe.schema.json": f"{schema}\n",
-        share("configs") / "completion.json": f"{_lines(completion_words())}\n",
+        share("configs") / "completion.json": f"{_lines(completion_words(metrics))}\n",
         advisories_page.PAGE: advisories_page.page(),
         advisories_page.SCHEMA: advisories_page.schema_text(),
         ROOT / "docs/rules.md": as_markdown(),

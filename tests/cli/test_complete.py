@@ -80,6 +80,13 @@ def test_runs_are_completed_by_folder_and_by_name(
     assert {"lr", "lr-optim.lr=1"} <= set(words("vtool report l"))
     assert words("vtool train sft mi") == ["mine.yaml"]
     assert words("vtool verify rows.") == ["rows.jsonl"]
+    found = words("vtool report ru")
+    assert found[0] == "runs/"
+    assert "runs/one" in found  # a second word keeps the shell from ending the first
+
+
+def test_metrics_of_an_evaluation_are_completed() -> None:
+    assert words("vtool evaluate a rows --metric a") == ["accuracy", "anls"]
 
 
 @pytest.mark.parametrize(

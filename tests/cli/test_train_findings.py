@@ -70,3 +70,13 @@ def test_a_finished_run_that_is_started_again_still_tells_its_errors(
     assert "has finished its 1 steps already" in again.stdout
     assert "error[profile-missing VT820]" in again.stderr
     assert "metrics-damaged" not in again.stderr  # a warning
+
+
+def test_processes_that_cannot_share_a_model_are_told_before_anything_is_proved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["train", "sft", "digits_megatron", "train.steps=9"])
+    assert (done.exit_code, "parallel-sizes VT221" in done.output) == (1, True)
+    assert "preflight" not in done.output
+    assert not list(tmp_path.iterdir())

@@ -250,14 +250,32 @@ def test_a_metric_that_raises_names_the_row_and_has_no_score(
     assert [score.metric for score in done.scored.scores] == ["exact", "f1", "nll"]
 
 
-def test_references_that_are_no_choice_are_a_finding_and_answers_are_counted(
+@pytest.mark.parametrize(
+    ("asked", "name", "help"),
+    [
+        ({"choices": ("nobody says this", "nor this")}, "accuracy", "--choices"),
+        ({"metrics": ("json",)}, "json", "leave out --metric json"),
+    ],
+)
+def test_references_that_a_metric_cannot_score_are_a_finding_and_it_has_no_score(
+    evaluate: Callable[..., Evaluated], asked: dict[str, Any], name: str, help: str
+) -> None:
+    done = evaluate(**asked)
+    (found,) = [one for one in done.scored.findings if one.severity == "error"]
+    assert (found.rule, found.help is not None and help in found.help) == (
+        "reference-not-scorable",
+        True,
+    )
+    assert f"{name} has no score" in found.message
+    assert name not in [score.metric for score in done.scored.scores]
+
+
+def test_answers_that_are_no_choice_are_counted_where_some_reference_is_one(
     evaluate: Callable[..., Evaluated],
 ) -> None:
-    done = evaluate(choices=("nobody says this", "nor this"))
-    rules = [one.rule for one in done.scored.findings if one.severity == "error"]
-    assert rules == ["reference-not-scorable"]
-    rows = len(done.answers)
-    assert any(f"{rows} of {rows} answers are none of the 2" in x for x in done.scored.notes)
+    some = evaluate(metrics=("exact",)).answers[0].reference
+    done = evaluate(choices=(some, "nobody says this"))
+    assert any("answers are none of the 2" in note for note in done.scored.notes)
 
 
 def test_rows_are_scored_by_a_key_of_theirs(

@@ -265,6 +265,17 @@ def test_one_that_cannot_even_begin_is_said() -> None:
     assert [one.rule for one in trackers.findings] == ["tracker-failed"]
 
 
+def test_mlflow_skinny_is_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name != "mlflow-skinny":
+            raise metadata.PackageNotFoundError(name)
+        return "3.17.0"
+
+    monkeypatch.setattr(metadata, "version", version)
+    found = examine("digits", ["tracking=[{kind:mlflow,uri:'http://localhost:1'}]"])
+    assert not [one for one in found.findings if one.rule == "extra-not-installed"]
+
+
 def test_a_package_that_is_not_there_is_told_with_the_recipe_and_before_a_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,6 +121,13 @@ def runs_and_sweeps(ctx: typer.Context, incomplete: str) -> Iterator[str | tuple
         )
 
 
+@safely
+def metrics(ctx: typer.Context, incomplete: str) -> Iterator[str | tuple[str, str]]:
+    """Complete the name of a metric of `vtool evaluate`."""
+    known = _known()["metrics"]
+    yield from ((name, says) for name, says in known if name.startswith(incomplete))
+
+
 def _given(ctx: typer.Context) -> list[str]:
     """Return the words of arguments before the one that is completed."""
     given: list[str] = []
@@ -182,14 +189,18 @@ def _paths(incomplete: str, wanted: "Callable[[os.DirEntry[str]], bool]") -> Ite
             found = sorted(islice(entries, 2000), key=lambda entry: entry.name)
     except OSError:
         return
+    folders = []
     for entry in found:
         word = begin + entry.name
         if not word.startswith(incomplete) or entry.name.startswith("."):
             continue
         if wanted(entry):
             yield word
-        elif slash and entry.is_dir():
-            yield f"{word}/"
+        elif incomplete and entry.is_dir():
+            folders.append(f"{word}/")
+    yield from folders
+    if len(folders) == 1 and folders[0] != incomplete:  # a shell would end a single word
+        yield from _paths(folders[0], wanted)
 
 
 def _is_run(entry: "os.DirEntry[str]") -> bool:

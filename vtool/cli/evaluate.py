@@ -44,8 +44,9 @@ def evaluate(
     metric: Annotated[
         list[str] | None,
         typer.Option(
+            autocompletion=complete.metrics,
             help="exact, accuracy, f1, anls, relaxed, json, iou, bleu, rouge or FILE.py:function;"
-            " may be repeated. Default: by the references."
+            " may be repeated. Default: by the references.",
         ),
     ] = None,
     choices: Annotated[
@@ -69,7 +70,9 @@ def evaluate(
     against: Annotated[
         str | None,
         typer.Option(
-            metavar="MODEL|RUN", help="Ask another model the same rows, and compare the two."
+            autocompletion=complete.runs,
+            metavar="MODEL|RUN",
+            help="Ask another model the same rows, and compare the two.",
         ),
     ] = None,
     nproc: Annotated[

@@ -81,6 +81,7 @@ def sft(
                 raise
             loaded = load_run(recipe, settings)
         require_training("vtool train")
+        _check_processes(loaded)
         for note in loaded.notes:
             typer.echo(f"{note.severity}[{note.rule} {note.code}]: {note.message}", err=True)
         # The command that continues this run: from its own checkpoints, not from another run's.
@@ -90,6 +91,23 @@ def sft(
         command = shlex.join(["vtool", "train", "sft", recipe, *kept])
         proofs = _make_proofs(loaded, enabled=not no_preflight)
         _train(loaded, effective_yaml(loaded), command, proofs)
+
+
+def _check_processes(loaded: "Loaded") -> None:
+    """Refuse sizes that the processes do not have, before the recipe is proved for a minute.
+
+    Raises:
+        Findings: `parallel-sizes`.
+    """
+    import os
+
+    from vtool.config.rules.megatron import check_shares
+    from vtool.diagnostics import Findings
+
+    if "WORLD_SIZE" not in os.environ:  # an outer torchrun's ranks say it together
+        world = loaded.run.launch.nproc or 1
+        if found := list(check_shares(loaded.run, loaded.origins, world)):
+            raise Findings(found)
 
 
 def _make_proofs(loaded: "Loaded", *, enabled: bool) -> "Mapping[str, Any] | None":

@@ -6,7 +6,7 @@ wait.
 
 import json
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from vtool.config.foreign.words import WORDS
@@ -18,11 +18,16 @@ from vtool.diagnostics import RULES
 _MOST = 90
 
 
-def completion_words() -> dict[str, Any]:
-    """Return the settings with what they take and their values, and the rules."""
+def completion_words(metrics: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """Return the settings with what they take and their values, and the rules.
+
+    Args:
+        metrics: names of `vtool evaluate`'s, with what each says.
+    """
     settings = {kind: dict(_settings(schema)) for kind, schema in KINDS.items()}
     rules = sorted((rule.code, rule.name, _short(rule.summary)) for rule in RULES.values())
-    return {**settings, "rules": rules, "foreign": sorted(WORDS)}
+    told = sorted((name, _short(says)) for name, says in metrics)
+    return {**settings, "rules": rules, "foreign": sorted(WORDS), "metrics": told}
 
 
 def _settings(schema: type[Settings]) -> Iterator[tuple[str, tuple[str, list[str]]]]:

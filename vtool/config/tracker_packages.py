@@ -1,12 +1,15 @@
 """Find the trackers of a recipe whose package is not installed."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from vtool.config.origins import Origins
 from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic
 
 RULE = "extra-not-installed"
+_ALSO = {"mlflow": ("mlflow-skinny",)}
+"""Other packages with the same module; mlflow-skinny writes to a server."""
 
 
 def missing_trackers(run: Run, origins: Origins | None = None) -> Iterator[Diagnostic]:
@@ -31,8 +34,8 @@ def _installed(package: str) -> bool:
     """
     from importlib import metadata  # 10 ms, which recipes without a tracker need not wait for
 
-    try:
-        metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
+    for name in (package, *_ALSO.get(package, ())):
+        with suppress(metadata.PackageNotFoundError):
+            metadata.version(name)
+            return True
+    return False

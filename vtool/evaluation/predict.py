@@ -13,6 +13,14 @@ from vtool.evaluation.asker import Answer, Reader
 from vtool.evaluation.exported import find_export, own_settings
 from vtool.evaluation.subject import Subject
 
+_TYPED = dict.fromkeys(
+    ("missing-image", "missing-video"), "paths are relative to the folder you are in"
+) | {
+    "broken-image": "name a file that is an image, and whole",
+    "broken-video": "name a file that is a video, and whole",
+}
+"""Help for files that were typed: there is no row that could be mended."""
+
 
 def predict(
     run: Path,
@@ -63,10 +71,8 @@ def _typed() -> Iterator[None]:
     try:
         yield
     except Findings as findings:
-        here = "paths are relative to the folder you are in"
         with_help = [
-            replace(one, help=here) if one.rule in ("missing-image", "missing-video") else one
-            for one in findings.diagnostics
+            replace(one, help=_TYPED.get(one.rule, one.help)) for one in findings.diagnostics
         ]
         raise Findings(with_help, fatal=True) from findings
 

@@ -85,6 +85,8 @@ def evaluate_models(requests: Sequence[Request], say: Callable[[str], None]) -> 
     """
     there = dist.is_initialized()
     found = []
+    for request in requests[1:]:  # a wrong name is said before the first model is asked
+        open_subject(request.model, request.base)
     try:
         for place, request in enumerate(requests):
             if place and not Ranks.from_environment().rank:

@@ -78,7 +78,11 @@ def score_answers(
     findings: list[Diagnostic] = []
     rows: dict[str, tuple[float, ...]] = {}
     for metric in metrics:
-        findings += _refused(metric, answers)
+        refused = _refused(metric, answers)
+        if refused:
+            findings.append(_not_scorable(metric, refused, answers))
+        if len(refused) == len(answers):  # a score of 0 would blame the model
+            continue
         found = _rows_of(metric, answers)
         if isinstance(found, Diagnostic):
             findings.append(found)
@@ -135,21 +139,23 @@ def _failed(metric: Metric, one: Asked, what: str) -> Diagnostic:
     return Diagnostic("metric-failed", message)
 
 
-def _refused(metric: Metric, answers: Sequence[Asked]) -> Iterator[Diagnostic]:
-    """Yield the finding for references that the metric cannot score any answer to."""
-    if metric.refuses is None:
-        return
-    rows = [one for one in answers if metric.refuses(one.reference)]
-    if rows:
-        listed = ", ".join(f"{one.row} ({one.reference[:40]!r})" for one in rows[:_LISTED])
-        more = f", and {len(rows) - _LISTED} more" if len(rows) > _LISTED else ""
-        what = (
-            "are none of the choices"
-            if metric.name == NAME
-            else f"are nothing that {metric.name} can score"
-        )
-        message = f"the references of {len(rows)} of {len(answers)} rows {what}: {listed}{more}"
-        yield Diagnostic("reference-not-scorable", message)
+def _refused(metric: Metric, answers: Sequence[Asked]) -> list[Asked]:
+    """Return the rows to whose references the metric cannot score any answer."""
+    return [one for one in answers if metric.refuses is not None and metric.refuses(one.reference)]
+
+
+def _not_scorable(metric: Metric, rows: Sequence[Asked], answers: Sequence[Asked]) -> Diagnostic:
+    listed = ", ".join(f"{one.row} ({one.reference[:40]!r})" for one in rows[:_LISTED])
+    more = f", and {len(rows) - _LISTED} more" if len(rows) > _LISTED else ""
+    if metric.name == NAME:
+        what, help = "are none of the choices", "name every choice that the rows have: --choices"
+    else:
+        what = f"are nothing that {metric.name} can score"
+        help = f"mend these rows' answers, or leave out --metric {metric.name}"
+    message = f"the references of {len(rows)} of {len(answers)} rows {what}: {listed}{more}"
+    if len(rows) == len(answers):
+        message += f"; {metric.name} has no score"
+    return Diagnostic("reference-not-scorable", message, help)
 
 
 def _score(

@@ -103,12 +103,15 @@ def find_folder(given: str) -> Path:
     path, named = Path(given), _RUNS / given
     if named.is_dir() and not any((path / name).exists() for name in _OF_RUN_OR_MODEL):
         path = named  # a folder of rows, say, does not hide the run of its name
-    if not path.is_dir() and (model := hub_name(given)):
+    of_run = path.parent == _RUNS  # even where there is no such folder yet, it is no hub's name
+    if not path.is_dir() and not of_run and (model := hub_name(given)):
         return _of_hub(model)
     if not path.is_dir():
         runs = [each.name for each in _RUNS.iterdir()] if _RUNS.is_dir() else []
-        message = f"there is no folder {given}, and no run of that name in {_RUNS}/"
-        help = did_you_mean(near(given, runs)) or "name a run, an export, or a model's folder"
+        message = f"there is no folder {given}"
+        message += "" if of_run else f", and no run of that name in {_RUNS}/"
+        name = path.name if of_run else given
+        help = did_you_mean(near(name, runs)) or "name a run, an export, or a model's folder"
         raise Findings(Diagnostic("not-a-run", message, help), fatal=True)
     return path
 

@@ -322,6 +322,23 @@ def test_scripts_that_start_a_trainer_by_its_file_or_set_variables(
     assert read_foreign(Path("train.sh"), trainer).composed.values[group][name] == value
 
 
+@pytest.mark.parametrize("option", ["--config_file {}", "--config-file={}", '--config_file "{}"'])
+def test_the_file_of_accelerate_says_how_many_processes_there_are(option: str) -> None:
+    Path("launch").mkdir()
+    Path("launch/four.yaml").write_text("mixed_precision: bf16\nnum_processes: 4\n")
+    command = "    sft_vlm.py --per_device_train_batch_size 2 --gradient_accumulation_steps 3\n"
+    for more, rows in (("", 24), ("--num_processes 2 ", 12)):
+        start = f"accelerate launch {option.format('launch/four.yaml')} {more}"
+        Path("train.sh").write_text(f"{start}\\\n{command}")
+        values = read_foreign(Path("train.sh"), trainer="trl").composed.values
+        assert values["data"]["global_batch_size"] == rows
+    Path("launch/four.yaml").unlink()
+    Path("train.sh").write_text(
+        f"accelerate launch {option.format('launch/four.yaml')} \\\n{command}"
+    )
+    assert any("of one process" in note for note in read_foreign(Path("train.sh"), "trl").notes)
+
+
 def test_our_rules_speak_in_their_words() -> None:
     (finding,) = [one for one in found("trl", "learning_rate: -1.0\n") if one.severity == "error"]
     assert (finding.rule, finding.parameter) == ("out-of-range", "learning_rate")

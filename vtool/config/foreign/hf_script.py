@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from vtool.config.foreign.given import read_given
 from vtool.config.foreign.trainers import Trainer
 from vtool.config.limits import MOST_BYTES
 from vtool.config.origins import Place
 from vtool.config.resources import shown
+from vtool.config.yaml_positions import read_yaml
 from vtool.diagnostics import Diagnostic, Findings, Origin
 
 PROCESSES = "NPROC_PER_NODE"
@@ -18,6 +20,8 @@ PROCESSES = "NPROC_PER_NODE"
 _PROCESSES = re.compile(r"(?i)(?:\bnproc[-_]per[-_]node|--num[-_]processes)[= ](\d+)")
 _PIXELS = re.compile(r"(?<![\w-])(MAX_PIXELS|MIN_PIXELS)=(\d+)")
 """Variables by which ms-swift's scripts bound the size of images."""
+_LAUNCH_FILE = re.compile(r"--config[-_]file[= ](\S+)")
+"""The option by which `accelerate launch` takes its settings from a file."""
 
 
 def read_script(
@@ -71,7 +75,27 @@ def read_script(
         message = f"{name} does not call `{' '.join(trainer.command)}`"
         help = "give a YAML file, or a script that starts the trainer by its command"
         raise Findings(Diagnostic("unknown-recipe", message, help), fatal=True)
+    if processes is None and (said := _of_launch_file(text, path)):
+        processes, places[PROCESSES] = said
     return given, places, processes
+
+
+def _of_launch_file(text: str, script: Path) -> tuple[int, Place] | None:
+    """Return the processes that accelerate's file asks for, and where; None where none are said.
+
+    Its path is relative to the folder where the script is run: this one, or the script's own.
+    """
+    lines = (line.lstrip().partition("#")[0] for line in text.splitlines())
+    named = next(filter(None, map(_LAUNCH_FILE.search, lines)), None)
+    if named is None:
+        return None
+    name = named[1].strip("'\"")
+    file = next(filter(Path.is_file, (Path(name), script.parent / name)), None)
+    given, places = read_given(read_yaml(file)) if file else ({}, {})
+    count = given.get("num_processes")
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        return None
+    return count, places["num_processes"]
 
 
 def _variables(line: str, trainer: Trainer) -> Iterator[tuple[str, int, int]]:

@@ -132,18 +132,17 @@ def not_in_megatron_core(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 def parallel_sizes(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Every process gets an equal share.
 
-    Without launch.nproc their number is known only when they have started.
+    Without launch.nproc their number is known only to who starts them: `check_shares`.
     """
+    yield from check_shares(run, origins, run.launch.nproc)
+
+
+def check_shares(run: Run, origins: Origins, world: int | None) -> Iterator[Diagnostic]:
+    """Yield the `parallel-sizes` of a run of this many processes; None: not known yet."""
     if isinstance(run.engine, Megatron):
-        yield from _findings(
-            "parallel-sizes",
-            megatron.bad_sizes(
-                run.engine.parallel,
-                world=run.launch.nproc,
-                language=_language(Path(run.model.path)) if run.model.path else None,
-            ),
-            origins,
-        )
+        language = _language(Path(run.model.path)) if run.model.path else None
+        found = megatron.bad_sizes(run.engine.parallel, world=world, language=language)
+        yield from _findings("parallel-sizes", found, origins)
 
 
 @settings_rule(NOT_BUILT_ON_ENGINE)
