@@ -60,6 +60,13 @@ def test_a_line_is_a_question_a_path_or_a_command(
         "\n": Typed("nothing"),
     }
     assert {line: understand(line) for line in expected} == expected
+    for line in (
+        "'my cat.png' what is it",
+        r"what is my\ cat.png?".removesuffix("?"),
+        f"'{tmp_path}/my cat.png' and?",
+    ):
+        assert understand(line).action == "unknown"
+        assert "/image" in understand(line).text
     assert understand("/image").text == "/image takes the path of a file: /image PATH"
     assert understand("/quiet").text == "there is no command /quiet: /help"
 

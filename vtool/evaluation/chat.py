@@ -22,6 +22,7 @@ COMMANDS = {
     "/help": "show this",
 }
 """Lines that can be typed beside questions."""
+_WORDS = {command.partition(" ")[0] for command in COMMANDS}
 _TAGS = {"image": TAG, "video": VIDEO_TAG}
 _SUFFIXES = {
     "image": (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
@@ -46,6 +47,9 @@ def understand(line: str) -> Typed:
         return Typed("nothing")
     if kind := _kind_of_path(path := _unquoted(text)):
         return Typed(kind, path)
+    if text.partition(" ")[0] not in _WORDS and (file := _file_in(text)):
+        shown = f"type /{_kind_of_path(file) or 'image'} {file}, and the question on the next line"
+        return Typed("unknown", f"{file} is a file, which would be asked as text: {shown}")
     return _command(text) if text.startswith("/") else Typed("ask", text)
 
 
@@ -58,6 +62,24 @@ def _command(text: str) -> Typed:
     if name in ("reset", "quit", "exit", "help") and not given:
         return Typed("quit" if name == "exit" else name)
     return Typed("unknown", f"there is no command {text}: /help")
+
+
+def _file_in(text: str) -> str | None:
+    """Return the file that a line of several words names beside a question, if it does.
+
+    That is a picture that is there, or any file that is there as the first word.
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        words = text.split()
+    for place, word in enumerate(words):
+        path = os.path.expanduser(word.removeprefix("file://"))
+        suffix = Path(path).suffix.lower()
+        pictured = any(suffix in known for known in _SUFFIXES.values())
+        if len(words) > 1 and (pictured or (suffix and not place)) and os.path.isfile(path):
+            return path
+    return None
 
 
 def _unquoted(text: str) -> str:

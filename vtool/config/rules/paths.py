@@ -121,10 +121,16 @@ def resume_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             given,
             origins,
             (
-                did_you_mean(near(given, OF_ITS_OWN))
+                did_you_mean(near(given, OF_ITS_OWN) or _runs_named(given))
                 or "it takes auto, never, extend, or the folder of a run or of a checkpoint"
             ),
         )
+
+
+def _runs_named(name: str) -> list[str]:
+    """Return the folder of the run of this name: commands take the name, settings a path."""
+    folder = os.path.join("runs", name)
+    return [folder] if os.path.isdir(folder) else []
 
 
 @settings_rule(PATH_NOT_FOUND)
@@ -132,7 +138,8 @@ def folder_of_weights(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """The folder of the weights that the run begins with is there."""
     given = run.train.source
     if given is not None and not os.path.isdir(given):
-        help = "name the folder of a run, of a checkpoint in one, or of an export"
+        help = did_you_mean(_runs_named(given))
+        help = help or "name the folder of a run, of a checkpoint in one, or of an export"
         yield _missing("train.from", given, origins, help)
 
 
