@@ -20,6 +20,8 @@ SLACK = 16
 """Roundings off the line, over `resolved`, that a token of a plain loss may be (≤ 8 were seen)."""
 _TINY = 1e-30
 _BLOCK_BYTES = 192 << 20
+_CPU_ROWS = 2048
+"""Rows of the head at once on a CPU, so that what is made of them stays in its caches."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,8 @@ class _Block:
 
     def __init__(self, h: Tensor, g: Tensor, head: Head, elements: int) -> None:
         self.g, self.head, self.dtype = g, head, h.dtype
-        self.rows = max(256, elements // h.shape[1])
+        rows = max(256, elements // h.shape[1])
+        self.rows = min(rows, _CPU_ROWS) if h.device.type == "cpu" else rows
         self.z = h.new_empty(h.shape[0], head.weight.shape[0])
         for begin, end, weight in self._weights():
             torch.matmul(h, weight.T, out=self.z[:, begin:end])
@@ -189,9 +192,10 @@ class _Block:
         for begin, end, weight in self._weights():
             slope = self._slope(slice(begin, end))
             slope = slope[at] if isinstance(slope, Tensor) else slope
-            along = (gm - (g @ weight.T) * slope) ** 2
-            size = mm - 2 * (m @ weight.T) * slope + (weight * weight).sum(-1) * slope * slope
-            value, index = (along / size.clamp_min(_TINY)).max(-1)
+            along = (g @ weight.T).mul_(slope).neg_().add_(gm).square_()
+            size = (m @ weight.T).mul_(-2).mul_(slope).add_(mm)
+            size += (weight * weight).sum(-1) * slope * slope
+            value, index = along.div_(size.clamp_min_(_TINY)).max(-1)
             best = torch.where(value > most, index + begin, best)
             most = torch.maximum(most, value)
         return best
