@@ -99,6 +99,44 @@ def test_a_signal_reaches_the_command(tmp_path: Path, number: signal.Signals) ->
     assert process.returncode == 9
 
 
+@pytest.mark.parametrize(
+    ("to", "number"),
+    [
+        ("group", signal.SIGINT),
+        ("watch, then watch", signal.SIGTERM),
+        ("group, then watch", signal.SIGUSR1),
+    ],
+)
+def test_a_signal_reaches_the_command_as_often_as_it_is_sent(
+    tmp_path: Path, to: str, number: signal.Signals
+) -> None:
+    (tmp_path / "count.py").write_text(
+        "import pathlib, signal, time\n"
+        f"came = []\nsignal.signal({number:d}, lambda *_: came.append(1))\n"
+        "pathlib.Path('ready').touch()\n"
+        "while not pathlib.Path('end').exists():\n    time.sleep(0.02)\n"
+        "time.sleep(0.6)\nprint(len(came))\n"
+    )
+    process = started(tmp_path, "--", sys.executable, "count.py")
+    while not (tmp_path / "ready").exists():
+        time.sleep(0.05)
+    for whom in to.split(", then "):
+        os.kill(process.pid, number) if whom == "watch" else os.killpg(process.pid, number)
+        time.sleep(0.5)
+    (tmp_path / "end").touch()
+    out, _ = process.communicate()
+    assert (out.strip(), process.returncode) == (str(1 + to.count(",")), 0)
+
+
+def test_where_the_watch_is_killed_nothing_keeps_its_output_open(tmp_path: Path) -> None:
+    process = started(tmp_path, "--", "sh", "-c", "exec >&- 2>&-; echo $$ >pid; exec sleep 60")
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        time.sleep(0.05)
+    process.kill()
+    process.communicate(timeout=10)  # ends where nobody can write any more
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+
+
 def test_the_folder_is_its_owners_alone(tmp_path: Path) -> None:
     run_vtool(tmp_path, "watch", "--to", "facts", "--", "true")
     assert (tmp_path / "facts").stat().st_mode & 0o777 == 0o700

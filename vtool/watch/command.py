@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vtool.watch.group_witness import GroupWitness
+
 PASSED_ON = frozenset(
     {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
 )
@@ -125,8 +127,9 @@ def run_command(
 ) -> int:
     """Run a command in our stead, and return its exit status as a shell would.
 
-    Its input, output and errors are ours. Signals that we are sent are passed on; the terminal's
-    reach it by themselves. A command that a signal ended has the status 128 + its number.
+    Its input, output and errors are ours. Signals that we alone are sent are passed on; those of
+    the terminal, and of the whole process group, reach it by themselves. A command that a signal
+    ended has the status 128 + its number.
 
     Args:
         file: what is run; its own name is the command's first word, as in a shell.
@@ -139,20 +142,23 @@ def run_command(
     handler = signal.signal(signal.SIGCHLD, _nothing)  # an ignored signal would not be waited for
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
     try:
-        process = subprocess.Popen(
-            list(command),
-            executable=file,
-            env=dict(environment),
-            close_fds=False,  # it may have been given some: `-- python train.py <(make-config)`
-            # not ours to keep: the command begins with the signals that we began with
-            preexec_fn=lambda: _restore(mask),  # noqa: PLW1509 (this process has one thread)
-        )
-        while process.poll() is None:
-            came = signal.sigtimedwait(waited, _LOOK_SECONDS)
-            if came and came.si_signo in PASSED_ON and came.si_code != _FROM_KERNEL:
-                process.send_signal(came.si_signo)
-            if look:
-                look(process)
+        with GroupWitness(PASSED_ON) as group:
+            process = subprocess.Popen(
+                list(command),
+                executable=file,
+                env=dict(environment),
+                close_fds=False,  # it may have been given some: `-- python train.py <(make-config)`
+                # not ours to keep: the command begins with the signals that we began with
+                preexec_fn=lambda: _restore(mask),  # noqa: PLW1509 (this process has one thread)
+            )
+            while process.poll() is None:
+                came = signal.sigtimedwait(waited, _LOOK_SECONDS)
+                if came and came.si_signo in PASSED_ON:
+                    told = group.has(came.si_signo)
+                    if not told and came.si_code != _FROM_KERNEL:
+                        process.send_signal(came.si_signo)
+                if look:
+                    look(process)
     finally:
         # What came after its end is of the terminal's, and was the command's: it is not ours.
         while signal.sigtimedwait(waited, 0):
