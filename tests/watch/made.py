@@ -72,6 +72,7 @@ def micro(index: int, lengths: tuple[int, ...], weight: float) -> Fact:
         "measured_weight": q(weight),
         "read": n,
         "odd": 0,
+        "dropout": None,
         "smooth": None,
         "z": None,
         "entropy": None,
@@ -162,8 +163,8 @@ def healthy(world: int = 1, steps: int = 3) -> list[Fact]:
                     "undone": {**_UNDONE} if step else None,
                     "layers": {
                         f"layers.{layer}": {
-                            "left": [1.0 + step, 2.0, 3.0],
-                            "arrived": [1.0 + step, 2.0, 3.0],
+                            "left": [(1.0 + step) * x for x in range(1, 17)],
+                            "arrived": [(1.0 + step) * x for x in range(1, 17)],
                             "dtype": "torch.float32",
                         }
                         for layer in range(4)

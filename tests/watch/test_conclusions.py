@@ -60,6 +60,10 @@ def weigh_rows(weight: Callable[[int, int], float]) -> Change:
     return change
 
 
+def _signs(fact: Fact) -> Fact:
+    return {name: {**one, "arrived": [1e-6] * 16} for name, one in fact["layers"].items()}
+
+
 def _halved(layers: Fact) -> Fact:
     tensor = layers["layers.0"]
     return {**tensor, "arrived": [x / 2 for x in tensor["left"]]}
@@ -195,6 +199,13 @@ PLANTED: dict[str, tuple[int, Change, str, str]] = {
         "step-not-the-optimizers",
         "error",
     ),
+    "gradients clipped by value": (
+        1,
+        on("arrived", layers=_signs),
+        "gradients-clipped-by-value",
+        "warning",
+    ),
+    "evaluation mode": (1, on("micro", dropout="off"), "dropout-off", "warning"),
     "gradients of a layer halved": (
         2,
         on("arrived", layers=lambda f: {**f["layers"], "layers.0": _halved(f["layers"])}),

@@ -183,6 +183,10 @@ class Micro:
         return None if found is None else int(found)
 
     @property
+    def of_next_row(self) -> int:
+        return int(self.fact.get("of_next_row") or 0)
+
+    @property
     def left_out(self) -> int | None:
         found = self.fact.get("left_out")
         return None if found is None else int(found)

@@ -12,6 +12,9 @@ FOUND: Any = SimpleNamespace(ends=(9,), specials={"pad": [0]})
 IDS = torch.tensor([[1, 5, 6, 0, 0], [2, 5, 6, 7, 0], [3, 5, 6, 7, 8]])
 
 
+LEFT = torch.tensor([[0, 0, 1, 5, 6], [2, 5, 6, 7, 8], [0, 3, 5, 6, 7]])
+
+
 def places(ids: torch.Tensor, **inputs: Any) -> dict[tuple[int, int], int]:
     found = _next_rows(inputs, ids, FOUND).view(ids.shape)
     return {(int(row), int(at)): int(found[row, at]) for row, at in (found >= 0).nonzero()}
@@ -19,9 +22,14 @@ def places(ids: torch.Tensor, **inputs: Any) -> dict[tuple[int, int], int]:
 
 def test_it_is_looked_for_where_padding_follows_and_the_last_row_goes_on_in_the_first() -> None:
     mask = (IDS != 0).long()
-    assert places(IDS, attention_mask=mask) == {(0, 2): 2, (1, 3): 3}
+    assert places(IDS, attention_mask=mask) == {(0, 2): 2, (0, 4): 2, (1, 3): 3, (1, 4): 3}
     turned = IDS.roll(1, 0)
-    assert places(turned, attention_mask=mask.roll(1, 0)) == {(1, 2): 2, (2, 3): 3}
+    found = places(turned, attention_mask=mask.roll(1, 0))
+    assert found == {(1, 2): 2, (1, 4): 2, (2, 3): 3}
+
+
+def test_it_is_looked_for_at_the_end_of_rows_that_are_padded_on_the_left() -> None:
+    assert places(LEFT, attention_mask=(LEFT != 0).long()) == {(0, 4): 2}
 
 
 @pytest.mark.parametrize(

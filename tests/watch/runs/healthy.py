@@ -33,6 +33,11 @@ RUNS: dict[str, Recipe] = {
     "gradient checkpointing, packed": Recipe(checkpointing=True, packed=True),
     "clipped": Recipe(clip=0.1),
     "clipped, accumulated, bfloat16 autocast": Recipe(clip=0.1, accumulate=3, autocast=True),
+    "a few values clipped": Recipe(before_step=changes.clip_values(0.01)),
+    "with dropout": Recipe(config={"attention_dropout": 0.1}),
+    "whole rows, padded on the left, three at once": Recipe(
+        data=changes.whole_rows, padding="left", batch=3
+    ),
     "each part clipped by itself": Recipe(before_step=changes.clip_each),
     "each part clipped by itself, bfloat16 weights": Recipe(
         before_step=changes.clip_each, dtype="bfloat16", lr=0.05

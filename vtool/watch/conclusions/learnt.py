@@ -128,6 +128,7 @@ def _targets(facts: Facts) -> Outcome:
         "the token itself": sum(micro.shifted.get(0, 0) for micro in looked),
         "the one after the next": sum(micro.shifted.get(2, 0) for micro in looked),
         "two after the next": sum(micro.shifted.get(3, 0) for micro in looked),
+        "what the next row of the batch begins with": sum(micro.of_next_row for micro in looked),
     }
     likely = max(shifts, key=lambda name: shifts[name])
     what = f"; {shifts[likely]} are {likely}" if shifts[likely] * 2 > wrong else ""

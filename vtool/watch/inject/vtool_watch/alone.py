@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .learnt import Record
-from .model import Found, in_pieces
+from .model import Found, drops, in_pieces
 from .rows import Document, documents, visual_owners, visuals_of
 
 TEXTS, DRAWS = 4, 2
@@ -98,7 +98,7 @@ def compare(found: Found, record: Record) -> dict[str, Any]:
         "documents": compared,
         "worst_over_tolerance": max(ratios) if ratios else None,
         "precision": record.autocast or str(hidden.dtype),
-        "dropout": was_training and _drops(base),
+        "dropout": was_training and drops(base),
         "repeats": repeats,
         "ahead": ahead and {**ahead, "tolerance": compared[ahead.pop("document")]["tolerance"]},
     }
@@ -391,12 +391,3 @@ def _eps(base: Any, autocast: str | None) -> float:
     kept = next(p for p in base.parameters() if p.is_floating_point()).dtype
     used = getattr(torch, autocast.rsplit(".", maxsplit=1)[-1]) if autocast else kept
     return max(float(torch.finfo(used).eps), 2.0**-23)  # in float64, norms are in float32 too
-
-
-def _drops(base: Any) -> bool:
-    if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in base.modules()):
-        return True
-    return any(
-        isinstance(value := getattr(m, "attention_dropout", None), float) and value > 0
-        for m in base.modules()
-    )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .learnt import Record
-from .model import Found, is_recorded
+from .model import Found, drops, is_recorded
 from .norm import of_norm
 from .rows import Seen, keep
 from .settings import Settings
@@ -226,6 +226,9 @@ class Capture:
             shape=self._shape(hidden, given.get("input_ids")),
             autocast=str(torch.get_autocast_dtype(device)) if cast else None,
             names=sorted(n for n, v in given.items() if isinstance(v, Tensor) or v is True),
+            dropout=("on" if self.found.base.training else "off")
+            if drops(self.found.base)
+            else None,
             seen=seen,
             window=self.window,
             version=sum(p._version for p in self.found.base.parameters() if p.requires_grad),

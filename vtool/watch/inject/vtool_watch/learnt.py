@@ -33,6 +33,8 @@ class Record:
     shape: tuple[int, ...]
     autocast: str | None
     names: list[str]
+    dropout: str | None
+    """`on`, or `off` in evaluation mode; None: the model has none."""
     seen: Seen | None
     window: int = 0
     version: int = 0
@@ -86,6 +88,7 @@ def micro_facts(
         "supervised": record.supervised,
         "solved": 0 if solved is None else len(solved.weight),
         "why": record.why,
+        "dropout": record.dropout,
     }
     if solved is None or record.at is None:
         return fact
@@ -136,7 +139,8 @@ def _of_ids(
     keep = row_mask(inputs, ids)
     following, target = next_ids(ids, at), solved.target
     wrong = sure & ~_row_ends(inputs, ids, found)[at] & (target != following)
-    wrong |= sure & (target == _next_rows(inputs, ids, found)[at])
+    of_next_row = sure & (target == _next_rows(inputs, ids, found)[at])
+    wrong |= of_next_row
     plus = {}
     for distance in (0, 2, 3):
         there = (at + distance).clamp_max(ids.numel() - 1)
@@ -150,6 +154,7 @@ def _of_ids(
     return {
         "not_next": int(wrong.sum()),
         "is_plus": plus,
+        "of_next_row": int(of_next_row.sum()),
         "left_out": _left_out(record, inputs, ids, sure, target, found),
         "ends": {
             "in_inputs": int(torch.isin(ids[keep], ends).sum()),
@@ -238,10 +243,12 @@ def _row_ends(inputs: dict[str, Any], ids: Tensor, found: Found) -> Tensor:
 
 
 def _next_rows(inputs: dict[str, Any], ids: Tensor, found: Found) -> Tensor:
-    """Return the id with which the next text begins, for the last place of one before padding.
+    """Return the id with which the next text begins, where a place's label can be that by mistake.
 
-    There no label of its own text can be that, but for an end token, with which texts may begin
-    too. −1 at all other places: a text that fills its row may go on in the next one.
+    That is the last place of a text before padding, and the last place of a row, where that is
+    padding, or where other rows are padded on the left. No label of their own text can be that, but
+    for an end token, with which texts may begin too. −1 at all other places: of a stream of text,
+    which is cut into rows, each goes on in the next one.
     """
     first = torch.full_like(ids, -1)
     texts, keep = documents(inputs, ids), row_mask(inputs, ids)
@@ -251,6 +258,11 @@ def _next_rows(inputs: dict[str, Any], ids: Tensor, found: Found) -> Tensor:
         padded = behind < ids.shape[1] and not bool(keep[text.row, behind])
         if padded and len(texts) > 1 and begins not in found.ends:
             first[text.row, behind - 1] = begins
+    on_the_left = bool((~keep[:, 0] & keep[:, -1]).any())
+    for row, begins in enumerate(ids[1:, 0].tolist()):
+        lone = bool(keep[row + 1, 0]) and (on_the_left or not bool(keep[row, -1]))
+        if lone and begins not in found.ends:
+            first[row, -1] = begins
     return first.flatten()
 
 

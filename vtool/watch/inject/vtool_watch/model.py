@@ -377,3 +377,13 @@ def is_compiled(found: Found) -> bool:
     return any(
         getattr(m, "_compiled_call_impl", None) is not None for m in (found.model, found.base)
     )
+
+
+def drops(base: Any) -> bool:
+    """Tell whether a module has dropout that acts where it is in training mode."""
+    if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in base.modules()):
+        return True
+    return any(
+        isinstance(value := getattr(m, "attention_dropout", None), float) and value > 0
+        for m in base.modules()
+    )

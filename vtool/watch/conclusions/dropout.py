@@ -1,0 +1,40 @@
+"""Dropout that is asked for and is off, as the model is in evaluation mode while it learns."""
+
+from vtool.diagnostics import Rule
+from vtool.watch.conclusions.check import Check, Outcome, found
+from vtool.watch.facts import Facts
+
+OFF = Rule(
+    name="dropout-off",
+    code="VT936",
+    summary="The model learns in evaluation mode, so that the dropout of its config is off.",
+    why=(
+        "After model.eval() nothing else changes: losses are a little lower, and the"
+        " regularization that the config asks for is not there. An evaluation in the middle of a"
+        " run leaves it so where nobody calls model.train() again."
+    ),
+    bad="evaluate(model); loss.backward()",
+    good="evaluate(model); model.train(); loss.backward()",
+    fix="Call model.train() before each step, or set the dropout to 0 if it is not wanted.",
+    severity="warning",
+)
+
+
+def _off(facts: Facts) -> Outcome:
+    looked = [one for one in facts.of("micro") if "dropout" in one and not one.get("why")]
+    if not looked:
+        return Outcome(not_run="no pass of the model was seen")
+    passes = [one for one in looked if one["dropout"]]
+    off = [one for one in passes if one["dropout"] == "off"]
+    measured = {"passes": len(passes), "off": len(off)}
+    if not off:
+        return Outcome(measured=measured)
+    first = f"step {int(off[0]['step']) + 1}, micro-batch {int(off[0]['index']) + 1}"
+    message = (
+        f"in {len(off)} of {len(passes)} passes the model is in evaluation mode, and its dropout"
+        f" is off (first in {first})"
+    )
+    return Outcome((found(OFF, message),), measured=measured)
+
+
+CHECKS = (Check(OFF, "learnt", _off),)
