@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.testing
 from xdist.scheduler import LoadScopeScheduling
 
 from tests import process_state
@@ -36,6 +37,9 @@ for number, handler in (
 ):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
+
+# A command is built of its functions' signatures: 25 ms, at each call of a test.
+typer.testing._get_command = cache(typer.testing._get_command)  # type: ignore[attr-defined]
 
 pytest_plugins = ["pytester"]
 _CACHE = tempfile.TemporaryDirectory(prefix="vtool-tests-")

@@ -52,6 +52,7 @@ def test_each_outcome_has_its_table() -> None:
     assert "| C | raised: ValueError: a \\| b |" in text
 
 
+@pytest.mark.full
 def test_results_are_of_classes_that_the_scan_names() -> None:
     transformers = pytest.importorskip("transformers")
     kept = read_results(RESULTS)["classes"]

@@ -7,6 +7,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
@@ -72,11 +73,18 @@ class Setting:
 
 def all_settings(owner: type[Settings] = Run, prefix: str = "") -> Iterator[Setting]:
     """Every setting and group, in the order of the schema."""
+    return iter(_settings_of(owner, prefix))
+
+
+@cache
+def _settings_of(owner: type[Settings], prefix: str) -> tuple[Setting, ...]:
+    found: list[Setting] = []
     for name, field in owner.model_fields.items():
         setting = Setting(f"{prefix}{name}", owner, field)
-        yield setting
+        found.append(setting)
         for group in setting.groups:
-            yield from all_settings(group, f"{setting.name}.")
+            found += _settings_of(group, f"{setting.name}.")
+    return tuple(found)
 
 
 def arrival_of(owner: type[Settings], field: FieldInfo) -> Arrival | None:
@@ -264,6 +272,7 @@ def docstrings(owner: type[Settings]) -> dict[str, str]:
     return found | {name: text for name, text in described if text}
 
 
+@cache
 def _own_docstrings(owner: type[Settings]) -> dict[str, str]:
     try:
         body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
