@@ -293,7 +293,7 @@ class TestUpstream:
             patch.setattr(
                 sessions,
                 "build_engine",
-                lambda run, model, ranks: build_engine(
+                lambda run, model, ranks, weights: build_engine(
                     run.model_copy(update={"engine": settings}), model, ranks
                 ),
             )
@@ -374,7 +374,7 @@ class TestUpstream:
         monkeypatch.setattr(
             sessions,
             "build_engine",
-            lambda run, model, ranks: build_engine(
+            lambda run, model, ranks, weights: build_engine(
                 run.model_copy(update={"engine": default}), model, ranks
             ),
         )
@@ -418,7 +418,7 @@ class TestUpstream:
         """
         made = small("model.dtype=bfloat16")
         monkeypatch.setattr(
-            model_and_engine, "prepare_model", lambda _run, model: model.to(torch.bfloat16)
+            model_and_engine, "prepare_model", lambda _run, model, _: model.to(torch.bfloat16)
         )
         opened, _ = session(made)
         (finding,) = compare_readback(expected_settings(made.run), observe_run(opened))

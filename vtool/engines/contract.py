@@ -8,7 +8,7 @@ of ranks and micro-batches, and before any clipping. It is never given a mean.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -66,6 +66,10 @@ class EngineInputs:
     """`model.gradient_checkpointing`, which the model's own layers follow already."""
     packed: bool
     """A row may be several documents, which must not see each other."""
+    weights: Mapping[str, Tensor] = field(default_factory=dict)
+    """Values of the module's parameters on the meta device: whole tensors by names in files, in any
+    dtype. One is read where it is looked into: an engine cuts its share out first.
+    """
 
 
 class Engine(Protocol):

@@ -145,7 +145,7 @@ def bytes_kept(run: Run, model: nn.Module, ranks: Ranks) -> float:
         shares = everyone
         if component(name) == "language":
             shares *= spread.tensor * (1 if id(each) in first else spread.pipeline)
-        there = 0 if ranks.device.type == "cpu" else _WEIGHT
+        there = 0 if ranks.device.type == "cpu" and not each.is_meta else _WEIGHT
         total += each.numel() * (there + _STATE * each.requires_grad) / shares
     return total
 

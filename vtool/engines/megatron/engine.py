@@ -57,6 +57,7 @@ class Megatron:
         component: Callable[[str], str],
         *,
         checkpointing: bool = False,
+        weights: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Take a transformers model apart, in place: its language model is replaced.
 
@@ -66,13 +67,14 @@ class Megatron:
             component: given a parameter's name in files, which of `optim.groups` it is of.
             checkpointing: compute activations of the language model's layers again in the backward
                 pass. (The tower has its own.)
+            weights: see `vtool.engines.contract.EngineInputs`.
 
         Raises:
             SharedFindings: `extra-not-installed`, `megatron-ddp-conflict`,
                 `needs-transformer-engine`, `not-built-on-engine`, `parallel-sizes`.
         """
         dtype, device = str(compute_dtype).removeprefix("torch."), ranks.device
-        source = Source.of(module)
+        source = Source.of(module, weights or {})
         check_model(source, settings, ranks, dtype)
         silence()
         ddp_config = live_ddp_config(
@@ -98,6 +100,7 @@ class Megatron:
         self.heeds_masks: bool = language.gpt.heeds_masks
         tower: Any = module.model.visual if self.stage.first else nn.Module()  # type: ignore[union-attr]
         replace_language(module, language.gpt, self.stage)
+        common.materialize(tower, source.weights, device, TOWER)
         self.module = module.to(device)
         # not its buffers: frequencies of positions stay float32
         for parameter in tower.parameters():
@@ -288,6 +291,7 @@ def build_megatron(inputs: EngineInputs) -> Megatron:
         i.compute_dtype,
         i.component,
         checkpointing=i.checkpointing,
+        weights=i.weights,
     )
     if i.packed and not engine.heeds_masks:
         raise SharedFindings(
