@@ -350,7 +350,7 @@ class TestUpstream:
         """NeMo-RL#3494: `if hasattr(model, "…")`, and the model has it under another name."""
         made = small("model.gradient_checkpointing=true")
         assert found(made) == set()
-        monkeypatch.setattr(model_build, "enable_checkpointing", lambda _model: None)
+        monkeypatch.setattr(model_build, "enable_checkpointing", lambda *_: None)
         assert found(made) == {"model.gradient_checkpointing"}
 
     def test_a_file_that_is_not_found_means_the_defaults(

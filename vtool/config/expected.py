@@ -27,6 +27,8 @@ from vtool.config.settings import arrival_of
 from vtool.families.linear_layers import ends_in, is_inside, select_layers
 from vtool.families.modeling_file import resolve_modeling
 
+CHECKPOINTING = "model.gradient_checkpointing"
+AGAIN, KEPT = "activations computed again", "activations kept"
 COMPONENTS = ("vision", "projector", "language")
 """The components of a model that `model.freeze` and `optim.groups` name."""
 
@@ -40,6 +42,9 @@ def expected_settings(run: Run) -> dict[str, Expectation]:
     found: dict[str, Expectation] = {
         name: Expected(name, value) for name, value in values.items() if value is not None
     }
+    found[CHECKPOINTING] = lambda place: Expected(
+        CHECKPOINTING, AGAIN if place < run.model.recomputed(place + 1) else KEPT
+    )
     found |= _by_length(run)
     found |= _rows(run.data) | _dtypes(run.model.dtype) | _optimizer_groups(run.optim)
     if run.lora is not None:
@@ -127,7 +132,8 @@ def _in_context(run: Run) -> dict[str, Any]:
             f"model.freeze.{name}": getattr(model.freeze, name) or (None if run.lora else False)
             for name in COMPONENTS
         },
-        # by group, below
+        # by block and by group, below
+        CHECKPOINTING: None,
         "data.micro_batch_size": None,
         "optim.weight_decay": None,
         "lora.targets": None,

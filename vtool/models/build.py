@@ -144,8 +144,9 @@ def _finish(model: Any, settings: Model, processor: Processor, folder: Path) -> 
             processor.ids.end,
             processor.ids.pad,
         )
-    if settings.gradient_checkpointing:
-        enable_checkpointing(model)
+    blocks = load_family(settings.family).recomputable(model)
+    if again := settings.recomputed(len(blocks)):
+        enable_checkpointing(model, blocks[again:])
     return model.train()
 
 

@@ -127,7 +127,7 @@ def build_engine(
             compute_dtype=DTYPES[run.model.dtype],
             component=of.component,
             build_optimizer=lambda module: build_optimizer(module, run.optim, of.component),
-            checkpointing=run.model.gradient_checkpointing,
+            checkpointing=run.model.recomputed(len(of.recomputable(model))),
             packed=run.data.packing != "none",
             weights=weights or {},
         )

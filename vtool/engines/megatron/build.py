@@ -132,7 +132,7 @@ def build_language(source: Source, options: BuildOptions) -> BuiltLanguage:
         for name, parameter in gpt.named_parameters():
             parameter.requires_grad_(source.trained.issuperset(weights.names(name)))
         if options.checkpointing:
-            recompute_layers(gpt, device)
+            recompute_layers(gpt, device, options.checkpointing)
 
     fields = _transformer_fields(source, options)
     if options.settings.bridge == "mbridge":

@@ -56,7 +56,7 @@ class Megatron:
         compute_dtype: torch.dtype,
         component: Callable[[str], str],
         *,
-        checkpointing: bool = False,
+        checkpointing: int = 0,
         weights: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Take a transformers model apart, in place: its language model is replaced.
@@ -65,8 +65,7 @@ class Megatron:
 
         Args:
             component: given a parameter's name in files, which of `optim.groups` it is of.
-            checkpointing: compute activations of the language model's layers again in the backward
-                pass. (The tower has its own.)
+            checkpointing: see `vtool.engines.contract.EngineInputs`.
             weights: see `vtool.engines.contract.EngineInputs`.
 
         Raises:
@@ -81,8 +80,11 @@ class Megatron:
             settings.wrap_config, settings.ddp_config, dtype=dtype, cpu=device.type == "cpu"
         )
         groups = start_groups(settings.parallel, ranks)
+        # the tower's blocks come first, on every stage, and have been seen to
+        self.tower_blocks = len(module.model.visual.blocks)  # type: ignore[union-attr,arg-type]
+        layers = max(0, checkpointing - self.tower_blocks)
         options = BuildOptions(
-            settings, optim, groups, ddp_config, device, compute_dtype, component, checkpointing
+            settings, optim, groups, ddp_config, device, compute_dtype, component, layers
         )
         self.ranks, self.groups, self.data = ranks, groups, groups.data
         self.stage = Stage(groups.stages)
@@ -236,7 +238,7 @@ class Megatron:
         gpt: Any = self.module.model.language_model.gpt  # type: ignore[union-attr]
         yield from live.observe_groups(self.groups)
         yield from live.observe_bridge(gpt, self.bridge)
-        yield from live.observe_language(gpt)
+        yield from live.observe_language(gpt, self.tower_blocks)
         yield from live.observe_megatron_adapters(gpt, self.language.map.names, component)
         for one, where in zip(
             self.both, ("the language model's DDP", "the tower's DDP"), strict=True

@@ -47,8 +47,8 @@ class BuildOptions:
     compute_dtype: torch.dtype
     component: Callable[[str], str]
     """Given a parameter's name in files, which of `optim.groups` it is of."""
-    checkpointing: bool
-    """Compute activations of the language model's layers again in the backward pass."""
+    checkpointing: int
+    """The number of layers of the language model, the first ones, that recompute activations."""
 
 
 class OptimizedModule:
