@@ -16,6 +16,7 @@ from vtool.config.schema import (
     Data,
     Lora,
     Megatron,
+    Model,
     Optim,
     Run,
     Settings,
@@ -42,9 +43,7 @@ def expected_settings(run: Run) -> dict[str, Expectation]:
     found: dict[str, Expectation] = {
         name: Expected(name, value) for name, value in values.items() if value is not None
     }
-    found[CHECKPOINTING] = lambda place: Expected(
-        CHECKPOINTING, AGAIN if place < run.model.recomputed(place + 1) else KEPT
-    )
+    found[CHECKPOINTING] = recomputed_blocks(run.model)
     found |= _by_length(run)
     found |= _rows(run.data) | _dtypes(run.model.dtype) | _optimizer_groups(run.optim)
     if run.lora is not None:
@@ -69,6 +68,13 @@ def weight_decay(setting: str, value: float) -> Callable[[bool], Expected]:
     """
     return lambda decays: Expected(
         setting, value if decays else 0.0, "" if decays else "a decay of biases and norms of "
+    )
+
+
+def recomputed_blocks(model: Model) -> Callable[[int], Expected]:
+    """Return what is expected of a block, by its place in the order of computation, from 0."""
+    return lambda place: Expected(
+        CHECKPOINTING, AGAIN if place < model.recomputed(place + 1) else KEPT
     )
 
 
