@@ -45,6 +45,7 @@ bench: .venv/installed-dev .venv/installed-bench  ## print the benchmarks (about
 	$(BIN)/python -m benchmarks.checkpoint
 	$(BIN)/python -m benchmarks.load_check
 	$(BIN)/python -m benchmarks.save
+	$(BIN)/python -m benchmarks.load
 	$(BIN)/python -m benchmarks.loop
 	$(BIN)/python -m benchmarks.head
 	$(BIN)/python -m benchmarks.packing

@@ -8,7 +8,7 @@ version of a package is read from the name of its folder in site-packages, which
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
@@ -150,14 +150,19 @@ def pip_range(name: str) -> str:
     return f"'{name}>={tested.oldest},<{major}.{minor + 1}'"
 
 
-def enable_checkpointing(model: Any) -> None:
+def enable_checkpointing(model: Any, kept: Iterable[Any] = ()) -> None:
     """Let a model of transformers recompute its activations in the backward pass.
 
     transformers 5.23 has renamed the method; the older name ends with 6.
+
+    Args:
+        kept: its blocks that keep theirs.
     """
     name = "activation_checkpointing_enable"
     enable = getattr(model, name, None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": False})
+    for block in kept:
+        block.gradient_checkpointing = False
 
 
 def features_by_image(output: Any) -> list[Sequence[Any]]:

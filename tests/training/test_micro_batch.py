@@ -61,6 +61,25 @@ def test_the_estimate_is_no_less_than_a_pass_keeps_and_not_many_times_it(
     assert estimate <= 4 * held
 
 
+def test_a_block_that_computes_again_keeps_what_goes_into_it(tmp_path: Path) -> None:
+    image = picture(tmp_path / "one.png", 112, 112)
+    question = [{"type": "image", "image": str(image)}, {"type": "text", "text": "What is it?"}]
+    write_rows(tmp_path / "rows.jsonl", [chat(question, "It is a square. " * 9)])
+    alone = ("data.global_batch_size=1", "data.micro_batch_size=1")
+    found = []
+    for asked in ("none", 2, 4, 5, "full"):
+        opened, _ = session(made(tmp_path, *alone, f"model.gradient_checkpointing={asked}"))
+        held, tokens, patches = kept(opened)
+        estimate = bytes_of_row(opened.run, opened.engine.module.config, tokens, patches)
+        assert held <= 1.2 * estimate, asked
+        found.append((held, estimate))
+    held, estimates = zip(*found, strict=True)
+    assert list(held) == sorted(held, reverse=True)
+    # the last layer of all is there once in any case, kept or computed again
+    assert all(one < estimates[0] for one in estimates[1:])
+    assert held[-1] < 0.6 * held[0]
+
+
 def kept_when_spread(ranks: Ranks, asked: Request) -> tuple[int, float]:
     opened, _ = session(asked, ranks)
     held, tokens, patches = kept(opened)

@@ -293,7 +293,7 @@ class TestUpstream:
             patch.setattr(
                 sessions,
                 "build_engine",
-                lambda run, model, ranks: build_engine(
+                lambda run, model, ranks, weights: build_engine(
                     run.model_copy(update={"engine": settings}), model, ranks
                 ),
             )
@@ -350,7 +350,7 @@ class TestUpstream:
         """NeMo-RL#3494: `if hasattr(model, "…")`, and the model has it under another name."""
         made = small("model.gradient_checkpointing=true")
         assert found(made) == set()
-        monkeypatch.setattr(model_build, "enable_checkpointing", lambda _model: None)
+        monkeypatch.setattr(model_build, "enable_checkpointing", lambda *_: None)
         assert found(made) == {"model.gradient_checkpointing"}
 
     def test_a_file_that_is_not_found_means_the_defaults(
@@ -374,7 +374,7 @@ class TestUpstream:
         monkeypatch.setattr(
             sessions,
             "build_engine",
-            lambda run, model, ranks: build_engine(
+            lambda run, model, ranks, weights: build_engine(
                 run.model_copy(update={"engine": default}), model, ranks
             ),
         )
@@ -418,7 +418,7 @@ class TestUpstream:
         """
         made = small("model.dtype=bfloat16")
         monkeypatch.setattr(
-            model_and_engine, "prepare_model", lambda _run, model: model.to(torch.bfloat16)
+            model_and_engine, "prepare_model", lambda _run, model, _: model.to(torch.bfloat16)
         )
         opened, _ = session(made)
         (finding,) = compare_readback(expected_settings(made.run), observe_run(opened))

@@ -43,13 +43,13 @@ def distributed(real: Any) -> Any:
 
 
 def plain_engine(real: Any) -> Any:
-    return lambda run, model, ranks: real(
+    return lambda run, model, ranks, _weights: real(
         run.model_copy(update={"engine": schema.Ddp(kind="ddp")}), model, ranks
     )
 
 
 def default_engine(real: Any) -> Any:
-    return lambda run, model, ranks: real(
+    return lambda run, model, ranks, _weights: real(
         run.model_copy(update={"engine": schema.Fsdp2(kind="fsdp2")}), model, ranks
     )
 

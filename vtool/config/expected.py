@@ -16,6 +16,7 @@ from vtool.config.schema import (
     Data,
     Lora,
     Megatron,
+    Model,
     Optim,
     Run,
     Settings,
@@ -27,6 +28,8 @@ from vtool.config.settings import arrival_of
 from vtool.families.linear_layers import ends_in, is_inside, select_layers
 from vtool.families.modeling_file import resolve_modeling
 
+CHECKPOINTING = "model.gradient_checkpointing"
+AGAIN, KEPT = "activations computed again", "activations kept"
 COMPONENTS = ("vision", "projector", "language")
 """The components of a model that `model.freeze` and `optim.groups` name."""
 
@@ -40,6 +43,7 @@ def expected_settings(run: Run) -> dict[str, Expectation]:
     found: dict[str, Expectation] = {
         name: Expected(name, value) for name, value in values.items() if value is not None
     }
+    found[CHECKPOINTING] = recomputed_blocks(run.model)
     found |= _by_length(run)
     found |= _rows(run.data) | _dtypes(run.model.dtype) | _optimizer_groups(run.optim)
     if run.lora is not None:
@@ -64,6 +68,13 @@ def weight_decay(setting: str, value: float) -> Callable[[bool], Expected]:
     """
     return lambda decays: Expected(
         setting, value if decays else 0.0, "" if decays else "a decay of biases and norms of "
+    )
+
+
+def recomputed_blocks(model: Model) -> Callable[[int], Expected]:
+    """Return what is expected of a block, by its place in the order of computation, from 0."""
+    return lambda place: Expected(
+        CHECKPOINTING, AGAIN if place < model.recomputed(place + 1) else KEPT
     )
 
 
@@ -127,7 +138,8 @@ def _in_context(run: Run) -> dict[str, Any]:
             f"model.freeze.{name}": getattr(model.freeze, name) or (None if run.lora else False)
             for name in COMPONENTS
         },
-        # by group, below
+        # by block and by group, below
+        CHECKPOINTING: None,
         "data.micro_batch_size": None,
         "optim.weight_decay": None,
         "lora.targets": None,

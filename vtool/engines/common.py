@@ -68,6 +68,39 @@ def model_tensors(module: nn.Module) -> dict[str, Tensor]:
     return state | {name: buffer for name, buffer in module.named_buffers() if name in kept}
 
 
+def materialize(
+    module: nn.Module, weights: Mapping[str, Tensor], device: torch.device, prefix: str = ""
+) -> None:
+    """Give parameters on the meta device their memory and values, one at a time, in place.
+
+    What is one parameter in several places stays one.
+
+    Args:
+        weights: whole, by names in files, in any dtype. A module without such parameters has them.
+        device: where to.
+        prefix: what stands before the module's names in the whole model.
+    """
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for path, part in module.named_modules():
+        for name, parameter in part._parameters.items():
+            if parameter is None or not parameter.is_meta:
+                continue
+            if parameter not in made:
+                whole = weights[saved_name(f"{prefix}{path}.{name}")]
+                own = torch.empty_like(parameter, device=device).detach().copy_(whole)
+                made[parameter] = nn.Parameter(own, parameter.requires_grad)
+            part._parameters[name] = made[parameter]
+    load_buffers(module, weights, prefix)
+
+
+def load_buffers(module: nn.Module, weights: Mapping[str, Tensor], prefix: str = "") -> None:
+    """Load the persistent buffers that weights have."""
+    with torch.no_grad():
+        for name, buffer in module.named_buffers():
+            if (whole := weights.get(saved_name(prefix + name))) is not None:
+                buffer.copy_(whole)
+
+
 def on_rank_zero(tensors: Iterable[tuple[str, Tensor]], ranks: Ranks) -> dict[str, Tensor]:
     """Return whole tensors that every rank is given, in the CPU's memory of rank 0; else nothing.
 

@@ -8,7 +8,7 @@ of ranks and micro-batches, and before any clipping. It is never given a mean.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -62,10 +62,16 @@ class EngineInputs:
     """Given a parameter's name in files, which of `optim.groups` it is of."""
     build_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
     """For engines whose parameters are a torch module's own."""
-    checkpointing: bool
-    """`model.gradient_checkpointing`, which the model's own layers follow already."""
+    checkpointing: int
+    """The number of blocks, the first ones in the order of computation, that compute activations
+    again in the backward pass (`model.gradient_checkpointing`). The model's own do so already.
+    """
     packed: bool
     """A row may be several documents, which must not see each other."""
+    weights: Mapping[str, Tensor] = field(default_factory=dict)
+    """Values of the module's parameters on the meta device: whole tensors by names in files, in any
+    dtype. One is read where it is looked into: an engine cuts its share out first.
+    """
 
 
 class Engine(Protocol):

@@ -26,6 +26,7 @@ class Ddp(common.TorchEngine):
 
     def __init__(self, inputs: EngineInputs) -> None:
         ranks = inputs.ranks
+        common.materialize(inputs.module, inputs.weights, ranks.device)
         super().__init__(inputs.module.to(ranks.device), ranks)
         self.parameters = common.trainable(self.module)
         self.compute_dtype = inputs.compute_dtype

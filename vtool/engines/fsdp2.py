@@ -9,7 +9,7 @@ own dtype after each micro-batch, and each rank keeps its share of the sum: a wh
 never anywhere.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -28,6 +28,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.utils import get_total_norm
+from torch.utils import swap_tensors
 
 from vtool.config.readback import Observed
 from vtool.engines import common
@@ -78,6 +79,7 @@ class Fsdp2(common.TorchEngine):
             # gloo has no PREMUL_SUM, with which the factor would be applied
             sharded.set_force_sum_reduction_for_comms(True)
             self.parts.append((sharded, freed))
+        self._read_shares(inputs.weights, on_cpu=isinstance(offload, CPUOffloadPolicy))
         self.parameters = common.trainable(module)
         self.optimizer = inputs.build_optimizer(module)
 
@@ -148,6 +150,23 @@ class Fsdp2(common.TorchEngine):
         yield from observe_model.observe_layers(self.module)
         yield from observe_model.observe_adapters(self.module, component)
 
+    def _read_shares(self, weights: Mapping[str, Tensor], *, on_cpu: bool) -> None:
+        """Give parameters on the meta device their memory and values, this rank's share alone."""
+        device = torch.device("cpu") if on_cpu else self.ranks.device
+        common.load_buffers(self.module, weights)
+        for name, parameter in self.named_parameters():
+            if parameter.is_meta:
+                own = torch.empty_like(parameter, device=device).detach()
+                _local(own).copy_(weights[name][_place_of_share(parameter)])
+                # the same object: FSDP2, and whatever is tied to it, go on with it
+                swap_tensors(  # type: ignore[no-untyped-call]
+                    parameter, nn.Parameter(own, parameter.requires_grad)
+                )
+        for part, _ in self.parts:
+            for group in part._get_fsdp_state()._fsdp_param_groups:
+                for one in group.fsdp_params:
+                    one.reset_sharded_param()  # type: ignore[no-untyped-call]
+
     def _gather(self, tensor: Tensor) -> Tensor:
         there = tensor.to(self.ranks.device)
         return there.full_tensor() if isinstance(there, DTensor) else there
@@ -155,14 +174,11 @@ class Fsdp2(common.TorchEngine):
     def _share(self, parameter: Tensor, whole: Tensor) -> Tensor:
         if not isinstance(parameter, DTensor):
             return whole
-        mesh, placements = parameter.device_mesh, parameter.placements
-        shape, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
-        # cut before it is looked into: what is a file's is read there alone
-        own = whole[tuple(slice(at, at + size) for at, size in zip(offset, shape, strict=True))]
         return DTensor.from_local(
-            own.to(self.ranks.device),
-            mesh,
-            placements,
+            # cut before it is looked into: what is a file's is read there alone
+            whole[_place_of_share(parameter)].to(self.ranks.device),
+            parameter.device_mesh,
+            parameter.placements,
             shape=parameter.shape,
             stride=parameter.stride(),
         )
@@ -219,6 +235,14 @@ def _mesh(ranks: Ranks) -> DeviceMesh:
         assert ranks.world == 1, "launch sets up the group of several ranks"
         dist.init_process_group(store=HashStore(), rank=0, world_size=1)
     return init_device_mesh(ranks.device.type, (ranks.world,))
+
+
+def _place_of_share(parameter: Any) -> tuple[slice, ...]:
+    """Return the place in a whole tensor of what this rank keeps of a parameter."""
+    shape, offset = compute_local_shape_and_global_offset(
+        parameter.shape, parameter.device_mesh, parameter.placements
+    )
+    return tuple(slice(at, at + size) for at, size in zip(offset, shape, strict=True))
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -125,6 +125,11 @@ class Family:
         inner: Any = model.model
         return [*self.tower(model), *inner.language_model.layers]
 
+    def recomputable(self, model: nn.Module) -> list[nn.Module]:
+        """Return the blocks whose activations may be computed again, in order of computation."""
+        visual: Any = model.model.visual  # type: ignore[union-attr]
+        return [block for block in self.blocks(model) if block is not visual]
+
     def smallest_image(self, model: nn.Module, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return an image of zeros that gives one image token, by the tower's own config.
 

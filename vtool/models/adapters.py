@@ -15,6 +15,7 @@ from vtool.config.schema import Freeze, Lora, trained_components
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.families.family import Family
 from vtool.families.linear_layers import is_inside, select_layers
+from vtool.models.on_meta import stand_ins
 from vtool.models.processor import first_line
 
 Adapter = Literal["merged", "none", "only"]
@@ -34,11 +35,20 @@ def freeze_components(model: nn.Module, family: Family, freeze: Freeze) -> None:
 
 
 def add_adapters(
-    model: nn.Module, family: Family, freeze: Freeze, settings: Lora, seed: int
+    model: nn.Module,
+    family: Family,
+    freeze: Freeze,
+    settings: Lora,
+    seed: int,
+    weights: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Add adapters to a model, in place, and freeze everything else, before an engine wraps it.
 
     A is drawn from the seed, B is 0, so that the model computes what it did.
+
+    Args:
+        weights: by the model's names, of parameters on the meta device. Adapters are on the CPU,
+            and so are copies of modules that are trained whole.
 
     Raises:
         Findings: `lora-target`, where a name in `lora.targets` matches nothing, or nothing is left.
@@ -67,8 +77,14 @@ def add_adapters(
         what = f"lora.targets has {', '.join(missing)}, which" if missing else "lora names"
         message = f"{what} no linear layer of this model that is trained"
         raise Findings(Diagnostic("lora-target", message, parameter="lora.targets"))
-    torch.manual_seed(seed)
-    inject_adapter_in_model(_peft_config(settings, targets, whole), model)
+    with stand_ins(model):
+        torch.manual_seed(seed)
+        inject_adapter_in_model(_peft_config(settings, targets, whole), model)
+    if weights:
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if ".modules_to_save." in name:
+                    parameter.copy_(weights[saved_name(name).removeprefix(_PREFIX)])
 
 
 def _modules_to_save(

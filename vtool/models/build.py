@@ -1,14 +1,16 @@
 """Build a run's model: random weights of a size, or the weights of a Hugging Face folder."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from vtool.config.schema import Model
-from vtool.diagnostics import Diagnostic, Findings
 from vtool.families.family import load_family
+from vtool.models.mapped_weights import check_report, check_ties, does_not_load, weight_files
 from vtool.models.model_class import model_class
+from vtool.models.on_meta import parameters_on_meta
 from vtool.models.processor import Processor, first_line
 from vtool.releases import enable_checkpointing
 
@@ -69,8 +71,6 @@ def build_model(
         Findings: `model-does-not-load`, where a folder lacks weights, has some too many, or of
             other shapes; what stands against `model.modeling`.
     """
-    from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
-
     if weights and settings.starts_from == "pretrained":
         assert settings.path is not None, "a rule demands it"
         model = load_model(
@@ -81,45 +81,72 @@ def build_model(
             settings.modeling,
         )
     else:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        kind = model_class(settings.family, settings.modeling)
-        build = (
-            AutoModelForImageTextToText.from_config
-            if settings.modeling is None
-            else kind._from_config
-        )
-        torch.manual_seed(seed)
-        how = implementations(WEIGHT_DTYPE[settings.dtype], settings.attention)
-        try:
+        model = _build(settings, folder, seed)
+    return _finish(model, settings, processor, folder)
+
+
+def build_on_meta(
+    settings: Model, processor: Processor, folder: Path, seed: int, *, config: Path | None = None
+) -> Any:
+    """Build a model in training mode whose parameters are on the meta device; weights follow.
+
+    Its buffers, which no file keeps, are real.
+
+    Args:
+        config: the folder of its config.json, where that is another than the run's `folder`.
+
+    Raises:
+        Findings: see `build_model`.
+    """
+    model = _build(settings, config or folder, seed, on_meta=True)
+    return _finish(model, settings, processor, folder)
+
+
+def _build(settings: Model, folder: Path, seed: int, *, on_meta: bool = False) -> Any:
+    """Build the model of a folder's config.json, with random weights or none."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    kind = model_class(settings.family, settings.modeling)
+    build = (
+        AutoModelForImageTextToText.from_config if settings.modeling is None else kind._from_config
+    )
+    torch.manual_seed(seed)
+    how = implementations(WEIGHT_DTYPE[settings.dtype], settings.attention)
+    try:
+        with parameters_on_meta() if on_meta else nullcontext():
             model = build(config, **how)
-        except _OF_A_CONFIG as error:
-            if settings.modeling is not None:
-                raise
-            message = (
-                "no model can be built of its config.json:"
-                f" {type(error).__name__}: {first_line(error)}"
-            )
-            raise Findings(
-                Diagnostic("model-does-not-load", message, parameter="model.path")
-            ) from error
-        assert isinstance(model, kind)
+    except _OF_A_CONFIG as error:
+        if settings.modeling is not None:
+            raise
+        raise does_not_load(
+            f"no model can be built of its config.json: {type(error).__name__}: {first_line(error)}"
+        ) from error
+    assert isinstance(model, kind)
+    return model
+
+
+def _finish(model: Any, settings: Model, processor: Processor, folder: Path) -> Any:
+    """Give a model its settings for generating, and let it recompute what it is to."""
+    from transformers import GenerationConfig
+
     if (folder / GENERATION).exists():
         try:
             model.generation_config = GenerationConfig.from_pretrained(
                 folder, local_files_only=True
             )
         except (OSError, ValueError) as error:
-            message = f"{settings.path or folder}: {GENERATION} cannot be read: {first_line(error)}"
-            raise Findings(
-                Diagnostic("model-does-not-load", message, parameter="model.path")
+            raise does_not_load(
+                f"{settings.path or folder}: {GENERATION} cannot be read: {first_line(error)}"
             ) from error
     else:
         model.generation_config.eos_token_id, model.generation_config.pad_token_id = (
             processor.ids.end,
             processor.ids.pad,
         )
-    if settings.gradient_checkpointing:
-        enable_checkpointing(model)
+    blocks = load_family(settings.family).recomputable(model)
+    if again := settings.recomputed(len(blocks)):
+        enable_checkpointing(model, blocks[again:])
     return model.train()
 
 
@@ -140,6 +167,7 @@ def load_model(
         Findings: `model-does-not-load`; what stands against `model.modeling`.
     """
     kind = model_class(family_name, modeling)
+    weight_files(folder)
     try:
         model, report = (
             load_family(family_name)
@@ -148,32 +176,14 @@ def load_model(
                 folder,
                 local_files_only=True,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are told below, each with its shapes
                 **implementations(dtype, attention),
             )
         )
     except Exception as error:  # the loader raises whatever its reader of a broken file raises
-        raise Findings(
-            Diagnostic(
-                "model-does-not-load", f"{folder}: {first_line(error)}", parameter="model.path"
-            )
-        ) from error
-    problems = {
-        kind: sorted(map(str, report[kind]))
-        for kind in ("missing_keys", "mismatched_keys", "unexpected_keys")
-        if report[kind]
-    }
-    if problems:
-        listed = "; ".join(
-            f"{len(keys)} {kind.replace('_', ' ')}: {', '.join(keys[:3])}"
-            for kind, keys in problems.items()
-        )
-        raise Findings(
-            Diagnostic(
-                "model-does-not-load",
-                f"{folder} does not hold exactly this model's weights. {listed}",
-                parameter="model.path",
-            )
-        )
+        raise does_not_load(f"{folder}: {first_line(error)}") from error
+    check_report(folder, report)
+    check_ties(folder, model)
     if modeling is None:
         return model
     made = kind.from_pretrained(

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from vtool.config.expected import AGAIN, CHECKPOINTING, KEPT
 from vtool.config.readback import Observed
 from vtool.families import FAMILIES
 from vtool.models.attention import DOCUMENT_ATTENTION, ROW_ATTENTION
@@ -35,10 +36,7 @@ _ATTENTION = "_attn_implementation"
 
 
 def observe_layers(module: nn.Module) -> Iterator[Observed]:
-    """Yield which attention the layers call, and whether they recompute their activations.
-
-    Each kind of layer once.
-    """
+    """Yield which attention each kind of layer calls, and which blocks recompute activations."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     layers = list(module.modules())
@@ -66,14 +64,28 @@ def observe_layers(module: nn.Module) -> Iterator[Observed]:
         if packable:
             packing = "token_budget" if value == DOCUMENT_ATTENTION else "none"
             yield Observed("data.packing", packing, name)
-    recomputing = {
-        (type(layer).__name__, bool(layer.gradient_checkpointing)): None
-        for layer in layers
+    blocks = [
+        (name, layer)
+        for name, layer in module.named_modules()
         if isinstance(layer, GradientCheckpointingLayer)
-    }
-    where = f"{type(module).__name__}, of which no layer can do it,"
-    for name, on in recomputing or [(where, False)]:
-        yield Observed("model.gradient_checkpointing", on, name)
+    ]
+    blocks.sort(key=lambda one: "visual." not in one[0])  # which is computed first
+    for place, (_, layer) in enumerate(blocks):
+        where = f"{type(layer).__name__}, block {place + 1} of {len(blocks)},"
+        yield observe_recomputing(place, where, on=bool(layer.gradient_checkpointing))
+    if not blocks:
+        where = f"{type(module).__name__}, of which no layer can do it,"
+        yield observe_recomputing(0, where, on=False)
+
+
+def observe_recomputing(place: int, where: str, *, on: bool) -> Observed:
+    """Return whether a block computes its activations again.
+
+    Args:
+        place: of the block, from 0, in the order of computation.
+        where: the block, for people.
+    """
+    return Observed(CHECKPOINTING, AGAIN if on else KEPT, where, (place,))
 
 
 def observe_config(config: Any) -> Iterator[Observed]:

@@ -258,7 +258,7 @@ class Profiler:
             except RuntimeError as error:
                 first = str(error).splitlines()[0]
                 peak = (None, f"the device's peak could not be measured: {first}")
-        recomputes = self.run.model.gradient_checkpointing
+        recomputes = self.run.model.gradient_checkpointing != "none"
         return rank_summary(
             self._recorded, list(self._unrecorded), made, peak, memory, recomputes=recomputes
         ) | {"files": [path.name for path in made.files]}

@@ -5,7 +5,7 @@ its products and norms (as counted in arXiv 2205.05198, with a gated MLP), and i
 is an estimate, from above for most rows: a padded batch of the longest rows, of images alone.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,7 @@ def bytes_of_row(run: Run, config: Any, tokens: int, patches: int) -> float:
         size["intermediate"],
         size["heads"],
         scores,
+        size.get("vision_depth", 0),
     )
     # the tower is whole on each rank of the first stage
     tower = _Layers(
@@ -95,7 +96,9 @@ def bytes_of_row(run: Run, config: Any, tokens: int, patches: int) -> float:
     width = _WIDTH[run.model.dtype]
     if spread.pipeline == 1:
         return first * width + logits
-    return max(first * width, own * width + logits)
+    earlier = language.layers * (spread.pipeline - 1)
+    last = replace(language, before=language.before + earlier).kept(run, spread)
+    return max(first * width, last * width + logits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,8 @@ class _Layers:
     heads: int
     scores: bool
     """The attention keeps a value for each pair of places."""
+    before: int = 0
+    """Blocks that are computed before them."""
 
     def kept(self, run: Run, spread: Parallel) -> float:
         """Return the values that they keep of one row, on one of the ranks it is spread over.
@@ -121,9 +126,10 @@ class _Layers:
         divided += 2 * self.heads * self.length**2 * self.scores
         by = spread.tensor if spread.sequence else 1
         layer = whole / by + divided / spread.tensor
-        if run.model.gradient_checkpointing:
-            return self.layers * self.length * self.hidden / by + layer
-        return self.layers * layer
+        again = max(0, run.model.recomputed(self.before + self.layers) - self.before)
+        # when the first ones are computed again, one by one, nothing is left of those behind them
+        kept = max(self.layers - again, min(again, 1))
+        return again * self.length * self.hidden / by + kept * layer
 
 
 def _spread(run: Run) -> Parallel:
@@ -145,7 +151,7 @@ def bytes_kept(run: Run, model: nn.Module, ranks: Ranks) -> float:
         shares = everyone
         if component(name) == "language":
             shares *= spread.tensor * (1 if id(each) in first else spread.pipeline)
-        there = 0 if ranks.device.type == "cpu" else _WEIGHT
+        there = 0 if ranks.device.type == "cpu" and not each.is_meta else _WEIGHT
         total += each.numel() * (there + _STATE * each.requires_grad) / shares
     return total
 

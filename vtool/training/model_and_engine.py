@@ -1,9 +1,11 @@
 """The model that a run trains, and the engine around it."""
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vtool.config.megatron import Language
 from vtool.config.schema import Run
@@ -17,40 +19,71 @@ from vtool.families.family import load_family
 from vtool.families.windows import packing_conflict, window_of
 from vtool.models.adapters import add_adapters, freeze_components
 from vtool.models.attention import use_document_attention, use_row_attention
-from vtool.models.build import build_model
+from vtool.models.build import WEIGHT_DTYPE, build_model, build_on_meta, implementations
+from vtool.models.mapped_weights import MappedWeights, map_folder
+from vtool.models.on_meta import not_a_number
 from vtool.models.processor import Processor
 from vtool.training.base import base_settings
 from vtool.training.optimizer import build_optimizer
 from vtool.training.run_folder import RunFolder
 from vtool.training.start import Start
-from vtool.training.weights import build_whole, load_adapter
+from vtool.training.weights import load_adapter, map_checkpoint, settings_of
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
 def build_trained_model(
     run: Run, folder: RunFolder, processor: Processor, start: Start
-) -> nn.Module:
+) -> tuple[nn.Module, MappedWeights]:
     """Build the model as it goes into an engine: parts frozen, adapters added.
 
-    Where a checkpoint's weights follow, none are read; of a run with adapters, it has no others.
+    Returns:
+        The model, and the weights of those of its parameters that are on the meta device: mapped
+        files, of which nothing has been read. None, where the model has them itself: random ones,
+        and those of files that cannot be mapped.
+
+    Raises:
+        Findings: `model-does-not-load`, `unfit-weights`, `lora-target`.
     """
+    module, weights = _build_with_weights(run, folder, processor, start)
+    prepare_model(run, module, weights.tensors)
+    if start.weights is not None and start.weights.adapted:
+        load_adapter(start.weights, module)
+    return module, weights
+
+
+def _build_with_weights(
+    run: Run, folder: RunFolder, processor: Processor, start: Start
+) -> tuple[nn.Module, MappedWeights]:
     settings = run.model if run.lora is None else base_settings(run, folder)
-    begun, seed = start.weights, run.run.seed
-    model: nn.Module
+    begun, seed, own = start.weights, run.run.seed, folder.processor
     if begun is not None and run.lora is None:
-        model = build_whole(begun, settings, processor, folder, seed)
-    else:
-        weights = start.checkpoint is None or run.lora is not None
-        model = build_model(settings, processor, folder.processor, seed, weights=weights)
-    prepare_model(run, model)
-    if begun is not None and begun.adapted:
-        load_adapter(begun, model)
-    return model
+        settings = settings_of(begun, settings)
+        if begun.kind == "checkpoint":
+            module = build_on_meta(settings, processor, own, seed)
+            return module, map_checkpoint(begun, module)
+    elif start.checkpoint is not None and run.lora is None:
+        module = build_on_meta(settings, processor, own, seed)
+        # Its weights follow, with the optimizer's state, when there is an engine.
+        return module, MappedWeights(not_a_number(module), ())
+    # of DoRA, the lengths of a weight's rows are computed when the adapter is added
+    of_rows = run.lora is not None and run.lora.dora
+    if settings.starts_from == "pretrained" and not of_rows:
+        assert settings.path is not None, "a rule demands it"
+        how = implementations(WEIGHT_DTYPE[settings.dtype], settings.attention)
+        if weights := map_folder(Path(settings.path), settings.family, how):
+            path = Path(settings.path)
+            return build_on_meta(settings, processor, own, seed, config=path), weights
+    return build_model(settings, processor, own, seed), MappedWeights({}, ())
 
 
-def prepare_model(run: Run, model: nn.Module) -> nn.Module:
+def prepare_model(
+    run: Run, model: nn.Module, weights: Mapping[str, Tensor] | None = None
+) -> nn.Module:
     """Set the attention, freeze the frozen parts and add the adapters, in place.
+
+    Args:
+        weights: by the model's names, of parameters on the meta device.
 
     Raises:
         SharedFindings: `not-built-on-engine`, of packed rows for a model with windows.
@@ -68,12 +101,17 @@ def prepare_model(run: Run, model: nn.Module) -> nn.Module:
         use_row_attention(model)
     freeze_components(model, of, run.model.freeze)
     if run.lora is not None:
-        add_adapters(model, of, run.model.freeze, run.lora, run.run.seed)
+        add_adapters(model, of, run.model.freeze, run.lora, run.run.seed, weights)
     return model
 
 
-def build_engine(run: Run, model: nn.Module, ranks: Ranks) -> Engine:
+def build_engine(
+    run: Run, model: nn.Module, ranks: Ranks, weights: Mapping[str, Tensor] | None = None
+) -> Engine:
     """Build the engine of a run's settings, around its model.
+
+    Args:
+        weights: by the model's names, of parameters on the meta device.
 
     Raises:
         SharedFindings: what this engine cannot do here.
@@ -89,8 +127,9 @@ def build_engine(run: Run, model: nn.Module, ranks: Ranks) -> Engine:
             compute_dtype=DTYPES[run.model.dtype],
             component=of.component,
             build_optimizer=lambda module: build_optimizer(module, run.optim, of.component),
-            checkpointing=run.model.gradient_checkpointing,
+            checkpointing=run.model.recomputed(len(of.recomputable(model))),
             packed=run.data.packing != "none",
+            weights=weights or {},
         )
     )
 

@@ -5,7 +5,6 @@ Whoever owns an object reads it: engines (`Engine.observe`), models, `optimizer.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -14,11 +13,9 @@ from vtool.config.expected import COMPONENTS, expected_settings
 from vtool.config.origins import Origins
 from vtool.config.readback import Observed, compare_readback, observe_values
 from vtool.config.schema.formats import ENTRY_SETTINGS
-from vtool.diagnostics import Diagnostic
-from vtool.engines.ranks import SharedFindings
 from vtool.models.observe_model import observe_class, observe_config
 from vtool.training import optimizer, schedule
-from vtool.training.agreement import name_ranks
+from vtool.training.agreement import share_findings
 from vtool.training.session import Session
 
 
@@ -32,14 +29,7 @@ def check_arrival(session: Session, origins: Origins | None) -> None:
             that has it.
     """
     differences = compare_readback(expected_settings(session.run), observe_run(session), origins)
-    found: dict[Diagnostic, list[int]] = {}
-    for rank, findings in enumerate(session.ranks.all_gather_objects(differences)):
-        for finding in findings:
-            found.setdefault(finding, []).append(rank)
-    if found:
-        raise SharedFindings(
-            _of_ranks(finding, ranks, session.ranks.world) for finding, ranks in found.items()
-        )
+    share_findings(session.ranks, differences)
 
 
 def observe_run(session: Session) -> list[Observed]:
@@ -145,9 +135,3 @@ def _rows(session: Session) -> Iterator[Observed]:
     if all(batch.counts and not batch.packed for batch in batches):
         total = sum(len(batch.rows) for batch in batches)
         yield Observed("data.micro_batch_size", len(batches[0].rows), "the first step", (total,))
-
-
-def _of_ranks(finding: Diagnostic, ranks: list[int], world: int) -> Diagnostic:
-    if len(ranks) == world:
-        return finding
-    return replace(finding, message=f"{name_ranks(ranks)}: {finding.message}")

@@ -89,12 +89,14 @@ class Session:
         *,
         ledgers: Mapping[str, Ledger],
         folder: RunFolder,
+        weights: Mapping[str, Tensor] | None = None,
     ) -> "Session":
         """Plan the steps over the kept rows, and build the engine around the model.
 
         Args:
             rows: by split, all with one processor.
             model: as `prepare_model` leaves it.
+            weights: by the model's names, of parameters on the meta device.
 
         Raises:
             SharedFindings: `warmup-too-long`, or what the engine cannot do here.
@@ -111,7 +113,7 @@ class Session:
             ledgers,
             plan,
             count_steps(run, plan),
-            build_engine(run, model, ranks),
+            build_engine(run, model, ranks, weights),
             parts,
         )
 

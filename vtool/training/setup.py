@@ -26,7 +26,7 @@ from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.models.build import GENERATION, model_config
 from vtool.models.model_class import model_class
 from vtool.models.processor import load_processor, new_processor
-from vtool.training.agreement import check_same_model
+from vtool.training.agreement import check_same_model, on_every_rank
 from vtool.training.base import keep_base
 from vtool.training.best import check_metrics
 from vtool.training.extend import Extension, plan_extension, record_extension
@@ -96,13 +96,23 @@ def set_up_run(
         with working("reading the weights beneath the adapters"):
             ranks.on_rank_zero(lambda: keep_base(run, folder, processor, start))
     with working("building the model"):
-        model = build_trained_model(run, folder, processor, start)
+        model, weights = on_every_rank(
+            ranks, lambda: build_trained_model(run, folder, processor, start)
+        )
     # a checkpoint without adapters replaces every weight, of one file for all ranks
     if start.checkpoint is None or run.lora is not None:
-        check_same_model(model, ranks)
+        check_same_model(model, ranks, weights)
     run = choose_micro_batch(run, model, ledgers["train"], ranks)
     with working("building the engine"):
-        session = Session.open(run, rows, model, ranks, ledgers=ledgers, folder=folder)
+        session = Session.open(
+            run,
+            rows,
+            model,
+            ranks,
+            ledgers=ledgers,
+            folder=folder,
+            weights=weights.tensors,
+        )
     if "validation" in rows:
         check_metrics(run, tuple(rows["validation"].rows.names))
     if start.checkpoint is not None:

@@ -21,6 +21,7 @@ from vtool.families import FAMILIES
 from vtool.models.adapters import CONFIG, WEIGHTS, base_of_adapter, is_adapter, saved_name
 from vtool.models.base_files import digest
 from vtool.models.build import build_model
+from vtool.models.mapped_weights import MappedWeights
 from vtool.models.observe_model import measure_config
 from vtool.models.processor import Processor, first_line
 from vtool.training.checkpoint import best_before, damage, newest
@@ -209,21 +210,41 @@ def _of_adapters(
             yield f"its adapters have {name} {lora[name]:g}, and lora's have {value:g}", help
 
 
+def settings_of(found: Weights, model: Model) -> Model:
+    """Return the model's settings; for an export, those of a model loaded from its folder."""
+    if found.kind == "checkpoint":
+        return model
+    return model.model_copy(update={"path": str(found.folder), "init": "pretrained", "size": None})
+
+
 def build_whole(
     found: Weights, model: Model, processor: Processor, folder: RunFolder, seed: int
 ) -> Any:
-    """Build a model with whole weights that were found.
+    """Build a model with whole weights that were found, all of them in memory.
 
     Raises:
         Findings: `unfit-weights`, `model-does-not-load`.
     """
-    if found.kind == "export":
-        update = {"path": str(found.folder), "init": "pretrained", "size": None}
-        return build_model(model.model_copy(update=update), processor, folder.processor, seed)
-    built = build_model(model, processor, folder.processor, seed, weights=False)
-    tied = built.state_dict().keys() - {name for name, _ in built.named_parameters()}
-    _copy(_read(found), dict(built.state_dict()), found, may_miss=tied)
+    settings, whole = settings_of(found, model), found.kind == "export"
+    built = build_model(settings, processor, folder.processor, seed, weights=whole)
+    if not whole:
+        _copy(map_checkpoint(found, built).tensors, built.state_dict())
     return built
+
+
+def map_checkpoint(found: Weights, model: nn.Module) -> MappedWeights:
+    """Map the weights of a checkpoint, which are exactly a model's.
+
+    Args:
+        model: with or without weights.
+
+    Raises:
+        Findings: `unfit-weights`, `model-does-not-load`.
+    """
+    weights, state = _read(found), model.state_dict()
+    tied = state.keys() - {name for name, _ in model.named_parameters()}
+    _check_fit(weights, state, found, may_miss=tied)
+    return MappedWeights(weights, tuple(found.files))
 
 
 def load_adapter(found: Weights, model: nn.Module) -> None:
@@ -232,8 +253,10 @@ def load_adapter(found: Weights, model: nn.Module) -> None:
     Raises:
         Findings: `unfit-weights`.
     """
-    own = {saved_name(name): parameter for name, parameter in model.named_parameters()}
-    _copy(_read(found), {name: own[name] for name in own if is_adapter(name)}, found)
+    named = ((saved_name(name), parameter) for name, parameter in model.named_parameters())
+    weights, own = _read(found), {name: one for name, one in named if is_adapter(name)}
+    _check_fit(weights, own, found)
+    _copy(weights, own)
 
 
 def _read(found: Weights) -> Mapping[str, Tensor]:
@@ -245,13 +268,13 @@ def _read(found: Weights) -> Mapping[str, Tensor]:
         raise Findings(Diagnostic("model-does-not-load", message, parameter=SETTING)) from error
 
 
-def _copy(
+def _check_fit(
     given: Mapping[str, Tensor],
     own: Mapping[str, Tensor],
     found: Weights,
     may_miss: set[str] | frozenset[str] = frozenset(),
 ) -> None:
-    """Copy tensors by name into those of a model; every one, and nothing else.
+    """Check that tensors are exactly those of a model, by name and shape.
 
     Args:
         may_miss: names of the model that are another's: tied.
@@ -276,6 +299,9 @@ def _copy(
         )
         message = f"{found.folder} has not exactly this model's weights. {listed}"
         raise Findings(Diagnostic(RULE, message, help if found.adapted else None, SETTING))
+
+
+def _copy(given: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, tensor in given.items():
             own[name].copy_(tensor)

@@ -7,9 +7,14 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from vtool.config.expected import adapted_layer, weight_decay
+from vtool.config.expected import (
+    CHECKPOINTING,
+    adapted_layer,
+    recomputed_blocks,
+    weight_decay,
+)
 from vtool.config.readback import Expectation, Expected, Observed, compare_readback, observe_values
-from vtool.config.schema import Lora
+from vtool.config.schema import Lora, Model
 from vtool.config.settings import all_settings
 from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.near_miss import did_you_mean, near
@@ -85,6 +90,9 @@ def _expected(settings: Mapping[str, Any]) -> dict[str, Expectation]:
         expected["optim.weight_decay"] = weight_decay(
             "optim.weight_decay", settings["optim.weight_decay"]
         )
+    if CHECKPOINTING in expected:
+        asked = Model.model_validate({"gradient_checkpointing": settings[CHECKPOINTING]})
+        expected[CHECKPOINTING] = recomputed_blocks(asked)
     if "lora.targets" in settings or "lora.exclude" in settings:
         targets = None if settings.get("lora.targets") is None else tuple(settings["lora.targets"])
         lora = Lora(targets=targets, exclude=tuple(settings.get("lora.exclude", ())))

@@ -60,6 +60,13 @@ def shrink_run(run: Run) -> SmallRun:
         update["model"] = run.model.model_copy(update={"path": None, "init": None, "size": "tiny"})
         if run.lora is not None:
             update["lora"] = _move_adapters(run.lora, changes)
+    if isinstance(asked := run.model.gradient_checkpointing, int):
+        # one block is left that keeps its activations, so that both are seen
+        size = FAMILIES[run.model.family].sizes["tiny"]
+        if (here := min(asked, size["vision_depth"] + size["layers"] - 1)) != asked:
+            changes.append(f"model.gradient_checkpointing {asked} → {here}")
+            model = update.get("model", run.model)
+            update["model"] = model.model_copy(update={"gradient_checkpointing": here})
     if run.train.source is not None:
         changes.append(f"train.from {run.train.source} → random weights")
     if run.device.kind in ("cuda", "npu"):

@@ -129,7 +129,7 @@ def test_an_empty_recipe_is_what_verl_does_by_default() -> None:
         0.01,
         "constant",
     )
-    assert (plain["model"]["gradient_checkpointing"], plain["lora"]) == (True, None)
+    assert (plain["model"]["gradient_checkpointing"], plain["lora"]) == ("full", None)
 
 
 @pytest.mark.parametrize("rule", ["setting-without-reader", "setting-dropped", "no-counterpart"])

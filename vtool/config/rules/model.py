@@ -12,7 +12,7 @@ from vtool.config.schema import Run
 from vtool.config.suggest import ANOTHER_FAMILY
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.families import FAMILIES
-from vtool.families.images import LARGEST, patches_of_processor, patches_of_tower
+from vtool.families.images import LARGEST, patches_of_processor, patches_of_tower, read_json
 from vtool.families.modeling_file import (
     RULE,
     SETTING,
@@ -235,4 +235,51 @@ def patch_mismatch(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         "take preprocessor_config.json from the folder that the weights are from",
         "model.path",
         origins.near("model.path"),
+    )
+
+
+def _blocks(run: Run) -> tuple[int, int] | None:
+    """Return the number of the tower's blocks and of the language model's layers.
+
+    None where the folder's config.json does not give them.
+    """
+    model = run.model
+    if model.starts_from == "random":
+        size = FAMILIES[model.family].sizes.get(model.size or "")
+        return (size["vision_depth"], size["layers"]) if size else None
+    try:
+        config = read_json(Path(str(model.path)) / "config.json")
+        text, vision = config.get("text_config", config), config["vision_config"]
+        return int(vision["depth"]), int(text["num_hidden_layers"])
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+@settings_rule(
+    Rule(
+        name="recompute-beyond-blocks",
+        code="VT250",
+        summary="model.gradient_checkpointing is more than the model has blocks.",
+        why=(
+            "It is a number of another model, or of layers that are counted otherwise: what was"
+            " planned with it, memory above all, is not what this run has."
+        ),
+        bad="model.gradient_checkpointing=99",
+        good="model.gradient_checkpointing=full",
+        fix="Say `full`, or at most the number of blocks: the tower's and the language model's.",
+    ),
+)
+def recompute_beyond_blocks(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """model.gradient_checkpointing is not more than the model has blocks."""
+    name, asked = "model.gradient_checkpointing", run.model.gradient_checkpointing
+    if isinstance(asked, str) or (found := _blocks(run)) is None or asked <= sum(found):
+        return
+    tower, layers = found
+    yield Diagnostic(
+        "recompute-beyond-blocks",
+        f"{name} is {asked}, and this model has {sum(found)} blocks: {tower} of its vision tower"
+        f" and {layers} layers of its language model",
+        f"set {name}=full, or at most {sum(found)}",
+        name,
+        origins.near(name),
     )

@@ -1,8 +1,8 @@
 """Settings `model`: which network, and where its weights come from."""
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from vtool.config.schema.base import ActsLater, ReadBack, Settings
 from vtool.families import FAMILIES
@@ -14,6 +14,14 @@ else:
 
 _BY_CONFIG = ReadBack("vtool.models.observe_model:observe_config")
 _BY_MODEL = ReadBack("vtool.models.observe_model:observe_layers")
+
+
+def _in_words(value: Any) -> Any:
+    return ("full" if value else "none") if isinstance(value, bool) else value
+
+
+_Blocks = Annotated[int, Field(ge=1)] | Literal["none", "full"]
+Recompute = Annotated[_Blocks, BeforeValidator(_in_words, json_schema_input_type=_Blocks | bool)]
 
 
 class Freeze(Settings):
@@ -66,10 +74,12 @@ class Model(Settings):
     """
     attention: Annotated[Literal["sdpa", "eager"], _BY_MODEL] = "sdpa"
     """The attention implementation, as transformers names it."""
-    gradient_checkpointing: Annotated[bool, _BY_MODEL] = False
-    """Keep only what goes into each block, and compute the rest again in the backward pass:
+    gradient_checkpointing: Annotated[Recompute, _BY_MODEL] = "none"
+    """Blocks that keep only what goes into them, and compute the rest again in the backward pass:
 
-    the same gradients, less memory, more time.
+    the same gradients to the bit, less memory, more time. `full`: all of them. A number: the first
+    so many in the order of computation, those of the vision tower, then the layers of the language
+    model. `true` and `false` are read as `full` and `none`.
     """
     dummy_visual: Literal["auto", "always", "never"] = "auto"
     """Run the vision tower in micro-batches without images too, for gradients of 0.
@@ -85,3 +95,10 @@ class Model(Settings):
     def starts_from(self) -> Literal["pretrained", "random"]:
         """`init`, or what it means when left out."""
         return self.init or ("pretrained" if self.path else "random")
+
+    def recomputed(self, blocks: int) -> int:
+        """Return how many of so many blocks, the first ones, compute activations again."""
+        asked = self.gradient_checkpointing
+        if isinstance(asked, int):
+            return min(asked, blocks)
+        return 0 if asked == "none" else blocks

@@ -39,7 +39,7 @@ class Source:
     text: Any
     """Config of the language model."""
     weights: Mapping[str, Tensor]
-    """Parameters by their names in files."""
+    """Whole parameters by their names in files. A file's are read where they are looked into."""
     trained: frozenset[str]
     """Names of those that are trained."""
     adapted: bool
@@ -48,14 +48,21 @@ class Source:
     """The factor of B · A of the adapters."""
 
     @staticmethod
-    def of(module: Any) -> "Source":
-        """Return what is needed of a model, whose parameters are shared, not copied."""
+    def of(module: Any, weights: Mapping[str, Tensor]) -> "Source":
+        """Return what is needed of a model, whose parameters are shared, not copied.
+
+        Args:
+            weights: see `vtool.engines.contract.EngineInputs`.
+        """
         named = {saved_name(name): parameter for name, parameter in module.named_parameters()}
         adapted = has_adapters(module)
         return Source(
             module.config.model_type,
             module.config.get_text_config(),
-            {name: parameter.detach() for name, parameter in named.items()},
+            {
+                name: weights[name] if parameter.is_meta else parameter.detach()
+                for name, parameter in named.items()
+            },
             frozenset(name for name, parameter in named.items() if parameter.requires_grad),
             adapted,
             adapter_scale(module) if adapted else 0.0,
@@ -125,7 +132,7 @@ def build_language(source: Source, options: BuildOptions) -> BuiltLanguage:
         for name, parameter in gpt.named_parameters():
             parameter.requires_grad_(source.trained.issuperset(weights.names(name)))
         if options.checkpointing:
-            recompute_layers(gpt, device)
+            recompute_layers(gpt, device, options.checkpointing)
 
     fields = _transformer_fields(source, options)
     if options.settings.bridge == "mbridge":

@@ -56,7 +56,8 @@ class Megatron:
         compute_dtype: torch.dtype,
         component: Callable[[str], str],
         *,
-        checkpointing: bool = False,
+        checkpointing: int = 0,
+        weights: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Take a transformers model apart, in place: its language model is replaced.
 
@@ -64,23 +65,26 @@ class Megatron:
 
         Args:
             component: given a parameter's name in files, which of `optim.groups` it is of.
-            checkpointing: compute activations of the language model's layers again in the backward
-                pass. (The tower has its own.)
+            checkpointing: see `vtool.engines.contract.EngineInputs`.
+            weights: see `vtool.engines.contract.EngineInputs`.
 
         Raises:
             SharedFindings: `extra-not-installed`, `megatron-ddp-conflict`,
                 `needs-transformer-engine`, `not-built-on-engine`, `parallel-sizes`.
         """
         dtype, device = str(compute_dtype).removeprefix("torch."), ranks.device
-        source = Source.of(module)
+        source = Source.of(module, weights or {})
         check_model(source, settings, ranks, dtype)
         silence()
         ddp_config = live_ddp_config(
             settings.wrap_config, settings.ddp_config, dtype=dtype, cpu=device.type == "cpu"
         )
         groups = start_groups(settings.parallel, ranks)
+        # the tower's blocks come first, on every stage, and have been seen to
+        self.tower_blocks = len(module.model.visual.blocks)  # type: ignore[union-attr,arg-type]
+        layers = max(0, checkpointing - self.tower_blocks)
         options = BuildOptions(
-            settings, optim, groups, ddp_config, device, compute_dtype, component, checkpointing
+            settings, optim, groups, ddp_config, device, compute_dtype, component, layers
         )
         self.ranks, self.groups, self.data = ranks, groups, groups.data
         self.stage = Stage(groups.stages)
@@ -98,6 +102,7 @@ class Megatron:
         self.heeds_masks: bool = language.gpt.heeds_masks
         tower: Any = module.model.visual if self.stage.first else nn.Module()  # type: ignore[union-attr]
         replace_language(module, language.gpt, self.stage)
+        common.materialize(tower, source.weights, device, TOWER)
         self.module = module.to(device)
         # not its buffers: frequencies of positions stay float32
         for parameter in tower.parameters():
@@ -233,7 +238,7 @@ class Megatron:
         gpt: Any = self.module.model.language_model.gpt  # type: ignore[union-attr]
         yield from live.observe_groups(self.groups)
         yield from live.observe_bridge(gpt, self.bridge)
-        yield from live.observe_language(gpt)
+        yield from live.observe_language(gpt, self.tower_blocks)
         yield from live.observe_megatron_adapters(gpt, self.language.map.names, component)
         for one, where in zip(
             self.both, ("the language model's DDP", "the tower's DDP"), strict=True
@@ -288,6 +293,7 @@ def build_megatron(inputs: EngineInputs) -> Megatron:
         i.compute_dtype,
         i.component,
         checkpointing=i.checkpointing,
+        weights=i.weights,
     )
     if i.packed and not engine.heeds_masks:
         raise SharedFindings(

@@ -140,12 +140,15 @@ def prepare_gpt(gpt: Any, device: torch.device, *, own_layers: bool = False) -> 
         gpt.output_layer.disable_grad_reduce = True
 
 
-def recompute_layers(gpt: Any, device: torch.device) -> None:
-    """Keep only what goes into each layer, and compute the rest again in the backward pass.
+def recompute_layers(gpt: Any, device: torch.device, count: int) -> None:
+    """Keep only what goes into a layer, and compute the rest again in the backward pass.
 
     With torch's own checkpointing: megatron-core's asks for the state of CUDA's generators.
+
+    Args:
+        count: of the layers of the whole model, the first so many.
     """
-    for layer in gpt.decoder.layers:
+    for layer in (each for each in gpt.decoder.layers if each.layer_number <= count):
         layer.forward = partial(
             checkpoint, partial(_under_the_shim, device, layer.forward), use_reentrant=False
         )

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from vtool.config.readback import Observed, observe_values
 from vtool.config.schema.megatron import DdpConfig, TransformerConfig
 from vtool.engines.megatron.groups import Groups
-from vtool.models.observe_model import dtype_name
+from vtool.models.observe_model import dtype_name, observe_recomputing
 
 # The tower's DDP has values of its own of these: see `build.optimize_tower`.
 OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather", "align_param_gather", "bucket_size")
@@ -42,8 +42,12 @@ def observe_bridge(gpt: Any, bridge: Any) -> Iterator[Observed]:
     yield Observed("engine.bridge", "mbridge" if theirs else "native", where)
 
 
-def observe_language(gpt: Any) -> Iterator[Observed]:
-    """Yield what a `GPTModel`, or this stage's share of one, has of the settings."""
+def observe_language(gpt: Any, before: int) -> Iterator[Observed]:
+    """Yield what a `GPTModel`, or this stage's share of one, has of the settings.
+
+    Args:
+        before: the tower's blocks, which come first.
+    """
     layer = gpt.decoder.layers[0]
     linear = layer.mlp.linear_fc1
     where = f"megatron-core's {type(linear).__name__}"
@@ -69,9 +73,8 @@ def observe_language(gpt: Any) -> Iterator[Observed]:
     )
     for each in gpt.decoder.layers:
         recomputing = isinstance(each.forward, partial) and each.forward.func is checkpoint
-        yield Observed(
-            "model.gradient_checkpointing", recomputing, f"megatron-core's {type(each).__name__}"
-        )
+        where = f"megatron-core's {type(each).__name__}, layer {each.layer_number},"
+        yield observe_recomputing(before + each.layer_number - 1, where, on=recomputing)
 
 
 def observe_megatron_adapters(

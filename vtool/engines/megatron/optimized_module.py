@@ -47,8 +47,8 @@ class BuildOptions:
     compute_dtype: torch.dtype
     component: Callable[[str], str]
     """Given a parameter's name in files, which of `optim.groups` it is of."""
-    checkpointing: bool
-    """Compute activations of the language model's layers again in the backward pass."""
+    checkpointing: int
+    """The number of layers of the language model, the first ones, that recompute activations."""
 
 
 class OptimizedModule:
@@ -205,7 +205,8 @@ class OptimizedModule:
                     self._load_entries(name, parameter, optimizer)
 
     def _load_weight(self, name: str, parameter: nn.Parameter, model: Mapping[str, Tensor]) -> None:
-        share, main = self.map.cut(name, model), self.mains[parameter]
+        # a file's dtype may be another than the one that weights come in
+        share, main = self.map.cut(name, model).float(), self.mains[parameter]
         parameter.copy_(share)
         # Ranks answer together, for what they then gather is of one dtype: the values of one's
         # share may all fit by chance.

@@ -104,7 +104,7 @@ def hf_names(name: str) -> tuple[str, ...]:
 
 
 def to_megatron(name: str, parts: Sequence[Tensor], shape: TextShape, tp: int, rank: int) -> Tensor:
-    """Return the share of one TP rank.
+    """Return the share of one TP rank, of which alone a tensor is read that is a file's.
 
     Args:
         name: of megatron-core.
@@ -112,19 +112,17 @@ def to_megatron(name: str, parts: Sequence[Tensor], shape: TextShape, tp: int, r
     """
     kind = _kind(name)
     if kind == "vocabulary":
-        missing = shape.padded_vocabulary(tp) - shape.vocabulary
+        rows = shape.padded_vocabulary(tp) // tp
         (whole,) = parts
-        return (
-            torch.cat([whole, whole.new_zeros(missing, whole.shape[1])])
-            .chunk(tp)[rank]
-            .contiguous()
-        )
+        own = whole[rank * rows : (rank + 1) * rows]
+        return torch.cat([own, own.new_zeros(rows - len(own), whole.shape[1])])
     if kind == "qkv":
-        # [G, heads in a group, D, …]
+        # [G, heads in a group, D, …], of which a rank has as many groups as any other
         grouped = [
-            part.reshape(shape.groups, -1, shape.head_dim, *part.shape[1:]) for part in parts
+            part.reshape(shape.groups, -1, shape.head_dim, *part.shape[1:]).chunk(tp)[rank]
+            for part in parts
         ]
-        return torch.cat(grouped, 1).flatten(0, 2).chunk(tp)[rank].contiguous()
+        return torch.cat(grouped, 1).flatten(0, 2)
     if kind == "halves":
         return torch.cat([part.chunk(tp)[rank] for part in parts])
     (whole,) = parts

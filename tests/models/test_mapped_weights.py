@@ -1,0 +1,203 @@
+"""A folder's weights are mapped, cut and put into a model: to the bit what transformers loads."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from tests.models.published import INDEX, WHOLE, as_loaded, publish, untie, write
+from tests.models.tiny import IDS, VOCABULARY, tiny_model
+from vtool.config.schema import Model
+from vtool.diagnostics import Diagnostic, Findings
+from vtool.engines.common import materialize
+from vtool.families import FAMILIES
+from vtool.families.family import load_family
+from vtool.models.build import build_on_meta, implementations, load_model
+from vtool.models.mapped_weights import map_folder
+from vtool.models.processor import Processor
+
+HOW = implementations(torch.float32, "sdpa")
+PROCESSOR = cast(Processor, SimpleNamespace(ids=IDS))
+
+
+def saved(name: str, folder: Path) -> Path:
+    """A tiny model's folder, of one file, its tensors as published ones are."""
+    model = tiny_model(name)
+    state = dict(model.named_parameters())
+    model.save_pretrained(folder, **load_family(name).save_arguments(state))
+    return folder
+
+
+def embedding_of(model: Path) -> Tensor:
+    tensors = load_file(model / WHOLE)
+    return next(one for name, one in tensors.items() if name.endswith("embed_tokens.weight"))
+
+
+def mapped(folder: Path, name: str, dtype: str = "float32") -> Any:
+    weights = map_folder(folder, name, HOW)
+    assert weights is not None
+    settings = Model(family=name, path=str(folder), dtype=dtype)  # type: ignore[arg-type]
+    model = build_on_meta(settings, PROCESSOR, folder, 0)
+    assert all(one.is_meta for one in model.parameters())
+    assert not any(one.is_meta for one in model.buffers())
+    materialize(model, weights.tensors, torch.device("cpu"))
+    return model
+
+
+def same(one: nn.Module, other: nn.Module) -> bool:
+    """The same names, dtypes and bits, of parameters and of all buffers."""
+
+    def tensors(model: nn.Module) -> dict[str, Tensor]:
+        return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+    ours, theirs = tensors(one), tensors(other)
+    return ours.keys() == theirs.keys() and all(
+        ours[name].dtype == theirs[name].dtype and torch.equal(ours[name], theirs[name])
+        for name in ours
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_model_of_mapped_weights_is_the_one_that_transformers_loads(
+    name: str, dtype: str, tmp_path: Path
+) -> None:
+    folder = publish(saved(name, tmp_path / "one"), tmp_path / "model")
+    kind = load_family(name).model_class()
+    loaded = as_loaded(folder, kind, getattr(torch, dtype))
+    made = mapped(folder, name, dtype)
+    assert same(made, loaded)
+    assert made.lm_head.weight is made.get_input_embeddings().weight
+    assert made.generation_config.eos_token_id == loaded.generation_config.eos_token_id
+
+
+def test_a_head_of_its_own_is_loaded(tmp_path: Path) -> None:
+    model = saved("qwen2_5_vl", tmp_path / "one")
+    head = torch.randn_like(embedding_of(model)).bfloat16()
+    folder = publish(model, tmp_path / "model", lm_head_weight=head)
+    untie(folder)
+    made = mapped(folder, "qwen2_5_vl")
+    assert same(made, as_loaded(folder, load_family("qwen2_5_vl").model_class()))
+    assert torch.equal(made.lm_head.weight, head.float())
+
+
+def test_nothing_is_read_until_it_is_looked_into(tmp_path: Path) -> None:
+    model = saved("qwen2_5_vl", tmp_path / "one")
+    tensors = load_file(model / WHOLE)
+    name = next(name for name in tensors if name.endswith("layers.0.mlp.up_proj.weight"))
+    config = json.loads((model / "config.json").read_text())
+    wide = 2**16
+    config["text_config"]["intermediate_size"] = wide
+    (model / "config.json").write_text(json.dumps(config))
+    for one in [one for one in tensors if ".language_model." in one or "model.layers." in one]:
+        rows, *more = tensors[one].shape
+        if "gate_proj" in one or "up_proj" in one:
+            tensors[one] = torch.ones(wide, *more)
+        elif "down_proj" in one:
+            tensors[one] = torch.ones(rows, wide)
+    (model / WHOLE).unlink()
+    folder = write(model, tensors)
+    total = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    weights = map_folder(folder, "qwen2_5_vl", HOW)
+    assert weights is not None
+    at_first = bytes_in_memory(folder)
+    (matrix,) = (weights.tensors[one] for one in weights.tensors if one.endswith(name[-30:]))
+    half = matrix[: wide // 2].clone()
+    grown = bytes_in_memory(folder) - at_first
+    assert at_first < 0.05 * total
+    assert half.nbytes <= grown < 1.25 * half.nbytes  # the kernel maps some pages around
+
+
+def bytes_in_memory(folder: Path) -> int:
+    """The bytes of a folder's mapped files that this process has looked into, by whole pages."""
+    found, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, *rest = line.split()
+        if "-" in first and not first.endswith(":"):
+            inside = bool(rest) and rest[-1].startswith(str(folder.resolve()))
+        elif inside and first == "Rss:":
+            found += int(rest[0]) * 1024
+    return found
+
+
+def refused(folder: Path, name: str = "qwen2_5_vl") -> Diagnostic:
+    """What stands against a folder, mapped or whole."""
+    with pytest.raises(Findings) as caught:
+        map_folder(folder, name, HOW)
+    with pytest.raises(Findings) as whole:
+        load_model(folder, name, torch.float32, "sdpa")
+    (finding,) = caught.value.diagnostics
+    assert whole.value.diagnostics == (finding,)
+    assert finding.rule == "model-does-not-load"
+    return finding
+
+
+class TestFoldersThatAreDamaged:
+    @pytest.fixture
+    def model(self, tmp_path: Path) -> Path:
+        return saved("qwen2_5_vl", tmp_path / "one")
+
+    @pytest.fixture
+    def folder(self, model: Path, tmp_path: Path) -> Path:
+        return publish(model, tmp_path / "model")
+
+    def test_a_file_that_the_index_names_is_not_there(self, folder: Path) -> None:
+        (folder / "model-00002-of-00002.safetensors").unlink()
+        message = refused(folder).message
+        assert f"{folder / INDEX} names model-00002-of-00002.safetensors, not in" in message
+
+    def test_the_index_is_no_index(self, folder: Path) -> None:
+        (folder / INDEX).write_text("{}")
+        assert f"{folder / INDEX} cannot be read" in refused(folder).message
+
+    def test_a_file_ends_too_early(self, folder: Path) -> None:
+        file = folder / "model-00002-of-00002.safetensors"
+        file.write_bytes(file.read_bytes()[:-100])
+        assert str(folder) in refused(folder).message
+
+    def test_a_tied_head_has_been_saved_with_other_values(
+        self, model: Path, tmp_path: Path
+    ) -> None:
+        other = torch.randn_like(embedding_of(model)).bfloat16()
+        finding = refused(publish(model, tmp_path / "two", lm_head_weight=other))
+        assert "a head and an embedding of different values" in finding.message
+        assert "tie_word_embeddings" in str(finding.help)
+
+    def test_a_tied_head_saved_twice_alike_is_one(self, model: Path, tmp_path: Path) -> None:
+        head = embedding_of(model).bfloat16()
+        folder = publish(model, tmp_path / "two", lm_head_weight=head)
+        made = mapped(folder, "qwen2_5_vl")
+        assert made.lm_head.weight is made.get_input_embeddings().weight
+        assert same(made, as_loaded(folder, load_family("qwen2_5_vl").model_class()))
+
+    def test_a_vocabulary_is_padded(self, model: Path, tmp_path: Path) -> None:
+        _, width = embedding_of(model).shape
+        padded = torch.zeros(VOCABULARY + 8, width).bfloat16()
+        finding = refused(publish(model, tmp_path / "padded", embed_tokens_weight=padded))
+        assert (
+            f"embed_tokens.weight is [72, {width}], and by config.json [64, {width}]"
+            in finding.message
+        )
+        assert "padded to 72 rows" in str(finding.help)
+
+    def test_a_weight_has_another_shape(self, model: Path, tmp_path: Path) -> None:
+        finding = refused(publish(model, tmp_path / "other", k_proj_bias=torch.zeros(3)))
+        assert "mismatched keys: " in finding.message
+        assert "k_proj.bias is [3], and by config.json [" in finding.message
+        assert finding.help is None or "padded" not in finding.help
+
+    def test_a_weight_is_missing_and_another_is_not_the_models(self, model: Path) -> None:
+        tensors = load_file(model / WHOLE)
+        lost = next(name for name in tensors if name.endswith("o_proj.weight"))
+        del tensors[lost]
+        tensors["model.mystery.weight"] = torch.zeros(2)
+        (model / WHOLE).unlink()
+        message = refused(write(model, tensors)).message
+        assert "1 missing keys: " in message
+        assert "o_proj.weight" in message
+        assert "1 unexpected keys: model.language_model.mystery.weight" in message

@@ -1,0 +1,189 @@
+"""The weights of a Hugging Face folder, mapped into memory: what is not looked into is not read.
+
+transformers' own loader says which tensor of the files is which weight: it knows the names and the
+layouts that weights have in files. It is handed tensors that stay as they are saved, in a mapped
+file, so that it moves names and no bytes. A rank then cuts its share out of each, and that alone is
+read from the disk. What has to be joined of several tensors is joined in memory, on every rank.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from vtool.diagnostics import Diagnostic, Findings
+from vtool.families.family import load_family
+from vtool.models.on_meta import parameters_on_meta
+from vtool.models.processor import first_line
+
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_SHOWN = 3
+# What a tool that rounds a vocabulary up changes, by the ends of names.
+_VOCABULARY = ("embed_tokens.weight", "lm_head.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class MappedWeights:
+    """Whole tensors by the model's names, read where they are looked into, and their files."""
+
+    tensors: Mapping[str, Tensor]
+    """In the dtypes of the files. One that has several names, such as a tied head, is there once.
+    """
+    files: tuple[Path, ...]
+
+
+class _AsSaved:
+    """A tensor that transformers' loader is given, and that it can neither cast nor move."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def __getitem__(self, _: Any) -> "_AsSaved":
+        return self
+
+    def to(self, *_: Any, **__: Any) -> Tensor:
+        return self._tensor
+
+
+def weight_files(folder: Path) -> tuple[Path, ...]:
+    """Return the safetensors files of a folder's weights, as transformers chooses them.
+
+    They are none where weights are in another format.
+
+    Raises:
+        Findings: `model-does-not-load`, of a file that the index names and that is not there.
+    """
+    if (folder / WHOLE).exists():
+        return (folder / WHOLE,)
+    index = folder / INDEX
+    if not index.exists():
+        return ()
+    try:
+        names = dict.fromkeys(json.loads(index.read_text())["weight_map"].values())
+        files = tuple(folder / name for name in sorted(names))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise does_not_load(f"{index} cannot be read: {first_line(error)}") from error
+    if missing := [file.name for file in files if not file.exists()]:
+        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+        message = f"{index} names {', '.join(missing[:_SHOWN])}{more}, not in that folder"
+        raise does_not_load(message, "copy the model's folder again, with every file")
+    return files
+
+
+def map_folder(folder: Path, family_name: str, how: Mapping[str, Any]) -> MappedWeights | None:
+    """Map the weights of a folder, every one of them accounted for.
+
+    Args:
+        folder: the model's.
+        family_name: a name of `FAMILIES`.
+        how: arguments of transformers' constructors.
+
+    Returns:
+        None, where its weights are not in safetensors files, which alone can be mapped.
+
+    Raises:
+        Findings: `model-does-not-load`.
+    """
+    from transformers import AutoConfig
+
+    if not (files := weight_files(folder)):
+        return None
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        saved = {name: _AsSaved(tensor) for name, tensor in _read(files)}
+        model, report = (
+            load_family(family_name)
+            .model_class()
+            .from_pretrained(
+                None,
+                config=config,
+                state_dict=saved,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are told below, each with its shapes
+                **how,
+            )
+        )
+    except Findings:
+        raise
+    except Exception as error:  # the loader raises whatever its reader of a broken file raises
+        raise does_not_load(f"{folder}: {first_line(error)}") from error
+    check_report(folder, report)
+    check_ties(folder, model)
+    kept = model.state_dict().keys()
+    named = (*model.named_parameters(), *(one for one in model.named_buffers() if one[0] in kept))
+    return MappedWeights({name: tensor.detach() for name, tensor in named}, files)
+
+
+def _read(files: tuple[Path, ...]) -> Iterator[tuple[str, Tensor]]:
+    for file in files:
+        opened: Any = safe_open(file, "pt")
+        for name in opened.keys():  # noqa: SIM118 - it is no dict
+            yield name, opened.get_slice(name)[...]
+
+
+def check_report(folder: Path, report: Mapping[str, Any]) -> None:
+    """Check what transformers' loader says of a folder: it has exactly the model's weights.
+
+    Raises:
+        Findings: `model-does-not-load`.
+    """
+    said = []
+    for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
+        if found := sorted(report[kind], key=str):
+            told = ", ".join(_told(one) for one in found[:_SHOWN])
+            said.append(f"{len(found)} {kind.replace('_', ' ')}: {told}")
+    if not said:
+        return
+    help = None
+    for name, own, wanted in (one for one in report["mismatched_keys"] if len(one) == 3):
+        if name.endswith(_VOCABULARY) and own[1:] == wanted[1:] and own[0] > wanted[0]:
+            help = (
+                f"its vocabulary is padded to {own[0]} rows: take the rows beyond {wanted[0]} away,"
+                f" or set vocab_size={own[0]} in its config.json"
+            )
+    raise does_not_load(
+        f"{folder} does not hold exactly this model's weights. {'; '.join(said)}", help
+    )
+
+
+def _told(key: Any) -> str:
+    if isinstance(key, str):
+        return key
+    name, own, wanted = key
+    return f"{name} is {[*own]}, and by config.json {[*wanted]}"
+
+
+def check_ties(folder: Path, model: nn.Module) -> None:
+    """Check that weights which are one, by the config, have not been saved as two.
+
+    transformers warns of two, and trains both.
+
+    Raises:
+        Findings: `model-does-not-load`.
+    """
+    if _is_tied(model):
+        return
+    made: Any = type(model)
+    with parameters_on_meta():
+        by_config = made._from_config(model.config)
+    if _is_tied(by_config):
+        raise does_not_load(
+            f"{folder} has a head and an embedding of different values, and its config.json says"
+            " that they are one (tie_word_embeddings)",
+            "set tie_word_embeddings=false in its config.json, in text_config too, if it has a head"
+            " of its own; else save it again with one of them",
+        )
+
+
+def _is_tied(model: Any) -> bool:
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    return head is None or head.weight is embedding.weight
+
+
+def does_not_load(message: str, help: str | None = None) -> Findings:
+    """Return the finding of a model's folder that cannot be loaded."""
+    return Findings(Diagnostic("model-does-not-load", message, help, parameter="model.path"))
