@@ -1,8 +1,8 @@
 """Train a tiny model by transformers' Trainer on rows of text, four micro-batches a step.
 
-usage: hf_accumulate.py MODEL_TYPE [equal] [smooth]
+usage: hf_accumulate.py MODEL_TYPE [equal] [smooth] [short]
 
-equal: answers of one length; smooth: label smoothing
+equal: answers of one length; smooth: label smoothing; short: the epoch ends in a step of two
 """
 
 import sys
@@ -15,7 +15,9 @@ from transformers import Trainer, TrainingArguments
 torch.manual_seed(0)
 name, *how = sys.argv[1:]
 equal = "equal" in how
-typed = name in ("gemma3", "paligemma")
+collate = tiny_rows.collate
+if name in ("gemma3", "paligemma"):  # these want types of tokens, each its own
+    collate = getattr(tiny_rows, f"collate_{name}")
 Trainer(
     model=make(name),
     args=TrainingArguments(
@@ -25,6 +27,6 @@ Trainer(
         max_grad_norm=0 if equal else 1,  # where gradients are clipped, nobody sees their scale
         **tiny_rows.QUIET,
     ),
-    train_dataset=tiny_rows.rows([12] if equal else range(5, 41)),
-    data_collator=tiny_rows.collate_with_types if typed else tiny_rows.collate,
+    train_dataset=tiny_rows.rows([12] if equal else range(5, 41), 12 if "short" in how else 24),
+    data_collator=collate,
 ).train()

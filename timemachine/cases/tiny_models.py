@@ -80,7 +80,52 @@ def mamba2(_):
 def bart(_):
     sides = {f"{side}_{k}": v for side in ("encoder", "decoder") for k, v in SIDE.items()}
     config = t.BartConfig(vocab_size=512, **sides, d_model=64, dropout=0.0)
+    config.decoder_start_token_id = 500  # by default one that ends answers as well
     return t.BartForConditionalGeneration(config)
+
+
+def moonshine(_):
+    sides = {
+        f"{side}_num_{k}": n
+        for side in ("encoder", "decoder")
+        for k, n in (("hidden_layers", 1), ("attention_heads", 4))
+    }
+    text = {k: TEXT[k] for k in ("vocab_size", "hidden_size", "intermediate_size")}
+    config = t.MoonshineConfig(**text, **sides, initializer_range=0.2, pad_token_id=0)
+    return t.MoonshineForConditionalGeneration(config)
+
+
+def cohere_asr(_):
+    heard = {k: SEEN[k] for k in ("hidden_size", "intermediate_size", "num_hidden_layers")}
+    heard |= {"num_attention_heads": 2, "num_mel_bins": 16, "subsampling_conv_channels": 16}
+    still = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0, "layerdrop": 0.0}
+    heard |= {"model_type": "parakeet_encoder", **still}
+    ends = {"decoder_start_token_id": 1, "pad_token_id": 0}
+    return t.CohereAsrForConditionalGeneration(t.CohereAsrConfig(**TEXT, **ends, encoder_config=heard))
+
+
+def florence2(_):
+    seen = {"embed_dim": [16] * 4, "num_heads": [2] * 4, "num_groups": [2] * 4, "depths": [1] * 4}
+    seen |= {"window_size": 4, "projection_dim": 64, "drop_path_rate": 0.0}
+    sides = {f"{side}_{k}": v for side in ("encoder", "decoder") for k, v in SIDE.items()}
+    text = {"model_type": "bart", "vocab_size": 512, **sides, "d_model": 64, "dropout": 0.0}
+    config = t.Florence2Config(vision_config=seen, text_config=text, image_token_id=500)
+    return t.Florence2ForConditionalGeneration(config)
+
+
+def git(_):
+    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    text = {k: n for k, n in TEXT.items() if k != "num_key_value_heads"}
+    return t.GitForCausalLM(t.GitConfig(vision_config=SEEN, **text, **still))
+
+
+def vision_encoder_decoder(_):
+    seen = t.ViTConfig(**SEEN, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    still = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    text = t.GPT2Config(vocab_size=512, n_embd=64, n_layer=1, n_head=4, **still)
+    config = t.VisionEncoderDecoderConfig.from_encoder_decoder_configs(seen, text)
+    config.decoder_start_token_id, config.pad_token_id = 1, 0
+    return t.VisionEncoderDecoderModel(config)
 
 
 def text(name):
@@ -90,7 +135,9 @@ def text(name):
 MAKE = {
     "qwen2_vl": qwen_vl, "qwen2_5_vl": qwen_vl, **dict.fromkeys(LLAVAS, llava), "glm4v": glm4v,
     "gemma3": gemma3, "paligemma": paligemma, "mamba2": mamba2, "bart": bart,
-    "llava_onevision": llava_onevision, "mistral3": mistral3,
+    "llava_onevision": llava_onevision, "mistral3": mistral3, "moonshine": moonshine,
+    "cohere_asr": cohere_asr, "florence2": florence2, "git": git,
+    "vision_encoder_decoder": vision_encoder_decoder,
 }  # fmt: skip
 
 

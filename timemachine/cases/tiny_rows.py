@@ -26,7 +26,13 @@ def collate(batch):
     return {"input_ids": ids, "labels": labels, "attention_mask": (ids != 0).long()}
 
 
-def collate_with_types(batch):
+def collate_gemma3(batch):
+    """Collate as Gemma 3's processor does: with 1 where an image is, and these rows have none."""
+    given = collate(batch)
+    return {**given, "token_type_ids": torch.zeros_like(given["input_ids"])}
+
+
+def collate_paligemma(batch):
     """Collate as PaliGemma's processor does: with 1 where an answer is."""
     given = collate(batch)
     return {**given, "token_type_ids": (given["labels"] != -100).long()}

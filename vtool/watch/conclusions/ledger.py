@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vtool.diagnostics import Diagnostic, Rule
@@ -37,6 +38,25 @@ SAME_ON_RANKS = Rule(
     good="DataLoader(rows, sampler=DistributedSampler(rows))",
     fix="Give each rank its own rows: DistributedSampler, or accelerate's prepare(loader).",
 )
+ONE_ORDER = Rule(
+    name="epochs-in-one-order",
+    code="VT953",
+    summary="Rows are shuffled, and each epoch has them in the same order.",
+    why=(
+        "The sampler draws its order from a seed and the epoch, and nobody tells it the epoch: the"
+        " same rows are together in each batch, in the same order, as often as the run sees them"
+        " (accelerate#2157, #3556)."
+    ),
+    bad="DistributedSampler(rows, shuffle=True), without set_epoch",
+    good="sampler.set_epoch(epoch) before each epoch",
+    fix=(
+        "Call set_epoch(epoch) of the sampler, or of the prepared loader, before each epoch; do not"
+        " seed torch anew in each. If one order is meant, nothing is wrong."
+    ),
+    severity="warning",
+)
+_LEAST_ROWS = 8
+"""Rows that two random orders do not have the same by chance: 1 in 8! = 40,320."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +186,51 @@ def _same(facts: Facts) -> Outcome:
     return Outcome((found(SAME_ON_RANKS, message, severity=_certain(facts)),))
 
 
+def _one_order(facts: Facts) -> Outcome:
+    shuffled = [one for fact in facts.of("rows") for one in fact.get("data") or ()]
+    if not any(one.get("shuffled") for one in shuffled):
+        return Outcome(not_run="no loader is known to shuffle its rows")
+    epochs = {rank: _equal_epochs(_in_order(facts, rank)) for rank in facts.ranks}
+    if None in epochs.values():
+        return Outcome(not_run="no rank was shown all of its rows twice")
+    if not epochs or not all(epochs.values()):
+        return Outcome(measured={"ranks": len(epochs)})
+    rank, (count, rows) = next((rank, one) for rank, one in epochs.items() if one)
+    where = f" of rank {rank}" if len(epochs) > 1 else ""
+    message = f"{count} epochs{where} have their {rows} rows in one order, and rows are shuffled"
+    return Outcome((found(ONE_ORDER, message),))
+
+
+def _in_order(facts: Facts, rank: int) -> list[str]:
+    ones = [one for one in facts.of("rows") if int(one["rank"]) == rank]
+    return [digest for one in ones for digest in one.get("rows") or ()]
+
+
+def _equal_epochs(rows: Sequence[str]) -> tuple[int, int] | tuple[()] | None:
+    """Return how many whole epochs have one order, and of how many rows; empty if orders differ.
+
+    An epoch ends where a row comes again. None where there is no second whole one.
+    """
+    last: dict[str, int] = {}
+    first = len(rows)
+    for at, row in enumerate(rows):
+        if last.setdefault(row, at) != at:
+            first = at
+            break
+    if first < _LEAST_ROWS or len(rows) < 2 * first:
+        return None
+    if any(rows[at] != rows[at - first] for at in range(first, len(rows))):
+        return ()
+    return len(rows) // first, first
+
+
 def _certain(facts: Facts) -> str:
     """Return `error` where each rank averages by its own rows, `note` where a mesh may share."""
     return "error" if facts.model.get("mesh") in (None, {}) else "warning"
 
 
-CHECKS = (Check(UNEVEN, "ledger", _uneven), Check(SAME_ON_RANKS, "ledger", _same))
+CHECKS = (
+    Check(UNEVEN, "ledger", _uneven),
+    Check(SAME_ON_RANKS, "ledger", _same),
+    Check(ONE_ORDER, "ledger", _one_order),
+)

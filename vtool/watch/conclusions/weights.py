@@ -57,6 +57,10 @@ _RANK_HELP = (
 _SCALER_HELP = (
     "scaler.scale(loss).backward() for each loss, and scaler.step(optimizer) for each step"
 )
+_SHORT_HELP = (
+    "divide by the micro-batches that the step has: the last step of an epoch may have fewer"
+    " (transformers#39659); or leave the rest of the epoch out"
+)
 _POSITIONS_HELP = (
     "the loss is averaged over every position, learnt or not: take the mean with"
     " ignore_index=-100, or divide its sum by the learnt tokens of the whole step"
@@ -246,11 +250,15 @@ def _scaled(facts: Facts) -> Outcome:
         _too_large(facts, scales)
         or _too_small(facts, scales)
         or _of_scaler(scales)
+        or _short_step(scales, [one.times for one in scales])
         or _other_scale(scales)
     )
     if finding or not _is_clipped(scales):
         return Outcome((finding,) if finding else (), measured=measured)
-    if _is_clipped_alone(facts) and (finding := _too_large_unclipped(facts, scales)):
+    if _is_clipped_alone(facts) and (
+        finding := _too_large_unclipped(facts, scales)
+        or _short_step(scales, [one.of_loss for one in scales])
+    ):
         return Outcome((finding,), measured=measured)
     why = (
         f"every step is clipped, and weights sum to {scales[0].of_loss:.4g} on a rank: what divides"
@@ -315,6 +323,30 @@ def _too_small(facts: Facts, scales: Sequence[_Scale]) -> Diagnostic | None:
             )
             return found(SCALED, message)
     return None
+
+
+def _short_step(scales: Sequence[_Scale], times: Sequence[float]) -> Diagnostic | None:
+    """Look for a step of fewer micro-batches, divided by those that the other steps have."""
+    most = max(one.micro_batches for one in scales)
+    for one, here in zip(scales, times, strict=True):
+        share = one.micro_batches / most
+        is_right = abs(here - 1) <= one.tolerance
+        if share == 1 and not is_right:
+            return None
+        if share < 1 and not is_right and abs(here / share - 1) <= one.tolerance:
+            found_at = one
+            break
+    else:
+        return None
+    whole = [here for one, here in zip(scales, times, strict=True) if one.micro_batches == most]
+    if any(abs(here - 1) > found_at.tolerance for here in whole):
+        return None
+    message = (
+        f"the gradient of step {found_at.step + 1} is {found_at.micro_batches}/{most} of that of"
+        f" the mean over its tokens: it has {found_at.micro_batches} micro-batches, and is divided"
+        f" by the {most} that other steps have"
+    )
+    return found(SCALED, message, help=_SHORT_HELP, severity="warning")
 
 
 def _of_scaler(scales: Sequence[_Scale]) -> Diagnostic | None:

@@ -1,8 +1,9 @@
-"""Finds what is alive in the process beside the model: loss scalers and data loaders."""
+"""Finds what is alive beside the model: loss scalers, data loaders, settings of a trainer."""
 
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,6 +34,24 @@ def scales() -> list[float]:
     return [float(each.get_scale()) for each in _scalers()]
 
 
+def around() -> dict[str, Any]:
+    """Return what is known of the data, and of what the trainer was asked for."""
+    return {"data": loaders(), "asks": _asks()}
+
+
+def _asks() -> str | None:
+    """Return the setting by which a trainer of TRL is to learn answers alone, if it has one."""
+    kind = getattr(sys.modules.get("trl.trainer.sft_config"), "SFTConfig", None)
+    if kind is None:
+        return None
+    for each in gc.get_objects():
+        if issubclass(type(each), kind):
+            for name in ("assistant_only_loss", "completion_only_loss"):
+                if getattr(each, name, None) is True:
+                    return name
+    return None
+
+
 def loaders() -> list[dict[str, Any]]:
     """Return the data loaders alive, and those of which only the loop over them is left."""
     found: list[dict[str, Any]] = []
@@ -59,6 +78,21 @@ def _loader(kind: str, data: Any, settings: Any) -> dict[str, Any]:
         "rows": len(data) if hasattr(data, "__len__") else None,
         "batch": getattr(settings, "batch_size", None),
         "sampler": type(getattr(settings, "sampler", None)).__name__,
+        "shuffled": _is_shuffled(settings),
         "drop_last": getattr(settings, "drop_last", None),
         "workers": getattr(settings, "num_workers", None),
     }
+
+
+def _is_shuffled(settings: Any) -> bool:
+    """Tell whether rows are drawn in a new order each epoch, by the innermost sampler's kind."""
+    sampler, batches = getattr(settings, "sampler", None), settings
+    for _ in range(4):  # samplers of batches wrap each other, and torch names another one outside
+        batches = getattr(batches, "batch_sampler", None)
+        if batches is None:
+            break
+        sampler = getattr(batches, "sampler", sampler)
+    if hasattr(sampler, "set_epoch"):
+        return getattr(sampler, "shuffle", True) is True
+    name = type(sampler).__name__
+    return "RandomSampler" in name and "Weighted" not in name

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from . import alone, arrival
-from .alive import loaders, loss_scale, scales
+from .alive import around, loss_scale, scales
 from .capture import Capture, is_in_backward
 from .facts import Writer, rank_and_world
 from .learnt import Record, micro_facts, next_ids, rounding
@@ -268,7 +268,7 @@ class Watch:
             for number, seen in enumerate(batches):
                 fact = ledger(seen, config)
                 if number == 0 and self.step == 0:
-                    fact["data"] = loaders()
+                    fact.update(around())
                 if number == 0 and self.settings.looks_at(self.step) and self.settings.text:
                     fact["inputs"] = seen.ids[:8, :4096].cpu().tolist()
                 facts.append((self.step, fact))
