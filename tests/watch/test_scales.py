@@ -94,6 +94,28 @@ def test_gradients_are_to_be_divided_before_they_are_clipped(
     assert rules(conclude(tmp_path, facts)) == ({"gradient-scaled": found} if found else {})
 
 
+@pytest.mark.parametrize("clips", [False, True])
+@pytest.mark.parametrize(
+    ("of_loss", "found"), [(1 / len(LENGTHS), "warning"), (1.0, None), (0.41, None)]
+)
+def test_a_step_of_fewer_micro_batches_is_divided_by_its_own(
+    tmp_path: Path, of_loss: float, found: str | None, clips: bool
+) -> None:
+    """transformers#39659: the last step of an epoch, divided by gradient_accumulation_steps."""
+
+    def end(fact: Fact) -> list[Fact] | None:
+        if fact["step"] < 2 or fact["kind"] not in ("micro", "rows"):
+            return None
+        if fact.get("index", fact.get("micro")):
+            return []
+        one = micro(0, LENGTHS[0], of_loss / sum(LENGTHS[0]))
+        return [{**fact, **one}] if fact["kind"] == "micro" else [fact]
+
+    result = conclude(tmp_path, changed(clipped(1.0) if clips else healthy(), end))
+    assert rules(result) == ({"gradient-scaled": found} if found else {})
+    assert not found or f"1/{len(LENGTHS)} of" in result.findings[0].message
+
+
 @pytest.mark.parametrize("name", ["parameter-stopped-moving", "layers-scaled-apart"])
 def test_one_step_alone_is_no_pass_where_it_takes_two(tmp_path: Path, name: str) -> None:
     result = conclude(tmp_path, healthy(steps=1))

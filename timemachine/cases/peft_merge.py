@@ -1,6 +1,6 @@
 """Merge adapters into their model, and compare with what is live.
 
-usage: peft_merge.py WHAT       embedding-dora, two-doras, unmerged-dora, replicated
+usage: peft_merge.py WHAT     bias, embedding-dora, two-doras, unmerged-dora, replicated
 """
 
 import wheels  # noqa: F401, I001
@@ -10,6 +10,7 @@ import sys
 
 from peft import LoraConfig
 from tiny_lora import adapted, tell_apart, trained
+from tiny_models import make
 from transformers import GPT2Config, GPT2LMHeadModel
 
 what = sys.argv[1]
@@ -23,6 +24,8 @@ elif what == "two-doras":
 elif what == "unmerged-dora":
     gpt = GPT2LMHeadModel(GPT2Config(vocab_size=512, n_embd=64, n_layer=1, n_head=4))
     live = adapted(gpt, ["attn.c_proj"], use_dora=True, fan_in_fan_out=True)
+elif what == "bias":
+    live = adapted(make("qwen2"), lora_bias=True, lora_alpha=32)
 else:
     live = adapted(layer_replication=[[0, 1], [0, 1]])
 made = copy.deepcopy(live)

@@ -101,7 +101,9 @@ def cohere_asr(_):
     still = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0, "layerdrop": 0.0}
     heard |= {"model_type": "parakeet_encoder", **still}
     ends = {"decoder_start_token_id": 1, "pad_token_id": 0}
-    return t.CohereAsrForConditionalGeneration(t.CohereAsrConfig(**TEXT, **ends, encoder_config=heard))
+    return t.CohereAsrForConditionalGeneration(
+        t.CohereAsrConfig(**TEXT, **ends, encoder_config=heard)
+    )
 
 
 def florence2(_):

@@ -381,6 +381,11 @@ class Facts:
         }
 
     @property
+    def asks(self) -> str:
+        """The setting by which the trainer is to learn answers alone; empty where none is known."""
+        return next((str(one["asks"]) for one in self.of("rows") if one.get("asks")), "")
+
+    @property
     def pads(self) -> frozenset[int]:
         """Padding tokens that are not end tokens as well."""
         return self.padding - self.ends

@@ -1,6 +1,6 @@
 """Runs in which nothing is wrong: neither an error nor a warning may be found in them."""
 
-from tests.watch.runs import changes, copies, masks, optimizers, scalers, steps, weights
+from tests.watch.runs import changes, copies, masks, optimizers, orders, scalers, steps, weights
 from tests.watch.runs.loop import FAMILIES, Recipe
 
 RUNS: dict[str, Recipe] = {
@@ -80,6 +80,7 @@ RUNS: dict[str, Recipe] = {
     "Qwen2.5-VL, an image in each row": Recipe(image=True, grids=True),
     "Qwen2.5-VL, left padding": Recipe(image=True, grids=True, padding="left"),
     "LLaVA, two epochs": Recipe(image=True, vision=True, epochs=True, order=changes.shuffled),
+    "two epochs in two orders": Recipe(epochs=True, shuffled=True, order=orders.two_orders),
     "whole rows learnt": Recipe(data=changes.whole_rows),
     "the loss a sum, gradients divided": Recipe(
         divide=lambda tokens, index, everyone, world: 1.0,

@@ -105,6 +105,8 @@ class Recipe:
     """The model is a Qwen2.5-VL, and is given images with their grids."""
     epochs: bool = False
     """Over the whole data, twice, instead of three steps."""
+    shuffled: bool = False
+    """The loader draws rows at random, as it says."""
     every: int = 0
     data: Callable[[list[Row]], list[Row]] = lambda rows: rows
     order: Callable[[int, int, int], list[int]] | None = None
@@ -279,7 +281,7 @@ def train(recipe: Recipe, folder: Path, rank: int = 0) -> None:
     per_step = recipe.batch * recipe.accumulate
     count = 12 * recipe.world if recipe.epochs else per_step * recipe.steps * recipe.world
     made = recipe.data(rows(count, recipe.turns, image=recipe.image))
-    loader = torch.utils.data.DataLoader(made, batch_size=recipe.batch)
+    loader = torch.utils.data.DataLoader(made, recipe.batch, shuffle=recipe.shuffled)
     take = recipe.order or (lambda rank, world, n: list(range(rank, n, world)))
     order = take(rank, recipe.world, count)
     order *= 2 if recipe.epochs and len(order) <= count else 1

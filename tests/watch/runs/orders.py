@@ -13,3 +13,8 @@ def always_one_for_another(rank: int, world: int, count: int) -> list[int]:
 def never_the_last(rank: int, world: int, count: int) -> list[int]:
     """Leave the same third of the rows out of each of three epochs."""
     return list(range(count * 2 // 3)) * 3
+
+
+def two_orders(rank: int, world: int, count: int) -> list[int]:
+    """Show all rows in two orders."""
+    return [*range(count), *reversed(range(count))]

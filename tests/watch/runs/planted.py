@@ -367,5 +367,8 @@ RUNS: dict[str, Planted] = {
     "half of the data twice": note(
         "rows-seen-unevenly", epochs=True, data=changes.repeated, order=changes.shuffled
     ),
+    "two epochs in one shuffled order": warning(
+        "epochs-in-one-order", epochs=True, shuffled=True, order=changes.shuffled
+    ),
     "the same rows on each rank": error("ranks-see-same-rows", world=2, order=changes.all_rows),
 }

@@ -49,6 +49,10 @@ LEFT_OUT = Rule(
     fix="Nothing, if it is meant; in LLaMA-Factory it is mask_history.",
     severity="note",
 )
+_NOT_ARRIVED = (
+    "look at what becomes of the mask: packing, a fused loss or a collator of one's own may leave"
+    " it out (trl#3728, #3781)"
+)
 _ENOUGH, _LEAST_OUT = 0.95, 0.1
 _MOST_TOKENS = 2048
 """Learnt tokens of a row that are written one by one; a row with as many may have more."""
@@ -119,6 +123,9 @@ def _prompt(facts: Facts) -> Outcome:
         return Outcome((headers,) if headers else (), measured=measured)
     if len(learnt) >= _ENOUGH * prompt:
         message = f"whole rows are learnt: in {len(rows)} rows, {len(learnt)} tokens of prompts too"
+        if facts.asks:
+            message += f"; {facts.asks}=True does not arrive"
+            return Outcome((found(PROMPT, message, help=_NOT_ARRIVED),), measured=measured)
         help = "nothing, if it is meant; " + PROMPT.fix[0].lower() + PROMPT.fix[1:]
         return Outcome((found(PROMPT, message, help=help, severity="note"),), measured=measured)
     first = next(row for row in rows if any(at in row.learnt for at in row.prompt))
