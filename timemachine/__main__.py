@@ -3,7 +3,8 @@
 python -m timemachine [CASE…]
 
 A case is a file in timemachine/cases, by its name or the beginning of it. What has been run with
-the same code is not run again. Exits with 1 where a case has not shown what it ought to.
+the same code is not run again, and what lacks its --checkout keeps the result that it has.
+Exits with 1 where a case has not shown what it ought to.
 """
 
 import argparse
@@ -48,8 +49,12 @@ def main(words: Sequence[str]) -> int:
     results = {name: result for name, result in results.items() if name in there}
     for case in cases:
         result = _result(case, given.cache, given.again, dict(given.checkout))
-        results[case.name] = result
         _say(result)
+        was_run = all(side["state"] != "not-run" for side in result["sides"].values())
+        if case.name in results and case.lacks(list(dict(given.checkout))) and not was_run:
+            print("  its earlier result is kept", flush=True)
+            continue
+        results[case.name] = result
         write_results(given.to, results)
     if given.to == RESULTS:
         PAGE.write_text(page(read_cases(), results), encoding="utf-8")

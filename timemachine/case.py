@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -77,6 +77,11 @@ class Case(_Strict):
     def is_open(self) -> bool:
         """Tell whether no release is without the defect."""
         return not self.wheels.clean
+
+    def lacks(self, checkouts: Sequence[str]) -> bool:
+        """Tell whether a side is a commit of a project of which no repository is given."""
+        wheels = (wheel for side in self.sides for wheel in self.wheels.of(side))
+        return any("@" in wheel and name_of(wheel) not in checkouts for wheel in wheels)
 
     @property
     def sides(self) -> tuple[str, ...]:

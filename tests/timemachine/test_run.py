@@ -9,6 +9,7 @@ import pytest
 from timemachine.__main__ import main
 from timemachine.case import CASES, read_case, read_cases
 from timemachine.environments import Environment, Tree
+from timemachine.page import read_results, write_results
 from timemachine.run import Side, _side, command_of, digest, outcome_of, run_case, variables_of
 
 CASE = read_case(CASES / "transformers-34191.yaml")
@@ -101,6 +102,20 @@ def test_a_checkout_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit, match="2"):
         main(["verl-5942", "--checkout", "verl=no-such-folder"])
     assert "no NAME=DIR of a folder" in capsys.readouterr().err
+
+
+def test_without_its_repository_a_case_keeps_the_result_that_it_has(tmp_path: Path) -> None:
+    (case,) = read_cases(["verl-5942"])
+    assert case.lacks([])
+    assert not case.lacks(["verl"])
+    assert not any(one.lacks([]) for one in read_cases(["verl-5881"]))
+    kept = {"case": case.name, "outcome": "seen", "sides": {}}
+    write_results(tmp_path / "results.json", {case.name: kept})
+    words = [case.name, "--cache", str(tmp_path), "--to", str(tmp_path / "results.json")]
+    assert main(words) == 0
+    assert read_results(tmp_path / "results.json") == {case.name: kept}
+    (tmp_path / "results.json").unlink()
+    assert main(words) == 1
 
 
 def test_a_case_that_changes_is_run_again() -> None:
