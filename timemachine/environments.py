@@ -154,6 +154,7 @@ def fetch(wheels: Path, requirement: str) -> Path:
 
 def _pip(*words: str | Path) -> None:
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
+    command += ["--retries", "5"]  # with none, pip does not say that nothing answers
     ended = subprocess.run(
         [*command, *map(str, words)], capture_output=True, text=True, check=False
     )
