@@ -137,6 +137,18 @@ def test_hydras_own_settings_are_unknown_keys(tmp_path: Path) -> None:
     assert rules(*refused(str(tmp_path / "r.yaml"))) == ["unknown-key"]
 
 
+def test_a_file_that_is_mistyped_is_told_with_those_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("week").mkdir()
+    Path("week/shapes.yaml").write_text("defaults: [/digits]\n")
+    for given in ("week/shape.yaml", "week/shapes.yml"):
+        with pytest.raises(Findings) as raised:
+            load_run(given)
+        assert raised.value.diagnostics[0].help == "did you mean `week/shapes.yaml`?"
+
+
 def test_a_setting_that_a_recipe_leaves_open_must_be_given() -> None:
     (finding,) = refused("rows")
     assert (finding.rule, finding.parameter) == ("missing-key", "data.train")

@@ -11,7 +11,7 @@ RECORD = {
     "checks": {"loss-differs": "passed", "resume-differs": "not-run", "rows-lost": "failed"},
     "details": {
         "loss-differs": {"what": "the loss of a step", "measured": 1.5e-7, "tolerance": 2.4e-5},
-        "resume-differs": {"reason": "--fast is one process"},
+        "resume-differs": {"reason": "preflight and --fast are one process"},
         "rows-lost": {"what": "97 rows", "measured": 0.0, "tolerance": 0.0},
         "proofs": {
             "model": "qwen2_5_vl at size tiny",
@@ -29,7 +29,7 @@ def test_it_shows_each_proof_the_failed_ones_first_and_what_it_stands_on(run_fol
     text = Elements(page).text
     assert "qwen2_5_vl at size tiny, on 2 rows of data.train, in 5.2 s" in text
     assert "those of the rows. loss-differs VT723 1.5e-07 2.4e-05 the loss of a step" in text
-    assert "never stopped. resume-differs VT720 --fast is one process" in text
+    assert "never stopped. resume-differs VT720 preflight and --fast are one process" in text
     assert text.index("rows-lost VT726 0 none 97 rows") < text.index("loss-differs VT723")
     assert "A row is in no batch of an epoch" in text, "of a proof that failed, what does not hold"
     assert "3 passed, 1 failed, 2 not run" in text.partition("Test exact match")[0]

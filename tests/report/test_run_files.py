@@ -95,6 +95,20 @@ def test_a_folder_without_a_run_is_an_error(tmp_path: Path, name: str, why: str)
     assert [finding.rule for finding in raised.value.diagnostics] == ["not-a-run"]
 
 
+def test_a_name_that_is_mistyped_is_told_with_what_is_like_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("first", "rates-lr=1", "rates-lr=2"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    for given, meant in (("frist", "first"), ("rate", "rates"), ("runs/frst", "first")):
+        with pytest.raises(Findings) as raised:
+            read_run(Path(given))
+        (one,) = raised.value.diagnostics
+        assert (one.help or "").startswith(f"did you mean `{meant}`")
+        assert ("of that name in runs/" in one.message) == ("/" not in given)
+
+
 def test_settings_that_nest_without_end_do_not_hide_the_run(run_folder: Path) -> None:
     (run_folder / "config.yaml").write_text("[" * 50_000)
     run = read_run(run_folder)

@@ -85,9 +85,20 @@ def refuse_link(path: Path) -> None:
 
 def _other_recipes(recipe: str, names: tuple[str, ...]) -> str:
     candidates = [f"{recipe}.yaml"] if recipe and Path(f"{recipe}.yaml").is_file() else []
-    candidates += near(recipe, names) or near(Path(recipe).stem, names)
+    candidates += _files_near(Path(recipe)) or near(recipe, names) or near(Path(recipe).stem, names)
     listed = f"shipped recipes are {', '.join(names)}; your own is given by its path"
     return did_you_mean(candidates) or listed
+
+
+def _files_near(recipe: Path) -> list[str]:
+    """Return the recipes of a folder whose names are like this one's."""
+    if recipe.suffix not in (".yaml", ".yml"):
+        return []
+    try:
+        there = [each.name for each in recipe.parent.iterdir() if each.suffix in (".yaml", ".yml")]
+    except OSError:
+        return []
+    return [str(recipe.with_name(name)) for name in near(recipe.name, there)]
 
 
 def shown(path: Path) -> str:

@@ -12,7 +12,7 @@ from vtool.data.messages_layout import TAG, VIDEO_TAG
 from vtool.data.row import Row
 from vtool.diagnostics import Findings
 from vtool.evaluation.asker import Answer, Asker, Reader
-from vtool.evaluation.predict import question_row
+from vtool.evaluation.predict import of_typed_files, question_row
 
 COMMANDS = {
     "/image PATH": "show an image with the next question; a path on a line of its own does so too",
@@ -23,6 +23,8 @@ COMMANDS = {
 }
 """Lines that can be typed beside questions."""
 _WORDS = {command.partition(" ")[0] for command in COMMANDS}
+_END = "?!.,:;)"
+"""Signs that stand behind a path in a sentence."""
 _TAGS = {"image": TAG, "video": VIDEO_TAG}
 _SUFFIXES = {
     "image": (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
@@ -73,7 +75,10 @@ def _file_in(text: str) -> str | None:
         words = shlex.split(text)
     except ValueError:
         words = text.split()
-    for place, word in enumerate(words):
+    asked = (
+        (place, form) for place, word in enumerate(words) for form in (word, word.rstrip(_END))
+    )
+    for place, word in asked:
         path = os.path.expanduser(word.removeprefix("file://"))
         suffix = Path(path).suffix.lower()
         pictured = any(suffix in known for known in _SUFFIXES.values())
@@ -128,7 +133,8 @@ class Chat:
         Raises:
             Findings: the file cannot be shown (VT6xx).
         """
-        reader.prompt(_row([(kind, path)], "?", None))
+        with of_typed_files():
+            reader.prompt(_row([(kind, path)], "?", None))
         return replace(self, shown=(*self.shown, (kind, path)))
 
     def asking(self, question: str) -> "Chat":

@@ -58,7 +58,7 @@ def predict_subject(
     Raises:
         Findings: as `predict`.
     """
-    with _typed():
+    with of_typed_files():
         reader = Reader.of(subject)
         prompt = reader.prompt(question_row({TAG: images, VIDEO_TAG: videos}, text, system))
     (answer,) = reader.load().answer([prompt], max_new_tokens)
@@ -66,7 +66,7 @@ def predict_subject(
 
 
 @contextmanager
-def _typed() -> Iterator[None]:
+def of_typed_files() -> Iterator[None]:
     """Make findings on what was typed fatal: there is nothing else to be answered."""
     try:
         yield

@@ -51,6 +51,8 @@ class Disagreement:
     shared_rows: int
     alone_right: tuple[tuple[int, int], ...]
     """The position of each run that has answers, and how many of them only it has right."""
+    kept: int
+    """Those of which rows are shown: whose images a run has kept, or where none has any, all."""
 
     @property
     def wordy(self) -> bool:
@@ -87,14 +89,18 @@ def disagreement(runs: Sequence[RunFiles], pictures: Pictures) -> Disagreement |
         row: [position for position, _, rows in answered if rows[row].correct] for row in split
     }
     question = _one_question([first[row] for row in shared])
+    # A run keeps the images of some of its rows only.
+    with_image = [row for row in split if any(rows[row].image for _, _, rows in answered)]
     answers = (
-        [(position, run, rows[row]) for position, run, rows in answered] for row in _spread(split)
+        [(position, run, rows[row]) for position, run, rows in answered]
+        for row in _spread(with_image or split)
     )
     tiles = tuple(_tile(answer, question, pictures) for answer in answers)
     alone = tuple(
         (position, sum(right[row] == [position] for row in split)) for position, _, _ in answered
     )
-    return Disagreement(tiles, len(split), len(shared), alone) if shared else None
+    kept = len(with_image or split)
+    return Disagreement(tiles, len(split), len(shared), alone, kept) if shared else None
 
 
 def _tile(

@@ -44,6 +44,7 @@ def render(runs: Sequence[RunFiles]) -> str:
     pictures = Pictures(_BYTES_OF_PICTURES)
     disagreed = disagreement(runs, pictures)
     share = pictures.left // len(runs)
+    results = comparison.results(runs) if len(runs) > 1 else []
     return load_template("template.html.j2", Path(__file__).parent).render(
         title=" · ".join(names),
         version=__version__,
@@ -52,7 +53,8 @@ def render(runs: Sequence[RunFiles]) -> str:
         charts=charts(runs),
         svg=Markup,
         ranking=_ranking(runs, names) if len(runs) > 1 else None,
-        results=comparison.results(runs) if len(runs) > 1 else [],
+        results=results,
+        with_intervals=any(stat.interval for _, stats in results for stat in stats),
         differences=comparison.differences(runs) if len(runs) > 1 else [],
         disagreement=disagreed,
         runs=[

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from vtool.diagnostics import Diagnostic, Findings
+from vtool.diagnostics.near_miss import did_you_mean, near
 from vtool.report.settings import Setting, read_settings
 
 _RUN_FILES = ("config.yaml", "metrics.jsonl", "result.json")
@@ -105,19 +106,26 @@ def check_is_run(folder: Path) -> None:
         help = "give the folder that `vtool train` printed"
         raise Findings(Diagnostic("not-a-run", message, help), fatal=True) from error
     if not found:
-        what = (
-            f"there is no {' and no '.join(_RUN_FILES)}"
-            if folder.is_dir()
-            else "there is no such folder"
-        )
-        raise Findings(
-            Diagnostic(
-                "not-a-run",
-                f"{folder} is no run: {what}",
-                help="give the folder that `vtool train` printed",
-            ),
-            fatal=True,
-        )
+        what = f"there is no {' and no '.join(_RUN_FILES)}"
+        close = None
+        if not folder.is_dir():
+            of_name = len(folder.parts) == 1
+            what = "there is no such folder"
+            what += ", and no run or sweep of that name in runs/" if of_name else ""
+            close = did_you_mean(near(folder.name, run_names(folder.parent, of_name=of_name)))
+        help = close or "give the folder that `vtool train` printed"
+        raise Findings(Diagnostic("not-a-run", f"{folder} is no run: {what}", help), fatal=True)
+
+
+def run_names(folder: Path, *, of_name: bool) -> list[str]:
+    """Return the names of runs in a folder, or of runs and sweeps in `runs/`."""
+    try:
+        there = [each.name for each in (Path("runs") if of_name else folder).iterdir()]
+    except OSError:
+        return []
+    # a sweep of NAME has its runs in NAME-KEY=VALUE
+    sweeps = {name.partition("=")[0].rpartition("-")[0] for name in there if "=" in name}
+    return [*there, *sorted(sweeps)] if of_name else there
 
 
 def read_run(folder: Path) -> RunFiles:

@@ -76,7 +76,8 @@ def prove(
         proofs = run_proofs(context, here)
     if fast:
         proofs += [
-            ProofResult(name, "", "not-run", reason="--fast is one process") for name in ranked
+            ProofResult(name, "", "not-run", reason="preflight and --fast are one process")
+            for name in ranked
         ]
     elif ranked:
         with working("proving the recipe in two processes"):

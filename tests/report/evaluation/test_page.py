@@ -198,6 +198,21 @@ def test_rows_that_one_of_two_models_has_right_are_shown_with_both_answers(make:
     assert "The other model's answers are not there any more" in Elements(page_of(one)).text
 
 
+def test_models_are_compared_by_a_metric_that_both_have_still(make: Made) -> None:
+    both = [{"exact": 0.0, "f1": 0.5}, {"exact": 1.0, "f1": 1.0}]
+    own = [line(at, "yes" if at else "no", scores=scores) for at, scores in enumerate(both)]
+    scores = [score("exact", 1, 2), score("f1", None, 2)]
+    one = make("one", own, sorted_by="f1", scores=scores)
+    two = make("two", [line(0, "yes"), line(1, "yes")])
+    against(one, two)
+    text = Elements(page_of(one)).text
+    assert "Better in two, by exact 1 row of 2" in text
+    again = make("again", [line(0, "no")], sorted_by="nll", scores=[score("nll", None, 1)])
+    against(again, two)
+    assert "+10 %" in text
+    assert "+10 %" not in Elements(page_of(again)).text  # `exact` is not scored there any more
+
+
 @pytest.mark.parametrize(
     "damaged",
     [

@@ -3,7 +3,7 @@
 import base64
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,15 @@ def render(folder: Path) -> str:
     proportion = any(one.get("metric") == metric and one.get("right") is not None for one in scores)
     room = Room(_PICTURES // _DIFFERING, _TEXTS // _DIFFERING) if against else Room(0, 0)
     question = one_question(folder)
-    apart = _differing(folder, against, metric, question, room)
+    named = [str(one.get("metric")) for one in scores]
+    by = next(
+        (
+            (name, found)
+            for name in dict.fromkeys((metric, *reversed(named)))
+            if (found := _differing(folder, against, name, question, room)) is not None
+        ),
+        None,
+    )
     rest = Room(
         _PICTURES - _PICTURES // _DIFFERING + room.pictures.left if against else _PICTURES,
         _TEXTS - _TEXTS // _DIFFERING + max(0, room.texts) if against else _TEXTS,
@@ -74,8 +82,9 @@ def render(folder: Path) -> str:
         groups=list(_groups(result.get("groups"))),
         notes=[str(note) for note in _list(result.get("notes"))],
         findings=_findings(result),
-        against=_against(against) if against else None,
-        differing=apart,
+        against=_against(against, named) if against else None,
+        differing=by and by[1],
+        differing_by=by and by[0],
         question=question,
         answers=answers_of(folder, metric, question, rest),
         there=(folder / PREDICTIONS).is_file(),
@@ -159,11 +168,13 @@ def _findings(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     )
 
 
-def _against(against: Mapping[str, Any]) -> dict[str, Any]:
+def _against(against: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
+    """Return the other model, and how it compares by the metrics that are still scored."""
+    compared = _mappings(against.get("compared"))
     return {
         "model": str(against.get("model", "")),
         "name": _model_name(str(against.get("model", ""))),
-        "rows": [_compared(one) for one in _mappings(against.get("compared"))],
+        "rows": [_compared(one) for one in compared if one.get("metric") in named],
     }
 
 
