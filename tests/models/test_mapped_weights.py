@@ -137,6 +137,15 @@ def refused(folder: Path, name: str = "qwen2_5_vl") -> Diagnostic:
     return finding
 
 
+def test_files_of_another_format_are_not_mapped_and_are_loaded_whole(tmp_path: Path) -> None:
+    folder = saved("qwen2_5_vl", tmp_path / "model")
+    loaded = load_model(folder, "qwen2_5_vl", torch.float32, "sdpa")
+    torch.save(load_file(folder / WHOLE), folder / "pytorch_model.bin")
+    (folder / WHOLE).unlink()
+    assert map_folder(folder, "qwen2_5_vl", HOW) is None
+    assert same(load_model(folder, "qwen2_5_vl", torch.float32, "sdpa"), loaded)
+
+
 class TestFoldersThatAreDamaged:
     @pytest.fixture
     def model(self, tmp_path: Path) -> Path:
