@@ -52,7 +52,7 @@ class Disagreement:
     alone_right: tuple[tuple[int, int], ...]
     """The position of each run that has answers, and how many of them only it has right."""
     kept: int
-    """Those of which rows are shown: whose images a run has kept, or where none has any, all."""
+    """The rows that may be shown: whose images a run has kept, or where none has any, all."""
 
     @property
     def wordy(self) -> bool:

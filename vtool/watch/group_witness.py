@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 
 _WAIT_SECONDS = 0.2
-"""How long the same signal may take to reach another process, which Slurm sends one by one."""
+"""The time that the same signal may take to reach another process: Slurm sends one by one."""
 _ALIVE_SECONDS = 2.0
 
 
