@@ -72,6 +72,12 @@ def test_a_finished_run_that_is_started_again_still_tells_its_errors(
     assert "metrics-damaged" not in again.stderr  # a warning
 
 
+def test_a_recipe_in_the_place_of_the_command_is_told_how_it_is_trained() -> None:
+    done = CliRunner().invoke(app, ["train", "my shapes.yaml", "train.steps=9"])
+    assert done.exit_code == 2
+    assert "vtool train sft 'my shapes.yaml' train.steps=9" in done.output
+
+
 def test_processes_that_cannot_share_a_model_are_told_before_anything_is_proved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from vtool.cli import complete
 from vtool.cli.startup import no_collections
@@ -13,7 +14,20 @@ if TYPE_CHECKING:
 
     from vtool.config.load import Loaded
 
-app = typer.Typer(no_args_is_help=True, help="Train a model.")
+
+class TrainGroup(TyperGroup):
+    """The group `vtool train`, which is often given the recipe itself."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that is meant, or say how a recipe is trained."""
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            import shlex
+
+            ctx.fail(f"there is no command train {args[0]}: vtool train sft {shlex.join(args)}")
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(cls=TrainGroup, no_args_is_help=True, help="Train a model.")
 
 
 @app.callback()
