@@ -105,6 +105,7 @@ def test_a_signal_reaches_the_command(tmp_path: Path, number: signal.Signals) ->
         ("group", signal.SIGINT),
         ("watch, then watch", signal.SIGTERM),
         ("group, then watch", signal.SIGUSR1),
+        ("watch and group, as timeout does", signal.SIGTERM),
     ],
 )
 def test_a_signal_reaches_the_command_as_often_as_it_is_sent(
@@ -121,11 +122,14 @@ def test_a_signal_reaches_the_command_as_often_as_it_is_sent(
     while not (tmp_path / "ready").exists():
         time.sleep(0.05)
     for whom in to.split(", then "):
-        os.kill(process.pid, number) if whom == "watch" else os.killpg(process.pid, number)
+        if "watch" in whom:
+            os.kill(process.pid, number)
+        if "group" in whom:
+            os.killpg(process.pid, number)
         time.sleep(0.5)
     (tmp_path / "end").touch()
     out, _ = process.communicate()
-    assert (out.strip(), process.returncode) == (str(1 + to.count(",")), 0)
+    assert (out.strip(), process.returncode) == (str(1 + to.count(", then")), 0)
 
 
 def test_where_the_watch_is_killed_nothing_keeps_its_output_open(tmp_path: Path) -> None:

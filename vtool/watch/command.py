@@ -154,7 +154,9 @@ def run_command(
             while process.poll() is None:
                 came = signal.sigtimedwait(waited, _LOOK_SECONDS)
                 if came and came.si_signo in PASSED_ON:
-                    told = group.has(came.si_signo)
+                    if told := group.has(came.si_signo):
+                        # `timeout` sends it to us alone too, a moment before: that is the same one
+                        signal.sigtimedwait({came.si_signo}, 0)
                     if not told and came.si_code != _FROM_KERNEL:
                         process.send_signal(came.si_signo)
                 if look:
