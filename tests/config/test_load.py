@@ -149,6 +149,16 @@ def test_a_file_that_is_mistyped_is_told_with_those_beside_it(
         assert raised.value.diagnostics[0].help == "did you mean `week/shapes.yaml`?"
 
 
+@pytest.mark.parametrize("setting", ["train.from", "checkpoint.resume"])
+def test_the_name_of_a_run_is_told_by_its_folder(
+    setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs/mine").mkdir(parents=True)
+    (finding,) = examine("digits", [f"{setting}=mine"]).findings
+    assert (finding.rule, finding.help) == ("path-not-found", "did you mean `runs/mine`?")
+
+
 def test_a_setting_that_a_recipe_leaves_open_must_be_given() -> None:
     (finding,) = refused("rows")
     assert (finding.rule, finding.parameter) == ("missing-key", "data.train")

@@ -298,12 +298,6 @@ class TestModel:
     def test_nothing_says_what_to_train(self) -> None:
         assert only("model.size=null").rule == "conflicting-model-source"
 
-    @pytest.mark.parametrize("setting", ["train.from", "checkpoint.resume"])
-    def test_the_name_of_a_run_is_told_by_its_folder(self, setting: str) -> None:
-        Path("runs/mine").mkdir(parents=True)
-        finding = only(f"{setting}=mine")
-        assert (finding.rule, finding.help) == ("path-not-found", "did you mean `runs/mine`?")
-
     def test_random_weights_and_a_folder_of_weights(self) -> None:
         assert (
             only("model.init=random", "model.path=models/qwen").rule == "conflicting-model-source"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.watch.made import LENGTHS, Change, Fact, changed, healthy, micro, q, write
+from tests.watch.made import LENGTHS, Change, Fact, changed, cut_layers, healthy, micro, q, write
 from vtool.diagnostics.result import Result
 from vtool.watch.conclude import conclude_folder
 from vtool.watch.conclusions import CHECKS
@@ -58,10 +58,6 @@ def weigh_rows(weight: Callable[[int, int], float]) -> Change:
         fact["sum"] = sum(row["sum"] for row in fact["per_row"])
 
     return change
-
-
-def _signs(fact: Fact) -> Fact:
-    return {name: {**one, "arrived": [1e-6] * 16} for name, one in fact["layers"].items()}
 
 
 def _halved(layers: Fact) -> Fact:
@@ -201,7 +197,7 @@ PLANTED: dict[str, tuple[int, Change, str, str]] = {
     ),
     "gradients clipped by value": (
         1,
-        on("arrived", layers=_signs),
+        on("arrived", layers=cut_layers),
         "gradients-clipped-by-value",
         "warning",
     ),

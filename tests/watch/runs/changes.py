@@ -62,39 +62,6 @@ def unshifted(logits: Any, labels: Any, model: Any) -> Any:
     return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="sum")
 
 
-def flattened(logits: Any, labels: Any, model: Any) -> Any:
-    """The end of each row is followed by the beginning of the next one."""
-    import torch.nn.functional as F  # noqa: N812
-
-    flat = logits.float().flatten(0, 1)[:-1]
-    return F.cross_entropy(flat, labels.flatten()[1:], reduction="sum")
-
-
-def sign_alone(model: Any, step: int, rank: int) -> None:
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            parameter.grad.sign_()
-
-
-def clip_values(limit: float) -> Callable[[Any, int, int], None]:
-    def clip(model: Any, step: int, rank: int) -> None:
-        import torch
-
-        torch.nn.utils.clip_grad_value_(model.parameters(), limit)
-
-    return clip
-
-
-def eval_after(first: int) -> Callable[[Any, Any, int], None]:
-    """An evaluation after a step leaves the model in evaluation mode."""
-
-    def after(model: Any, optimizer: Any, step: int) -> None:
-        if step >= first:
-            model.eval()
-
-    return after
-
-
 def late_mask(rows: list[Row]) -> list[Row]:
     """The mask is one token late, the labels are not."""
 

@@ -1,6 +1,16 @@
 """Runs in which nothing is wrong: neither an error nor a warning may be found in them."""
 
-from tests.watch.runs import changes, copies, masks, optimizers, orders, scalers, steps, weights
+from tests.watch.runs import (
+    changes,
+    copies,
+    masks,
+    optimizers,
+    orders,
+    scalers,
+    steps,
+    values,
+    weights,
+)
 from tests.watch.runs.loop import FAMILIES, Recipe
 
 RUNS: dict[str, Recipe] = {
@@ -33,7 +43,7 @@ RUNS: dict[str, Recipe] = {
     "gradient checkpointing, packed": Recipe(checkpointing=True, packed=True),
     "clipped": Recipe(clip=0.1),
     "clipped, accumulated, bfloat16 autocast": Recipe(clip=0.1, accumulate=3, autocast=True),
-    "a few values clipped": Recipe(before_step=changes.clip_values(0.01)),
+    "a few values clipped": Recipe(before_step=values.clip_values(0.01)),
     "with dropout": Recipe(config={"attention_dropout": 0.1}),
     "whole rows, padded on the left, three at once": Recipe(
         data=changes.whole_rows, padding="left", batch=3

@@ -1,4 +1,4 @@
-"""Losses of one rank alone, and of transformers' Trainer."""
+"""Losses of one rank alone, of transformers' Trainer, and over rows that are flattened."""
 
 from typing import Any
 
@@ -55,3 +55,11 @@ def of_first_row(logits: Any, labels: Any, model: Any) -> Any:
     from tests.watch.runs.loop import cross_entropy
 
     return cross_entropy(logits[:1], labels[:1], model)
+
+
+def flattened(logits: Any, labels: Any, model: Any) -> Any:
+    """The end of each row is followed by the beginning of the next one."""
+    import torch.nn.functional as F  # noqa: N812
+
+    flat = logits.float().flatten(0, 1)[:-1]
+    return F.cross_entropy(flat, labels.flatten()[1:], reduction="sum")

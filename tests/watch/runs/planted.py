@@ -11,6 +11,7 @@ from tests.watch.runs import (
     orders,
     scalers,
     steps,
+    values,
     weights,
 )
 from tests.watch.runs.loop import Recipe
@@ -45,19 +46,19 @@ RUNS: dict[str, Planted] = {
     "labels of another row": error("targets-not-next", collated=masks.labels_of_another_row),
     "labels not shifted": error("targets-not-next", loss=changes.unshifted),
     "rows flattened before they are shifted": error(
-        "targets-not-next", loss=changes.flattened, data=changes.whole_rows
+        "targets-not-next", loss=losses.flattened, data=changes.whole_rows
     ),
     "rows flattened before they are shifted, padded on the left": error(
-        "targets-not-next", loss=changes.flattened, data=changes.whole_rows, padding="left", batch=3
+        "targets-not-next", loss=losses.flattened, data=changes.whole_rows, padding="left", batch=3
     ),
     "the sign of gradients alone": warning(
-        "gradients-clipped-by-value", before_step=changes.sign_alone
+        "gradients-clipped-by-value", before_step=values.sign_alone
     ),
     "gradients clipped by value, far below their size": warning(
-        "gradients-clipped-by-value", before_step=changes.clip_values(1e-6)
+        "gradients-clipped-by-value", before_step=values.clip_values(1e-6)
     ),
     "evaluation mode after a first evaluation": warning(
-        "dropout-off", config={"attention_dropout": 0.1}, after_step=changes.eval_after(0)
+        "dropout-off", config={"attention_dropout": 0.1}, after_step=values.eval_after(0)
     ),
     "the tokens of an image learnt": error(
         "placeholder-learnt", data=changes.image_learnt, image=True
