@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from tests.engines.ranks import run_ranks
+from tests.mapped_files import bytes_in_memory
 from vtool.config import schema
 from vtool.engines import registry
 from vtool.engines.contract import EngineInputs
@@ -61,18 +62,6 @@ def write_model(folder: Path, layers: int) -> None:
     model.save_pretrained(folder, max_shard_size="100MB")
 
 
-def looked_into(folder: Path) -> int:
-    """Return the bytes of mapped files that this process has looked into, by whole pages."""
-    found, inside = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        first, *rest = line.split()
-        if "-" in first and not first.endswith(":"):
-            inside = bool(rest) and rest[-1].startswith(str(folder.resolve()))
-        elif inside and first == "Rss:":
-            found += int(rest[0]) * 1024
-    return found
-
-
 @contextmanager
 def watched(folder: Path) -> Iterator[dict[str, int]]:
     """Yield the peaks of a rank's own memory, and of what it has looked into, as they grow."""
@@ -89,7 +78,7 @@ def watched(folder: Path) -> Iterator[dict[str, int]]:
     def look() -> None:
         while not end.wait(0.005):
             peaks["own"] = max(peaks["own"], anonymous() - before)
-            peaks["files"] = max(peaks["files"], looked_into(folder))
+            peaks["files"] = max(peaks["files"], bytes_in_memory(folder))
 
     thread = threading.Thread(target=look)
     thread.start()

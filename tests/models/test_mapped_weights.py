@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from tests.mapped_files import bytes_in_memory
 from tests.models.published import INDEX, WHOLE, as_loaded, publish, untie, write
 from tests.models.tiny import IDS, VOCABULARY, tiny_model
 from vtool.config.schema import Model
@@ -111,18 +112,6 @@ def test_nothing_is_read_until_it_is_looked_into(tmp_path: Path) -> None:
     grown = bytes_in_memory(folder) - at_first
     assert at_first < 0.05 * total
     assert half.nbytes <= grown < 1.25 * half.nbytes  # the kernel maps some pages around
-
-
-def bytes_in_memory(folder: Path) -> int:
-    """The bytes of a folder's mapped files that this process has looked into, by whole pages."""
-    found, inside = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        first, *rest = line.split()
-        if "-" in first and not first.endswith(":"):
-            inside = bool(rest) and rest[-1].startswith(str(folder.resolve()))
-        elif inside and first == "Rss:":
-            found += int(rest[0]) * 1024
-    return found
 
 
 def refused(folder: Path, name: str = "qwen2_5_vl") -> Diagnostic:
