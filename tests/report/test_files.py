@@ -40,6 +40,18 @@ def test_a_damaged_compiled_template_is_compiled_again(
     assert kept.read_bytes() == whole
 
 
+def test_a_folder_that_others_may_write_into_is_not_read(compiled: Path, tmp_path: Path) -> None:
+    """A compiled template is code; this one says something else than its source does."""
+    _page(tmp_path, "one {{ name }}")
+    (kept,) = compiled.rglob("*.cache")
+    whole = kept.read_bytes()
+    assert whole.count(b"one ") == 1
+    kept.write_bytes(whole.replace(b"one ", b"two "))
+    assert _page(tmp_path, "one {{ name }}") == "two &lt;a&gt;"  # what is kept is what is run
+    kept.parent.chmod(0o777)
+    assert _page(tmp_path, "one {{ name }}") == "one &lt;a&gt;"
+
+
 def test_a_page_is_written_where_nothing_can_be_kept(compiled: Path, tmp_path: Path) -> None:
     compiled.parent.parent.mkdir(parents=True)
     compiled.parent.write_text("no folder")

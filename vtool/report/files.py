@@ -23,12 +23,15 @@ _SIGN = b"content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'
 class _CompiledTemplates(FileSystemBytecodeCache):
     """Templates that an earlier process compiled: that takes longer than to fill in most pages.
 
-    As with Python's own modules, a page is written all the same where they cannot be kept.
+    As with Python's own modules, a page is written all the same where they cannot be kept. They
+    are code, so nothing is read from a folder that somebody else may write into.
     """
 
     def load_bytecode(self, bucket: Bucket) -> None:
         try:
-            super().load_bytecode(bucket)
+            folder = os.stat(self.directory)
+            if folder.st_uid == os.getuid() and not folder.st_mode & 0o022:
+                super().load_bytecode(bucket)
         except (OSError, EOFError, ValueError, pickle.UnpicklingError):  # cannot be read, damaged
             bucket.reset()
 

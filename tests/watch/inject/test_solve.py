@@ -133,3 +133,17 @@ def test_a_token_is_found_among_rows_that_have_most_in_common() -> None:
     got = solve(h.detach(), h.grad, Head(rows), None, 2.0**-53)
     assert torch.equal(got.target, target)
     torch.testing.assert_close(got.weight, torch.ones_like(got.weight), rtol=1e-6, atol=0)
+
+
+def test_ids_that_a_bias_masks_change_nothing() -> None:
+    """A padded vocabulary is often masked by a bias of minus infinity: here, its first block."""
+    case = make(dtype=torch.float64)
+    weight = case.head.weight
+    masked = Head(
+        torch.cat([torch.ones_like(weight), weight]),
+        torch.cat([torch.full((len(weight),), -torch.inf), torch.zeros(len(weight))]),
+    )
+    block_bytes = 8 * 256 * weight.shape[1]  # blocks of 256 rows
+    got = solve(case.h, case.g, masked, None, case.u, block_bytes=block_bytes)
+    assert torch.equal(got.target, case.target + len(weight))
+    torch.testing.assert_close(got.weight, case.weight, rtol=1e-9, atol=0)

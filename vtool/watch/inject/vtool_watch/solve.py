@@ -107,7 +107,8 @@ class _Block:
         rows = max(256, elements // h.shape[1])
         self.rows = min(rows, _CPU_ROWS) if h.device.type == "cpu" else rows
         self.z = h.new_empty(h.shape[0], head.weight.shape[0])
-        most = h.new_full((len(h), 1), -torch.inf)
+        # not minus infinity: a bias may mask the ids of a whole block
+        most = h.new_full((len(h), 1), torch.finfo(h.dtype).min)
         total, mean = torch.zeros_like(most), torch.zeros_like(h)
         for begin, end, weight in self._weights():  # once, since reading the head takes the time
             z = self._logits(h, weight, begin, end)
@@ -145,12 +146,12 @@ class _Block:
         z = self.z[:, at] if isinstance(at, slice) else self.z.gather(1, at[:, None])[:, 0]
         return (1 - (z / self.head.cap) ** 2) * self.head.scale
 
-    def _back(self, of, at: Tensor | None = None) -> Tensor:  # type: ignore[no-untyped-def]
-        """Return Jᵀx, where `of` gives the columns of x from one id to another."""
+    def _back(self, of, at: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        """Return Jᵀx of some positions; `of` gives the columns of x from one id to another."""
         total = torch.zeros_like(self.g)
         for begin, end, weight in self._weights():
             total += (of(begin, end) * self._slope(slice(begin, end))) @ weight
-        return total if at is None else total[at]
+        return total[at]
 
     def solve(self, guess: Tensor | None, rounding: float) -> tuple[Tensor, ...]:
         """Return the fields of `Solution`, in their order."""
