@@ -14,7 +14,15 @@ from vtool.diagnostics.result import Result
 from vtool.families import FAMILIES
 from vtool.watch.conclude import conclude_folder
 
-SHORT = ("train.steps=4", "optim.warmup_steps=2", "data.micro_batch_size=8", "data.test=[]")
+SHORT = (
+    "train.steps=4",
+    "optim.warmup_steps=2",
+    "data.micro_batch_size=8",
+    "data.train=[{format: digits, split: train, limit: 128}]",
+    "data.validation=[]",
+    "data.test=[]",
+    "evaluation.every_steps=null",
+)
 PROGRAM = "from vtool.cli.app import main\nmain()\n"
 MODULES = (
     "hydra",
@@ -43,7 +51,7 @@ RUNS: dict[str, Sequence[str]] = {
     "megatron, pipeline": ("digits_megatron", "--nproc", "2", PIPELINE),
     **{name: ("digits", f"model.family={name}") for name in FAMILIES},
 }
-LAUNCHED = "megatron, tensor and sequence"
+LAUNCHED = "ddp, two ranks"
 
 
 @pytest.fixture(scope="module")

@@ -38,11 +38,11 @@ def fork(forks: Forks, ranks: int, how: str, facts: Path | None) -> str:
 @pytest.mark.parametrize(
     ("launcher", "ranks", "how", "found"),
     [
-        (ACCELERATE, 1, "mean", MEANS),
-        (TORCHRUN, 2, "mean", MEANS),
-        (None, 2, "tokens", set()),
+        pytest.param(ACCELERATE, 1, "mean", MEANS, id="accelerate launch, mean"),
+        pytest.param(TORCHRUN, 2, "mean", MEANS, id="torchrun, mean", marks=pytest.mark.soak),
+        pytest.param(None, 2, "mean", MEANS, id="two ranks, mean"),
+        pytest.param(None, 2, "tokens", set(), id="two ranks, tokens"),
     ],
-    ids=["accelerate launch, mean", "torchrun, mean", "two ranks, tokens"],
 )
 def test_a_loop_with_accelerate_is_read_and_not_changed(
     tmp_path: Path,
