@@ -75,7 +75,7 @@ def test_megatron_gets_no_figure(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_a_plan_says_what_makes_it_fit(tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "rows.jsonl", [chat("What?", "That.")])
-    given = ("plan", "rows", f"data.train=[{{format: messages, path: {rows}}}]")
+    given: tuple[str, ...] = ("plan", "rows", f"data.train=[{{format: messages, path: {rows}}}]")
     given += ("engine=ddp", "data.global_batch_size=64", "data.micro_batch_size=16")
     sized = ("data.max_length=4096", "--gpus", "4", "--format", "json")
     small = run_vtool(tmp_path, *given, *sized, "--memory", "2")

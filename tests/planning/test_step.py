@@ -33,13 +33,13 @@ def real_peak(run: Run) -> int:
     engine: Any = build_engine(run, module, Ranks(), weights)
     batch = build_batch(module, load_family(run.model.family), shape_of(run))
     tracker = MemTracker()
-    tracker.track_external(module, engine.optimizer)  # type: ignore[no-untyped-call]
+    tracker.track_external(module, engine.optimizer)
     with tracker:
         for _ in range(2):
             tracker.reset_mod_stats()
             with engine.autocast():
                 nll = summed_nll(module, batch, module)
-            (nll / batch.supervised).backward()
+            torch.autograd.backward(nll / batch.supervised)
     peak = tracker.get_tracker_snapshot("peak")
     return sum(kinds["Total"] for kinds in peak.values())
 
@@ -83,12 +83,13 @@ def count_sent(ranks: Ranks, run: Run) -> tuple[int, int, int]:
 
     engine: Any = build_engine(run, module, ranks, weights)
     batch = build_batch(module, load_family(run.model.family), shape_of(run))
-    dist.all_gather_into_tensor, dist.reduce_scatter_tensor = gathered, reduced
+    patched: Any = dist
+    patched.all_gather_into_tensor, patched.reduce_scatter_tensor = gathered, reduced
     try:
         nll = lambda model, one: summed_nll(model, one, module)  # noqa: E731
         engine.forward_backward([batch], nll, 2 * batch.supervised, every_parameter=True)
     finally:
-        dist.all_gather_into_tensor, dist.reduce_scatter_tensor = gather, reduce
+        patched.all_gather_into_tensor, patched.reduce_scatter_tensor = gather, reduce
     shares = sum(one.to_local().nbytes for one in module.parameters())
     return shares, moved[0], moved[1]
 

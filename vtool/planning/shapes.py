@@ -15,7 +15,7 @@ _SMALL = 2**20
 _ATEN = torch.ops.aten
 
 
-class ShapesMode(FakeTensorMode):
+class ShapesMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     """FakeTensorMode, in which what depends on no large tensor of floats has values."""
 
     def __init__(self) -> None:

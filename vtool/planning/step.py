@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed._tools.mem_tracker import MemTracker
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
@@ -79,7 +80,7 @@ def measure_step(run: Run, module: nn.Module, world: int, shape: Shape) -> Step:
         weights = not_a_number(module)
         prepare_model(run, module, weights)
         # A conversion would swap each fake parameter for another, which torch refuses of some.
-        module.to = lambda *_, **__: module  # type: ignore[method-assign,assignment]
+        module.to = lambda *_, **__: module  # type: ignore[method-assign]
         engine: Any = build_engine(run, module, ranks, weights)
         batch = with_positions(build_batch(module, family, shape), module)
         # as in a run: what a forward of the user's own does with its head's output is not known
@@ -99,7 +100,7 @@ def measure_step(run: Run, module: nn.Module, world: int, shape: Shape) -> Step:
                 _run_pass(engine, batch, whole=whole)
         peak = tracker.get_tracker_snapshot("peak")
         own = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        local = [one.to_local() if hasattr(one, "to_local") else one for one in own]  # type: ignore[operator]
+        local = [one.to_local() if isinstance(one, DTensor) else one for one in own]
     found = Counter(dict.fromkeys(KINDS, 0))
     for by_kind in peak.values():
         for kind, size in by_kind.items():
@@ -130,7 +131,7 @@ class _Counting(TorchDispatchMode):
     """Counts the bytes of collectives, and the FLOPs."""
 
     def __init__(self, world: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.sent = self.flops = 0
         self.on = True
         self._part = (world - 1) / world
@@ -162,7 +163,8 @@ def _state_of_a_byte(optimizer: torch.optim.Optimizer) -> float:
     one = nn.Parameter(torch.ones(8, 8))
     defaults = {name: value for name, value in optimizer.defaults.items() if name != "params"}
     group = {"params": [one], **defaults, "lr": 1e-3}
-    copy: Any = type(optimizer)([group], **({"fused": True} if defaults.get("fused") else {}))  # type: ignore[call-arg]
+    build: Any = type(optimizer)
+    copy = build([group], fused=True) if defaults.get("fused") else build([group])
     one.grad = torch.ones_like(one)
     copy.step()
     kept = [each for each in copy.state[one].values() if isinstance(each, Tensor)]

@@ -132,6 +132,28 @@ class _Layers:
         return again * self.length * self.hidden / by + kept * layer
 
 
+def say_state(run: Run, model: nn.Module, ranks: Ranks) -> None:
+    """Print, on rank 0, what each rank keeps from step to step, before anything of it is there.
+
+    Nothing is said of megatron-core, whose layouts are not planned.
+    """
+    if ranks.rank != 0 or isinstance(run.engine, Megatron):
+        return
+    whole = {id(each): each for each in model.parameters()}.values()
+    shares = ranks.world if isinstance(run.engine, Fsdp2) else 1
+    width = 8 if run.model.dtype == "float64" else 4
+    weights, state = (
+        width * sum(each.numel() for each in whole) / shares,
+        3 * width * sum(each.numel() for each in whole if each.requires_grad) / shares,
+    )
+    print(
+        f"plan: each rank keeps {_in_words(weights + state)}: weights {_in_words(weights)},"
+        f" gradients and the optimizer's state {_in_words(state)}; a step's activations come on top"
+        " (vtool plan)",
+        flush=True,
+    )
+
+
 def _spread(run: Run) -> Parallel:
     """Return over how many ranks a row is spread: one, of an engine that spreads only rows."""
     return run.engine.parallel if isinstance(run.engine, Megatron) else Parallel()
