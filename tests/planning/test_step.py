@@ -62,36 +62,23 @@ def test_a_step_without_values_has_the_live_bytes_of_one_with_them(
 
 
 def count_sent(ranks: Ranks, run: Run) -> tuple[int, int, int]:
-    """Return bytes of the shares, of what is gathered and of what is reduced, of a real rank."""
-    import torch.distributed as dist
+    """Return bytes of this rank's shares, of what is gathered in a step, and of what is reduced.
 
+    Each part is gathered for its forward pass, and again for its backward where it is freed in
+    between: in bfloat16. Gradients are reduced once, in float32.
+    """
     module: Any = model_of(run)
     zero = torch.zeros(())
     weights = {name: zero.expand(one.shape) for name, one in module.named_parameters()}
     prepare_model(run, module, weights)
-    moved = [0, 0]
-    gather, reduce = dist.all_gather_into_tensor, dist.reduce_scatter_tensor
-
-    def gathered(output: Any, *more: Any, **others: Any) -> Any:
-        moved[0] += output.nbytes
-        return gather(output, *more, **others)
-
-    def reduced(output: Any, whole: Any = None, *more: Any, **others: Any) -> Any:
-        whole = others.pop("input", whole)
-        moved[1] += whole.nbytes
-        return reduce(output, whole, *more, **others)
-
     engine: Any = build_engine(run, module, ranks, weights)
-    batch = build_batch(module, load_family(run.model.family), shape_of(run))
-    patched: Any = dist
-    patched.all_gather_into_tensor, patched.reduce_scatter_tensor = gathered, reduced
-    try:
-        nll = lambda model, one: summed_nll(model, one, module)  # noqa: E731
-        engine.forward_backward([batch], nll, 2 * batch.supervised, every_parameter=True)
-    finally:
-        patched.all_gather_into_tensor, patched.reduce_scatter_tensor = gather, reduce
-    shares = sum(one.to_local().nbytes for one in module.parameters())
-    return shares, moved[0], moved[1]
+    gathered = reduced = 0
+    for part, freed in engine.parts:
+        for group in part._get_fsdp_state()._fsdp_param_groups:
+            padded = sum(one._sharded_param_data.numel() for one in group.fsdp_params) * ranks.world
+            gathered += 2 * padded * (2 if freed else 1)
+            reduced += 4 * padded
+    return sum(one.to_local().nbytes for one in module.parameters()), gathered, reduced
 
 
 @pytest.mark.full

@@ -1,1 +1,1 @@
-"""What a run will need of each rank, computed without its weights, its rows or a GPU."""
+"""The needs of a run on each rank, computed without its weights, its rows or a GPU."""

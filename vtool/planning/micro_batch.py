@@ -21,15 +21,15 @@ class Shape:
 
     rows: int
     tokens: int
-    """Of each row, with those of its images."""
+    """The tokens of each row, with those of its images."""
     images: int
-    """Of each row."""
+    """The images of each row."""
     side: int
     """Patches along each side of an image."""
     image_tokens: int
-    """Of one image."""
+    """The tokens of one image."""
     packed: bool
-    """Its row is one document, whose attention needs no mask."""
+    """True if its row is one document, whose attention needs no mask."""
 
     @property
     def supervised(self) -> int:

@@ -14,16 +14,16 @@ from vtool.training.checkpoint_files import FILE_BYTES
 
 GIB = 2**30
 OVERHEAD = 3 * GIB // 2
-"""Of a GPU, what the driver, its libraries and their communication take: an estimate."""
-ERROR = 0.15
-"""How far the plan may be off (docs/engines.md has what was measured)."""
+"""The bytes of a GPU that the driver, its libraries and their communication take: an estimate."""
+ERROR = 0.2
+"""The part by which a plan may be off (docs/engines.md has what was measured)."""
 MFU = 0.4
 """The share of a GPU's peak arithmetic that a step is taken to reach."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a plan is asked for, beside the recipe."""
+    """The question to a plan, beside the recipe."""
 
     gpus: int = 1
     memory: int | None = None
@@ -33,7 +33,7 @@ class Asked:
     peak: float | None = None
     """FLOP/s of a GPU."""
     price: float | None = None
-    """Of a GPU for an hour."""
+    """The price of a GPU for an hour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What each rank needs. All sizes are bytes."""
+    """The needs of each rank. All sizes are bytes."""
 
     asked: Asked
     shape: Shape
@@ -68,7 +68,7 @@ class Plan:
     checkpoint: int
     """On the disk, of all ranks."""
     micro_batches: int
-    """Of a rank, in a step; of packed rows, at most."""
+    """The micro-batches of a rank in a step; of packed rows, at most."""
     changes: tuple[Change, ...] = field(default=())
     """The smallest change with which it fits; where none is known, the last one tried."""
 
@@ -79,18 +79,18 @@ class Plan:
 
     @property
     def host(self) -> int:
-        """What stays in the host's memory of a rank."""
+        """The bytes that stay in the host's memory of a rank."""
         return self.step.peak - self.device
 
     @property
     def fits(self) -> bool | None:
-        """Whether a GPU has room for it; None where none was named."""
+        """True if a GPU has room for it; None where none was named."""
         memory = self.asked.memory
         return None if memory is None else self.device <= memory - OVERHEAD
 
     @property
     def seconds(self) -> float | None:
-        """Of a step, by the GPU's peak arithmetic."""
+        """The time of a step, by the GPU's peak arithmetic."""
         if self.asked.peak is None:
             return None
         return self.micro_batches * self.step.flops / (self.asked.peak * MFU)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from vtool.engines import common
 from vtool.engines.contract import Engine
 from vtool.engines.ranks import Ranks
 from vtool.families.family import load_family
+from vtool.models.adapters import saved_name
 from vtool.models.on_meta import not_a_number
 from vtool.planning.micro_batch import Shape, build_batch
 from vtool.planning.shapes import ShapesMode
@@ -45,19 +47,20 @@ _KINDS = {
     "ALL_GATHER": "gathered",
     "REDUCE_SCATTER": "gathered",
 }
+_NO_HOOK = SimpleNamespace(remove=lambda: None)
 KINDS = ("weights", "gradients", "optimizer", "gathered", "activations")
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one rank needs in a step. All sizes are bytes."""
+    """The needs of one rank in a step. All sizes are bytes."""
 
     memory: Mapping[str, int]
     """At the peak, by `KINDS`."""
     sent: int
     """Over the wire, of this rank, in a step: what its collectives move by their rings."""
     flops: int
-    """Of a micro-batch, recomputed ones included."""
+    """The FLOPs of a micro-batch, recomputed ones included."""
 
     @property
     def peak(self) -> int:
@@ -76,9 +79,9 @@ def measure_step(run: Run, module: nn.Module, world: int, shape: Shape) -> Step:
     passes = -(-run.data.global_batch_size // (world * shape.rows))
     sharded = isinstance(run.engine, Fsdp2)
     family = load_family(run.model.family)
+    prepare_model(run, module, not_a_number(module))
+    weights = _on_meta(module)
     with _other_ranks_are_fake(world if sharded else 1) as ranks, ShapesMode():
-        weights = not_a_number(module)
-        prepare_model(run, module, weights)
         # A conversion would swap each fake parameter for another, which torch refuses of some.
         module.to = lambda *_, **__: module  # type: ignore[method-assign]
         engine: Any = build_engine(run, module, ranks, weights)
@@ -94,6 +97,10 @@ def measure_step(run: Run, module: nn.Module, world: int, shape: Shape) -> Step:
         counting = _Counting(world)
         # Later micro-batches find gradients that the first one has left.
         with counting, tracker:
+            # its hooks are refused by parameters that get no gradient
+            for parameter in module.parameters():
+                if not parameter.requires_grad and not sharded:
+                    tracker._param_to_grad_hook_handles[parameter] = (_NO_HOOK, _NO_HOOK)
             for number in range(min(2, passes)):
                 counting.on = number == 0
                 tracker.reset_mod_stats()
@@ -114,6 +121,19 @@ def measure_step(run: Run, module: nn.Module, world: int, shape: Shape) -> Step:
         found["gradients"] += 0 if run.engine.gradient_as_bucket_view else trained
         sent = round(2 * (world - 1) / world * trained)
     return Step(dict(found), sent, counting.flops)
+
+
+def _on_meta(module: nn.Module) -> dict[str, Tensor]:
+    """Move what has been added to a model to the meta device, and return stand-ins for all of it.
+
+    They go by names in files.
+    """
+    for part in module.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None and not parameter.is_meta:
+                there = parameter.detach().to("meta")
+                part._parameters[name] = nn.Parameter(there, parameter.requires_grad)
+    return {saved_name(name): tensor for name, tensor in not_a_number(module).items()}
 
 
 def _run_pass(engine: Engine, batch: Any, *, whole: bool) -> None:
