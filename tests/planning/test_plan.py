@@ -76,8 +76,8 @@ def test_megatron_gets_no_figure(tmp_path: Path) -> None:
 def test_a_plan_says_what_makes_it_fit(tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "rows.jsonl", [chat("What?", "That.")])
     given: tuple[str, ...] = ("plan", "rows", f"data.train=[{{format: messages, path: {rows}}}]")
-    given += ("engine=ddp", "data.global_batch_size=64", "data.micro_batch_size=16")
-    sized = ("data.max_length=4096", "--gpus", "4", "--format", "json")
+    given += ("engine=ddp", "data.global_batch_size=256", "data.micro_batch_size=64")
+    sized = ("data.max_length=1024", "--images", "0", "--gpus", "4", "--format", "json")
     small = run_vtool(tmp_path, *given, *sized, "--memory", "2")
     assert small.status == 1, small.output
     (result,) = json.loads(small.stdout)["results"]
