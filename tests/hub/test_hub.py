@@ -83,6 +83,7 @@ def test_a_folder_that_is_there_wins_over_the_name(
 def test_checking_downloads_nothing_and_says_the_command(hub: Hub, tmp_path: Path) -> None:
     output = vtool(tmp_path, "validate-config", "digits", *MODEL, status=1)
     assert f"error[hub-model-absent VT850]: {NAME} is no folder here" in output
+    assert "1 failed, " in output.rpartition("; checks: ")[2]
     assert f"help: hf download {NAME}\n" in output
     pinned = (f"model.path={NAME}@v1", "model.size=null")
     output = vtool(tmp_path, "validate-config", "digits", *pinned, status=1)

@@ -23,7 +23,10 @@ class TrainGroup(TyperGroup):
         if args and args[0] not in self.commands and not args[0].startswith("-"):
             import shlex
 
-            ctx.fail(f"there is no command train {args[0]}: vtool train sft {shlex.join(args)}")
+            meant = f"vtool train sft {shlex.join(args)}"
+            if args[0] == "sweep":
+                meant = "a sweep is vtool train sft RECIPE -m KEY=A,B, one run for each value"
+            ctx.fail(f"there is no command train {args[0]}: {meant}")
         return super().resolve_command(ctx, args)
 
 

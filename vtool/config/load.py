@@ -265,7 +265,7 @@ def _checked(composed: Composed, trusted: bool = True) -> tuple[Loaded | None, E
         rule: "failed" if rule in failed else "not-run" if rule in missed else "passed"
         for stage in stages
         for rule in stage.rules
-    }
+    } | dict.fromkeys(sorted(failed), "failed")  # of a file or a hub, which no stage lists
     loaded = (
         None
         if any(finding.severity == "error" for finding in checked.findings)

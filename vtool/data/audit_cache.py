@@ -30,10 +30,10 @@ from vtool.data.inspect_rows import inspect_rows
 from vtool.data.loader import EncodedRows
 from vtool.data.row_audits import ROW, STAMP, RowAudits
 from vtool.data.template_limits import today
-from vtool.data.user_cache import user_cache
 from vtool.data.workers import audit_workers
 from vtool.diagnostics.progress import working
 from vtool.models.processor import Processor
+from vtool.user_cache import user_cache
 
 WORTH = 2.0
 """Seconds of an audit from which on it is kept."""

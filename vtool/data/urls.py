@@ -17,7 +17,7 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from vtool.data.user_cache import user_cache
+from vtool.user_cache import user_cache
 from vtool.version import __version__
 
 SCHEMES = ("http://", "https://")

@@ -1,26 +1,56 @@
 """The template and the file of a page."""
 
+import contextlib
 import errno
 import os
+import pickle
 import re
+from functools import cache
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+import jinja2
+from jinja2 import Environment, FileSystemBytecodeCache, FileSystemLoader, StrictUndefined, Template
+from jinja2.bccache import Bucket
 from markupsafe import Markup
 
 from vtool.report.words import number, percent, plural
+from vtool.user_cache import user_cache
 
 # What each page of vtool's has had in its head, and hardly another page has.
 _SIGN = b"content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
+class _CompiledTemplates(FileSystemBytecodeCache):
+    """Templates that an earlier process compiled: that takes longer than to fill in most pages.
+
+    As with Python's own modules, a page is written all the same where they cannot be kept. They
+    are code, so nothing is read from a folder that somebody else may write into.
+    """
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        try:
+            folder = os.stat(self.directory)
+            if folder.st_uid == os.getuid() and not folder.st_mode & 0o022:
+                super().load_bytecode(bucket)
+        except (OSError, EOFError, ValueError, pickle.UnpicklingError):  # cannot be read, damaged
+            bucket.reset()
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        with contextlib.suppress(OSError):  # read-only, or a full disk
+            Path(self.directory).mkdir(mode=0o700, parents=True, exist_ok=True)
+            super().dump_bytecode(bucket)
+
+
+@cache
 def load_template(name: str, *folders: Path) -> Template:
     """Return the template `name` of the first folder that has it.
 
     Values are escaped: a model's answer, or the name of a tensor, may be HTML.
     """
+    compiled = user_cache("templates") / jinja2.__version__
     environment = Environment(
         loader=FileSystemLoader(folders),
+        bytecode_cache=_CompiledTemplates(str(compiled)),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -161,6 +161,10 @@ def _copy_best(folder: RunFolder, checkpoint: Path, progress: Progress) -> None:
             temporary.rename(own)
 
 
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 def _announce(
     session: Session, progress: Progress, start: Start, lost: Sequence[Diagnostic]
 ) -> None:
@@ -170,8 +174,8 @@ def _announce(
         f"{session.run.model.family}, {session.engine.size:,} parameters{trained} in"
         f" {session.run.model.dtype} on {ranks.device.type}, {session.run.engine.kind},"
         f" {ranks.world} rank{'s' * (ranks.world > 1)} of {torch.get_num_threads()} threads;"
-        f" {session.total_steps} steps of {plan.global_batch_size} rows, {plan.steps_per_epoch}"
-        " steps an epoch"
+        f" {_plural(session.total_steps, 'step')} of {_plural(plan.global_batch_size, 'row')},"
+        f" {_plural(plan.steps_per_epoch, 'step')} an epoch"
     )
     for warning in start.warnings:
         print(

@@ -134,6 +134,21 @@ def test_what_is_converted_is_a_valid_recipe_that_means_the_same(trainer: str) -
     assert seen == wanted[trainer]
 
 
+def test_a_model_on_a_hub_keeps_its_name_in_what_is_converted() -> None:
+    reading = read_foreign(write("trl", STOCK["trl"]), "trl")
+    assert '  path: "Qwen/Qwen2.5-VL-3B-Instruct"  # on a hub' in as_recipe(reading, "trl")
+
+
+def test_a_number_sign_within_a_word_of_a_script_begins_no_comment() -> None:
+    """The shell's way: ms-swift takes so many rows of `NAME#500`."""
+    script = (
+        "swift sft --model Qwen/Qwen2.5-VL-7B-Instruct --dataset rows#500 '#of these' \\\n"
+        "    --num_train_epochs 2 \\\n  --lora_rank 4  # don't: --lora_rank 64\n"
+    )
+    given = values("ms-swift", script)
+    assert (given["train"]["epochs"], given["lora"]["rank"]) == (2, 4)
+
+
 def test_defaults_of_theirs_are_in_force_where_they_say_nothing() -> None:
     factory, swift, trl = (values(name, STOCK[name]) for name in STOCK)
     assert factory["model"]["freeze"] == {"vision": True, "projector": True, "language": False}

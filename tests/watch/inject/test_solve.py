@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.watch.inject.losses import Case, make
-from vtool.watch.inject.vtool_watch.solve import SLACK, Head, Solution
+from vtool.watch.inject.vtool_watch.solve import SLACK, Head, Solution, _Block, solve
 
 HEADS: dict[str, dict[str, object]] = {
     "plain": {},
@@ -115,3 +115,35 @@ def test_no_position_is_no_solution() -> None:
     case = make()
     none = Case(case.h[:0], case.g[:0], case.head, case.target[:0], case.weight[:0], case.u)
     assert len(none.solved().weight) == 0
+
+
+def test_a_token_is_found_among_rows_that_have_most_in_common() -> None:
+    """Rows of other lengths in nearly one direction: most targets are none of the likely tokens."""
+    random = torch.Generator().manual_seed(3)
+    common = torch.randn(1, 16, generator=random, dtype=torch.float64)
+    rows = 3 * common + torch.randn(4000, 16, generator=random, dtype=torch.float64)
+    rows *= (torch.rand(4000, 1, generator=random, dtype=torch.float64) * 3 + 0.2) / 4
+    target = torch.randint(0, 4000, (128,), generator=random)
+    h = 2 * torch.randn(128, 16, generator=random, dtype=torch.float64)
+    h.requires_grad_()
+    torch.nn.functional.cross_entropy(h @ rows.T, target, reduction="sum").backward()
+    assert h.grad is not None
+    likely = _Block(h.detach(), h.grad, Head(rows), 1 << 20)._likely(torch.arange(128))
+    assert 8 < int((likely == target).any(0).sum()) < 120  # else one of the two ways is not tested
+    got = solve(h.detach(), h.grad, Head(rows), None, 2.0**-53)
+    assert torch.equal(got.target, target)
+    torch.testing.assert_close(got.weight, torch.ones_like(got.weight), rtol=1e-6, atol=0)
+
+
+def test_ids_that_a_bias_masks_change_nothing() -> None:
+    """A padded vocabulary is often masked by a bias of minus infinity: here, its first block."""
+    case = make(dtype=torch.float64)
+    weight = case.head.weight
+    masked = Head(
+        torch.cat([torch.ones_like(weight), weight]),
+        torch.cat([torch.full((len(weight),), -torch.inf), torch.zeros(len(weight))]),
+    )
+    block_bytes = 8 * 256 * weight.shape[1]  # blocks of 256 rows
+    got = solve(case.h, case.g, masked, None, case.u, block_bytes=block_bytes)
+    assert torch.equal(got.target, case.target + len(weight))
+    torch.testing.assert_close(got.weight, case.weight, rtol=1e-9, atol=0)

@@ -8,6 +8,7 @@ from typing import Any
 from vtool.config.foreign.theirs import Reading
 from vtool.config.foreign.words import WORDS
 from vtool.diagnostics.printable import printable
+from vtool.hub.names import hub_name
 
 _OPEN = (
     ("model", "path", "a folder with config.json", ("model", "model_name_or_path")),
@@ -26,7 +27,10 @@ def as_recipe(reading: Reading, title: str) -> str:
             inner = dict(values.get(group, {}))
             inner.pop(name, None)
             there = [str(left.pop(word)) for word in words if word in left]
-            values[group] = {name: _Open("; there ".join([what, *there])), **inner}
+            value: str = _Open("; there ".join([what, *there]))
+            if name == "path" and there and hub_name(there[0]):
+                value = _OnHub(there[0])
+            values[group] = {name: value, **inner}
     path = reading.composed.file.path
     lines = [f"# From {printable(path.name)}, a recipe of {title}. Their words are on the right."]
     lines += [f"# {note}." for note in reading.notes]
@@ -41,6 +45,10 @@ class _Open(str):
     """A value that must be given; its text says which."""
 
 
+class _OnHub(str):
+    """The name of a model on a hub, which was not read."""
+
+
 def _lines(values: Mapping[str, Any], above: str, indent: str, reading: Reading) -> Iterator[str]:
     for key, value in values.items():
         name = f"{above}{key}"
@@ -49,6 +57,8 @@ def _lines(values: Mapping[str, Any], above: str, indent: str, reading: Reading)
             yield from _lines(value, f"{name}.", f"{indent}  ", reading)
         elif isinstance(value, _Open):
             yield f"{indent}{key}: ???  # {printable(value)}"
+        elif isinstance(value, _OnHub):
+            yield f"{indent}{key}: {_plain(value)}  # on a hub: its config.json was not read"
         else:
             said = printable(reading.names.get(name, ""))
             given = reading.composed.origins.of(name) is not None

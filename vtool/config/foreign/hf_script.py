@@ -115,10 +115,17 @@ def _text(path: Path, name: str) -> str:
 
 
 def _words(line: str) -> list[str]:
+    """Return the words of a line of shell before its comment; `rows#100` begins none."""
     try:
-        return shlex.split(line.rstrip().removesuffix("\\"), comments=True)
-    except ValueError:
-        return line.split()
+        words = shlex.split(line.rstrip().removesuffix("\\"))
+    except ValueError:  # a quote that is not closed, as in a comment
+        words = line.split()
+    of_comment = (
+        place
+        for place, word in enumerate(words)
+        if word.startswith("#") and not re.search(rf"[\"']{re.escape(word)}", line)
+    )
+    return words[: next(of_comment, len(words))]
 
 
 def _of_a_variable(value: Any) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import xxhash
 
 from vtool.data.containers.columns import pyarrow
-from vtool.data.user_cache import user_cache
+from vtool.user_cache import user_cache
 
 ROWS_AT_ONCE = 1024
 MOST_COPIES = 8

@@ -22,6 +22,8 @@ _TINY = 1e-30
 _BLOCK_BYTES = 192 << 20
 _CPU_ROWS = 2048
 """Rows of the head at once on a CPU, so that what is made of them stays in its caches."""
+_LIKELY = 8
+"""Tokens that are tried before all are compared."""
 
 
 @dataclass(frozen=True)
@@ -105,16 +107,28 @@ class _Block:
         rows = max(256, elements // h.shape[1])
         self.rows = min(rows, _CPU_ROWS) if h.device.type == "cpu" else rows
         self.z = h.new_empty(h.shape[0], head.weight.shape[0])
-        for begin, end, weight in self._weights():
-            torch.matmul(h, weight.T, out=self.z[:, begin:end])
-        if head.bias is not None:
-            self.z += head.bias.detach().to(self.dtype)
-        if head.scale != 1.0:
-            self.z *= head.scale
-        if head.cap:
-            self.z.div_(head.cap).tanh_().mul_(head.cap)
-        self.log_sum = self.z.logsumexp(-1, keepdim=True)
-        self.mean_of_p = self._back(self._p)
+        # not minus infinity: a bias may mask the ids of a whole block
+        most = h.new_full((len(h), 1), torch.finfo(h.dtype).min)
+        total, mean = torch.zeros_like(most), torch.zeros_like(h)
+        for begin, end, weight in self._weights():  # once, since reading the head takes the time
+            z = self._logits(h, weight, begin, end)
+            before, most = most, torch.maximum(most, z.amax(-1, keepdim=True))
+            shrunk, p = (before - most).exp_(), (z - most).exp_()
+            total = total * shrunk + p.sum(-1, keepdim=True)
+            mean = mean * shrunk + (p * self._slope(slice(begin, end))) @ weight
+        self.log_sum, self.mean_of_p = most + total.log(), mean / total
+
+    def _logits(self, h: Tensor, weight: Tensor, begin: int, end: int) -> Tensor:
+        """Fill `z` from one id to another, and return that part."""
+        z = self.z[:, begin:end]
+        torch.matmul(h, weight.T, out=z)
+        if self.head.bias is not None:
+            z += self.head.bias[begin:end].detach().to(self.dtype)
+        if self.head.scale != 1.0:
+            z *= self.head.scale
+        if self.head.cap:
+            z.div_(self.head.cap).tanh_().mul_(self.head.cap)
+        return z
 
     def _weights(self) -> Iterator[tuple[int, int, Tensor]]:
         weight = self.head.weight
@@ -132,12 +146,12 @@ class _Block:
         z = self.z[:, at] if isinstance(at, slice) else self.z.gather(1, at[:, None])[:, 0]
         return (1 - (z / self.head.cap) ** 2) * self.head.scale
 
-    def _back(self, of, at: Tensor | None = None) -> Tensor:  # type: ignore[no-untyped-def]
-        """Return Jᵀx, where `of` gives the columns of x from one id to another."""
+    def _back(self, of, at: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        """Return Jᵀx of some positions; `of` gives the columns of x from one id to another."""
         total = torch.zeros_like(self.g)
         for begin, end, weight in self._weights():
             total += (of(begin, end) * self._slope(slice(begin, end))) @ weight
-        return total if at is None else total[at]
+        return total[at]
 
     def solve(self, guess: Tensor | None, rounding: float) -> tuple[Tensor, ...]:
         """Return the fields of `Solution`, in their order."""
@@ -151,7 +165,7 @@ class _Block:
             search |= True
         if bool(search.any()):
             target = target.clone()
-            target[search] = self._best(every[search])
+            target[search] = self._best(every[search], rounding)
             weight, off, resolved = self._line(target)
         plain = off.clone()
         extra = self.g.new_zeros(3, len(every))
@@ -175,16 +189,60 @@ class _Block:
         z = (self.z if at is None else self.z[at]).gather(1, target[:, None])
         return row * ((1 - (z / self.head.cap) ** 2) * self.head.scale)
 
-    def _line(self, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _line(self, target: Tensor, at: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return weight, misfit and `resolved` of one token for each position."""
-        row = self._row(target)
-        d = self.mean_of_p - row
-        weight = (self.g * d).sum(-1) / (d * d).sum(-1).clamp_min(_TINY)
-        left = (self.g - weight[:, None] * d).norm(dim=-1)
-        size = self.g.norm(dim=-1).clamp_min(_TINY)
+        g, m = (self.g, self.mean_of_p) if at is None else (self.g[at], self.mean_of_p[at])
+        row = self._row(target, at)
+        d = m - row
+        weight = (g * d).sum(-1) / (d * d).sum(-1).clamp_min(_TINY)
+        left = (g - weight[:, None] * d).norm(dim=-1)
+        size = g.norm(dim=-1).clamp_min(_TINY)
         return weight, left / size, d.norm(dim=-1) / row.norm(dim=-1).clamp_min(_TINY)
 
-    def _best(self, at: Tensor) -> Tensor:
+    def _best(self, at: Tensor, rounding: float) -> Tensor:
+        """Return the token whose line is nearest, for some positions.
+
+        The likely tokens are tried first, since they take half as long to find. One of them is
+        kept where rounding explains what is left, as the guess is; elsewhere all are compared.
+        """
+        likely = self._likely(at)
+        best, least = likely[0], self.g.new_full((len(at),), torch.inf)
+        for token in likely:
+            _, off, resolved = self._line(token, at)
+            off = torch.where(_beyond(off, resolved, rounding) | (off > 0.5), torch.inf, off)
+            best, least = torch.where(off < least, token, best), torch.minimum(off, least)
+        odd = least.isinf()
+        if bool(odd.any()):
+            best = best.clone()
+            best[odd] = self._nearest(at[odd])
+        return best
+
+    def _likely(self, at: Tensor) -> Tensor:
+        """Return a few tokens for each of some positions [tokens, positions].
+
+        They are the one that the model holds for most likely, and those with the greatest share
+        of the gradient along their line, if rows of the head and Jᵀp had in common only the mean
+        direction of the latter.
+        """
+        g, m = self.g[at], self.mean_of_p[at]
+        common = m.mean(0) / m.mean(0).norm().clamp_min(_TINY)
+        twice = -2 * (m @ common)[:, None]
+        gm, mm = (g * m).sum(-1, keepdim=True), (m * m).sum(-1, keepdim=True)
+        share, ids = g.new_zeros(len(at), 0), at.new_zeros(len(at), 0)
+        for begin, end, weight in self._weights():
+            slope = self._slope(slice(begin, end))
+            slope = slope[at] if isinstance(slope, Tensor) else slope
+            along = (g @ weight.T).mul_(slope).neg_().add_(gm).square_()
+            size = (twice * (weight @ common)).mul_(slope).add_(mm)
+            size += (weight * weight).sum(-1) * slope * slope
+            along /= size.clamp_min_(_TINY)
+            found, index = along.topk(min(_LIKELY, end - begin), sorted=False)
+            share, ids = torch.cat([share, found], 1), torch.cat([ids, index + begin], 1)
+            share, kept = share.topk(min(_LIKELY, share.shape[1]), sorted=False)
+            ids = ids.gather(1, kept)
+        return torch.cat([self.z.argmax(-1)[at][None], ids.T])
+
+    def _nearest(self, at: Tensor) -> Tensor:
         """Return the token whose line is nearest, among all, for some positions."""
         g, m = self.g[at], self.mean_of_p[at]
         gm, mm = (g * m).sum(-1, keepdim=True), (m * m).sum(-1, keepdim=True)

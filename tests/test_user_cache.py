@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vtool.data.user_cache import user_cache
+from vtool.user_cache import user_cache
 
 
 def test_it_is_below_the_users_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
