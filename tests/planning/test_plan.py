@@ -1,6 +1,7 @@
 """Plans: what is refused, what fits, and what is said of it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from vtool.diagnostics import Findings
 from vtool.planning.micro_batch import Shape
 from vtool.planning.plan import GIB, OVERHEAD, Asked, Change, Plan, make_plan
 from vtool.planning.step import KINDS, Step
-from vtool.planning.text import remedy, verdict
+from vtool.planning.text import lines, remedy, verdict
 
 
 def plan_of(device: int, memory: int | None, *changes: Change) -> Plan:
@@ -40,6 +41,17 @@ def test_time_and_feeding_follow_the_peak() -> None:
     plan = plan_of(GIB, None)
     assert plan.seconds == pytest.approx(4 * 1e12 / (1e12 * 0.4))
     assert plan.feeding() == {"images": 0, "tokens": pytest.approx(4 * 64 / 10)}
+
+
+def test_one_is_said_in_the_singular() -> None:
+    made = replace(plan_of(GIB, None), micro_batches=1, shape=Shape(1, 64, 1, 4, 4, packed=False))
+    said = "\n".join(lines(made))
+    assert "1 row of 64 tokens, 1 image of 4 tokens in each, 58 supervised" in said
+    assert "a step: 1 micro-batch a rank" in said
+    assert "logits: 1 chunk, " in said
+    several = "\n".join(lines(plan_of(GIB, None)))
+    assert "a step: 4 micro-batches a rank" in several
+    assert "gives 0 images and 25.6 tokens a second" in several
 
 
 def test_a_change_that_is_not_enough_is_not_recommended() -> None:

@@ -33,7 +33,7 @@ def test_every_row_of_an_epoch_is_on_one_rank_once(world: int) -> None:
     assert sorted(seen) == list(kept)
 
 
-@pytest.mark.parametrize("world", [8, 64, 256])
+@pytest.mark.parametrize("world", WORLDS)
 def test_every_packed_row_of_a_step_is_on_one_rank_once(world: int) -> None:
     rows = max(100, world)
     lengths = [1 + number * 7919 % 500 for number in range(rows)]

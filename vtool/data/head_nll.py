@@ -143,6 +143,7 @@ class _SummedNll(torch.autograd.Function):
                 of_weight.addmm_(gradient.T, rows)
             else:
                 of_weight += gradient.T @ rows
+            del gradient  # or the next chunk would be there beside it
         ctx.save_for_backward(of_hidden, of_weight)
         ctx.weight_dtype = weight.dtype
         return total

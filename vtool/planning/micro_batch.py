@@ -13,6 +13,7 @@ from vtool.config.schema import Run
 from vtool.data.collate import Batch, Documents
 from vtool.families import FAMILIES
 from vtool.families.family import Family
+from vtool.words import plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +122,8 @@ def build_batch(module: Any, family: Family, shape: Shape) -> Batch:
 
 def in_words(shape: Shape) -> str:
     """Say a shape in a line's words."""
-    row = "a packed row" if shape.packed else f"{shape.rows} row" + "s" * (shape.rows > 1)
-    images = (
-        f"{shape.images} images of {shape.image_tokens} in each" if shape.images else "no image"
-    )
-    return f"{row} of {shape.tokens:,} tokens, {images}, {shape.supervised:,} supervised"
+    row = "a packed row" if shape.packed else plural(shape.rows, "row")
+    of = f" of {plural(shape.image_tokens, 'token')} in each"
+    images = plural(shape.images, "image") + of if shape.images else "no image"
+    tokens = plural(shape.tokens, "token")
+    return f"{row} of {tokens}, {images}, {shape.supervised:,} supervised"

@@ -86,8 +86,7 @@ def measure_step(run: Run, module: nn.Module, world: int, shape: Shape) -> Step:
         module.to = lambda *_, **__: module  # type: ignore[method-assign]
         engine: Any = build_engine(run, module, ranks, weights)
         batch = with_positions(build_batch(module, family, shape), module)
-        # as in a run: what a forward of the user's own does with its head's output is not known
-        whole = type(module).forward is not family.model_class().forward
+        whole = not family.computes_as_known(module)
         tracker: Any
         if sharded:
             tracker = FSDPMemTracker(module, engine.optimizer)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from vtool.planning.micro_batch import in_words
 from vtool.planning.plan import ERROR, GIB, MFU, OVERHEAD, Change, Plan
 from vtool.planning.step import KINDS
+from vtool.words import plural
 
 
 def lines(plan: Plan) -> Iterator[str]:
@@ -21,8 +22,7 @@ def lines(plan: Plan) -> Iterator[str]:
     if plan.offloaded:
         yield f"  {'of it on the device':<24}{size(plan.device):>12}"
     yield (
-        f"logits: {plan.chunks} chunk" + "s" * (plan.chunks > 1) + f", {size(plan.logits)} each,"
-        " among the activations"
+        f"logits: {plural(plan.chunks, 'chunk')}, {size(plan.logits)} each, among the activations"
     )
     yield (
         f"host memory of a rank: {size(plan.load)} beside mapped files at load, {size(plan.save)}"
@@ -30,13 +30,13 @@ def lines(plan: Plan) -> Iterator[str]:
     )
     most = "at most " if plan.shape.packed else ""
     yield (
-        f"a step: {most}{plan.micro_batches} micro-batches a rank, {most}{size(step.sent)} sent by"
-        f" each; {step.flops / 1e12:,.3g} TFLOP a micro-batch"
+        f"a step: {most}{plural(plan.micro_batches, 'micro-batch', 'micro-batches')} a rank,"
+        f" {most}{size(step.sent)} sent by each; {step.flops / 1e12:,.3g} TFLOP a micro-batch"
     )
     feeding, per = plan.feeding(), "second" if plan.seconds else "step"
     yield (
-        f"the loader of each rank gives {most}{feeding['images']:,.3g} images and"
-        f" {feeding['tokens']:,.6g} tokens a {per}"
+        f"the loader of each rank gives {most}{_count(feeding['images'], 'image')} and"
+        f" {_count(feeding['tokens'], 'token')} a {per}"
     )
     if plan.seconds is not None:
         cost = ""
@@ -72,6 +72,13 @@ def remedy(plan: Plan) -> str:
             f" {size(change.device)}; shorten data.max_length, or train adapters (lora)"
         )
     return "no change that the plan knows of makes it fit: train a smaller model"
+
+
+def _count(number: float, noun: str) -> str:
+    """Say a rate; one of 100 or more without decimals."""
+    if number == int(number) or number >= 100:
+        return plural(round(number), noun)
+    return f"{number:.3g} {noun}s"
 
 
 def _of_change(plan: Plan, change: Change) -> str:
