@@ -1,19 +1,24 @@
 """The micro-batch that is chosen: what a pass really keeps, and the memory that there is."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.distributed._tools.mem_tracker import MemTracker
 
 from tests.engines.ranks import run_ranks
 from tests.rows import chat, mixed_rows, picture, write_rows
 from tests.runs import messages, request, session
 from vtool.config.schema.megatron import Parallel
+from vtool.data import head_nll
+from vtool.data.head_nll import summed_nll_of_hidden
 from vtool.data.loss import summed_nll
 from vtool.data.packing import with_positions
 from vtool.engines.ranks import Ranks
 from vtool.training import micro_batch
-from vtool.training.micro_batch import bytes_of_row, choose_micro_batch
+from vtool.training.micro_batch import bytes_of_head, bytes_of_pass, choose_micro_batch, say_state
+from vtool.training.model_and_engine import DTYPES
 from vtool.training.session import Request, Session
 
 
@@ -56,7 +61,7 @@ def test_the_estimate_is_no_less_than_a_pass_keeps_and_not_many_times_it(
     write_rows(tmp_path / "rows.jsonl", rows)
     opened, _ = session(made(tmp_path, "data.global_batch_size=1", "data.micro_batch_size=1"))
     held, tokens, patches = kept(opened)
-    estimate = bytes_of_row(opened.run, opened.engine.module.config, tokens, patches)
+    estimate = bytes_of_pass(opened.run, opened.engine.module.config, 1, tokens, patches)
     assert held <= 1.2 * estimate
     assert estimate <= 4 * held
 
@@ -70,7 +75,7 @@ def test_a_block_that_computes_again_keeps_what_goes_into_it(tmp_path: Path) -> 
     for asked in ("none", 2, 4, 5, "full"):
         opened, _ = session(made(tmp_path, *alone, f"model.gradient_checkpointing={asked}"))
         held, tokens, patches = kept(opened)
-        estimate = bytes_of_row(opened.run, opened.engine.module.config, tokens, patches)
+        estimate = bytes_of_pass(opened.run, opened.engine.module.config, 1, tokens, patches)
         assert held <= 1.2 * estimate, asked
         found.append((held, estimate))
     held, estimates = zip(*found, strict=True)
@@ -83,7 +88,7 @@ def test_a_block_that_computes_again_keeps_what_goes_into_it(tmp_path: Path) -> 
 def kept_when_spread(ranks: Ranks, asked: Request) -> tuple[int, float]:
     opened, _ = session(asked, ranks)
     held, tokens, patches = kept(opened)
-    return held, bytes_of_row(opened.run, opened.engine.module.config, tokens, patches)
+    return held, bytes_of_pass(opened.run, opened.engine.module.config, 1, tokens, patches)
 
 
 @pytest.mark.full
@@ -107,21 +112,51 @@ def test_a_row_that_is_spread_needs_less_on_each_rank_and_stages_keep_several(
 ) -> None:
     opened, _ = session(made(tmp_path, "data.micro_batch_size=1"))
     config, tokens, patches = opened.engine.module.config, 600, 400
-    vocabulary = 12 * tokens * config.get_text_config().vocab_size
+    text = config.get_text_config()
+
+    def head(share: int) -> float:
+        """The logits of a chunk, and the gradients of the head's weight and of its input."""
+        entries, hidden = text.vocab_size / share, text.hidden_size
+        return 4 * ((tokens + hidden) * entries + tokens * hidden)
 
     def estimate(**parallel: object) -> float:
         run = made(tmp_path, "engine=megatron").run
         engine = run.engine.model_copy(update={"parallel": Parallel.model_validate(parallel)})
         run = run.model_copy(update={"engine": engine})
-        return bytes_of_row(run, config, tokens, patches) - vocabulary
+        return bytes_of_pass(run, config, 1, tokens, patches)
 
-    tower, none = (bytes_of_row(opened.run, config, tokens, each) for each in (patches, 0))
-    alone, tower = estimate(), tower - none
-    half = estimate(tensor=2, sequence=True)
+    tower, none = (bytes_of_pass(opened.run, config, 1, tokens, each) for each in (patches, 0))
+    alone, tower = estimate() - head(1), tower - none
+    half = estimate(tensor=2, sequence=True) - head(2)
     assert half - tower == pytest.approx((alone - tower) / 2), "the tower is not spread"
-    assert half < estimate(tensor=2) < alone
-    # of two stages, the first keeps two micro-batches of half of the layers, and has no logits
-    assert estimate(pipeline=2) + vocabulary == pytest.approx(alone + tower)
+    assert half < estimate(tensor=2) - head(2) < alone
+    # of two stages, the first keeps two micro-batches of half of the layers, and has no head
+    assert estimate(pipeline=2) == pytest.approx(alone + tower)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_the_estimate_of_the_head_is_the_peak_of_its_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, frozen: bool
+) -> None:
+    monkeypatch.setattr(head_nll, "_CHUNK_BYTES", 2**22)
+    settings = (f"model.dtype={dtype}", f"model.freeze.language={frozen}".lower())
+    run = made(tmp_path, *settings).run
+    text = SimpleNamespace(vocab_size=5000, hidden_size=128, num_hidden_layers=0)
+    config = SimpleNamespace(get_text_config=lambda: text)
+    weight = torch.nn.Parameter(torch.zeros(5000, 128), requires_grad=not frozen)
+    tracker = MemTracker()
+    tracker.track_external(weight)
+    with tracker:
+        hidden = torch.zeros(1, 1024, 128, dtype=DTYPES[dtype], requires_grad=True)
+        with torch.autocast("cpu", enabled=dtype == "bfloat16"):
+            nll = summed_nll_of_hidden(hidden, weight, torch.zeros(1, 1024, dtype=torch.long))
+        nll.backward()
+    found = tracker.get_tracker_snapshot("peak")
+    peak = sum(kinds["Total"] for kinds in found.values())
+    beside = weight.nbytes + hidden.nbytes
+    assert bytes_of_head(run, config, 1024) == pytest.approx(peak - beside, rel=0.2)
+    assert bytes_of_head(run, config, 1024, whole_logits=True) == 12 * 1024 * 5000
 
 
 @pytest.mark.parametrize(("rows", "wanted"), [(0.5, 1), (1.5, 1), (5, 4), (1000, 8)])
@@ -136,9 +171,11 @@ def test_it_is_a_power_of_two_that_the_free_memory_has_room_for(
     opened, _ = session(made(tmp_path, "data.micro_batch_size=1", "data.global_batch_size=12"))
     module, ledger = opened.engine.module, opened.ledgers["train"]
     tokens = max(ledger.lengths)
-    row = bytes_of_row(run.run, module.config, tokens, 4 * tokens)
+    one, two = (bytes_of_pass(run.run, module.config, each, tokens, 4 * tokens) for each in (1, 2))
     state = micro_batch.bytes_kept(run.run, module, Ranks())
-    free = state + rows * row / micro_batch.SHARE_TAKEN + 1
+    # what is of a row, and what is of the head's weight
+    needed = one + (rows - 1) * (two - one)
+    free = state + needed / micro_batch.SHARE_TAKEN + 1
     monkeypatch.setattr(micro_batch, "free_memory", lambda ranks: free)
     capsys.readouterr()
     assert choose_micro_batch(run.run, module, ledger, Ranks()).data.micro_batch_size == wanted
@@ -158,3 +195,19 @@ def test_what_is_free_is_no_more_than_the_machine_has() -> None:
     assert micro_batch.free_memory(two) == pytest.approx(
         micro_batch.free_memory(Ranks()) / 2, rel=0.2
     )
+
+
+@pytest.mark.parametrize(("engine", "shares"), [("ddp", 1), ("fsdp2", 4)])
+def test_what_a_rank_keeps_is_said_before_it_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], engine: str, shares: int
+) -> None:
+    run = made(tmp_path, f"engine={engine}", "data.global_batch_size=4").run
+    model = torch.nn.ModuleList([torch.nn.Linear(1024, 2048), torch.nn.Linear(1024, 1024)])
+    model[1].requires_grad_(requires_grad=False)
+    say_state(run, model, Ranks(1, 4))
+    assert capsys.readouterr().out == ""
+    say_state(run, model, Ranks(0, 4))
+    weights, trained = 3 * 2**20 + 3072, 2 * 2**20 + 2048
+    mib = [round(each / shares / 2**20) for each in (4 * weights, 12 * trained)]
+    said = capsys.readouterr().out
+    assert f"weights {mib[0]} MiB, gradients and the optimizer's state {mib[1]} MiB" in said

@@ -15,6 +15,7 @@ from vtool.cli.exit_at_once import ExitAtOnce, ExitAtOnceCommand
 from vtool.cli.explain import explain
 from vtool.cli.export import export
 from vtool.cli.load_check import load_check
+from vtool.cli.plan import plan
 from vtool.cli.predict import predict
 from vtool.cli.report import report
 from vtool.cli.serve import serve
@@ -36,6 +37,7 @@ app = typer.Typer(
 app.add_typer(train, name="train")
 app.command()(validate_config)
 app.command()(load_check)
+app.command()(plan)
 app.command(cls=ExitAtOnceCommand)(verify)
 app.command()(convert)
 app.command(cls=WatchCommand)(watch)
@@ -65,7 +67,7 @@ def root(
 
 
 LONG = (
-    *("train", "verify", "export", "load-check", "predict"),
+    *("train", "plan", "verify", "export", "load-check", "predict"),
     *("evaluate", "chat", "serve", "report", "doctor"),
 )
 """Commands that take seconds: they say that they have begun. So does any with `--live`."""

@@ -97,6 +97,16 @@ def summed_nll_of_hidden(
     return nll
 
 
+def rows_of_chunk(vocabulary: int, width: int) -> int:
+    """Return the positions whose logits are computed together.
+
+    Args:
+        vocabulary: the rows of the head's weight.
+        width: the bytes of a logit.
+    """
+    return max(64, _CHUNK_BYTES // (vocabulary * width) // 64 * 64)
+
+
 class _SummedNll(torch.autograd.Function):
     """Computes the gradients in the forward pass, chunk by chunk."""
 
@@ -116,7 +126,7 @@ class _SummedNll(torch.autograd.Function):
         # A sum over chunks, in float32 even where they are bfloat16.
         of_weight = torch.zeros_like(weight, dtype=wide) if needs_weight else None
         total = torch.zeros((), dtype=wide, device=hidden.device)
-        size = max(64, _CHUNK_BYTES // (len(weight) * wide.itemsize) // 64 * 64)
+        size = rows_of_chunk(len(weight), wide.itemsize)
         for begin in range(0, len(hidden), size):
             wanted = targets[begin : begin + size]
             # What has no target may be NaN: times its gradient of 0, it would be in the weight's.
@@ -133,6 +143,7 @@ class _SummedNll(torch.autograd.Function):
                 of_weight.addmm_(gradient.T, rows)
             else:
                 of_weight += gradient.T @ rows
+            del gradient  # or the next chunk would be there beside it
         ctx.save_for_backward(of_hidden, of_weight)
         ctx.weight_dtype = weight.dtype
         return total

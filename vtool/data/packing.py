@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from heapq import heapreplace
 from typing import Any
 
 import torch
@@ -27,13 +28,13 @@ def pack(
         lengths: tokens of each.
         budget: tokens of a micro-batch; no row has more.
     """
-    load = [0] * world
+    least_loaded = [(0, one) for one in range(world)]  # a heap
     bins: list[tuple[list[int], int]] = []
     for row, length in sorted(
         zip(rows, lengths, strict=True), key=lambda pair: (-pair[1], pair[0])
     ):
-        least = load.index(min(load))
-        load[least] += length
+        tokens, least = least_loaded[0]
+        heapreplace(least_loaded, (tokens + length, least))
         if least != rank:
             continue
         place = next(

@@ -17,6 +17,7 @@ SOURCES = (
     "vtool.diagnostics.rules_formats",
     "vtool.diagnostics.rules_environment",
     "vtool.diagnostics.rules_run",
+    "vtool.diagnostics.rules_planning",
     "vtool.diagnostics.rules_evaluation",
     "vtool.diagnostics.rules_serving",
     "vtool.diagnostics.rules_hub",

@@ -28,6 +28,13 @@ class Family:
         """Return transformers' model class."""
         return _from_transformers(self.facts.model_class_name)
 
+    def computes_as_known(self, module: nn.Module) -> bool:
+        """Return whether a model's forward is transformers'.
+
+        What a forward of the user's own (model.modeling) does with its head's output is not known.
+        """
+        return bool(type(module).forward is self.model_class().forward)
+
     def image_processor_class(self) -> Any:
         """Return transformers' image processor class that needs no torchvision."""
         return _from_transformers(f"{self.facts.image_processor}Pil")

@@ -13,8 +13,9 @@ from jinja2 import Environment, FileSystemBytecodeCache, FileSystemLoader, Stric
 from jinja2.bccache import Bucket
 from markupsafe import Markup
 
-from vtool.report.words import number, percent, plural
+from vtool.report.words import number, percent
 from vtool.user_cache import user_cache
+from vtool.words import plural
 
 # What each page of vtool's has had in its head, and hardly another page has.
 _SIGN = b"content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'"

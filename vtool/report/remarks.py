@@ -7,8 +7,8 @@ from typing import Any
 from vtool.report.answers import short
 from vtool.report.run_files import RunFiles
 from vtool.report.words import number as in_words
-from vtool.report.words import plural
 from vtool.spikes import find_spikes
+from vtool.words import plural
 
 _MOST = 20
 _FEWEST_ANSWERS = 10

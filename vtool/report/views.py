@@ -13,8 +13,9 @@ from vtool.intervals import wilson_interval
 from vtool.report.proofs import read_proofs
 from vtool.report.run_files import RunFiles, number
 from vtool.report.sources import source_sums
-from vtool.report.words import duration, percent, plural
+from vtool.report.words import duration, percent
 from vtool.report.words import number as in_words
+from vtool.words import plural
 
 _MOST_DROPPED = 100
 

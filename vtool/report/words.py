@@ -43,8 +43,3 @@ def duration(seconds: float | None) -> str:
 def difference(value: float | None, zero: str) -> str:
     """Return a measured difference, `zero` where there is none, and nothing where it is unknown."""
     return "" if value is None else f"{value:.1e}" if value else zero
-
-
-def plural(count: int, noun: str) -> str:
-    """Return a count with its noun: `1 row`, `2 rows`."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

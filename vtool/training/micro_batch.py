@@ -1,11 +1,13 @@
 """The rows of a forward pass where `data.micro_batch_size` is `auto`, by an estimate of memory.
 
 What a backward pass needs is kept by the forward pass: of each token in each layer, what goes into
-its products and norms (as counted in arXiv 2205.05198, with a gated MLP), and into the head. That
-is an estimate, from above for most rows: a padded batch of the longest rows, of images alone.
+its products and norms (as counted in arXiv 2205.05198, with a gated MLP). The head's loss comes on
+top, with the logits of a chunk alone (`vtool.data.head_nll`). That is an estimate, from above for
+most rows: a padded batch of the longest rows, of images alone.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch import nn
 from vtool.config.schema import Fsdp2, Megatron, Run
 from vtool.config.schema.megatron import Parallel
 from vtool.data.audit import Ledger
+from vtool.data.head_nll import rows_of_chunk
 from vtool.engines.ranks import Ranks
 from vtool.families.family import load_family
 from vtool.models.observe_model import measure_config
@@ -38,33 +41,48 @@ def choose_micro_batch(run: Run, model: nn.Module, ledger: Ledger, ranks: Ranks)
     tokens = max(ledger.lengths, default=1)
     merged = load_family(run.model.family).facts.patches.merge_size ** 2
     patches = merged * tokens if ledger.images + ledger.videos else 0
-    row = bytes_of_row(run, model.config, tokens, patches)
+    whole = not load_family(run.model.family).computes_as_known(model)
+    needed = partial(
+        bytes_of_pass, run, model.config, tokens=tokens, patches=patches, whole_logits=whole
+    )
     free = free_memory(ranks) - bytes_kept(run, model, ranks)
-    room = int(min(own for (own,) in ranks.all_gather([max(0.0, free * SHARE_TAKEN // row)])))
-    most = max(1, min(share, room, MOST_ROWS))
-    size = 1 << (most.bit_length() - 1)
+    room = min(own for (own,) in ranks.all_gather([max(0.0, free * SHARE_TAKEN)]))
+    size = min(share, MOST_ROWS)
+    size = 1 << (size.bit_length() - 1)
+    while size > 1 and needed(size) > room:
+        size //= 2
     if ranks.rank == 0:
         print(
-            f"data.micro_batch_size: {size} (auto): about {_in_words(size * row)} for {size} of the"
-            f" longest rows, of {tokens} tokens; {_in_words(max(0.0, free))} are free",
+            f"data.micro_batch_size: {size} (auto): about {_in_words(needed(size))} for {size} of"
+            f" the longest rows, of {tokens} tokens; {_in_words(max(0.0, free))} are free",
             flush=True,
         )
     data = run.data.model_copy(update={"micro_batch_size": size})
     return run.model_copy(update={"data": data})
 
 
-def bytes_of_row(run: Run, config: Any, tokens: int, patches: int) -> float:
-    """Return about how much the forward pass of one row keeps for its backward pass.
+def bytes_of_pass(
+    run: Run,
+    config: Any,
+    rows: int,
+    tokens: int,
+    patches: int,
+    *,
+    whole_logits: bool = False,
+) -> float:
+    """Return about how much the forward pass of some rows keeps for its backward pass.
 
     Of several stages of a pipeline, those of the stage that keeps most: by its schedule (1F1B), the
-    first one of p keeps p micro-batches at once, and the last one has the logits.
+    first one of p keeps p micro-batches at once, and the last one has the head.
 
     Args:
         run: says in which dtype, with which attention, whether activations are kept, and over how
             many ranks a row is spread.
         config: of the model.
-        tokens: of the row.
-        patches: that the vision tower is given for it.
+        rows: of the micro-batch.
+        tokens: of each row.
+        patches: that the vision tower is given for each.
+        whole_logits: the loss is not that of the head's chunks.
     """
     size, spread = measure_config(config), _spread(run)
     eager = run.model.attention == "eager"
@@ -90,15 +108,31 @@ def bytes_of_row(run: Run, config: Any, tokens: int, patches: int) -> float:
     )
     own = language.kept(run, spread)
     first = spread.pipeline * (own + tower.kept(run, Parallel()))
-    # logits, their softmax and its gradient, in float32
-    vocabulary: int = config.get_text_config().vocab_size
-    logits = 3 * 4 * tokens * vocabulary
-    width = _WIDTH[run.model.dtype]
+    head = bytes_of_head(run, config, rows * tokens, whole_logits=whole_logits)
+    width = rows * _WIDTH[run.model.dtype]
     if spread.pipeline == 1:
-        return first * width + logits
+        return first * width + head
     earlier = language.layers * (spread.pipeline - 1)
     last = replace(language, before=language.before + earlier).kept(run, spread)
-    return max(first * width, last * width + logits)
+    return max(first * width, last * width + head)
+
+
+def bytes_of_head(run: Run, config: Any, tokens: int, *, whole_logits: bool = False) -> float:
+    """Return what the loss takes beside the layers, at its highest."""
+    text, spread = config.get_text_config(), _spread(run)
+    positions, entries = -(-tokens // spread.context), -(-text.vocab_size // spread.tensor)
+    wide, narrow = (8 if run.model.dtype == "float64" else 4), 2 * (run.model.dtype == "bfloat16")
+    if whole_logits:  # with their softmax and its gradient
+        return float(3 * wide * positions * entries)
+    chunk = min(positions, rows_of_chunk(entries, wide))
+    trained = not run.model.freeze.language
+    if run.lora is not None:
+        trained = bool(run.lora.modules_to_save)
+    # of the weight: its gradient; in bfloat16, itself again, and what a chunk adds to its gradient
+    of_weight = text.hidden_size * entries * (narrow + trained * (wide + narrow))
+    return float(
+        chunk * entries * (wide + narrow) + positions * text.hidden_size * wide + of_weight
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +164,28 @@ class _Layers:
         # when the first ones are computed again, one by one, nothing is left of those behind them
         kept = max(self.layers - again, min(again, 1))
         return again * self.length * self.hidden / by + kept * layer
+
+
+def say_state(run: Run, model: nn.Module, ranks: Ranks) -> None:
+    """Print, on rank 0, what each rank keeps from step to step, before anything of it is there.
+
+    Nothing is said of megatron-core, whose layouts are not planned.
+    """
+    if ranks.rank != 0 or isinstance(run.engine, Megatron):
+        return
+    whole = {id(each): each for each in model.parameters()}.values()
+    shares = ranks.world if isinstance(run.engine, Fsdp2) else 1
+    width = 8 if run.model.dtype == "float64" else 4
+    weights, state = (
+        width * sum(each.numel() for each in whole) / shares,
+        3 * width * sum(each.numel() for each in whole if each.requires_grad) / shares,
+    )
+    print(
+        f"plan: each rank keeps {_in_words(weights + state)}: weights {_in_words(weights)},"
+        f" gradients and the optimizer's state {_in_words(state)}; a step's activations come on top"
+        " (vtool plan)",
+        flush=True,
+    )
 
 
 def _spread(run: Run) -> Parallel:

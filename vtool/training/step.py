@@ -142,8 +142,7 @@ def micro_batch_nll(
         dummy: a micro-batch without an image runs the vision tower on zeros, for a gradient of 0.
     """
     family, module = session.family, session.engine.module
-    # What a forward of the user's own (model.modeling) does with its head's output is not known.
-    known = type(module).forward is family.model_class().forward
+    known = family.computes_as_known(module)
 
     def nll(model: Callable[..., Any], batch: Batch) -> Tensor:
         vision: AbstractContextManager[None] = nullcontext()

@@ -7,8 +7,8 @@ from typing import Any
 
 from vtool.diagnostics import RULES
 from vtool.report.files import load_template, write_page
-from vtool.report.words import plural
 from vtool.version import __version__
+from vtool.words import plural
 
 _ORDER = ("unsafe", "failed", "not-run", "clean")
 _SEVERITIES = ("error", "warning", "note")

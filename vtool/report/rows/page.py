@@ -6,8 +6,9 @@ from typing import Any
 
 from vtool.report.files import load_template, write_page
 from vtool.report.results import checks_of, findings_of
-from vtool.report.words import number, percent, plural
+from vtool.report.words import number, percent
 from vtool.version import __version__
+from vtool.words import plural
 
 _GROUPS = {
     "first": ("The first rows", ""),

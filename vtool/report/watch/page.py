@@ -10,8 +10,8 @@ from markupsafe import Markup
 
 from vtool.report.files import load_template, write_page
 from vtool.report.results import checks_of, findings_of
-from vtool.report.words import plural
 from vtool.version import __version__
+from vtool.words import plural
 
 _REPEATS = 4
 

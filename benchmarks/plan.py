@@ -1,0 +1,191 @@
+"""Benchmark: what `vtool plan` says of a rank's peak, against what real ranks take.
+
+Models of 0.02 to 0.5 billion random weights, each on two gloo ranks of FSDP2 and in one process of
+ddp: the anonymous memory of a rank's process, looked at every 2 ms in its second step, over what it
+had before its weights. The allocator gives large tensors back at once, so that nothing but live
+tensors is counted. The plan is made in a process of its own, and sees none of this.
+
+    python -m benchmarks.plan [MODEL…]
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from vtool.config.load import load_run
+from vtool.config.schema import Run
+
+# hidden, intermediate, layers, heads, key heads, vocabulary, tower's blocks, hidden, intermediate
+MODELS = {
+    "0.02B": (256, 704, 6, 4, 2, 32_000, 2, 256, 512),
+    "0.07B": (512, 1408, 8, 8, 2, 32_000, 4, 320, 864),
+    "0.17B": (768, 2048, 10, 12, 4, 48_000, 6, 512, 1376),
+    "0.45B": (1024, 2816, 18, 16, 8, 64_000, 8, 640, 1728),
+}
+RECOMPUTE = "model.gradient_checkpointing=full"
+BFLOAT16 = "model.dtype=bfloat16"
+# tokens of a row, ranks, settings; bfloat16 is slow on a CPU, and so has short rows
+CASES: dict[str, tuple[int, int, tuple[str, ...]]] = {
+    "ddp, float32": (1024, 1, ("engine=ddp",)),
+    "fsdp2 × 2, float32": (1024, 2, ("engine=fsdp2",)),
+    "ddp, float32, recompute": (1024, 1, ("engine=ddp", RECOMPUTE)),
+    "fsdp2 × 2, float32, recompute": (1024, 2, ("engine=fsdp2", RECOMPUTE)),
+    "fsdp2 × 2, bfloat16": (128, 2, ("engine=fsdp2", BFLOAT16)),
+    "ddp, bfloat16": (128, 1, ("engine=ddp", BFLOAT16)),
+}
+
+
+def write_config(name: str, folder: Path) -> None:
+    """Write the config.json of a model of these sizes; there are no weights."""
+    from transformers import Qwen2_5_VLConfig
+
+    hidden, inner, layers, heads, keys, vocabulary, depth, width, between = MODELS[name]
+    half = hidden // heads // 2
+    side = half // 3
+    Qwen2_5_VLConfig(
+        text_config={
+            **{"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers},
+            **{"num_attention_heads": heads, "num_key_value_heads": keys},
+            **{"vocab_size": vocabulary, "bos_token_id": None, "eos_token_id": 9},
+            "rope_parameters": {
+                "rope_type": "default",
+                "mrope_section": [half - 2 * side, side, side],
+                "rope_theta": 1e6,
+            },
+        },
+        vision_config={
+            **{"depth": depth, "hidden_size": width, "intermediate_size": between},
+            **{"num_heads": 8, "out_hidden_size": hidden, "fullatt_block_indexes": [depth - 1]},
+        },
+        **{"image_token_id": 5, "video_token_id": 6},
+        **{"vision_start_token_id": 7, "vision_end_token_id": 8},
+    ).save_pretrained(folder)
+
+
+def run_of(folder: Path, case: str) -> Run:
+    rows = folder / "rows.jsonl"
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    rows.write_text(json.dumps({"messages": said}) + "\n")
+    tokens, world, settings = CASES[case]
+    given = [f"data.train=[{{format:messages,path:{rows}}}]", f"model.path={folder}"]
+    given += ["model.size=null", "optim.lr=1e-5", "train.epochs=1", f"data.max_length={tokens}"]
+    given += [f"data.global_batch_size={world}", "data.micro_batch_size=1", *settings]
+    return load_run("rows", given).run
+
+
+def planned(folder: Path, case: str) -> int:
+    from vtool.planning.micro_batch import shape_of
+    from vtool.planning.model import model_of
+    from vtool.planning.step import measure_step
+
+    run, world = run_of(folder, case), CASES[case][1]
+    return measure_step(run, model_of(run), world, shape_of(run)).peak
+
+
+def anonymous() -> int:
+    found = re.search(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text())
+    assert found
+    return int(found[1]) * 1024
+
+
+def taken(folder: Path, case: str, rank: int) -> int:
+    """Return the peak of this rank in its second step, over what there was before its weights."""
+    import torch
+    import torch.distributed as dist
+
+    from vtool.data.loss import summed_nll
+    from vtool.engines.ranks import Ranks
+    from vtool.families.family import load_family
+    from vtool.planning.micro_batch import build_batch, shape_of
+    from vtool.planning.model import model_of
+    from vtool.training.model_and_engine import build_engine, prepare_model
+
+    torch.set_num_threads(1)
+    world = CASES[case][1]
+    if world > 1:
+        meeting = f"file://{folder}/meeting"
+        dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world)
+    run = run_of(folder / f"rank{rank}", case)
+    module: Any = model_of(run)
+    zero = torch.zeros(())
+    weights = {name: zero.expand(one.shape) for name, one in module.named_parameters()}
+    wide = torch.ones(64, 64, dtype=torch.bfloat16)
+    (wide @ wide).sum()  # the libraries' own buffers
+    before = anonymous()
+    prepare_model(run, module, weights)
+    engine = build_engine(run, module, Ranks(rank, world, rank, world), weights)
+    batch = build_batch(module, load_family(run.model.family), shape_of(run))
+    highest, done = [0], threading.Event()
+
+    def look() -> None:
+        while not done.wait(0.002):
+            highest[0] = max(highest[0], anonymous())
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    for _ in range(2):
+        highest[0] = 0
+        engine.forward_backward(
+            [batch],
+            lambda model, one: summed_nll(model, one, engine.module),
+            batch.supervised * world,
+            every_parameter=True,
+        )
+        engine.clip_gradient(1.0)
+        engine.optimizer_step(1e-5)
+    done.set()
+    thread.join()
+    return highest[0] - before
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    # what is freed is given back at once, and so not counted
+    exact = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    environment = os.environ | exact | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "benchmarks.plan", "--of", *arguments]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def answer(process: subprocess.Popen[str]) -> int:
+    out, _ = process.communicate()
+    assert process.returncode == 0, process.args
+    return int(out.split()[-1])
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--of"]:
+        what, folder, case, *rank = sys.argv[2:]
+        print(
+            planned(Path(folder), case)
+            if what == "plan"
+            else taken(Path(folder), case, *map(int, rank))
+        )
+        sys.stdout.flush()
+        os._exit(0)
+    worst = 0.0
+    for name in sys.argv[1:] or MODELS:
+        for case, (_, world, _) in CASES.items():
+            with tempfile.TemporaryDirectory() as folder:
+                for each in ("", *(f"rank{rank}" for rank in range(world))):
+                    write_config(name, Path(folder) / each)
+                began = time.monotonic()
+                said = answer(start("plan", folder, case))
+                seconds = time.monotonic() - began
+                ranks = [start("real", folder, case, str(rank)) for rank in range(world)]
+                real = max(answer(rank) for rank in ranks)
+            off = said / real - 1
+            worst = max(worst, abs(off))
+            sizes = f"{said / 2**20:7.0f} {real / 2**20:7.0f}"
+            print(f"{name} {case:32} {sizes} MiB {off:+6.1%} ({seconds:.0f} s)", flush=True)
+    print(f"worst: {worst:.1%}")
+
+
+if __name__ == "__main__":
+    main()

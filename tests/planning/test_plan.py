@@ -1,0 +1,105 @@
+"""Plans: what is refused, what fits, and what is said of it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.commands import run_vtool
+from tests.planning.test_micro_batch import run_of
+from tests.rows import chat, write_rows
+from vtool.diagnostics import Findings
+from vtool.planning.micro_batch import Shape
+from vtool.planning.plan import GIB, OVERHEAD, Asked, Change, Plan, make_plan
+from vtool.planning.step import KINDS, Step
+from vtool.planning.text import lines, remedy, verdict
+
+
+def plan_of(device: int, memory: int | None, *changes: Change) -> Plan:
+    """A plan of a rank that needs so many bytes."""
+    step = Step(dict.fromkeys(KINDS, 0) | {"activations": device}, 0, 10**12)
+    shape = Shape(1, 64, 0, 0, 0, packed=False)
+    asked = Asked(2, memory, peak=1e12, price=3.0)
+    sizes = {"chunks": 1, "logits": 0, "load": 0, "save": 0, "checkpoint": 0}
+    return Plan(
+        asked, shape, 1, 1, step, offloaded=False, micro_batches=4, changes=changes, **sizes
+    )
+
+
+def test_what_fits_leaves_room_for_the_driver() -> None:
+    room = 80 * GIB - OVERHEAD
+    assert plan_of(room, 80 * GIB).fits
+    assert plan_of(room + 1, 80 * GIB).fits is False
+    assert plan_of(room, None).fits is None
+    assert "the plan's own error" in verdict(plan_of(room, 80 * GIB))
+    assert verdict(plan_of(GIB, 80 * GIB)).startswith("fits: 1.00 GiB of 80.00 GiB")
+    assert verdict(plan_of(room + 1, 80 * GIB)).startswith("does not fit")
+
+
+def test_time_and_feeding_follow_the_peak() -> None:
+    plan = plan_of(GIB, None)
+    assert plan.seconds == pytest.approx(4 * 1e12 / (1e12 * 0.4))
+    assert plan.feeding() == {"images": 0, "tokens": pytest.approx(4 * 64 / 10)}
+
+
+def test_one_is_said_in_the_singular() -> None:
+    made = replace(plan_of(GIB, None), micro_batches=1, shape=Shape(1, 64, 1, 4, 4, packed=False))
+    said = "\n".join(lines(made))
+    assert "1 row of 64 tokens, 1 image of 4 tokens in each, 58 supervised" in said
+    assert "a step: 1 micro-batch a rank" in said
+    assert "logits: 1 chunk, " in said
+    several = "\n".join(lines(plan_of(GIB, None)))
+    assert "a step: 4 micro-batches a rank" in several
+    assert "gives 0 images and 25.6 tokens a second" in several
+
+
+def test_a_change_that_is_not_enough_is_not_recommended() -> None:
+    fitting = Change(("engine=fsdp2",), 4, 10 * GIB)
+    assert remedy(plan_of(99 * GIB, 80 * GIB, fitting)) == (
+        "engine=fsdp2 --gpus 4: then 10.00 GiB a rank"
+    )
+    short = Change(("engine=fsdp2",), 2, 90 * GIB)
+    assert remedy(plan_of(99 * GIB, 80 * GIB, short)).startswith("no change that the plan knows of")
+
+
+def test_rows_without_a_bound_are_not_planned(tmp_path: Path) -> None:
+    with pytest.raises(Findings) as raised:
+        make_plan(run_of(tmp_path, "data.max_length=null"), Asked())
+    assert raised.value.fatal
+    assert raised.value.diagnostics[0].rule == "not-planned"
+
+
+@pytest.mark.parametrize("memory", ["0", "-8", "nan", "inf", "4096"])
+def test_no_plan_is_made_for_a_gpu_that_does_not_exist(tmp_path: Path, memory: str) -> None:
+    done = run_vtool(tmp_path, "plan", "digits", "--gpus", "8", f"--memory={memory}")
+    assert done.status == 2
+    assert "no GPU has so many or so few" in " ".join(done.output.split()).replace(" │ │ ", " ")
+
+
+def test_megatron_gets_no_figure(tmp_path: Path) -> None:
+    done = run_vtool(tmp_path, "plan", "digits_megatron", "--gpus", "4", "--memory", "80")
+    assert done.status == 2
+    assert "not-planned" in done.output
+    assert "GiB" not in done.stdout
+
+
+@pytest.mark.full
+def test_a_plan_says_what_makes_it_fit(tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "rows.jsonl", [chat("What?", "That.")])
+    given: tuple[str, ...] = ("plan", "rows", f"data.train=[{{format: messages, path: {rows}}}]")
+    given += ("engine=ddp", "data.global_batch_size=256", "data.micro_batch_size=64")
+    sized = ("data.max_length=1024", "--images", "0", "--gpus", "4", "--format", "json")
+    small = run_vtool(tmp_path, *given, *sized, "--memory", "2")
+    assert small.status == 1, small.output
+    (result,) = json.loads(small.stdout)["results"]
+    assert result["checks"] == {"does-not-fit": "failed"}
+    measured = result["details"]["does-not-fit"]
+    assert measured["changes"][0]["settings"] == ["data.micro_batch_size=1"]
+    # what it names, done
+    changed = (*given, "data.micro_batch_size=1", *sized)
+    again = run_vtool(tmp_path, *changed, "--memory", "2")
+    assert again.status == 0, again.output
+    (result,) = json.loads(again.stdout)["results"]
+    device = result["details"]["does-not-fit"]["bytes_of_a_rank"]["device"]
+    assert device == measured["changes"][0]["device"]

@@ -1,0 +1,101 @@
+"""A rank's step without values, against the same step with them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed._tools.mem_tracker import MemTracker
+
+from tests.engines.ranks import run_ranks
+from tests.planning.test_micro_batch import run_of
+from vtool.config.schema import Run
+from vtool.data.loss import summed_nll
+from vtool.engines.ranks import Ranks
+from vtool.families.family import load_family
+from vtool.planning.micro_batch import build_batch, shape_of
+from vtool.planning.model import model_of
+from vtool.planning.step import Step, measure_step
+from vtool.training.model_and_engine import build_engine, prepare_model
+
+SIZES = ("data.max_length=64", "data.global_batch_size=2")
+
+
+def plan(run: Run, world: int) -> Step:
+    return measure_step(run, model_of(run), world, shape_of(run))
+
+
+def real_peak(run: Run) -> int:
+    """The peak of live tensors in the passes of one real rank."""
+    module: Any = model_of(run)
+    weights = {name: torch.zeros(one.shape) for name, one in module.named_parameters()}
+    prepare_model(run, module, weights)
+    engine: Any = build_engine(run, module, Ranks(), weights)
+    batch = build_batch(module, load_family(run.model.family), shape_of(run))
+    tracker = MemTracker()
+    tracker.track_external(module, engine.optimizer)
+    with tracker:
+        for _ in range(2):
+            tracker.reset_mod_stats()
+            with engine.autocast():
+                nll = summed_nll(module, batch, module)
+            torch.autograd.backward(nll / batch.supervised)
+    peak = tracker.get_tracker_snapshot("peak")
+    return sum(kinds["Total"] for kinds in peak.values())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "settings", [(), ("model.dtype=bfloat16",), ("model.gradient_checkpointing=full",)]
+)
+def test_a_step_without_values_has_the_live_bytes_of_one_with_them(
+    tmp_path: Path, settings: tuple[str, ...]
+) -> None:
+    run = run_of(tmp_path, *SIZES, "engine=ddp", *settings)
+    planned = plan(run, 1)
+    passes = planned.peak - planned.memory["optimizer"]
+    assert passes == pytest.approx(real_peak(run), rel=0.01)
+    trained = sum(4 * one.numel() for one in model_of(run).parameters())
+    assert planned.memory["optimizer"] == 2 * trained
+    assert planned.memory["gradients"] <= trained
+    assert planned.sent == 0
+
+
+def count_sent(ranks: Ranks, run: Run) -> tuple[int, int, int]:
+    """Return bytes of this rank's shares, of what is gathered in a step, and of what is reduced.
+
+    Each part is gathered for its forward pass, and again for its backward where it is freed in
+    between: in bfloat16. Gradients are reduced once, in float32.
+    """
+    module: Any = model_of(run)
+    zero = torch.zeros(())
+    weights = {name: zero.expand(one.shape) for name, one in module.named_parameters()}
+    prepare_model(run, module, weights)
+    engine: Any = build_engine(run, module, ranks, weights)
+    gathered = reduced = 0
+    for part, freed in engine.parts:
+        for group in part._get_fsdp_state()._fsdp_param_groups:
+            padded = sum(one._sharded_param_data.numel() for one in group.fsdp_params) * ranks.world
+            gathered += 2 * padded * (2 if freed else 1)
+            reduced += 4 * padded
+    return sum(one.to_local().nbytes for one in module.parameters()), gathered, reduced
+
+
+@pytest.mark.full
+def test_shares_and_traffic_are_those_of_two_real_ranks(tmp_path: Path) -> None:
+    run = run_of(tmp_path, *SIZES, "engine=fsdp2", "model.dtype=bfloat16")
+    shares, gathered, reduced = run_ranks(count_sent, 2, run)[0]
+    assert gathered > 0 < reduced
+    planned = plan(run, 2)
+    assert planned.memory["weights"] == pytest.approx(shares, rel=0.01)
+    assert planned.memory["optimizer"] == 2 * shares
+    assert planned.sent == pytest.approx((gathered + reduced) / 2, rel=1e-6)
+
+
+@pytest.mark.full
+def test_more_ranks_keep_less_each(tmp_path: Path) -> None:
+    run = run_of(tmp_path, "data.max_length=64", "data.global_batch_size=1024", "engine=fsdp2")
+    two, many = plan(run, 2), plan(run, 64)
+    kept = [step.memory["weights"] + step.memory["optimizer"] for step in (two, many)]
+    assert kept[1] == pytest.approx(kept[0] / 32, rel=0.1)  # rows that do not divide are padded
+    assert many.memory["activations"] == pytest.approx(two.memory["activations"], rel=0.05)

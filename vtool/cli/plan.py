@@ -1,0 +1,109 @@
+"""The command `vtool plan RECIPE [KEY=VALUE]…`."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vtool.cli import complete
+from vtool.cli.formats import Format
+
+if TYPE_CHECKING:
+    from vtool.diagnostics.result import Result
+    from vtool.planning.plan import Plan
+
+
+def plan(
+    recipe: Annotated[
+        str, typer.Argument(autocompletion=complete.recipe, help="A recipe's name, or a YAML file.")
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            autocompletion=complete.overrides,
+            metavar="KEY=VALUE",
+            help="Settings that take the place of the recipe's.",
+        ),
+    ] = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option(min=1, max=65_536, help="The ranks of all machines. Default: launch.nproc."),
+    ] = None,
+    memory: Annotated[
+        float | None, typer.Option(metavar="GIB", help="The memory of a GPU: say whether it fits.")
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(min=2, help="Tokens of a row. Default: data.max_length, or of a packed row."),
+    ] = None,
+    images: Annotated[
+        int | None,
+        typer.Option(min=0, help="Images of a row. Default: as many as fill three quarters of it."),
+    ] = None,
+    peak: Annotated[
+        float | None,
+        typer.Option(
+            metavar="TFLOPS", help="The peak arithmetic of a GPU: say the time of a step."
+        ),
+    ] = None,
+    price: Annotated[
+        float | None,
+        typer.Option(metavar="MONEY", help="A GPU's price for an hour, with --peak: say the cost."),
+    ] = None,
+    format: Annotated[Format, typer.Option(help="How findings are printed.")] = Format.full,
+) -> None:
+    """Say what each rank of a run will need, and whether a GPU has it: no weights, no GPU.
+
+    Of a model's folder, config.json is read.
+    """
+    from vtool.cli.common import exit_on_findings, print_and_exit
+
+    _check_numbers(memory, peak, price)
+    with exit_on_findings("plan", recipe, format):
+        from vtool.cli.common import begin_with_training
+        from vtool.config.load import load_run
+
+        run = load_run(recipe, overrides or []).run
+        begin_with_training("vtool plan")
+        from vtool.planning.plan import GIB, Asked, make_plan
+
+        asked = Asked(
+            gpus or run.launch.nproc or 1,
+            None if memory is None else round(memory * GIB),
+            tokens,
+            images,
+            None if peak is None else peak * 1e12,
+            price,
+        )
+        made = make_plan(run, asked)
+    if format == Format.full:
+        from vtool.planning.text import lines
+
+        typer.echo("\n".join(lines(made)))
+    print_and_exit([_result(recipe, made)], "plan", format)
+
+
+def _check_numbers(memory: float | None, peak: float | None, price: float | None) -> None:
+    """Refuse numbers that no GPU has."""
+    if memory is not None and not 2 <= memory <= 1024:
+        raise typer.BadParameter("--memory takes the GiB of one GPU: no GPU has so many or so few")
+    if peak is not None and not 0.1 <= peak <= 100_000:
+        raise typer.BadParameter(
+            "--peak takes the TFLOP/s of one GPU: no GPU has so many or so few"
+        )
+    if price is not None and (peak is None or not 0 <= price < 1e6):
+        raise typer.BadParameter("--price is a number of money for an hour, and goes with --peak")
+
+
+def _result(recipe: str, made: "Plan") -> "Result":
+    from vtool.diagnostics import Diagnostic
+    from vtool.diagnostics.result import Result
+    from vtool.planning.text import remedy, verdict
+
+    rule, details = "does-not-fit", {"does-not-fit": made.measured()}
+    if made.fits is None:
+        details[rule]["reason"] = "--memory was not given"
+        return Result(recipe, "clean", {rule: "not-run"}, (), details)
+    if made.fits:
+        return Result(recipe, "clean", {rule: "passed"}, (), details)
+    finding = Diagnostic(rule, verdict(made), remedy(made))
+    return Result(recipe, "unsafe", {rule: "failed"}, (finding,), details)

@@ -1,0 +1,129 @@
+"""A micro-batch of a recipe's largest sizes, without its rows."""
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass
+from math import isqrt
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vtool.config.schema import Run
+from vtool.data.collate import Batch, Documents
+from vtool.families import FAMILIES
+from vtool.families.family import Family
+from vtool.words import plural
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes of a micro-batch."""
+
+    rows: int
+    tokens: int
+    """The tokens of each row, with those of its images."""
+    images: int
+    """The images of each row."""
+    side: int
+    """Patches along each side of an image."""
+    image_tokens: int
+    """The tokens of one image."""
+    packed: bool
+    """True if its row is one document, whose attention needs no mask."""
+
+    @property
+    def supervised(self) -> int:
+        """The positions from which a token is predicted, of all rows."""
+        first = self.images * (self.image_tokens + 2)
+        return self.rows * (self.tokens - 1 - max(first - 1, 0))
+
+
+def shape_of(run: Run, tokens: int | None = None, images: int | None = None) -> Shape:
+    """Return the largest micro-batch that a recipe allows.
+
+    Its images are as large as they may be, and take up to three quarters of a row. All other tokens
+    are supervised.
+
+    Args:
+        tokens: of a row, where that is not `data.max_length` or `data.micro_batch_tokens`.
+        images: of a row, where they are not to fill it.
+
+    Raises:
+        ValueError: where the recipe does not say how long a row is, or images do not fit into it.
+    """
+    data, packed = run.data, run.data.packing != "none"
+    tokens = tokens or (data.micro_batch_tokens if packed else data.max_length)
+    if tokens is None:
+        raise ValueError("the recipe does not bound its rows: set data.max_length, or --tokens")
+    sizes = FAMILIES[run.model.family].patches
+    merged = sizes.merge_size
+    pixels = data.image.max_pixels or _folder_pixels(run)
+    most = (3 * tokens // 4 - 2) if images is None else tokens // max(1, images) - 3
+    wanted = most if pixels is None else pixels // sizes.pixels_per_token
+    across = isqrt(max(0, min(wanted, most)))
+    each = across * across
+    if images is None:
+        images = (3 * tokens // 4) // (each + 2) if each else 0
+    elif images and not each:
+        raise ValueError(f"{images} images do not fit into a row of {tokens} tokens")
+    rows = 1 if packed or data.micro_batch_size == "auto" else data.micro_batch_size
+    return Shape(rows, tokens, images, across * merged, each, packed)
+
+
+def _folder_pixels(run: Run) -> int | None:
+    """Return the largest image of a model's folder, in pixels."""
+    if run.model.path is None:
+        return None
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        with suppress(OSError, ValueError):
+            found: Any = json.loads((Path(run.model.path) / name).read_text())
+            found = found.get("image_processor", found)
+            size = found.get("size") or {}
+            pixels = found.get("max_pixels") or size.get("max_pixels") or size.get("longest_edge")
+            if isinstance(pixels, int):
+                return pixels
+    return None
+
+
+def build_batch(module: Any, family: Family, shape: Shape) -> Batch:
+    """Return a micro-batch of these sizes."""
+    config, vision = module.config, module.model.visual.config
+    tokens = {name: getattr(config, field) for name, field in family.facts.token_fields.items()}
+    plain = next(one for one in range(99) if one not in tokens.values())
+    row = torch.full((shape.tokens,), plain)
+    for image in range(shape.images):
+        at = image * (shape.image_tokens + 2)
+        end = at + shape.image_tokens + 1
+        row[at], row[end] = tokens.get("vision_start", plain), tokens.get("vision_end", plain)
+        row[at + 1 : end] = tokens["image"]
+    ids = row.repeat(shape.rows, 1)
+    inputs = {"input_ids": ids, "mm_token_type_ids": (ids == tokens["image"]).long()}
+    if not shape.packed:
+        inputs["attention_mask"] = torch.ones_like(ids)
+    if count := shape.rows * shape.images:
+        width = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+        inputs["pixel_values"] = torch.zeros(count * shape.side**2, width)
+        inputs["image_grid_thw"] = torch.tensor([[1, shape.side, shape.side]] * count)
+    first = shape.images * (shape.image_tokens + 2)
+    columns = torch.arange(max(first - 1, 0), shape.tokens - 1)
+    return Batch(
+        inputs=inputs,
+        columns=columns,
+        targets=ids[:, columns + 1],
+        indices=tuple(range(shape.rows)),
+        supervised=shape.supervised,
+        tokens=shape.rows * shape.tokens,
+        visual=shape.rows * shape.images * shape.image_tokens,
+        padding=0,
+        documents=Documents((shape.tokens,), (shape.images,), (0,)) if shape.packed else None,
+    )
+
+
+def in_words(shape: Shape) -> str:
+    """Say a shape in a line's words."""
+    row = "a packed row" if shape.packed else plural(shape.rows, "row")
+    of = f" of {plural(shape.image_tokens, 'token')} in each"
+    images = plural(shape.images, "image") + of if shape.images else "no image"
+    tokens = plural(shape.tokens, "token")
+    return f"{row} of {tokens}, {images}, {shape.supervised:,} supervised"

@@ -1,0 +1,259 @@
+"""The plan of a recipe: what a rank needs, whether a GPU has it, and what would make it fit."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from vtool.config.schema import Ddp, Fsdp2, Megatron, Run
+from vtool.data.head_nll import rows_of_chunk
+from vtool.diagnostics import Diagnostic, Findings
+from vtool.planning.micro_batch import Shape, shape_of
+from vtool.planning.model import model_of
+from vtool.planning.step import Step, measure_step
+from vtool.training.checkpoint_files import FILE_BYTES
+
+GIB = 2**30
+OVERHEAD = 3 * GIB // 2
+"""The bytes of a GPU that the driver, its libraries and their communication take: an estimate."""
+ERROR = 0.2
+"""The part by which a plan may be off (docs/engines.md has what was measured)."""
+MFU = 0.4
+"""The share of a GPU's peak arithmetic that a step is taken to reach."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The question to a plan, beside the recipe."""
+
+    gpus: int = 1
+    memory: int | None = None
+    """Bytes of a GPU; None: whether it fits is not asked."""
+    tokens: int | None = None
+    images: int | None = None
+    peak: float | None = None
+    """FLOP/s of a GPU."""
+    price: float | None = None
+    """The price of a GPU for an hour."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of the recipe, or of the GPUs, that makes it fit."""
+
+    settings: tuple[str, ...]
+    gpus: int
+    device: int
+    """Bytes of a rank's device, after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The needs of each rank. All sizes are bytes."""
+
+    asked: Asked
+    shape: Shape
+    parameters: int
+    trained: int
+    step: Step
+    offloaded: bool
+    """Weights, gradients and the optimizer's state are in the host's memory."""
+    chunks: int
+    """The chunks that the head's loss is computed in."""
+    logits: int
+    """Bytes of the logits of one of them, among the activations."""
+    load: int
+    """Host memory of a rank while it loads, beside mapped files: the largest tensor."""
+    save: int
+    """Host memory of a rank while it saves: what it gathers before it writes a file."""
+    checkpoint: int
+    """On the disk, of all ranks."""
+    micro_batches: int
+    """The micro-batches of a rank in a step; of packed rows, at most."""
+    changes: tuple[Change, ...] = field(default=())
+    """The smallest change with which it fits; where none is known, the last one tried."""
+
+    @property
+    def device(self) -> int:
+        """The peak on a rank's device."""
+        return _on_device(self.step, offloaded=self.offloaded)
+
+    @property
+    def host(self) -> int:
+        """The bytes that stay in the host's memory of a rank."""
+        return self.step.peak - self.device
+
+    @property
+    def fits(self) -> bool | None:
+        """True if a GPU has room for it; None where none was named."""
+        memory = self.asked.memory
+        return None if memory is None else self.device <= memory - OVERHEAD
+
+    @property
+    def seconds(self) -> float | None:
+        """The time of a step, by the GPU's peak arithmetic."""
+        if self.asked.peak is None:
+            return None
+        return self.micro_batches * self.step.flops / (self.asked.peak * MFU)
+
+    def feeding(self) -> dict[str, float]:
+        """Return the images and tokens that a rank's loader must give, a step or a second."""
+        rows = self.micro_batches * self.shape.rows
+        a_step = {"images": rows * self.shape.images, "tokens": rows * self.shape.tokens}
+        return {name: each / (self.seconds or 1) for name, each in a_step.items()}
+
+    def measured(self) -> dict[str, Any]:
+        """Return it as plain values, for programs."""
+        return {
+            **{"gpus": self.asked.gpus, "micro_batch": asdict(self.shape)},
+            **{"parameters": self.parameters, "trained": self.trained},
+            "bytes_of_a_rank": {**self.step.memory, "device": self.device, "host": self.host},
+            "logits": {"chunks": self.chunks, "bytes_of_one": self.logits},
+            "host_bytes": {"load": self.load, "save": self.save},
+            "checkpoint_bytes": self.checkpoint,
+            "sent_bytes_a_step": self.step.sent,
+            "flops_a_micro_batch": self.step.flops,
+            "micro_batches_a_step": self.micro_batches,
+            "seconds_a_step": self.seconds,
+            f"loader_{'a_second' if self.seconds else 'a_step'}": self.feeding(),
+            "memory": self.asked.memory,
+            "fits": self.fits,
+            "changes": [asdict(each) for each in self.changes],
+        }
+
+
+def make_plan(run: Run, asked: Asked) -> Plan:
+    """Compute the plan of a recipe.
+
+    Raises:
+        Findings: `not-planned`, fatal; `model-does-not-load`.
+    """
+    if isinstance(run.engine, Megatron):
+        what = "engine=megatron: no figure is computed for its layouts, and none is guessed"
+        raise Findings(
+            Diagnostic("not-planned", what, "plan it with engine=fsdp2", "engine.kind"), fatal=True
+        )
+    try:
+        shape = shape_of(run, asked.tokens, asked.images)
+    except ValueError as error:
+        raise Findings(Diagnostic("not-planned", str(error)), fatal=True) from error
+    module = model_of(run)
+    head = module.get_output_embeddings().weight
+    largest = max(one.numel() * one.element_size() for one in module.parameters())
+    whole = sum(one.numel() * one.element_size() for one in module.parameters())
+    parameters = sum(one.numel() for one in module.parameters())
+    step, trained = _measure(run, module, asked.gpus, shape)
+    wide = 8 if run.model.dtype == "float64" else 4
+    rows = rows_of_chunk(len(head), wide)
+    saved = (wide * trained if run.lora else whole) + 2 * wide * trained
+    plan = Plan(
+        asked=asked,
+        shape=shape,
+        parameters=parameters,
+        trained=trained,
+        step=step,
+        offloaded=isinstance(run.engine, Fsdp2) and run.engine.cpu_offload,
+        chunks=-(-shape.supervised // rows),
+        logits=min(rows, shape.supervised) * len(head) * wide,
+        load=largest,
+        save=min(saved, FILE_BYTES + largest if asked.gpus > 1 else saved),
+        checkpoint=saved,
+        micro_batches=-(-run.data.global_batch_size // (asked.gpus * shape.rows)),
+    )
+    if plan.fits is not False:
+        return plan
+    return replace(plan, changes=tuple(_changes(run, plan)))
+
+
+def _measure(run: Run, module: Any, gpus: int, shape: Shape) -> tuple[Step, int]:
+    """Return the step, and the number of the trained parameters."""
+    try:
+        step = measure_step(run, module, gpus, shape)
+    except Findings:
+        raise
+    except Exception as error:  # a model may look at values, of which a plan has none
+        text = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        what = f"the step of {type(module).__name__} cannot be computed without values: {text}"
+        raise Findings(Diagnostic("not-planned", what), fatal=True) from error
+    return step, sum(one.numel() for one in module.parameters() if one.requires_grad)
+
+
+def _on_device(step: Step, *, offloaded: bool) -> int:
+    on_host = ("weights", "gradients", "optimizer") if offloaded else ()
+    return sum(size for kind, size in step.memory.items() if kind not in on_host)
+
+
+def _changes(run: Run, plan: Plan) -> Iterator[Change]:
+    """Yield the smallest change with which a run fits, or the last one that was tried.
+
+    They are tried from the cheapest to the dearest: each by itself, then all together up to it.
+    """
+    assert plan.asked.memory is not None
+    room, gpus = plan.asked.memory - OVERHEAD, plan.asked.gpus
+    found = list(_candidates(run, gpus))
+    together = [dict(found[: count + 1]) for count in range(1, len(found))]
+    best: Change | None = None
+    for chosen in [*({name: update} for name, update in found), *together]:
+        changed = run
+        for update in chosen.values():
+            changed = _updated(changed, update)
+        step, _ = _measure(
+            changed,
+            model_of(changed),
+            gpus,
+            shape_of(changed, plan.asked.tokens, plan.asked.images),
+        )
+        offloaded = isinstance(changed.engine, Fsdp2) and changed.engine.cpu_offload
+        size = _on_device(step, offloaded=offloaded)
+        if best is None or size < best.device:
+            best = Change(tuple(chosen), gpus, size)
+        if size <= room:
+            break
+        if isinstance(changed.engine, Fsdp2) and (more := _more_gpus(step, gpus, room)):
+            best = Change(tuple(chosen), *more)
+            break
+    if best is not None:
+        yield best
+
+
+def _more_gpus(step: Step, gpus: int, room: int) -> tuple[int, int] | None:
+    """Return how many GPUs would do, up to 16 times as many, and a rank's bytes then.
+
+    What is shared out shrinks; what is gathered and kept for the backward pass stays.
+    """
+    shared = sum(step.memory[kind] for kind in ("weights", "gradients", "optimizer"))
+    for factor in range(2, 17):
+        size = step.peak - shared + shared // factor
+        if size <= room:
+            return gpus * factor, size
+    return None
+
+
+def _candidates(run: Run, gpus: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield changes of a recipe that save memory, each with what it updates, by group."""
+    data, engine = run.data, run.engine
+    if data.packing == "none" and data.micro_batch_size not in (1, "auto"):
+        yield "data.micro_batch_size=1", {"data": {"micro_batch_size": 1}}
+    if isinstance(engine, Ddp) and gpus > 1 and not engine.gradient_as_bucket_view:
+        view = engine.model_copy(update={"gradient_as_bucket_view": True})
+        yield "engine.gradient_as_bucket_view=true", {"engine": view}
+    if run.model.gradient_checkpointing != "full":
+        again = {"gradient_checkpointing": "full"}
+        yield "model.gradient_checkpointing=full", {"model": again}
+    if isinstance(engine, Ddp) and gpus > 1:
+        yield "engine=fsdp2", {"engine": Fsdp2(kind="fsdp2")}
+    if not (isinstance(engine, Fsdp2) and engine.cpu_offload):
+        offloading = Fsdp2(kind="fsdp2", cpu_offload=True)
+        words = "engine.cpu_offload=true"
+        yield (
+            words if isinstance(engine, Fsdp2) else f"engine=fsdp2 {words}",
+            {"engine": offloading},
+        )
+
+
+def _updated(run: Run, update: Mapping[str, Any]) -> Run:
+    """Return a run with groups replaced, or with some of their settings."""
+    groups = {
+        name: getattr(run, name).model_copy(update=new) if isinstance(new, dict) else new
+        for name, new in update.items()
+    }
+    return run.model_copy(update=groups)

@@ -1,0 +1,203 @@
+"""One rank's memory in a step of training, by torch's trackers: every shape, and no values.
+
+The engine, the loss and the model are a run's own. Nothing is allocated for weights or activations,
+and no other rank is there: torch's process group `fake` answers for them.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from vtool.config.schema import Ddp, Fsdp2, Run
+from vtool.data.loss import summed_nll
+from vtool.data.packing import with_positions
+from vtool.engines import common
+from vtool.engines.contract import Engine
+from vtool.engines.ranks import Ranks
+from vtool.families.family import load_family
+from vtool.models.adapters import saved_name
+from vtool.models.on_meta import not_a_number
+from vtool.planning.micro_batch import Shape, build_batch
+from vtool.planning.shapes import ShapesMode
+from vtool.training.model_and_engine import build_engine, prepare_model
+
+# What torch's trackers call each kind of memory.
+_KINDS = {
+    "SHARDED_PARAM": "weights",
+    "PARAM": "weights",
+    "BUFFER": "weights",
+    "SHARDED_GRAD": "gradients",
+    "GRAD": "gradients",
+    "UNSHARDED_PARAM": "gathered",
+    "UNSHARDED_GRAD": "gathered",
+    "ALL_GATHER": "gathered",
+    "REDUCE_SCATTER": "gathered",
+}
+_NO_HOOK = SimpleNamespace(remove=lambda: None)
+KINDS = ("weights", "gradients", "optimizer", "gathered", "activations")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The needs of one rank in a step. All sizes are bytes."""
+
+    memory: Mapping[str, int]
+    """At the peak, by `KINDS`."""
+    sent: int
+    """Over the wire, of this rank, in a step: what its collectives move by their rings."""
+    flops: int
+    """The FLOPs of a micro-batch, recomputed ones included."""
+
+    @property
+    def peak(self) -> int:
+        """The whole of the memory."""
+        return sum(self.memory.values())
+
+
+def measure_step(run: Run, module: nn.Module, world: int, shape: Shape) -> Step:
+    """Compute a rank's step.
+
+    Args:
+        module: its parameters on the meta device, before `prepare_model`. It is used up.
+        world: the ranks.
+    """
+    assert isinstance(run.engine, Ddp | Fsdp2), "others are refused before"
+    passes = -(-run.data.global_batch_size // (world * shape.rows))
+    sharded = isinstance(run.engine, Fsdp2)
+    family = load_family(run.model.family)
+    prepare_model(run, module, not_a_number(module))
+    weights = _on_meta(module)
+    with _other_ranks_are_fake(world if sharded else 1) as ranks, ShapesMode():
+        # A conversion would swap each fake parameter for another, which torch refuses of some.
+        module.to = lambda *_, **__: module  # type: ignore[method-assign]
+        engine: Any = build_engine(run, module, ranks, weights)
+        batch = with_positions(build_batch(module, family, shape), module)
+        whole = not family.computes_as_known(module)
+        tracker: Any
+        if sharded:
+            tracker = FSDPMemTracker(module, engine.optimizer)
+        else:
+            tracker = MemTracker()
+            tracker.track_external(module, engine.optimizer)
+        counting = _Counting(world)
+        # Later micro-batches find gradients that the first one has left.
+        with counting, tracker:
+            # its hooks are refused by parameters that get no gradient
+            for parameter in module.parameters():
+                if not parameter.requires_grad and not sharded:
+                    tracker._param_to_grad_hook_handles[parameter] = (_NO_HOOK, _NO_HOOK)
+            for number in range(min(2, passes)):
+                counting.on = number == 0
+                tracker.reset_mod_stats()
+                _run_pass(engine, batch, whole=whole)
+        peak = tracker.get_tracker_snapshot("peak")
+        own = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        local = [one.to_local() if isinstance(one, DTensor) else one for one in own]
+    found = Counter(dict.fromkeys(KINDS, 0))
+    for by_kind in peak.values():
+        for kind, size in by_kind.items():
+            if (name := str(kind).rpartition(".")[2]) != "Total":
+                found[_KINDS.get(name, "activations")] += size
+    trained = sum(one.numel() * one.element_size() for one in local)
+    found["optimizer"] = round(trained * _state_of_a_byte(engine.optimizer))
+    sent = counting.sent * passes
+    if isinstance(run.engine, Ddp) and world > 1:
+        # DistributedDataParallel is built over a real model only: its buckets are gradients again.
+        found["gradients"] += 0 if run.engine.gradient_as_bucket_view else trained
+        sent = round(2 * (world - 1) / world * trained)
+    return Step(dict(found), sent, counting.flops)
+
+
+def _on_meta(module: nn.Module) -> dict[str, Tensor]:
+    """Move what has been added to a model to the meta device, and return stand-ins for all of it.
+
+    They go by names in files.
+    """
+    for part in module.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None and not parameter.is_meta:
+                there = parameter.detach().to("meta")
+                part._parameters[name] = nn.Parameter(there, parameter.requires_grad)
+    return {saved_name(name): tensor for name, tensor in not_a_number(module).items()}
+
+
+def _run_pass(engine: Engine, batch: Any, *, whole: bool) -> None:
+    """Run the forward and the backward pass of a micro-batch, as a run does.
+
+    Args:
+        whole: the loss is that of all logits at once.
+    """
+    with engine.autocast():
+        nll = summed_nll(engine.module, batch, None if whole else engine.module)
+    common.backward(nll * (1 / max(1, batch.supervised)))
+
+
+class _Counting(TorchDispatchMode):
+    """Counts the bytes of collectives, and the FLOPs."""
+
+    def __init__(self, world: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.sent = self.flops = 0
+        self.on = True
+        self._part = (world - 1) / world
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if not self.on:
+            return out
+        name = func.name()
+        if "_allgather_base_" in name:
+            self.sent += round(self._part * args[0].nbytes)
+        elif "_reduce_scatter_base_" in name:
+            self.sent += round(self._part * args[1].nbytes)
+        elif "c10d::allreduce_" in name:
+            self.sent += round(2 * self._part * sum(one.nbytes for one in tree_leaves(args[0])))
+        elif "scaled_dot_product" in name:
+            shapes = [one.shape for one in args[:4] if isinstance(one, Tensor)]
+            if name.endswith("backward"):
+                self.flops += sdpa_backward_flop_count(*shapes[:4])  # type: ignore[no-untyped-call]
+            else:
+                self.flops += sdpa_flop_count(*shapes[:3])  # type: ignore[no-untyped-call]
+        elif (count := flop_registry.get(func.overloadpacket)) is not None:
+            self.flops += count(*args, **(kwargs or {}), out_val=out)
+        return out
+
+
+def _state_of_a_byte(optimizer: torch.optim.Optimizer) -> float:
+    """Return the bytes that an optimizer keeps for each byte of a parameter."""
+    one = nn.Parameter(torch.ones(8, 8))
+    defaults = {name: value for name, value in optimizer.defaults.items() if name != "params"}
+    group = {"params": [one], **defaults, "lr": 1e-3}
+    build: Any = type(optimizer)
+    copy = build([group], fused=True) if defaults.get("fused") else build([group])
+    one.grad = torch.ones_like(one)
+    copy.step()
+    kept = [each for each in copy.state[one].values() if isinstance(each, Tensor)]
+    return sum(each.nbytes for each in kept if prod(each.shape) == 64) / one.nbytes
+
+
+@contextmanager
+def _other_ranks_are_fake(world: int) -> Iterator[Ranks]:
+    """Yield the first of so many ranks, whose collectives return at once."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    assert not dist.is_initialized(), "a plan is made by a process of its own"
+    dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
+    try:
+        yield Ranks(0, world, 0, world)
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,91 @@
+"""A plan in words."""
+
+from collections.abc import Iterator
+
+from vtool.planning.micro_batch import in_words
+from vtool.planning.plan import ERROR, GIB, MFU, OVERHEAD, Change, Plan
+from vtool.planning.step import KINDS
+from vtool.words import plural
+
+
+def lines(plan: Plan) -> Iterator[str]:
+    """Yield the lines of a plan."""
+    asked, step = plan.asked, plan.step
+    yield (
+        f"{plan.parameters:,} parameters, {plan.trained:,} of them trained; ranks: {asked.gpus};"
+        f" micro-batch: {in_words(plan.shape)}"
+    )
+    yield "each rank, at its peak:"
+    for kind in KINDS:
+        yield f"  {kind:<24}{size(step.memory[kind]):>12}"
+    yield f"  {'together':<24}{size(step.peak):>12}"
+    if plan.offloaded:
+        yield f"  {'of it on the device':<24}{size(plan.device):>12}"
+    yield (
+        f"logits: {plural(plan.chunks, 'chunk')}, {size(plan.logits)} each, among the activations"
+    )
+    yield (
+        f"host memory of a rank: {size(plan.load)} beside mapped files at load, {size(plan.save)}"
+        f" at save; a checkpoint has {size(plan.checkpoint)}"
+    )
+    most = "at most " if plan.shape.packed else ""
+    yield (
+        f"a step: {most}{plural(plan.micro_batches, 'micro-batch', 'micro-batches')} a rank,"
+        f" {most}{size(step.sent)} sent by each; {step.flops / 1e12:,.3g} TFLOP a micro-batch"
+    )
+    feeding, per = plan.feeding(), "second" if plan.seconds else "step"
+    yield (
+        f"the loader of each rank gives {most}{_count(feeding['images'], 'image')} and"
+        f" {_count(feeding['tokens'], 'token')} a {per}"
+    )
+    if plan.seconds is not None:
+        cost = ""
+        if asked.price is not None:
+            cost = f", {asked.price * asked.gpus * plan.seconds / 3600:,.4g} for all GPUs"
+        yield f"{most}{plan.seconds:,.3g} s a step{cost}, at {MFU:.0%} of the peak arithmetic"
+    yield verdict(plan)
+
+
+def verdict(plan: Plan) -> str:
+    """Say whether it fits."""
+    if plan.asked.memory is None:
+        return "whether it fits was not asked: --memory GIB"
+    there = f"{size(plan.device)} of {size(plan.asked.memory)}"
+    free = plan.asked.memory - OVERHEAD - plan.device
+    beside = f"{size(OVERHEAD)} are left for the driver and its libraries"
+    if free < 0:
+        return f"does not fit: {there}; {beside}"
+    if free < ERROR * plan.device:
+        return f"fits, but for the plan's own error of {ERROR:.0%}: {there}; {beside}"
+    return f"fits: {there}; {beside}"
+
+
+def remedy(plan: Plan) -> str:
+    """Say the smallest change with which it fits."""
+    room = (plan.asked.memory or 0) - OVERHEAD
+    for change in plan.changes:
+        what = _of_change(plan, change)
+        if change.device <= room:
+            return f"{what}: then {size(change.device)} a rank"
+        return (
+            f"no change that the plan knows of makes it fit: with {what}, a rank still needs"
+            f" {size(change.device)}; shorten data.max_length, or train adapters (lora)"
+        )
+    return "no change that the plan knows of makes it fit: train a smaller model"
+
+
+def _count(number: float, noun: str) -> str:
+    """Say a rate; one of 100 or more without decimals."""
+    if number == int(number) or number >= 100:
+        return plural(round(number), noun)
+    return f"{number:.3g} {noun}s"
+
+
+def _of_change(plan: Plan, change: Change) -> str:
+    gpus = [f"--gpus {change.gpus}"] if change.gpus != plan.asked.gpus else []
+    return " ".join([*change.settings, *gpus])
+
+
+def size(number: float) -> str:
+    """Return bytes in words."""
+    return f"{number / GIB:,.2f} GiB" if number >= GIB / 10 else f"{number / 2**20:,.1f} MiB"
