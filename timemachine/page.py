@@ -49,7 +49,7 @@ def with_summary(readme: str, cases: Sequence[Case], results: Mapping[str, Any])
     """Return the README with its table made anew: a line for each project."""
     before, rest = readme.split(README_BEGIN)
     _, after = rest.split(README_END)
-    table = "\n".join(_by_project(_seen(cases, results)))
+    table = "\n".join(_by_project(_seen(cases, results), results))
     return f"{before}{README_BEGIN}\n{table}\n{README_END}{after}"
 
 
@@ -71,11 +71,17 @@ def tables(cases: Sequence[Case], results: Mapping[str, Any]) -> str:
     }
     seconds = [_seconds(results[one.name]) for one in seen]
     lines = [
-        *_by_project(seen),
+        *_by_project(seen, results),
         "",
         f"{len(seen)} of {len(cases)} cases, {sum(seconds):.0f} s of CPU in all,"
         f" {max(seconds, default=0):.0f} s the longest.",
     ]
+    if commits := [one for one in seen if one.lacks([])]:
+        lines += [
+            "",
+            "Between two commits, which no wheel has, and so not run without `--checkout NAME=DIR`"
+            f" (the earlier result is kept): {', '.join(one.name for one in commits)}.",
+        ]
     for title, those in kinds.items():
         if those:
             lines += ["", f"### {title}", "", *_table(those, results)]
@@ -89,16 +95,21 @@ def tables(cases: Sequence[Case], results: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _by_project(seen: Sequence[Case]) -> Iterator[str]:
+def _by_project(seen: Sequence[Case], results: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line for each project; what was not seen is in none of them."""
-    yield "| project | pairs told apart by a command | by a function alone | open |"
-    yield "|---|---|---|---|"
+    yield (
+        "| project | pairs told apart by a command's error | by a command's warning"
+        " | by a function alone | open |"
+    )
+    yield "|---|---|---|---|---|"
     rows = {project: [one for one in seen if one.project == project] for project in _projects(seen)}
     for project, those in {**rows, "**all**": list(seen)}.items():
         pairs = [one for one in those if not one.is_open]
-        commands = sum(one.kind == "command" for one in pairs)
+        commands = [one for one in pairs if one.kind == "command"]
+        errors = sum(_told(one, results[one.name])["severity"] == "error" for one in commands)
+        warnings, functions = len(commands) - errors, len(pairs) - len(commands)
         opened = len(those) - len(pairs)
-        yield f"| {project} | {commands} | {len(pairs) - commands} | {opened} |"
+        yield f"| {project} | {errors} | {warnings} | {functions} | {opened} |"
 
 
 def _projects(cases: Sequence[Case]) -> list[str]:
@@ -110,9 +121,7 @@ def _table(cases: Sequence[Case], results: Mapping[str, Any]) -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|"
     for case in cases:
         result = results[case.name]
-        told = next(
-            one for one in result["sides"]["unsafe"]["findings"] if one["rule"] == case.rule
-        )
+        told = _told(case, result)
         severity = "" if told["severity"] == "error" else f", a {told['severity']}"
         cells = (
             _link(case),
@@ -124,6 +133,12 @@ def _table(cases: Sequence[Case], results: Mapping[str, Any]) -> Iterator[str]:
             f"{_seconds(result):.0f}",
         )
         yield f"| {' | '.join(cells)} |"
+
+
+def _told(case: Case, result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what the case's rule says of the unsafe side."""
+    findings: list[Mapping[str, Any]] = result["sides"]["unsafe"]["findings"]
+    return next(one for one in findings if one["rule"] == case.rule)
 
 
 def _version(case: Case, result: Mapping[str, Any]) -> str:

@@ -7,8 +7,8 @@ from timemachine.case import read_cases
 from timemachine.page import PAGE, RESULTS, page, read_results, tables, write_results
 
 
-def side(rule: str) -> dict[str, Any]:
-    finding = {"rule": rule, "severity": "error", "message": "a | b"}
+def side(rule: str, severity: str = "error") -> dict[str, Any]:
+    finding = {"rule": rule, "severity": severity, "message": "a | b"}
     return {"findings": [finding], "cpu_seconds": 2.5, "versions": {}}
 
 
@@ -27,13 +27,27 @@ def test_what_was_not_seen_is_listed_with_its_reason_and_not_counted() -> None:
     }
     results["verl-3994"]["outcome"] = "crashed, the clean side: KeyError"
     text = tables(cases, results)
-    assert "| transformers | 1 | 0 | 1 |" in text
-    assert "| verl | 0 | 1 | 0 |" in text
-    assert "| **all** | 1 | 1 | 1 |" in text
+    assert "| transformers | 1 | 0 | 0 | 1 |" in text
+    assert "| verl | 0 | 0 | 1 | 0 |" in text
+    assert "| **all** | 1 | 0 | 1 | 1 |" in text
     assert "3 of 4 cases, 12 s of CPU in all, 5 s the longest." in text
     assert "### Not seen" in text
     assert "| crashed, the clean side: KeyError |" in text
     assert "a \\| b" in text
+
+
+def test_a_warning_is_not_counted_with_the_errors() -> None:
+    cases = read_cases(["transformers-34191"])
+    sides = {name: side(cases[0].rule, "warning") for name in cases[0].sides}
+    text = tables(cases, {cases[0].name: {"outcome": "seen", "sides": sides}})
+    assert "| **all** | 0 | 1 | 0 | 0 |" in text
+
+
+def test_what_make_time_machine_cannot_run_by_itself_is_named() -> None:
+    cases = read_cases(["verl-5942", "verl-3332"])
+    sides = {case.name: {name: side(case.rule) for name in case.sides} for case in cases}
+    results = {name: {"outcome": "seen", "sides": those} for name, those in sides.items()}
+    assert "(the earlier result is kept): verl-5942.\n" in tables(cases, results)
 
 
 def test_a_case_that_was_never_run_is_said_to_be_so() -> None:
