@@ -33,6 +33,7 @@ from vtool.models.adapters import saved_name
 from vtool.models.on_meta import not_a_number
 from vtool.planning.micro_batch import Shape, build_batch
 from vtool.planning.shapes import ShapesMode
+from vtool.planning.windows import attend_by_size
 from vtool.training.model_and_engine import build_engine, prepare_model
 
 # What torch's trackers call each kind of memory.
@@ -80,6 +81,7 @@ def measure_step(run: Run, module: nn.Module, world: int, shape: Shape) -> Step:
     sharded = isinstance(run.engine, Fsdp2)
     family = load_family(run.model.family)
     prepare_model(run, module, not_a_number(module))
+    attend_by_size(module)
     weights = _on_meta(module)
     with _other_ranks_are_fake(world if sharded else 1) as ranks, ShapesMode():
         # A conversion would swap each fake parameter for another, which torch refuses of some.
