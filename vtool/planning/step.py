@@ -32,7 +32,7 @@ from vtool.families.family import load_family
 from vtool.models.adapters import saved_name
 from vtool.models.on_meta import not_a_number
 from vtool.planning.micro_batch import Shape, build_batch
-from vtool.planning.shapes import ShapesMode
+from vtool.planning.shapes import FirstShares, ShapesMode
 from vtool.planning.windows import attend_by_size
 from vtool.training.model_and_engine import build_engine, prepare_model
 
@@ -86,7 +86,8 @@ def measure_step(run: Run, module: nn.Module, world: int, shape: Shape) -> Step:
     with _other_ranks_are_fake(world if sharded else 1) as ranks, ShapesMode():
         # A conversion would swap each fake parameter for another, which torch refuses of some.
         module.to = lambda *_, **__: module  # type: ignore[method-assign]
-        engine: Any = build_engine(run, module, ranks, weights)
+        with FirstShares():
+            engine: Any = build_engine(run, module, ranks, weights)
         batch = with_positions(build_batch(module, family, shape), module)
         whole = not family.computes_as_known(module)
         tracker: Any
