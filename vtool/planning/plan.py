@@ -7,6 +7,7 @@ from typing import Any
 from vtool.config.schema import Ddp, Fsdp2, Megatron, Run
 from vtool.data.head_nll import rows_of_chunk
 from vtool.diagnostics import Diagnostic, Findings
+from vtool.diagnostics.progress import working
 from vtool.planning.micro_batch import Shape, shape_of
 from vtool.planning.model import model_of
 from vtool.planning.step import Step, measure_step
@@ -141,7 +142,8 @@ def make_plan(run: Run, asked: Asked) -> Plan:
     largest = max(one.numel() * one.element_size() for one in module.parameters())
     whole = sum(one.numel() * one.element_size() for one in module.parameters())
     parameters = sum(one.numel() for one in module.parameters())
-    step, trained = _measure(run, module, asked.gpus, shape)
+    with working("planning a step"):
+        step, trained = _measure(run, module, asked.gpus, shape)
     wide = 8 if run.model.dtype == "float64" else 4
     rows = rows_of_chunk(len(head), wide)
     saved = (wide * trained if run.lora else whole) + 2 * wide * trained
@@ -161,7 +163,8 @@ def make_plan(run: Run, asked: Asked) -> Plan:
     )
     if plan.fits is not False:
         return plan
-    return replace(plan, changes=tuple(_changes(run, plan)))
+    with working("looking for what makes it fit"):
+        return replace(plan, changes=tuple(_changes(run, plan)))
 
 
 def _measure(run: Run, module: Any, gpus: int, shape: Shape) -> tuple[Step, int]:

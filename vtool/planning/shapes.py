@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 _SMALL = 2**20
@@ -52,3 +53,18 @@ def _integers(indices: Any) -> list[Any]:
         else:
             found.append(one)
     return found
+
+
+class FirstShares(TorchFunctionMode):
+    """Cuts a tensor's first share off in the place of all of them: of 1,024, FSDP2 takes one."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.chunk:
+            tensor, count, dim = _given_to_chunk(*args, **(kwargs or {}))
+            first = tensor.narrow(dim, 0, -(-tensor.shape[dim] // count))
+            return (first,) * count
+        return func(*args, **(kwargs or {}))
+
+
+def _given_to_chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, int, int]:
+    return input, chunks, dim
