@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -289,3 +290,24 @@ def test_the_line_of_a_function_that_stashes_is_named() -> None:
             self.kept.append((name, tensor))
 
     assert lines_of(Stashes) == {"self.kept.append((name, tensor))"}
+
+
+@pytest.mark.parametrize(
+    ("about", "severity"),
+    [
+        ({}, "note"),
+        ({"added": ("o.bias",)}, "error"),
+        ({"own_twin": True}, "error"),
+        ({"own_twin": True, "renamed": ("o.bias",)}, "note"),
+    ],
+)
+def test_of_a_twin_only_names_that_files_are_known_to_have_are_errors(
+    about: dict[str, Any], severity: str
+) -> None:
+    made = subject_of_factory(NoBias, models.checkpoint())
+    twin = replace(made, origin="twin", about=replace(made.about, **about))
+    asked = ["unconsumed-tensor"]
+    (finding,) = judge(
+        "it", judged_facts(twin, audit(twin, asked, 1, ["owned"]), {}), asked
+    ).findings
+    assert finding.severity == severity

@@ -90,10 +90,12 @@ def _grade_unwritten(rule: str, items: Items, facts: SubjectFacts) -> Iterable[D
 
     A twin may lack a tensor that the hub's files have, unless it has one that is not read.
     """
-    waiting = {name for item in _unread(facts) for name in item.waiting}
+    waiting = {
+        name for item in _unread(facts) if _known(facts, item.tensors) for name in item.waiting
+    }
 
     def certain(item: Item) -> bool:
-        return facts.origin == "given" or (facts.about.own_twin and item.parameter in waiting)
+        return facts.origin == "given" or item.parameter in waiting
 
     items = [item for item in items if not (item.parameter or "").endswith(KV_CACHE_SCALES)]
     if group := [item for item in items if certain(item)]:
@@ -107,7 +109,7 @@ def _grade_unwritten(rule: str, items: Items, facts: SubjectFacts) -> Iterable[D
 
 def _grade_partly_written(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagnostic]:
     """Yield notes where a twin is read whole: the rest is padding."""
-    unread = facts.about.own_twin and _unread(facts)
+    unread = [item for item in _unread(facts) if _known(facts, item.tensors)]
     severity: Severity = "error" if facts.origin == "given" or unread else "note"
     for item in items:
         message = f"{item.parameter}: {item.seen}; the rest came from {listed(item.tensors)}"
@@ -122,7 +124,7 @@ def _grade_unconsumed(rule: str, items: Items, facts: SubjectFacts) -> Iterable[
 
     def severity(item: Item) -> Severity:
         name = item.tensors[0]
-        if (item.waiting or item.weight_in) and facts.about.own_twin:
+        if (item.waiting or item.weight_in) and _known(facts, item.tensors):
             return "error"
         if item.waiting and facts.origin == "given":
             return "error"
@@ -319,6 +321,14 @@ def _finding(
         seen=first.seen,
         severity=severity,
         tensors=_tensors(items) or None,
+    )
+
+
+def _known(facts: SubjectFacts, tensors: Sequence[str]) -> bool:
+    """Return True if files on the hub are known to have the tensors, under these names."""
+    about = facts.about
+    return all(
+        name in about.added or (about.own_twin and name not in about.renamed) for name in tensors
     )
 
 

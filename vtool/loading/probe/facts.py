@@ -92,7 +92,13 @@ class About:
     like: str | None = None
     """transformers' class that the tiny twin is of."""
     own_twin: bool = False
-    """The twin is of transformers' class of the very same name, not of a related one."""
+    """The twin is of transformers' class of the very same name, or the one that a backend for
+    transformers' classes runs; not of a related one.
+    """
+    added: tuple[str, ...] = ()
+    """Tensors that files on the hub have, and transformers' class of the twin has not."""
+    renamed: tuple[str, ...] = ()
+    """Tensors of the twin that have other names than transformers gave them: they load so."""
     no_twin: str | None = None
     """Why there is no twin."""
     replaced: tuple[str, ...] = ()
