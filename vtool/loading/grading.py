@@ -164,6 +164,8 @@ def _grade_differences(
             )
             yield _finding(rule, message, group, "note")
         else:
+            if kind == "hash":
+                how = "loaded in another process, whose sets have another order"
             text = f"{how}, {_count('tensor', group, 'have')} other values: {_parameters(group)}"
             severity: Severity = "warning" if facts.origin == "discovered" else "error"
             yield _finding(rule, text, group, severity)

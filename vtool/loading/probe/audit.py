@@ -66,6 +66,9 @@ def _audit(
     progress("second load")
     reference, watched = watched_load(subject, slots, sources, first, before)
     found = dict(watched)
+    if "nondeterministic" in rules and subject.elsewhere:
+        progress("other hash seeds")
+        found["nondeterministic"] = _with_hash_seeds(reference, found["nondeterministic"])
 
     def asked_for() -> Checks:
         return {rule: found[rule] for rule in rules if rule in found}
@@ -99,6 +102,19 @@ def _not_run(check: Check, reference: Reference) -> str | None:
     if check.sources and not set(check.sources) & set(reference.sources):
         return f"sources has no {check.sources[0]}"
     return None
+
+
+def _with_hash_seeds(reference: Reference, alone: CheckFacts) -> CheckFacts:
+    """Return the facts of two loads in one process, with those of loads in others."""
+    assert reference.subject.elsewhere is not None
+    if any(item.kind == "differs" for item in alone.items):
+        return alone  # it differs without another seed
+    try:
+        found = reference.subject.elsewhere(reference.state, reference.unwritten)
+    except (RuntimeError, OSError) as error:
+        return replace(alone, measured={"other_hash_seeds": f"not run: {error}"})
+    items = (replace(item, kind="hash") for item in reference.items(found))
+    return replace(alone, items=(*alone.items, *items))
 
 
 def _late_ring(reference: Reference, checks: Checks) -> CheckFacts:
@@ -144,7 +160,7 @@ def _two_ranks(reference: Reference, checks: Checks) -> CheckFacts:
     shards = reference.subject.shards
     if shards is None:
         return CheckFacts(reason="it is not loaded by ranks of tensor parallelism")
-    return shards(reference.subject, reference.state)
+    return shards(reference.subject, reference.of_model)
 
 
 def _processing(reference: Reference, checks: Checks) -> CheckFacts:

@@ -31,10 +31,13 @@ class Difference(NamedTuple):
 class Item:
     """One thing that a check found: about a parameter, about checkpoint tensors, or both."""
 
-    kind: Literal["differs", "raises", "chance", "early", "end", "peak", "after"] = "differs"
+    kind: Literal["differs", "raises", "chance", "hash", "early", "end", "peak", "after"] = (
+        "differs"
+    )
     """The form of the problem.
 
-    `chance`: a buffer that differs from object to object. `early` and `end`: where a class stops
+    `hash`: a value that differs from process to process, as the order of sets does. `chance`: a
+    buffer that differs from object to object. `early` and `end`: where a class stops
     asking for tensors. `peak` and `after`: when it holds too many of them.
     """
     parameter: str | None = None
