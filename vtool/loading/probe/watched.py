@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .errors import LoadFailed, NotRun, error_text
 from .facts import CheckFacts, Item
+from .initial import kept_values
 from .places import belongs
 from .randomness import other_seeds
 from .reference import Reference, load_new, marked_object
@@ -94,20 +95,23 @@ def watched_load(
     suspects = subject.unread(model) if subject.unread else {*source.names} - watch.read - aliased
     unread = _unread(reference, suspects)
     varying = compare_states(before, after, reference.unwritten)
+    whole = [name for name, mask in gaps.items() if mask.all()]
+    kept = kept_values(subject, whole)
+    unconsumed = [_unconsumed(reference, model, name) for name in unread]
     found: dict[str, Collection[Item]] = {
         "unwritten-parameter": [
             Item(
                 parameter=name,
                 expected="values from the checkpoint",
-                seen="none of its elements is written",
+                seen=f"none of its elements is written: it keeps {kept.get(name, 'what it held')}",
             )
-            for name, mask in gaps.items()
-            if mask.all()
+            for name in whole
         ],
+        "never-loaded": _never_loaded(unconsumed, kept),
         "partly-written-parameter": [
             _partly_written(reference, name) for name, mask in gaps.items() if not mask.all()
         ],
-        "unconsumed-tensor": [_unconsumed(reference, model, name) for name in unread],
+        "unconsumed-tensor": unconsumed,
         "aliased-parameter": reference.items(changed),
         "lossy-cast": _narrowed(reference, watch),
         "nondeterministic": [
@@ -214,6 +218,19 @@ def _unconsumed(reference: Reference, model: Any, name: str) -> Item:
         ),
         weight_in=_weight_in(reference, model, name),
     )
+
+
+def _never_loaded(unread: Sequence[Item], kept: Mapping[str, str]) -> list[Item]:
+    """Return an item for each parameter that waits for tensors that are never read."""
+    tensors: dict[str, list[str]] = {}
+    for item in unread:
+        for parameter in item.waiting:
+            tensors.setdefault(parameter, []).extend(item.tensors)
+    return [
+        Item(parameter=parameter, tensors=tuple(names), seen=kept[parameter])
+        for parameter, names in tensors.items()
+        if parameter in kept
+    ]
 
 
 def _weight_in(reference: Reference, model: Any, name: str) -> str | None:
