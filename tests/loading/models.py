@@ -99,6 +99,14 @@ class SkipsBias(Good):
         super().load_weights((name, tensor) for name, tensor in weights if name != "o.bias")
 
 
+class HasMore(Good):
+    """Has a parameter that no checkpoint knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = nn.Parameter(torch.empty(3))
+
+
 class SkipsV(Good):
     def load_weights(self, weights: Weights) -> None:
         super().load_weights((name, tensor) for name, tensor in weights if name != "v.weight")

@@ -17,6 +17,7 @@ import tests.loading.models
 from tests.cli.load_check_commands import ROOT, VLLM, load_check, needs_vllm
 from tests.export.test_huggingface import trained
 from tests.loading.checkpoint.folders import TWO, encode, f32, folder, raw, sharded
+from tests.loading.checkpoint.test_adapters import adapter
 from tests.rows import mixed_rows, write_rows
 from vtool.config.load import load_run
 from vtool.diagnostics import rules_folder
@@ -116,7 +117,8 @@ def test_each_bad_folder_has_one_finding(
     ("make", "reason"),
     [
         (no_config, "without a config.json"),
-        (lambda path: folder(path, model={"a": f32(2)}), "limits.memory_mib is 64"),
+        (lambda path: folder(path, model={"a": f32(2)}), "the weights take 0 MiB"),
+        (adapter, "it is an adapter, which is loaded beside its base"),
     ],
 )
 def test_strict_a_folder_whose_class_was_not_asked_has_not_passed(
@@ -128,7 +130,9 @@ def test_strict_a_folder_whose_class_was_not_asked_has_not_passed(
     assert done.status == 2
     assert "its class was not checked" in done.stderr
     assert reason in done.stderr
-    assert load_check(*asked, cwd=ROOT).status == 0
+    done = load_check(*asked, cwd=ROOT)
+    assert done.status == 0
+    assert f"files clean, class not-run: {reason}" in done.stdout
 
 
 def test_files_and_classes_are_named_together_and_told_in_that_order(tmp_path: Path) -> None:
@@ -143,7 +147,8 @@ def test_files_and_classes_are_named_together_and_told_in_that_order(tmp_path: P
         str(model),
         str(model / "model.safetensors"),
     ]
-    assert [result["verdict"] for result in found] == ["clean"] * 3
+    # of one file no class is asked; of a folder it could not be
+    assert [result["verdict"] for result in found] == ["clean", "not-run", "clean"]
     assert (
         found[2]["details"]["missing-shard"]["reason"] == "one file was asked for, not its folder"
     )

@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -289,3 +290,91 @@ def test_the_line_of_a_function_that_stashes_is_named() -> None:
             self.kept.append((name, tensor))
 
     assert lines_of(Stashes) == {"self.kept.append((name, tensor))"}
+
+
+@pytest.mark.parametrize(
+    ("about", "severity"),
+    [
+        ({}, "note"),
+        ({"added": ("o.bias",)}, "error"),
+        ({"own_twin": True}, "error"),
+        ({"own_twin": True, "renamed": ("o.bias",)}, "note"),
+    ],
+)
+def test_of_a_twin_only_names_that_files_are_known_to_have_are_errors(
+    about: dict[str, Any], severity: str
+) -> None:
+    made = subject_of_factory(NoBias, models.checkpoint())
+    twin = replace(made, origin="twin", about=replace(made.about, **about))
+    asked = ["unconsumed-tensor"]
+    (finding,) = judge(
+        "it", judged_facts(twin, audit(twin, asked, 1, ["owned"]), {}), asked
+    ).findings
+    assert finding.severity == severity
+
+
+class ManyLayers(nn.Module):
+    """Has twenty parameters, and copies each tensor into its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ParameterList(torch.empty(4) for _ in range(20))
+
+    def load_weights(self, weights: models.Weights) -> None:
+        parameters = dict(self.named_parameters())
+        for name, tensor in weights:
+            parameters[name].data.copy_(tensor)
+
+
+class ManyClones(ManyLayers):
+    def load_weights(self, weights: models.Weights) -> None:
+        super().load_weights([(name, tensor.clone()) for name, tensor in weights])
+
+
+class ManyReplaced(ManyLayers):
+    """Gives each parameter a clone: the model's own memory, and no other."""
+
+    def load_weights(self, weights: models.Weights) -> None:
+        for name, tensor in weights:
+            dict(self.named_parameters())[name].data = tensor.float().clone()
+
+
+def test_copies_of_the_whole_checkpoint_beside_the_model_are_memory_too() -> None:
+    many = {f"layers.{number}": torch.randn(4) for number in range(20)}
+    (finding,) = check_load_weights(ManyClones, many).findings
+    assert finding.rule == "retained-memory"
+    assert "copies of 20 of 20 tensors held at once, beside the model" in finding.message
+    for right in (ManyLayers, ManyReplaced):
+        assert check_load_weights(right, many).findings == ()
+
+
+class KeepsItsClone(models.Good):
+    """Keeps a clone of what it has loaded first, and computes with it."""
+
+    table: Tensor | None = None
+
+    def load_weights(self, weights: models.Weights) -> None:
+        super().load_weights(weights)
+        if self.table is None:
+            self.table = self.o.weight.data.clone()
+
+
+class RenewsItsClone(models.Good):
+    def load_weights(self, weights: models.Weights) -> None:
+        super().load_weights(weights)
+        self.table = {"o": self.o.weight.data.clone()}
+
+
+class KeepsOneInAnAttribute(models.Good):
+    def put(self, name: str, tensor: Tensor) -> None:
+        super().put(name, tensor)
+        if name == "o.weight":
+            self.table = {"o": tensor}
+
+
+def test_what_a_module_keeps_beside_its_parameters_is_compared_too() -> None:
+    assert rules(KeepsItsClone, models.checkpoint()) == {"chunk-dependent", "reload-dependent"}
+    assert rules(RenewsItsClone, models.checkpoint()) == set()
+    assert {"stale-reference", "aliased-parameter"} <= rules(
+        KeepsOneInAnAttribute, models.checkpoint()
+    )

@@ -17,7 +17,8 @@ from vtool.loading.verdict import judge
 WRONG = {
     "stale-reference": models.KeepsAll,
     "iterator-not-exhausted": models.StopsEarly,
-    "unwritten-parameter": models.SkipsBias,
+    "unwritten-parameter": models.HasMore,
+    "never-loaded": models.SkipsBias,
     "partly-written-parameter": models.SkipsV,
     "unconsumed-tensor": models.SkipsBuffer,
     "order-dependent": models.ByOrder,
@@ -176,8 +177,8 @@ def test_a_buffer_of_chance_is_a_note_and_is_not_compared() -> None:
 
 def test_an_inner_loader_that_stops_early_is_found() -> None:
     found = {finding.rule: finding for finding in errors(models.InnerStopsEarly)}
-    assert found["unwritten-parameter"].parameter == "o.bias"
-    assert found["unconsumed-tensor"].tensors == ("o.bias",)
+    assert found["never-loaded"].parameter == "o.bias"
+    assert found["never-loaded"].tensors == ("o.bias",)
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,12 @@ def _status(
     """Return the exit status: what was found comes before a class that was not asked."""
     from vtool.diagnostics.result import exit_code
 
-    return 2 if failed else exit_code(results) or (2 if not_asked else 0)
+    if failed:
+        return 2
+    # of a folder whose class was not asked, the files were
+    files = any("passed" in result.checks.values() for result in results)
+    status = 0 if exit_code(results) == 2 and files else exit_code(results)
+    return status or (2 if not_asked else 0)
 
 
 def nothing_asked(result: "Result") -> bool:

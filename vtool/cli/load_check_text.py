@@ -125,6 +125,8 @@ def describe_subjects(results: Sequence[Result]) -> Iterator[str]:
     for result in results:
         made = result.details.get("subject", {})
         parts = [made["folder"]] if "folder" in made else []
+        if result.verdict == "not-run" and "passed" in result.checks.values():
+            parts.append(f"files clean, class not-run: {why_not_run(result)}")
         if "class" in made:
             dtype = f" in {made['dtype']}" if "dtype" in made else ""
             why = f" ({made['no_twin']})" if "no_twin" in made else ""

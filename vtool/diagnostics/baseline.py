@@ -116,10 +116,14 @@ def _mark(results: Sequence[Result], left: Counter[str]) -> tuple[tuple[Result, 
 def _counts(result: Result, finding: Diagnostic) -> bool:
     """Return whether a finding comes from a check that ran."""
     return (
-        finding.severity != "note"
-        and result.verdict in _JUDGED
-        and finding.rule not in _NOTHING_CHECKED
+        finding.severity != "note" and _was_judged(result) and finding.rule not in _NOTHING_CHECKED
     )
+
+
+def _was_judged(result: Result) -> bool:
+    """Return True for a verdict, and for a folder of which only the files were checked."""
+    files_alone = result.verdict == "not-run" and "passed" in result.checks.values()
+    return result.verdict in _JUDGED or files_alone
 
 
 def _entry(subject: str, finding: Diagnostic) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Rules VT413 to VT423, about a checkpoint folder."""
+"""Rules VT413 to VT423 and VT425 to VT427, about a checkpoint folder."""
 
 from vtool.diagnostics.rule import Rule
 
@@ -138,5 +138,38 @@ RULES = (
         bad="a model.safetensors that belongs to another user",
         good="a file that you may read",
         fix="Check the file's permissions and the disk.",
+    ),
+    Rule(
+        name="adapter-mismatch",
+        code="VT425",
+        summary=(
+            "A LoRA adapter does not fit its adapter_config.json, its base, or lacks one of a"
+            " module's two matrices."
+        ),
+        why=(
+            "A missing lora_B stays zero, and a module that is no target is left out: the base"
+            " answers, and no loader says so."
+        ),
+        bad="q_proj.lora_A.weight without q_proj.lora_B.weight",
+        good="both, of the rank r that adapter_config.json says",
+        fix="Take tensors and adapter_config.json from the same save, and name the base it is for.",
+    ),
+    Rule(
+        name="missing-scale",
+        code="VT426",
+        summary="A quantized weight has no scale beside it.",
+        why="Without its scale the weight is another number, and some loaders take 1.",
+        bad="q_proj.weight in float8 without q_proj.weight_scale",
+        good="q_proj.weight and q_proj.weight_scale",
+        fix="Write the checkpoint again with the tool that quantized it.",
+    ),
+    Rule(
+        name="all-zero-weight",
+        code="VT427",
+        summary="A head or an embedding is all zero, or (a warning) every lora_B of an adapter.",
+        why="Every token is then as likely as any other, and the loss is finite.",
+        bad="lm_head.weight that was gathered on a rank that did not have it",
+        good="a head with values",
+        fix="Go back to an earlier checkpoint, or tie the head if that is what is meant.",
     ),
 )

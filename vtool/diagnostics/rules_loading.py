@@ -197,6 +197,21 @@ RULES = (
         fix="Copy what is used after the load.",
     ),
     Rule(
+        name="never-loaded",
+        code="VT433",
+        summary="A tensor is never read, and the parameter that it belongs into never written.",
+        why=(
+            "The model computes with garbage, or with what an initializer has put there, while the"
+            " trained weight lies in the file."
+        ),
+        bad="experts.gate_up_proj in the file, experts.w13_weight in the class, and no mapping",
+        good="weights_mapper = {'experts.gate_up_proj': 'experts.w13_weight'}",
+        fix=(
+            "Map the tensor's name to the parameter's; a module that was moved or renamed needs a"
+            " rule of its own."
+        ),
+    ),
+    Rule(
         name="unknown-subject",
         code="VT490",
         summary="There is nothing of this name whose loading could be checked.",
@@ -233,7 +248,7 @@ RULES = (
         ),
     ),
 )
-"""VT401 to VT412 and VT430 to VT432 are asked of classes; the others say why one could not be."""
+"""VT401 to VT412 and VT430 to VT433 are asked of classes; the others say why one could not be."""
 
 VLLM_CLASS_RULES = ("shard-mismatch", "stale-after-processing", "quantised-load")
 """The checks of vLLM's classes alone, which are loaded by ranks, processed, and quantized."""

@@ -10,6 +10,7 @@ from typing import Any
 from vtool.config.schema import LoadCheck
 from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.result import Result, Verdict
+from vtool.loading.checkpoint.adapters import is_adapter, read_adapter_config
 from vtool.loading.checkpoint.audit import audit_folder
 from vtool.loading.worker import interpreter
 
@@ -39,6 +40,8 @@ class Folder:
     result: Result
     why_not: str | None
     """Why the class that will load it cannot be checked; None where it can."""
+    has_class: bool = True
+    """False for a single file, of which a class is not asked."""
 
     def with_class(self, of_class: Result) -> Result:
         """Return one result of both, whose subject is what the user typed."""
@@ -56,6 +59,8 @@ class Folder:
             verdict = of_class.verdict
         elif verdict == "clean" and any(one.severity == "error" for one in of_class.findings):
             verdict = "failed"  # its class was to be checked, and could not be
+        elif verdict == "clean" and of_class.verdict == "not-run" and self.has_class:
+            verdict = "not-run"  # healthy files say nothing of what a class makes of them
         return replace(
             files,
             verdict=verdict,
@@ -97,7 +102,7 @@ def audit_files(subject: str, path: Path, settings: LoadCheck, *, digest: bool) 
     result = replace(result, subject=subject)
     if Path(subject) != path:  # a recipe
         result = replace(result, details={"subject": {"folder": str(path)}, **result.details})
-    return Folder(result, _why_not(path, result, settings))
+    return Folder(result, _why_not(path, result, settings), path.is_dir())
 
 
 def _why_not(path: Path, result: Result, settings: LoadCheck) -> str | None:
@@ -111,6 +116,9 @@ def _why_not(path: Path, result: Result, settings: LoadCheck) -> str | None:
         if state == "failed" and rule not in LOADABLE_WITH
     ]:
         return f"the files cannot be loaded as they are: {', '.join(wrong)}"
+    if is_adapter(path):
+        base = read_adapter_config(path).get("base_model_name_or_path")
+        return f"it is an adapter, which is loaded beside its base ({base}): no class was asked"
     if not (path / "config.json").is_file():
         return "without a config.json nothing says which class will load it"
     return _why_not_here(path, settings)

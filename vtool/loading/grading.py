@@ -90,24 +90,65 @@ def _grade_unwritten(rule: str, items: Items, facts: SubjectFacts) -> Iterable[D
 
     A twin may lack a tensor that the hub's files have, unless it has one that is not read.
     """
-    waiting = {name for item in _unread(facts) for name in item.waiting}
+    waiting = {
+        name for item in _unread(facts) if _known(facts, item.tensors) for name in item.waiting
+    }
 
     def certain(item: Item) -> bool:
-        return facts.origin == "given" or (facts.about.own_twin and item.parameter in waiting)
+        return facts.origin == "given" or item.parameter in waiting
 
-    items = [item for item in items if not (item.parameter or "").endswith(KV_CACHE_SCALES)]
+    loaded_by_no_one = _never_loaded(facts)
+    items = [
+        item
+        for item in items
+        if not (item.parameter or "").endswith(KV_CACHE_SCALES)
+        and item.parameter not in {one.parameter for one in loaded_by_no_one}
+    ]
     if group := [item for item in items if certain(item)]:
         text = f"{_count('parameter', group, 'are')} never written: {_parameters(group)}"
-        yield _finding(rule, text, group, "error")
+        yield _finding(rule, f"{text}{_kept(group)}", group, "error")
     if group := [item for item in items if not certain(item)]:
         twin = "tiny twin of transformers' class" if facts.origin == "twin" else "checkpoint"
         text = f"the {twin} has no tensor for {_count('parameter', group)}: {_parameters(group)}"
-        yield _finding(rule, text, group, "note")
+        yield _finding(rule, f"{text}{_kept(group)}", group, "note")
+
+
+def _kept(items: Items) -> str:
+    """Return the end of a message: what parameters that no load writes keep."""
+    words = dict.fromkeys((item.seen or "").partition("it keeps ")[2] for item in items)
+    kept = [word for word in words if word]
+    return f"; kept is {' or '.join(kept)}" if kept else ""
+
+
+def _grade_never_loaded(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagnostic]:
+    """Yield an error where the tensors are certain.
+
+    What files may not have is a note of the two rules that this one joins.
+    """
+    for kept, group in group_by(_never_loaded(facts), lambda item: item.seen).items():
+        names = _tensors(group)
+        text = (
+            f"{_count('tensor', names, 'are')} never read, and"
+            f" {_count('parameter', group, 'are')} never written that"
+            f" {'they belong' if len(names) > 1 else 'it belongs'} into: {listed(names)} into"
+            f" {_parameters(group)}; kept is {kept}"
+        )
+        yield _finding(rule, text, group, "error")
+
+
+def _never_loaded(facts: SubjectFacts) -> Items:
+    """Return what a class leaves out for certain, where that was asked."""
+    check = facts.checks.get("never-loaded")
+    return [
+        item
+        for item in (check.items if check else ())
+        if facts.origin == "given" or _known(facts, item.tensors)
+    ]
 
 
 def _grade_partly_written(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagnostic]:
     """Yield notes where a twin is read whole: the rest is padding."""
-    unread = facts.about.own_twin and _unread(facts)
+    unread = [item for item in _unread(facts) if _known(facts, item.tensors)]
     severity: Severity = "error" if facts.origin == "given" or unread else "note"
     for item in items:
         message = f"{item.parameter}: {item.seen}; the rest came from {listed(item.tensors)}"
@@ -122,7 +163,7 @@ def _grade_unconsumed(rule: str, items: Items, facts: SubjectFacts) -> Iterable[
 
     def severity(item: Item) -> Severity:
         name = item.tensors[0]
-        if (item.waiting or item.weight_in) and facts.about.own_twin:
+        if (item.waiting or item.weight_in) and _known(facts, item.tensors):
             return "error"
         if item.waiting and facts.origin == "given":
             return "error"
@@ -130,6 +171,8 @@ def _grade_unconsumed(rule: str, items: Items, facts: SubjectFacts) -> Iterable[
             return "note"
         return "note" if facts.about.served and LEFT_OUT & {*name.split(".")} else "error"
 
+    joined = {name for item in _never_loaded(facts) for name in item.tensors}
+    items = [item for item in items if not joined.issuperset(item.tensors)]
     for graded, group in group_by(items, severity).items():
         names = _tensors(group)
         text = f"{_count('tensor', names)} of the checkpoint {_agree('are', names)} never read"
@@ -162,6 +205,8 @@ def _grade_differences(
             )
             yield _finding(rule, message, group, "note")
         else:
+            if kind == "hash":
+                how = "loaded in another process, whose sets have another order"
             text = f"{how}, {_count('tensor', group, 'have')} other values: {_parameters(group)}"
             severity: Severity = "warning" if facts.origin == "discovered" else "error"
             yield _finding(rule, text, group, severity)
@@ -268,6 +313,7 @@ GRADERS: Mapping[str, Grader] = {
     "aliased-parameter": _grade_aliased,
     "lossy-cast": _grade_narrowed,
     "nondeterministic": partial(_grade_differences, "loaded again into a new object"),
+    "never-loaded": _grade_never_loaded,
     "shard-mismatch": _grade_shards,
     "stale-after-processing": _grade_processed,
     "quantised-load": _grade_quantized,
@@ -319,6 +365,14 @@ def _finding(
         seen=first.seen,
         severity=severity,
         tensors=_tensors(items) or None,
+    )
+
+
+def _known(facts: SubjectFacts, tensors: Sequence[str]) -> bool:
+    """Return True if files on the hub are known to have the tensors, under these names."""
+    about = facts.about
+    return all(
+        name in about.added or (about.own_twin and name not in about.renamed) for name in tensors
     )
 
 

@@ -115,11 +115,17 @@ def _describe(facts: SubjectFacts, took: Mapping[str, Any] | None) -> dict[str, 
 
 def _allowed(rule: str, item: Item, allow: Sequence[str]) -> bool:
     """Return True if the item may be left unwritten or unread, and that is what was found."""
+    if rule == "never-loaded" and item.tensors:
+        item = replace(item, parameter=None) if not _fits(item.parameter, allow) else item
     return (
         (item.rule or rule) in NEED_ALL_NAMES
         and bool(item.names)
-        and all(any(fnmatchcase(name, pattern) for pattern in allow) for name in item.names)
+        and all(_fits(name, allow) for name in item.names)
     )
+
+
+def _fits(name: str | None, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name or "", pattern) for pattern in patterns)
 
 
 def _detail(rule: str, check: CheckFacts, facts: SubjectFacts) -> dict[str, Any]:

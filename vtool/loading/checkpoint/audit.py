@@ -10,6 +10,7 @@ import numpy as np
 from vtool.diagnostics import Diagnostic, rules_folder
 from vtool.diagnostics.result import Result, Verdict
 from vtool.loading.checkpoint.about_file import about_file
+from vtool.loading.checkpoint.adapters import audit_adapter
 from vtool.loading.checkpoint.duplicates import find_duplicates
 from vtool.loading.checkpoint.files import (
     Files,
@@ -18,6 +19,7 @@ from vtool.loading.checkpoint.files import (
     list_folder,
     not_safetensors,
     outside_link,
+    read_config,
 )
 from vtool.loading.checkpoint.finite import NonFinite, scan
 from vtool.loading.checkpoint.headers import Header, read_header
@@ -27,9 +29,18 @@ from vtool.loading.checkpoint.index import (
     read_index,
     shards_without_index,
 )
+from vtool.loading.checkpoint.scales import missing_scales
+from vtool.loading.checkpoint.zeros import all_zero
 
 RULES = tuple(rule.name for rule in rules_folder.RULES)
-_OF_FOLDERS = ("index-mismatch", "missing-shard", "duplicate-tensor", "no-config")
+_OF_FOLDERS = (
+    "index-mismatch",
+    "missing-shard",
+    "duplicate-tensor",
+    "no-config",
+    "adapter-mismatch",
+    "missing-scale",
+)
 _OF_HEADERS = (
     "truncated-file",
     "bad-header",
@@ -37,6 +48,8 @@ _OF_HEADERS = (
     "missing-shard",
     "duplicate-tensor",
     "nonfinite-value",
+    "missing-scale",
+    "all-zero-weight",
 )
 
 
@@ -64,13 +77,19 @@ def audit_folder(path: Path, *, digest: bool = False, threads: int = 2) -> Resul
         return _result(path, [about_file(path, "unreadable-weights", message)], (), {}, {})
     headers, found = _headers(path, files)
     findings += found
+    findings += all_zero(headers)
+    compared = None
+    if path.is_dir():
+        findings += missing_scales(path, headers, read_config(path))
+        found, compared = audit_adapter(path, headers)
+        findings += found
     scanned = scan(list(headers.values()), threads=threads, digest=digest)
     findings += map(_nonfinite, scanned.nonfinite)
     findings += [
         about_file(file, "unreadable-weights", f"{file.name} cannot be read to its end: {why}")
         for file, why in scanned.unreadable.items()
     ]
-    measured: dict[str, Any] = {}
+    measured: dict[str, Any] = {"adapter-mismatch": compared} if compared else {}
     sizes = {header.file: header.size for header in headers.values()}
     if digest:
         measured["truncated-file"] = {

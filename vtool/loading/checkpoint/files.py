@@ -1,9 +1,10 @@
 """The files of a checkpoint folder, and findings about them without a look into the weights."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.diagnostic import Severity
@@ -73,6 +74,15 @@ def list_folder(folder: Path) -> tuple[Files, list[Diagnostic]]:
     for file in (*safetensors, *indexes, folder / "config.json"):
         findings += outside_link(file, folder)
     return Files(safetensors, index), findings
+
+
+def read_config(folder: Path) -> Mapping[str, Any]:
+    """Return the folder's config.json; empty where there is none that can be read."""
+    file = folder / "config.json"
+    if not is_file(file) or _config(file):
+        return {}
+    content, _ = strict_json.parse(file.read_bytes())
+    return content if isinstance(content, dict) else {}
 
 
 def _config(file: Path) -> list[Diagnostic]:

@@ -11,7 +11,7 @@ NAME = "vtool_load_probe"
 
 
 def main() -> None:
-    """Answer `python FOLDER request.json`."""
+    """Answer `python FOLDER request.json`, or write the tensors of one load (`hash_seeds`)."""
     folder = Path(__file__).resolve().parent
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != folder]
     spec = importlib.util.spec_from_file_location(
@@ -21,6 +21,9 @@ def main() -> None:
     assert spec.loader is not None
     sys.modules[NAME] = package = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(package)
+    if sys.argv[1] == "--state":
+        importlib.import_module(f"{NAME}.hash_seeds").write_state(*sys.argv[2:])
+        return
     server = importlib.import_module(f"{NAME}.server")
     sys.exit(server.serve(sys.argv[1]))
 

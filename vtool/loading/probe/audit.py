@@ -18,6 +18,7 @@ from .sources import Owned, ReusableBuffer, buckets, other_values, shuffled
 from .stale import ring_of_buffers
 from .state import State, compare_states, named_parameters
 from .subject import Subject
+from .threads import threads_in_order
 from .watched import first_load, watched_load
 
 MOST_CALLS = 64
@@ -47,12 +48,27 @@ def audit(
         NotRun, LoadFailed: the subject cannot be loaded rightly at all; the second where the
             checkpoint is the user's own.
     """
+    with threads_in_order():
+        return _audit(subject, rules, slots, sources, progress, keep)
+
+
+def _audit(
+    subject: Subject,
+    rules: Sequence[str],
+    slots: int,
+    sources: Sequence[str],
+    progress: Callable[[str], None],
+    keep: Callable[[Checks], None],
+) -> Checks:
     progress("first load")
     first = Owned(subject.checkpoint)
     before = first_load(subject, first)
     progress("second load")
     reference, watched = watched_load(subject, slots, sources, first, before)
     found = dict(watched)
+    if "nondeterministic" in rules and subject.elsewhere:
+        progress("other hash seeds")
+        found["nondeterministic"] = _with_hash_seeds(reference, found["nondeterministic"])
 
     def asked_for() -> Checks:
         return {rule: found[rule] for rule in rules if rule in found}
@@ -86,6 +102,24 @@ def _not_run(check: Check, reference: Reference) -> str | None:
     if check.sources and not set(check.sources) & set(reference.sources):
         return f"sources has no {check.sources[0]}"
     return None
+
+
+def _with_hash_seeds(reference: Reference, alone: CheckFacts) -> CheckFacts:
+    """Return the facts of two loads in one process, with those of loads in others."""
+    assert reference.subject.elsewhere is not None
+    if any(item.kind == "differs" for item in alone.items):
+        return alone  # it differs without another seed
+    try:
+        found = reference.subject.elsewhere(reference.state, reference.unwritten)
+    except (RuntimeError, OSError) as error:
+        return replace(alone, measured={"other_hash_seeds": f"not run: {error}"})
+    items = (replace(item, kind="hash") for item in reference.items(found))
+    return replace(alone, items=(*alone.items, *items))
+
+
+def _late_ring(reference: Reference, checks: Checks) -> CheckFacts:
+    with threads_in_order(late=True):
+        return ring_of_buffers(reference, checks)
 
 
 def _another_order(reference: Reference, checks: Checks) -> CheckFacts:
@@ -126,7 +160,7 @@ def _two_ranks(reference: Reference, checks: Checks) -> CheckFacts:
     shards = reference.subject.shards
     if shards is None:
         return CheckFacts(reason="it is not loaded by ranks of tensor parallelism")
-    return shards(reference.subject, reference.state)
+    return shards(reference.subject, reference.of_model)
 
 
 def _processing(reference: Reference, checks: Checks) -> CheckFacts:
@@ -144,7 +178,9 @@ def _processing(reference: Reference, checks: Checks) -> CheckFacts:
 
     try:
         expected = processed(Owned(checkpoint))
-        found = compare_states(expected, processed(ReusableBuffer(checkpoint, reference.slots)))
+        with threads_in_order(late=True):
+            ring = processed(ReusableBuffer(checkpoint, reference.slots))
+        found = compare_states(expected, ring)
         if found:  # what differs between two correct loads is not due to the ring
             varying = compare_states(expected, processed(Owned(checkpoint)))
             found = {name: values for name, values in found.items() if name not in varying}
@@ -181,7 +217,8 @@ def _quantized_twin(reference: Reference, checks: Checks) -> CheckFacts:
     if after := found["stale-after-processing"].reason:
         measured["not_processed"] = after
     kept = any(item.rule in ("stale-reference", "stale-after-processing") for item in items)
-    paths = twin.paths(twin) if kept and twin.paths else None
+    with threads_in_order(late=True):
+        paths = twin.paths(twin) if kept and twin.paths else None
     return CheckFacts(tuple(items), measured, paths=paths)
 
 
@@ -190,7 +227,7 @@ def _items(checks: Checks, rule: str) -> Sequence[Item]:
 
 
 MEASUREMENTS: Mapping[str, Callable[[Reference, Checks], CheckFacts]] = {
-    "ring-of-buffers": ring_of_buffers,
+    "ring-of-buffers": _late_ring,
     "another-order": _another_order,
     "several-calls": _several_calls,
     "second-load": _second_load,

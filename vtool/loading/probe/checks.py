@@ -48,6 +48,7 @@ CHECKS = (
     Check("aliased-parameter", WATCHED, quantized_twin=True),
     Check("lossy-cast", WATCHED),
     Check("nondeterministic", WATCHED, quantized_twin=True),
+    Check("never-loaded", WATCHED, needs_all_names=True),
     Check("shard-mismatch", "two-ranks", vllm_only=True),
     Check("stale-after-processing", "processing", vllm_only=True, quantized_twin=True),
     Check("quantised-load", "quantized-twin", vllm_only=True),
@@ -55,6 +56,6 @@ CHECKS = (
 BY_RULE = {check.rule: check for check in CHECKS}
 NEED_ALL_NAMES = tuple(check.rule for check in CHECKS if check.needs_all_names)
 OF_QUANTIZED_TWIN = (
-    *NEED_ALL_NAMES,
+    *(check.rule for check in CHECKS if check.quantized_twin and check.needs_all_names),
     *(check.rule for check in CHECKS if check.quantized_twin and not check.needs_all_names),
 )

@@ -31,10 +31,13 @@ class Difference(NamedTuple):
 class Item:
     """One thing that a check found: about a parameter, about checkpoint tensors, or both."""
 
-    kind: Literal["differs", "raises", "chance", "early", "end", "peak", "after"] = "differs"
+    kind: Literal["differs", "raises", "chance", "hash", "early", "end", "peak", "after"] = (
+        "differs"
+    )
     """The form of the problem.
 
-    `chance`: a buffer that differs from object to object. `early` and `end`: where a class stops
+    `hash`: a value that differs from process to process, as the order of sets does. `chance`: a
+    buffer that differs from object to object. `early` and `end`: where a class stops
     asking for tensors. `peak` and `after`: when it holds too many of them.
     """
     parameter: str | None = None
@@ -92,7 +95,13 @@ class About:
     like: str | None = None
     """transformers' class that the tiny twin is of."""
     own_twin: bool = False
-    """The twin is of transformers' class of the very same name, not of a related one."""
+    """The twin is of transformers' class of the very same name, or the one that a backend for
+    transformers' classes runs; not of a related one.
+    """
+    added: tuple[str, ...] = ()
+    """Tensors that files on the hub have, and transformers' class of the twin has not."""
+    renamed: tuple[str, ...] = ()
+    """Tensors of the twin that have other names than transformers gave them: they load so."""
     no_twin: str | None = None
     """Why there is no twin."""
     replaced: tuple[str, ...] = ()

@@ -4,6 +4,8 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
@@ -15,6 +17,7 @@ from .audit import audit, judged_facts
 from .checkpoint_files import read_folder
 from .errors import LoadFailed, error_text
 from .facts import SubjectFacts
+from .hash_seeds import depends_on_hashes, differences
 from .host import Host, Progress
 from .state import named_tensors
 from .subject import Subject, describe_class
@@ -66,7 +69,11 @@ class FileHost(Host):
                 checkpoint = own()
             except Exception as error:
                 raise LoadFailed(f"checkpoint() raises {error_text(error)}") from error
-        return subject_of_factory(factory, checkpoint, files)
+        subject = subject_of_factory(factory, checkpoint, files)
+        if not depends_on_hashes(subject.code):
+            return subject
+        compared = partial(differences, name=name, checkpoint=self.checkpoint, folder=folder)
+        return replace(subject, elsewhere=compared)
 
 
 def subject_of_factory(

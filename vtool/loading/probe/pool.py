@@ -171,6 +171,7 @@ def _write_facts(facts: SubjectFacts, folder: Path) -> None:
 def _audit_subject(host: "Host", request: ProbeRequest, name: str, folder: Path) -> SubjectFacts:
     """Make a subject and audit it; what is known is written before each longer check."""
     from .audit import audit, judged_facts
+    from .threads import threads_in_order
 
     stage = "start"
 
@@ -188,7 +189,8 @@ def _audit_subject(host: "Host", request: ProbeRequest, name: str, folder: Path)
         )
         if kept and subject.paths and not paths:
             progress("the framework's own paths")
-            paths.update(subject.paths(subject))
+            with threads_in_order(late=True):
+                paths.update(subject.paths(subject))
         return judged_facts(subject, checks, paths)
 
     work = folder / "work"

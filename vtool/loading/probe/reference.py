@@ -9,7 +9,7 @@ from torch import Tensor
 from .errors import error_text
 from .facts import Difference, Item
 from .sources import Owned
-from .state import MARKS, State, compare_states, mark, snapshot
+from .state import MARKS, State, compare_states, mark, named_tensors, snapshot
 from .subject import Named, Subject
 
 
@@ -27,6 +27,12 @@ class Reference:
     """For a parameter or buffer, which of its elements (a mask) no load has written."""
     came_from: Mapping[str, Sequence[str]]
     """For a parameter or buffer, the checkpoint tensors that went into it."""
+
+    @property
+    def of_model(self) -> State:
+        """The parameters and buffers, without what modules keep beside them."""
+        named = named_tensors(self.subject.make())
+        return {name: tensor for name, tensor in self.state.items() if name in named}
 
     def load(self, source: Iterable[Named]) -> Any:
         """Return a new object, marked and loaded."""
@@ -48,7 +54,7 @@ class Reference:
             passed_on: exceptions that are not caught.
         """
         try:
-            state = snapshot(load())
+            state = snapshot(load(), held=True)
         except passed_on:
             raise
         except Exception as error:

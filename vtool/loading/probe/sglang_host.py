@@ -64,7 +64,7 @@ class SglangHost(Host):
         why: list[str] = []
         makers: list[Callable[[], Any]] = []
         checkpoint: Mapping[str, Tensor] | None = None
-        like: str | None = None
+        of_twin: dict[str, Any] = {}
         for number, template in enumerate(sglang_config.templates(name, model_class)):
             home = folder / f"template{number}"
             home.mkdir()
@@ -72,19 +72,20 @@ class SglangHost(Host):
             try:
                 progress(f"tiny twin of {words}")
                 tensors: Mapping[str, Tensor] | None
-                tensors = sglang_config.write(template, home, name, installer)
+                saved = tensors = sglang_config.write(template, home, name, installer)
                 make = _maker(model_class, home)
                 progress(f"construction with {words}")
                 model = installer.run(make)
                 makers.append(make)
-                if tensors is not None:
+                if saved is not None and tensors is not None:
                     tensors, unwritten = twin.choose_names(
                         tensors,
                         (*twin.TABLE["renamings"], *sglang_config.TABLE["renamings"]),
                         partial(twin.count_unwritten, make, run=installer.run),
                     )
                     if unwritten <= len(named_parameters(model)) // 2:
-                        checkpoint, like = tensors, template.like
+                        checkpoint, like = tensors, template.like or ""
+                        of_twin = twin.about_twin(name, like, model_class, saved, tensors)
                         break
                     why.append(f"with {words}: {_why_unfit(make, tensors, unwritten)}")
             except Exception as error:
@@ -107,8 +108,7 @@ class SglangHost(Host):
             about=describe_class(
                 model_class,
                 model_class.load_weights,
-                like=like,
-                own_twin=like == name,
+                **of_twin,
                 replaced=tuple(installer.replaced),
                 fields=installer.added_fields,
                 no_twin="; ".join(why) if origin == "discovered" else None,

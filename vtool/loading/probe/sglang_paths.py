@@ -12,25 +12,33 @@ from .checkpoint_files import temporary_checkpoint
 from .loading_paths import Protection, protection, protection_of_loaded, run_paths
 from .reference import load_new, marked_object
 from .sources import ReusableBuffer, Tracked
+from .streaming_loaders import runai_version, use_small_buffer
 from .subject import Named, Subject
 
+RUNAI = "runai-model-streamer"
 STREAMER = "runai_model_streamer"
 
 
 def drive(subject: Subject) -> dict[str, str]:
     """Return for each path `unprotected`, `protected`, or why it was not run.
 
-    `load_format=runai_streamer` is SGLang's own iterator over a streamer that uses one buffer
-    again: it marks what it yields (attribute `_sglang_runai_streamer_tensor`,
-    model_loader/weight_utils.py), and a class that looks at the mark copies. Weight updates hand
+    `load_format=runai_streamer` is SGLang's own iterator, which marks what it yields (attribute
+    `_sglang_runai_streamer_tensor`, model_loader/weight_utils.py), so that a class that looks at
+    the mark copies. It is driven over Run:ai's library, where there is one, and over a stand-in
+    that uses one buffer for every tensor, the hardest case of any version. Weight updates hand
     over a list, whose tensors stay until the call is over. `model.load_weights` is the class's own
     method, as loaders of others call it.
     """
     buffer = ReusableBuffer(subject.checkpoint, 1)
+    streamer = "load_format=runai_streamer"
+    real = {}
+    if there := runai_version():
+        real[f"{streamer} ({RUNAI} {there})"] = lambda: _stream_file(subject)
     return run_paths(
         {
             "load_format=safetensors": lambda: _load_format(subject),
-            "load_format=runai_streamer": lambda: _stream(subject),
+            **real,
+            f"{streamer} (a stand-in with one buffer)": lambda: _stream(subject),
             "update_weights_from_distributed": lambda: _update(subject),
             "model.load_weights": lambda: protection_of_loaded(subject, load_new(subject, buffer)),
         }
@@ -46,6 +54,16 @@ def _load_format(subject: Subject) -> Protection:
         loader = DefaultModelLoader(LoadConfig(load_format="safetensors"))
         source = DefaultModelLoader.Source(str(file.parent), None)
         return protection(subject.checkpoint, dict(loader._get_weights_iterator(source)))
+
+
+def _stream_file(subject: Subject) -> Protection:
+    """Load through SGLang's iterator over the library that is installed, with a small buffer."""
+    from sglang.srt.model_loader.weight_utils import runai_safetensors_weights_iterator
+
+    with temporary_checkpoint(subject.checkpoint) as file:
+        use_small_buffer(file)
+        weights = runai_safetensors_weights_iterator([str(file)])
+        return protection_of_loaded(subject, load_new(subject, weights))
 
 
 def _stream(subject: Subject) -> Protection:

@@ -42,6 +42,31 @@ def _all(model: Any, method: str) -> State:
     }
 
 
+def held_tensors(model: Any) -> State:
+    """Return parameters, buffers, and what modules keep beside them: attributes and dicts.
+
+    Not lists: the place of a tensor in one may say when it came.
+    """
+    found = named_tensors(model)
+    known = {id(tensor) for tensor in found.values()}
+    modules = model.named_modules() if hasattr(model, "named_modules") else [("", model)]
+    for name, module in modules:
+        for attribute, value in getattr(module, "__dict__", {}).items():
+            if attribute in ("_parameters", "_buffers", "_modules"):
+                continue
+            path = f"{name}.{attribute}" if name else attribute
+            pairs = value.items() if isinstance(value, dict) else [(None, value)]
+            for key, tensor in list(pairs):
+                if (
+                    isinstance(tensor, Tensor)
+                    and tensor.layout == torch.strided
+                    and tensor.device.type != "meta"
+                    and id(tensor) not in known
+                ):
+                    found[path if key is None else f"{path}[{key!r}]"] = tensor
+    return found
+
+
 def mark(model: Any, byte: int, buffers: Collection[str] = ()) -> None:
     """Fill every parameter, and the buffers that are named, with one byte.
 
@@ -56,11 +81,11 @@ def mark(model: Any, byte: int, buffers: Collection[str] = ()) -> None:
             tensor.untyped_storage().fill_(byte)  # type: ignore[attr-defined]
 
 
-def snapshot(model: Any) -> State:
-    """Return a copy of every parameter and buffer."""
+def snapshot(model: Any, held: bool = False) -> State:
+    """Return a copy of every parameter and buffer; with `held`, as `held_tensors` finds them."""
     return {
         name: tensor.detach().clone(memory_format=torch.contiguous_format)
-        for name, tensor in named_tensors(model).items()
+        for name, tensor in (held_tensors if held else named_tensors)(model).items()
     }
 
 

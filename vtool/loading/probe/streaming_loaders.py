@@ -4,6 +4,7 @@ import inspect
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -30,8 +31,7 @@ def runai(file: Path, *, distributed: bool = False) -> Iterator[Named]:
         distributed: each rank of torch's process group reads a part of the file, and the ranks pass
             it on to each other.
     """
-    size = max(_sizes(file)) + (1 << 16)
-    os.environ.update(RUNAI_STREAMER_MEMORY_LIMIT=str(size), RUNAI_STREAMER_CONCURRENCY="1")
+    use_small_buffer(file)
     # Ranks pass tensors on through a buffer of a gigabyte, which a real checkpoint fills again and
     # again, and a tiny one never.
     os.environ.update(RUNAI_STREAMER_DIST="1", RUNAI_STREAMER_DIST_BUFFER_MIN_BYTESIZE="0")
@@ -45,6 +45,20 @@ def runai(file: Path, *, distributed: bool = False) -> Iterator[Named]:
             given["is_distributed"] = True
         streamer.stream_files([str(file)], **given)
         yield from streamer.get_tensors()
+
+
+def use_small_buffer(file: Path) -> None:
+    """Give Run:ai's streamer a buffer no larger than the largest tensor of a file needs."""
+    size = max(_sizes(file)) + (1 << 16)
+    os.environ.update(RUNAI_STREAMER_MEMORY_LIMIT=str(size), RUNAI_STREAMER_CONCURRENCY="1")
+
+
+def runai_version() -> str | None:
+    """Return the version of Run:ai's streamer; None where it is not installed."""
+    try:
+        return version("runai-model-streamer")
+    except PackageNotFoundError:
+        return None
 
 
 def fastsafetensors(file: Path) -> Iterator[Named]:

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from .facts import About, CheckFacts, Origin
+from .facts import About, CheckFacts, Difference, Origin
+from .state import State
 
 Named = tuple[str, Tensor]
 """A tensor of a checkpoint, with its name."""
@@ -48,6 +49,11 @@ class Subject:
     """Drive the framework's own ways of loading.
 
     Returns for each `unprotected`, `protected`, or why it was not run.
+    """
+    elsewhere: Callable[[State, Mapping[str, Tensor]], Mapping[str, Difference]] | None = None
+    """Load in processes with other hash seeds, and return what differs from a state.
+
+    Given that state, and the masks of what no load has written. Raises RuntimeError.
     """
     shards: Callable[["Subject", Mapping[str, Tensor]], CheckFacts] | None = None
     """Load on several ranks, and compare their shards with what was loaded on one."""

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -188,6 +188,27 @@ def choose_names(
         if list(tried) != list(checkpoint) and (left := count(tried)) < fewest:
             best, fewest = tried, left
     return best, fewest
+
+
+def about_twin(
+    name: str, like: str, model_class: type, saved: Mapping[str, Tensor], taken: Iterable[str]
+) -> dict[str, Any]:
+    """Return what `About` says of a twin.
+
+    Args:
+        name: the architecture's, whose entry of the table may add tensors.
+        like: transformers' class that the twin is of.
+        saved: the twin's tensors under the names of its files.
+        taken: the names under which the class loads them.
+    """
+    backend = ".models.transformers" in model_class.__module__  # it runs transformers' own class
+    added = twin_entry(name).get("extra", {})
+    return {
+        "like": like,
+        "own_twin": like == name or backend,
+        "added": tuple(name for name in taken if name in added),
+        "renamed": tuple(name for name in taken if name not in saved),
+    }
 
 
 def count_unwritten(

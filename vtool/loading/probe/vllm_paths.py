@@ -16,6 +16,7 @@ from .processed import snapshot_everything
 from .reference import load_new
 from .sources import Owned, ReusableBuffer
 from .state import compare_states, snapshot
+from .streaming_loaders import runai_version, use_small_buffer
 from .subject import Subject
 
 DISK_FORMATS = ("safetensors", "runai_streamer", "fastsafetensors")
@@ -28,13 +29,18 @@ def drive(subject: Subject, config: Any) -> dict[str, str]:
     return run_paths(
         {
             **{
-                f"load_format={each}": partial(_load_format, subject, config, each)
+                _path_name(each): partial(_load_format, subject, config, each)
                 for each in DISK_FORMATS
             },
             "reload_weights(weights_iterator)": lambda: _reload(subject, config),
             "model.load_weights": lambda: direct_load(subject),
         }
     )
+
+
+def _path_name(load_format: str) -> str:
+    library = runai_version() if load_format == "runai_streamer" else None
+    return f"load_format={load_format}" + (f" (runai-model-streamer {library})" if library else "")
 
 
 def direct_load(subject: Subject) -> Protection:
@@ -117,6 +123,7 @@ def _load_format(subject: Subject, config: Any, load_format: str) -> Protection:
     from vllm.model_executor.model_loader import get_model_loader
 
     with temporary_checkpoint(subject.checkpoint) as file:
+        use_small_buffer(file)
         model_config = copy.copy(config.model_config)
         model_config.model = str(file.parent)
         model_config.model_weights = ""

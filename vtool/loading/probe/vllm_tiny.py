@@ -74,7 +74,7 @@ class TinyArchitecture:
         model_class = self.installer.run(self.models[self.served_as].load_model_cls)
         shrink_constants(sys.modules[model_class.__module__])
         self.progress("tiny twin")
-        checkpoint = self._write_twin()
+        saved = checkpoint = self._write_twin()
         if checkpoint is None:
             self.installer.run(
                 partial(
@@ -114,8 +114,11 @@ class TinyArchitecture:
             about=describe_class(
                 type(model),
                 type(model).load_weights,
-                like=self.twin_class if origin == "twin" else None,
-                own_twin=origin == "twin" and self.twin_class == self.name,
+                **(
+                    twin.about_twin(self.name, self.twin_class, type(model), saved, checkpoint)
+                    if saved and self.twin_class and origin == "twin"
+                    else {}
+                ),
                 replaced=tuple(self.installer.replaced),
                 fields=self.installer.added_fields,
                 no_twin=self.why_no_twin,

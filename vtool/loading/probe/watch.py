@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -61,6 +62,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.read: set[str] = set()
         self.came_from: dict[int, set[str]] = {}
         """For the address of a storage, the checkpoint tensors whose values went into it."""
+        self.copies = Copies()
         self.narrowed: dict[str, tuple[torch.dtype, torch.dtype]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -102,6 +104,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             else:
                 # a new storage, perhaps at the address of a freed one
                 self.came_from[address] = set(origins)
+                if len(origins) == 1 and tensor.nbytes:
+                    self.copies.add(next(iter(origins)), tensor)
         return result
 
     def _note_narrowing(self, names: set[str], tensor: Tensor, result: Any) -> None:
@@ -113,6 +117,55 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             whole = self.source.checkpoint[name]
             if loses(before, result.dtype) or _loses_integers(whole, result.dtype):
                 self.narrowed[name] = (before, result.dtype)
+
+
+class Copies:
+    """The copies of single checkpoint tensors, and which of them were there at the same time."""
+
+    def __init__(self) -> None:
+        self._living: list[tuple[str, int, Any, int]] = []
+        self._lives: list[tuple[str, int, int]] = []
+        """Names with the first and the last of the copies that were made in a copy's life."""
+        self._made = 0
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Note a copy of the tensor of this name."""
+        self._bury()
+        self._made += 1
+        storage = tensor.untyped_storage()
+        reference: Any = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+        self._living.append((name, storage.data_ptr(), reference, self._made))
+
+    def most(self, of_model: set[int]) -> int:
+        """Return the most tensors of which copies were there at once.
+
+        Args:
+            of_model: the addresses of storages that the model has after the load.
+        """
+        self._bury()
+        lives = [
+            *self._lives,
+            *(
+                (name, born, self._made)
+                for name, address, _, born in self._living
+                if address not in of_model
+            ),
+        ]
+        there: list[set[str]] = [set() for _ in range(self._made + 1)]
+        for name, born, died in lives:
+            for moment in range(born, died + 1):
+                there[moment].add(name)
+        return max(map(len, there))
+
+    def _bury(self) -> None:
+        living = []
+        for copy in self._living:
+            name, _, storage, born = copy
+            if storage.expired():
+                self._lives.append((name, born, self._made))
+            else:
+                living.append(copy)
+        self._living = living
 
 
 def loses(before: torch.dtype, after: torch.dtype) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .errors import LoadFailed, NotRun, error_text
 from .facts import CheckFacts, Item
+from .initial import kept_values
 from .places import belongs
 from .randomness import other_seeds
 from .reference import Reference, load_new, marked_object
@@ -19,6 +20,7 @@ from .state import (
     MARKS,
     State,
     compare_states,
+    held_tensors,
     mark,
     marked,
     named_parameters,
@@ -40,7 +42,7 @@ def first_load(subject: Subject, source: Owned) -> State:
         NotRun, LoadFailed: it does not load; the second where the checkpoint is the user's own.
     """
     try:
-        return snapshot(load_new(subject, source))
+        return snapshot(load_new(subject, source), held=True)
     except Exception as error:
         kind = LoadFailed if subject.origin == "given" else NotRun
         raise kind(f"the checkpoint does not load: {error_text(error)}") from error
@@ -68,8 +70,8 @@ def watched_load(
         else:
             subject.load(model, source)
     held = dict(source.held)
-    after = snapshot(model)
-    tensors = named_tensors(model)
+    after = snapshot(model, held=True)
+    tensors = held_tensors(model)
     addresses = {name: storage_address(tensor) for name, tensor in tensors.items()}
     aliased = {source.addresses[at] for at in addresses.values() if at in source.addresses}
     came_from = {
@@ -83,29 +85,33 @@ def watched_load(
     gaps = _never_written(before, after, parameters)
     if subject.streams:
         # buffers without tensors are computed; a mark would not be computed again
-        buffers = [name for name in tensors if name not in parameters and came_from[name]]
+        of_model = named_tensors(model)
+        buffers = [name for name in of_model if name not in parameters and came_from[name]]
         gaps |= _buffer_gaps(subject, buffers)
     chance = _never_initialized(before, after, gaps, came_from)
     reference = Reference(subject, slots, sources, before, gaps | chance, came_from)
     (subject.destroy or source.destroy)()
-    changed = compare_states(after, snapshot(model))
+    changed = compare_states(after, snapshot(model, held=True))
     suspects = subject.unread(model) if subject.unread else {*source.names} - watch.read - aliased
     unread = _unread(reference, suspects)
     varying = compare_states(before, after, reference.unwritten)
+    whole = [name for name, mask in gaps.items() if mask.all()]
+    kept = kept_values(subject, whole)
+    unconsumed = [_unconsumed(reference, model, name) for name in unread]
     found: dict[str, Collection[Item]] = {
         "unwritten-parameter": [
             Item(
                 parameter=name,
                 expected="values from the checkpoint",
-                seen="none of its elements is written",
+                seen=f"none of its elements is written: it keeps {kept.get(name, 'what it held')}",
             )
-            for name, mask in gaps.items()
-            if mask.all()
+            for name in whole
         ],
+        "never-loaded": _never_loaded(unconsumed, kept),
         "partly-written-parameter": [
             _partly_written(reference, name) for name, mask in gaps.items() if not mask.all()
         ],
-        "unconsumed-tensor": [_unconsumed(reference, model, name) for name in unread],
+        "unconsumed-tensor": unconsumed,
         "aliased-parameter": reference.items(changed),
         "lossy-cast": _narrowed(reference, watch),
         "nondeterministic": [
@@ -114,7 +120,10 @@ def watched_load(
         ],
     }
     checks = {rule: CheckFacts(tuple(items)) for rule, items in found.items()}
-    return reference, checks | (_asked_and_held(first, source, held) if subject.streams else {})
+    if subject.streams:
+        copies = watch.copies.most(set(addresses.values()))
+        checks |= _asked_and_held(first, source, held, copies)
+    return reference, checks
 
 
 def _never_written(first: State, second: State, names: Collection[str]) -> dict[str, Tensor]:
@@ -211,6 +220,19 @@ def _unconsumed(reference: Reference, model: Any, name: str) -> Item:
     )
 
 
+def _never_loaded(unread: Sequence[Item], kept: Mapping[str, str]) -> list[Item]:
+    """Return an item for each parameter that waits for tensors that are never read."""
+    tensors: dict[str, list[str]] = {}
+    for item in unread:
+        for parameter in item.waiting:
+            tensors.setdefault(parameter, []).extend(item.tensors)
+    return [
+        Item(parameter=parameter, tensors=tuple(names), seen=kept[parameter])
+        for parameter, names in tensors.items()
+        if parameter in kept
+    ]
+
+
 def _weight_in(reference: Reference, model: Any, name: str) -> str | None:
     """Return the parameter that the weight beside a bias went into.
 
@@ -258,17 +280,25 @@ def _narrowed(reference: Reference, watch: Watch) -> list[Item]:
 
 
 def _asked_and_held(
-    first: Owned, source: Tracked, held: Mapping[str, int]
+    first: Owned, source: Tracked, held: Mapping[str, int], copies: int
 ) -> dict[str, CheckFacts]:
-    """Return the facts about a stream: whether it was exhausted, and what was kept of it."""
+    """Return the facts about a stream: whether it was exhausted, and what was kept of it.
+
+    Args:
+        copies: the most tensors of which copies were held at once, beside the model.
+    """
     total = len(source.names)
     stopped = Item(
         "early" if first.given < total else "end", None, tuple(first.names[first.given :])
     )
     retained = []
     # more than a fused weight takes
-    if source.most_held > max(8, total // 2):
+    most = max(8, total // 2)
+    if source.most_held > most:
         retained.append(Item("peak", seen=f"{source.most_held} of {total} tensors held at once"))
+    elif copies > most:
+        seen = f"copies of {copies} of {total} tensors held at once, beside the model"
+        retained.append(Item("peak", seen=seen))
     # The last one is often still the value of a loop's variable.
     if len(held) > 1:
         seen = f"{len(held)} tensors are held after the load"

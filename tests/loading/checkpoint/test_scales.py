@@ -1,0 +1,63 @@
+"""Quantized weights without scales, and heads of zeros."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.loading.checkpoint.folders import Entry, f32, folder
+from vtool.loading.checkpoint import audit_folder
+
+FP8: Entry = ("F8_E4M3", (4, 4), bytes(range(16)))
+INT8: Entry = ("I8", (4, 4), bytes(range(16)))
+PACKED: Entry = ("I32", (4, 1), bytes(range(16)))
+ZEROS: Entry = ("F32", (4, 4), np.zeros((4, 4), np.float32).tobytes())
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"q.weight": FP8, "q.weight_scale": f32(4, 1)},
+        {"q.weight": FP8, "q.weight_scale_inv": f32(1, 1)},
+        {"q.weight": FP8, "q.scale_weight": f32(1)},
+        {"experts.gate_up_proj": FP8, "experts.gate_up_proj_scale": f32(1)},
+        {"q.weight": INT8, "q.SCB": f32(4)},
+        {"q.qweight": PACKED, "q.scales": f32(1, 4), "q.qzeros": PACKED},
+        {"q.weight_packed": PACKED, "q.weight_scale": f32(4, 1)},
+        {"table": INT8},
+        {"q.weight": ("U8", (4, 4), bytes(16)), "q.weight_scale": FP8},
+    ],
+)
+def test_weights_with_their_scales_are_clean(tensors: dict[str, Entry], tmp_path: Path) -> None:
+    assert audit_folder(folder(tmp_path / "model", model=tensors)).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("tensors", "config", "severity"),
+    [
+        ({"q.weight": FP8, "k.weight": FP8, "k.weight_scale": f32(1)}, {}, "error"),
+        ({"q.weight": FP8}, {"quantization_config": {"quant_method": "fp8"}}, "error"),
+        ({"q.weight": FP8, "q.input_scale": f32(1)}, {"quantization_config": {}}, "error"),
+        ({"q.qweight": PACKED, "q.qzeros": PACKED}, {}, "error"),
+        ({"q.weight_packed": PACKED}, {}, "error"),
+        ({"q.weight": FP8}, {}, "warning"),
+    ],
+)
+def test_a_weight_without_its_scale_is_found(
+    tensors: dict[str, Entry], config: dict[str, object], severity: str, tmp_path: Path
+) -> None:
+    model = folder(tmp_path / "model", model=tensors)
+    (model / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
+    (finding,) = audit_folder(model).findings
+    assert (finding.rule, finding.severity) == ("missing-scale", severity)
+    assert (finding.tensors or ("",))[0].startswith("q.")
+
+
+@pytest.mark.parametrize("name", ["lm_head.weight", "model.embed_tokens.weight", "output.weight"])
+def test_a_head_or_an_embedding_of_zeros_is_an_error(name: str, tmp_path: Path) -> None:
+    (finding,) = audit_folder(folder(tmp_path / "model", model={name: ZEROS})).findings
+    assert (finding.rule, finding.severity) == ("all-zero-weight", "error")
+    almost = ("F32", (4, 4), bytes(63) + b"\x01")
+    for entries in ({name: almost}, {"gate.weight": ZEROS}, {"lm_head.bias": ZEROS}):
+        assert audit_folder(folder(tmp_path / "right", model=entries)).findings == ()

@@ -1,0 +1,53 @@
+"""Finds heads and embeddings that are all zero: what a write has left out, or never trained."""
+
+import re
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from vtool.diagnostics import Diagnostic
+from vtool.loading.checkpoint.about_file import about_file
+from vtool.loading.checkpoint.headers import Header, Tensor
+
+_WEIGHTS = re.compile(
+    r"(.*\.)?(lm_head|embed_out|embed_tokens|wte|word_embeddings|tok_embeddings)\.weight"
+    r"|(model\.)?output\.weight"
+)
+_LORA_B = re.compile(r".+\.lora_(embedding_)?B(\.[^.]+)??(\.weight)?")
+CHUNK = 1 << 20
+
+
+def all_zero(headers: Mapping[str, Header]) -> Iterator[Diagnostic]:
+    """Yield an error for a head or an embedding of zeros, a warning for an adapter of zeros."""
+    lora: list[tuple[Header, Tensor]] = []
+    nonzero = False
+    for header in headers.values():
+        for tensor in header.tensors:
+            if tensor.end <= tensor.start or tensor.end > header.size:
+                continue
+            if _WEIGHTS.fullmatch(tensor.name) and len(tensor.shape) > 1:
+                if _is_zero(header, tensor):
+                    yield about_file(
+                        header.file,
+                        "all-zero-weight",
+                        f"`{tensor.name}` in {header.file.name}, {list(tensor.shape)}, is all zero",
+                        parameter=tensor.name,
+                        tensors=(tensor.name,),
+                    )
+            elif _LORA_B.fullmatch(tensor.name) and not nonzero:
+                nonzero = not _is_zero(header, tensor)
+                lora.append((header, tensor))
+    if lora and not nonzero:
+        header, _ = lora[0]
+        message = f"each lora_B of {header.file.name} is all zero: the adapter changes nothing"
+        names = tuple(tensor.name for _, tensor in lora)
+        yield about_file(header.file, "all-zero-weight", message, tensors=names, severity="warning")
+
+
+def _is_zero(header: Header, tensor: Tensor) -> bool:
+    """Return True if every byte is zero; where one is not, little more than that is read."""
+    try:
+        data = np.memmap(header.file, np.uint8, "r", tensor.start, (tensor.end - tensor.start,))
+        return not any(data[at : at + CHUNK].any() for at in range(0, len(data), CHUNK))
+    except (OSError, ValueError):  # a file that cannot be read is a finding of its own
+        return False
