@@ -79,8 +79,8 @@ def tables(cases: Sequence[Case], results: Mapping[str, Any]) -> str:
     if commits := [one for one in seen if one.lacks([])]:
         lines += [
             "",
-            "Between two commits, which no wheel has, and so not run without `--checkout NAME=DIR`"
-            f" (the earlier result is kept): {', '.join(one.name for one in commits)}.",
+            "Between two commits, which no wheel has, and so not run without `--checkout NAME=DIR`",
+            f"(the earlier result is kept): {', '.join(one.name for one in commits)}.",
         ]
     for title, those in kinds.items():
         if those:

@@ -159,11 +159,11 @@ class _PeakOfAll:
                 self._peak_mem_snap[device] = dict(now)
 
 
-class _Tracker(_PeakOfAll, MemTracker):
+class _Tracker(_PeakOfAll, MemTracker):  # type: ignore[no-untyped-call]
     pass
 
 
-class _FsdpTracker(_PeakOfAll, FSDPMemTracker):
+class _FsdpTracker(_PeakOfAll, FSDPMemTracker):  # type: ignore[no-untyped-call]
     pass
 
 

@@ -63,7 +63,7 @@ def _attention(
         return whole
     sizes = Counter(cu_seq_lens_q.diff().tolist())
     parts = [size * count for size, count in sizes.items()]
-    split = zip(*(one[0].split(parts, 1) for one in (query, key, value)), strict=True)
+    split = zip(*(torch.split(one[0], parts, 1) for one in (query, key, value)), strict=True)
     found = []
     for size, three in zip(sizes, split, strict=True):
         windows = [one.unflatten(1, (-1, size)).transpose(0, 1) for one in three]

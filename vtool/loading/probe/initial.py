@@ -1,4 +1,4 @@
-"""What a parameter that no load writes keeps: garbage, zeros, or what its class has put there."""
+"""The values of parameters that no load writes: garbage, zeros, or what a class has put there."""
 
 from collections.abc import Iterable
 
