@@ -1,4 +1,4 @@
-"""What a parameter that no load writes keeps: garbage, zeros, or what its class has put there."""
+"""Says what a parameter that no load writes keeps: garbage, zeros, what its class has put there."""
 
 from collections.abc import Iterable
 
