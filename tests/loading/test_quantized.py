@@ -87,7 +87,7 @@ class KeepsForLater(Layer):
         for name, tensor in weights:
             self.put(name, tensor)
             if name == "norm.weight":
-                self.later = [tensor]
+                self.later = [tensor]  # what is in lists is not compared before
 
     def process(self) -> None:
         self.packed = self.later[0].float() * 2

@@ -270,7 +270,9 @@ def _grade_quantized(rule: str, items: Items, facts: SubjectFacts) -> Iterable[D
             )
         else:
             text = f"{check}: {_parameters(group)}"
-        yield _finding(rule, f"with fp8 weights and their scales, {text}", group, severity)
+        kept_at = Origin(group[0].file, group[0].line) if group[0].file else None
+        text = f"with fp8 weights and their scales, {text}"
+        yield _finding(rule, text, group, severity, kept_at)
 
 
 def _grade_aliased(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagnostic]:

@@ -19,6 +19,7 @@ from .stale import ring_of_buffers
 from .state import State, compare_states, named_parameters
 from .subject import Subject
 from .threads import threads_in_order
+from .upcast import upcast_twin
 from .watched import first_load, watched_load
 
 MOST_CALLS = 64
@@ -189,6 +190,32 @@ def _processing(reference: Reference, checks: Checks) -> CheckFacts:
     return CheckFacts(reference.items(found), {"tensors": len(expected)})
 
 
+def _quantized_twins(reference: Reference, checks: Checks) -> CheckFacts:
+    """Audit the class made for fp8 by row, and as it is with fp8 in blocks, where it takes that."""
+    rows = _quantized_twin(reference, checks)
+    twin = upcast_twin(reference) if not _items(checks, "stale-reference") else None
+    if twin is None:
+        return rows
+    try:
+        found = audit(twin, ("stale-reference",), reference.slots, ("reusable_buffer",))
+    except NotRun as why:
+        return replace(rows, measured={**rows.measured, "in_blocks": f"not run: {why}"})
+    stale = [replace(item, rule="stale-reference") for item in found["stale-reference"].items]
+    measured = {
+        **rows.measured,
+        "upcast_tensors": len(twin.checkpoint) - len(reference.subject.checkpoint),
+    }
+    if not stale:
+        return replace(rows, measured=measured)
+    if rows.reason:
+        measured["by_row"] = f"not run: {rows.reason}"
+    paths = rows.paths
+    if paths is None and twin.paths:
+        with threads_in_order(late=True):
+            paths = twin.paths(twin)
+    return CheckFacts((*rows.items, *stale), measured, paths=paths)
+
+
 def _quantized_twin(reference: Reference, checks: Checks) -> CheckFacts:
     """Audit the class made for fp8 weights; keep what was not found of it in its own dtype."""
     if reference.subject.quantized is None:
@@ -233,7 +260,7 @@ MEASUREMENTS: Mapping[str, Callable[[Reference, Checks], CheckFacts]] = {
     "second-load": _second_load,
     "two-ranks": _two_ranks,
     "processing": _processing,
-    "quantized-twin": _quantized_twin,
+    "quantized-twin": _quantized_twins,
 }
 """Each measurement of `checks.CHECKS` beside the watched load.
 

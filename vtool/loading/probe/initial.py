@@ -1,4 +1,4 @@
-"""The values of parameters that no load writes: garbage, zeros, or what a class has put there."""
+"""Says what a parameter that no load writes keeps: garbage, zeros, what its class has put there."""
 
 from collections.abc import Iterable
 
