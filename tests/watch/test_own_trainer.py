@@ -27,6 +27,9 @@ PROGRAM = "from vtool.cli.app import main\nmain()\n"
 MODULES = (
     "hydra",
     "matplotlib.pyplot",
+    "megatron.core.distributed",
+    "megatron.core.models.gpt",
+    "megatron.core.optimizer",
     "peft",
     "torch._dynamo",
     "vtool.api",
