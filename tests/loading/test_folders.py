@@ -405,6 +405,6 @@ def test_a_folder_of_quantised_weights_is_judged_as_it_is(judged: dict[str, Foun
         "quantised-load"
     }
     assert "quantized already" in right["details"]["quantised-load"]["reason"]
-    assert [(finding["rule"], finding["parameter"]) for finding in errors(wrong)] == [
-        ("unwritten-parameter", SCALE)
-    ]
+    ((rule, tensors),) = [(each["rule"], each["tensors"]) for each in errors(wrong)]
+    assert (rule, tensors) == ("missing-scale", [SCALE.removesuffix("_scale")])
+    assert wrong["checks"]["unwritten-parameter"] == "not-run"
