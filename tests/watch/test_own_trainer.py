@@ -55,6 +55,8 @@ RUNS: dict[str, Sequence[str]] = {
     **{name: ("digits", f"model.family={name}") for name in FAMILIES},
 }
 LAUNCHED = "ddp, two ranks"
+IN_SOAK = ("packed", "fsdp2", "megatron, data")
+"""What these have is also in others: on two ranks, or in a pipeline."""
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +116,14 @@ def test_nothing_is_found_in_a_training_that_starts_its_own_ranks(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", [name for name in RUNS if name != LAUNCHED])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.soak) if name in IN_SOAK else name
+        for name in RUNS
+        if name != LAUNCHED
+    ],
+)
 def test_nothing_is_found_in_our_own_training(tmp_path: Path, own_forks: Forks, name: str) -> None:
     watched, plain, facts = tmp_path / "with", tmp_path / "without", tmp_path / "facts"
     with_it = train(own_forks, watched, command(watched, name), facts)
