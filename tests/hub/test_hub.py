@@ -128,7 +128,10 @@ def test_load_check_takes_a_name(hub: Hub, tmp_path: Path) -> None:
     assert "hub-model-absent" in vtool(tmp_path, *files, status=2)
     download(HubName(NAME))
     (result,) = json.loads(run_vtool(tmp_path, *files).stdout)["results"]
-    assert (result["subject"], result["verdict"]) == (NAME, "clean")
+    assert result["subject"] == NAME
+    # the class is asked where vLLM is installed: not-run elsewhere
+    assert result["verdict"] in ("clean", "not-run")
+    assert "passed" in result["checks"].values(), "its files were audited"
 
 
 def test_what_the_user_has_set_offline_stays_so(
