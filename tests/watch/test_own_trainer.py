@@ -17,8 +17,9 @@ from vtool.watch.conclude import conclude_folder
 SHORT = (
     "train.steps=4",
     "optim.warmup_steps=2",
+    "data.global_batch_size=16",
     "data.micro_batch_size=8",
-    "data.train=[{format: digits, split: train, limit: 128}]",
+    "data.train=[{format: digits, split: train, limit: 64}]",
     "data.validation=[]",
     "data.test=[]",
     "evaluation.every_steps=null",
@@ -55,8 +56,8 @@ RUNS: dict[str, Sequence[str]] = {
     **{name: ("digits", f"model.family={name}") for name in FAMILIES},
 }
 LAUNCHED = "ddp, two ranks"
-IN_SOAK = ("packed", "fsdp2", "megatron, data")
-"""What these have is also in others: on two ranks, or in a pipeline."""
+IN_SOAK = ("packed, two ranks", "fsdp2", "megatron, data", "megatron, pipeline", "glm4v")
+"""What these have is also in others, or in the watch's own tests of Megatron-core."""
 
 
 @pytest.fixture(scope="module")
