@@ -73,9 +73,10 @@ def test_a_factory_that_ends_its_process_is_told_with_its_status_and_last_words(
     )
 
 
-def test_a_factory_that_hangs_is_stopped() -> None:
-    found = results(f"python:{MODELS}:hangs", "limits.seconds=1", status=1)
-    assert "longer than 1 seconds" in found["hangs"]["findings"][0]["message"]
+@pytest.mark.parametrize("factory", ["hangs", "computes_for_ever"])
+def test_a_factory_that_does_not_end_is_stopped(factory: str) -> None:
+    found = results(f"python:{MODELS}:{factory}", "limits.seconds=1", status=1)
+    assert "longer than 1 seconds" in found[factory]["findings"][0]["message"]
 
 
 @pytest.mark.full

@@ -271,5 +271,10 @@ def hangs() -> Good:
     return Good()
 
 
+def computes_for_ever() -> Good:
+    while True:
+        pass
+
+
 def not_a_model() -> object:
     return object()

@@ -15,7 +15,7 @@ from tests.loading.models import KeepsAll, checkpoint
 from vtool.config.schema.load_check import Framework
 from vtool.loading.probe.facts import Done, Finished, ProbeRequest, Ready, Unusable
 from vtool.loading.probe.host import HOSTS, Host, Progress, open_host
-from vtool.loading.probe.pool import Pool
+from vtool.loading.probe.pool import Pool, Spent, is_over
 from vtool.loading.probe.subject import Subject
 
 PROBE = vtool.loading.worker.PROBE
@@ -125,6 +125,23 @@ def test_what_a_later_check_ends_keeps_what_was_found_before(
     assert [facts.checks[rule].reason for rule in asked[1:]] == [
         f"{reason} (at: shard-mismatch)"
     ] * 2
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "over"),
+    [
+        (Spent(0, 0), Spent(59, 59), False),
+        (Spent(0, 0), Spent(61, 60.5), True),
+        (Spent(0, 0), Spent(61, 0.2), True),
+        (Spent(0, 0), Spent(61, 12), False),
+        (Spent(290, 58), Spent(300, 59.9), False),
+        (Spent(300, 59.9), Spent(310, 61.0), True),
+        (Spent(290, 40), Spent(300, 40.1), True),
+    ],
+    ids=["in time", "slow", "idle", "waits", "waits long", "ends late", "stands still later"],
+)
+def test_a_subject_has_its_seconds_of_computing(before: Spent, now: Spent, over: bool) -> None:
+    assert is_over(60, before, now) is over
 
 
 def _held(size: int) -> None:

@@ -43,7 +43,7 @@ class Limits(Settings):
     """The most that one subject may take. One that takes more is stopped, and says so."""
 
     seconds: float = Field(default=60.0, gt=0, allow_inf_nan=False)
-    """Time."""
+    """Time: on a busy machine, that in which its processes computed."""
     memory_mib: int = Field(default=1536, ge=64)
     """Resident memory, in MiB, of which the framework itself is about 500."""
 

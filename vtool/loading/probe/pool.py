@@ -24,6 +24,29 @@ if TYPE_CHECKING:  # both import torch, which the interpreter may lack
 
 TICK_SECONDS = 0.01
 PR_SET_PDEATHSIG = 1
+LEAST_SHARE = 0.05
+"""Of a core: a process that computes less than this is not slow, but stands still."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a subject has spent: seconds since its start, and CPU seconds of its processes."""
+
+    elapsed: float
+    computed: float
+
+
+def is_over(most: float, before: Spent, now: Spent) -> bool:
+    """Return True if a subject whose time has passed computed as long, or stands still.
+
+    On a machine that has other work, a subject is not blamed for waiting for a core.
+
+    Args:
+        most: its seconds.
+        before: what it had spent when this was last asked, some seconds ago.
+    """
+    lately = (now.computed - before.computed) / (now.elapsed - before.elapsed)
+    return now.elapsed > most and (now.computed > most or lately < LEAST_SHARE)
 
 
 @dataclass
@@ -33,6 +56,8 @@ class Child:
     name: str
     folder: Path
     started: float
+    asked: Spent = Spent(0.0, 0.0)
+    """What was spent when it was last asked for."""
     killed: str | None = None
 
 
@@ -79,12 +104,19 @@ class Pool:
                 self._finish(process, child, status, usage.ru_maxrss * 1024)
                 continue
             resident = _resident_bytes(process)
-            if time.monotonic() - child.started > self.request.seconds:
+            if self._is_over(process, child):
                 child.killed = f"it took longer than {self.request.seconds:g} seconds"
             elif resident > self.request.memory:
                 child.killed = f"it took more than {self.request.memory / 2**20:.0f} MiB"
             if child.killed:
                 os.kill(process, signal.SIGKILL)
+
+    def _is_over(self, process: int, child: Child) -> bool:
+        elapsed, most = time.monotonic() - child.started, self.request.seconds
+        if elapsed <= most or elapsed - child.asked.elapsed < max(1.0, most / 6):
+            return False
+        before, child.asked = child.asked, Spent(elapsed, _computed_seconds(process))
+        return is_over(most, before, child.asked)
 
     def _finish(self, process: int, child: Child, status: int, peak: int) -> None:
         with suppress(ProcessLookupError):
@@ -134,6 +166,18 @@ def _resident_bytes(process: int) -> int:
         return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * resource.getpagesize()
     except (OSError, IndexError):
         return 0
+
+
+def _computed_seconds(group: int) -> float:
+    """Return the CPU time of the processes of a group, and of those of theirs that ended."""
+    ticks = 0
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError, IndexError):
+            # behind the name, which may have anything in it: state, parent, group, …
+            words = file.read_text().rpartition(")")[2].split()
+            if int(words[2]) == group:
+                ticks += sum(map(int, words[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def die_with_parent(number: int) -> None:
