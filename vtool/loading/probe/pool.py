@@ -25,12 +25,12 @@ if TYPE_CHECKING:  # both import torch, which the interpreter may lack
 TICK_SECONDS = 0.01
 PR_SET_PDEATHSIG = 1
 LEAST_SHARE = 0.05
-"""Of a core: a process that computes less than this is not slow, but stands still."""
+"""The share of a core below which a process is not slow, but stands still."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What a subject has spent: seconds since its start, and CPU seconds of its processes."""
+    """Seconds since a subject's start, and CPU seconds of its processes."""
 
     elapsed: float
     computed: float
@@ -57,7 +57,7 @@ class Child:
     folder: Path
     started: float
     asked: Spent = Spent(0.0, 0.0)
-    """What was spent when it was last asked for."""
+    """The seconds when they were last read."""
     killed: str | None = None
 
 
