@@ -15,6 +15,11 @@ NO_GRADIENT = Rule(
     fix="Nothing, if no row of these steps uses it.",
     severity="note",
 )
+_NONE_COMES = "the loss gives the last hidden states no gradient"
+_NONE_COMES_HELP = (
+    "look for an autograd function in the loss that returns None for its hidden states: inside of"
+    " its forward, what is made of an input requires no gradient (verl#6913)"
+)
 _IDLE_HELP = (
     "look for detach() and no_grad() on the way, for adapters whose two matrices are both zero or"
     " of which one is frozen at zero, and for use_reentrant=True with inputs without a gradient; if"
@@ -60,6 +65,13 @@ def _blind(facts: Facts) -> int:
 def _no_gradient(facts: Facts) -> Outcome:
     if why := not_arrived(facts):
         return Outcome(not_run=why)
+    passes = facts.of("micro")
+    if passes and all(one.get("why") == _NONE_COMES for one in passes):
+        message = (
+            f"in {len(passes)} passes {_NONE_COMES}: nothing of the {facts.name} that comes before"
+            " its head is trained"
+        )
+        return Outcome((found(NO_GRADIENT, message, help=_NONE_COMES_HELP, severity="error"),))
     if _never_run(facts):
         steps = len({int(one["step"]) for one in facts.of("arrived")})
         message = (
