@@ -102,8 +102,10 @@ def _padding_seen(facts: Facts) -> str | None:
     return None
 
 
-_OF_ROWS = {"input_ids", "attention_mask", "inputs_embeds", "labels"}
-"""What says nothing of where a text ends within a row."""
+_NO_BORDERS = frozenset(
+    ("input_ids", "attention_mask", "inputs_embeds", "labels", "num_items_in_batch", "use_cache")
+)
+"""What a model is given that says nothing of where a text ends within a row."""
 
 
 def _texts_unparted(facts: Facts) -> int:
@@ -114,10 +116,10 @@ def _texts_unparted(facts: Facts) -> int:
         for micro in facts.micros:
             if held < 2 or (micro.step, micro.rank, micro.index) != place:
                 continue
-            given = {name for name in micro.fact.get("names") or () if name != "use_cache"}
+            given = set(micro.fact.get("names") or ())
             whole = len(one["rows"]) == (micro.fact.get("shape") or [0])[0]
             plain = "attention_mask" not in given or one.get("mask_axes") == 2
-            if given and given <= _OF_ROWS and whole and plain:
+            if given and given <= _NO_BORDERS and whole and plain:
                 return held
     return 0
 
