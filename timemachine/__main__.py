@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from timemachine.case import Case, read_cases
-from timemachine.page import PAGE, RESULTS, page, read_results, write, write_results
+from timemachine.page import PAGE, RESULTS, add_result, alone, page, read_results, write
 from timemachine.run import ROOT, digest, run_case
 
 
@@ -45,8 +45,7 @@ def main(words: Sequence[str]) -> int:
     except (OSError, ValueError, KeyError, TypeError) as error:
         print(f"time machine: {given.to} has no results: {error}", file=sys.stderr)
         return 2
-    there = {case.name for case in read_cases()}
-    results = {name: result for name, result in results.items() if name in there}
+    known = {case.name for case in read_cases()}
     for case in cases:
         result = _result(case, given.cache, given.again, dict(given.checkout))
         _say(result)
@@ -54,10 +53,10 @@ def main(words: Sequence[str]) -> int:
         if case.name in results and case.lacks(list(dict(given.checkout))) and not was_run:
             print("  its earlier result is kept", flush=True)
             continue
-        results[case.name] = result
-        write_results(given.to, results)
+        results = add_result(given.to, result, known)
     if given.to == RESULTS:
-        PAGE.write_text(page(read_cases(), results), encoding="utf-8")
+        with alone(PAGE.parent):
+            write(PAGE, page(read_cases(), read_results(RESULTS)))
     return int(any(results[case.name]["outcome"] != "seen" for case in cases))
 
 

@@ -59,6 +59,8 @@ class Case(_Strict):
     project: str
     number: int
     """Of the issue or the pull request."""
+    thread: str = ""
+    """Where upstream tells of it, if the number is of no issue there."""
     defect: str
     kind: Literal["command", "public-api"]
     """Whether a command watches what a user runs, or a function of the release is called alone."""
@@ -90,8 +92,8 @@ class Case(_Strict):
 
     @property
     def url(self) -> str:
-        """The issue or the pull request."""
-        return f"https://github.com/{REPOSITORIES[self.project]}/issues/{self.number}"
+        """The issue or the pull request, or what else upstream has."""
+        return self.thread or f"https://github.com/{REPOSITORIES[self.project]}/issues/{self.number}"
 
     @property
     def fail_on(self) -> str:

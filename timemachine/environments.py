@@ -9,13 +9,16 @@ import errno
 import hashlib
 import importlib.metadata
 import io
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
 import venv
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -34,6 +37,7 @@ _NO_NETWORK = re.compile(
     r"NewConnectionError|NameResolutionError|Temporary failure in name resolution|ProxyError"
     r"|ConnectTimeout|Max retries exceeded|Network is unreachable|SSLError"
 )
+_PART = "part-"
 _NO_SPACE = "No space left on device"
 
 
@@ -102,11 +106,8 @@ def _tree(cache: Path, requirement: str) -> Tree:
     sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
     folder = cache / "trees" / f"{requirement.replace('==', '-')}-{sha256[:8]}"
     if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-            filled = Path(scratch) / "tree"
+        with _made_whole(folder) as filled:
             _pip("install", "--no-deps", "--no-index", "--no-compile", "--target", filled, wheel)
-            filled.rename(folder)
     return Tree(requirement, wheel.name, sha256, folder)
 
 
@@ -121,15 +122,14 @@ def _commit(cache: Path, requirement: str, checkouts: Mapping[str, Path]) -> Tre
         whole = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
         folder = cache / "trees" / f"{name}-{whole[:12]}"
         if not folder.is_dir():
-            folder.parent.mkdir(parents=True, exist_ok=True)
             archive = subprocess.run(
                 [*git, "archive", "--format=tar", whole], capture_output=True, check=True
             ).stdout
-            with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-                filled = Path(scratch) / "tree"
-                with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-                    tar.extractall(filled, filter="data")
-                filled.rename(folder)
+            with (
+                _made_whole(folder) as filled,
+                tarfile.open(fileobj=io.BytesIO(archive)) as tar,
+            ):
+                tar.extractall(filled, filter="data")
     except subprocess.CalledProcessError:
         raise NotHad(f"{checkouts[name].name} has no commit {commit} of {name}") from None
     return Tree(requirement, requirement, whole, folder)
@@ -144,12 +144,41 @@ def fetch(wheels: Path, requirement: str) -> Path:
     kept = wheels / requirement
     if found := sorted(kept.glob("*.whl")):
         return found[0]
-    wheels.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=wheels) as scratch:
-        got = Path(scratch) / "got"
+    with _made_whole(kept) as got:
         _pip("download", "--no-deps", "--only-binary", ":all:", "--dest", got, requirement)
-        got.rename(kept)
     return next(iter(sorted(kept.glob("*.whl"))))
+
+
+@contextmanager
+def _made_whole(folder: Path) -> Iterator[Path]:
+    """Give a place to fill, which then becomes this folder: it is there whole, or not at all.
+
+    Another run may fill it at the same time: the first one's stays. What a run that was killed has
+    left beside it is removed.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for left in folder.parent.glob(f"{_PART}*"):
+        if not _is_alive(int(left.name.split("-")[1])):
+            shutil.rmtree(left, ignore_errors=True)
+    prefix = f"{_PART}{os.getpid()}-"
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=prefix) as scratch:
+        made = Path(scratch) / "made"
+        yield made
+        try:
+            made.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _pip(*words: str | Path) -> None:
@@ -179,16 +208,13 @@ def _link(
     key = hashlib.sha256("\n".join([sys.executable, *told]).encode()).hexdigest()[:12]
     folder = cache / "environments" / key
     if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-            made = Path(scratch) / "environment"
+        with _made_whole(folder) as made:
             venv.EnvBuilder(symlinks=True).create(made)
             site = _site(made)
             for name, at in links.items():
                 (site / name).symlink_to(at)
             names = "".join(f"{tree.folder.resolve()}\n" for tree in trees)
             (site / "trees.pth").write_text(names, encoding="utf-8")
-            made.rename(folder)
     versions = {tree.name: re.split("==|@", tree.requirement)[1] for tree in trees}
     named = {name: importlib.metadata.version(name) for name in ("torch", *installed)}
     return Environment(folder / "bin/python", tuple(trees), {**versions, **named})

@@ -1,7 +1,10 @@
 """docs/time-machine.md, made from the cases and from what they said when they were last run."""
 
+import fcntl
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +33,39 @@ def write_results(file: Path, results: Mapping[str, Any]) -> None:
     write(file, f"{text}\n")
 
 
+def add_result(file: Path, result: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """Add one result to those of a file, which another run may write too; return all of them.
+
+    What is of none of the known cases is left out.
+    """
+    with alone(file.parent):
+        results = {name: one for name, one in read_results(file).items() if name in known}
+        results[result["case"]] = result
+        write_results(file, results)
+    return results
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold a folder's files, so that another run waits with its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(held)
+
+
 def write(file: Path, text: str) -> None:
     """Write a file whole, or leave it as it is."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_name(f"{file.name}.part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(file)
+    part = file.with_name(f"{file.name}.{os.getpid()}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(file)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def page(cases: Sequence[Case], results: Mapping[str, Any]) -> str:

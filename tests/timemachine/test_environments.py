@@ -2,14 +2,16 @@
 
 import errno
 import importlib.metadata
+import os
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from timemachine import environments
-from timemachine.environments import NotHad, make_environment
+from timemachine.environments import NotHad, _made_whole, make_environment
 
 
 def make_wheel(folder: Path, version: str) -> None:
@@ -96,3 +98,37 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(environments, "_tree", full)
     with pytest.raises(NotHad, match="is full"):
         make_environment(tmp_path, ["oldpackage==1.0"], [])
+
+
+def test_a_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    folder = tmp_path / "trees/old-1.0"
+
+    def stop_half_way() -> None:
+        with _made_whole(folder) as made:
+            made.mkdir()
+            raise NotHad("no registry answers")
+
+    with pytest.raises(NotHad):
+        stop_half_way()
+    assert list(folder.parent.iterdir()) == []
+    with _made_whole(folder) as made:
+        made.mkdir()
+        (made / "file").write_text("first")
+        with _made_whole(folder) as other:  # of a run at the same time, which is done sooner
+            other.mkdir()
+            (other / "file").write_text("second")
+    assert (folder / "file").read_text() == "second"
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+def test_what_a_killed_run_left_is_removed_and_what_another_one_fills_is_not(
+    tmp_path: Path,
+) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left, others = tmp_path / f"part-{ended.pid}-a", tmp_path / f"part-{os.getppid()}-b"
+    for folder in (left, others):
+        (folder / "made").mkdir(parents=True)
+    with _made_whole(tmp_path / "whole") as made:
+        made.mkdir()
+    assert {one.name for one in tmp_path.iterdir()} == {others.name, "whole"}

@@ -1,10 +1,21 @@
 """The page says what the results say, and no more."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 from timemachine.case import read_cases
-from timemachine.page import PAGE, RESULTS, page, read_results, tables, write_results
+from timemachine.page import (
+    PAGE,
+    RESULTS,
+    ROOT,
+    add_result,
+    page,
+    read_results,
+    tables,
+    write_results,
+)
 
 
 def side(rule: str, severity: str = "error") -> dict[str, Any]:
@@ -58,3 +69,32 @@ def test_results_come_back_as_they_were_written(tmp_path: Path) -> None:
     results = {"b": {"case": "b"}, "a": {"case": "a"}}
     write_results(tmp_path / "results.json", results)
     assert read_results(tmp_path / "results.json") == results
+
+
+ADD = """
+import sys
+import subprocess
+import sys
+from pathlib import Path
+from timemachine.page import add_result
+for number in range(40):
+    name = f"{sys.argv[2]}-{number}"
+    known = [f"{side}-{n}" for side in "ab" for n in range(40)]
+    add_result(Path(sys.argv[1]), {"case": name, "outcome": "seen"}, known)
+"""
+
+
+def test_two_runs_at_once_lose_no_result(tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    words = [sys.executable, "-c", ADD, str(file)]
+    runs = [subprocess.Popen([*words, side], cwd=ROOT) for side in "ab"]
+    assert [run.wait(60) for run in runs] == [0, 0]
+    assert len(read_results(file)) == 80
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_result_of_no_case_is_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    write_results(file, {"gone": {"case": "gone"}})
+    assert list(add_result(file, {"case": "here"}, ["here"])) == ["here"]
+    assert list(read_results(file)) == ["here"]

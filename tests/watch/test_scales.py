@@ -217,6 +217,27 @@ def test_a_mean_over_every_position_is_named(tmp_path: Path) -> None:
     assert "1/n of the n positions of its own micro-batch" in result.findings[0].message
 
 
+@pytest.mark.parametrize(("world", "own"), [(1, "micro-batch"), (2, "rank")])
+def test_labels_that_are_counted_before_they_are_shifted_are_named(
+    tmp_path: Path, world: int, own: str
+) -> None:
+    """Each of two rows has a label more than it has targets: its first token's."""
+
+    def by_labels(fact: Fact) -> list[Fact] | None:
+        if fact["kind"] != "micro":
+            return None
+        index, more = fact["index"], 4 * fact["rank"]  # ranks have rows of other lengths
+        lengths = [tuple(n + more for n in row) for row in LENGTHS]
+        counts = [sum(row) + 2 for row in lengths]
+        labels = counts[index] if world == 1 else sum(counts)
+        return [{**fact, **micro(index, lengths[index], 1 / labels)}]
+
+    result = conclude(tmp_path, changed(healthy(world), by_labels))
+    assert rules(result)["token-weights-differ"] == "error"
+    (told,) = (one.message for one in result.findings if one.rule == "token-weights-differ")
+    assert f"1/n of the n labels, first tokens among them, of its own {own}" in told
+
+
 @pytest.mark.parametrize(("padding", "severity"), [(0, "note"), (3, "warning")])
 def test_a_mask_of_another_row_has_padding_where_it_leaves_text_out(
     tmp_path: Path, padding: int, severity: str

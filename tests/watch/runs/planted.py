@@ -290,6 +290,9 @@ RUNS: dict[str, Planted] = {
     "the head cut off from the layers": warning(
         "parameter-without-gradient", built=steps.detach_head
     ),
+    "a function of the loss that gives hidden states no gradient": error(
+        "parameter-without-gradient", built=steps.head_without_gradient
+    ),
     "LoRA, the second matrix frozen at zero": warning(
         "parameter-without-gradient", adapters=True, built=steps.freeze_second_matrix
     ),

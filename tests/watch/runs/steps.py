@@ -87,6 +87,27 @@ def detach_head(model: Any) -> None:
     model.lm_head.register_forward_pre_hook(lambda head, given: (given[0].detach(),))
 
 
+def head_without_gradient(model: Any) -> None:
+    """Compute logits by a function of its own, whose input seems to require no gradient."""
+    import torch
+
+    class Logits(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, hidden: Any, weight: Any) -> Any:
+            flat = hidden.flatten(0, 1).clone()  # what is made here requires no gradient
+            ctx.save_for_backward(flat, weight)
+            return (flat @ weight.T).view(*hidden.shape[:2], -1)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            flat, weight = ctx.saved_tensors
+            mine = (gradient @ weight) if flat.requires_grad else None
+            return mine, gradient.flatten(0, 1).T @ flat
+
+    head = model.lm_head
+    head.forward = lambda hidden: Logits.apply(hidden, head.weight)
+
+
 def of_a_copy(model: Any) -> list[Any]:
     """Return the parameters of a copy that is never run."""
     _KEPT.append(deepcopy(model))

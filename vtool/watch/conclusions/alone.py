@@ -102,7 +102,35 @@ def _padding_seen(facts: Facts) -> str | None:
     return None
 
 
+_NO_BORDERS = frozenset(
+    ("input_ids", "attention_mask", "inputs_embeds", "labels", "num_items_in_batch", "use_cache")
+)
+"""What a model is given that says nothing of where a text ends within a row."""
+
+
+def _texts_unparted(facts: Facts) -> int:
+    """Return how many texts a packed row holds, by its data set, where nothing parts them."""
+    for one in facts.of("rows"):
+        held = max((int(data.get("packed") or 0) for data in one.get("data") or ()), default=0)
+        place = int(one["step"]), int(one["rank"]), int(one.get("micro") or 0)
+        for micro in facts.micros:
+            if held < 2 or (micro.step, micro.rank, micro.index) != place:
+                continue
+            given = set(micro.fact.get("names") or ())
+            whole = len(one["rows"]) == (micro.fact.get("shape") or [0])[0]
+            plain = "attention_mask" not in given or one.get("mask_axes") == 2
+            if given and given <= _NO_BORDERS and whole and plain:
+                return held
+    return 0
+
+
 def _changes(facts: Facts) -> Outcome:
+    if held := _texts_unparted(facts):
+        message = (
+            f"rows of the data set hold up to {held} texts each, whose lengths it has, and the"
+            " model is given nothing that parts them: a text sees those before it"
+        )
+        return Outcome((found(CHANGES, message),))
     if row := _padding_seen(facts):
         message = (
             f"{row} begins with padding, and the model is given no attention_mask: what follows"

@@ -15,6 +15,11 @@ NO_GRADIENT = Rule(
     fix="Nothing, if no row of these steps uses it.",
     severity="note",
 )
+_NONE_COMES = "the loss gives the last hidden states no gradient"
+_NONE_COMES_HELP = (
+    "look for an autograd function in the loss that returns None for its hidden states: inside of"
+    " its forward, what is made of an input requires no gradient (verl#6913)"
+)
 _IDLE_HELP = (
     "look for detach() and no_grad() on the way, for adapters whose two matrices are both zero or"
     " of which one is frozen at zero, and for use_reentrant=True with inputs without a gradient; if"
@@ -60,15 +65,8 @@ def _blind(facts: Facts) -> int:
 def _no_gradient(facts: Facts) -> Outcome:
     if why := not_arrived(facts):
         return Outcome(not_run=why)
-    if _never_run(facts):
-        steps = len({int(one["step"]) for one in facts.of("arrived")})
-        message = (
-            f"none of {facts.model.get('trainable')} parameters had a gradient in {steps} steps,"
-            f" and the {facts.name} that the {facts.model.get('optimizer')} holds was never run:"
-            " it is another one, or a copy, of what is trained"
-        )
-        help = "make the optimizer from the parameters of the model that computes the loss"
-        return Outcome((found(NO_GRADIENT, message, help=help, severity="warning"),))
+    if one := _of_all(facts):
+        return Outcome((one,))
     if why := facts.no_gradients:
         return Outcome(not_run=why)
     without = [
@@ -81,6 +79,27 @@ def _no_gradient(facts: Facts) -> Outcome:
     if not names:
         return Outcome()
     return Outcome((found(NO_GRADIENT, f"in all watched steps: {named(names, len(names))}"),))
+
+
+def _of_all(facts: Facts) -> Diagnostic | None:
+    """Look for a loss that trains the head alone, and for a model that is never run."""
+    passes = facts.of("micro")
+    if passes and all(one.get("why") == _NONE_COMES for one in passes):
+        message = (
+            f"in {len(passes)} passes {_NONE_COMES}: nothing of the {facts.name} that comes before"
+            " its head is trained"
+        )
+        return found(NO_GRADIENT, message, help=_NONE_COMES_HELP, severity="error")
+    if _never_run(facts):
+        steps = len({int(one["step"]) for one in facts.of("arrived")})
+        message = (
+            f"none of {facts.model.get('trainable')} parameters had a gradient in {steps} steps,"
+            f" and the {facts.name} that the {facts.model.get('optimizer')} holds was never run:"
+            " it is another one, or a copy, of what is trained"
+        )
+        help = "make the optimizer from the parameters of the model that computes the loss"
+        return found(NO_GRADIENT, message, help=help, severity="warning")
+    return None
 
 
 def _of_layers(facts: Facts) -> Diagnostic | None:

@@ -101,24 +101,27 @@ def _uneven(micro: Micro, row: Row) -> bool:
 
 def _explained(micros: Sequence[Micro]) -> tuple[str, str] | None:
     """Return by what rule weights differ between micro-batches or ranks, and what avoids it."""
-    ranks = {
-        rank: sum(micro.supervised for micro in micros if micro.rank == rank)
-        for rank in {micro.rank for micro in micros}
-    }
-    if _spread([(micro.weight * micro.supervised, micro.tolerance) for micro in micros]) == 1:
-        return "as 1/n of the n learnt tokens of its own micro-batch", _MICRO_HELP
-    if len(ranks) > 1 and (
-        _spread([(micro.weight * ranks[micro.rank], micro.tolerance) for micro in micros]) == 1
-    ):
-        return "as 1/n of the n learnt tokens of its own rank", _RANK_HELP
+    # whole rows have a label more than they have targets: nothing predicts their first token
+    for firsts, counted in ((0, "learnt tokens"), (1, "labels, first tokens among them,")):
+        counts = [micro.supervised + firsts * len(micro.learning_rows) for micro in micros]
+        ranks: dict[int, int] = {}
+        for micro, count in zip(micros, counts, strict=True):
+            ranks[micro.rank] = ranks.get(micro.rank, 0) + count
+        if _is_one_over(micros, counts):
+            return f"as 1/n of the n {counted} of its own micro-batch", _MICRO_HELP
+        if len(ranks) > 1 and _is_one_over(micros, [ranks[micro.rank] for micro in micros]):
+            return f"as 1/n of the n {counted} of its own rank", _RANK_HELP
     for behind in (0, 1):  # of each row the last position has no target: some leave it out
-        places = [(micro, micro.positions(behind)) for micro in micros]
-        if all(count for _, count in places) and (
-            _spread([(micro.weight * count, micro.tolerance) for micro, count in places]) == 1
-        ):
+        if _is_one_over(micros, [micro.positions(behind) for micro in micros]):
             how = "as 1/n of the n positions of its own micro-batch, prompts and padding too"
             return how, _POSITIONS_HELP
     return None
+
+
+def _is_one_over(micros: Sequence[Micro], counts: Sequence[int]) -> bool:
+    """Tell whether the weights of each micro-batch are in proportion to 1/n, of a count n each."""
+    pairs = zip(micros, counts, strict=True)
+    return all(counts) and _spread([(one.weight * n, one.tolerance) for one, n in pairs]) == 1
 
 
 def is_even_by_a_rule(micros: Sequence[Micro]) -> bool:

@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 
+_ROWS = 64
+"""So many rows of a data set are looked at."""
+
 
 def loss_scale(optimizer: Any) -> float:
     """Return what a GradScaler multiplied the loss by: gradients are divided by it at the step."""
@@ -81,7 +84,27 @@ def _loader(kind: str, data: Any, settings: Any) -> dict[str, Any]:
         "shuffled": _is_shuffled(settings),
         "drop_last": getattr(settings, "drop_last", None),
         "workers": getattr(settings, "num_workers", None),
+        "packed": _texts_of_a_row(data),
     }
+
+
+def _texts_of_a_row(data: Any) -> int | None:
+    """Return how many texts a row holds at most, where a column of its table has their lengths.
+
+    The first rows are looked at, and in the table: what the data set makes of them is not run.
+    """
+    names = getattr(data, "column_names", None)
+    if not isinstance(names, list) or "input_ids" not in names:
+        return None
+    first = data.data.slice(0, _ROWS)
+    sizes = [len(ids) for ids in first.column("input_ids").to_pylist()]
+    for name in names:
+        if "length" not in name:
+            continue
+        lengths = first.column(name).to_pylist()
+        if all(isinstance(of, list) for of in lengths) and [sum(of) for of in lengths] == sizes:
+            return max(map(len, lengths), default=0)
+    return None
 
 
 def _is_shuffled(settings: Any) -> bool:

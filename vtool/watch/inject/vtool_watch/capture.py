@@ -246,9 +246,11 @@ class Capture:
             norm = None  # something stands between the norm and the head
         version = hidden._version
 
-        def read(gradient: Tensor) -> None:
+        def read(gradient: Tensor | None) -> None:
             try:
-                if held._version != version:
+                if gradient is None:  # a function of the loss gives its input none
+                    record.why = "the loss gives the last hidden states no gradient"
+                elif held._version != version:
                     record.why = "the hidden states were changed in place"
                 else:
                     self._read(record, held, gradient, norm)

@@ -226,6 +226,8 @@ class Seen:
     pixels: list[tuple[str, Tensor]]
     """Name, and a checksum for each of the first axis: a patch, or an image."""
     micro: int
+    mask_axes: int | None = None
+    """Of the attention mask, where it is a tensor: of rows and positions, or more."""
 
 
 _SMALL = ("attention_mask", "position_ids", "cu_seq_lens_q", "image_grid_thw", "video_grid_thw")
@@ -246,7 +248,9 @@ def keep(inputs: dict[str, Any], ids: Tensor, micro: int) -> Seen:
             continue
         sums.append((name, checksums(value)))
         small[name] = _images(value) or True
-    return Seen(small, _copy(ids), sums, micro)
+    mask = inputs.get("attention_mask")
+    axes = mask.dim() if isinstance(mask, Tensor) else None
+    return Seen(small, _copy(ids), sums, micro, axes)
 
 
 def _copy(tensor: Tensor) -> Tensor:

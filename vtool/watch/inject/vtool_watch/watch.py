@@ -268,7 +268,7 @@ class Watch:
             for number, seen in enumerate(batches):
                 fact = ledger(seen, config)
                 if number == 0 and self.step == 0:
-                    fact.update(around())
+                    fact.update(around(), mask_axes=seen.mask_axes)
                 if number == 0 and self.settings.looks_at(self.step) and self.settings.text:
                     fact["inputs"] = seen.ids[:8, :4096].cpu().tolist()
                 facts.append((self.step, fact))
