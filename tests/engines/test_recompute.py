@@ -32,6 +32,7 @@ SPREAD = {
     "tp2": ("megatron", "engine.parallel={tensor: 2}"),
     "pp2": ("megatron", "engine.parallel={pipeline: 2}"),
 }
+ADAPTED = {f"{name}-lora": (*settings, "lora={rank: 2}") for name, settings in SPREAD.items()}
 TOWER, LAYERS = 4, 2
 ASKED = {"none": 0, "3": 3, "5": 5, "full": TOWER + LAYERS}
 """Settings, and how many blocks they mean. The first five are the tower's and one layer."""
@@ -47,10 +48,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def made(folder: Path, spread: str, asked: str) -> Request:
     return made_run(
         folder,
-        SPREAD[spread][0],
+        (SPREAD | ADAPTED)[spread][0],
         "float32",
         folder / "model",
-        *SPREAD[spread][1:],
+        *(SPREAD | ADAPTED)[spread][1:],
         "train={steps:1,epochs:null}",
         "optim.warmup_steps=0",
         f"model.gradient_checkpointing={asked}",
@@ -112,15 +113,17 @@ def _one_step(ranks: Ranks, run: Request) -> dict[str, Any]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("spread", SPREAD)
+@pytest.mark.parametrize("spread", SPREAD | ADAPTED)
 def test_gradients_are_equal_to_the_bit_and_the_asked_blocks_run_twice(
     folder: Path, spread: str
 ) -> None:
-    if SPREAD[spread][0] == "megatron" and importlib.util.find_spec("megatron") is None:
+    if (SPREAD | ADAPTED)[spread][0] == "megatron" and importlib.util.find_spec("megatron") is None:
         pytest.skip("megatron-core is not installed")
     by_rank = run_ranks(one_step, 2, {asked: made(folder, spread, asked) for asked in ASKED})
     plain = by_rank[0]["none"]["gradients"]
-    assert plain
+    assert any(".lora_" in name for name in plain) == (spread in ADAPTED)
+    assert any("visual" in name and one.any() for name, one in plain.items())
+    assert any("language_model" in name and one.any() for name, one in plain.items())
     for asked, blocks in ASKED.items():
         found = by_rank[0][asked]["gradients"]
         assert found.keys() == plain.keys()

@@ -11,7 +11,7 @@ from tests.planning.test_micro_batch import run_of
 from tests.rows import chat, write_rows
 from vtool.diagnostics import Findings
 from vtool.planning.micro_batch import Shape
-from vtool.planning.plan import GIB, OVERHEAD, Asked, Change, Plan, make_plan
+from vtool.planning.plan import GIB, OVERHEAD, Asked, Change, Plan, candidates, make_plan
 from vtool.planning.step import KINDS, Step
 from vtool.planning.text import lines, remedy, verdict
 
@@ -63,6 +63,19 @@ def test_a_change_that_is_not_enough_is_not_recommended() -> None:
     assert remedy(plan_of(99 * GIB, 80 * GIB, short)).startswith("no change that the plan knows of")
 
 
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_change_can_be_typed_as_it_stands(tmp_path: Path, engine: str, device: str) -> None:
+    given = ("data.max_length=64", "data.global_batch_size=64", "data.micro_batch_size=4")
+    given += (f"engine={engine}", f"device.kind={device}")
+    found = list(candidates(run_of(tmp_path, *given), 4))
+    assert any(len(chosen) > 1 for chosen, _ in found)
+    for chosen, changed in found:
+        assert run_of(tmp_path, *given, *" ".join(chosen).split()) == changed, chosen
+    offloading = any("engine.cpu_offload=true" in " ".join(chosen) for chosen, _ in found)
+    assert offloading == (device == "cuda")
+
+
 def test_rows_without_a_bound_are_not_planned(tmp_path: Path) -> None:
     with pytest.raises(Findings) as raised:
         make_plan(run_of(tmp_path, "data.max_length=null"), Asked())
@@ -74,7 +87,9 @@ def test_rows_without_a_bound_are_not_planned(tmp_path: Path) -> None:
 def test_no_plan_is_made_for_a_gpu_that_does_not_exist(tmp_path: Path, memory: str) -> None:
     done = run_vtool(tmp_path, "plan", "digits", "--gpus", "8", f"--memory={memory}")
     assert done.status == 2
-    assert "no GPU has so many or so few" in " ".join(done.output.split()).replace(" │ │ ", " ")
+    assert "the GiB of one GPU, from 2 to 1,024, not" in " ".join(done.output.split()).replace(
+        " │ │ ", " "
+    )
 
 
 def test_megatron_gets_no_figure(tmp_path: Path) -> None:

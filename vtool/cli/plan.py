@@ -85,10 +85,10 @@ def plan(
 def _check_numbers(memory: float | None, peak: float | None, price: float | None) -> None:
     """Refuse numbers that no GPU has."""
     if memory is not None and not 2 <= memory <= 1024:
-        raise typer.BadParameter("--memory takes the GiB of one GPU: no GPU has so many or so few")
+        raise typer.BadParameter(f"--memory is the GiB of one GPU, from 2 to 1,024, not {memory:g}")
     if peak is not None and not 0.1 <= peak <= 100_000:
         raise typer.BadParameter(
-            "--peak takes the TFLOP/s of one GPU: no GPU has so many or so few"
+            f"--peak is the TFLOP/s of one GPU, from 0.1 to 100,000, not {peak:g}"
         )
     if price is not None and (peak is None or not 0 <= price < 1e6):
         raise typer.BadParameter("--price is a number of money for an hour, and goes with --peak")

@@ -43,7 +43,8 @@ def expected_settings(run: Run) -> dict[str, Expectation]:
     found: dict[str, Expectation] = {
         name: Expected(name, value) for name, value in values.items() if value is not None
     }
-    found[CHECKPOINTING] = recomputed_blocks(run.model)
+    if run.model.gradient_checkpointing != "auto":  # for which a run chooses before
+        found[CHECKPOINTING] = recomputed_blocks(run.model)
     found |= _by_length(run)
     found |= _rows(run.data) | _dtypes(run.model.dtype) | _optimizer_groups(run.optim)
     if run.lora is not None:

@@ -10,6 +10,7 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.progress import working
 from vtool.planning.micro_batch import Shape, shape_of
 from vtool.planning.model import model_of
+from vtool.planning.recompute import Choice, count_blocks, fewest_blocks, with_blocks
 from vtool.planning.step import Step, measure_step
 from vtool.training.checkpoint_files import FILE_BYTES
 
@@ -35,6 +36,13 @@ class Asked:
     """FLOP/s of a GPU."""
     price: float | None = None
     """The price of a GPU for an hour."""
+    reserved: int = OVERHEAD
+    """Bytes of `memory` that a rank's tensors do not get."""
+
+    @property
+    def room(self) -> int | None:
+        """Bytes of a GPU for a rank's tensors."""
+        return None if self.memory is None else self.memory - self.reserved
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +78,10 @@ class Plan:
     """On the disk, of all ranks."""
     micro_batches: int
     """The micro-batches of a rank in a step; of packed rows, at most."""
+    choice: Choice | None = None
+    """The blocks that compute again, where `model.gradient_checkpointing` is `auto`."""
     changes: tuple[Change, ...] = field(default=())
-    """The smallest change with which it fits; where none is known, the last one tried."""
+    """The smallest change with which it fits; where none is known, the one that saves most."""
 
     @property
     def device(self) -> int:
@@ -86,8 +96,8 @@ class Plan:
     @property
     def fits(self) -> bool | None:
         """True if a GPU has room for it; None where none was named."""
-        memory = self.asked.memory
-        return None if memory is None else self.device <= memory - OVERHEAD
+        room = self.asked.room
+        return None if room is None else self.device <= room
 
     @property
     def seconds(self) -> float | None:
@@ -116,6 +126,7 @@ class Plan:
             "micro_batches_a_step": self.micro_batches,
             "seconds_a_step": self.seconds,
             f"loader_{'a_second' if self.seconds else 'a_step'}": self.feeding(),
+            "recompute": None if self.choice is None else asdict(self.choice),
             "memory": self.asked.memory,
             "fits": self.fits,
             "changes": [asdict(each) for each in self.changes],
@@ -142,8 +153,12 @@ def make_plan(run: Run, asked: Asked) -> Plan:
     largest = max(one.numel() * one.element_size() for one in module.parameters())
     whole = sum(one.numel() * one.element_size() for one in module.parameters())
     parameters = sum(one.numel() for one in module.parameters())
-    with working("planning a step"):
-        step, trained = _measure(run, module, asked.gpus, shape)
+    choice = None
+    if run.model.gradient_checkpointing == "auto":
+        run, choice, (step, trained) = _choose_recompute(run, module, asked, shape)
+    else:
+        with working("planning a step"):
+            step, trained = _measure(run, module, asked.gpus, shape)
     wide = 8 if run.model.dtype == "float64" else 4
     rows = rows_of_chunk(len(head), wide)
     saved = (wide * trained if run.lora else whole) + 2 * wide * trained
@@ -153,13 +168,14 @@ def make_plan(run: Run, asked: Asked) -> Plan:
         parameters=parameters,
         trained=trained,
         step=step,
-        offloaded=isinstance(run.engine, Fsdp2) and run.engine.cpu_offload,
+        offloaded=_is_offloaded(run),
         chunks=-(-shape.supervised // rows),
         logits=min(rows, shape.supervised) * len(head) * wide,
         load=largest,
         save=min(saved, FILE_BYTES + largest if asked.gpus > 1 else saved),
         checkpoint=saved,
         micro_batches=-(-run.data.global_batch_size // (asked.gpus * shape.rows)),
+        choice=choice,
     )
     if plan.fits is not False:
         return plan
@@ -180,42 +196,80 @@ def _measure(run: Run, module: Any, gpus: int, shape: Shape) -> tuple[Step, int]
     return step, sum(one.numel() for one in module.parameters() if one.requires_grad)
 
 
+def _choose_recompute(
+    run: Run, module: Any, asked: Asked, shape: Shape
+) -> tuple[Run, Choice, tuple[Step, int]]:
+    """Return the run with the fewest blocks that compute again, such that it fits; and its step.
+
+    The part by which a plan may be off is left free where it can be. All of them compute again
+    where it does not fit otherwise, and where no memory was named.
+    """
+    of, tower = count_blocks(run, module)
+    steps: dict[int, tuple[Step, int]] = {}
+
+    def measure(blocks: int) -> int:
+        changed = with_blocks(run, blocks, of)
+        with working(f"planning a step in which {blocks} of {of} blocks compute again"):
+            steps[blocks] = _measure(changed, model_of(changed), asked.gpus, shape)
+        return _on_device(steps[blocks][0], offloaded=_is_offloaded(run))
+
+    if asked.room is None:
+        measure(of)
+        return with_blocks(run, of, of), Choice(of, of, tower, None), steps[of]
+    found = fewest_blocks(measure, tower, of, asked.room / (1 + ERROR))
+    blocks = of if found is None else found
+    without = _on_device(steps[0][0], offloaded=_is_offloaded(run))
+    return with_blocks(run, blocks, of), Choice(blocks, of, tower, without), steps[blocks]
+
+
+def _is_offloaded(run: Run) -> bool:
+    return isinstance(run.engine, Fsdp2) and run.engine.cpu_offload
+
+
 def _on_device(step: Step, *, offloaded: bool) -> int:
     on_host = ("weights", "gradients", "optimizer") if offloaded else ()
     return sum(size for kind, size in step.memory.items() if kind not in on_host)
 
 
 def _changes(run: Run, plan: Plan) -> Iterator[Change]:
-    """Yield the smallest change with which a run fits, or the last one that was tried.
-
-    They are tried from the cheapest to the dearest: each by itself, then all together up to it.
-    """
-    assert plan.asked.memory is not None
-    room, gpus = plan.asked.memory - OVERHEAD, plan.asked.gpus
-    found = list(_candidates(run, gpus))
-    together = [dict(found[: count + 1]) for count in range(1, len(found))]
+    """Yield the smallest change with which a run fits, or the one of all tried that saves most."""
+    room, gpus = plan.asked.room, plan.asked.gpus
+    assert room is not None, "whether it fits was asked"
     best: Change | None = None
-    for chosen in [*({name: update} for name, update in found), *together]:
-        changed = run
-        for update in chosen.values():
-            changed = _updated(changed, update)
+    for chosen, changed in candidates(run, gpus):
         step, _ = _measure(
             changed,
             model_of(changed),
             gpus,
             shape_of(changed, plan.asked.tokens, plan.asked.images),
         )
-        offloaded = isinstance(changed.engine, Fsdp2) and changed.engine.cpu_offload
-        size = _on_device(step, offloaded=offloaded)
-        if best is None or size < best.device:
-            best = Change(tuple(chosen), gpus, size)
+        size = _on_device(step, offloaded=_is_offloaded(changed))
+        if size < (best.device if best else plan.device):
+            best = Change(chosen, gpus, size)
         if size <= room:
             break
         if isinstance(changed.engine, Fsdp2) and (more := _more_gpus(step, gpus, room)):
-            best = Change(tuple(chosen), *more)
+            best = Change(chosen, *more)
             break
     if best is not None:
         yield best
+
+
+def candidates(run: Run, gpus: int) -> Iterator[tuple[tuple[str, ...], Run]]:
+    """Yield what may make a run fit, as it is typed, and the run that it makes.
+
+    From the cheapest to the dearest: each change by itself, then all together up to it.
+    """
+    found = list(_candidates(run, gpus))
+    first = [found[: count + 1] for count in range(1, len(found))]
+    for together in [*([each] for each in found), *first]:
+        # of several engines the last one is meant, and the others' settings are not its own
+        engines = [name for name, update in together if "engine" in update]
+        chosen = {name: update for name, update in together if name not in engines[:-1]}
+        changed = run
+        for update in chosen.values():
+            changed = _updated(changed, update)
+        yield tuple(chosen), changed
 
 
 def _more_gpus(step: Step, gpus: int, room: int) -> tuple[int, int] | None:
@@ -244,7 +298,8 @@ def _candidates(run: Run, gpus: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield "model.gradient_checkpointing=full", {"model": again}
     if isinstance(engine, Ddp) and gpus > 1:
         yield "engine=fsdp2", {"engine": Fsdp2(kind="fsdp2")}
-    if not (isinstance(engine, Fsdp2) and engine.cpu_offload):
+    # on a CPU there is nowhere to offload to, and the setting is refused
+    if run.device.kind != "cpu" and not _is_offloaded(run):
         offloading = Fsdp2(kind="fsdp2", cpu_offload=True)
         words = "engine.cpu_offload=true"
         yield (

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from vtool.planning.micro_batch import in_words
-from vtool.planning.plan import ERROR, GIB, MFU, OVERHEAD, Change, Plan
+from vtool.planning.plan import ERROR, GIB, MFU, Change, Plan
+from vtool.planning.recompute import Choice
 from vtool.planning.step import KINDS
 from vtool.words import plural
 
@@ -21,6 +22,8 @@ def lines(plan: Plan) -> Iterator[str]:
     yield f"  {'together':<24}{size(step.peak):>12}"
     if plan.offloaded:
         yield f"  {'of it on the device':<24}{size(plan.device):>12}"
+    if plan.choice is not None:
+        yield _of_choice(plan.choice)
     yield (
         f"logits: {plural(plan.chunks, 'chunk')}, {size(plan.logits)} each, among the activations"
     )
@@ -51,27 +54,40 @@ def verdict(plan: Plan) -> str:
     if plan.asked.memory is None:
         return "whether it fits was not asked: --memory GIB"
     there = f"{size(plan.device)} of {size(plan.asked.memory)}"
-    free = plan.asked.memory - OVERHEAD - plan.device
-    beside = f"{size(OVERHEAD)} are left for the driver and its libraries"
+    free = plan.asked.memory - plan.asked.reserved - plan.device
+    if plan.asked.reserved:
+        there += f"; {size(plan.asked.reserved)} are left for the driver and its libraries"
     if free < 0:
-        return f"does not fit: {there}; {beside}"
+        return f"does not fit: {there}"
     if free < ERROR * plan.device:
-        return f"fits, but for the plan's own error of {ERROR:.0%}: {there}; {beside}"
-    return f"fits: {there}; {beside}"
+        return f"fits, but for the plan's own error of {ERROR:.0%}: {there}"
+    return f"fits: {there}"
 
 
 def remedy(plan: Plan) -> str:
     """Say the smallest change with which it fits."""
-    room = (plan.asked.memory or 0) - OVERHEAD
+    room = plan.asked.room or 0
+    adapters = "" if plan.trained < plan.parameters else "train adapters (lora), "
+    others = f"{adapters}shorten data.max_length, or train a smaller model"
     for change in plan.changes:
         what = _of_change(plan, change)
         if change.device <= room:
             return f"{what}: then {size(change.device)} a rank"
         return (
             f"no change that the plan knows of makes it fit: with {what}, a rank still needs"
-            f" {size(change.device)}; shorten data.max_length, or train adapters (lora)"
+            f" {size(change.device)}; {others}"
         )
-    return "no change that the plan knows of makes it fit: train a smaller model"
+    return f"no change that the plan knows of makes it fit: {others}"
+
+
+def _of_choice(choice: Choice) -> str:
+    name = "model.gradient_checkpointing=auto"
+    if choice.without is None:
+        return f"{name} is planned as full: with --memory GIB it is chosen"
+    if not choice.blocks:
+        return f"{name} is none: it fits without"
+    again = f"{choice.blocks} of {choice.of} blocks compute again, those of the tower first"
+    return f"{name} is {choice.setting}: {again}; with none, {size(choice.without)} on the device"
 
 
 def _count(number: float, noun: str) -> str:

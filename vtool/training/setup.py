@@ -35,6 +35,7 @@ from vtool.training.micro_batch import choose_micro_batch, say_state
 from vtool.training.model_and_engine import build_trained_model, check_engine
 from vtool.training.modeling import keep_class
 from vtool.training.own_folder import write_atomically
+from vtool.training.recompute import choose_recompute
 from vtool.training.run_folder import RunFolder
 from vtool.training.session import (
     Progress,
@@ -95,6 +96,7 @@ def set_up_run(
     if run.lora is not None:
         with working("reading the weights beneath the adapters"):
             ranks.on_rank_zero(lambda: keep_base(run, folder, processor, start))
+    run = choose_recompute(run, ledgers["train"], folder, ranks)
     with working("building the model"):
         model, weights = on_every_rank(
             ranks, lambda: build_trained_model(run, folder, processor, start)

@@ -92,7 +92,10 @@ def _expected(settings: Mapping[str, Any]) -> dict[str, Expectation]:
         )
     if CHECKPOINTING in expected:
         asked = Model.model_validate({"gradient_checkpointing": settings[CHECKPOINTING]})
-        expected[CHECKPOINTING] = recomputed_blocks(asked)
+        if asked.gradient_checkpointing == "auto":
+            del expected[CHECKPOINTING]
+        else:
+            expected[CHECKPOINTING] = recomputed_blocks(asked)
     if "lora.targets" in settings or "lora.exclude" in settings:
         targets = None if settings.get("lora.targets") is None else tuple(settings["lora.targets"])
         lora = Lora(targets=targets, exclude=tuple(settings.get("lora.exclude", ())))

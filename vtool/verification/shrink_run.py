@@ -60,10 +60,12 @@ def shrink_run(run: Run) -> SmallRun:
         update["model"] = run.model.model_copy(update={"path": None, "init": None, "size": "tiny"})
         if run.lora is not None:
             update["lora"] = _move_adapters(run.lora, changes)
-    if isinstance(asked := run.model.gradient_checkpointing, int):
+    asked = run.model.gradient_checkpointing
+    if isinstance(asked, int) or asked == "auto":
         # one block is left that keeps its activations, so that both are seen
         size = FAMILIES[run.model.family].sizes["tiny"]
-        if (here := min(asked, size["vision_depth"] + size["layers"] - 1)) != asked:
+        most = size["vision_depth"] + size["layers"] - 1
+        if (here := most if asked == "auto" else min(asked, most)) != asked:
             changes.append(f"model.gradient_checkpointing {asked} → {here}")
             model = update.get("model", run.model)
             update["model"] = model.model_copy(update={"gradient_checkpointing": here})

@@ -119,3 +119,17 @@ def adapters_of_peft_on_megatron(run: Run, origins: Origins) -> Iterator[Diagnos
                 setting,
                 origins.near(setting),
             )
+
+
+@settings_rule(NOT_BUILT_ON_ENGINE)
+def recompute_not_planned(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """`auto` is chosen by a plan, which is made of ddp and fsdp2 alone."""
+    name = "model.gradient_checkpointing"
+    if run.model.gradient_checkpointing == "auto" and isinstance(run.engine, Megatron):
+        yield Diagnostic(
+            "not-built-on-engine",
+            f"{name} is auto, and no plan is made of engine=megatron, by which to choose",
+            f"set {name}=full, or a number of blocks; or engine=fsdp2",
+            name,
+            origins.near(name),
+        )

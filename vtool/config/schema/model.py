@@ -20,7 +20,7 @@ def _in_words(value: Any) -> Any:
     return ("full" if value else "none") if isinstance(value, bool) else value
 
 
-_Blocks = Annotated[int, Field(ge=1)] | Literal["none", "full"]
+_Blocks = Annotated[int, Field(ge=1)] | Literal["none", "full", "auto"]
 Recompute = Annotated[_Blocks, BeforeValidator(_in_words, json_schema_input_type=_Blocks | bool)]
 
 
@@ -79,7 +79,9 @@ class Model(Settings):
 
     the same gradients to the bit, less memory, more time. `full`: all of them. A number: the first
     so many in the order of computation, those of the vision tower, then the layers of the language
-    model. `true` and `false` are read as `full` and `none`.
+    model. `auto`: as few as fit into the memory that is free, by `vtool plan`'s figures, and the
+    part by which these may be off; on ddp and fsdp2. `true` and `false` are read as `full` and
+    `none`.
     """
     dummy_visual: Literal["auto", "always", "never"] = "auto"
     """Run the vision tower in micro-batches without images too, for gradients of 0.
@@ -97,7 +99,10 @@ class Model(Settings):
         return self.init or ("pretrained" if self.path else "random")
 
     def recomputed(self, blocks: int) -> int:
-        """Return how many of so many blocks, the first ones, compute activations again."""
+        """Return how many of so many blocks, the first ones, compute activations again.
+
+        Until a run has chosen for `auto`, it is all of them.
+        """
         asked = self.gradient_checkpointing
         if isinstance(asked, int):
             return min(asked, blocks)
