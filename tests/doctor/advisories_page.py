@@ -106,7 +106,9 @@ def _link(verified: str) -> str:
 
 
 def _short(url: str) -> str:
-    _, _, _, _, repository, _, number = url.split("/")
+    _, _, _, _, repository, _, number, *path = url.split("/")
+    if path:
+        return f"{repository}: {path[-1]}"
     return f"{repository}#{number}" if number.isdigit() else f"{repository}@{number[:10]}"
 
 

@@ -28,7 +28,8 @@ FROM: tuple[Trainer, ...] = ("verl", "trl", "llamafactory", "ms-swift")
 State = Literal["affected", "clean", "unknown"]
 
 _EDGE = r"^[0-9][0-9a-z.]* (ran|read|reported)$"
-_URL = r"^https://github\.com/[\w.-]+/[\w.-]+/(issues|pull|commit)/\w+$"
+# a thread, a commit, or the history of a file where no thread of a fix was found
+_URL = r"^https://github\.com/[\w.-]+/[\w.-]+/((issues|pull|commit)/\w+|commits/\w+/[\w./-]+)$"
 _NAME = r"^[a-z]+-[0-9]+(-[a-z0-9]+)*$"
 EdgeText = Annotated[str, Field(pattern=_EDGE)]
 
