@@ -93,7 +93,9 @@ class Case(_Strict):
     @property
     def url(self) -> str:
         """The issue or the pull request, or what else upstream has."""
-        return self.thread or f"https://github.com/{REPOSITORIES[self.project]}/issues/{self.number}"
+        return (
+            self.thread or f"https://github.com/{REPOSITORIES[self.project]}/issues/{self.number}"
+        )
 
     @property
     def fail_on(self) -> str:
