@@ -106,7 +106,10 @@ def _link(verified: str) -> str:
 
 
 def _short(url: str) -> str:
-    _, _, _, _, repository, _, number = url.split("/")
+    _, _, _, _, repository, kind, *rest = url.split("/")
+    if kind == "commits":
+        return f"{repository}: history of {rest[-1]}"
+    (number,) = rest
     return f"{repository}#{number}" if number.isdigit() else f"{repository}@{number[:10]}"
 
 
