@@ -4,7 +4,7 @@ python -m timemachine [CASE…]
 
 A case is a file in timemachine/cases, by its name or the beginning of it. What has been run with
 the same code is not run again, and what lacks its --checkout keeps the result that it has.
-Exits with 1 where a case has not shown what it ought to.
+Exits with 1 where a case has not shown what it ought to, with 2 where results cannot be written.
 """
 
 import argparse
@@ -45,6 +45,15 @@ def main(words: Sequence[str]) -> int:
     except (OSError, ValueError, KeyError, TypeError) as error:
         print(f"time machine: {given.to} has no results: {error}", file=sys.stderr)
         return 2
+    try:
+        return _run_all(cases, results, given)
+    except OSError as error:  # a full disk: what was written before is whole
+        print(f"time machine: {error}", file=sys.stderr)
+        return 2
+
+
+def _run_all(cases: Sequence[Case], results: dict[str, Any], given: argparse.Namespace) -> int:
+    """Run cases, and write what they show as soon as it is known; return the exit status."""
     known = {case.name for case in read_cases()}
     for case in cases:
         result = _result(case, given.cache, given.again, dict(given.checkout))

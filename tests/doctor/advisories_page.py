@@ -106,9 +106,10 @@ def _link(verified: str) -> str:
 
 
 def _short(url: str) -> str:
-    _, _, _, _, repository, _, number, *path = url.split("/")
-    if path:
-        return f"{repository}: {path[-1]}"
+    _, _, _, _, repository, kind, *rest = url.split("/")
+    if kind == "commits":
+        return f"{repository}: history of {rest[-1]}"
+    (number,) = rest
     return f"{repository}#{number}" if number.isdigit() else f"{repository}@{number[:10]}"
 
 

@@ -1,6 +1,7 @@
 """What a case has shown, from what both sides have printed."""
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -116,6 +117,20 @@ def test_without_its_repository_a_case_keeps_the_result_that_it_has(tmp_path: Pa
     assert read_results(tmp_path / "results.json") == {case.name: kept}
     (tmp_path / "results.json").unlink()
     assert main(words) == 1
+
+
+def test_results_that_cannot_be_written_are_told_and_those_before_stay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (case,) = read_cases(["verl-5942"])
+    file = tmp_path / "results.json"
+    write_results(file, {"peft-2195": {"case": "peft-2195", "outcome": "seen", "sides": {}}})
+    before = file.read_text()
+    (tmp_path / f"results.json.{os.getpid()}.part").mkdir()  # where the new ones would be written
+    words = [case.name, "--cache", str(tmp_path / "cache"), "--to", str(file)]
+    assert main(words) == 2
+    assert "time machine: " in capsys.readouterr().err
+    assert file.read_text() == before
 
 
 def test_a_case_that_changes_is_run_again() -> None:

@@ -166,8 +166,14 @@ RULES = (
     Rule(
         name="all-zero-weight",
         code="VT427",
-        summary="A head or an embedding is all zero, or (a warning) every lora_B of an adapter.",
-        why="Every token is then as likely as any other, and the loss is finite.",
+        summary=(
+            "A head, an embedding or most matrices are all zero, or (a warning) every lora_B of an"
+            " adapter."
+        ),
+        why=(
+            "Every token is then as likely as any other, and the loss is finite; names and shapes"
+            " are right (DeepSpeed#6791)."
+        ),
         bad="lm_head.weight that was gathered on a rank that did not have it",
         good="a head with values",
         fix="Go back to an earlier checkpoint, or tie the head if that is what is meant.",

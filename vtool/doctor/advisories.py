@@ -28,8 +28,7 @@ FROM: tuple[Trainer, ...] = ("verl", "trl", "llamafactory", "ms-swift")
 State = Literal["affected", "clean", "unknown"]
 
 _EDGE = r"^[0-9][0-9a-z.]* (ran|read|reported)$"
-# a thread, a commit, or the history of a file where no thread of a fix was found
-_URL = r"^https://github\.com/[\w.-]+/[\w.-]+/((issues|pull|commit)/\w+|commits/\w+/[\w./-]+)$"
+_URL = r"^https://github\.com/[\w.-]+/[\w.-]+/((issues|pull|commit)/\w+|commits/[\w./-]+\.py)$"
 _NAME = r"^[a-z]+-[0-9]+(-[a-z0-9]+)*$"
 EdgeText = Annotated[str, Field(pattern=_EDGE)]
 
@@ -176,7 +175,7 @@ class Advisory(_Strict):
     remedy: str
     """The setting or the release that avoids it."""
     upstream: Annotated[tuple[Annotated[str, Field(pattern=_URL)], ...], Field(min_length=1)]
-    """Issues and pull requests."""
+    """Issues and pull requests; the history of a file where none was found."""
     by_design: bool = False
     """True where upstream documents it as what is meant."""
     case: Annotated[str, Field(pattern=_NAME)] | None = None

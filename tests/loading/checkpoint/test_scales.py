@@ -61,3 +61,17 @@ def test_a_head_or_an_embedding_of_zeros_is_an_error(name: str, tmp_path: Path) 
     almost = ("F32", (4, 4), bytes(63) + b"\x01")
     for entries in ({name: almost}, {"gate.weight": ZEROS}, {"lm_head.bias": ZEROS}):
         assert audit_folder(folder(tmp_path / "right", model=entries)).findings == ()
+
+
+@pytest.mark.parametrize(("zeros", "others", "found"), [(4, 3, True), (4, 4, False), (3, 0, False)])
+def test_most_matrices_of_zeros_are_an_error(
+    zeros: int, others: int, found: bool, tmp_path: Path
+) -> None:
+    values = ("F32", (4, 4), bytes(63) + b"\x01")
+    entries = {f"layers.{n}.up_proj.weight": ZEROS for n in range(zeros)}
+    entries |= {f"layers.{n}.q_proj.weight": values for n in range(others)}
+    findings = audit_folder(folder(tmp_path / "model", model=entries)).findings
+    assert [(one.rule, one.severity) for one in findings] == (
+        [("all-zero-weight", "error")] if found else []
+    )
+    assert not found or f"{zeros} of {zeros + others} matrices" in findings[0].message

@@ -1,4 +1,4 @@
-"""Finds heads and embeddings that are all zero: what a write has left out, or never trained."""
+"""Finds weights that are all zero: what a write has left out, or never trained."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -15,11 +15,14 @@ _WEIGHTS = re.compile(
 )
 _LORA_B = re.compile(r".+\.lora_(embedding_)?B(\.[^.]+)??(\.weight)?")
 CHUNK = 1 << 20
+_FEW = 4
+"""Fewer matrices of zeros say nothing: blocks that are added may begin with two each."""
 
 
 def all_zero(headers: Mapping[str, Header]) -> Iterator[Diagnostic]:
-    """Yield an error for a head or an embedding of zeros, a warning for an adapter of zeros."""
+    """Yield an error for a head, embedding or most matrices of zeros; a warning for an adapter."""
     lora: list[tuple[Header, Tensor]] = []
+    matrices: list[tuple[Header, Tensor, bool]] = []
     nonzero = False
     for header in headers.values():
         for tensor in header.tensors:
@@ -37,6 +40,17 @@ def all_zero(headers: Mapping[str, Header]) -> Iterator[Diagnostic]:
             elif _LORA_B.fullmatch(tensor.name) and not nonzero:
                 nonzero = not _is_zero(header, tensor)
                 lora.append((header, tensor))
+            elif tensor.name.endswith(".weight") and len(tensor.shape) > 1:
+                matrices.append((header, tensor, _is_zero(header, tensor)))
+    zeros = [(header, tensor) for header, tensor, is_zero in matrices if is_zero]
+    if len(zeros) >= _FEW and 2 * len(zeros) > len(matrices):
+        header, tensor = zeros[0]
+        message = (
+            f"{len(zeros)} of {len(matrices)} matrices are all zero, the first of them"
+            f" `{tensor.name}` in {header.file.name}"
+        )
+        names = tuple(tensor.name for _, tensor in zeros)
+        yield about_file(header.file, "all-zero-weight", message, tensors=names)
     if lora and not nonzero:
         header, _ = lora[0]
         message = f"each lora_B of {header.file.name} is all zero: the adapter changes nothing"
