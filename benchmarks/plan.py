@@ -3,9 +3,11 @@
 Models of 0.02 to 0.5 billion random weights, each on two gloo ranks of FSDP2 and in one process of
 ddp: the anonymous memory of a rank's process, looked at every 2 ms in its second step, over what it
 had before its weights. The allocator gives large tensors back at once, so that nothing but live
-tensors is counted. The plan is made in a process of its own, and sees none of this.
+tensors is counted. gloo would copy all that it reduces or gathers at once, as no device's library
+does: ranks are given collectives of pieces, or, with --gloo, gloo's own. The plan is made in a
+process of its own, and sees none of this.
 
-    python -m benchmarks.plan [MODEL…]
+    python -m benchmarks.plan [--gloo] [MODEL…] [CASE…]
 """
 
 import json
@@ -95,6 +97,39 @@ def anonymous() -> int:
     return int(found[1]) * 1024
 
 
+def reduce_and_gather_by_pieces(engine: Any) -> None:
+    """Let FSDP2 communicate in place, without gloo's copy of a whole buffer."""
+    import torch.distributed as dist
+    from torch import Tensor
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as fsdp
+
+    world = range(dist.get_world_size())
+
+    def pieces(whole: Tensor) -> list[list[tuple[Tensor, ...]]]:
+        return [part.split(2**18) for part in whole.flatten().chunk(len(world))]  # type: ignore
+
+    class AllGather(fsdp.DefaultAllGather):
+        def __call__(self, output_tensor: Any, input_tensor: Any, *_: Any, **__: Any) -> None:
+            own = output_tensor.chunk(len(world))[dist.get_rank()]
+            own.copy_(input_tensor)
+            for source, part in enumerate(pieces(output_tensor)):
+                for piece in part:
+                    dist.broadcast(piece, source)
+
+    class ReduceScatter(fsdp.DefaultReduceScatter):
+        def __call__(
+            self, output_tensor: Any, input_tensor: Any, group: Any, op: Any, *_: Any, **__: Any
+        ) -> None:
+            for target, part in enumerate(pieces(input_tensor)):
+                for piece in part:
+                    dist.reduce(piece, target, op)
+            output_tensor.copy_(input_tensor.chunk(len(world))[dist.get_rank()])
+
+    for part, _ in engine.parts:
+        part.set_custom_all_gather(AllGather())
+        part.set_custom_reduce_scatter(ReduceScatter())
+
+
 def taken(folder: Path, case: str, rank: int) -> int:
     """Return the peak of this rank in its second step, over what there was before its weights."""
     import torch
@@ -120,8 +155,10 @@ def taken(folder: Path, case: str, rank: int) -> int:
     (wide @ wide).sum()  # the libraries' own buffers
     before = anonymous()
     prepare_model(run, module, weights)
-    engine = build_engine(run, module, Ranks(rank, world, rank, world), weights)
+    engine: Any = build_engine(run, module, Ranks(rank, world, rank, world), weights)
     batch = build_batch(module, load_family(run.model.family), shape_of(run))
+    if world > 1 and "VTOOL_BENCH_GLOO" not in os.environ:
+        reduce_and_gather_by_pieces(engine)
     highest, done = [0], threading.Event()
 
     def look() -> None:
@@ -170,8 +207,15 @@ def main() -> None:
         sys.stdout.flush()
         os._exit(0)
     worst = 0.0
-    for name in sys.argv[1:] or MODELS:
-        for case, (_, world, _) in CASES.items():
+    asked = sys.argv[1:]
+    if "--gloo" in asked:
+        asked.remove("--gloo")
+        os.environ["VTOOL_BENCH_GLOO"] = "1"
+    if unknown := [each for each in asked if each not in {**MODELS, **CASES}]:
+        raise SystemExit(f"neither a model nor a case: {', '.join(unknown)}")
+    for name in [each for each in MODELS if each in asked] or MODELS:
+        for case in [each for each in CASES if each in asked] or CASES:
+            world = CASES[case][1]
             with tempfile.TemporaryDirectory() as folder:
                 for each in ("", *(f"rank{rank}" for rank in range(world))):
                     write_config(name, Path(folder) / each)

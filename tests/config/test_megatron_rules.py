@@ -71,6 +71,10 @@ def model(folder: Path, heads: int, groups: int, layers: int) -> str:
         (("engine.bridge=megatron_bridge",), [("unknown-choice", "engine.bridge")]),
         (("engine.parallel.sequence=true",), [("not-built-on-engine", "engine.parallel.sequence")]),
         (("model.dtype=float64",), [("not-built-on-engine", "model.dtype")]),
+        (
+            ("model.gradient_checkpointing=auto",),
+            [("not-built-on-engine", "model.gradient_checkpointing")],
+        ),
         (("device.kind=npu",), [("not-built-on-engine", "engine.kind")]),
         (("engine.transformer_config.apply_rope_fusion=true",), []),
         (

@@ -11,7 +11,16 @@ from tests.planning.test_micro_batch import run_of
 from tests.rows import chat, write_rows
 from vtool.diagnostics import Findings
 from vtool.planning.micro_batch import Shape
-from vtool.planning.plan import GIB, OVERHEAD, Asked, Change, Plan, candidates, make_plan
+from vtool.planning.plan import (
+    GIB,
+    OVERHEAD,
+    Asked,
+    Change,
+    Plan,
+    _more_gpus,
+    candidates,
+    make_plan,
+)
 from vtool.planning.step import KINDS, Step
 from vtool.planning.text import lines, remedy, verdict
 
@@ -52,6 +61,16 @@ def test_one_is_said_in_the_singular() -> None:
     several = "\n".join(lines(plan_of(GIB, None)))
     assert "a step: 4 micro-batches a rank" in several
     assert "gives 0 images and 25.6 tokens a second" in several
+
+
+def test_ranks_that_have_no_row_are_told_and_not_proposed() -> None:
+    said = "\n".join(lines(replace(plan_of(GIB, None), idle=960)))
+    assert "960 of 2 ranks have none" in said
+    assert "fewer rows than ranks" not in "\n".join(lines(plan_of(GIB, None)))
+    step = Step(dict.fromkeys(KINDS, 0) | {"weights": 100, "activations": 10}, 0, 0)
+    assert _more_gpus(step, 8, 60, most=64) == (16, 60)
+    assert _more_gpus(step, 8, 60, most=15) is None
+    assert _more_gpus(step, 1, 12, most=10**6) is None
 
 
 def test_a_change_that_is_not_enough_is_not_recommended() -> None:

@@ -151,6 +151,8 @@ def _in_context(run: Run) -> dict[str, Any]:
         values["data.image.sixteen_bit_range"] = None
     if run.lora is not None:
         values["lora.alpha"] = run.lora.scale * run.lora.rank
+        if model.dtype == "float64":
+            values["lora.base_dtype"] = "float64"
     if optim.schedule == "constant":
         values["optim.min_lr_ratio"] = None  # nothing falls
     # by the number of steps, below

@@ -291,6 +291,18 @@ RULES = (
         fix="Put the folder back as it was, or start another run: run.name=NAME.",
     ),
     Rule(
+        name="base-rounded",
+        code="VT523",
+        summary="lora.base_dtype is bfloat16, and the weights beneath the adapters are not.",
+        why=(
+            "Rounded weights are another model than the one that the adapter is exported for: what"
+            " it learns would be added to weights that it has never seen."
+        ),
+        bad="lora.base_dtype=bfloat16 over a model.path whose safetensors are float32",
+        good="lora.base_dtype=bfloat16 over one whose safetensors are bfloat16",
+        fix="Set lora.base_dtype=float32, or save the folder in bfloat16 and train over that.",
+    ),
+    Rule(
         name="nothing-to-merge",
         code="VT811",
         summary="vtool export --merge was given a run that has no adapter.",

@@ -155,6 +155,8 @@ class TorchEngine:
             if is_adapter(name) != (adapter == "only"):
                 continue
             whole = self._gather(tensor)
+            if whole.dtype == torch.bfloat16:  # of `lora.base_dtype`: what is merged is not rounded
+                whole = whole.float()
             there = [part for part in parts_of(name) if part in tensors]
             if adapter == "merged" and there:
                 parts = {part: self._gather(tensors[part]) for part in there}

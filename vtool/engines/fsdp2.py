@@ -46,7 +46,8 @@ class Fsdp2(common.TorchEngine):
         module, settings, ranks = inputs.module, inputs.settings, inputs.ranks
         super().__init__(module, ranks)
         mesh = _mesh(ranks)
-        weights = next(module.parameters()).dtype
+        # of those that are trained: what is frozen may be narrower
+        weights = next(one.dtype for one in module.parameters() if one.requires_grad)
         precision = MixedPrecisionPolicy(
             param_dtype=None if inputs.compute_dtype == weights else inputs.compute_dtype,
             reduce_dtype=weights,

@@ -87,6 +87,31 @@ def add_adapters(
                     parameter.copy_(weights[saved_name(name).removeprefix(_PREFIX)])
 
 
+def frozen_linears(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """Yield the parameters that `lora.base_dtype` is of: names, and where each of them is.
+
+    They are those of linear layers that are not trained, but for the head. Beside copies that are
+    trained whole, nothing is computed with the originals.
+    """
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Linear) and module is not head and "original_module" not in path:
+            for name, parameter in module.named_parameters(recurse=False):
+                if not parameter.requires_grad:
+                    yield f"{path}.{name}", module, name
+
+
+def narrow_base(model: nn.Module) -> None:
+    """Keep the frozen linear layers of a model with adapters in bfloat16, in place.
+
+    Autocast would round them to it in each forward pass. It comes after adapters are added: peft
+    would begin these in the dtype of the layers.
+    """
+    for _, module, name in list(frozen_linears(model)):
+        narrow = module._parameters[name].detach().bfloat16()  # type: ignore[union-attr]
+        module._parameters[name] = nn.Parameter(narrow, requires_grad=False)
+
+
 def _modules_to_save(
     model: nn.Module, family: Family, components: Sequence[str], settings: Lora
 ) -> list[str]:

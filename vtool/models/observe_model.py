@@ -161,6 +161,9 @@ def _adapter(name: str, layer: Any, of: tuple[str, ...]) -> Iterator[Observed]:
         probability = dropout.p if isinstance(dropout, nn.Dropout) else 0.0
         yield Observed("lora.layers", "an adapter", name, of)
         yield Observed("lora.rank", rank, f"A of {name}")
+        if (base := getattr(layer, "base_layer", None)) is not None:
+            base_dtype = dtype_name(base.weight.dtype)
+            yield Observed("lora.base_dtype", base_dtype, f"the layer beneath {name}")
         yield Observed("lora.alpha", layer.scaling[adapter] * rank, f"the scaling of {name}")
         if rank > 1 and adapter in getattr(layer, "lora_alpha", {}):
             stabilized = layer.scaling[adapter] * math.sqrt(rank)

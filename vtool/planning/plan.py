@@ -78,6 +78,8 @@ class Plan:
     """On the disk, of all ranks."""
     micro_batches: int
     """The micro-batches of a rank in a step; of packed rows, at most."""
+    idle: int = 0
+    """The ranks that a step has no row for: they compute another's for nothing."""
     choice: Choice | None = None
     """The blocks that compute again, where `model.gradient_checkpointing` is `auto`."""
     changes: tuple[Change, ...] = field(default=())
@@ -124,6 +126,7 @@ class Plan:
             "sent_bytes_a_step": self.step.sent,
             "flops_a_micro_batch": self.step.flops,
             "micro_batches_a_step": self.micro_batches,
+            "ranks_without_rows": self.idle,
             "seconds_a_step": self.seconds,
             f"loader_{'a_second' if self.seconds else 'a_step'}": self.feeding(),
             "recompute": None if self.choice is None else asdict(self.choice),
@@ -175,6 +178,7 @@ def make_plan(run: Run, asked: Asked) -> Plan:
         save=min(saved, FILE_BYTES + largest if asked.gpus > 1 else saved),
         checkpoint=saved,
         micro_batches=-(-run.data.global_batch_size // (asked.gpus * shape.rows)),
+        idle=max(0, asked.gpus - run.data.global_batch_size),
         choice=choice,
     )
     if plan.fits is not False:
@@ -248,7 +252,8 @@ def _changes(run: Run, plan: Plan) -> Iterator[Change]:
             best = Change(chosen, gpus, size)
         if size <= room:
             break
-        if isinstance(changed.engine, Fsdp2) and (more := _more_gpus(step, gpus, room)):
+        most = changed.data.global_batch_size
+        if isinstance(changed.engine, Fsdp2) and (more := _more_gpus(step, gpus, room, most)):
             best = Change(chosen, *more)
             break
     if best is not None:
@@ -272,13 +277,20 @@ def candidates(run: Run, gpus: int) -> Iterator[tuple[tuple[str, ...], Run]]:
         yield tuple(chosen), changed
 
 
-def _more_gpus(step: Step, gpus: int, room: int) -> tuple[int, int] | None:
-    """Return how many GPUs would do, up to 16 times as many, and a rank's bytes then.
+def _more_gpus(step: Step, gpus: int, room: int, most: int) -> tuple[int, int] | None:
+    """Return how many GPUs would do, and a rank's bytes then.
 
     What is shared out shrinks; what is gathered and kept for the backward pass stays.
+
+    Args:
+        step: of a rank now.
+        gpus: now.
+        room: bytes of a GPU.
+        most: rows of a step: more GPUs than these have nothing to do. 16 times as many are the most
+            that are proposed.
     """
     shared = sum(step.memory[kind] for kind in ("weights", "gradients", "optimizer"))
-    for factor in range(2, 17):
+    for factor in range(2, 1 + min(16, most // gpus)):
         size = step.peak - shared + shared // factor
         if size <= room:
             return gpus * factor, size

@@ -36,6 +36,11 @@ def lines(plan: Plan) -> Iterator[str]:
         f"a step: {most}{plural(plan.micro_batches, 'micro-batch', 'micro-batches')} a rank,"
         f" {most}{size(step.sent)} sent by each; {step.flops / 1e12:,.3g} TFLOP a micro-batch"
     )
+    if plan.idle:
+        yield (
+            f"a step has fewer rows than ranks: {plan.idle:,} of {asked.gpus:,} ranks have none,"
+            " and take as long; raise data.global_batch_size"
+        )
     feeding, per = plan.feeding(), "second" if plan.seconds else "step"
     yield (
         f"the loader of each rank gives {most}{_count(feeding['images'], 'image')} and"

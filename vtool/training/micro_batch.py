@@ -28,8 +28,8 @@ SHARE_TAKEN = 0.6
 MOST_ROWS = 64
 # Bytes of a value that a pass keeps; with bfloat16, norms keep what they get in float32.
 _WIDTH = {"float32": 4, "bfloat16": 3, "float64": 8}
-# Of AdamW in float32: the gradient, and two means. Weights are 4 beside them.
-_STATE, _WEIGHT = 12, 4
+# Of AdamW in float32: the gradient, and two means.
+_STATE = 12
 
 
 def choose_micro_batch(run: Run, model: nn.Module, ledger: Ledger, ranks: Ranks) -> Run:
@@ -177,7 +177,7 @@ def say_state(run: Run, model: nn.Module, ranks: Ranks) -> None:
     shares = ranks.world if isinstance(run.engine, Fsdp2) else 1
     width = 8 if run.model.dtype == "float64" else 4
     weights, state = (
-        width * sum(each.numel() for each in whole) / shares,
+        sum(each.numel() * each.element_size() for each in whole) / shares,
         3 * width * sum(each.numel() for each in whole if each.requires_grad) / shares,
     )
     print(
@@ -207,7 +207,7 @@ def bytes_kept(run: Run, model: nn.Module, ranks: Ranks) -> float:
         shares = everyone
         if component(name) == "language":
             shares *= spread.tensor * (1 if id(each) in first else spread.pipeline)
-        there = 0 if ranks.device.type == "cpu" and not each.is_meta else _WEIGHT
+        there = 0 if ranks.device.type == "cpu" and not each.is_meta else each.element_size()
         total += each.numel() * (there + _STATE * each.requires_grad) / shares
     return total
 

@@ -10,14 +10,20 @@ from torch import Tensor, nn
 from vtool.config.megatron import Language
 from vtool.config.schema import Run
 from vtool.devices import kind_of
-from vtool.diagnostics import Diagnostic
+from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines import registry as engines
 from vtool.engines.contract import Engine, EngineInputs
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.families import FAMILIES
 from vtool.families.family import load_family
 from vtool.families.windows import packing_conflict, window_of
-from vtool.models.adapters import add_adapters, freeze_components
+from vtool.models.adapters import (
+    add_adapters,
+    freeze_components,
+    frozen_linears,
+    narrow_base,
+    saved_name,
+)
 from vtool.models.attention import use_document_attention, use_row_attention
 from vtool.models.build import WEIGHT_DTYPE, build_model, build_on_meta, implementations
 from vtool.models.mapped_weights import MappedWeights, map_folder
@@ -43,9 +49,11 @@ def build_trained_model(
         and those of files that cannot be mapped.
 
     Raises:
-        Findings: `model-does-not-load`, `unfit-weights`, `lora-target`.
+        Findings: `model-does-not-load`, `unfit-weights`, `lora-target`, `base-rounded`.
     """
     module, weights = _build_with_weights(run, folder, processor, start)
+    if run.lora is not None and run.lora.base_dtype == "bfloat16":
+        _check_exact(module, weights.tensors)
     prepare_model(run, module, weights.tensors)
     if start.weights is not None and start.weights.adapted:
         load_adapter(start.weights, module)
@@ -77,6 +85,38 @@ def _build_with_weights(
     return build_model(settings, processor, own, seed), MappedWeights({}, ())
 
 
+def _check_exact(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Check that bfloat16 has the weights of all linear layers exactly.
+
+    Args:
+        weights: by the model's names, of parameters on the meta device. Their files' dtype says it.
+
+    Raises:
+        Findings: `base-rounded`.
+    """
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    for name, module, leaf in frozen_linears(model):
+        here = module._parameters[leaf]
+        assert here is not None, "it was named"
+        of_file = weights.get(saved_name(name)) if here.is_meta else None
+        exact = (
+            bool(torch.equal(here.bfloat16().to(here.dtype), here))
+            if of_file is None
+            else of_file.dtype == torch.bfloat16
+        )
+        if not exact:
+            dtype = str((here if of_file is None else of_file).dtype).removeprefix("torch.")
+            raise Findings(
+                Diagnostic(
+                    "base-rounded",
+                    f"lora.base_dtype is bfloat16, and {name} is {dtype}: it would be rounded",
+                    "set lora.base_dtype=float32",
+                    "lora.base_dtype",
+                )
+            )
+
+
 def prepare_model(
     run: Run, model: nn.Module, weights: Mapping[str, Tensor] | None = None
 ) -> nn.Module:
@@ -102,6 +142,8 @@ def prepare_model(
     freeze_components(model, of, run.model.freeze)
     if run.lora is not None:
         add_adapters(model, of, run.model.freeze, run.lora, run.run.seed, weights)
+        if run.lora.base_dtype == "bfloat16":
+            narrow_base(model)
     return model
 
 

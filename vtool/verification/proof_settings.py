@@ -39,6 +39,8 @@ def choose_proof_settings(recipe_run: Run, *, full_size: bool) -> tuple[Run, tup
             " a rounded one"
         )
         run = update_section(run, "model", dtype="float32")
+        if run.lora is not None:
+            run = update_section(run, "lora", base_dtype="float32")
     for kind, bounds in (("image", _image_bounds(run)), ("video", _video_bounds(run))):
         for name, value in bounds.items():
             if (before := getattr(getattr(run.data, kind), name)) != value:

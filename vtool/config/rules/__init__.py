@@ -60,6 +60,7 @@ SETTINGS_RULES: tuple[SettingsRule, ...] = (
     megatron.needs_transformer_engine,
     engine.dropout_on_megatron,
     engine.adapters_of_peft_on_megatron,
+    engine.narrow_base_not_built,
     engine.recompute_not_planned,
     device.numa_unbound,
     profiler.nothing_profiled,

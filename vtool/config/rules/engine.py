@@ -122,6 +122,28 @@ def adapters_of_peft_on_megatron(run: Run, origins: Origins) -> Iterator[Diagnos
 
 
 @settings_rule(NOT_BUILT_ON_ENGINE)
+def narrow_base_not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """A base in bfloat16 is that of adapters that compute in it; megatron's is so by itself."""
+    if run.lora is None or run.lora.base_dtype == "float32":
+        return
+    name, reason = "lora.base_dtype", None
+    if isinstance(run.engine, Megatron):
+        reason = "engine=megatron keeps its weights in dtypes of its own"
+    elif run.model.dtype != "bfloat16":
+        reason = f"model.dtype is {run.model.dtype}: a product would be of two dtypes"
+    elif run.lora.dora:
+        reason = "lora.dora takes the length of its rows, which would be a rounded number"
+    if reason is not None:
+        yield Diagnostic(
+            "not-built-on-engine",
+            f"{name} is bfloat16, but {reason}",
+            f"set {name}=float32",
+            name,
+            origins.near(name),
+        )
+
+
+@settings_rule(NOT_BUILT_ON_ENGINE)
 def recompute_not_planned(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """`auto` is chosen by a plan, which is made of ddp and fsdp2 alone."""
     name = "model.gradient_checkpointing"

@@ -1,7 +1,7 @@
 """Settings `lora`: low-rank adapters in the place of the model's own weights."""
 
 import math
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -42,6 +42,12 @@ class Lora(Settings):
     A part in `model.freeze` gets none in any case.
     """
 
+    base_dtype: Literal["float32", "bfloat16"] = "float32"
+    """The dtype in which the frozen linear layers are kept, all but the head.
+
+    `bfloat16`: half of their memory, and the same loss and gradients to the bit, beside
+    model.dtype=bfloat16 and of weights whose files are bfloat16; others are refused.
+    """
     modules_to_save: tuple[Module, ...] = ()
     """The modules that are trained whole, and saved with the adapter, named in the same way:
     `merger` (the projector), `lm_head`, `embed_tokens`. No layer inside of them gets an adapter.
