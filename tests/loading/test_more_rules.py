@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from tests.loading import models
-from vtool.cli.load_check_text import describe_subjects, table
+from vtool.cli.load_check_text import describe_subjects, last_line, table
 from vtool.diagnostics import Findings
 from vtool.loading import check_load_weights
 from vtool.loading.probe.audit import audit, judged_facts
+from vtool.loading.probe.facts import SubjectFacts
 from vtool.loading.probe.file_host import subject_of_factory
 from vtool.loading.probe.places import belongs
 from vtool.loading.probe.state import compare_states
@@ -251,6 +252,16 @@ def test_a_class_whose_names_were_tried_is_clean_in_its_loading_only() -> None:
     assert "clean: loading only" in "".join(describe_subjects([result]))
     own = judge("it", judged_facts(replace(made, origin="given"), {}, {}), asked)
     assert "loading only" not in table([own]) + "".join(describe_subjects([own]))
+
+
+def test_of_several_subjects_each_that_was_not_judged_says_why() -> None:
+    asked = ["unconsumed-tensor", "aliased-parameter"]
+    missed = judge("it", SubjectFacts("not-run", "construction: no such licence"), asked)
+    assert missed.verdict == "not-run"
+    shown = "".join(describe_subjects([missed, missed]))
+    assert shown == "it: not run: construction: no such licence\n" * 2
+    assert "no such licence" in last_line([missed])
+    assert "".join(describe_subjects([missed])) == "", "the last line has it"
 
 
 def lines_of(factory: type) -> set[str]:

@@ -120,13 +120,15 @@ def _loading_only(result: Result) -> bool:
 def describe_subjects(results: Sequence[Result]) -> Iterator[str]:
     """Yield a line for each subject, with its class, its checkpoint and its changes.
 
-    The line has the folder of a recipe too.
+    The line has the folder of a recipe too, and why a subject was not judged, if it is not alone.
     """
     for result in results:
         made = result.details.get("subject", {})
         parts = [made["folder"]] if "folder" in made else []
         if result.verdict == "not-run" and "passed" in result.checks.values():
             parts.append(f"files clean, class not-run: {why_not_run(result)}")
+        elif result.verdict == "not-run" and len(results) > 1:  # of one, the last line has it
+            parts.append(f"not run: {why_not_run(result)}")
         if "class" in made:
             dtype = f" in {made['dtype']}" if "dtype" in made else ""
             why = f" ({made['no_twin']})" if "no_twin" in made else ""

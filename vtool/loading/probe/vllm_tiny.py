@@ -196,14 +196,17 @@ class TinyArchitecture:
         drafts = self.name in registry._SPECULATIVE_DECODING_MODELS
         pools = in_groups(POOLING) and not in_groups(GENERATING)
         runner = "draft" if drafts else "pooling" if pools else "auto"
+        given = {"runner": runner, "dtype": "bfloat16"}
         try:
-            config = read_config(self.folder, runner=runner, dtype="bfloat16")
+            config = read_config(self.folder, **given)
         except ValueError as error:
             if "enable-prefix-caching" not in str(error):
                 raise
-            # some linear attention asks for it
-            cache = CacheConfig(enable_prefix_caching=True)
-            config = read_config(self.folder, cache, runner=runner, dtype="bfloat16")
+            # some linear attention asks for what is not the default, which releases differ in
+            default = CacheConfig().enable_prefix_caching
+            config = read_config(
+                self.folder, CacheConfig(enable_prefix_caching=not default), **given
+            )
         if drafts:
             by_name = "eagle3" if "agle3" in self.name else "mtp" if "MTP" in self.name else "eagle"
             _add_target(config, self.entry.get("drafts", by_name))
