@@ -105,7 +105,7 @@ def _padding_seen(facts: Facts) -> str | None:
 _NO_BORDERS = frozenset(
     ("input_ids", "attention_mask", "inputs_embeds", "labels", "num_items_in_batch", "use_cache")
 )
-"""What a model is given that says nothing of where a text ends within a row."""
+"""Inputs of a model that say nothing of where a text ends within a row."""
 
 
 def _texts_unparted(facts: Facts) -> int:

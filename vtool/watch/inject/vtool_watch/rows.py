@@ -227,7 +227,7 @@ class Seen:
     """Name, and a checksum for each of the first axis: a patch, or an image."""
     micro: int
     mask_axes: int | None = None
-    """Of the attention mask, where it is a tensor: of rows and positions, or more."""
+    """Axes of the attention mask, where it is a tensor: two, or more."""
 
 
 _SMALL = ("attention_mask", "position_ids", "cu_seq_lens_q", "image_grid_thw", "video_grid_thw")
