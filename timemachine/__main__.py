@@ -56,8 +56,8 @@ def _run_all(cases: Sequence[Case], results: dict[str, Any], given: argparse.Nam
     """Run cases, and write what they show as soon as it is known; return the exit status."""
     known = {case.name for case in read_cases()}
     for case in cases:
-        result = _result(case, given.cache, given.again, dict(given.checkout))
-        _say(result)
+        result, is_kept = _result(case, given.cache, given.again, dict(given.checkout))
+        _say(result, is_kept)
         was_run = all(side["state"] != "not-run" for side in result["sides"].values())
         if case.name in results and case.lacks(list(dict(given.checkout))) and not was_run:
             print("  its earlier result is kept", flush=True)
@@ -76,16 +76,18 @@ def _checkout(word: str) -> tuple[str, Path]:
     return name, Path(folder)
 
 
-def _result(case: Case, cache: Path, again: bool, checkouts: Mapping[str, Path]) -> dict[str, Any]:
-    """Return the result that is kept of a case, or run it."""
+def _result(
+    case: Case, cache: Path, again: bool, checkouts: Mapping[str, Path]
+) -> tuple[dict[str, Any], bool]:
+    """Return the result that is kept of a case, or run it; and whether it was kept."""
     key, kept = digest(case), cache / "results" / f"{case.name}.json"
     if not again and (found := _read(kept)).get("digest") == key:
-        return dict(found["result"])
+        return dict(found["result"]), True
     result = run_case(case, cache, checkouts)
     if all(side["state"] != "not-run" for side in result["sides"].values()):
         kept.parent.mkdir(parents=True, exist_ok=True)
         write(kept, json.dumps({"digest": key, "result": result}))
-    return result
+    return result, False
 
 
 def _read(kept: Path) -> dict[str, Any]:
@@ -96,9 +98,10 @@ def _read(kept: Path) -> dict[str, Any]:
         return {}
 
 
-def _say(result: dict[str, Any]) -> None:
+def _say(result: dict[str, Any], is_kept: bool) -> None:
     seconds = sum(side["cpu_seconds"] for side in result["sides"].values())
-    print(f"{result['case']}: {result['outcome']} ({seconds:.1f} s of CPU)", flush=True)
+    told = f"{seconds:.1f} s of CPU{', not run again' if is_kept else ''}"
+    print(f"{result['case']}: {result['outcome']} ({told})", flush=True)
     for name, side in result["sides"].items():
         for finding in side["findings"]:
             told = f"{finding['severity']}[{finding['rule']}]: {finding['message']}"

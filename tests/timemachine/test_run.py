@@ -133,6 +133,20 @@ def test_results_that_cannot_be_written_are_told_and_those_before_stay(
     assert file.read_text() == before
 
 
+def test_what_was_run_with_this_code_is_not_run_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    side = {"state": "ran", "cpu_seconds": 1.0, "findings": []}
+    result = {"case": CASE.name, "outcome": "seen", "sides": {"unsafe": side, "clean": side}}
+    kept = tmp_path / f"cache/results/{CASE.name}.json"
+    kept.parent.mkdir(parents=True)
+    kept.write_text(json.dumps({"digest": digest(CASE), "result": result}))
+    words = [CASE.name, "--cache", str(tmp_path / "cache"), "--to", str(tmp_path / "results.json")]
+    assert main(words) == 0
+    assert "seen (2.0 s of CPU, not run again)" in capsys.readouterr().out
+    assert read_results(tmp_path / "results.json") == {CASE.name: result}
+
+
 def test_a_case_that_changes_is_run_again() -> None:
     assert digest(CASE) != digest(CASE.model_copy(update={"rule": "gradient-scaled"}))
     assert digest(CASE) == digest(read_case(CASES / "transformers-34191.yaml"))
