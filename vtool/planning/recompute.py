@@ -32,7 +32,7 @@ class Choice:
 
     @property
     def setting(self) -> int | str:
-        """It as `model.gradient_checkpointing`."""
+        """The value of `model.gradient_checkpointing` that means it."""
         return as_setting(self.blocks, self.of)
 
 
