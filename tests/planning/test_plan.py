@@ -95,6 +95,30 @@ def test_every_change_can_be_typed_as_it_stands(tmp_path: Path, engine: str, dev
     assert offloading == (device == "cuda")
 
 
+@pytest.mark.parametrize(
+    ("saved", "settings", "proposed"),
+    [
+        ("bfloat16", (), True),
+        ("float32", (), False),
+        (None, (), False),
+        ("bfloat16", ("lora.base_dtype=bfloat16",), False),
+        ("bfloat16", ("lora.dora=true",), False),
+        ("bfloat16", ("model.dtype=float32",), False),
+    ],
+)
+def test_a_base_is_kept_in_bfloat16_where_its_files_are(
+    tmp_path: Path, saved: str | None, settings: tuple[str, ...], proposed: bool
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"torch_dtype": saved} if saved else {}))
+    run = run_of(tmp_path, "lora={rank: 2}", "model.dtype=bfloat16", *settings)
+    of_folder = run.model.model_copy(update={"path": str(tmp_path)})
+    first, changed = next(candidates(run.model_copy(update={"model": of_folder}), 1))
+    assert (first == ("lora.base_dtype=bfloat16",)) == proposed
+    if proposed:
+        assert changed.lora is not None
+        assert changed.lora.base_dtype == "bfloat16"
+
+
 def test_rows_without_a_bound_are_not_planned(tmp_path: Path) -> None:
     with pytest.raises(Findings) as raised:
         make_plan(run_of(tmp_path, "data.max_length=null"), Asked())

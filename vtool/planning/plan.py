@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from vtool.config.schema import Ddp, Fsdp2, Megatron, Run
 from vtool.data.head_nll import rows_of_chunk
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.progress import working
+from vtool.families.images import read_json
 from vtool.planning.micro_batch import Shape, shape_of
 from vtool.planning.model import model_of
 from vtool.planning.recompute import Choice, count_blocks, fewest_blocks, with_blocks
@@ -300,6 +302,8 @@ def _more_gpus(step: Step, gpus: int, room: int, most: int) -> tuple[int, int] |
 def _candidates(run: Run, gpus: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield changes of a recipe that save memory, each with what it updates, by group."""
     data, engine = run.data, run.engine
+    if _has_narrow_files(run):
+        yield "lora.base_dtype=bfloat16", {"lora": {"base_dtype": "bfloat16"}}
     if data.packing == "none" and data.micro_batch_size not in (1, "auto"):
         yield "data.micro_batch_size=1", {"data": {"micro_batch_size": 1}}
     if isinstance(engine, Ddp) and gpus > 1 and not engine.gradient_as_bucket_view:
@@ -318,6 +322,16 @@ def _candidates(run: Run, gpus: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
             words if isinstance(engine, Fsdp2) else f"engine=fsdp2 {words}",
             {"engine": offloading},
         )
+
+
+def _has_narrow_files(run: Run) -> bool:
+    """Return whether the base of a run with adapters is in bfloat16, and could be kept so."""
+    lora, model = run.lora, run.model
+    if lora is None or lora.base_dtype != "float32" or lora.dora or model.path is None:
+        return False
+    config = read_json(Path(model.path) / "config.json")
+    saved = config.get("dtype", config.get("torch_dtype")) if isinstance(config, dict) else None
+    return bool(model.dtype == saved == "bfloat16")
 
 
 def _updated(run: Run, update: Mapping[str, Any]) -> Run:

@@ -32,7 +32,7 @@ class Choice:
 
     @property
     def setting(self) -> int | str:
-        """The value of `model.gradient_checkpointing` for it."""
+        """The value of `model.gradient_checkpointing` that means it."""
         return as_setting(self.blocks, self.of)
 
 

@@ -35,7 +35,7 @@ class Task:
     free: int
     """Bytes that the fullest rank's device has free."""
     on_device: bool
-    """True for a GPU or an NPU, where the libraries of its ranks take some."""
+    """True for a GPU's or an NPU's bytes, of which the libraries of its ranks take some."""
     tokens: int | None
     images: int | None
 

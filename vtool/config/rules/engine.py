@@ -126,18 +126,19 @@ def narrow_base_not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """A base in bfloat16 is that of adapters that compute in it; megatron's is so by itself."""
     if run.lora is None or run.lora.base_dtype == "float32":
         return
-    name, reason = "lora.base_dtype", None
+    name, reason, other = "lora.base_dtype", None, ""
     if isinstance(run.engine, Megatron):
         reason = "engine=megatron keeps its weights in dtypes of its own"
     elif run.model.dtype != "bfloat16":
         reason = f"model.dtype is {run.model.dtype}: a product would be of two dtypes"
+        other = ", or model.dtype=bfloat16"
     elif run.lora.dora:
         reason = "lora.dora takes the length of its rows, which would be a rounded number"
     if reason is not None:
         yield Diagnostic(
             "not-built-on-engine",
             f"{name} is bfloat16, but {reason}",
-            f"set {name}=float32",
+            f"set {name}=float32{other}",
             name,
             origins.near(name),
         )
