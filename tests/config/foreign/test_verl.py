@@ -90,6 +90,7 @@ def test_what_means_the_same_becomes_our_setting() -> None:
         "rslora": False,
         "dora": False,
         "modules_to_save": [],
+        "base_dtype": "float32",
     }
     assert (
         plain["data"]["global_batch_size"],
