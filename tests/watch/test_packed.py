@@ -58,6 +58,7 @@ def test_a_data_set_of_packed_rows_says_how_many_texts_they_hold() -> None:
     rows = {"input_ids": [[5, 6, 7, 8], [9, 9]], "seq_lengths": [[1, 3], [2]]}
     assert _texts_of_a_row(datasets.Dataset.from_dict(rows)) == 2
     assert _texts_of_a_row(datasets.Dataset.from_dict(rows).select([1])) is not None
-    others = {"input_ids": rows["input_ids"], "image_lengths": [[9, 9], [9]]}
-    assert _texts_of_a_row(datasets.Dataset.from_dict(others)) is None
+    for name, lengths in (("image_lengths", [[9, 9], [9]]), ("turn_lengths", [[1, 3], [2]])):
+        others = {"input_ids": rows["input_ids"], name: lengths}
+        assert _texts_of_a_row(datasets.Dataset.from_dict(others)) is None
     assert _texts_of_a_row([{"input_ids": [1]}]) is None

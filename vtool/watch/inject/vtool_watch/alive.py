@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,8 @@ import torch
 
 _ROWS = 64
 """So many rows of a data set are looked at."""
+_LENGTHS_OF_TEXTS = re.compile(r"(packed_)?(seq|sequence)s?_?(len|length)s?")
+"""Columns of the lengths of packed texts: turns, words and images have lengths too."""
 
 
 def loss_scale(optimizer: Any) -> float:
@@ -99,7 +102,7 @@ def _texts_of_a_row(data: Any) -> int | None:
     first = data.data.slice(0, _ROWS)
     sizes = [len(ids) for ids in first.column("input_ids").to_pylist()]
     for name in names:
-        if "length" not in name:
+        if not _LENGTHS_OF_TEXTS.fullmatch(name):
             continue
         lengths = first.column(name).to_pylist()
         if all(isinstance(of, list) for of in lengths) and [sum(of) for of in lengths] == sizes:
