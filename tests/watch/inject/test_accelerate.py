@@ -38,9 +38,7 @@ def fork(forks: Forks, ranks: int, how: str, facts: Path | None) -> str:
 @pytest.mark.parametrize(
     ("launcher", "ranks", "how", "found"),
     [
-        pytest.param(
-            ACCELERATE, 1, "mean", MEANS, id="accelerate launch, mean", marks=pytest.mark.soak
-        ),
+        pytest.param(ACCELERATE, 1, "mean", MEANS, id="accelerate launch, mean"),
         pytest.param(TORCHRUN, 2, "mean", MEANS, id="torchrun, mean", marks=pytest.mark.soak),
         pytest.param(None, 2, "mean", MEANS, id="two ranks, mean"),
         pytest.param(None, 2, "tokens", set(), id="two ranks, tokens"),
