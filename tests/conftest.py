@@ -102,6 +102,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return made_once(tmp_path_factory, "digits", lambda folder: vtool(folder, *command))
 
 
+@pytest.fixture
+def no_process_group() -> None:
+    """End the process group of one that an engine of an earlier test has left, as a run does.
+
+    A plan starts one of its own, of ranks that are not there.
+    """
+    process_state.end_process_group()
+
+
 class _SharedFixturesTogether(LoadScopeScheduling):
     """Hand out tests one by one, but those of a file with a fixture of the module together.
 

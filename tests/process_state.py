@@ -135,6 +135,17 @@ def seed(number: int) -> None:
         torch.default_generator.manual_seed(number)
 
 
+def end_process_group() -> None:
+    """End torch's default process group where there is one, and megatron-core's groups in it."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        return
+    if state := sys.modules.get("megatron.core.parallel_state"):
+        state.destroy_model_parallel()
+    dist.destroy_process_group()
+
+
 def _is_same(before: Any, after: Any) -> bool:
     """Return whether an entry of `sys.modules` is the same module, or was read from the same file.
 

@@ -24,6 +24,8 @@ from vtool.planning.plan import (
 from vtool.planning.step import KINDS, Step
 from vtool.planning.text import lines, remedy, verdict
 
+pytestmark = pytest.mark.usefixtures("no_process_group")
+
 
 def plan_of(device: int, memory: int | None, *changes: Change) -> Plan:
     """A plan of a rank that needs so many bytes."""

@@ -10,6 +10,8 @@ from vtool.planning.plan import ERROR, OVERHEAD, Asked, Plan, make_plan
 from vtool.planning.recompute import MOST_MEASURED, as_setting, fewest_blocks
 from vtool.planning.text import lines
 
+pytestmark = pytest.mark.usefixtures("no_process_group")
+
 
 @pytest.mark.parametrize(("tower", "layers"), [(32, 28), (4, 2), (0, 3), (5, 0), (1, 1), (32, 80)])
 @pytest.mark.parametrize(("of_tower", "of_layer"), [(3, 17), (17, 3)])

@@ -18,6 +18,8 @@ from vtool.planning.model import model_of
 from vtool.planning.step import Step, measure_step
 from vtool.training.model_and_engine import build_engine, prepare_model
 
+pytestmark = pytest.mark.usefixtures("no_process_group")
+
 SIZES = ("data.max_length=64", "data.global_batch_size=2")
 
 

@@ -14,6 +14,8 @@ from vtool.training import recompute
 from vtool.training.observe_run import observe_run
 from vtool.training.session import Request
 
+pytestmark = pytest.mark.usefixtures("no_process_group")
+
 
 def made(folder: Path, asked: str) -> Request:
     if not (folder / "rows.jsonl").exists():
