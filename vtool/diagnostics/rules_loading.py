@@ -212,6 +212,21 @@ RULES = (
         ),
     ),
     Rule(
+        name="computes-differently",
+        code="VT434",
+        summary="The loaded class computes something else than transformers' class.",
+        why=(
+            "Every weight may be read, and still two of them be exchanged, or one scaled: the"
+            " model loads without a word, and answers something else."
+        ),
+        bad='stacked = [("gate_up_proj", "up_proj", 0), ("gate_up_proj", "gate_proj", 1)]',
+        good='stacked = [("gate_up_proj", "gate_proj", 0), ("gate_up_proj", "up_proj", 1)]',
+        fix=(
+            "Compare module by module with transformers' class, from the first layer on: the first"
+            " that differs has a weight in a wrong place, or another constant."
+        ),
+    ),
+    Rule(
         name="unknown-subject",
         code="VT490",
         summary="There is nothing of this name whose loading could be checked.",
@@ -248,10 +263,15 @@ RULES = (
         ),
     ),
 )
-"""VT401 to VT412 and VT430 to VT433 are asked of classes; the others say why one could not be."""
+"""VT401 to VT412 and VT430 to VT434 are asked of classes; the others say why one could not be."""
 
-VLLM_CLASS_RULES = ("shard-mismatch", "stale-after-processing", "quantised-load")
-"""The checks of vLLM's classes alone, which are loaded by ranks, processed, and quantized."""
+VLLM_CLASS_RULES = (
+    "shard-mismatch",
+    "stale-after-processing",
+    "quantised-load",
+    "computes-differently",
+)
+"""The checks of vLLM's classes alone, which are loaded by ranks, processed, quantized and run."""
 
 CLASS_RULES = tuple(
     rule.name for rule in RULES if rule.code < "VT49" and rule.name not in VLLM_CLASS_RULES

@@ -275,6 +275,22 @@ def _grade_quantized(rule: str, items: Items, facts: SubjectFacts) -> Iterable[D
         yield _finding(rule, text, group, severity, kept_at)
 
 
+def _grade_outputs(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagnostic]:
+    """Yield an error where transformers' class is of that very name; others may be like it only."""
+    measured, about = facts.checks[rule].measured, facts.about
+    text = (
+        f"loaded in float32, its {measured['compared']} are {measured['distance']:.2g} from those"
+        f" of transformers' {about.like or 'class'}, relative to their size; moving each weight by"
+        f" a unit in its last place moves those by {measured['rounding']:.2g}"
+    )
+    certain = facts.origin == "given" or about.own_twin
+    severity: Severity = "error" if certain else "note"
+    if "times" in measured:  # samples are drawn otherwise, and the likeliest token is the same
+        text += f"; they are those times {measured['times']:.4g}"
+        severity = "warning" if certain else "note"
+    yield _finding(rule, text, items, severity)
+
+
 def _grade_aliased(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagnostic]:
     """Yield a note for a class that takes a folder: its loader, as transformers', maps the file."""
     mapped = "mapped from the file, and will change with it"
@@ -319,6 +335,7 @@ GRADERS: Mapping[str, Grader] = {
     "shard-mismatch": _grade_shards,
     "stale-after-processing": _grade_processed,
     "quantised-load": _grade_quantized,
+    "computes-differently": _grade_outputs,
 }
 
 

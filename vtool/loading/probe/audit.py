@@ -24,6 +24,8 @@ from .watched import first_load, watched_load
 
 MOST_CALLS = 64
 """Tensors are loaded one a call, unless there are more than this."""
+LEAVE_WRONG = ("never-loaded", "partly-written-parameter")
+"""Checks whose findings leave weights that no load has written, so that nothing can be computed."""
 Checks = Mapping[str, CheckFacts]
 """The facts of each check, by the name of its rule."""
 
@@ -164,6 +166,20 @@ def _two_ranks(reference: Reference, checks: Checks) -> CheckFacts:
     return shards(reference.subject, reference.of_model)
 
 
+def _outputs(reference: Reference, checks: Checks) -> CheckFacts:
+    computed = reference.subject.computed
+    if computed is None:
+        return CheckFacts(reason="no class of transformers is known to compute the same")
+    if reason := next((f"{rule} says more" for rule in LEAVE_WRONG if _items(checks, rule)), None):
+        return CheckFacts(reason=reason)
+    try:
+        return computed(reference.subject)
+    except NotRun as why:
+        return CheckFacts(reason=str(why))
+    except Exception as error:
+        return CheckFacts(reason=f"it does not compute on a CPU: {error_text(error)}")
+
+
 def _processing(reference: Reference, checks: Checks) -> CheckFacts:
     """Load from a ring of buffers, process, and compare everything that the model then holds."""
     process, checkpoint = reference.subject.process, reference.subject.checkpoint
@@ -261,6 +277,7 @@ MEASUREMENTS: Mapping[str, Callable[[Reference, Checks], CheckFacts]] = {
     "two-ranks": _two_ranks,
     "processing": _processing,
     "quantized-twin": _quantized_twins,
+    "outputs": _outputs,
 }
 """Each measurement of `checks.CHECKS` beside the watched load.
 

@@ -52,6 +52,7 @@ CHECKS = (
     Check("shard-mismatch", "two-ranks", vllm_only=True),
     Check("stale-after-processing", "processing", vllm_only=True, quantized_twin=True),
     Check("quantised-load", "quantized-twin", vllm_only=True),
+    Check("computes-differently", "outputs", vllm_only=True),
 )
 BY_RULE = {check.rule: check for check in CHECKS}
 NEED_ALL_NAMES = tuple(check.rule for check in CHECKS if check.needs_all_names)

@@ -136,6 +136,8 @@ def shrink(config: Any, layers: int = LAYERS) -> Any:
             _set(config, name, {key: small(key, entry) for key, entry in value.items()})
         elif (tiny := small(name, value)) != value:
             _set(config, name, min(value, layers) if CAPPED.get(name) == LAYERS else tiny)
+    if getattr(config, "kv_lora_rank", None) and hasattr(config, "num_key_value_heads"):
+        _set(config, "num_key_value_heads", config.num_attention_heads)  # there are no groups
     _whole_patches(config)
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
     if isinstance(rope, dict) and rope.get("mrope_section"):

@@ -57,6 +57,8 @@ class Subject:
     """
     shards: Callable[["Subject", Mapping[str, Tensor]], CheckFacts] | None = None
     """Load on several ranks, and compare their shards with what was loaded on one."""
+    computed: Callable[["Subject"], CheckFacts] | None = None
+    """Compare what it computes, loaded, with transformers' class. Raises NotRun."""
     process: Callable[[Any], object] | None = None
     """Do to a loaded object what the framework does before it serves it."""
     quantized: "Callable[[Mapping[str, Sequence[str]]], Subject] | None" = None

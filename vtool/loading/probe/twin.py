@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,6 +22,8 @@ An entry of a class has, where it needs them: `as` (take over another's entry), 
 `set` (fields of the config), `json` and `without` (fields of the written config.json), `drop`,
 `rename` and `extra` (tensors), `processor`, `served_as`, `drafts`.
 """
+OWN = "twin"
+"""The folder of the twin as transformers loads it, in the folder that the class is made from."""
 Entry = Mapping[str, Any]
 """The table's entry of a class; empty where it has none."""
 
@@ -64,11 +67,13 @@ def _without_exceptions(values: Any) -> Any:
 def save_twin(class_name: str, entry: Entry, folder: Path, architecture: str) -> dict[str, Tensor]:
     """Build the tiny model and save it into `folder`.
 
+    It is there a second time, in the folder `OWN`, with the values that are returned.
+
     Returns:
         Its tensors under the names of the files, with other, distinct values.
     """
     import transformers
-    from safetensors.torch import load_file
+    from safetensors.torch import load_file, save_file
 
     model_class = getattr(transformers, class_name)
     config = tiny_config(model_class.config_class, entry)
@@ -80,6 +85,8 @@ def save_twin(class_name: str, entry: Entry, folder: Path, architecture: str) ->
         *(getattr(model, "_keep_in_fp32_modules_strict", None) or ()),
     ]
     model.to(torch.bfloat16).save_pretrained(folder)
+    (folder / OWN).mkdir()
+    shutil.copyfile(folder / "config.json", folder / OWN / "config.json")
     write_config(folder, entry, architecture)
     tensors: dict[str, Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
@@ -87,7 +94,9 @@ def save_twin(class_name: str, entry: Entry, folder: Path, architecture: str) ->
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and any(part in name.split(".") for part in kept):
             tensors[name] = tensor.float()
-    return changed_names(random_values(tensors), entry)
+    tensors = random_values(tensors)
+    save_file(tensors, folder / OWN / "model.safetensors", {"format": "pt"})
+    return changed_names(tensors, entry)
 
 
 @contextmanager

@@ -67,6 +67,7 @@ def make_subject(users_folder: Path, folder: Path, progress: Progress) -> Subjec
         checkpoint=checkpoint,
         load=lambda model, weights: _load(model, weights, files),
         origin="given",
+        twin=(names[0], users_folder, False),
         about=describe_class(
             model_class,
             model_class.load_weights,

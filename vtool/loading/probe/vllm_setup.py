@@ -18,6 +18,7 @@ from .quantized import QUANTIZATION_CONFIG, quantize_checkpoint
 from .ranks import RANKS, leave_groups, sharded
 from .state import named_parameters
 from .subject import Named, Subject
+from .vllm_forward import compare_with_twin
 from .vllm_paths import drive
 
 
@@ -114,12 +115,15 @@ def vllm_subject(
     load: Callable[[Any, Iterable[Named]], object],
     origin: Origin,
     about: About,
+    twin: tuple[str, Path, bool] | None,
 ) -> Subject:
     """Return a subject with everything that is asked of vLLM's classes.
 
     Args:
         configure: reads a VllmConfig from `folder`, for the class made for quantized weights.
         config: the VllmConfig that the class is made from.
+        twin: transformers' class and the folder of what computes the same, and whether fields of
+            the class's config were guessed; None where nothing does.
     """
     plain = Subject(
         make=maker(config),
@@ -132,6 +136,7 @@ def vllm_subject(
         shards=lambda subject, reference: sharded(
             subject, lambda rank, meeting: become_rank(config, rank, meeting), reference, folder
         ),
+        computed=twin and (lambda subject: compare_with_twin(subject, config, *twin)),
         process=lambda model: process_weights(model, config),
     )
     return replace(plain, quantized=lambda into: _quantized_twin(plain, folder, configure, into))
@@ -176,5 +181,6 @@ def _quantized_twin(
         paths=lambda subject: drive(subject, config),
         process=lambda model: process_weights(model, config),
         shards=None,
+        computed=None,
         quantized=None,
     )

@@ -111,6 +111,13 @@ class TinyArchitecture:
             checkpoint=checkpoint,
             load=lambda model, weights: model.load_weights(weights),
             origin=origin,
+            twin=(
+                (self.twin_class, self.folder / twin.OWN, self._is_guessed())
+                if origin == "twin"
+                and self.twin_class
+                and not {"drop", "extra"} & self.entry.keys()
+                else None
+            ),
             about=describe_class(
                 type(model),
                 type(model).load_weights,
@@ -124,6 +131,10 @@ class TinyArchitecture:
                 no_twin=self.why_no_twin,
             ),
         )
+
+    def _is_guessed(self) -> bool:
+        """Return whether the class's config says what its twin's does not."""
+        return bool(self.installer.added_fields or {"json", "without"} & self.entry.keys())
 
     def _find_twin_class(self) -> str | None:
         """Return transformers' class of the same name, or of another name of vLLM's class."""
