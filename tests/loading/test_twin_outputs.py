@@ -40,7 +40,12 @@ def changed(saved: Path, folder: Path, change: Callable[[dict[str, Tensor]], Non
 
 
 def compare(own: Outputs, twin: Twin, tokens: Tensor) -> CheckFacts:
-    return compare_outputs(own, twin, tokens, twin.outputs(tokens), torch.bfloat16)
+    expected = twin.outputs(tokens)
+    return compare_outputs(own, expected, roundings(twin, tokens, expected))
+
+
+def roundings(twin: Twin, tokens: Tensor, expected: Outputs) -> dict[str, float]:
+    return twin.roundings(lambda: twin.outputs(tokens), expected, torch.bfloat16)
 
 
 def in_float64(twin: Twin, tokens: Tensor) -> Tensor:
@@ -85,7 +90,7 @@ def test_rounding_leaves_the_weights_as_they_were(saved: Path) -> None:
     twin = Twin(NAME, saved)
     tokens = twin.tokens()
     before = twin.outputs(tokens)
-    twin.roundings(tokens, before, torch.bfloat16)
+    roundings(twin, tokens, before)
     assert torch.equal(twin.outputs(tokens)["logits"], before["logits"])
 
 

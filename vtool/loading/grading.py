@@ -278,17 +278,20 @@ def _grade_quantized(rule: str, items: Items, facts: SubjectFacts) -> Iterable[D
 def _grade_outputs(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagnostic]:
     """Yield an error where transformers' class is of that very name; others may be like it only."""
     measured, about = facts.checks[rule].measured, facts.about
-    text = (
-        f"loaded in float32, its {measured['compared']} are {measured['distance']:.2g} from those"
-        f" of transformers' {about.like or 'class'}, relative to their size; moving each weight by"
-        f" a unit in its last place moves those by {measured['rounding']:.2g}"
-    )
     certain = facts.origin == "given" or about.own_twin
-    severity: Severity = "error" if certain else "note"
-    if "times" in measured:  # samples are drawn otherwise, and the likeliest token is the same
-        text += f"; they are those times {measured['times']:.4g}"
-        severity = "warning" if certain else "note"
-    yield _finding(rule, text, items, severity)
+    for item in items:
+        of_image = str(item.seen).startswith("image")
+        sizes = measured["images"] if of_image else measured
+        text = (
+            f"loaded in float32, its {sizes['compared']} are {sizes['distance']:.2g} from those of"
+            f" transformers' {about.like or 'class'}, relative to their size; moving each weight"
+            f" by a unit in its last place moves those by {sizes['rounding']:.2g}"
+        )
+        severity: Severity = "error" if certain else "note"
+        if "times" in sizes:  # the likeliest token is the same, and what is drawn is not
+            text += f"; they are those times {sizes['times']:.4g}"
+            severity = "warning" if certain else "note"
+        yield _finding(rule, text, [item], severity)
 
 
 def _grade_aliased(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagnostic]:

@@ -106,11 +106,20 @@ def _describe(facts: SubjectFacts, took: Mapping[str, Any] | None) -> dict[str, 
     }
     return {
         "class": about.class_name,
-        "oracle": oracle[facts.origin],
+        "oracle": " and ".join((oracle[facts.origin], *_outputs_compared(facts))),
         "checkpoint": checkpoint[facts.origin],
         "parts_replaced": list(about.replaced),
         **{key: value for key, value in optional.items() if value},
     }
+
+
+def _outputs_compared(facts: SubjectFacts) -> list[str]:
+    """Return the outputs that were compared with transformers' class, in words."""
+    measured = (facts.checks.get("computes-differently") or CheckFacts()).measured
+    images = measured.get("images")
+    found = [measured] if "compared" in measured else []
+    found += [images] if isinstance(images, Mapping) else []
+    return [f"its {one['compared']}" for one in found]
 
 
 def _allowed(rule: str, item: Item, allow: Sequence[str]) -> bool:

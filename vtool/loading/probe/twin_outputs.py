@@ -1,6 +1,7 @@
 """The outputs of transformers' class of a folder, and how far rounding may move them."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from inspect import Parameter, signature
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from .facts import CheckFacts, Item
 
 TOKENS = 12
 """The length of the text."""
+GRID = (4, 8)
+"""The height and width of the image, in patches, where a class takes patches."""
 ROUNDINGS = 3
 """The times that all weights are moved by a unit in the last place; the smallest effect counts.
 
@@ -23,7 +26,10 @@ about 1.
 MOST_ROUNDING = 0.5
 """The part of their size by which rounding may move outputs: moved further, they tell nothing."""
 Outputs = Mapping[str, Tensor]
-"""`logits`, where a class has them, and `hidden states`, each of shape (tokens, width)."""
+"""`logits`, where a class has them, and `hidden states`, each of shape (tokens, width).
+
+Of an image, `image features`, of shape (rows, width).
+"""
 
 
 class Twin:
@@ -70,12 +76,48 @@ class Twin:
             found["logits"] = logits
         return {name: tensor[0].double() for name, tensor in found.items()}
 
-    def roundings(self, tokens: Tensor, expected: Outputs, dtype: torch.dtype) -> dict[str, float]:
+    def image(self) -> Mapping[str, Tensor]:
+        """Return an image's pixels, and its grid where the class takes one.
+
+        Raises:
+            NotRun: it takes no image, or more than these.
+        """
+        features = getattr(self.model, "get_image_features", None)
+        vision = getattr(self.model.config, "vision_config", None)
+        if features is None or vision is None:
+            raise NotRun("transformers' class has no get_image_features")
+        taken = signature(features).parameters
+        needed = {name for name, one in taken.items() if one.default is Parameter.empty}
+        grid = "image_grid_thw" in taken
+        if more := needed - {"pixel_values", "image_grid_thw", "kwargs"}:
+            raise NotRun(f"its images come with {min(more)}")
+        generator = torch.Generator().manual_seed(0)
+        if grid:
+            depth = getattr(vision, "in_channels", 3) * getattr(vision, "temporal_patch_size", 1)
+            rows = GRID[0] * GRID[1]
+            pixels = torch.randn(rows, depth * vision.patch_size**2, generator=generator)
+            return {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, *GRID]])}
+        size = getattr(vision, "image_size", None)
+        if not isinstance(size, int):
+            raise NotRun("its config names no size of an image")
+        return {"pixel_values": torch.randn(1, 3, size, size, generator=generator)}
+
+    def features(self, image: Mapping[str, Tensor]) -> Outputs:
+        """Compute what the language model is given of an image."""
+        with torch.no_grad():
+            made = self.model.get_image_features(**image)
+        return {"image features": joined(getattr(made, "pooler_output", made)).double()}
+
+    def roundings(
+        self, compute: Callable[[], Outputs], expected: Outputs, dtype: torch.dtype
+    ) -> dict[str, float]:
         """Return the relative effect of moving each weight by a unit in the last place.
 
         A router may choose another expert, whose effect is no rounding: the smallest counts.
 
         Args:
+            compute: computes the outputs again.
+            expected: the outputs of the weights as they are.
             dtype: the one that weights are kept in.
         """
         parameters = list(self.model.parameters())
@@ -87,12 +129,19 @@ class Twin:
                 for parameter, value in zip(parameters, kept, strict=True):
                     up = torch.rand(value.shape, generator=generator) < 0.5
                     parameter.copy_(value * (1 + (2.0 * up - 1) * torch.finfo(dtype).eps))
-            for name, moved in self.outputs(tokens).items():
+            for name, moved in compute().items():
                 found[name] = min(found[name], distance(moved, expected[name]))
         with torch.no_grad():
             for parameter, value in zip(parameters, kept, strict=True):
                 parameter.copy_(value)
         return found
+
+
+def joined(made: Any) -> Tensor:
+    """Return the rows of one tensor, or of several one below the other."""
+    if isinstance(made, Tensor):
+        return made.reshape(-1, made.shape[-1])
+    return torch.cat([joined(one) for one in made])
 
 
 def distance(seen: Tensor, expected: Tensor) -> float:
@@ -101,15 +150,13 @@ def distance(seen: Tensor, expected: Tensor) -> float:
     return float("inf") if isnan(found) else found
 
 
-def compare(
-    own: Outputs, twin: Twin, tokens: Tensor, expected: Outputs, dtype: torch.dtype
-) -> CheckFacts:
+def compare(own: Outputs, expected: Outputs, roundings: Mapping[str, float]) -> CheckFacts:
     """Compare what a class computes with what its twin does.
 
     Args:
         own: what the class computes: one output.
         expected: what the twin computes.
-        dtype: the one that weights are kept in.
+        roundings: what `Twin.roundings` returned of it.
 
     Raises:
         NotRun: the twin has no such output, or rounding moves it as far as anything could.
@@ -119,11 +166,11 @@ def compare(
     if right is None:
         raise NotRun(f"its twin has no {name}")
     # a vocabulary may be padded
-    width = right.shape[-1] if name == "hidden states" else min(seen.shape[-1], right.shape[-1])
+    width = min(seen.shape[-1], right.shape[-1]) if name == "logits" else right.shape[-1]
     if seen.shape[:-1] != right.shape[:-1] or seen.shape[-1] < width:
         raise NotRun(f"its {name} have shape {list(seen.shape)}, its twin's {list(right.shape)}")
     seen, right = seen[..., :width].double(), right[..., :width]
-    rounding = twin.roundings(tokens, expected, dtype)[name]
+    rounding = roundings[name]
     if rounding > MOST_ROUNDING:
         raise NotRun(f"rounding its weights moves its {name} by {rounding:.2g} of their size")
     found = distance(seen, right)

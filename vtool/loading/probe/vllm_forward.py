@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .errors import NotRun
+from .errors import NotRun, error_text
 from .facts import CheckFacts
 from .sources import Owned
 from .subject import Subject
-from .twin_outputs import TOKENS, Outputs, Twin, compare
+from .twin_outputs import TOKENS, Outputs, Twin, compare, distance, joined
 
 WRITTEN_OUT = frozenset(
     {"Attention", "MLAAttention", "EncoderOnlyAttention", "ChunkedLocalAttention"}
@@ -53,20 +53,49 @@ def compare_with_twin(
             torch.no_grad(),
         ):
             twin = Twin(class_name, folder)
-            tokens = twin.tokens()
-            expected = twin.outputs(tokens)
             model = _loaded(subject, config)
-            own = _outputs(model, config, tokens, expected)
-            found = compare(own, twin, tokens, expected, dtype)
-            if found.items and guessed:
-                raise NotRun("it computes something else, and fields of its config were guessed")
-            if found.items and _sees_ahead(twin.outputs, tokens) != _sees_ahead(
-                lambda text: _outputs(model, config, text, expected), tokens
-            ):
-                raise NotRun("one of them lets tokens of a text see later ones, the other does not")
-            return found
+            found = _compare_text(model, config, twin, dtype)
+            images = _compare_image(model, twin, dtype)
     finally:
         config.model_config.dtype = dtype
+    found = CheckFacts((*found.items, *images.items), {**found.measured, **images.measured})
+    if found.items and guessed:
+        raise NotRun("it computes something else, and fields of its config were guessed")
+    return found
+
+
+def _compare_text(model: Any, config: Any, twin: Twin, dtype: torch.dtype) -> CheckFacts:
+    tokens = twin.tokens()
+    expected = twin.outputs(tokens)
+    own = _outputs(model, config, tokens, expected)
+    roundings = twin.roundings(lambda: twin.outputs(tokens), expected, dtype)
+    found = compare(own, expected, roundings)
+    name = found.measured["compared"]
+    if found.items and _sees_ahead(lambda text: twin.outputs(text)[name], tokens) != _sees_ahead(
+        lambda text: _outputs(model, config, text, expected)[name], tokens
+    ):
+        raise NotRun("one of them lets tokens of a text see later ones, the other does not")
+    return found
+
+
+def _compare_image(model: Any, twin: Twin, dtype: torch.dtype) -> CheckFacts:
+    """Compare what the language model is given of an image, where both compute that."""
+    if not hasattr(model, "embed_multimodal"):
+        return CheckFacts()
+    for module in model.modules():
+        if type(module).__name__ == "FusedMMInputNorm":  # pixels come normalized, as from anywhere
+            module._forward_method = _pixels_as_they_are
+    try:
+        image = twin.image()
+        expected = twin.features(image)
+        own = {"image features": joined(model.embed_multimodal(**image))}
+        roundings = twin.roundings(lambda: twin.features(image), expected, dtype)
+        found = compare(own, expected, roundings)
+    except NotRun as why:
+        return CheckFacts((), {"images": f"not run: {why}"})
+    except Exception as error:  # a class may take images otherwise than these
+        return CheckFacts((), {"images": f"not run: {error_text(error)}"})
+    return CheckFacts(found.items, {"images": dict(found.measured)})
 
 
 def _loaded(subject: Subject, config: Any) -> Any:
@@ -113,14 +142,15 @@ def _outputs(model: Any, config: Any, tokens: Tensor, expected: Outputs) -> Outp
     return {"logits" if made.shape == logits.shape else "hidden states": made}
 
 
-def _sees_ahead(outputs: Callable[[Tensor], Outputs], tokens: Tensor) -> bool:
-    """Return whether the first row of the outputs depends on the last token."""
+def _pixels_as_they_are(pixels: Tensor, dtype: torch.dtype, *_: Any) -> Tensor:
+    return pixels.to(dtype)
+
+
+def _sees_ahead(output: Callable[[Tensor], Tensor], tokens: Tensor) -> bool:
+    """Return whether the first row of an output depends on the last token, beyond rounding."""
     other = tokens.clone()
     other[-1] = tokens[0]
-    first, second = (
-        {name: one[0] for name, one in outputs(text).items()} for text in (tokens, other)
-    )
-    return any(not torch.equal(first[name], second[name]) for name in first)
+    return distance(output(other)[0], output(tokens)[0]) > 1e-3
 
 
 @contextmanager
