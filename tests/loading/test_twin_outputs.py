@@ -45,7 +45,7 @@ def compare(own: Outputs, twin: Twin, tokens: Tensor) -> CheckFacts:
 
 
 def roundings(twin: Twin, tokens: Tensor, expected: Outputs) -> dict[str, float]:
-    return twin.roundings(lambda: twin.outputs(tokens), expected, torch.bfloat16)
+    return twin.roundings(lambda: twin.outputs(tokens), expected)
 
 
 def in_float64(twin: Twin, tokens: Tensor) -> Tensor:

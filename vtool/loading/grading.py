@@ -285,7 +285,7 @@ def _grade_outputs(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Dia
         text = (
             f"loaded in float32, its {sizes['compared']} are {sizes['distance']:.2g} from those of"
             f" transformers' {about.like or 'class'}, relative to their size; moving each weight"
-            f" by a unit in its last place moves those by {sizes['rounding']:.2g}"
+            f" by a unit in bfloat16's last place moves those by {sizes['rounding']:.2g}"
         )
         severity: Severity = "error" if certain else "note"
         if "times" in sizes:  # the likeliest token is the same, and what is drawn is not

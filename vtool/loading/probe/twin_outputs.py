@@ -16,6 +16,7 @@ TOKENS = 12
 """The length of the text."""
 GRID = (4, 8)
 """The height and width of the image, in patches, where a class takes patches."""
+UNIT = torch.finfo(torch.bfloat16).eps
 ROUNDINGS = 3
 """The times that all weights are moved by a unit in the last place; the smallest effect counts.
 
@@ -108,17 +109,14 @@ class Twin:
             made = self.model.get_image_features(**image)
         return {"image features": joined(getattr(made, "pooler_output", made)).double()}
 
-    def roundings(
-        self, compute: Callable[[], Outputs], expected: Outputs, dtype: torch.dtype
-    ) -> dict[str, float]:
-        """Return the relative effect of moving each weight by a unit in the last place.
+    def roundings(self, compute: Callable[[], Outputs], expected: Outputs) -> dict[str, float]:
+        """Return the relative effect of moving each weight by a unit in bfloat16's last place.
 
         A router may choose another expert, whose effect is no rounding: the smallest counts.
 
         Args:
             compute: computes the outputs again.
             expected: the outputs of the weights as they are.
-            dtype: the one that weights are kept in.
         """
         parameters = list(self.model.parameters())
         kept = [one.detach().clone() for one in parameters]
@@ -128,7 +126,7 @@ class Twin:
             with torch.no_grad():
                 for parameter, value in zip(parameters, kept, strict=True):
                     up = torch.rand(value.shape, generator=generator) < 0.5
-                    parameter.copy_(value * (1 + (2.0 * up - 1) * torch.finfo(dtype).eps))
+                    parameter.copy_(value * (1 + (2.0 * up - 1) * UNIT))
             for name, moved in compute().items():
                 found[name] = min(found[name], distance(moved, expected[name]))
         with torch.no_grad():

@@ -54,8 +54,8 @@ def compare_with_twin(
         ):
             twin = Twin(class_name, folder)
             model = _loaded(subject, config)
-            found = _compare_text(model, config, twin, dtype)
-            images = _compare_image(model, twin, dtype)
+            found = _compare_text(model, config, twin)
+            images = _compare_image(model, twin)
     finally:
         config.model_config.dtype = dtype
     found = CheckFacts((*found.items, *images.items), {**found.measured, **images.measured})
@@ -64,11 +64,11 @@ def compare_with_twin(
     return found
 
 
-def _compare_text(model: Any, config: Any, twin: Twin, dtype: torch.dtype) -> CheckFacts:
+def _compare_text(model: Any, config: Any, twin: Twin) -> CheckFacts:
     tokens = twin.tokens()
     expected = twin.outputs(tokens)
     own = _outputs(model, config, tokens, expected)
-    roundings = twin.roundings(lambda: twin.outputs(tokens), expected, dtype)
+    roundings = twin.roundings(lambda: twin.outputs(tokens), expected)
     found = compare(own, expected, roundings)
     name = found.measured["compared"]
     if found.items and _sees_ahead(lambda text: twin.outputs(text)[name], tokens) != _sees_ahead(
@@ -78,7 +78,7 @@ def _compare_text(model: Any, config: Any, twin: Twin, dtype: torch.dtype) -> Ch
     return found
 
 
-def _compare_image(model: Any, twin: Twin, dtype: torch.dtype) -> CheckFacts:
+def _compare_image(model: Any, twin: Twin) -> CheckFacts:
     """Compare what the language model is given of an image, where both compute that."""
     if not hasattr(model, "embed_multimodal"):
         return CheckFacts()
@@ -89,7 +89,7 @@ def _compare_image(model: Any, twin: Twin, dtype: torch.dtype) -> CheckFacts:
         image = twin.image()
         expected = twin.features(image)
         own = {"image features": joined(model.embed_multimodal(**image))}
-        roundings = twin.roundings(lambda: twin.features(image), expected, dtype)
+        roundings = twin.roundings(lambda: twin.features(image), expected)
         found = compare(own, expected, roundings)
     except NotRun as why:
         return CheckFacts((), {"images": f"not run: {why}"})
