@@ -117,6 +117,17 @@ def test_what_cannot_be_compared_is_not_run(saved: Path, tmp_path: Path) -> None
         compare({"logits": torch.zeros(3, 4)}, twin, tokens)
 
 
+def test_what_another_rule_explains_is_said_once() -> None:
+    measured = {"compared": "logits", "distance": 0.9, "rounding": 0.05}
+    lost = CheckFacts((Item("differs", tensors=("lm_head.weight",)),))
+    checks = {"unconsumed-tensor": lost, RULE: CheckFacts((Item("differs"),), measured)}
+    judged = judge("DIR", SubjectFacts("judged", checks=checks), ("unconsumed-tensor", RULE))
+    assert [one.rule for one in judged.findings] == ["unconsumed-tensor"]
+    assert judged.checks[RULE] == "not-run"
+    reason = "unconsumed-tensor says why it computes something else"
+    assert judged.details[RULE] == {"reason": reason}
+
+
 def test_logits_that_are_multiplied_are_told_apart(saved: Path) -> None:
     twin = Twin(NAME, saved)
     tokens = twin.tokens()

@@ -45,6 +45,8 @@ def judge(
         check = facts.checks.get(rule, NO_SOURCE)
         if facts.origin == "discovered" and rule in NEED_ALL_NAMES:
             check = NAMES_DISCOVERED
+        if rule == "computes-differently" and check.items and (cause := _cause(findings)):
+            check = CheckFacts(reason=f"{cause} says why it computes something else")
         if check.reason is not None:
             checks[rule] = "not-run"
             details[rule] = {"reason": check.reason}
@@ -62,6 +64,12 @@ def judge(
     if set(checks.values()) & {"passed", "failed"}:
         verdict = "unsafe" if any(finding.severity == "error" for finding in findings) else "clean"
     return Result(subject, verdict, checks, tuple(findings), details)
+
+
+def _cause(findings: Sequence[Diagnostic]) -> str | None:
+    """Return the rule of an error about weights that the class does without."""
+    errors = (one.rule for one in findings if one.severity == "error")
+    return next((rule for rule in errors if rule in NEED_ALL_NAMES), None)
 
 
 def _without_verdict(subject: str, facts: SubjectFacts, rules: Sequence[str]) -> Result:

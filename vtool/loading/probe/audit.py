@@ -24,8 +24,6 @@ from .watched import first_load, watched_load
 
 MOST_CALLS = 64
 """Tensors are loaded one a call, unless there are more than this."""
-LEAVE_WRONG = ("never-loaded", "partly-written-parameter")
-"""Checks whose findings leave weights that no load has written, so that nothing can be computed."""
 Checks = Mapping[str, CheckFacts]
 """The facts of each check, by the name of its rule."""
 
@@ -170,8 +168,6 @@ def _outputs(reference: Reference, checks: Checks) -> CheckFacts:
     computed = reference.subject.computed
     if computed is None:
         return CheckFacts(reason="no class of transformers is known to compute the same")
-    if reason := next((f"{rule} says more" for rule in LEAVE_WRONG if _items(checks, rule)), None):
-        return CheckFacts(reason=reason)
     try:
         return computed(reference.subject)
     except NotRun as why:
