@@ -23,7 +23,7 @@ def campaign(state: Path, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_three_minutes_of_the_campaign_find_nothing(tmp_path: Path) -> None:
     done = campaign(tmp_path / "state", "--minutes", "3", "--seed", "18")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -59,7 +59,7 @@ def runs() -> dict[str, Any]:
 
 
 @needs_vllm
-@pytest.mark.full
+@pytest.mark.soak
 @pytest.mark.parametrize(("number", "stub"), NUMBERED)
 def test_the_class_that_needs_a_stub_is_not_made_without_it_and_loads_with_it(
     number: int, stub: Stub, runs: dict[str, Any]

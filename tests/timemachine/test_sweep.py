@@ -60,7 +60,7 @@ def test_results_are_of_classes_that_the_scan_names() -> None:
         assert set(kept) == set(scan.candidates(Path(transformers.__file__).parent))
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_a_class_that_crashes_is_its_own_result() -> None:
     from timemachine.sweep.run import Sweep
 
