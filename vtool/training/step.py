@@ -53,7 +53,8 @@ def train_step(
     # needs no generator's state.
     random = np.random.SeedSequence([run.run.seed, step, data.rank])
     seed(ranks.device, int(random.generate_state(1)[0]))
-    batches = [with_positions(batch.to(ranks.device), engine.module) for batch in batches]
+    # positions are made of numbers in the CPU's memory: on the device, each would be waited for
+    batches = [with_positions(batch, engine.module).to(ranks.device) for batch in batches]
 
     # What every rank must know of all ranks before the first backward. Videos count as images.
     text_only = [batch for batch in batches if not batch.images]
