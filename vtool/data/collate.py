@@ -71,7 +71,7 @@ class Batch:
 
         The CPU goes on meanwhile, where the memory is pinned.
         """
-        moved = self._each(lambda tensor: tensor.to(device, non_blocking=True))
+        moved = self.map(lambda tensor: tensor.to(device, non_blocking=True))
         if self.values is None:
             return moved
         pixels = {"pixel_values": self.values.of(moved.inputs["pixel_values"])}
@@ -80,10 +80,10 @@ class Batch:
     def pin_memory(self) -> "Batch":
         """Return a copy in memory that a device reads by itself."""
         values = None if self.values is None else self.values.pin_memory()
-        return replace(self._each(lambda tensor: tensor.pin_memory()), values=values)
+        return replace(self.map(lambda tensor: tensor.pin_memory()), values=values)
 
-    def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        """Return it with another tensor in the place of each."""
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        """Return the batch with all of its tensors changed, such as moved to a device."""
         inputs = {name: change(tensor) for name, tensor in self.inputs.items()}
         return replace(
             self, inputs=inputs, columns=change(self.columns), targets=change(self.targets)

@@ -53,7 +53,7 @@ def train_step(
     # needs no generator's state.
     random = np.random.SeedSequence([run.run.seed, step, data.rank])
     seed(ranks.device, int(random.generate_state(1)[0]))
-    # positions are made of numbers in the CPU's memory: on the device, each would be waited for
+    # positions on the CPU: a device would be asked for the sizes of each document
     batches = [with_positions(batch, engine.module).to(ranks.device) for batch in batches]
 
     # What every rank must know of all ranks before the first backward. Videos count as images.
