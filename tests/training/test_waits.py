@@ -22,10 +22,11 @@ def count(ranks: Ranks, folder: Path, *settings: str) -> dict[str, int]:
     given = ["model={family: qwen2_5_vl, size: tiny}", "optim.lr=1e-3", "train.steps=2"]
     given += ["data.global_batch_size=8", messages(folder / "rows.jsonl"), *settings]
     opened, progress = session(request("rows", *given, f"run.dir={folder / 'run'}"), ranks)
-    for step, batches in enumerate(
-        load_steps(opened.rows["train"], range(1, 3), opened.micro_batches, 0), 1
-    ):
-        with waits(CPU, [progress.visits]) as found:
+    steps = load_steps(
+        opened.rows["train"], range(1, 3), opened.micro_batches, 0, device=ranks.device
+    )
+    for step, batches in enumerate(steps, 1):
+        with waits(ranks.device, [progress.visits]) as found:
             train_step(opened, progress, step, batches, StopRequest())
     return {place: times for place, times in found.items() if times}
 
@@ -48,6 +49,18 @@ def test_one_place_of_a_step_waits_for_the_device(
 ) -> None:
     rows_in(tmp_path)
     found = count(Ranks(), tmp_path, *settings)
+    ours = [(place, times) for place, times in found.items() if place.startswith("vtool/")]
+    assert [times for _, times in ours] == [1]
+    assert ours[0][0].startswith("vtool/training/step.py")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="not run: there is no CUDA device")
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+@pytest.mark.usefixtures("no_process_group")
+def test_cuda_says_the_same(tmp_path: Path, engine: str) -> None:
+    rows_in(tmp_path)
+    settings = ("data.packing=token_budget", "data.micro_batch_tokens=256", f"engine={engine}")
+    found = count(Ranks(device=torch.device("cuda", 0)), tmp_path, *settings)
     ours = [(place, times) for place, times in found.items() if place.startswith("vtool/")]
     assert [times for _, times in ours] == [1]
     assert ours[0][0].startswith("vtool/training/step.py")
