@@ -50,6 +50,11 @@ _LINE = re.compile(r"#   --gpus (\d+): ([\d.]+), ([^(\n]+?)(?: \((.+)\))?")
 """A line of a head: the GPUs, all of it, whether it fits, and its kinds."""
 
 
+_TABLE = "| recipe | 1 GPU | 8 | 24 |"
+_SHORT = {"fits": "", "fits, but for the plan's own error": " (closer than 20 %)"}
+_SHORT["does not fit"] = ": does not fit"
+
+
 @dataclass(frozen=True, slots=True)
 class Said:
     """The plan of a head for so many GPUs, in GiB."""
@@ -160,6 +165,19 @@ def renew(recipe: str, lines: list[str]) -> str:
     kept = [line for line in text.splitlines() if line != _BEGIN and not _LINE.fullmatch(line)]
     comments = next(number for number, line in enumerate(kept) if not line.startswith("#"))
     return "\n".join([*kept[:comments], _BEGIN, *lines, *kept[comments:], ""])
+
+
+def with_table(page: str) -> str:
+    """Return docs/engines.md with a line for each head."""
+    lines = [_TABLE, "|---|---|---|---|"]
+    for recipe in RECIPES:
+        cells = [
+            f"{plan.together:.1f}{_SHORT[plan.verdict.partition(' of ')[0]]}"
+            for plan in head(recipe).values()
+        ]
+        lines.append(f"| `{recipe}` | {' | '.join(cells)} |")
+    before, _, rest = page.partition(f"{_TABLE}\n")
+    return f"{before}{chr(10).join(lines)}\n\n{rest.partition(chr(10) * 2)[2]}"
 
 
 if __name__ == "__main__":
