@@ -28,7 +28,7 @@ def count(ranks: Ranks, folder: Path, *settings: str) -> dict[str, int]:
     for step, batches in enumerate(steps, 1):
         with waits(ranks.device, [progress.visits]) as found:
             train_step(opened, progress, step, batches, StopRequest())
-    return {place: times for place, times in found.items() if times}
+    return dict(found)
 
 
 def rows_in(folder: Path) -> None:
