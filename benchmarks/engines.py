@@ -203,7 +203,7 @@ def _turns(ranks: Ranks, made: Request) -> list[float]:
         sums = engine.forward_backward(mine, summed_nll, supervised, every_parameter=True)
         engine.clip_gradient(run.optim.clip_norm)
         engine.optimizer_step(run.optim.lr)
-        return sum(sums) / sum(batch.supervised for batch in mine)
+        return float(sums.sum()) / sum(batch.supervised for batch in mine)
 
     def bare(number: int) -> float:
         (batch,) = of_torch[number]

@@ -1,7 +1,7 @@
 """Every file that is made from code: `make goldens` writes all of them.
 
 These are the settings in force of each shipped recipe, the JSON schema, the tables and figures in
-docs/rules.md, docs/verify.md, docs/install.md, docs/zoo.md, docs/advisories.md,
+docs/rules.md, docs/engines.md, docs/verify.md, docs/install.md, docs/zoo.md, docs/advisories.md,
 docs/time-machine.md, docs/trainer-sweep.md and README.md. A test holds each equal to its code.
 """
 
@@ -14,6 +14,7 @@ from tests.config.foreign import coming_from
 from tests.config.test_golden import GOLDEN, effective
 from tests.doctor import advisories_page
 from tests.installed import tables as installed
+from tests.planning import recipe_heads
 from tests.verification import proofs_page
 from tests.watch import tables
 from tests.zoo import zoo
@@ -42,6 +43,9 @@ def generated() -> dict[Path, str]:
         advisories_page.SCHEMA: advisories_page.schema_text(),
         ROOT / "docs/rules.md": as_markdown(),
         coming_from.PAGE: coming_from.renew(coming_from.PAGE.read_text(encoding="utf-8")),
+        ROOT / "docs/engines.md": recipe_heads.with_table(
+            (ROOT / "docs/engines.md").read_text(encoding="utf-8")
+        ),
         ROOT / "docs/verify.md": proofs_page.renew(proofs_page.PAGE.read_text(encoding="utf-8")),
         ROOT / "docs/watch.md": tables.renew(tables.PAGE.read_text(encoding="utf-8")),
         ROOT / "docs/zoo.md": zoo.page(),

@@ -31,8 +31,9 @@ def effective(name: str) -> str:
         os.chdir(folder)
         try:
             Path("model").mkdir()
+            family = "qwen3_vl" if name.startswith("qwen3") else "qwen2_5_vl"
             Path("model/config.json").write_text(
-                '{"model_type": "qwen2_5_vl", "vision_config": {}}'
+                f'{{"model_type": "{family}", "vision_config": {{}}}}'
             )
             examined = examine(name)
             if examined.loaded is None:

@@ -22,19 +22,25 @@ OF_A_MODEL_FOLDER = [name for name in SHIPPED if name.startswith("qwen")]
 
 @pytest.fixture(autouse=True)
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows, and a folder with what Qwen2.5-VL-7B's config.json says of its heads."""
+    """Rows, and a folder of each family with what Qwen2.5-VL-7B's config.json says of its heads."""
     monkeypatch.chdir(tmp_path)
     Path("rows.jsonl").touch()
-    Path("model").mkdir()
     text = {
         "num_attention_heads": 28,
         "num_key_value_heads": 4,
         "hidden_size": 3584,
         "num_hidden_layers": 28,
     }
-    Path("model/config.json").write_text(
-        json.dumps({"model_type": "qwen2_5_vl", "vision_config": {}, **text})
-    )
+    for family in ("qwen2_5_vl", "qwen3_vl"):
+        Path(family).mkdir()
+        Path(f"{family}/config.json").write_text(
+            json.dumps({"model_type": family, "vision_config": {}, **text})
+        )
+
+
+def folder_of(name: str) -> str:
+    """The setting that gives a recipe a folder of its family."""
+    return f"model.path={'qwen3_vl' if name.startswith('qwen3') else 'qwen2_5_vl'}"
 
 
 def test_there_are_some_for_a_small_model_for_a_large_one_and_for_loading() -> None:
@@ -49,7 +55,7 @@ def test_nothing_stands_against_it_once_what_it_leaves_open_is_given(name: str) 
         found = examine(name, []).findings
     except Findings as refused:
         found = refused.diagnostics
-    rows, folder = "data.train=[{format: messages, path: rows.jsonl}]", "model.path=model"
+    rows, folder = "data.train=[{format: messages, path: rows.jsonl}]", folder_of(name)
     for finding in found:
         assert finding.rule == "missing-key", finding.message
         given.append({"data.train": rows, "model.path": folder}[str(finding.parameter)])
@@ -76,7 +82,7 @@ def test_a_recipe_for_a_large_model_asks_for_the_model_and_the_rows(name: str) -
 def test_a_run_of_a_few_steps_is_refused_by_no_warm_up(name: str, steps: int) -> None:
     rows = "data.train=[{format: messages, path: rows.jsonl}]"
     given = [rows] if name in (*OF_A_MODEL_FOLDER, "rows") else []
-    given += ["model.path=model", "launch.nproc=8"] if name in OF_A_MODEL_FOLDER else []
+    given += [folder_of(name), "launch.nproc=8"] if name in OF_A_MODEL_FOLDER else []
     examined = examine(name, [*given, f"train.steps={steps}"])
     assert examined.findings == ()
     assert examined.loaded is not None

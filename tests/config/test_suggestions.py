@@ -125,8 +125,8 @@ def test_a_setting_of_another_engine_is_told_apart() -> None:
             None,
         ),
         ("optim.betas=[0.9,1]", "out-of-range", "a number of at least 0 and below 1", None),
-        ("data.workers=many", "wrong-type", "an integer of at least 0, or `auto`", None),
-        ("data.workers=-1", "out-of-range", "an integer of at least 0, or `auto`", None),
+        ("data.workers=many", "wrong-type", "an integer of at least 0, or `auto`, or null", None),
+        ("data.workers=-1", "out-of-range", "an integer of at least 0, or `auto`, or null", None),
         ("data.train=[]", "out-of-range", None, "write a list of groups: [{format: digits, …}]"),
     ],
 )

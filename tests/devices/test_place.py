@@ -66,9 +66,9 @@ def asked(
 def test_a_rank_gets_the_npu_of_its_number_and_hccl(tmp_path: Path, kind: str) -> None:
     done = asked(tmp_path, kind, 2)
 
-    assert done.stdout == "npu:1 hccl [('set_device', 'npu:1'), ('manual_seed', '7')]\n", (
-        done.stderr
-    )
+    assert (
+        done.stdout == "npu:1 cpu:gloo,npu:hccl [('set_device', 'npu:1'), ('manual_seed', '7')]\n"
+    ), done.stderr
 
 
 @pytest.mark.full

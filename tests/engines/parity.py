@@ -120,7 +120,7 @@ def trace(ranks: Ranks, made: Request, *, digested: bool = True) -> Trace:
     seen: list[dict[str, torch.Tensor]] = []
     clip = engine.clip_gradient
 
-    def look_and_clip(largest: float | None) -> float:
+    def look_and_clip(largest: float | None) -> torch.Tensor:
         if not seen:
             seen.append(engine.gradients())
         return clip(largest)

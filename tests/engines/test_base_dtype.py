@@ -61,7 +61,7 @@ def _two_steps(ranks: Ranks, run: Request) -> dict[str, Any]:
     engine, clip = opened.engine, opened.engine.clip_gradient
     gradients: list[dict[str, torch.Tensor]] = []
 
-    def look_and_clip(largest: float | None) -> float:
+    def look_and_clip(largest: float | None) -> torch.Tensor:
         gradients.append(engine.gradients())
         return clip(largest)
 

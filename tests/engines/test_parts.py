@@ -82,7 +82,7 @@ def _seen(ranks: Ranks, made: Request) -> dict[str, Any]:
     clip = engine.clip_gradient
     firsts: list[dict[str, Tensor]] = []
 
-    def look_and_clip(largest: float | None) -> float:
+    def look_and_clip(largest: float | None) -> torch.Tensor:
         firsts.append(
             {saved_name(name): gradient for name, gradient in gradients(engine.module).items()}
         )
@@ -316,7 +316,7 @@ def test_a_part_has_its_own_rate_and_decay(folder: Path) -> None:
     (batches,) = load_steps(opened.rows["train"], range(1, 2), plan, 0)
     clip, gradient = opened.engine.clip_gradient, {}
 
-    def clip_and_look(largest: float | None) -> float:
+    def clip_and_look(largest: float | None) -> torch.Tensor:
         norm = clip(largest)
         gradient.update(gradients(opened.engine.module))
         return norm

@@ -83,7 +83,7 @@ def _one_step(ranks: Ranks, run: Request) -> dict[str, Any]:
     engine, clip = opened.engine, opened.engine.clip_gradient
     seen: list[dict[str, Tensor]] = []
 
-    def look_and_clip(largest: float | None) -> float:
+    def look_and_clip(largest: float | None) -> torch.Tensor:
         seen.append(engine.gradients())
         return clip(largest)
 

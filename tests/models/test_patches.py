@@ -10,7 +10,7 @@ from PIL import Image
 from vtool.families import FAMILIES
 from vtool.families.family import load_family
 from vtool.models import patches
-from vtool.models.patches import image_patches
+from vtool.models.patches import byte_values, image_bytes, image_patches
 
 SIZES = [(1, 1), (5, 900), (28, 28), (57, 83), (224, 224), (333, 127), (1024, 768)]
 
@@ -87,7 +87,34 @@ def test_a_class_of_other_steps_cuts_images_itself(monkeypatch: pytest.MonkeyPat
     assert not uses_table(processor, monkeypatch)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bytes_become_the_floats_of_every_familys_image_processor(family: str) -> None:
+    for settings in ({}, {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.5, 0.25, 0.125]}):
+        processor = processor_of(family, **settings)
+        values = byte_values(processor)
+        assert values is not None
+        for seed, size in enumerate(SIZES):
+            given, grid = image_bytes(processor, picture(size, seed))
+            wanted = processor(images=[picture(size, seed)], return_tensors="pt")
+            assert given.dtype == torch.uint8
+            assert list(grid) == wanted["image_grid_thw"][0].tolist()
+            floats = values.of(given)
+            assert floats.dtype == torch.float32
+            assert torch.equal(floats, wanted["pixel_values"])
+            assert given.nbytes * 8 == floats.nbytes
+
+
+def test_what_no_table_has_stays_as_floats() -> None:
+    processor = processor_of("qwen2_5_vl", do_normalize=False)
+    assert byte_values(processor) is None
+    given, _ = image_bytes(processor, picture((60, 90)))
+    assert given.dtype == torch.float32
+    assert torch.equal(given, image_patches(processor, picture((60, 90)))[0])
+
+
 def test_an_extreme_aspect_ratio_is_refused_by_both_ways() -> None:
+    with pytest.raises(ValueError, match="aspect ratio"):
+        image_bytes(processor_of("qwen2_5_vl"), picture((3000, 10)))
     for settings in ({}, {"do_normalize": False}):
         with pytest.raises(ValueError, match="aspect ratio"):
             image_patches(processor_of("qwen2_5_vl", **settings), picture((3000, 10)))

@@ -253,6 +253,12 @@ RECIPES = {
     **{f"qwen2_5_vl_7b_{name}": LARGE for name in ("fsdp2", "lora", "npu", "megatron")},
     "digits_megatron": (),
 }
+OF_ITS_KIND = {
+    f"qwen{model}_{name}": f"qwen2_5_vl_7b_{name}"
+    for model in ("2_5_vl_3b", "2_5_vl_32b", "2_5_vl_72b", "3_vl_8b")
+    for name in ("fsdp2", "lora")
+}
+"""Recipes that differ from another in sizes, in the family, or in the engine of adapters."""
 
 
 def test_the_shipped_recipes_are_all_looked_at() -> None:
@@ -261,7 +267,12 @@ def test_the_shipped_recipes_are_all_looked_at() -> None:
         for path in (ROOT / "recipes").glob("*.yaml")
         if "kind: load_check" not in path.read_text()
     }
-    assert set(RECIPES) == shipped
+    assert {*RECIPES, *OF_ITS_KIND} == shipped
+    assert all(
+        f"- {like}\n" in text or f"[{like}, " in text
+        for name, like in OF_ITS_KIND.items()
+        for text in [(ROOT / f"recipes/{name}.yaml").read_text()]
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if "megatron" not in name])

@@ -68,8 +68,8 @@ def first_image(real: Any) -> Any:
 
 
 def not_merged(real: Any) -> Any:
-    def image(row: Any, given: Any, processor: Any) -> Any:
-        made = real(row, given, processor)
+    def image(row: Any, given: Any, processor: Any, **more: Any) -> Any:
+        made = real(row, given, processor, **more)
         return replace(made, runs=(prod(made.grid),))
 
     return image

@@ -1,6 +1,6 @@
 """Batches: the tensors of one forward pass."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,7 +9,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from vtool.data.chat import IGNORED
 from vtool.data.encode import Prompt, Sample
+from vtool.data.visuals import joined_pixels
 from vtool.models.masks import keep_from_lengths, to_hf_2d
+from vtool.models.patches import ByteValues, byte_values
 from vtool.models.processor import Processor
 
 
@@ -53,6 +55,8 @@ class Batch:
     """Places that are filled up, to the length of the longest row."""
     documents: Documents | None = None
     """The documents of a packed row, else None."""
+    values: ByteValues | None = None
+    """The values of `pixel_values`, where these are bytes: they are looked up on the device."""
 
     @property
     def images(self) -> int:
@@ -63,9 +67,26 @@ class Batch:
         )
 
     def to(self, device: torch.device) -> "Batch":
-        inputs = {name: tensor.to(device) for name, tensor in self.inputs.items()}
+        """Return it on a device, with floats in the place of bytes.
+
+        The CPU goes on meanwhile, where the memory is pinned.
+        """
+        moved = self.map(lambda tensor: tensor.to(device, non_blocking=True))
+        if self.values is None:
+            return moved
+        pixels = {"pixel_values": self.values.of(moved.inputs["pixel_values"])}
+        return replace(moved, inputs={**moved.inputs, **pixels}, values=None)
+
+    def pin_memory(self) -> "Batch":
+        """Return a copy in memory that a device reads by itself."""
+        values = None if self.values is None else self.values.pin_memory()
+        return replace(self.map(lambda tensor: tensor.pin_memory()), values=values)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        """Return the batch with all of its tensors changed, such as moved to a device."""
+        inputs = {name: change(tensor) for name, tensor in self.inputs.items()}
         return replace(
-            self, inputs=inputs, columns=self.columns.to(device), targets=self.targets.to(device)
+            self, inputs=inputs, columns=change(self.columns), targets=change(self.targets)
         )
 
 
@@ -76,6 +97,7 @@ def collate(samples: Sequence[Sample], processor: Processor, drop: Sequence[str]
         drop: inputs to leave out (`data.drop_model_inputs`); no others are.
     """
     inputs = _without(_inputs(samples, processor, left=False), drop)
+    values = values_of_bytes(inputs, processor)
     # Position t predicts token t + 1; a first token has nothing before it to be predicted from.
     targets = pad_sequence(
         [sample.labels for sample in samples], batch_first=True, padding_value=IGNORED
@@ -91,6 +113,7 @@ def collate(samples: Sequence[Sample], processor: Processor, drop: Sequence[str]
         tokens=(tokens := sum(len(sample.input_ids) for sample in samples)),
         visual=sum(count_visual(sample.input_ids, processor) for sample in samples),
         padding=len(samples) * max(len(sample.input_ids) for sample in samples) - tokens,
+        values=values,
     )
 
 
@@ -135,7 +158,7 @@ def _inputs(
     attention_mask = to_hf_2d(keep_from_lengths([len(row) for row in ids], left=left))
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
     inputs["mm_token_type_ids"] = token_types(input_ids, processor)
-    return inputs | visual_inputs(samples)
+    return inputs | visual_inputs(samples, processor)
 
 
 def token_types(input_ids: Tensor, processor: Processor) -> Tensor:
@@ -152,10 +175,20 @@ def count_visual(input_ids: Tensor, processor: Processor) -> int:
     return int(torch.count_nonzero(token_types(input_ids, processor)))
 
 
-def visual_inputs(samples: Sequence[Sample | Prompt]) -> dict[str, Tensor]:
+def visual_inputs(samples: Sequence[Sample | Prompt], processor: Processor) -> dict[str, Tensor]:
     """Return pixels and grids of all images and videos; empty if there are none."""
     named = [sample.visuals.tensors() for sample in samples]
     names = dict.fromkeys(name for tensors in named for name in tensors)
+    parts = {name: [tensors[name] for tensors in named if name in tensors] for name in names}
     return {
-        name: torch.cat([tensors[name] for tensors in named if name in tensors]) for name in names
+        name: joined_pixels(own, processor) if name == "pixel_values" else torch.cat(own)
+        for name, own in parts.items()
     }
+
+
+def values_of_bytes(inputs: dict[str, Tensor], processor: Processor) -> ByteValues | None:
+    """Return the values of a batch's patches, where these are bytes; else None."""
+    pixels = inputs.get("pixel_values")
+    if pixels is None or pixels.dtype != torch.uint8:
+        return None
+    return byte_values(processor.image_processor)

@@ -96,18 +96,28 @@ class _Opened:
 
 
 def encode_row(
-    row: Row, index: int, processor: Processor, settings: Data, *, measure: bool = False
+    row: Row,
+    index: int,
+    processor: Processor,
+    settings: Data,
+    *,
+    measure: bool = False,
+    as_bytes: bool = False,
 ) -> Sample:
     """Encode a row, which has this number in its split.
 
     Args:
         measure: images are looked at and not cut: their patches are counted, and have no values
             (device meta). That is all that an audit needs, in a twentieth of the time.
+        as_bytes: the patches of images are bytes, where the image processor's floats can be looked
+            up for them.
 
     Raises:
         Findings: of the rules VT6xx, naming the row.
     """
-    (encoded,) = encode_rows([(index, row)], processor, settings, measure=measure)
+    (encoded,) = encode_rows(
+        [(index, row)], processor, settings, measure=measure, as_bytes=as_bytes
+    )
     if isinstance(encoded, Exception):
         raise encoded
     return encoded
@@ -119,12 +129,14 @@ def encode_rows(
     settings: Data,
     *,
     measure: bool = False,
+    as_bytes: bool = False,
     begin: Callable[[int], None] | None = None,
 ) -> list[Sample | Exception]:
     """Encode rows with their numbers: the template and the tokenizer are called once for all.
 
     Args:
         measure: as `encode_row`.
+        as_bytes: as `encode_row`.
         begin: is given a row's number before its images and videos are opened.
 
     Returns:
@@ -158,7 +170,7 @@ def encode_rows(
         made[place] = (
             own
             if isinstance(own, Exception)
-            else _each(_filled, one, own, processor, settings, measure)
+            else _each(_filled, one, own, processor, settings, measure, as_bytes)
         )
     return [made[place] for place in sorted(made)]
 
@@ -205,10 +217,11 @@ def _filled(
     processor: Processor,
     settings: Data,
     measure: bool,
+    as_bytes: bool,
 ) -> Sample:
     """Return a row with its images and videos, and cut to its length."""
     row, chat = opened.row, label_chat(opened.chat, tokens, processor)
-    shown = list(visuals_of(row, opened.clips, processor, measure=measure))
+    shown = list(visuals_of(row, opened.clips, processor, measure=measure, as_bytes=as_bytes))
     ids, labels, visuals = expand(chat.ids, chat.labels, row, iter(shown), processor)
     truncated = settings.max_length is not None and len(ids) > settings.max_length
     cut, ends = 0, len(chat.turns)

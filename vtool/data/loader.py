@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
@@ -23,6 +24,7 @@ from vtool.models.processor import Processor
 # Encoded rows that a process keeps, so that a small data set is decoded once and not in every
 # epoch.
 CACHE_BYTES = 512 * 2**20
+CPU = torch.device("cpu")
 _BYTES_BESIDE = 2048  # the objects around a row's numbers, measured
 
 
@@ -52,6 +54,8 @@ class EncodedRows(Dataset[Batch]):
     """The digest of each row as it was audited; None where nothing was, or is not to be held to."""
     prompts: Mapping[int, Prompt] = field(default_factory=dict)
     """Prompts of rows that are not to be encoded here."""
+    as_bytes: bool = False
+    """Patches of images are kept and moved as bytes: `Batch.to` looks their values up."""
     in_work: RowsInWork | None = None
     """The rows that data workers are at, once there are any."""
 
@@ -73,7 +77,7 @@ class EncodedRows(Dataset[Batch]):
         if (sample := self.cache.get(index)) is None:
             self.mark(index)
             row = self.rows.row(index)
-            sample = encode_row(row, index, self.processor, self.settings)
+            sample = encode_row(row, index, self.processor, self.settings, as_bytes=self.as_bytes)
             if self.audited is not None:
                 check_unchanged(row, sample, int(self.audited[index]))
             self.keep(sample, CACHE_BYTES)
@@ -160,6 +164,7 @@ def load_steps(
     plan_step: Callable[[int], list[MicroBatch]],
     workers: int | Literal["auto"],
     *,
+    device: torch.device = CPU,
     spare_cores: int = 0,
     say: Callable[[str], None] = print,
 ) -> Iterator[list[Batch]]:
@@ -168,15 +173,19 @@ def load_steps(
     Args:
         plan_step: returns this rank's micro-batches of a step.
         workers: `auto` decides after the first steps.
+        device: that of the model. Patches go to one beside the CPU as bytes, and to CUDA from
+            pinned memory.
         spare_cores: the most workers that `auto` takes.
         say: is given what `auto` has decided.
 
     Raises:
         Findings: of the rules VT6xx; `row-changed`.
     """
+    dataset.as_bytes |= device.type != "cpu"
+    pinned = device.type == "cuda"
     if workers == "auto":
         first = min(MEASURED_STEPS, len(steps))
-        costs = yield from measured(load_steps(dataset, steps, plan_step, 0), first)
+        costs = yield from measured(load_steps(dataset, steps, plan_step, 0, device=device), first)
         steps, workers = steps[first:], costs.workers(spare_cores)
         if steps:
             say(costs.in_words(workers, spare_cores))
@@ -186,11 +195,16 @@ def load_steps(
     # Without workers a DataLoader would only add its own time.
     batches = (
         map(
-            _raise_findings, DataLoader(_InWorker(dataset), None, sampler=flat, num_workers=workers)
+            _raise_findings,
+            DataLoader(
+                _InWorker(dataset), None, sampler=flat, num_workers=workers, pin_memory=pinned
+            ),
         )
         if workers
         else map(dataset.__getitem__, flat)
     )
+    if pinned and not workers:
+        batches = map(Batch.pin_memory, batches)
     for step in steps:
         yield [next(batches) for _ in plan_step(step)]
 

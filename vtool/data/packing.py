@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from vtool.data.chat import IGNORED
-from vtool.data.collate import Batch, Documents, count_visual, token_types, visual_inputs
+from vtool.data.collate import (
+    Batch,
+    Documents,
+    count_visual,
+    token_types,
+    values_of_bytes,
+    visual_inputs,
+)
 from vtool.data.encode import Sample
 from vtool.models.processor import Processor
 
@@ -58,8 +65,9 @@ def collate_packed(
     inputs = {
         "input_ids": input_ids,
         "mm_token_type_ids": token_types(input_ids, processor),
-        **visual_inputs(samples),
+        **visual_inputs(samples, processor),
     }
+    inputs = {name: tensor for name, tensor in inputs.items() if name not in drop}
     # The first token of a document is predicted from nothing: left in, it would be from the end of
     # the one before.
     labels = torch.cat(
@@ -71,7 +79,7 @@ def collate_packed(
     targets = labels[1:]
     columns = (targets != IGNORED).nonzero().flatten()
     return Batch(
-        inputs={name: tensor for name, tensor in inputs.items() if name not in drop},
+        inputs=inputs,
         columns=columns,
         targets=targets[columns][None],
         indices=tuple(sample.index for sample in samples),
@@ -84,6 +92,7 @@ def collate_packed(
             images=tuple(_length(sample.visuals.image_grid_thw) for sample in samples),
             videos=tuple(_length(sample.visuals.video_grid_thw) for sample in samples),
         ),
+        values=values_of_bytes(inputs, processor),
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from vtool.data.media import load_picture, picture_errors
 from vtool.data.row import Row, refuse
 from vtool.data.video import Clip
-from vtool.models.patches import image_patches
+from vtool.models.patches import byte_values, image_bytes, image_patches
 from vtool.models.processor import Processor
 
 
@@ -23,7 +24,7 @@ class Visuals:
     """
 
     pixel_values: Tensor | None = None
-    """float32 [P, W]"""
+    """float32 [P, W]; or bytes, uint8, of which `byte_values` makes these."""
     image_grid_thw: Tensor | None = None
     """int64 [I, 3]: patches along time, height and width."""
     pixel_values_videos: Tensor | None = None
@@ -54,10 +55,17 @@ class Visual:
 
 
 def visuals_of(
-    row: Row, clips: Sequence[Clip], processor: Processor, *, measure: bool = False
+    row: Row,
+    clips: Sequence[Clip],
+    processor: Processor,
+    *,
+    measure: bool = False,
+    as_bytes: bool = False,
 ) -> Iterator[Visual]:
     """Yield a row's images and videos in the order in which they are shown."""
-    _image = _measured_image if measure and processor.image_processor.do_resize else _cut_image
+    _image: Any = partial(_cut_image, as_bytes=as_bytes)
+    if measure and processor.image_processor.do_resize:
+        _image = _measured_image
     images, videos = iter(row.images), iter(clips)
     for kind in row.visuals():
         if kind == "image" and (image := next(images, None)) is not None:
@@ -85,10 +93,11 @@ def _measured_image(row: Row, image: Any, processor: Processor) -> Visual:
     return Visual("image", pixels, (1, patches, 1), (features,), token, traits=traits)
 
 
-def _cut_image(row: Row, image: Any, processor: Processor) -> Visual:
+def _cut_image(row: Row, image: Any, processor: Processor, *, as_bytes: bool = False) -> Visual:
     picture, traits = load_picture(row, image, "broken-image", "its image", processor.pictures)
     try:
-        pixels, (t, h, w) = image_patches(processor.image_processor, picture)
+        cut = image_bytes if as_bytes else image_patches
+        pixels, (t, h, w) = cut(processor.image_processor, picture)
     except ValueError as error:  # an image processor refuses an extreme aspect ratio
         raise refuse("broken-image", f"{row.id}: {error}", row.origin) from error
     # The vision tower merges merge_size² patches into one feature.
@@ -186,7 +195,7 @@ def _joined(visuals: Sequence[Visual], processor: Processor) -> Visuals:
         # Of a video taken as images each patch along time is one; an image has one such patch.
         grids = [(1, h, w) for t, h, w in (visual.grid for visual in images) for _ in range(t)]
         given |= {
-            "pixel_values": _concatenated([visual.pixels for visual in images]),
+            "pixel_values": joined_pixels([visual.pixels for visual in images], processor),
             "image_grid_thw": torch.tensor(grids),
         }
     if videos:
@@ -198,6 +207,15 @@ def _joined(visuals: Sequence[Visual], processor: Processor) -> Visuals:
         if family.facts.seconds_per_grid:
             given["second_per_grid_ts"] = torch.tensor([visual.seconds for visual in videos])
     return Visuals(**given)
+
+
+def joined_pixels(pixels: Sequence[Tensor], processor: Processor) -> Tensor:
+    """Return patches one after the other: bytes where all are, else floats."""
+    if len({one.dtype for one in pixels}) > 1:
+        values = byte_values(processor.image_processor)
+        assert values is not None, "there are bytes"
+        pixels = [values.of(one) if one.dtype == torch.uint8 else one for one in pixels]
+    return _concatenated(pixels)
 
 
 def _concatenated(pixels: Sequence[Tensor]) -> Tensor:

@@ -61,5 +61,5 @@ def measured(steps: Iterator[T], count: int) -> Generator[T, None, StepCosts]:
 def audit_workers(settings: Data, rows: int, cores: int) -> int:
     """Return the processes that audit so many rows: each core one, as nothing else is computed."""
     if settings.workers != "auto":
-        return settings.workers
+        return settings.workers or 0
     return cores if rows >= _FEWEST_ROWS and cores > 1 else 0

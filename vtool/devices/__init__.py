@@ -14,14 +14,17 @@ from vtool.diagnostics import Diagnostic, Findings
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The device that one rank computes on, and the backend over which ranks talk."""
+    """The device that one rank computes on, and the backends over which ranks talk."""
 
     device: torch.device
     backend: str
+    """One, or one for each kind of device, as `torch.distributed` takes them."""
     threads: int
 
 
-BACKENDS = {"cuda": "nccl", "npu": "hccl"}
+# Tensors of the device go over its own library. Python's numbers and objects, which are tensors of
+# the CPU on their way, go over gloo, so that no rank waits for its device to send them.
+BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "npu": "cpu:gloo,npu:hccl"}
 _WORDS = {"cuda": "a CUDA device", "npu": "an NPU"}
 
 

@@ -1,6 +1,5 @@
 """The base of engines on a torch module's own parameters, and functions that engines share."""
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
@@ -32,14 +31,14 @@ def sizes(module: nn.Module) -> tuple[int, int]:
     return sum(one.numel() for one in whole), sum(one.numel() for one in trained)
 
 
-def clip(parameters: Sequence[nn.Parameter], norm: Tensor, largest: float | None) -> float:
-    """Scale the gradients from `norm`, a scalar, down to `largest`, where both are finite.
+def clip(parameters: Sequence[nn.Parameter], norm: Tensor, largest: float | None) -> Tensor:
+    """Scale the gradients from `norm`, a scalar, down to `largest`, and return `norm`.
 
-    Returns `norm`.
+    Where it is not finite, they are multiplied by 1. Nothing waits for the device.
     """
-    if largest is not None and math.isfinite(norm.item()):
-        clip_grads_with_norm_(parameters, largest, norm)
-    return norm.item()
+    if largest is not None:
+        clip_grads_with_norm_(parameters, largest, norm.where(norm.isfinite(), 0))
+    return norm
 
 
 @contextmanager

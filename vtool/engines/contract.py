@@ -97,7 +97,7 @@ class Engine(Protocol):
         *,
         every_parameter: bool,
         span: Span = null_span,
-    ) -> list[float]:
+    ) -> Tensor:
         """Compute the gradients of one global step.
 
         Args:
@@ -111,13 +111,15 @@ class Engine(Protocol):
                 includes the sum of gradients over ranks.
 
         Returns:
-            The summed NLL of each micro-batch of this rank.
+            The summed NLL of each micro-batch of this rank, on the device: whoever reads them waits
+            until it has computed them.
         """
 
-    def clip_gradient(self, largest: float | None) -> float:
+    def clip_gradient(self, largest: float | None) -> Tensor:
         """Scale the gradient down to a norm of `largest`, if any, and return the norm before that.
 
-        The norm is that of the whole gradient, over all ranks.
+        The norm is that of the whole gradient, over all ranks: a scalar on the device. A gradient
+        whose norm is not finite stays as it is.
         """
 
     def gradients(self) -> dict[str, Tensor]:

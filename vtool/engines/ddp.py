@@ -50,7 +50,7 @@ class Ddp(common.TorchEngine):
         *,
         every_parameter: bool,
         span: Span = null_span,
-    ) -> list[float]:
+    ) -> Tensor:
         # DDP averages over ranks, and the sum is wanted: the loss is multiplied by the number of
         # ranks.
         scale = self.ranks.world / supervised
@@ -76,10 +76,9 @@ class Ddp(common.TorchEngine):
                     if parameter.grad is not None:
                         dist.all_reduce(parameter.grad)
                         parameter.grad /= self.ranks.world
-        # one wait for the device, after everything has been queued
-        return torch.stack(sums).tolist()
+        return torch.stack(sums)
 
-    def clip_gradient(self, largest: float | None) -> float:
+    def clip_gradient(self, largest: float | None) -> Tensor:
         norm = get_total_norm(
             [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         )

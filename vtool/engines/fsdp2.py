@@ -11,6 +11,7 @@ never anywhere.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import reduce
 from typing import Any
 
 import torch
@@ -92,7 +93,7 @@ class Fsdp2(common.TorchEngine):
         *,
         every_parameter: bool,
         span: Span = null_span,
-    ) -> list[float]:
+    ) -> Tensor:
         # Each forward pass gathers from all ranks: one that has fewer micro-batches takes its last
         # one again, for a gradient of 0.
         passes = int(max(count for (count,) in self.ranks.all_gather([len(batches)])))
@@ -109,18 +110,18 @@ class Fsdp2(common.TorchEngine):
             # Weights are freed at the end of a backward pass, and none came: what was gathered
             # would be read for the weights.
             self.parts[-1][0].reset_iter_state()
-        return torch.stack(sums).tolist()
+        return torch.stack(sums)
 
-    def clip_gradient(self, largest: float | None) -> float:
+    def clip_gradient(self, largest: float | None) -> Tensor:
         mine = get_total_norm(
             [_local(parameter.grad) for parameter in self.parameters if parameter.grad is not None]
         )
-        squares = sum(norm**2 for (norm,) in self.ranks.all_gather([mine.item()]))
-        return common.clip(
-            self.parameters,
-            torch.tensor(squares**0.5, dtype=mine.dtype, device=mine.device),
-            largest,
-        )
+        norms = mine.double().repeat(self.ranks.world)
+        if self.ranks.world > 1:
+            dist.all_gather_into_tensor(norms, mine.double().reshape(1))
+        # one after the other, so that all ranks round alike
+        squares = reduce(torch.add, norms.square().unbind())
+        return common.clip(self.parameters, squares.sqrt().to(mine.dtype), largest)
 
     def autocast(self) -> AbstractContextManager[Any]:
         return nullcontext()  # weights are gathered in the compute dtype

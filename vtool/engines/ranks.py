@@ -54,11 +54,12 @@ class Ranks:
     def all_gather(self, values: Sequence[float]) -> list[list[float]]:
         """Return each rank's numbers, by rank, in float64: integers are exact below 2⁵³.
 
-        All ranks give equally many.
+        All ranks give equally many. They go over gloo, whatever the device: over its own library,
+        each rank would wait until its device has computed all that was queued before.
         """
         if self.world == 1:
             return [list(values)]
-        mine = torch.tensor(values, dtype=torch.float64, device=self.device)
+        mine = torch.tensor(values, dtype=torch.float64)
         gathered = [torch.empty_like(mine) for _ in range(self.world)]
         dist.all_gather(gathered, mine, group=self.group)
         return [vector.tolist() for vector in gathered]

@@ -1,6 +1,7 @@
 """Patches of an image: as transformers' image processor cuts them, in half its time."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -24,6 +25,65 @@ _DECIDING = (
     "merge_size",
 )
 """An image processor's settings on which patches depend, its sizes apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class ByteValues:
+    """The values that an image processor makes of bytes: of each channel's, by a table.
+
+    A table has no arithmetic: on any device it gives the image processor's floats, to the bit.
+    """
+
+    table: Tensor
+    """float32 [channels · 256]"""
+    frames: int
+    """The frames of a patch, which a still image fills with itself."""
+
+    def of(self, patches: Tensor) -> Tensor:
+        """Return what the vision tower is given, on the device of the patches.
+
+        Args:
+            patches: uint8 [P, channels · patch_size²], of one frame.
+
+        Returns:
+            float32 [P, channels · frames · patch_size²].
+        """
+        channels = len(self.table) // 256
+        table = self.table.to(patches.device, non_blocking=True)
+        rows = 256 * torch.arange(channels, dtype=torch.int32, device=patches.device)
+        places = patches.view(len(patches), channels, -1) + rows[:, None]
+        values = table.index_select(0, places.view(-1)).view(len(patches), channels, 1, -1)
+        return values.expand(-1, -1, self.frames, -1).reshape(len(patches), -1)
+
+    def pin_memory(self) -> "ByteValues":
+        """Return a copy whose table a device reads while the CPU goes on."""
+        return ByteValues(self.table.pin_memory(), self.frames)
+
+
+def byte_values(processor: Any) -> ByteValues | None:
+    """Return the values of bytes; None where an image processor does something else with them."""
+    settings = tuple(_hashable(getattr(processor, name, None)) for name in _DECIDING)
+    make: Callable[..., Any] = type(processor)
+    table = _proved_table(make, settings)
+    return None if table is None else ByteValues(table, processor.temporal_patch_size)
+
+
+def image_bytes(processor: Any, picture: Any) -> tuple[Tensor, Grid]:
+    """Return an image's patches as bytes, where there are `byte_values` of them; else as floats.
+
+    Returns:
+        uint8 [patches, channels · patch_size²]: an eighth of the memory of floats for two frames.
+        Or what `image_patches` returns.
+
+    Raises:
+        ValueError: an extreme aspect ratio.
+    """
+    if picture.mode != "RGB" or byte_values(processor) is None:
+        return image_patches(processor, picture)
+    strips, (h, w) = _strips(processor, picture)
+    # [h / merge, w / merge, merge, merge, channels, side, side]: a feature's patches lie together
+    order = np.ascontiguousarray(strips.transpose(1, 4, 2, 5, 0, 3, 6))
+    return torch.from_numpy(order).view(h * w, -1), (1, h, w)
 
 
 def image_patches(processor: Any, picture: Any) -> tuple[Tensor, Grid]:
@@ -56,7 +116,12 @@ def _whole(processor: Any, picture: Any) -> tuple[Tensor, Grid]:
     return encoded["pixel_values"], (t, h, w)
 
 
-def _looked_up(processor: Any, picture: Any, table: Tensor) -> tuple[Tensor, Grid]:
+def _strips(processor: Any, picture: Any) -> tuple[np.ndarray, tuple[int, int]]:
+    """Return an image's bytes, resized and cut, and its patches along height and width.
+
+    Returns:
+        uint8 [channels, h / merge, merge, side, w / merge, merge, side], and h, w.
+    """
     from transformers.image_utils import SizeDict
 
     side, merge, times = processor.patch_size, processor.merge_size, processor.temporal_patch_size
@@ -69,7 +134,13 @@ def _looked_up(processor: Any, picture: Any, table: Tensor) -> tuple[Tensor, Gri
     )
     channels, height, width = pixels.shape
     h, w = height // side, width // side
-    strips = pixels.reshape(channels, h // merge, merge, side, w // merge, merge, side)
+    return pixels.reshape(channels, h // merge, merge, side, w // merge, merge, side), (h, w)
+
+
+def _looked_up(processor: Any, picture: Any, table: Tensor) -> tuple[Tensor, Grid]:
+    side, merge, times = processor.patch_size, processor.merge_size, processor.temporal_patch_size
+    strips, (h, w) = _strips(processor, picture)
+    channels = len(strips)
     row_of_table = 256 * torch.arange(channels, dtype=torch.int32).view(1, channels, 1)
     patches = torch.empty(h // merge, w * merge, channels, times, side * side)
     # Strip by strip: what lies between the bytes and the patches stays in the processor's cache.

@@ -49,7 +49,8 @@ def train_loop(session: Session, progress: Progress, tools: LoopTools) -> int | 
         session.rows["train"],
         steps,
         session.micro_batches,
-        run.data.workers,
+        run.data.workers or 0,
+        device=session.ranks.device,
         spare_cores=spare_cores(run, session.ranks.local_world, session.ranks.device.type),
         say=tools.display.say,
     )

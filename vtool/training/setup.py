@@ -60,7 +60,7 @@ def set_up_run(
         Findings: of the rows, of the model's folder, `ranks-differ`, or `data-changed`; on every
             rank.
     """
-    run = request.run
+    run = _with_workers(request.run, ranks)
     check_engine(run, ranks)
     # what stands against it is told before rows are read
     model_class(run.model.family, run.model.modeling)
@@ -125,6 +125,18 @@ def set_up_run(
             progress.marks = progress.marks.extended()
         return session, progress
     return session, Progress.of(len(sources["train"]))
+
+
+def _with_workers(run: Run, ranks: Ranks) -> Run:
+    """Return a run whose data workers are said.
+
+    On CUDA rows are encoded beside the training process, which queues kernels; a CPU that computes
+    the model has no cores to spare, and what touches an NPU does not survive a fork.
+    """
+    if run.data.workers is not None:
+        return run
+    workers = "auto" if ranks.device.type == "cuda" else 0
+    return run.model_copy(update={"data": run.data.model_copy(update={"workers": workers})})
 
 
 def _print_ledger(run: Run, split: str, ledger: Ledger) -> None:

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from vtool.data.collate import Batch
@@ -52,7 +53,8 @@ def train_step(
     # needs no generator's state.
     random = np.random.SeedSequence([run.run.seed, step, data.rank])
     seed(ranks.device, int(random.generate_state(1)[0]))
-    batches = [with_positions(batch.to(ranks.device), engine.module) for batch in batches]
+    # positions on the CPU: a device would be asked for the sizes of each document
+    batches = [with_positions(batch, engine.module).to(ranks.device) for batch in batches]
 
     # What every rank must know of all ranks before the first backward. Videos count as images.
     text_only = [batch for batch in batches if not batch.images]
@@ -91,6 +93,7 @@ def train_step(
     )
     with span("optimizer"):  # clipping is timed with the update
         norm = engine.clip_gradient(run.optim.clip_norm)
+    nlls, grad_norm = _read(losses, norm)
 
     # What each rank has done, not what it was meant to do: its ΣNLL, its tokens, and the rows that
     # were in its batches, filled up with -1 to the number that a rank has at most.
@@ -99,28 +102,28 @@ def train_step(
     tokens = [
         sum(getattr(batch, kind) for batch in batches) for kind in ("tokens", "visual", "padding")
     ]
-    gathered = data.all_gather([sum(losses), *tokens, *rows, *padding])
+    gathered = data.all_gather([sum(nlls), *tokens, *rows, *padding])
     loss = sum(nll for nll, *_ in gathered) / supervised
     if not math.isfinite(loss):
         broken = [
-            batch for batch, value in zip(batches, losses, strict=True) if not math.isfinite(value)
+            batch for batch, value in zip(batches, nlls, strict=True) if not math.isfinite(value)
         ]
         raise _failure(session, "nonfinite-loss", f"the loss of step {step} is {loss}", broken)
-    if not math.isfinite(norm):
-        message = f"the gradient's norm in step {step} is {norm}, its loss {loss:.4g}"
+    if not math.isfinite(grad_norm):
+        message = f"the gradient's norm in step {step} is {grad_norm}, its loss {loss:.4g}"
         raise _failure(session, "nonfinite-gradient", message, batches)
 
     lr = session.rate(step)
     with span("optimizer"):
         engine.optimizer_step(lr)
     trained = [int(row) for _, _, _, _, *own_rows in gathered for row in own_rows if row >= 0]
-    visits = progress.visits.numpy()
+    visits = progress.visits.numpy()  # always in the CPU's memory
     np.add.at(visits, trained, 1)
     metrics = {
         "step": step,
         "epoch": session.plan.epoch(step),
         "loss": loss,
-        "grad_norm": norm,
+        "grad_norm": grad_norm,
         "lr": lr,
         "tokens": int(sum(own[1] for own in gathered)),
         "supervised_tokens": supervised,
@@ -131,6 +134,15 @@ def train_step(
         "distinct_samples": int(np.count_nonzero(visits)),
     }
     return metrics, signal
+
+
+def _read(losses: Tensor, norm: Tensor) -> tuple[list[float], float]:
+    """Return the losses and the norm as numbers.
+
+    The only place of a step that waits for the device: all else has been queued before.
+    """
+    *nlls, grad_norm = torch.cat([losses.double(), norm.to(losses.device).double()[None]]).tolist()
+    return nlls, grad_norm
 
 
 def micro_batch_nll(

@@ -40,7 +40,7 @@ class _GradientRecorder:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    def clip_gradient(self, largest: float | None) -> float:
+    def clip_gradient(self, largest: float | None) -> Tensor:
         self.gradients_before_clipping = self._engine.gradients()
         return self._engine.clip_gradient(largest)
 

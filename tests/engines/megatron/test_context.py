@@ -107,7 +107,7 @@ def trained(ranks: Ranks, cases: dict[str, dict[str, Any]]) -> dict[str, Trained
                 one.losses.append(take_step(built, step))
                 if step == 0:
                     one.first = built.gradients()
-                one.norms.append(built.clip_gradient(OPTIM.clip_norm))
+                one.norms.append(float(built.clip_gradient(OPTIM.clip_norm)))
                 built.optimizer_step(OPTIM.lr)
             with built.evaluating():
                 mine = torch.cat(

@@ -64,7 +64,7 @@ def trained(ranks: Ranks, spreads: dict[str, dict[str, Any]]) -> dict[str, Any]:
                 before = of_tower({**model_of(engine), **optimizer_of(engine)})
                 take_step(engine, step)
                 if step == 0:
-                    firsts.append((engine.gradients(), engine.clip_gradient(None)))
+                    firsts.append((engine.gradients(), float(engine.clip_gradient(None))))
                 engine.clip_gradient(OPTIM.clip_norm)
                 engine.optimizer_step(OPTIM.lr)
                 spread.append(apart(engine))

@@ -185,7 +185,10 @@ def take_step(engine: Megatron, step: int) -> float:
             return nll(model, row)
 
     sums = engine.forward_backward(rows, with_dummy, SUPERVISED, every_parameter=every)
-    return sum(report[0] for report in engine.data.all_gather([sum(sums)])) / SUPERVISED
+    return (
+        sum(report[0] for report in engine.data.all_gather([float(sums.double().sum())]))
+        / SUPERVISED
+    )
 
 
 def build(
@@ -229,7 +232,7 @@ def train_all(ranks: Ranks, cases: dict[str, dict[str, Any]], tied: bool) -> dic
             other.load_state(*saved)
             for step in (3, 4):
                 trained.resumed.append(take_step(other, step))
-                trained.resumed.append(other.clip_gradient(OPTIM.clip_norm))
+                trained.resumed.append(float(other.clip_gradient(OPTIM.clip_norm)))
                 other.optimizer_step(OPTIM.lr)
         engine = build(case, ranks, tied)
         for step in range(5):
@@ -237,7 +240,7 @@ def train_all(ranks: Ranks, cases: dict[str, dict[str, Any]], tied: bool) -> dic
             trained.losses.append(take_step(engine, step))
             if step == 0:
                 trained.first = engine.gradients()
-            trained.norms.append(engine.clip_gradient(OPTIM.clip_norm))
+            trained.norms.append(float(engine.clip_gradient(OPTIM.clip_norm)))
             engine.optimizer_step(OPTIM.lr)
             if before is not None:
                 after = state_of(engine)
@@ -325,7 +328,7 @@ def steps_of_qwen2_vl(ranks: Ranks) -> dict[str, Trained]:
             trained.losses.append(take_step(engine, step))
             if step == 0:
                 trained.first = engine.gradients()
-            trained.norms.append(engine.clip_gradient(OPTIM.clip_norm))
+            trained.norms.append(float(engine.clip_gradient(OPTIM.clip_norm)))
             engine.optimizer_step(OPTIM.lr)
         trained.weights = model_of(engine)
     return found
@@ -365,7 +368,7 @@ def train_on_four(ranks: Ranks) -> dict[str, Trained]:
             trained.losses.append(take_step(engine, step))
             if step == 0:
                 trained.first = engine.gradients()
-            trained.norms.append(engine.clip_gradient(OPTIM.clip_norm))
+            trained.norms.append(float(engine.clip_gradient(OPTIM.clip_norm)))
             engine.optimizer_step(OPTIM.lr)
     return found
 
@@ -426,7 +429,7 @@ def test_a_run_on_the_cpu_is_the_same_where_there_is_a_gpu(monkeypatch: pytest.M
         assert engine.config.use_cpu_initialization
         losses = []
         for step in range(2):
-            losses += [take_step(engine, step), engine.clip_gradient(OPTIM.clip_norm)]
+            losses += [take_step(engine, step), float(engine.clip_gradient(OPTIM.clip_norm))]
             engine.optimizer_step(OPTIM.lr)
         assert {tensor.device for tensor in engine.module.parameters()} == {CPU}
         seen.append(losses)
@@ -441,7 +444,7 @@ def first_step_in_bfloat16(ranks: Ranks) -> dict[str, Any]:
         start = model_of(engine)
         found[name] = {
             "loss": take_step(engine, 0),
-            "norm": engine.clip_gradient(None),
+            "norm": float(engine.clip_gradient(None)),
             "computed": computed,
             "start": start,
         }

@@ -61,7 +61,7 @@ def trained(ranks: Ranks, tied: bool) -> dict[str, tuple[Trained, dict[str, Any]
             one.losses.append(take_step(built, step))
             if step == 0:
                 one.first = built.gradients()
-            one.norms.append(built.clip_gradient(OPTIM.clip_norm))
+            one.norms.append(float(built.clip_gradient(OPTIM.clip_norm)))
             built.optimizer_step(OPTIM.lr)
         asked = (
             "bridge",

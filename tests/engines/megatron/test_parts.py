@@ -196,7 +196,7 @@ def train_all(ranks: Ranks, spreads: dict[str, tuple[str, ...]]) -> dict[str, Tr
                 trained.losses.append(take_step(engine, step))
                 if step == 0:
                     trained.first = engine.gradients()
-                trained.norms.append(engine.clip_gradient(1.0))
+                trained.norms.append(float(engine.clip_gradient(1.0)))
                 engine.optimizer_step(scenario.optim.lr)
                 if step == 1:
                     trained.after_two = all_of(engine)
@@ -209,7 +209,7 @@ def train_all(ranks: Ranks, spreads: dict[str, tuple[str, ...]]) -> dict[str, Tr
             other = build()
             other.load_state(*saved)
             for step in (2, 3):
-                trained.resumed += [take_step(other, step), other.clip_gradient(1.0)]
+                trained.resumed += [take_step(other, step), float(other.clip_gradient(1.0))]
                 other.optimizer_step(scenario.optim.lr)
     return found
 

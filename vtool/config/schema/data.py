@@ -151,11 +151,12 @@ class Data(Settings):
 
     the most tokens of one forward pass of one rank.
     """
-    workers: Annotated[int, Field(ge=0)] | Literal["auto"] = 0
+    workers: Annotated[int, Field(ge=0)] | Literal["auto"] | None = None
     """Processes of each rank that read and encode rows ahead of time.
 
     0: the training process does it. `auto`: as many as the first steps show to be enough, of the
-    cores that each rank has to spare; rows are audited on all cores.
+    cores that each rank has to spare; rows are audited on all cores. Default: `auto` on CUDA, else
+    0.
     """
     audit_cache: Literal["use", "renew", "off"] = "use"
     """Rows whose audit is kept in the user's cache folder, and which have not changed since, are

@@ -128,7 +128,7 @@ class Megatron:
         *,
         every_parameter: bool,
         span: Span = null_span,
-    ) -> list[float]:
+    ) -> Tensor:
         from megatron.core.distributed import finalize_model_grads
 
         self._tower_ran = False
@@ -155,7 +155,7 @@ class Megatron:
 
     def _passes(
         self, batches: Sequence[B], nll: Callable[[B], Tensor], factor: float, span: Span
-    ) -> list[float]:
+    ) -> Tensor:
         """Run forward and backward passes of all micro-batches, and return their NLLs.
 
         Args:
@@ -173,18 +173,20 @@ class Megatron:
                 with span("backward"):
                     common.backward(loss * factor)
             sums.append(loss.detach())
-        return torch.stack(sums).tolist()
+        return torch.stack(sums)
 
-    def clip_gradient(self, largest: float | None) -> float:
+    def clip_gradient(self, largest: float | None) -> Tensor:
         with on_cpu(self.ranks.device):
             squares = torch.zeros((), device=self.ranks.device)
             for one in self.active:
                 squares += one.norm_squared().to(self.ranks.device)
             # a pipeline stage may have nothing to train, and adds 0
             dist.all_reduce(squares, group=self._norm_group)
-            norm = squares.sqrt().item()
+            norm = squares.sqrt()
+            known = norm.item()  # megatron-core scales by a number
             # as torch clips
-            factor = 1.0 if largest is None or not math.isfinite(norm) else largest / (norm + 1e-6)
+            clips = largest is not None and math.isfinite(known)
+            factor = largest / (known + 1e-6) if clips and largest is not None else 1.0
             if factor < 1:
                 for one in self.active:
                     one.scale_gradients(factor)

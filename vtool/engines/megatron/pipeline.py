@@ -214,7 +214,7 @@ def run_schedule(
     factor: float,
     no_sync: Callable[[], Any] | None,
     span: Span = null_span,
-) -> list[float]:
+) -> Tensor:
     """Run forward and backward passes of all micro-batches, in megatron-core's order.
 
     Args:
@@ -227,7 +227,7 @@ def run_schedule(
             go from stage to stage.
 
     Returns:
-        The NLLs, on every stage.
+        The NLLs, on every stage, in the CPU's memory.
     """
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
@@ -259,4 +259,4 @@ def run_schedule(
             forward_only=False,
         )
     sums = torch.stack(found).tolist() if stage.last else [0.0] * len(batches)
-    return stage.ranks.all_gather(sums)[-1]
+    return torch.tensor(stage.ranks.all_gather(sums)[-1], dtype=torch.float64)

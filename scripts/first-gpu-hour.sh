@@ -1,0 +1,3 @@
+#!/bin/sh
+# Measure what only a GPU can say, in one table: benchmarks/first_hour/__main__.py, docs/benchmarks.md.
+cd "$(dirname "$0")/.." && exec "${PYTHON:-.venv/bin/python}" -m benchmarks.first_hour "$@"

@@ -1,0 +1,126 @@
+"""Batches on their way to a device: bytes, pinned memory, positions."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.rows import visual_rows, write_rows
+from tests.runs import encoded, messages, request, session
+from vtool.data.collate import Batch, collate
+from vtool.data.loader import EncodedRows, MicroBatch, load_steps
+from vtool.data.packing import collate_packed
+from vtool.families import FAMILIES
+from vtool.training.step import train_step
+from vtool.training.stop import StopRequest
+
+CPU = torch.device("cpu")
+PACKED = ("data.packing=token_budget", "data.micro_batch_tokens=640")
+
+
+def rows_of(folder: Path, family: str, *settings: str) -> tuple[EncodedRows, EncodedRows, Any]:
+    """Rows with images, videos and neither, with patches of floats and of bytes."""
+    write_rows(folder / "rows.jsonl", visual_rows(folder))
+    given = [f"model={{family: {family}, size: tiny}}", "optim.lr=1e-3", "train.steps=2"]
+    given += ["data.global_batch_size=6", messages(folder / "rows.jsonl"), *settings]
+    floats, processor = encoded(request("rows", *given, f"run.dir={folder / 'run'}"))
+    return floats, replace(floats, as_bytes=True, cache={}), processor
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_batch_of_bytes_is_that_of_floats_once_it_is_moved(tmp_path: Path, family: str) -> None:
+    """glm4v is given frames of videos as images: where both are there, bytes become floats."""
+    floats, as_bytes, processor = rows_of(tmp_path, family)
+    for make in (collate, collate_packed):
+        for rows in ([0, 1], [0, 5], [3, 1], [2, 5], [5]):
+            wanted = make([floats.sample(row) for row in rows], processor).to(CPU)
+            before = make([as_bytes.sample(row) for row in rows], processor)
+            moved = before.to(CPU)
+            assert before.inputs.keys() == wanted.inputs.keys()
+            assert before.images == wanted.images
+            assert all(torch.equal(moved.inputs[name], one) for name, one in wanted.inputs.items())
+            assert all(moved.inputs[name].dtype == one.dtype for name, one in wanted.inputs.items())
+            assert moved.values is None
+            if rows in ([0, 1], [0, 5]):
+                assert before.inputs["pixel_values"].dtype == torch.uint8
+
+
+def test_rows_of_floats_and_of_bytes_go_into_one_batch(tmp_path: Path) -> None:
+    """An audit may have kept some as floats before the device is known."""
+    floats, as_bytes, processor = rows_of(tmp_path, "qwen2_5_vl")
+    mixed = collate([floats.sample(0), as_bytes.sample(1)], processor).to(CPU)
+    wanted = collate([floats.sample(0), floats.sample(1)], processor)
+    assert torch.equal(mixed.inputs["pixel_values"], wanted.inputs["pixel_values"])
+
+
+def test_inputs_that_are_dropped_need_no_values(tmp_path: Path) -> None:
+    _, as_bytes, processor = rows_of(tmp_path, "qwen2_5_vl")
+    drop = ("pixel_values", "image_grid_thw")
+    for make in (collate, collate_packed):
+        assert make([as_bytes.sample(0)], processor, drop).values is None
+
+
+@pytest.mark.parametrize("settings", [("data.micro_batch_size=3",), PACKED])
+def test_a_run_with_bytes_trains_the_same_to_the_bit(
+    tmp_path: Path, settings: tuple[str, ...]
+) -> None:
+    write_rows(tmp_path / "rows.jsonl", visual_rows(tmp_path))
+    found = []
+    for as_bytes in (False, True):
+        given = ["model={family: qwen2_5_vl, size: tiny}", "optim.lr=1e-3", "train.steps=2"]
+        given += ["data.global_batch_size=6", messages(tmp_path / "rows.jsonl"), *settings]
+        opened, progress = session(request("rows", *given, f"run.dir={tmp_path / 'run'}"))
+        opened.rows["train"].cache.clear()
+        opened.rows["train"].as_bytes = as_bytes
+        steps = load_steps(opened.rows["train"], range(1, 3), opened.micro_batches, 0)
+        found.append(
+            [
+                train_step(opened, progress, step, batches, StopRequest())[0]["loss"]
+                for step, batches in enumerate(steps, 1)
+            ]
+        )
+    assert found[0] == found[1]
+
+
+def test_on_a_gpu_batches_come_as_bytes_in_pinned_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What needs CUDA is recorded in its place: that every tensor is pinned, and none twice."""
+    floats, _, _ = rows_of(tmp_path, "qwen2_5_vl")
+    pinned: list[Tensor] = []
+    monkeypatch.setattr(Tensor, "pin_memory", lambda self: pinned.append(self) or self)
+    plan = lambda step: [MicroBatch((0, 1))]  # noqa: E731
+    ((batch,),) = load_steps(floats, range(1, 2), plan, 0, device=torch.device("cuda", 0))
+    assert floats.as_bytes
+    assert batch.values is not None
+    given = [*batch.inputs.values(), batch.columns, batch.targets, batch.values.table]
+    assert {id(one) for one in given} == {id(one) for one in pinned}
+    assert len(pinned) == len(given)
+    pinned.clear()
+    floats.as_bytes = False
+    ((batch,),) = load_steps(floats, range(1, 2), plan, 0)
+    assert not pinned
+    assert not floats.as_bytes
+
+
+def test_positions_are_there_before_a_batch_is_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_rows(tmp_path / "rows.jsonl", visual_rows(tmp_path))
+    given = ["model={family: qwen2_5_vl, size: tiny}", "optim.lr=1e-3", "train.steps=1"]
+    given += ["data.global_batch_size=6", messages(tmp_path / "rows.jsonl"), *PACKED]
+    opened, progress = session(request("rows", *given, f"run.dir={tmp_path / 'run'}"))
+    move, moved = Batch.to, []
+
+    def looked_at(self: Batch, device: torch.device) -> Batch:
+        moved.append("position_ids" in self.inputs)
+        return move(self, device)
+
+    monkeypatch.setattr(Batch, "to", looked_at)
+    (batches,) = load_steps(opened.rows["train"], range(1, 2), opened.micro_batches, 0)
+    train_step(opened, progress, 1, batches, StopRequest())
+    assert moved
+    assert all(moved)
