@@ -52,7 +52,8 @@ def train_step(
     # needs no generator's state.
     random = np.random.SeedSequence([run.run.seed, step, data.rank])
     seed(ranks.device, int(random.generate_state(1)[0]))
-    batches = [with_positions(batch.to(ranks.device), engine.module) for batch in batches]
+    # positions on the CPU: a device would be asked for the sizes of each document
+    batches = [with_positions(batch, engine.module).to(ranks.device) for batch in batches]
 
     # What every rank must know of all ranks before the first backward. Videos count as images.
     text_only = [batch for batch in batches if not batch.images]
@@ -142,12 +143,13 @@ def micro_batch_nll(
         dummy: a micro-batch without an image runs the vision tower on zeros, for a gradient of 0.
     """
     family, module = session.family, session.engine.module
+    indexer = session.rows["train"].tower
     known = family.computes_as_known(module)
 
     def nll(model: Callable[..., Any], batch: Batch) -> Tensor:
         vision: AbstractContextManager[None] = nullcontext()
         if dummy and not batch.images:
-            vision = dummy_visual_forward(family, module)
+            vision = dummy_visual_forward(family, module, indexer)
         elif {"pixel_values", "pixel_values_videos"} <= batch.inputs.keys():
             vision = joint_vision_forward(family, module)
         with vision:

@@ -1,0 +1,350 @@
+"""Attention by lengths: each document, image and window computes what it does by itself."""
+
+import copy
+import pickle
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.functional import scaled_dot_product_attention
+
+from tests.models.rows import PACKED, Row, packed, row
+from tests.models.tiny import tiny_model
+from tests.models.varlen_emulator import VarlenEmulator
+from tests.models.waits import counted_waits
+from vtool.families import FAMILIES
+from vtool.families.family import load_family
+from vtool.models import by_lengths
+from vtool.models.attention import use_document_attention, use_tower_attention
+from vtool.models.by_lengths import KERNELS, Form, attend_by_lengths
+from vtool.models.dummy_visual import dummy_visual_term
+from vtool.models.observe_model import observe_layers
+from vtool.models.spans import Spans
+from vtool.models.tower_index import TowerIndexer, tower_indexer, use_tower_index
+
+# of windows of one size and of several; of images that are one window, and of none
+GRIDS = ([(4, 6)], [], [(12, 20), (8, 8)], [])
+LENGTHS = (3, 3, 7, 1, 5)
+FORMS = {
+    "causal": Form(),
+    "both ways": Form(causal=False),
+    "a window": Form(window=3),
+    "a window of one token": Form(window=1),
+    "a window beyond all": Form(window=7),
+    "another scale": Form(scale=0.3),
+}
+
+
+def rows(model: Any) -> list[Row]:
+    return [row(model, text, grids, text) for text, grids in zip((5, 7, 9, 1), GRIDS, strict=True)]
+
+
+def by_kernel(plain: Any, kernel: str) -> Any:
+    model = copy.deepcopy(plain)
+    use_document_attention(model, kernel)
+    use_tower_attention(model, kernel)
+    use_tower_index(model)
+    return model
+
+
+def largest(one: Tensor, other: Tensor) -> float:
+    return float((one - other).detach().abs().max() / other.detach().abs().max())
+
+
+def compared(plain: Any, model: Any, alone: list[Row]) -> tuple[float, dict[str, float]]:
+    """How far logits and gradients of one packed row are from those of rows of their own."""
+    out = model(**packed(model, alone).arguments(), use_cache=False).logits[0]
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    (out * weight).sum().backward()
+    own = weight.split([one.length for one in alone])
+    expected = [plain(**one.inputs, use_cache=False).logits[0] for one in alone]
+    sum((one * part).sum() for one, part in zip(expected, own, strict=True)).backward()
+    gradients = {
+        name: largest(ours.grad, theirs.grad)
+        for (name, ours), theirs in zip(model.named_parameters(), plain.parameters(), strict=True)
+        if theirs.grad is not None and theirs.grad.abs().max() > 0
+    }
+    return largest(out, torch.cat(expected)), gradients
+
+
+@pytest.mark.parametrize("family", PACKED)
+def test_a_packed_row_with_images_is_rows_of_their_own(family: str) -> None:
+    """Against transformers' own calls, each row and each window by itself."""
+    plain = tiny_model(family, torch.float64)
+    logits, gradients = compared(plain, by_kernel(plain, "varlen"), rows(plain))
+    # GLM's tower interpolates its positions in float32, whatever the model's dtype
+    apart = gradients.pop("model.visual.embeddings.position_embedding.weight", 0.0)
+    assert logits <= 1e-12
+    assert max(gradients.values()) <= 1e-12
+    assert apart <= 1e-5
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl"])
+def test_layers_with_a_window_pack_too(family: str) -> None:
+    """transformers masks the window of rows of their own; here no mask is made."""
+    plain = tiny_model(family, torch.float64)
+    text = plain.config.get_text_config()
+    text.sliding_window, text.layer_types = 4, ["full_attention", "sliding_attention"]
+    layers = plain.model.language_model.layers
+    layers[1].attention_type = layers[1].self_attn.layer_type = "sliding_attention"
+    layers[1].self_attn.sliding_window = 4
+    plain.model.language_model.has_sliding_layers = True
+    before = tiny_model(family, torch.float64)
+    alone = rows(plain)
+    with torch.no_grad():
+        seen, all_seen = (one(**alone[1].inputs).logits for one in (plain, before))
+    assert largest(seen, all_seen) > 1e-3, "the window acts"
+    logits, gradients = compared(plain, by_kernel(plain, "sdpa"), alone)
+    assert logits <= 1e-12
+    assert max(gradients.values()) <= 1e-12
+
+
+def test_a_row_without_documents_keeps_its_window() -> None:
+    """No mask is made for it, so that the function must not compute without one."""
+    plain = tiny_model("qwen2_vl", torch.float64)
+    layer = plain.model.language_model.layers[0].self_attn
+    from vtool.models.attention import attention, row_mask
+
+    assert row_mask(batch_size=1, q_length=9, kv_length=9, local_size=4) is None
+    q, k, v = of_heads(9)
+    mask = torch.ones(9, 9, dtype=torch.bool).tril().triu(-3)
+    expected = scaled_dot_product_attention(
+        *heads_first(q, k, v), attn_mask=mask, enable_gqa=True
+    ).transpose(1, 2)
+    found, _ = attention(layer, *heads_first(q, k, v), None, sliding_window=4)
+    assert largest(found, expected) <= 1e-12
+
+
+def of_heads(tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(tokens)
+    q, k, v = (
+        torch.randn(tokens, heads, 8, generator=generator, dtype=torch.float64).requires_grad_()
+        for heads in (4, 2, 2)
+    )
+    return q, k, v
+
+
+def heads_first(*tensors: Tensor) -> Iterator[Tensor]:
+    return (one.transpose(0, 1)[None] for one in tensors)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_varlen_attn_is_given_is_what_is_emulated_on_a_cpu(form: str) -> None:
+    """Through torch's own function, to an operator of its published contract."""
+    spans = Spans.of(LENGTHS)
+    three = of_heads(spans.tokens)
+    weight = torch.randn(spans.tokens, 4, 8, dtype=torch.float64)
+
+    def gradients(out: Tensor) -> list[Tensor]:
+        return list(torch.autograd.grad((out * weight).sum(), three))
+
+    on_cpu = attend_by_lengths(*three, spans, FORMS[form], "varlen")
+    with VarlenEmulator() as emulator:
+        on_cuda = by_lengths.by_varlen(*three, spans, FORMS[form])
+        found = gradients(on_cuda)
+    assert len(emulator.calls) == 1
+    assert largest(on_cuda, on_cpu) <= 1e-12
+    for one, other in zip(found, gradients(on_cpu), strict=True):
+        assert float((one - other).abs().max()) <= 1e-12  # of one token alone they are 0
+
+
+def test_a_window_of_one_token_too_many_would_be_seen() -> None:
+    """The trap of its argument: (W, 0) lets a token see W before it, and itself."""
+    spans = Spans.of(LENGTHS)
+    three = of_heads(spans.tokens)
+    with VarlenEmulator() as emulator:
+        by_lengths.by_varlen(*three, spans, Form(window=3))
+        off_by_one = by_lengths.by_varlen(*three, spans, Form(window=4))
+    assert [call["window"] for call in emulator.calls] == [(2, 0), (3, 0)]
+    assert largest(off_by_one, attend_by_lengths(*three, spans, Form(window=3))) > 1e-3
+
+
+def test_on_cuda_the_operator_is_given_autocasts_dtype() -> None:
+    """torch's autocast knows nothing of it, and float32 positions make queries float32.
+
+    Shapes and dtypes alone: torch's own check of the operator, on a device that is not there.
+    """
+    spans = Spans.of((4, 6))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        q, k = (torch.empty(10, heads, 64, device="cuda") for heads in (4, 2))
+        there = spans.map(lambda ends: torch.empty(3, dtype=torch.int32, device="cuda"))
+        before = torch.get_autocast_dtype("cuda")
+        torch.set_autocast_enabled("cuda", True)
+        torch.set_autocast_dtype("cuda", torch.bfloat16)
+        try:
+            out = attend_by_lengths(q, k, k.bfloat16(), there, Form(), "varlen")
+        finally:
+            torch.set_autocast_enabled("cuda", False)
+            torch.set_autocast_dtype("cuda", before)
+    assert (out.device.type, out.dtype, out.shape) == ("cuda", torch.bfloat16, q.shape)
+
+
+@pytest.mark.parametrize("kernel", ["flash_attention_2", "flash_attention_3"])
+@pytest.mark.parametrize("form", FORMS)
+def test_what_flash_attention_is_given_through_transformers(
+    monkeypatch: pytest.MonkeyPatch, kernel: str, form: str
+) -> None:
+    """By transformers' own code, to functions of the package's signature; no package is here."""
+    calls: list[dict[str, Any]] = []
+
+    def varlen(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        window_size: tuple[int, int] = (-1, -1),
+        deterministic: bool = False,
+    ) -> Tensor:
+        calls.append({"causal": causal, "window": window_size})
+        assert torch.equal(cu_seqlens_q, spans.ends)
+        assert (type(max_seqlen_q), max_seqlen_q, max_seqlen_k) == (int, 7, 7)
+        left, right = window_size
+        if causal:
+            right = 0
+        how = Form(causal, left + 1 if left >= 0 else None, softmax_scale)
+        assert (right == 0) == causal
+        return attend_by_lengths(q, k, v, Spans.ending_at(cu_seqlens_k), how)
+
+    package = ModuleType("stand-in for FlashAttention")
+    vars(package).update(
+        flash_attn_func=None, flash_attn_varlen_func=varlen, flash_attn_with_kvcache=None
+    )
+    from transformers import modeling_flash_attention_utils as of_transformers
+
+    padding = ModuleType("flash_attn.bert_padding")
+    vars(padding).update(pad_input=None, unpad_input=None)
+    for name in ("flash_attn", "flash_attn_interface"):
+        monkeypatch.setitem(sys.modules, name, package)
+    monkeypatch.setitem(sys.modules, "flash_attn.bert_padding", padding)
+    for number in (2, 3):
+        there = kernel.endswith(str(number))
+        name = f"is_flash_attn_{number}_available"
+        monkeypatch.setattr(of_transformers, name, lambda there=there: there)
+    monkeypatch.setattr(of_transformers, "_loaded_implementation", None)
+    spans = Spans.of(LENGTHS)
+    three = of_heads(spans.tokens)
+    found = by_lengths.by_transformers(*three, spans, FORMS[form], kernel)
+    monkeypatch.setattr(of_transformers, "_loaded_implementation", None)
+    assert len(calls) == 1
+    assert largest(found, attend_by_lengths(*three, spans, FORMS[form])) <= 1e-12
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_spans_that_are_not_those_of_the_tokens_are_refused(kernel: str) -> None:
+    with pytest.raises(ValueError, match="spans of 19 tokens, and 18 tokens"):
+        attend_by_lengths(*of_heads(18), Spans.of(LENGTHS), Form(), kernel)
+    with pytest.raises(ValueError, match="a window of 3 tokens is causal"):
+        attend_by_lengths(*of_heads(19), Spans.of(LENGTHS), Form(False, 3), kernel)
+    with pytest.raises(ValueError, match=r"there is at least one; not \[3, 0\]"):
+        Spans.of((3, 0))
+
+
+def test_a_dropout_that_a_kernel_has_not_is_refused() -> None:
+    """FlashAttention 3 would be called without it, by transformers, and nothing said."""
+    three, spans = of_heads(19), Spans.of(LENGTHS)
+    with pytest.raises(ValueError, match=r"a dropout of 0\.1: varlen_attn has none"):
+        by_lengths.by_varlen(*three, spans, Form(dropout=0.1))
+    with pytest.raises(ValueError, match=r"a dropout of 0\.1: FlashAttention 3 has none"):
+        by_lengths.by_transformers(*three, spans, Form(dropout=0.1), "flash_attention_3")
+
+
+# What remains: the split of features by image, and the check of their number.
+OF_THE_MODEL = 3
+# A mask of images for each level of DeepStack, in and out.
+DEEPSTACK = 4
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if "moe" not in name])
+def test_a_tower_waits_for_the_device_three_times(family: str) -> None:
+    """However many blocks it has; without its index, and with transformers' attention, for each.
+
+    On a CPU what would be read off a device is counted.
+    """
+    plain = tiny_model(family, torch.float64)
+    model = by_kernel(plain, "varlen")
+    one = [rows(plain)[2]]  # two images
+    batch = packed(model, one)
+    given = batch.arguments() if family in PACKED else {**batch.inputs, **batch.towers}
+    with torch.no_grad():
+        with counted_waits() as waits:
+            model(**given, use_cache=False)
+        with counted_waits() as before:
+            plain(**batch.inputs, use_cache=False)
+    levels = DEEPSTACK if family == "qwen3_vl" else 0
+    assert sum(waits.values()) == OF_THE_MODEL + levels, waits
+    blocks = len(plain.model.visual.blocks)
+    assert sum(before.values()) >= OF_THE_MODEL + levels + 3 * blocks, before
+
+
+def test_experts_wait_and_the_tower_before_them_does_not() -> None:
+    """Which expert computes what is a question of values."""
+    model = by_kernel(tiny_model("qwen3_vl_moe", torch.float64), "varlen")
+    batch = packed(model, [rows(model)[2]])
+    with torch.no_grad(), counted_waits() as waits:
+        model.model.get_image_features(
+            batch.inputs["pixel_values"], batch.inputs["image_grid_thw"], **batch.towers
+        )
+    assert dict(waits) == {"tolist": 1}, "the split of features by image"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_images_and_videos_at_once_have_the_index_of_all(family: str) -> None:
+    indexer = tower_indexer(load_family(family), tiny_model(family))
+    assert indexer is not None
+    images, videos = torch.tensor([[1, 12, 20], [1, 4, 6]]), torch.tensor([[3, 6, 4], [2, 8, 8]])
+    joined = indexer.index(images).joined(indexer.index(videos)).arguments()
+    whole = indexer.index(torch.cat([images, videos])).arguments()
+    assert joined.keys() == whole.keys()
+    for name, value in whole.items():
+        if isinstance(value, Tensor):
+            assert torch.equal(joined[name], value), name
+            assert joined[name].dtype == value.dtype, name
+        elif name != "spans":
+            assert joined[name] == value, name
+    for one, other in zip(joined["spans"], whole["spans"], strict=True):
+        assert one.lengths == other.lengths
+        assert torch.equal(one.ends, other.ends)
+
+
+def test_a_dummy_image_is_not_asked_for_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = by_kernel(tiny_model("qwen2_5_vl", torch.float64), "varlen")
+    family, device = load_family("qwen2_5_vl"), torch.device("cpu")
+    indexer = tower_indexer(family, model)
+    assert indexer is not None
+    with torch.no_grad():
+        plain = dummy_visual_term(family, model, device)
+        # made on the CPU, of a size that no device has: not counted
+        made = indexer.index(torch.tensor([[1, 2, 2]]))
+        monkeypatch.setattr(TowerIndexer, "index", lambda *_: made)
+        with counted_waits() as waits:
+            found = dummy_visual_term(family, model, device, indexer)
+    assert torch.equal(found, plain)
+    assert dict(waits) == {"tolist": 1}, "the split of features by image"
+
+
+def test_a_class_of_the_users_own_gets_no_index() -> None:
+    """What its tower does with sizes is its own."""
+    family = load_family("qwen2_5_vl")
+    plain = tiny_model("qwen2_5_vl")
+    assert pickle.loads(pickle.dumps(tower_indexer(family, plain))) is not None, "for data workers"
+    own = type("Own", (family.model_class(),), {})
+    assert tower_indexer(family, own._from_config(plain.config)) is None
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_each_choice_is_read_back_by_its_name(kernel: str) -> None:
+    model = by_kernel(tiny_model("qwen2_5_vl"), kernel)
+    read = {(one.name, one.value) for one in observe_layers(model)}
+    assert ("model.attention", kernel) in read
+    assert {value for name, value in read if name == "model.attention"} == {kernel}
+    assert {value for name, value in read if name == "data.packing"} == {"token_budget"}
