@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.utils import _to_kwargs
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._pytree import tree_map
 
 from tests.models.rows import PACKED, Row, packed, row
 from tests.models.tiny import tiny_model
@@ -348,3 +350,20 @@ def test_each_choice_is_read_back_by_its_name(kernel: str) -> None:
     assert ("model.attention", kernel) in read
     assert {value for name, value in read if name == "model.attention"} == {kernel}
     assert {value for name, value in read if name == "data.packing"} == {"token_budget"}
+
+
+def test_what_engines_do_with_tensors_leaves_lengths_and_an_index_alone() -> None:
+    """FSDP2 rounds floats of a forward pass's arguments, and DDP takes tuples apart."""
+    indexer = tower_indexer(load_family("qwen3_vl"), tiny_model("qwen3_vl"))
+    assert indexer is not None
+    index, spans = indexer.index(torch.tensor([[1, 4, 6]])), Spans.of((3, 4))
+    given = {"documents": spans, "image_index": index}
+    assert index.places["interp_weights"].dtype == torch.float32
+    rounded = tree_map(
+        lambda one: one.bfloat16() if isinstance(one, Tensor) and one.is_floating_point() else one,
+        given,
+    )
+    ((), moved), *_ = zip(*_to_kwargs((), given, torch.device("cpu"), False), strict=True)
+    for found in (rounded, moved):
+        assert found["documents"] is spans
+        assert found["image_index"] is index

@@ -1,13 +1,14 @@
 """What stands against `model.attention` is told by name, before rows are read."""
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from tests.models.tiny import tiny_model
-from tests.runs import request
+from tests.runs import request, session
 from vtool.config.attention import FLASH
 from vtool.config.load import examine
 from vtool.diagnostics import Diagnostic
@@ -102,3 +103,12 @@ def test_what_a_model_asks_of_a_kernel_that_has_it_not_is_refused(
         return
     with pytest.raises(SharedFindings, match=words):
         check_heads(run, model, "cuda")
+
+
+def test_the_loader_of_a_run_makes_the_towers_index(tmp_path: Path) -> None:
+    given = ("data.train=[{format: digits, split: train, limit: 4}]",)
+    opened = session(request("digits", *given, f"run.dir={tmp_path / 'run'}"), Ranks())[0]
+    batch = opened.rows["train"][opened.micro_batches(1)[0]]
+    assert batch.images
+    (index,) = batch.towers.values()
+    assert sum(index.spans["cu_seqlens"].lengths) == len(batch.inputs["pixel_values"])

@@ -114,7 +114,7 @@ def row_mask(**given: Any) -> Tensor | None:
     """
     from transformers.masking_utils import sdpa_mask
 
-    if _is_whole(given) and given.get("local_size") is not None:
+    if given.get("local_size") is not None and _is_whole(given):
         return None
     allowed: Tensor | None = sdpa_mask(**given)
     if allowed is None:
@@ -128,9 +128,13 @@ def row_mask(**given: Any) -> Tensor | None:
 
 
 def _is_whole(given: Mapping[str, Any]) -> bool:
-    """Return whether a mask is asked for one row without padding, all of it."""
+    """Return whether a mask is asked for one row without padding, all of it; not on an NPU.
+
+    There a window is a mask's.
+    """
     return (
-        given.get("attention_mask") is None
+        torch.device(given.get("device", "cpu")).type != "npu"
+        and given.get("attention_mask") is None
         and given["batch_size"] == 1
         and given["q_length"] == given["kv_length"]
     )
@@ -189,6 +193,7 @@ def attention(
     """
     place, length = query.device.type, query.shape[2]
     if documents is None and _needs_window(query, key, attention_mask, sliding_window):
+        # `row_mask` made none
         documents = Spans.of((length,)).map(lambda ends: ends.to(query.device))
     if documents is None:
         if place == "npu":
@@ -219,10 +224,10 @@ def attention(
 
 
 def _needs_window(query: Tensor, key: Tensor, mask: Tensor | None, window: int | None) -> bool:
-    """Return whether one row without padding has a window that acts (`row_mask` made no mask)."""
+    """Return whether one row without padding, and without a mask, has a window that acts."""
     length = query.shape[2]
     whole = mask is None and len(query) == 1 and length == key.shape[2]
-    return whole and window is not None and window < length
+    return whole and window is not None and window < length and query.device.type != "npu"
 
 
 def tower_attention(

@@ -172,7 +172,7 @@ def _by_sdpa(query: Tensor, key: Tensor, value: Tensor, spans: Spans, form: Form
             enable_gqa=shared,
         )
         found.append(out.transpose(1, 2).flatten(0, 1))
-    return torch.cat(found)
+    return found[0] if len(found) == 1 else torch.cat(found)
 
 
 def _runs(spans: Spans) -> Iterator[tuple[int, int]]:
