@@ -28,10 +28,14 @@ from vtool.models.dummy_visual import dummy_visual_term
 from vtool.models.observe_model import observe_layers
 from vtool.models.spans import Spans
 from vtool.models.tower_index import TowerIndexer, tower_indexer, use_tower_index
+from vtool.releases import takes_tower_index
 
 # of windows of one size and of several; of images that are one window, and of none
 GRIDS = ([(4, 6)], [], [(12, 20), (8, 8)], [])
 LENGTHS = (3, 3, 7, 1, 5)
+of_the_newest = pytest.mark.skipif(
+    not takes_tower_index(), reason="towers of this transformers take no index"
+)
 FORMS = {
     "causal": Form(),
     "both ways": Form(causal=False),
@@ -266,6 +270,7 @@ OF_THE_MODEL = 3
 DEEPSTACK = 4
 
 
+@of_the_newest
 @pytest.mark.parametrize("family", [name for name in FAMILIES if "moe" not in name])
 def test_a_tower_waits_for_the_device_three_times(family: str) -> None:
     """However many blocks it has; without its index, and with transformers' attention, for each.
@@ -288,6 +293,7 @@ def test_a_tower_waits_for_the_device_three_times(family: str) -> None:
     assert sum(before.values()) >= OF_THE_MODEL + levels + 3 * blocks, before
 
 
+@of_the_newest
 def test_experts_wait_and_the_tower_before_them_does_not() -> None:
     """Which expert computes what is a question of values."""
     model = by_kernel(tiny_model("qwen3_vl_moe", torch.float64), "varlen")
@@ -299,6 +305,7 @@ def test_experts_wait_and_the_tower_before_them_does_not() -> None:
     assert dict(waits) == {"tolist": 1}, "the split of features by image"
 
 
+@of_the_newest
 @pytest.mark.parametrize("family", FAMILIES)
 def test_images_and_videos_at_once_have_the_index_of_all(family: str) -> None:
     indexer = tower_indexer(load_family(family), tiny_model(family))
@@ -318,6 +325,7 @@ def test_images_and_videos_at_once_have_the_index_of_all(family: str) -> None:
         assert torch.equal(one.ends, other.ends)
 
 
+@of_the_newest
 def test_a_dummy_image_is_not_asked_for_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     model = by_kernel(tiny_model("qwen2_5_vl", torch.float64), "varlen")
     family, device = load_family("qwen2_5_vl"), torch.device("cpu")
@@ -334,6 +342,7 @@ def test_a_dummy_image_is_not_asked_for_its_size(monkeypatch: pytest.MonkeyPatch
     assert dict(waits) == {"tolist": 1}, "the split of features by image"
 
 
+@of_the_newest
 def test_a_class_of_the_users_own_gets_no_index() -> None:
     """What its tower does with sizes is its own."""
     family = load_family("qwen2_5_vl")
@@ -352,6 +361,7 @@ def test_each_choice_is_read_back_by_its_name(kernel: str) -> None:
     assert {value for name, value in read if name == "data.packing"} == {"token_budget"}
 
 
+@of_the_newest
 def test_what_engines_do_with_tensors_leaves_lengths_and_an_index_alone() -> None:
     """FSDP2 rounds floats of a forward pass's arguments, and DDP takes tuples apart."""
     indexer = tower_indexer(load_family("qwen3_vl"), tiny_model("qwen3_vl"))

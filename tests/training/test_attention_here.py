@@ -13,6 +13,7 @@ from vtool.config.attention import FLASH
 from vtool.config.load import examine
 from vtool.diagnostics import Diagnostic
 from vtool.engines.ranks import Ranks, SharedFindings
+from vtool.releases import takes_tower_index
 from vtool.training.attention_here import check_attention, check_heads, missing_package
 
 CUDA = Ranks(device=torch.device("cuda", 0))
@@ -105,6 +106,7 @@ def test_what_a_model_asks_of_a_kernel_that_has_it_not_is_refused(
         check_heads(run, model, "cuda")
 
 
+@pytest.mark.skipif(not takes_tower_index(), reason="towers of this transformers take no index")
 def test_the_loader_of_a_run_makes_the_towers_index(tmp_path: Path) -> None:
     given = ("data.train=[{format: digits, split: train, limit: 4}]",)
     opened = session(request("digits", *given, f"run.dir={tmp_path / 'run'}"), Ranks())[0]
