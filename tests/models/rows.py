@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from tests.models.tiny import IDS, VOCABULARY
 from vtool.data.collate import Batch, Documents, with_tower_index
@@ -73,3 +74,21 @@ def packed(model: Any, rows: Sequence[Row], *, index: bool = True) -> Batch:
 
 PACKED = [name for name, facts in FAMILIES.items() if not facts.recurrent]
 """The families whose rows can be packed."""
+
+
+def padded(model: Any, rows: Sequence[Row]) -> Batch:
+    """Rows that are padded on the right, as a run's loader makes them."""
+    ids = [one.inputs["input_ids"][0] for one in rows]
+    input_ids = pad_sequence(ids, batch_first=True, padding_value=IDS.pad)
+    kept = pad_sequence([torch.ones_like(one) for one in ids], batch_first=True)
+    inputs = {
+        "input_ids": input_ids,
+        "attention_mask": kept,
+        "mm_token_type_ids": (input_ids == IDS.image).long(),
+    } | {
+        name: torch.cat([one.inputs[name] for one in rows if name in one.inputs])
+        for name in ("pixel_values", "image_grid_thw")
+    }
+    batch = Batch(inputs, NOTHING, NOTHING, (), 0, 0, 0, 0)
+    family = load_family(model.config.model_type)
+    return with_tower_index(batch, tower_indexer(family, model))

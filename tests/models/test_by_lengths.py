@@ -4,6 +4,7 @@ import copy
 import pickle
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -15,10 +16,11 @@ from torch.distributed.utils import _to_kwargs
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._pytree import tree_map
 
-from tests.models.rows import PACKED, Row, packed, row
+from tests.models.rows import PACKED, Row, packed, padded, row
 from tests.models.tiny import tiny_model
 from tests.models.varlen_emulator import VarlenEmulator
 from tests.models.waits import counted_waits
+from vtool.data.packing import with_positions
 from vtool.families import FAMILIES
 from vtool.families.family import load_family
 from vtool.models import by_lengths
@@ -291,6 +293,24 @@ def test_a_tower_waits_for_the_device_three_times(family: str) -> None:
     assert sum(waits.values()) == OF_THE_MODEL + levels, waits
     blocks = len(plain.model.visual.blocks)
     assert sum(before.values()) >= OF_THE_MODEL + levels + 3 * blocks, before
+
+
+@of_the_newest
+@pytest.mark.parametrize("family", FAMILIES)
+def test_padded_rows_have_the_positions_that_transformers_gives_them(family: str) -> None:
+    """Ahead of the forward pass, which reads a device for them eight times a row."""
+    model = tiny_model(family, torch.float64).eval()
+    use_tower_index(model)
+    batch = padded(model, rows(model))
+    given = with_positions(batch, model)
+    assert given.inputs["position_ids"].shape == (3, *batch.inputs["input_ids"].shape)
+    with torch.no_grad():
+        found, expected = (
+            model(**one.arguments(), use_cache=False).logits for one in (given, batch)
+        )
+    assert torch.equal(found, expected)
+    without = replace(batch, towers={})
+    assert with_positions(without, model) is without, "a class of the user's own has its own way"
 
 
 @of_the_newest
