@@ -5,6 +5,7 @@ import pickle
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -23,9 +24,9 @@ from tests.models.waits import counted_waits
 from vtool.data.packing import with_positions
 from vtool.families import FAMILIES
 from vtool.families.family import load_family
-from vtool.models import by_lengths
+from vtool.models import attention, by_lengths
 from vtool.models.attention import use_document_attention, use_tower_attention
-from vtool.models.by_lengths import KERNELS, Form, attend_by_lengths
+from vtool.models.by_lengths import KERNELS, OF_TRANSFORMERS, Form, attend_by_lengths
 from vtool.models.dummy_visual import dummy_visual_term
 from vtool.models.observe_model import observe_layers
 from vtool.models.spans import Spans
@@ -116,15 +117,13 @@ def test_a_row_without_documents_keeps_its_window() -> None:
     """No mask is made for it, so that the function must not compute without one."""
     plain = tiny_model("qwen2_vl", torch.float64)
     layer = plain.model.language_model.layers[0].self_attn
-    from vtool.models.attention import attention, row_mask
-
-    assert row_mask(batch_size=1, q_length=9, kv_length=9, local_size=4) is None
+    assert attention.row_mask(batch_size=1, q_length=9, kv_length=9, local_size=4) is None
     q, k, v = of_heads(9)
     mask = torch.ones(9, 9, dtype=torch.bool).tril().triu(-3)
     expected = scaled_dot_product_attention(
         *heads_first(q, k, v), attn_mask=mask, enable_gqa=True
     ).transpose(1, 2)
-    found, _ = attention(layer, *heads_first(q, k, v), None, sliding_window=4)
+    found, _ = attention.attention(layer, *heads_first(q, k, v), None, sliding_window=4)
     assert largest(found, expected) <= 1e-12
 
 
@@ -192,12 +191,14 @@ def test_on_cuda_the_operator_is_given_autocasts_dtype() -> None:
     assert (out.device.type, out.dtype, out.shape) == ("cuda", torch.bfloat16, q.shape)
 
 
-@pytest.mark.parametrize("kernel", ["flash_attention_2", "flash_attention_3"])
-@pytest.mark.parametrize("form", FORMS)
-def test_what_flash_attention_is_given_through_transformers(
-    monkeypatch: pytest.MonkeyPatch, kernel: str, form: str
-) -> None:
-    """By transformers' own code, to functions of the package's signature; no package is here."""
+@pytest.fixture
+def flash(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
+    """Functions of FlashAttention's signatures in the place of its packages, and their calls.
+
+    transformers loads and calls them. Neither package is here.
+    """
+    from transformers import modeling_flash_attention_utils as of_transformers
+
     calls: list[dict[str, Any]] = []
 
     def varlen(
@@ -213,38 +214,72 @@ def test_what_flash_attention_is_given_through_transformers(
         window_size: tuple[int, int] = (-1, -1),
         deterministic: bool = False,
     ) -> Tensor:
-        calls.append({"causal": causal, "window": window_size})
-        assert torch.equal(cu_seqlens_q, spans.ends)
-        assert (type(max_seqlen_q), max_seqlen_q, max_seqlen_k) == (int, 7, 7)
+        spans = Spans.ending_at(cu_seqlens_k)
+        assert torch.equal(cu_seqlens_q, cu_seqlens_k)
+        assert cu_seqlens_q.dtype == torch.int32
+        assert int(max_seqlen_q) == int(max_seqlen_k) == spans.longest
         left, right = window_size
-        if causal:
-            right = 0
-        how = Form(causal, left + 1 if left >= 0 else None, softmax_scale)
-        assert (right == 0) == causal
-        return attend_by_lengths(q, k, v, Spans.ending_at(cu_seqlens_k), how)
+        assert causal or right == -1
+        calls.append({"causal": causal, "longest": max_seqlen_q})
+        form = Form(causal, left + 1 if left >= 0 else None, softmax_scale)
+        return attend_by_lengths(q, k, v, spans, form)
 
-    package = ModuleType("stand-in for FlashAttention")
+    def whole(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Tensor:
+        rows, length = q.shape[:2]
+        ends = Spans.of((length,) * rows).ends
+        flat = (one.flatten(0, 1) for one in (q, k, v))
+        return varlen(*flat, ends, ends, length, length, **how).unflatten(0, (rows, length))
+
+    package, padding = ModuleType("flash_attn"), ModuleType("flash_attn.bert_padding")
     vars(package).update(
-        flash_attn_func=None, flash_attn_varlen_func=varlen, flash_attn_with_kvcache=None
+        flash_attn_func=whole, flash_attn_varlen_func=varlen, flash_attn_with_kvcache=None
     )
-    from transformers import modeling_flash_attention_utils as of_transformers
-
-    padding = ModuleType("flash_attn.bert_padding")
-    vars(padding).update(pad_input=None, unpad_input=None)
+    vars(padding).update(
+        pad_input=of_transformers._pad_input, unpad_input=of_transformers._unpad_input
+    )
     for name in ("flash_attn", "flash_attn_interface"):
         monkeypatch.setitem(sys.modules, name, package)
     monkeypatch.setitem(sys.modules, "flash_attn.bert_padding", padding)
-    for number in (2, 3):
-        there = kernel.endswith(str(number))
-        name = f"is_flash_attn_{number}_available"
-        monkeypatch.setattr(of_transformers, name, lambda there=there: there)
+    for number in (2, 3, 4):
+        there = partial(bool, number < 4)
+        monkeypatch.setattr(of_transformers, f"is_flash_attn_{number}_available", there)
     monkeypatch.setattr(of_transformers, "_loaded_implementation", None)
+    yield calls
+    of_transformers._loaded_implementation = None
+
+
+@pytest.mark.parametrize("kernel", OF_TRANSFORMERS)
+@pytest.mark.parametrize("form", FORMS)
+def test_what_flash_attention_is_given_through_transformers(
+    flash: list[dict[str, Any]], kernel: str, form: str
+) -> None:
     spans = Spans.of(LENGTHS)
     three = of_heads(spans.tokens)
     found = by_lengths.by_transformers(*three, spans, FORMS[form], kernel)
-    monkeypatch.setattr(of_transformers, "_loaded_implementation", None)
-    assert len(calls) == 1
+    assert [type(call["longest"]) for call in flash] == [int], "Python's, not the device's"
     assert largest(found, attend_by_lengths(*three, spans, FORMS[form])) <= 1e-12
+
+
+@pytest.mark.parametrize("kernel", OF_TRANSFORMERS)
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("kept", [(9, 5), (9, 9)], ids=["padding", "none"])
+def test_padded_rows_of_flash_attention_are_those_of_sdpa(
+    flash: list[dict[str, Any]], kernel: str, window: int | None, kept: tuple[int, int]
+) -> None:
+    """By the mask that transformers makes for it, on CUDA: which tokens are kept."""
+    layer = tiny_model("qwen2_vl").model.language_model.layers[0].self_attn
+    q, k, v = (torch.stack([one, one.flip(0)]).transpose(1, 2) for one in of_heads(9))
+    keep = torch.arange(9)[None] < torch.tensor(kept)[:, None]
+    given = {"batch_size": 2, "q_length": 9, "kv_length": 9, "attention_mask": keep}
+    mask = attention.flash_mask(**given, device="cuda")
+    assert (mask is None) == (kept == (9, 9))
+    assert mask is None or torch.equal(mask, keep)
+    found = attention._rows_of_transformers(layer, q, k, v, mask, None, 0.0, window, kernel)
+    seen = torch.ones(9, 9, dtype=torch.bool).tril().triu(1 - (window or 9))
+    seen = (seen & keep[:, None]) | torch.eye(9, dtype=torch.bool)
+    expected = scaled_dot_product_attention(q, k, v, seen[:, None], enable_gqa=True)
+    assert largest(found[keep], expected.transpose(1, 2)[keep]) <= 1e-12
+    assert [call["causal"] for call in flash] == [True]
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -177,6 +177,17 @@ def one_too_far(real: Any) -> Any:
     return attention
 
 
+def whole_batch(real: Any) -> Any:
+    """The tower is given one span: all images of a batch."""
+
+    def tower_attention(module: Any, query: Any, key: Any, value: Any, **more: Any) -> Any:
+        whole = Spans.of((query.shape[2],))
+        given = {**more, "cu_seq_lens_q": whole.ends, "spans": (whole,)}
+        return real(module, query, key, value, **given)
+
+    return tower_attention
+
+
 def sees_the_future(real: Any) -> Any:
     return lambda *given, is_causal=False, **more: real(*given, is_causal=False, **more)
 
@@ -324,6 +335,16 @@ DEFECTS = (
         "vtool.models.attention:attention",
         one_too_far,
         told="packed",
+    ),
+    Defect(
+        "images-not-told-apart",
+        "sglang#9426",
+        "The tower's attention has no ends of images: each patch sees those of all images.",
+        "documents-see-each-other",
+        LEAK,
+        "vtool.models.attention:tower_attention",
+        whole_batch,
+        told="padded",
     ),
     Defect(
         "documents-in-the-gradient",
