@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.utils import _to_kwargs
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._pytree import tree_map
+from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
 from tests.models.rows import PACKED, Row, packed, padded, row
 from tests.models.tiny import tiny_model
@@ -31,6 +33,7 @@ from vtool.models.dummy_visual import dummy_visual_term
 from vtool.models.observe_model import observe_layers
 from vtool.models.spans import Spans
 from vtool.models.tower_index import TowerIndexer, tower_indexer, use_tower_index
+from vtool.profiling.trace import TraceScan, read_trace
 from vtool.releases import takes_tower_index
 
 # of windows of one size and of several; of images that are one window, and of none
@@ -432,3 +435,27 @@ def test_what_engines_do_with_tensors_leaves_lengths_and_an_index_alone() -> Non
     for found in (rounded, moved):
         assert found["documents"] is spans
         assert found["image_index"] is index
+
+
+def test_a_profile_counts_the_flops_that_no_shape_says(tmp_path: Path) -> None:
+    """As torch counts those of SDPA, forward and backward; without a mark MFU would be too low."""
+    spans = Spans.of(LENGTHS)
+    q, k, v = of_heads(spans.tokens)
+    with (
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile,
+        VarlenEmulator(),
+    ):
+        by_lengths.by_varlen(q, k, v, spans, Form()).sum().backward()
+        with torch.no_grad():
+            by_lengths.by_varlen(q, k, v, spans, Form())
+    profile.export_chrome_trace(str(tmp_path / "trace.json"))
+    scan = TraceScan("cpu")
+    with (tmp_path / "trace.json").open() as file:
+        for event in read_trace(file):
+            scan.add(event)
+    forward = backward = 0
+    for length in LENGTHS:
+        shape = (1, 4, length, 8)
+        forward += sdpa_flop_count(shape, shape, shape)
+        backward += sdpa_backward_flop_count(shape, shape, shape, shape)
+    assert scan.facts().attention_flops == 2 * forward + backward

@@ -18,6 +18,7 @@ from vtool.models.by_lengths import (
     Form,
     attend_by_lengths,
     in_compute_dtype,
+    told_flops,
 )
 from vtool.models.masks import to_npu_compressed, to_npu_dense, to_sdpa
 from vtool.models.spans import Spans
@@ -313,18 +314,19 @@ def _rows_of_transformers(
     from transformers.modeling_flash_attention_utils import _flash_attention_forward
 
     q, k, v = (one.transpose(1, 2) for one in in_compute_dtype(query, key, value))
-    out: Tensor = _flash_attention_forward(
-        q,
-        k,
-        v,
-        mask,
-        query_length=query.shape[2],
-        is_causal=bool(getattr(module, "is_causal", True)),
-        dropout=dropout,
-        softmax_scale=scaling,
-        sliding_window=window,
-        attn_implementation=kernel,
-    )
+    with told_flops(q, [q.shape[1]] * len(q)):
+        out: Tensor = _flash_attention_forward(
+            q,
+            k,
+            v,
+            mask,
+            query_length=q.shape[1],
+            is_causal=bool(getattr(module, "is_causal", True)),
+            dropout=dropout,
+            softmax_scale=scaling,
+            sliding_window=window,
+            attn_implementation=kernel,
+        )
     return out
 
 

@@ -6,13 +6,14 @@ kernel is emulated by torch's SDPA: what a device's kernel is given is tested th
 are those of the emulation by the kernel's own contract.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.profiler import record_function
 from torch.nn.functional import scaled_dot_product_attention
 
 from vtool.models.masks import to_npu_compressed, to_tnd
@@ -22,6 +23,8 @@ OF_TRANSFORMERS = ("flash_attention_2", "flash_attention_3")
 """The kernels that transformers calls."""
 KERNELS = ("sdpa", "varlen", *OF_TRANSFORMERS)
 """The values of `model.attention` that go by lengths."""
+ATTENTION_FLOPS = "vtool: attention, FLOPs="
+"""The beginning of a mark in a profile; the number is behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +82,19 @@ def by_varlen(query: Tensor, key: Tensor, value: Tensor, spans: Spans, form: For
 
     if form.dropout:
         raise ValueError(f"a dropout of {form.dropout}: varlen_attn has none")
-    out: Tensor = varlen_attn(  # type: ignore[assignment]
-        query,
-        key,
-        value,
-        spans.ends,
-        spans.ends,
-        spans.longest,
-        spans.longest,
-        scale=form.scale,
-        window_size=(-1 if form.window is None else form.window - 1, 0 if form.causal else -1),
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
+    with told_flops(query, spans.lengths):
+        out: Tensor = varlen_attn(  # type: ignore[assignment]
+            query,
+            key,
+            value,
+            spans.ends,
+            spans.ends,
+            spans.longest,
+            spans.longest,
+            scale=form.scale,
+            window_size=(-1 if form.window is None else form.window - 1, 0 if form.causal else -1),
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
     return out
 
 
@@ -102,22 +106,23 @@ def by_transformers(
 
     if form.dropout and kernel == "flash_attention_3":
         raise ValueError(f"a dropout of {form.dropout}: FlashAttention 3 has none")
-    out: Tensor = _flash_attention_forward(
-        query[None],
-        key[None],
-        value[None],
-        None,
-        query_length=len(query),
-        is_causal=form.causal,
-        dropout=form.dropout,
-        softmax_scale=form.scale,
-        sliding_window=form.window,
-        cu_seq_lens_q=spans.ends,
-        cu_seq_lens_k=spans.ends,
-        max_length_q=spans.longest,
-        max_length_k=spans.longest,
-        attn_implementation=kernel,
-    )
+    with told_flops(query, spans.lengths):
+        out: Tensor = _flash_attention_forward(
+            query[None],
+            key[None],
+            value[None],
+            None,
+            query_length=len(query),
+            is_causal=form.causal,
+            dropout=form.dropout,
+            softmax_scale=form.scale,
+            sliding_window=form.window,
+            cu_seq_lens_q=spans.ends,
+            cu_seq_lens_k=spans.ends,
+            max_length_q=spans.longest,
+            max_length_k=spans.longest,
+            attn_implementation=kernel,
+        )
     return out[0]
 
 
@@ -136,19 +141,35 @@ def by_npu(query: Tensor, key: Tensor, value: Tensor, spans: Spans, form: Form) 
         if form.causal
         else {"atten_mask": None, "sparse_mode": 0}
     )
-    out: Tensor = torch_npu.npu_fusion_attention(
-        query.contiguous(),
-        key.contiguous(),
-        value.contiguous(),
-        query.shape[1],
-        "TND",
-        scale=query.shape[-1] ** -0.5 if form.scale is None else form.scale,  # its default is 1
-        keep_prob=1.0 - form.dropout,
-        actual_seq_qlen=ends,
-        actual_seq_kvlen=ends,
-        **more,
-    )[0]
+    with told_flops(query, spans.lengths):
+        out: Tensor = torch_npu.npu_fusion_attention(
+            query.contiguous(),
+            key.contiguous(),
+            value.contiguous(),
+            query.shape[1],
+            "TND",
+            scale=query.shape[-1] ** -0.5 if form.scale is None else form.scale,  # its default is 1
+            keep_prob=1.0 - form.dropout,
+            actual_seq_qlen=ends,
+            actual_seq_kvlen=ends,
+            **more,
+        )[0]
     return out
+
+
+def told_flops(query: Tensor, lengths: Sequence[int]) -> record_function:
+    """Mark an operator of whose FLOPs a profiler knows nothing, with their number.
+
+    As torch.utils.flop_counter counts SDPA's, of all pairs of a span's tokens.
+
+    Args:
+        query: [T, N, D], or [B, T, N, D].
+        lengths: of the spans, or rows.
+    """
+    pairs = sum(length * length for length in lengths)
+    forward = 4 * query.shape[-2] * query.shape[-1] * pairs
+    passes = 3.5 if torch.is_grad_enabled() and query.requires_grad else 1
+    return record_function(f"{ATTENTION_FLOPS}{round(forward * passes)}")
 
 
 def _by_sdpa(query: Tensor, key: Tensor, value: Tensor, spans: Spans, form: Form) -> Tensor:
