@@ -165,6 +165,24 @@ def enable_checkpointing(model: Any, kept: Iterable[Any] = ()) -> None:
         block.gradient_checkpointing = False
 
 
+def takes_tower_index() -> bool:
+    """Return whether a vision tower takes what it reads off the sizes of its images.
+
+    transformers 5.23 does, by arguments whose names begin with `image_` and `video_`. An older one
+    would hand these on to its blocks.
+    """
+    from importlib import import_module
+
+    try:
+        module = import_module("transformers.vision_utils")
+    except ImportError:
+        return False
+    generic = import_module("transformers.utils.generic")
+    return hasattr(module, "get_vision_attention_seqlens") and hasattr(
+        generic, "accepts_precomputed_kwargs"
+    )
+
+
 def features_by_image(output: Any) -> list[Sequence[Any]]:
     """Return the features of DeepStack in an output of the tower, for each level by image.
 

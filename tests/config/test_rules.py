@@ -442,7 +442,7 @@ def test_of_packed_rows_nothing_is_said_of_how_many_a_forward_pass_has() -> None
     assert findings("digits", *PACKED, "launch.nproc=2", "data.global_batch_size=16") == ()
 
 
-def test_packing_for_a_model_with_windows_is_refused_before_anything_is_built() -> None:
+def test_packing_for_a_model_with_windows_is_refused_where_attention_has_none() -> None:
     config = json.loads(Path("models/qwen/config.json").read_text())
     text = {
         "use_sliding_window": True,
@@ -452,15 +452,17 @@ def test_packing_for_a_model_with_windows_is_refused_before_anything_is_built() 
     }
     Path("models/qwen/config.json").write_text(json.dumps(config | {"text_config": text}))
     of_a_folder = ("model.path=models/qwen", "model.size=null", *PACKED)
-    for engine in ("ddp", "fsdp2", "megatron"):
-        (finding,) = findings("digits", *of_a_folder, f"engine={engine}")
+    for given in ("engine=megatron", "device.kind=npu"):
+        (finding,) = findings("digits", *of_a_folder, given)
         told = (finding.rule, finding.severity, finding.parameter)
         assert told == ("not-built-on-engine", "error", "data.packing")
         assert (
             "1 of the model's 2 layers see the last 24 tokens only (sliding_window)"
             in finding.message
         )
-    assert findings("digits", *of_a_folder, "data.micro_batch_tokens=23") == ()
+        assert findings("digits", *of_a_folder, given, "data.micro_batch_tokens=23") == ()
+    for engine in ("ddp", "fsdp2"):
+        assert findings("digits", *of_a_folder, f"engine={engine}") == ()
     assert findings("digits", *of_a_folder[:2]) == ()
 
 

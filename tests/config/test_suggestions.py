@@ -76,7 +76,12 @@ def test_a_setting_of_another_engine_is_told_apart() -> None:
 @pytest.mark.parametrize(
     ("override", "rule", "expected", "help"),
     [
-        ("model.attention=sdp", "unknown-choice", "sdpa, eager", "did you mean `sdpa`?"),
+        (
+            "model.attention=sdp",
+            "unknown-choice",
+            "sdpa, varlen, flash_attention_2, flash_attention_3, eager",
+            "did you mean `sdpa`?",
+        ),
         (
             "model.dtype=Float32",
             "unknown-choice",

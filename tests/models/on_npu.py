@@ -21,12 +21,15 @@ from torch.overrides import TorchFunctionMode
 from tests.engines.megatron.tiny import tiny_batch
 from tests.engines.megatron.tiny import tiny_model as large_weights
 from tests.models.npu_emulator import npu_fusion_attention
+from tests.models.rows import packed as packed_rows
+from tests.models.rows import row
 from tests.models.tiny import VOCABULARY, tiny_model
 from tests.runs import request
 from vtool.families import FAMILIES
 from vtool.models import attention as ours
 from vtool.models.masks import to_sdpa
 from vtool.models.observe_model import observe_layers
+from vtool.models.spans import Spans
 from vtool.training.model_and_engine import prepare_model
 
 CPU = torch.device("cpu")
@@ -70,7 +73,7 @@ def main() -> None:
             [
                 input_layout,
                 given["sparse_mode"],
-                list(given["atten_mask"].shape),
+                None if (mask := given["atten_mask"]) is None else list(mask.shape),
                 given["keep_prob"],
             ]
         )
@@ -127,7 +130,7 @@ def functions() -> Iterator[Case]:
         return ours.attention(module, q, k, v, mask, **more)[0]
 
     for name, kept, more in (
-        ("documents", None, {"documents": LENGTHS}),
+        ("documents", None, {"documents": Spans.of(LENGTHS)}),
         ("causal", None, {}),
         ("padding on the left", keep, {}),
     ):
@@ -180,7 +183,7 @@ def models() -> Iterator[Case]:
     packed = {
         "input_ids": torch.cat(rows, 1),
         "position_ids": torch.cat([torch.arange(length) for length in LENGTHS]).expand(3, 1, -1),
-        "documents": LENGTHS,
+        "documents": Spans.of(LENGTHS),
     }
     alone = torch.cat([_logits(plain, {"input_ids": row}) for row in rows], 1)
     model = _prepared(None, "data.packing=token_budget", "data.micro_batch_tokens=64")
@@ -189,6 +192,17 @@ def models() -> Iterator[Case]:
         partial(_logits, model, packed),
         alone,
         torch.ones(1, sum(LENGTHS), dtype=torch.bool),
+    )
+
+    packing = ("data.packing=token_budget", "data.micro_batch_tokens=64")
+    small = tiny_model("qwen2_5_vl", torch.float64)
+    own = [row(small, text, grids, text) for text, grids in ((5, [(12, 20), (8, 8)]), (3, []))]
+    prepared = _prepared("qwen2_5_vl", "model.attention=varlen", *packing)
+    yield (
+        "packed: tower by lengths",
+        partial(_logits, prepared, packed_rows(prepared, own).arguments()),
+        torch.cat([_logits(small, one.inputs) for one in own], 1),
+        torch.ones(1, sum(one.length for one in own), dtype=torch.bool),
     )
 
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from tests.zoo.defect import Defect
 from tests.zoo.looks import Proved
+from vtool.models.spans import Spans
 
 QWEN3 = ("model=qwen3_vl_tiny",)
 PACKED = ("data.packing=token_budget", "data.micro_batch_tokens=256")
@@ -44,11 +45,11 @@ def first_level(_: Any) -> Any:
 
 
 def no_tower(_: Any) -> Any:
-    return lambda family, model, device: torch.zeros((), device=device)
+    return lambda family, model, device, _index: torch.zeros((), device=device)
 
 
 def times_zero(_: Any) -> Any:
-    def dummy_visual(family: Any, model: Any, device: torch.device) -> Tensor:
+    def dummy_visual(family: Any, model: Any, device: torch.device, _index: Any) -> Tensor:
         pixels, grid = family.smallest_image(model, device)
         output = model.model.get_image_features(pixels, grid, return_dict=True)
         return torch.stack([0.0 * term.mean() for term in family.features(output)]).sum()
@@ -148,7 +149,7 @@ def whole_row(real: Any) -> Any:
             key,
             value,
             mask,
-            documents=None if documents is None else (sum(documents),),
+            documents=None if documents is None else Spans.of((documents.tokens,)),
             **more,
         )
 
@@ -168,11 +169,23 @@ def one_too_far(real: Any) -> Any:
         documents: Any = None,
         **more: Any,
     ) -> Any:
-        if documents is not None and len(documents) > 1:
-            documents = (documents[0] + 1, *documents[1:-1], documents[-1] - 1)
+        if documents is not None and len(documents.lengths) > 1:
+            first, *between, last = documents.lengths
+            documents = Spans.of((first + 1, *between, last - 1))
         return real(module, query, key, value, mask, documents=documents, **more)
 
     return attention
+
+
+def whole_batch(real: Any) -> Any:
+    """The tower is given one span: all images of a batch."""
+
+    def tower_attention(module: Any, query: Any, key: Any, value: Any, **more: Any) -> Any:
+        whole = Spans.of((query.shape[2],))
+        given = {**more, "cu_seq_lens_q": whole.ends, "spans": (whole,)}
+        return real(module, query, key, value, **given)
+
+    return tower_attention
 
 
 def sees_the_future(real: Any) -> Any:
@@ -322,6 +335,16 @@ DEFECTS = (
         "vtool.models.attention:attention",
         one_too_far,
         told="packed",
+    ),
+    Defect(
+        "images-not-told-apart",
+        "sglang#9426",
+        "The tower's attention has no ends of images: each patch sees those of all images.",
+        "documents-see-each-other",
+        LEAK,
+        "vtool.models.attention:tower_attention",
+        whole_batch,
+        told="padded",
     ),
     Defect(
         "documents-in-the-gradient",

@@ -1,7 +1,8 @@
 """Batches: the tensors of one forward pass."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +14,8 @@ from vtool.data.visuals import joined_pixels
 from vtool.models.masks import keep_from_lengths, to_hf_2d
 from vtool.models.patches import ByteValues, byte_values
 from vtool.models.processor import Processor
+from vtool.models.spans import Spans
+from vtool.models.tower_index import TowerIndex, TowerIndexer
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,17 @@ class Documents:
     """Images of each, as the model is given them."""
     videos: tuple[int, ...]
     """Videos of each, as the model is given them."""
+    spans: Spans = field(init=False, compare=False, repr=False)
+    """The lengths, as attention is given them."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "spans", Spans.of(self.lengths))
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Documents":
+        """Return them with the tensor of their spans changed."""
+        made = replace(self)
+        object.__setattr__(made, "spans", self.spans.map(change))
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +71,14 @@ class Batch:
     """The documents of a packed row, else None."""
     values: ByteValues | None = None
     """The values of `pixel_values`, where these are bytes: they are looked up on the device."""
+    towers: Mapping[str, TowerIndex] = field(default_factory=dict)
+    """The index of the images and that of the videos, as `image_index` and `video_index`, for the
+    vision tower. Without them it asks the device for the same numbers."""
+
+    def arguments(self) -> dict[str, Any]:
+        """Return all of the model's keyword arguments: `inputs`, and what are no tensors."""
+        packed = {} if self.documents is None else {"documents": self.documents.spans}
+        return {**self.inputs, **packed, **self.towers}
 
     @property
     def images(self) -> int:
@@ -84,9 +106,13 @@ class Batch:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         """Return the batch with all of its tensors changed, such as moved to a device."""
-        inputs = {name: change(tensor) for name, tensor in self.inputs.items()}
         return replace(
-            self, inputs=inputs, columns=change(self.columns), targets=change(self.targets)
+            self,
+            inputs={name: change(tensor) for name, tensor in self.inputs.items()},
+            columns=change(self.columns),
+            targets=change(self.targets),
+            documents=self.documents and self.documents.map(change),
+            towers={name: index.map(change) for name, index in self.towers.items()},
         )
 
 
@@ -115,6 +141,18 @@ def collate(samples: Sequence[Sample], processor: Processor, drop: Sequence[str]
         padding=len(samples) * max(len(sample.input_ids) for sample in samples) - tokens,
         values=values,
     )
+
+
+def with_tower_index(batch: Batch, indexer: TowerIndexer | None) -> Batch:
+    """Return the batch with the index of the images, and of the videos, that its tower is given."""
+    if indexer is None:
+        return batch
+    towers = {
+        f"{kind}_index": indexer.index(batch.inputs[f"{kind}_grid_thw"])
+        for kind, pixels in (("image", "pixel_values"), ("video", "pixel_values_videos"))
+        if {f"{kind}_grid_thw", pixels} <= batch.inputs.keys()
+    }
+    return replace(batch, towers=towers)
 
 
 def filler(batch: Batch) -> Batch:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
 from vtool.config.schema import Data
-from vtool.data.collate import Batch, collate, filler
+from vtool.data.collate import Batch, collate, filler, with_tower_index
 from vtool.data.digest import check_unchanged
 from vtool.data.encode import Prompt, Sample, encode_prompt, encode_row
 from vtool.data.packing import collate_packed, pack
@@ -20,6 +20,7 @@ from vtool.data.worker_failures import RowsInWork
 from vtool.data.workers import MEASURED_STEPS, measured
 from vtool.diagnostics import Findings
 from vtool.models.processor import Processor
+from vtool.models.tower_index import TowerIndexer
 
 # Encoded rows that a process keeps, so that a small data set is decoded once and not in every
 # epoch.
@@ -58,6 +59,8 @@ class EncodedRows(Dataset[Batch]):
     """Patches of images are kept and moved as bytes: `Batch.to` looks their values up."""
     in_work: RowsInWork | None = None
     """The rows that data workers are at, once there are any."""
+    tower: TowerIndexer | None = None
+    """Makes what a vision tower reads off the sizes of a batch's images."""
 
     def __getitem__(self, micro_batch: MicroBatch) -> Batch:
         make = collate_packed if micro_batch.packed else collate
@@ -66,6 +69,7 @@ class EncodedRows(Dataset[Batch]):
             self.processor,
             self.settings.drop_model_inputs,
         )
+        batch = with_tower_index(batch, self.tower)
         return batch if micro_batch.counts else filler(batch)
 
     def sample(self, index: int) -> Sample:

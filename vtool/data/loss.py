@@ -57,8 +57,7 @@ def _head_output(model: Callable[..., Any], batch: Batch) -> Tensor:
     """
     # Lengths that no attention asks for would be silently ignored: setup gives the model one that
     # does (models/attention.py).
-    packed = {} if batch.documents is None else {"documents": batch.documents.lengths}
-    output = model(**batch.inputs, **packed, logits_to_keep=batch.columns, use_cache=False)
+    output = model(**batch.arguments(), logits_to_keep=batch.columns, use_cache=False)
     logits: Tensor = output.logits
     return logits
 

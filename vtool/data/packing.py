@@ -101,13 +101,18 @@ def _length(grids: Tensor | None) -> int:
 
 
 def with_positions(batch: Batch, model: Any) -> Batch:
-    """Add `position_ids` [3, 1, L] to a packed row: those of each document in a row of its own.
+    """Add `position_ids` [3, B, L], where the batch is: those of each document of a packed row.
+
+    Of padded rows with images they are what transformers would compute in its forward pass, where
+    the sizes of images would be read off the device eight times a row.
 
     Args:
+        batch: of padded rows, one with an index of its tower: a class of the user's own has none,
+            and may have positions of its own.
         model: transformers' own, bare.
     """
     if batch.documents is None:
-        return batch
+        return _with_positions_of_rows(batch, model) if batch.towers else batch
     ids, types = batch.inputs.get("input_ids"), batch.inputs.get("mm_token_type_ids")
     assert ids is not None
     positions, start, image, video = [], 0, 0, 0
@@ -134,3 +139,16 @@ def with_positions(batch: Batch, model: Any) -> Batch:
         else:
             positions.append(torch.arange(length, device=ids.device).expand(3, 1, length))
     return replace(batch, inputs={**batch.inputs, "position_ids": torch.cat(positions, -1)})
+
+
+def _with_positions_of_rows(batch: Batch, model: Any) -> Batch:
+    names = ("mm_token_type_ids", "attention_mask", "second_per_grid_ts")
+    given = {
+        name: tensor
+        for name, tensor in batch.inputs.items()
+        if name in names or name.endswith("grid_thw")
+    }
+    if not {"input_ids", "mm_token_type_ids"} <= batch.inputs.keys():
+        return batch
+    positions, _ = model.model.get_rope_index(batch.inputs["input_ids"], **given)
+    return replace(batch, inputs={**batch.inputs, "position_ids": positions})

@@ -60,7 +60,8 @@ def _as_transformers_has_it(model: Any, family_name: str) -> Any:
     if class_of(model) is kind:
         return model
     with torch.device("meta"):
-        own = kind._from_config(copy.deepcopy(model.config))
+        # by a run's own attention, of a tower, transformers would look for a package
+        own = kind._from_config(copy.deepcopy(model.config), attn_implementation="sdpa")
     own.generation_config = model.generation_config
     return own
 

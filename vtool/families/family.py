@@ -35,6 +35,13 @@ class Family:
         """
         return bool(type(module).forward is self.model_class().forward)
 
+    def is_of_transformers(self, module: nn.Module) -> bool:
+        """Return whether a model, around which there is no engine yet, is of transformers' class.
+
+        One that is derived from it may have a tower of the user's own.
+        """
+        return bool(type(module) is self.model_class())
+
     def image_processor_class(self) -> Any:
         """Return transformers' image processor class that needs no torchvision."""
         return _from_transformers(f"{self.facts.image_processor}Pil")
@@ -151,6 +158,20 @@ class Family:
             [[1, side, side]], device=device
         )
 
+    def tower_index(self, vision: Any, grids: Tensor) -> dict[str, Tensor]:
+        """Return what the tower reads off the sizes of its images, by transformers' arguments.
+
+        Args:
+            vision: the tower's config.
+            grids: patches in time, height and width, int64 [I, 3].
+        """
+        from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position_ids
+
+        return {
+            "position_ids": get_vision_position_ids(grids, vision.spatial_merge_size),
+            "cu_seqlens": get_vision_cu_seqlens(grids),
+        }
+
     def features(self, output: Any) -> Iterator[Tensor]:
         """Yield all tensors that `get_image_features` hands to the language model.
 
@@ -205,6 +226,24 @@ def load_family(name: str) -> Family:
     module, _, attribute = facts.implementation.partition(":")
     family: Family = getattr(import_module(module), attribute)(facts)
     return family
+
+
+def interpolation(vision: Any, grids: Tensor) -> dict[str, Tensor]:
+    """Return where images lie on the square of positions that a tower has learnt.
+
+    Args:
+        vision: the tower's config.
+        grids: patches in time, height and width, int64 [I, 3].
+    """
+    from transformers.vision_utils import get_vision_interpolation_indices_and_weights
+
+    indices, weights = get_vision_interpolation_indices_and_weights(
+        grids,
+        num_grid_per_side=int(vision.num_position_embeddings**0.5),
+        align_corners=True,
+        spatial_merge_size=vision.spatial_merge_size,
+    )
+    return {"interp_indices": indices, "interp_weights": weights}
 
 
 def rope(head_dim: int, rotated: float = 1.0, **more: Any) -> dict[str, Any]:

@@ -46,7 +46,10 @@ def implementations(dtype: torch.dtype, attention: str) -> dict[str, Any]:
 
     Its default for experts, torch's grouped product, has no float64: there each computes by itself.
     """
-    chosen: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention}
+    # what goes by lengths is set once the model is there: by its own name, transformers would look
+    # for it on a hub, or in packages that a CPU has not
+    plain = "eager" if attention == "eager" else "sdpa"
+    chosen: dict[str, Any] = {"dtype": dtype, "attn_implementation": plain}
     return chosen | ({"experts_implementation": "eager"} if dtype == torch.float64 else {})
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from vtool.families.family import Family
+from vtool.models.tower_index import TowerIndexer
 
 
 class _ZeroGradient(torch.autograd.Function):
@@ -45,20 +46,31 @@ class _WithoutGradient(_ZeroGradient):
         return weight.view_as(weight)
 
 
-def dummy_visual_term(family: Family, model: nn.Module, device: torch.device) -> Tensor:
+def dummy_visual_term(
+    family: Family, model: nn.Module, device: torch.device, indexer: TowerIndexer | None = None
+) -> Tensor:
     """Return a scalar that adds nothing, and depends on each trainable parameter of the tower.
 
     The forward and the backward pass compute all of the tower.
+
+    Args:
+        indexer: of the model; None: its tower asks the device for the size of the image.
     """
     pixels, grid = family.smallest_image(model, device)
+    more = {}
+    if indexer is not None:
+        _, size = family.smallest_image(model, torch.device("cpu"))
+        more["image_index"] = indexer.index(size).map(lambda tensor: tensor.to(device))
     with _weights_without_gradient(family.tower(model)):
-        output = model.model.get_image_features(pixels, grid, return_dict=True)  # type: ignore[union-attr,operator]
+        output = model.model.get_image_features(pixels, grid, return_dict=True, **more)  # type: ignore[union-attr,operator]
     zero: Tensor = _NegativeZero.apply(sum(term.sum() for term in family.features(output)))  # type: ignore[no-untyped-call]
     return zero
 
 
 @contextmanager
-def dummy_visual_forward(family: Family, model: nn.Module) -> Iterator[None]:
+def dummy_visual_forward(
+    family: Family, model: nn.Module, indexer: TowerIndexer | None = None
+) -> Iterator[None]:
     """Add the dummy's term to the embeddings in the model's forward passes.
 
     It is added where the features of images come in: engines that gather weights block by block
@@ -66,7 +78,7 @@ def dummy_visual_forward(family: Family, model: nn.Module) -> Iterator[None]:
     """
 
     def add(_module: nn.Module, _inputs: Any, embedded: Tensor) -> Tensor:
-        return embedded + dummy_visual_term(family, model, embedded.device)
+        return embedded + dummy_visual_term(family, model, embedded.device, indexer)
 
     hook = model.get_input_embeddings().register_forward_hook(add)  # type: ignore[operator]
     try:

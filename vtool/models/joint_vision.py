@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from vtool.families.family import Family
+from vtool.models.tower_index import TowerIndex
 from vtool.releases import hand_features, take_back
 
 _INPUTS = ("pixel_values", "pixel_values_videos", "image_grid_thw", "video_grid_thw")
@@ -32,7 +33,10 @@ def joint_vision_forward(family: Family, model: nn.Module) -> Iterator[None]:
         if len(given) < len(_INPUTS):
             return None
         pixels, grids = torch.cat(given[:2]), torch.cat(given[2:])
-        output = module.get_image_features(pixels, grids, return_dict=True)
+        index: dict[str, TowerIndex] = {}
+        if inputs.get("image_index") is not None:
+            index["image_index"] = inputs["image_index"].joined(inputs["video_index"])
+        output = module.get_image_features(pixels, grids, return_dict=True, **index)
         images, videos = family.split(output, len(given[2]))
         features = {"image": images, "video": videos}
         return arguments, hand_features(module, inputs, features, torch.cat)

@@ -12,7 +12,7 @@ from torch import nn
 from vtool.config.expected import AGAIN, CHECKPOINTING, KEPT
 from vtool.config.readback import Observed
 from vtool.families import FAMILIES
-from vtool.models.attention import DOCUMENT_ATTENTION, ROW_ATTENTION
+from vtool.models.attention import LANGUAGE, TOWER
 from vtool.models.model_class import class_of
 
 # The entries of a size, by the names of transformers' configs; not every family has all of them.
@@ -58,11 +58,11 @@ def observe_layers(module: nn.Module) -> Iterator[Observed]:
         for layer in attentions
     ]
     for name, value, packable in dict.fromkeys(kinds):
-        ours = value in (DOCUMENT_ATTENTION, ROW_ATTENTION)
-        yield Observed("model.attention", "sdpa" if ours else value, name)
+        ours = LANGUAGE.get(value) or TOWER.get(value)
+        yield Observed("model.attention", value if ours is None else ours.kernel, name)
         # one that ignores documents would have them see each other, without a word
         if packable:
-            packing = "token_budget" if value == DOCUMENT_ATTENTION else "none"
+            packing = "token_budget" if ours is not None and ours.packed else "none"
             yield Observed("data.packing", packing, name)
     blocks = [
         (name, layer)

@@ -10,19 +10,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vtool.models.attention import TOWER
+
 # transformers gives the ends of the windows to functions with "flash" in their names.
 _NAME = "vtool_plan_flash"
 
 
 def attend_by_size(model: nn.Module) -> None:
-    """Let a model's tower attend to all windows of one size at once, where its attention is SDPA.
+    """Let a model's tower attend to all windows of one size at once, where it goes by lengths.
 
     The windows change places: shapes are those of the model's own, values are not.
     """
     from transformers import AttentionInterface
 
     config: Any = model.model.visual.config  # type: ignore[union-attr]
-    if config._attn_implementation == "sdpa":
+    if config._attn_implementation in TOWER:
         AttentionInterface.register(_NAME, _attention)
         config._attn_implementation = _NAME
 

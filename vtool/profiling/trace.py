@@ -15,6 +15,7 @@ from typing import IO, Any, cast
 
 from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
+from vtool.models.by_lengths import ATTENTION_FLOPS
 from vtool.profiling.files import written_whole
 from vtool.profiling.step_timer import SPAN_COLORS
 
@@ -23,7 +24,7 @@ _BLOCK = 1 << 20
 _EVENTS = '"traceEvents": ['
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 # Attention that is one operation. torch counts the matrix products of all others, and none of
-# these.
+# these. Attention by lengths is marked with its FLOPs, which no shape says.
 _ATTENTION = re.compile(
     r"aten::_scaled_dot_product_(flash|efficient|cudnn)_attention(_for_cpu)?(_backward)?"
 )
@@ -196,6 +197,8 @@ class TraceScan:
         if category == "user_annotation":
             if found := _STEP.fullmatch(name):
                 self._steps.add(int(found[1]))
+            elif name.startswith(ATTENTION_FLOPS):
+                self._flops += int(name.removeprefix(ATTENTION_FLOPS))
         elif category == "kernel":
             self._on_device += 1
         elif category == "cpu_op" and (found := _ATTENTION.fullmatch(name)):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vtool.config.megatron import Language
-from vtool.config.schema import Run
+from vtool.config.schema import Megatron, Run
 from vtool.devices import kind_of
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines import registry as engines
@@ -24,11 +24,17 @@ from vtool.models.adapters import (
     narrow_base,
     saved_name,
 )
-from vtool.models.attention import use_document_attention, use_row_attention
+from vtool.models.attention import (
+    use_document_attention,
+    use_row_attention,
+    use_tower_attention,
+)
 from vtool.models.build import WEIGHT_DTYPE, build_model, build_on_meta, implementations
 from vtool.models.mapped_weights import MappedWeights, map_folder
 from vtool.models.on_meta import not_a_number
 from vtool.models.processor import Processor
+from vtool.models.tower_index import use_tower_index
+from vtool.training.attention_here import check_heads
 from vtool.training.base import base_settings
 from vtool.training.optimizer import build_optimizer
 from vtool.training.run_folder import RunFolder
@@ -49,11 +55,13 @@ def build_trained_model(
         and those of files that cannot be mapped.
 
     Raises:
-        Findings: `model-does-not-load`, `unfit-weights`, `lora-target`, `base-rounded`.
+        Findings: `model-does-not-load`, `unfit-weights`, `lora-target`, `base-rounded`; see
+            `check_heads`.
     """
     module, weights = _build_with_weights(run, folder, processor, start)
     if run.lora is not None and run.lora.base_dtype == "bfloat16":
         _check_exact(module, weights.tensors)
+    check_heads(run, module, kind_of(run))
     prepare_model(run, module, weights.tensors)
     if start.weights is not None and start.weights.adapted:
         load_adapter(start.weights, module)
@@ -128,17 +136,22 @@ def prepare_model(
     Raises:
         SharedFindings: `not-built-on-engine`, of packed rows for a model with windows.
     """
-    of = load_family(run.model.family)
+    of, kernel = load_family(run.model.family), run.model.attention
+    on_npu = kind_of(run) == "npu"
     if run.data.packing != "none":
         text: Any = model.config.get_text_config()  # type: ignore[operator,union-attr]
         window = window_of(
             getattr(text, "layer_types", None), getattr(text, "sliding_window", None)
         )
-        if found := packing_conflict(window, run.data.micro_batch_tokens):
+        without = on_npu or isinstance(run.engine, Megatron)
+        if without and (found := packing_conflict(window, run.data.micro_batch_tokens)):
             raise SharedFindings(Diagnostic("not-built-on-engine", *found, "data.packing"))
-        use_document_attention(model)
-    elif run.model.attention == "sdpa" and kind_of(run) == "npu":
-        use_row_attention(model)
+        use_document_attention(model, kernel)
+    elif kernel != "eager" and (kernel != "sdpa" or on_npu):
+        use_row_attention(model, kernel)
+    if kernel != "eager":
+        use_tower_attention(model, kernel)
+    use_tower_index(model)
     freeze_components(model, of, run.model.freeze)
     if run.lora is not None:
         add_adapters(model, of, run.model.freeze, run.lora, run.run.seed, weights)

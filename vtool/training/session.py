@@ -21,6 +21,7 @@ from vtool.evaluation.evaluate import Scores, evaluate
 from vtool.families.family import Family, load_family
 from vtool.models.parts import count_parts
 from vtool.models.processor import Processor
+from vtool.models.tower_index import tower_indexer
 from vtool.training.best import Marks
 from vtool.training.checkpoint import Snapshot, load
 from vtool.training.model_and_engine import build_engine
@@ -103,6 +104,8 @@ class Session:
         """
         plan, family = plan_rows(run, ledgers["train"]), load_family(run.model.family)
         parts = count_parts(model, family)  # an engine keeps a share of it
+        for encoded in rows.values():
+            encoded.tower = tower_indexer(family, model)
         return cls(
             run,
             folder,

@@ -27,6 +27,7 @@ from vtool.models.build import GENERATION, model_config
 from vtool.models.model_class import model_class
 from vtool.models.processor import load_processor, new_processor
 from vtool.training.agreement import check_same_model, on_every_rank
+from vtool.training.attention_here import check_attention
 from vtool.training.base import keep_base
 from vtool.training.best import check_metrics
 from vtool.training.extend import Extension, plan_extension, record_extension
@@ -62,6 +63,7 @@ def set_up_run(
     """
     run = _with_workers(request.run, ranks)
     check_engine(run, ranks)
+    check_attention(run, ranks)
     # what stands against it is told before rows are read
     model_class(run.model.family, run.model.modeling)
     with working("opening the rows"):

@@ -154,12 +154,13 @@ def micro_batch_nll(
         dummy: a micro-batch without an image runs the vision tower on zeros, for a gradient of 0.
     """
     family, module = session.family, session.engine.module
+    indexer = session.rows["train"].tower
     known = family.computes_as_known(module)
 
     def nll(model: Callable[..., Any], batch: Batch) -> Tensor:
         vision: AbstractContextManager[None] = nullcontext()
         if dummy and not batch.images:
-            vision = dummy_visual_forward(family, module)
+            vision = dummy_visual_forward(family, module, indexer)
         elif {"pixel_values", "pixel_values_videos"} <= batch.inputs.keys():
             vision = joint_vision_forward(family, module)
         with vision:

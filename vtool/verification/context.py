@@ -201,7 +201,8 @@ def build_proof_context(
     config.save_pretrained(folder)
     bare = build_model(run.model, processor, folder, run.run.seed)
     changes += _turn_dropout_off(bare)
-    no_packing = _why_not_packed(run, sum(len(sample.input_ids) for sample in samples))
+    tokens = sum(len(sample.input_ids) for sample in samples)
+    no_packing = _why_not_packed(run, tokens, ranks or Ranks())
     # The recipe's own rows may be short enough where those here, packed all together, are not.
     if no_packing and run.data.packing != "none":
         changes += (
@@ -246,8 +247,13 @@ def _turn_dropout_off(model: nn.Module) -> tuple[str, ...]:
     return tuple(sorted(drawn))
 
 
-def _why_not_packed(run: Run, tokens: int) -> str:
-    """Return why rows of so many tokens cannot be packed into one; nothing where they can."""
+def _why_not_packed(run: Run, tokens: int, ranks: Ranks) -> str:
+    """Return why rows of so many tokens cannot be packed into one; nothing where they can.
+
+    Args:
+        ranks: several ones compute on the recipe's engine.
+    """
     packed = update_section(run, "data", packing="token_budget", micro_batch_tokens=tokens)
-    packed = packed.model_copy(update={"engine": schema.Ddp(kind="ddp")})
+    if ranks.world == 1:
+        packed = packed.model_copy(update={"engine": schema.Ddp(kind="ddp")})
     return next((finding.message for finding in packing_not_built.check(packed, Origins({}))), "")

@@ -3,6 +3,7 @@
 from typing import Any
 
 from vtool.config import schema
+from vtool.config.attention import NOT_ON_CPU
 from vtool.config.schema import Run
 from vtool.families import FAMILIES
 from vtool.verification.select_rows import FRAMES
@@ -41,6 +42,11 @@ def choose_proof_settings(recipe_run: Run, *, full_size: bool) -> tuple[Run, tup
         run = update_section(run, "model", dtype="float32")
         if run.lora is not None:
             run = update_section(run, "lora", base_dtype="float32")
+    if (chosen := recipe_run.model.attention) in NOT_ON_CPU:
+        changes.append(
+            f"model.attention {chosen} → what torch's SDPA computes of the same lengths: there is"
+            " no such kernel on a CPU"
+        )
     for kind, bounds in (("image", _image_bounds(run)), ("video", _video_bounds(run))):
         for name, value in bounds.items():
             if (before := getattr(getattr(run.data, kind), name)) != value:

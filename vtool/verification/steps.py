@@ -82,9 +82,8 @@ def compare_gradients(
 def compute_logits(session: Session, batch: Batch) -> Tensor:
     """Return the logits [B, L, V] of all tokens of a micro-batch, as the run computes them."""
     batch = with_positions(batch, session.engine.module)
-    packed = {} if batch.documents is None else {"documents": batch.documents.lengths}
     with torch.no_grad(), session.engine.autocast():
-        logits: Tensor = session.engine.module(**batch.inputs, **packed, use_cache=False).logits
+        logits: Tensor = session.engine.module(**batch.arguments(), use_cache=False).logits
     return logits
 
 

@@ -77,7 +77,7 @@ _QUANTIZED = "weights are trained and saved as they are; there is no quantized t
 _LAST = "checkpoint.every_steps writes checkpoints; the newest and the best are kept"
 _FROZEN = "model.freeze says which parts are not trained: vision, projector, language"
 _TEMPLATE = "the chat template is the tokenizer's own, of model.path"
-_ATTENTION = "model.attention=sdpa computes packed rows without one seeing another"
+_ATTENTION = "with sdpa, varlen or flash_attention_2 packed rows do not see one another"
 _SYSTEM = "a row's own first message says it: {role: system, content: …}"
 _SHUFFLED = "rows are in another order in each epoch, by run.seed"
 _LOGGED = "a tracker's own variables say it: WANDB_PROJECT, or tracking=[{kind: wandb, project: …}]"

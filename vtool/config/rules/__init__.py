@@ -39,6 +39,7 @@ SETTINGS_RULES: tuple[SettingsRule, ...] = (
     mixtures.source_listed_twice,
     mixtures.mixture_conflict,
     engine.packing_not_built,
+    engine.attention_not_built,
     ignored.rows_beside_tokens,
     images.pixel_bounds,
     images.image_longer_than_row,

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from vtool.config.attention import NAME, attention_conflict
 from vtool.config.origins import Origins
 from vtool.config.rules.rule import settings_rule
 from vtool.config.schema import Megatron, Run
@@ -51,23 +52,31 @@ def packing_not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             "data.packing",
             origins.near("data.packing"),
         )
-    if run.data.packing != "none" and run.model.attention != "sdpa":
+    if run.data.packing != "none" and run.model.attention == "eager":
         yield Diagnostic(
             "not-built-on-engine",
             (
-                f"data.packing is {run.data.packing}, but model.attention={run.model.attention} has"
-                " no attention by document"
+                f"data.packing is {run.data.packing}, but model.attention=eager has no attention by"
+                " document"
             ),
             "set model.attention=sdpa",
             "model.attention",
             origins.near("model.attention"),
         )
-    if run.data.packing != "none" and run.model.path is not None:
+    without_windows = isinstance(run.engine, Megatron) or run.device.kind == "npu"
+    if run.data.packing != "none" and run.model.path is not None and without_windows:
         window = window_of_folder(Path(run.model.path), run.model.family)
         if found := packing_conflict(window, run.data.micro_batch_tokens):
             yield Diagnostic(
                 "not-built-on-engine", *found, "data.packing", origins.near("data.packing")
             )
+
+
+@settings_rule(NOT_BUILT_ON_ENGINE)
+def attention_not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """Kernels of flash attention are of CUDA, and of narrow numbers."""
+    if found := attention_conflict(run.model, run.device.kind):
+        yield Diagnostic("not-built-on-engine", *found, NAME, origins.near(NAME))
 
 
 @settings_rule(NOT_BUILT_ON_ENGINE)

@@ -72,8 +72,16 @@ class Model(Settings):
 
     Weights, gradients and the optimizer's state stay float32 under bfloat16 (autocast).
     """
-    attention: Annotated[Literal["sdpa", "eager"], _BY_MODEL] = "sdpa"
-    """The attention implementation, as transformers names it."""
+    attention: Annotated[
+        Literal["sdpa", "varlen", "flash_attention_2", "flash_attention_3", "eager"], _BY_MODEL
+    ] = "sdpa"
+    """The attention of the language model and of the vision tower. `sdpa`: torch's, for each
+
+    document of a packed row and each window of an image by itself. `varlen`: all of them in one
+    call, torch's `varlen_attn` on CUDA, in bfloat16, and `npu_fusion_attention` on an NPU; padded
+    rows, and all on a CPU, as with `sdpa`. `flash_attention_2`, `flash_attention_3`: by
+    FlashAttention, on CUDA, where it is installed. `eager`: transformers' plain one.
+    """
     gradient_checkpointing: Annotated[Recompute, _BY_MODEL] = "none"
     """Blocks that keep only what goes into them, and compute the rest again in the backward pass:
 

@@ -29,6 +29,7 @@ from vtool.models.masks import (
     to_megatron,
     unpad_rows,
 )
+from vtool.models.spans import Spans
 
 
 def replace_language(model: Any, gpt: Any, stage: Stage) -> None:
@@ -73,7 +74,7 @@ class LanguageModel(nn.Module):
         inputs_embeds: Tensor,
         position_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        documents: Sequence[int] | None = None,
+        documents: Spans | None = None,
         **_: Any,
     ) -> Any:
         from megatron.core import tensor_parallel
@@ -103,7 +104,7 @@ class LanguageModel(nn.Module):
             elif not self.stage.scheduled:
                 share = kept.shape[1] // (config.context_parallel_size * self.sharing)
                 gpt.set_input_tensor(self.stage.receive((share, rows, size), config.pipeline_dtype))
-            mask = _mask(kept) if documents is None else _block_mask(documents, kept)
+            mask = _mask(kept) if documents is None else _block_mask(documents.lengths, kept)
             assert mask is None or gpt.heeds_masks, (
                 "rows that are padded on the left come one by one to layers that look at no mask"
             )

@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vtool.families.family import Family, rope
+from torch import Tensor
+
+from vtool.families.family import Family, interpolation, rope
 from vtool.families.frames import FrameRequest, sample_evenly, text_with_middle_times
 from vtool.families.tokens import TokenNames
 
@@ -34,6 +36,9 @@ class Qwen35(Family):
 
     def vision_config(self, table: Mapping[str, int]) -> dict[str, Any]:
         return super().vision_config(table) | {"num_position_embeddings": table["vision_positions"]}
+
+    def tower_index(self, vision: Any, grids: Tensor) -> dict[str, Tensor]:
+        return super().tower_index(vision, grids) | interpolation(vision, grids)
 
     def sample_frames(self, request: FrameRequest) -> list[int]:
         return sample_evenly(request)

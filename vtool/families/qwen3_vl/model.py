@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vtool.families.family import Family, rope
+from vtool.families.family import Family, interpolation, rope
 from vtool.families.frames import FrameRequest, sample_evenly, text_with_middle_times
 from vtool.families.tokens import TokenNames
 from vtool.releases import features_by_image
@@ -27,6 +27,9 @@ class Qwen3VL(Family):
             "deepstack_visual_indexes": [depth // 2 - 1, depth - 1],
             "num_position_embeddings": table["vision_positions"],
         }
+
+    def tower_index(self, vision: Any, grids: Tensor) -> dict[str, Tensor]:
+        return super().tower_index(vision, grids) | interpolation(vision, grids)
 
     def sample_frames(self, request: FrameRequest) -> list[int]:
         return sample_evenly(request)

@@ -1,5 +1,6 @@
 """Proof that the chosen attention computes what transformers' plain one does."""
 
+from vtool.config.attention import NOT_ON_CPU
 from vtool.diagnostics import Rule
 from vtool.verification.proofs.proof import (
     Proof,
@@ -32,6 +33,8 @@ def compute(context: ProofContext) -> ProofResult:
     what = f"logits with model.attention={chosen} against eager"
     if chosen == "eager":
         return not_run(RULE, what, "model.attention is eager")
+    if chosen in NOT_ON_CPU:
+        return not_run(RULE, what, f"there is no {chosen} on a CPU; here sdpa is in its place")
     expected, allowed = context.reference.logits, context.reference.tolerances
     model = context.model()
     model.set_attn_implementation("eager")  # type: ignore[operator]
