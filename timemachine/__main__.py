@@ -10,7 +10,7 @@ Exits with 1 where a case has not shown what it ought to, with 2 where results c
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ def main(words: Sequence[str]) -> int:
     )
     given = parser.parse_args(words)
     try:
-        cases = read_cases(given.cases)
+        cases, known = read_cases(given.cases), {case.name for case in read_cases()}
     except ValueError as error:
         print(f"time machine: {error}", file=sys.stderr)
         return 2
@@ -46,15 +46,19 @@ def main(words: Sequence[str]) -> int:
         print(f"time machine: {given.to} has no results: {error}", file=sys.stderr)
         return 2
     try:
-        return _run_all(cases, results, given)
+        return _run_all(cases, known, results, given)
     except OSError as error:  # a full disk: what was written before is whole
         print(f"time machine: {error}", file=sys.stderr)
         return 2
 
 
-def _run_all(cases: Sequence[Case], results: dict[str, Any], given: argparse.Namespace) -> int:
+def _run_all(
+    cases: Sequence[Case],
+    known: Set[str],
+    results: dict[str, Any],
+    given: argparse.Namespace,
+) -> int:
     """Run cases, and write what they show as soon as it is known; return the exit status."""
-    known = {case.name for case in read_cases()}
     for case in cases:
         result, is_kept = _result(case, given.cache, given.again, dict(given.checkout))
         _say(result, is_kept)

@@ -17,6 +17,7 @@ REPOSITORIES = {
     "llamafactory": "hiyouga/LLaMA-Factory",
     "mcore": "NVIDIA/Megatron-LM",
     "peft": "huggingface/peft",
+    "sglang": "sgl-project/sglang",
     "swift": "modelscope/ms-swift",
     "transformers": "huggingface/transformers",
     "trl": "huggingface/trl",

@@ -233,6 +233,9 @@ def _all_links(environment: Path, hidden: set[str]) -> dict[str, Path]:
     for package in importlib.metadata.distributions(path=[str(site)]):
         if canonicalize_name(package.metadata["Name"]) not in hidden:
             found.update(_tops(package))
+    for line in site.glob("*.pth"):  # such as `make vllm-env` puts there, with the module it names
+        if (module := line.with_suffix(".py")).is_file():
+            found |= {one.name: one.resolve() for one in (line, module)}
     return dict(sorted(found.items()))
 
 

@@ -70,7 +70,9 @@ def outcome_of(case: Case, sides: Mapping[str, Side]) -> str:
 def digest(case: Case) -> str:
     """Return a digest of all that a result depends on: the case, and vtool's code."""
     parts = [case.model_dump_json(), *_scripts(case.script, set()), sys.version]
-    files = [*(ROOT / "vtool").rglob("*.py"), *(ROOT / "timemachine").glob("*.py")]
+    files = [*(ROOT / "timemachine").glob("*.py")]
+    for kind in ("*.py", "*.json"):  # load-check's tables of classes are of JSON
+        files += (ROOT / "vtool").rglob(kind)
     parts += [file.read_text("utf-8") for file in sorted(files)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
@@ -186,14 +188,14 @@ def _wait(process: "subprocess.Popen[bytes]") -> tuple[int, float]:
 def _side(status: int, cpu: float, out: str, err: str, told: dict[str, Any]) -> Side:
     """Read what a command has printed."""
     told = {**told, "exit": status, "cpu_seconds": cpu}
-    if _TRACEBACK in err:
-        raised = [one.group(0) for one in _RAISED.finditer(err[err.index(_TRACEBACK) :])]
+    document = _document(out) or _document(err)
+    if document is None or _own_status(document, status):
+        raised = [one.group(0) for one in _RAISED.finditer(err[max(err.find(_TRACEBACK), 0) :])]
+        if _TRACEBACK not in err:
+            return Side("crashed", f"exit status {status}: {err.strip()[-200:]}", **told)
         name = raised[-1] if raised else "a traceback"
         state = "does-not-import" if re.search(r"ImportError|ModuleNotFound", name) else "crashed"
         return Side(state, name[:200], **told)
-    document = _document(out) or _document(err)
-    if document is None or status not in (0, 1, 2):
-        return Side("crashed", f"exit status {status}: {err.strip()[-200:]}", **told)
     findings = tuple(
         {key: str(finding[key]) for key in ("rule", "severity", "message")}
         for result in document["results"]
@@ -204,6 +206,19 @@ def _side(status: int, cpu: float, out: str, err: str, told: dict[str, Any]) -> 
     verdicts = {str(result["verdict"]) for result in document["results"]}
     verdict = next((one for one in ("unsafe", "clean", "not-run") if one in verdicts), "not-run")
     return Side("ran", verdict=verdict, findings=findings, **told)
+
+
+def _own_status(document: Mapping[str, Any], status: int) -> int:
+    """Return the exit status of what was run, of which a document tells; not that of its findings.
+
+    A traceback alone is none of a crash: a trainer may print one that it has caught, and go on.
+    """
+    if (command := document["tool"].get("command")) == "compare":  # a script's, which has no other
+        return status
+    if command != "watch":
+        return 0 if status in (0, 1, 2) else status
+    told = (result.get("details", {}).get("command", {}) for result in document["results"])
+    return max((int(one.get("status", 0)) for one in told), default=status)
 
 
 def _document(text: str) -> dict[str, Any] | None:

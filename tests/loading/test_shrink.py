@@ -10,7 +10,7 @@ import pytest
 import transformers
 
 from vtool.loading.probe.field_guesses import guess_field
-from vtool.loading.probe.shrink import shrink
+from vtool.loading.probe.shrink import shrink, small
 from vtool.loading.probe.stubs import Stub, StubInstaller
 from vtool.loading.probe.twin import changed_names, tiny_config, write_config
 from vtool.loading.probe.vllm_tiny import shrink_constants
@@ -22,6 +22,11 @@ def test_a_config_and_those_inside_of_it_are_small_and_go_together() -> None:
     assert (text.hidden_size, text.num_hidden_layers, text.vocab_size) == (128, 2, 1024)
     assert text.num_attention_heads % text.num_key_value_heads == 0
     assert config.vision_config.depth == 2
+
+
+def test_a_choice_of_experts_is_small_and_one_of_answers_stays() -> None:
+    # transformers 4 has the one of answers in every config, and saves none that it cannot be
+    assert (small("top_k", 8), small("top_k", 50), small("moe_topk", 50)) == (2, 50, 2)
 
 
 def test_lists_with_an_entry_a_layer_follow_the_layers() -> None:

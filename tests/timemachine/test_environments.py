@@ -91,6 +91,15 @@ def test_a_package_that_is_not_installed_is_told(tmp_path: Path) -> None:
         make_environment(tmp_path, [], ["no-such-package"])
 
 
+def test_what_an_environment_imports_at_its_start_goes_along(tmp_path: Path) -> None:
+    site = environments._site(tmp_path)
+    site.mkdir(parents=True)
+    for name in ("first.pth", "first.py", "paths.pth"):
+        (site / name).write_text("")
+    links = environments._all_links(tmp_path, set())
+    assert links == {"first.pth": site / "first.pth", "first.py": site / "first.py"}
+
+
 def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

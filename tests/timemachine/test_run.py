@@ -2,11 +2,15 @@
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+import timemachine.__main__
+from timemachine import run
 from timemachine.__main__ import main
 from timemachine.case import CASES, read_case, read_cases
 from timemachine.environments import Environment, Tree
@@ -81,6 +85,52 @@ def test_what_a_side_printed_is_read(status: int, err: str, state: str) -> None:
     assert bool(side.reason) == (state != "ran")
 
 
+def document(name: str, **told: object) -> str:
+    result = {**DOCUMENT["results"][0], "details": told}  # type: ignore[dict-item]
+    tool = {"name": "vtool", "command": name}
+    return json.dumps({"tool": tool, "results": [result]}, indent=1)
+
+
+CAUGHT = "Traceback (most recent call last):\n  …\nOSError: no tokenizer here, going on\n"
+
+
+@pytest.mark.parametrize(
+    ("status", "printed", "state"),
+    [
+        (1, document("watch", command={"status": 0}), "ran"),  # 1 is of what was found
+        (0, document("watch", command={"status": 0}), "ran"),
+        (1, document("watch", command={"status": 1}), "crashed"),
+        (137, document("watch", command={"status": 137}), "crashed"),
+        (1, document("load-check"), "ran"),
+        (139, document("load-check"), "crashed"),
+        (0, document("compare"), "ran"),
+        (1, document("compare"), "crashed"),
+    ],
+)
+def test_a_traceback_that_was_caught_is_no_crash(status: int, printed: str, state: str) -> None:
+    side = _side(status, 1.5, "", f"{CAUGHT}{printed}\n", {})
+    assert side.state == state
+    assert side.reason == ("" if state == "ran" else "OSError: no tokenizer here, going on")
+
+
+@pytest.mark.full
+def test_a_watched_script_that_goes_on_has_run_and_one_that_ends_has_crashed(
+    tmp_path: Path,
+) -> None:
+    script = (
+        "import torch, traceback\ntry: 1 / 0\nexcept ZeroDivisionError: traceback.print_exc()\n"
+    )
+    told = {}
+    for name, more in (("caught", ""), ("raised", "raise KeyError('end')\n")):
+        (tmp_path / f"{name}.py").write_text(script + more)
+        words = [sys.executable, "-m", "vtool", "watch", "--format", "json"]
+        words += ["--to", f"facts-{name}", "--", sys.executable, f"{name}.py"]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+        told[name] = _side(done.returncode, 1.0, done.stdout, done.stderr, {})
+    assert told["caught"].state == "ran"
+    assert (told["raised"].state, told["raised"].reason) == ("crashed", "KeyError: 'end'")
+
+
 def test_the_command_has_the_interpreter_of_its_side(tmp_path: Path) -> None:
     tree = Tree("verl==0.5.0", "verl.whl", "0", tmp_path)
     case = read_case(CASES / "verl-3332.yaml")
@@ -150,6 +200,31 @@ def test_what_was_run_with_this_code_is_not_run_again(
 def test_a_case_that_changes_is_run_again() -> None:
     assert digest(CASE) != digest(CASE.model_copy(update={"rule": "gradient-scaled"}))
     assert digest(CASE) == digest(read_case(CASES / "transformers-34191.yaml"))
+
+
+def test_a_table_that_a_command_reads_makes_cases_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    (tmp_path / "vtool").mkdir()
+    (tmp_path / "vtool/twins.json").write_text("{}")
+    before = digest(CASE)
+    assert digest(CASE) == before
+    (tmp_path / "vtool/twins.json").write_text('{"Qwen3VL": {}}')
+    assert digest(CASE) != before
+
+
+def test_another_file_that_is_no_case_is_told_before_anything_is_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def read(names: object = ()) -> list[object]:
+        if not names:
+            raise ValueError("other.yaml: is no mapping")
+        return [CASE]
+
+    monkeypatch.setattr(timemachine.__main__, "read_cases", read)
+    assert main([CASE.name]) == 2
+    assert capsys.readouterr().err == "time machine: other.yaml: is no mapping\n"
 
 
 def test_a_name_that_no_case_has_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,8 @@ from told import tell
 
 import vtool
 
+torch.manual_seed(0)  # also for a model that is made before its adapter
+
 
 def adapted(model=None, targets=("q_proj", "v_proj"), **more):
     torch.manual_seed(0)

@@ -52,6 +52,12 @@ def gemma3(_):
     return t.Gemma3ForConditionalGeneration(config)
 
 
+def gemma2(_):
+    own = {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16}
+    config = t.Gemma2Config(**{**TEXT, "num_hidden_layers": 2}, **own, attn_implementation="eager")
+    return t.Gemma2ForCausalLM(config)
+
+
 def paligemma(_):
     text = t.GemmaConfig(**TEXT, head_dim=16).to_dict()
     vision = t.SiglipVisionConfig(**SEEN, projection_dim=64).to_dict()
@@ -136,7 +142,7 @@ def text(name):
 
 MAKE = {
     "qwen2_vl": qwen_vl, "qwen2_5_vl": qwen_vl, **dict.fromkeys(LLAVAS, llava), "glm4v": glm4v,
-    "gemma3": gemma3, "paligemma": paligemma, "mamba2": mamba2, "bart": bart,
+    "gemma2": gemma2, "gemma3": gemma3, "paligemma": paligemma, "mamba2": mamba2, "bart": bart,
     "llava_onevision": llava_onevision, "mistral3": mistral3, "moonshine": moonshine,
     "cohere_asr": cohere_asr, "florence2": florence2, "git": git,
     "vision_encoder_decoder": vision_encoder_decoder,

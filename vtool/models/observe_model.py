@@ -2,14 +2,14 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from vtool.config.expected import AGAIN, CHECKPOINTING, KEPT
+from vtool.config.expected import AGAIN, CHECKPOINTING, COMPONENTS, KEPT
 from vtool.config.readback import Observed
 from vtool.families import FAMILIES
 from vtool.models.attention import LANGUAGE, TOWER
@@ -178,3 +178,25 @@ def _adapter(name: str, layer: Any, of: tuple[str, ...]) -> Iterator[Observed]:
 def dtype_name(dtype: torch.dtype) -> str:
     """Return the name by which a recipe writes a dtype."""
     return str(dtype).removeprefix("torch.")
+
+
+def observe_frozen(
+    parameters: Iterable[tuple[str, nn.Parameter]], component: Callable[[str], str]
+) -> Iterator[Observed]:
+    """Yield each part of the model as frozen, as trained, or, where it is partly both, as each.
+
+    A rank may have nothing of a part.
+
+    Args:
+        parameters: with their names.
+        component: returns the part that a parameter is of, by its name.
+    """
+    trained: dict[str, list[tuple[str, bool]]] = {part: [] for part in COMPONENTS}
+    for name, parameter in parameters:
+        trained[component(name)].append((name, parameter.requires_grad))
+    for part, found in trained.items():
+        for frozen in (True, False):
+            names = [name for name, on in found if on is not frozen]
+            if names:
+                more = f" and {len(names) - 1} others" if len(names) > 1 else ""
+                yield Observed(f"model.freeze.{part}", frozen, f"{names[0]}{more}")

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
-from vtool.config.expected import COMPONENTS, expected_settings
+from vtool.config.expected import expected_settings
 from vtool.config.origins import Origins
 from vtool.config.readback import Observed, compare_readback, observe_values
 from vtool.config.schema.formats import ENTRY_SETTINGS
-from vtool.models.observe_model import observe_class, observe_config
+from vtool.models.observe_model import observe_class, observe_config, observe_frozen
 from vtool.training import optimizer, schedule
 from vtool.training.agreement import share_findings
 from vtool.training.session import Session
@@ -46,7 +46,7 @@ def observe_run(session: Session) -> list[Observed]:
         *observe_config(session.engine.module.config),
         *observe_class(session.engine.module),
         *engine,
-        *_frozen(session),
+        *observe_frozen(session.engine.named_parameters(), component),
         *optimizer.observe_groups(session.engine.optimizer_groups(), peak, component),
         *schedule.observe_schedule(session.rate, session.total_steps),
         *_rows(session),
@@ -82,22 +82,6 @@ def _devices(session: Session, *, offloaded: bool) -> Iterator[Observed]:
             kind,
             "what this rank computes on" if offloaded else "the model's weights",
         )
-
-
-def _frozen(session: Session) -> Iterator[Observed]:
-    """Yield each part of the model as frozen, as trained, or, where it is partly both, as each.
-
-    A rank may have nothing of a part.
-    """
-    trained: dict[str, list[tuple[str, bool]]] = {component: [] for component in COMPONENTS}
-    for name, parameter in session.engine.named_parameters():
-        trained[session.family.component(name)].append((name, parameter.requires_grad))
-    for component, parameters in trained.items():
-        for frozen in (True, False):
-            names = [name for name, on in parameters if on is not frozen]
-            if names:
-                more = f" and {len(names) - 1} others" if len(names) > 1 else ""
-                yield Observed(f"model.freeze.{component}", frozen, f"{names[0]}{more}")
 
 
 def _rows(session: Session) -> Iterator[Observed]:

@@ -19,6 +19,8 @@ from vtool.config.settings import all_settings
 from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.near_miss import did_you_mean, near
 from vtool.engines import ddp, fsdp2
+from vtool.families import FAMILIES
+from vtool.families.family import load_family
 from vtool.models import observe_model
 from vtool.training.optimizer import observe_group
 
@@ -123,6 +125,9 @@ def _observe_model(model: nn.Module) -> Iterator[Observed]:
         yield Observed("model.family", inner.config.model_type, "the model's config")
     if any(hasattr(layer, "lora_A") for layer in inner.modules()):
         yield from observe_model.observe_adapters(inner)
+    elif getattr(getattr(inner, "config", None), "model_type", None) in FAMILIES:
+        component = load_family(inner.config.model_type).component
+        yield from observe_model.observe_frozen(inner.named_parameters(), component)
 
 
 def _observe_optimizer(name: str, optimizer: Any) -> Iterator[Observed]:

@@ -51,6 +51,16 @@ def conclude(
     watched: Watched, subject: str, tokenizer: Path | None = None, status: int | None = None
 ) -> list[Result]:
     """Conclude from the facts of each model."""
+    results = _conclude_models(watched, subject, tokenizer, status)
+    if status is None:
+        return results
+    told = {"command": {"status": status}}
+    return [replace(result, details={**result.details, **told}) for result in results]
+
+
+def _conclude_models(
+    watched: Watched, subject: str, tokenizer: Path | None, status: int | None
+) -> list[Result]:
     if not watched.models:
         return [_nothing(watched, subject, status)]
     several = len(watched.models) > 1

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tests.watch.inject import tiny
 from tests.watch.inject.test_watch import Loop
+from vtool.watch.inject.vtool_watch import alone
 
 
 class Noisy(tiny.Base):
@@ -88,3 +89,43 @@ def test_rotary_embeddings_of_the_batchs_length_are_not_run(
     assert bool(tiny.facts(tmp_path, "alone")) == run
     why = [fact["why"] for fact in tiny.facts(tmp_path, "skipped") if fact["what"] == "alone"]
     assert any("rotary embedding" in one for one in why) != run
+
+
+def block_mask(numbers: list[list[int]]) -> Tensor:
+    """Return the mask of rows × 1 × queries × keys in which each text sees itself alone."""
+    return torch.tensor(
+        [
+            [[[k <= q and row[k] == row[q] > 0 for k in range(len(row))] for q in range(len(row))]]
+            for row in numbers
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        [[1, 1, 1, 1], [1, 1, 1, 0]],
+        [[0, 0, 1, 1], [1, 1, 1, 1]],
+        [[1, 1, 2, 2, 2, 3, 0, 0]],
+        [[1, 2, 3]],
+    ],
+)
+def test_a_mask_of_four_dimensions_counts_the_texts_that_it_was_made_of(
+    numbers: list[list[int]],
+) -> None:
+    mask, ids = block_mask(numbers), torch.tensor(numbers)
+    added = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
+    assert torch.equal(alone._counted(mask, ids), ids)
+    assert torch.equal(alone._counted(added, ids), ids)
+    assert torch.equal(alone._counted(mask[:1], ids), ids[:1].expand(ids.shape))
+
+
+def test_a_mask_that_parts_no_texts_is_not_counted() -> None:
+    ids = torch.ones(1, 4, dtype=torch.long)
+    causal = torch.ones(4, 4).tril().bool()[None, None]
+    window = causal & causal.transpose(2, 3).roll(1, 2)  # each sees itself and the one before
+    assert torch.equal(alone._counted(causal, ids), ids)
+    assert alone._counted(window, ids) is None
+    assert alone._counted(causal.long(), ids) is None  # 1 may stand for what is hidden
+    assert alone._counted(causal[:, :, -1:], ids) is None
+    assert alone._counted(ids, ids) is ids

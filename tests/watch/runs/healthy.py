@@ -31,6 +31,10 @@ RUNS: dict[str, Recipe] = {
     ),
     "a mask that counts texts": Recipe(collated=masks.mask_that_counts),
     "a mask of four dimensions": Recipe(collated=masks.mask_of_four_dimensions),
+    "a mask of four dimensions, left padding": Recipe(
+        collated=masks.mask_of_four_dimensions, padding="left"
+    ),
+    "packed rows, a mask of four dimensions": Recipe(packed=True, collated=masks.blocks),
     "left padding, bfloat16 autocast": Recipe(
         padding="left", collated=changes.positions_of_mask, autocast=True
     ),

@@ -26,6 +26,36 @@ def mask_of_four_dimensions(batch: Batch) -> Batch:
     return batch | {"attention_mask": added[:, None]}
 
 
+def blocks(batch: Batch) -> Batch:
+    """Let each token of a packed row see those before it of its own text alone."""
+    import torch
+
+    text = (batch["position_ids"] == 0).cumsum(-1)
+    n = text.shape[1]
+    seen = torch.ones(n, n).tril().bool() & (text[:, :, None] == text[:, None, :])
+    return batch | {"attention_mask": seen[:, None]}
+
+
+def blocks_of_wide_positions(batch: Batch) -> Batch:
+    """Count on by one in the first text of a packed row, by two in the second, and so on."""
+    text = (batch["position_ids"] == 0).cumsum(-1)
+    return blocks(batch) | {"position_ids": text.cumsum(-1) - 1}
+
+
+def padding_unmasked(model: Any) -> None:
+    """Let the model make a mask of four dimensions that forgets the padding."""
+    import torch
+
+    def unmask(module: Any, args: Any, given: Batch) -> Any:
+        n = given["input_ids"].shape[1]
+        seen = torch.ones(n, n).tril().bool()[None, None].repeat(len(given["input_ids"]), 1, 1, 1)
+        embedded = module.embed_tokens(given["input_ids"])
+        own = {"input_ids": None, "inputs_embeds": embedded, "attention_mask": seen}
+        return args, {**given, **own}
+
+    model.model.register_forward_pre_hook(unmask, with_kwargs=True)
+
+
 def mask_of_another_row(batch: Batch) -> Batch:
     return batch | {"attention_mask": batch["attention_mask"].flip(0)}
 

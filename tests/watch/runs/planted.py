@@ -347,6 +347,12 @@ RUNS: dict[str, Planted] = {
         "row-changes-in-batch", padding="left", collated=changes.mask_of_ones
     ),
     "padding seen": error("row-changes-in-batch", padding="left", collated=changes.no_mask),
+    "a mask of four dimensions that forgets the padding": error(
+        "row-changes-in-batch", built=masks.padding_unmasked, padding="left"
+    ),
+    "packed, a mask of four dimensions, positions further apart from text to text": error(
+        "row-positions-differ", packed=True, collated=masks.blocks_of_wide_positions
+    ),
     "packed, a mask of ones": error(
         "row-changes-in-batch", packed=True, collated=changes.mask_of_ones
     ),

@@ -72,11 +72,8 @@ def templates(name: str, model_class: type) -> Iterator[Template]:
 
 def _config_classes(name: str, model_class: type, class_name: str | None) -> Iterator[Any]:
     import transformers
-    from sglang.srt.utils.hf_transformers import common
 
-    known = {
-        config_class.__name__: config_class for config_class in common._CONFIG_REGISTRY.values()
-    }
+    known = {config_class.__name__: config_class for config_class in _own_configs().values()}
     if class_name:
         own = (
             getattr(module, class_name)
@@ -102,6 +99,15 @@ def _config_classes(name: str, model_class: type, class_name: str | None) -> Ite
         if isinstance(taken, type) and issubclass(taken, plain) and taken is not plain:
             yield taken
     yield transformers.LlamaConfig
+
+
+def _own_configs() -> Any:
+    """Return the classes of configs that SGLang has registered, by their model types."""
+    try:
+        from sglang.srt.utils.hf_transformers import common
+    except ImportError:  # before 0.5.11
+        from sglang.srt.utils import hf_transformers_utils as common
+    return common._CONFIG_REGISTRY
 
 
 def _config_modules() -> Iterator[Any]:

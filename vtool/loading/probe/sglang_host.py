@@ -1,11 +1,13 @@
 """SGLang's classes at tiny size on a CPU: no GPU, no engine."""
 
 import gc
+import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
@@ -15,8 +17,10 @@ from . import sglang_config, twin
 from .errors import NotRun, error_text
 from .facts import Origin
 from .host import Host, Progress
+from .sglang_kernels import stand_in_for_kernels
 from .sglang_names import discover_names
 from .sglang_paths import drive
+from .shrink import HIDDEN
 from .state import named_parameters
 from .stubs import StubInstaller
 from .subject import Subject, describe_class
@@ -35,8 +39,10 @@ class SglangHost(Host):
     def import_framework(self) -> str:
         """Import SGLang and its registry, and return its version."""
         import sglang
+
+        stand_in_for_kernels()
         import sglang.srt.models.registry
-        import sglang.srt.utils.hf_transformers.common
+        import sglang.srt.utils.hf_transformers_utils
 
         return str(sglang.__version__)
 
@@ -142,13 +148,24 @@ def _why_unfit(make: Callable[[], Any], checkpoint: Mapping[str, Tensor], unwrit
     return "it does not load"
 
 
+def _be_alone() -> None:
+    """Say to releases that keep it by themselves that there is one rank."""
+    try:
+        import sglang.srt.runtime_context as context
+    except ImportError:  # earlier ones ask the groups
+        return
+    for name in context._parallel_fields():
+        if name.endswith(("_rank", "_size")) and name != "moe_dense_tp_size":
+            alone = 0 if name.endswith("_rank") else 1
+            context.get_parallel().override_permanently(**{name: alone})
+
+
 def start_sglang(folder: Path) -> None:
     """Set what SGLang's layers ask of a process: its arguments, and groups of one rank.
 
     The arguments are those of a plain Llama: SGLang checks them against the architecture, that the
     engine may run it on this device, which is not asked here.
     """
-    import sglang.srt.runtime_context as context
     import sglang.srt.server_args as arguments
     import transformers
     from sglang.srt.distributed import init_distributed_environment, initialize_model_parallel
@@ -172,14 +189,13 @@ def start_sglang(folder: Path) -> None:
         world_size=1, rank=0, local_rank=0, distributed_init_method=meeting, backend="gloo"
     )
     initialize_model_parallel()
-    for name in context._parallel_fields():
-        if name.endswith(("_rank", "_size")) and name != "moe_dense_tp_size":
-            alone = 0 if name.endswith("_rank") else 1
-            context.get_parallel().override_permanently(**{name: alone})
+    _be_alone()
     try:
         from sglang.srt.layers.dp_attention import initialize_dp_attention
 
-        initialize_dp_attention(given)
+        sizes = SimpleNamespace(hidden_size=HIDDEN, dtype=torch.bfloat16)  # of buffers
+        asked = len(inspect.signature(initialize_dp_attention).parameters)
+        initialize_dp_attention(*(given, sizes)[:asked])
     except Exception as error:
         # classes that ask for it say so themselves
         print(f"initialize_dp_attention: {type(error).__name__}: {error}")

@@ -82,12 +82,16 @@ CAPPED = {
     **dict.fromkeys(["image_size", "input_size"], 56),
 }
 """Fields that are made smaller, and never larger."""
+OF_ANSWERS = 50
+"""The `top_k` that transformers 4 has in every config: of sampling, and not of experts."""
 ONE_INDEX = ("deepstack_visual_indexes", "fullatt_block_indexes")
 
 
 def small(name: str, value: Any) -> Any:
     """Return the tiny value of a field."""
     if isinstance(value, bool) or not isinstance(value, int):
+        return value
+    if (name, value) == ("top_k", OF_ANSWERS):
         return value
     if name in CAPPED:
         return min(value, CAPPED[name])

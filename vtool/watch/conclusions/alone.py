@@ -124,18 +124,30 @@ def _texts_unparted(facts: Facts) -> int:
     return 0
 
 
-def _changes(facts: Facts) -> Outcome:
+def _certain(facts: Facts) -> str | None:
+    """Return what is seen that is not to be, of what the model is given alone."""
     if held := _texts_unparted(facts):
-        message = (
+        return (
             f"rows of the data set hold up to {held} texts each, whose lengths it has, and the"
             " model is given nothing that parts them: a text sees those before it"
         )
-        return Outcome((found(CHANGES, message),))
     if row := _padding_seen(facts):
-        message = (
+        return (
             f"{row} begins with padding, and the model is given no attention_mask: what follows"
             " sees it"
         )
+    for one in facts.of("ahead"):
+        if one.get("padding"):
+            return (
+                f"{one['padding']} of {one['learnt']} learnt tokens are predicted by positions that"
+                " see padding: the model is given a mask that leaves it out, and the mask of four"
+                " dimensions that it makes of that does not"
+            )
+    return None
+
+
+def _changes(facts: Facts) -> Outcome:
+    if message := _certain(facts):
         return Outcome((found(CHANGES, message),))
     documents = _documents(facts)
     compared = [

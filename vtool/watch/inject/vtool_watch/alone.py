@@ -40,8 +40,9 @@ def compare(found: Found, record: Record) -> dict[str, Any]:
     if isinstance(record.alone["given"].get("encoder_hidden_states"), Tensor):
         raise NotRun("the decoder is given what an encoder has made")
     ids = inputs["input_ids"]
-    texts = [_unpadded(found, ids, text) for text in _texts(inputs, ids)]
-    owners = visual_owners(inputs, ids, texts, found.model.config)
+    parted = {**inputs, "attention_mask": _counted(inputs.get("attention_mask"), ids)}
+    texts = [_unpadded(found, ids, text) for text in _texts(parted, ids)]
+    owners = visual_owners(parted, ids, texts, found.model.config)
     if owners is None:
         raise NotRun("images cannot be given to rows here")
     base = found.base
@@ -138,9 +139,10 @@ def _ahead(
 
 
 def targets_seen(record: Record, true_hides: bool) -> dict[str, Any] | None:
-    """Return at how many learnt places a mask of four dimensions has the next token too.
+    """Return at how many learnt places a mask of four dimensions has the next token, or padding.
 
-    Numbers are what is added to scores: 0 where a position is seen.
+    Numbers are what is added to scores: 0 where a position is seen. What is padding says the mask
+    of rows × positions that the model was given, if it was.
 
     Args:
         true_hides: in Megatron-core, True stands where nothing is seen; elsewhere, where it is.
@@ -158,10 +160,15 @@ def targets_seen(record: Record, true_hides: bool) -> dict[str, Any] | None:
     else:
         return None  # 1 may stand for what is seen
     at = record.at.to(mask.device)
+    told, own = {}, record.alone.get("row_mask")
+    if isinstance(own, Tensor) and tuple(own.shape) == (rows, length):
+        there = sees[(at // length).clamp_max(mask.shape[0] - 1), at % length]
+        told["padding"] = int((there & (own == 0)[at // length]).any(-1).sum())
+        told["learnt"] = len(at)
     at = at[at % length < length - 1]
     row = (at // length).clamp_max(mask.shape[0] - 1)
     seen = sees[row, at % length, at % length + 1]
-    return {"tokens": len(at), "seen": int(seen.sum())}
+    return {"tokens": len(at), "seen": int(seen.sum()), **told}
 
 
 def _texts(inputs: dict[str, Any], ids: Tensor) -> list[Document]:
@@ -189,13 +196,16 @@ def _refuse(found: Found, inputs: dict[str, Any]) -> None:
         raise NotRun("the model is not given ids")
     if inputs.get("embeddings_given") and any(name.startswith("pixel") for name in inputs):
         raise NotRun("the backbone is given embeddings with images in them")
-    mask, pads = inputs.get("attention_mask"), found.specials.get("pad", [])
+    mask = inputs.get("attention_mask")
     if isinstance(mask, Tensor) and mask.dim() > 2:
-        ids = inputs["input_ids"]
-        if not pads or bool(torch.isin(ids, torch.tensor(pads, device=ids.device)).any()):
-            raise NotRun("the mask has more than two dimensions, and rows may be padded")
         if _looks_ahead(mask):
             raise NotRun("the mask lets tokens see what follows them")
+        ids, counted = inputs["input_ids"], _counted(mask, inputs["input_ids"])
+        if counted is None:
+            raise NotRun("the mask of four dimensions does not show where a text begins")
+        alike = (ids[:, :1] == ids[:, 1:2]) & (counted[:, :1] > 0)
+        if not found.specials.get("pad") and bool(alike.any()):
+            raise NotRun("rows may begin with padding, and no padding token is known")
     if in_pieces(found.base):
         raise NotRun("the weights are sharded: a forward pass would be a collective")
     if found.layout is None and _depends_on_length(found, inputs["input_ids"].shape[-1]):
@@ -203,6 +213,28 @@ def _refuse(found: Found, inputs: dict[str, Any]) -> None:
     for name in ("inputs_embeds", "encoder_outputs", "decoder_input_ids", "input_features", "bbox"):
         if isinstance(inputs.get(name), Tensor) and not inputs.get("embeddings_given"):
             raise NotRun(f"the model is given {name}")
+
+
+def _counted(mask: Any, ids: Tensor) -> Any:
+    """Return the mask; one of four dimensions as one that counts texts: 1, 1, 2, 2, 2, 0.
+
+    A text begins where a position sees itself and nothing before it. What does not see itself is
+    padding. None for a mask that is made otherwise, such as one of windows.
+    """
+    if not isinstance(mask, Tensor) or mask.dim() < 3:
+        return mask
+    length = ids.shape[-1]
+    known = mask.dtype == torch.bool or mask.is_floating_point()
+    if not known or mask.dim() != 4 or mask.shape[-2:] != (length, length):
+        return None
+    sees = (mask if mask.dtype == torch.bool else mask == 0)[:, 0]
+    itself = sees.diagonal(dim1=-2, dim2=-1)
+    first, at = sees.int().argmax(-1), torch.arange(length, device=mask.device)
+    begins = itself & (first == at)
+    latest = torch.where(begins, at, -1).cummax(-1).values
+    if bool((itself & (first != latest)).any()):
+        return None
+    return torch.where(itself, begins.cumsum(-1), 0).expand(ids.shape).to(ids.device)
 
 
 def _looks_ahead(mask: Tensor) -> bool:

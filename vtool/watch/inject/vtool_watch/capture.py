@@ -81,6 +81,8 @@ class Capture:
         self.calls = self.entered = 0
         """Passes of the model, and of its backbone."""
         self._outer: dict[str, Any] = {}
+        self._row_mask: Any = None
+        """The mask of rows × positions, where the model makes one of four dimensions of it."""
         self._pending: tuple[dict[str, Any], dict[str, Any], Seen | None] | None = None
         self._norm: tuple[Tensor, Tensor] | None = None
         self._micro = 0
@@ -126,6 +128,7 @@ class Capture:
         self.looking = False
         self.first_of_step = self.zeroed = self.full = None
         self._outer, self._pending, self._norm, self.heard = {}, None, None, {}
+        self._row_mask = None
 
     def _guard(self, call: Any) -> Hook:
         always = call in (self._outside, self._enter)
@@ -155,8 +158,7 @@ class Capture:
 
     def _enter(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
         self.entered += 1
-        self._pending = None
-        self._norm = None
+        self._pending = self._norm = self._row_mask = None
         given = own = {**dict(zip(self._names, args)), **kwargs}
         outer, self._outer = self._outer, {}
         ids = given.get("decoder_input_ids")
@@ -164,7 +166,7 @@ class Capture:
         if ids is None and outer.get("input_ids") is not None:  # it is given embeddings
             mask = given.get("attention_mask")
             if isinstance(mask, Tensor) and mask.dim() > 2:  # it says more than the rows' own
-                outer["attention_mask"] = None
+                self._row_mask, outer["attention_mask"] = outer["attention_mask"], None
             given = {**given, **{k: v for k, v in outer.items() if v is not None}}
             given["embeddings_given"] = True
             ids = outer["input_ids"]
@@ -240,6 +242,7 @@ class Capture:
                 "given": {n: v for n, v in own.items() if n != "past_key_values"},
                 "hidden": held.clone(),
                 "positions": self.heard.get("positions"),
+                "row_mask": self._row_mask,
             }
         self.records.append(record)
         if norm is not None and norm[1].data_ptr() != held.data_ptr():
