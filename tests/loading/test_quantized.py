@@ -1,5 +1,6 @@
 """A class made for quantized weights, and what a framework makes of weights that are loaded."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -52,6 +53,15 @@ class Layer(nn.Module):
 
     def process(self) -> None:
         """Do nothing."""
+
+
+class Scratch(Layer):
+    """A buffer of whatever is in the memory, where it is made for fp8."""
+
+    def __init__(self, quantized: bool) -> None:
+        super().__init__(quantized)
+        if quantized:
+            self.scratch = nn.Buffer(torch.frombuffer(bytearray(os.urandom(8)), dtype=torch.uint8))
 
 
 class DropsScales(Layer):
@@ -181,6 +191,13 @@ def test_scales_that_are_dropped_are_found_though_the_plain_weights_land() -> No
         "a.weight_scale" in message and "b.weight_scale" in message and "never read" in message
         for message in messages
     )
+
+
+def test_a_buffer_of_chance_is_a_note_in_fp8_too() -> None:
+    state, (message,) = judged(Scratch)["quantised-load"]
+    assert state == "passed"
+    assert message.startswith("note: ")
+    assert "scratch" in message
 
 
 def test_the_scale_of_a_part_that_is_dropped_in_any_case_is_not_reported_again() -> None:

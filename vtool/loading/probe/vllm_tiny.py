@@ -100,6 +100,7 @@ class TinyArchitecture:
             )
             if unwritten > len(named_parameters(model)) // 2:
                 checkpoint = None  # the twin is of another class than it seemed
+                self.why_no_twin = f"it does not take what transformers' {self.twin_class} saves"
         origin: Origin = "twin"
         if checkpoint is None:
             self.progress("names")
