@@ -13,10 +13,14 @@ FOUND = Path(__file__).parents[2] / "docs/found"
 REPORTS = sorted(file for file in FOUND.glob("*.md") if file.name != "README.md")
 SAYS = {
     "transformers-47688": ("transformers", "4.000 times the gradient"),
+    "transformers-logit-scale": ("transformers", "the logits of a text are not scaled by"),
     "trl-image-placeholders": ("trl", "4 placeholders of an image are labels"),
     "verl-mm-token-type-ids": ("verl", "mm_token_type_ids is gone"),
     "vllm-colpali-bias": ("vllm", "the bias of the projection is dropped"),
+    "vllm-cpu-softmax-bias": ("vllm", "the correction bias is left out"),
+    "vllm-gemma3n-per-layer": ("vllm", "per-layer embeddings are left out"),
     "vllm-laguna-correction-bias": ("vllm", "the correction bias of the experts is not loaded"),
+    "vllm-transformers-untied-head": ("vllm", "lm_head.weight is not read"),
 }
 
 
