@@ -99,6 +99,17 @@ class KeepsAClone(KeepsForLater):
         super().load_weights((name, tensor.clone()) for name, tensor in weights)
 
 
+class Scratch(Layer):
+    """Has a buffer that nothing is loaded into, of other values each time when it is quantized."""
+
+    made = 0
+
+    def __init__(self, quantized: bool) -> None:
+        super().__init__(quantized)
+        Scratch.made += quantized
+        self.register_buffer("scratch", torch.full((4,), float(self.made)))
+
+
 def subject(
     found: type[Layer], quantized: bool = False, checkpoint: Mapping[str, Tensor] = PLAIN
 ) -> Subject:
@@ -160,7 +171,7 @@ def test_a_path_is_known_where_nothing_can_be_made_of_the_weights_on_a_cpu() -> 
     assert direct_load(kept) == "unprotected"
 
 
-@pytest.mark.parametrize("found", [Layer, KeepsAClone])
+@pytest.mark.parametrize("found", [Layer, KeepsAClone, Scratch])
 def test_a_class_that_copies_passes(found: type[Layer]) -> None:
     assert {state for state, _ in judged(found).values()} == {"passed"}
 
