@@ -12,12 +12,21 @@ import pytest
 FOUND = Path(__file__).parents[2] / "docs/found"
 REPORTS = sorted(file for file in FOUND.glob("*.md") if file.name != "README.md")
 SAYS = {
+    "sglang-glm-image-mlp": ("sglang", "the vision MLP is not loaded"),
+    "sglang-llama4-text-experts": ("sglang", "no expert is loaded"),
     "transformers-47688": ("transformers", "4.000 times the gradient"),
+    "transformers-logit-scale": ("transformers", "the logits of a text are not scaled by"),
     "trl-image-placeholders": ("trl", "4 placeholders of an image are labels"),
     "verl-mm-token-type-ids": ("verl", "mm_token_type_ids is gone"),
     "vllm-colpali-bias": ("vllm", "the bias of the projection is dropped"),
+    "vllm-cpu-softmax-bias": ("vllm", "the correction bias is left out"),
+    "vllm-gemma3n-per-layer": ("vllm", "per-layer embeddings are left out"),
     "vllm-laguna-correction-bias": ("vllm", "the correction bias of the experts is not loaded"),
+    "vllm-transformers-untied-head": ("vllm", "lm_head.weight is not read"),
 }
+
+PYTHONS = {name: os.environ.get(f"VTOOL_{name.upper()}_PYTHON") for name in ("vllm", "sglang")}
+"""Frameworks that have an environment of their own."""
 
 
 def script_of(report: Path) -> str:
@@ -37,8 +46,8 @@ def test_a_report_has_a_script_of_thirty_lines_and_is_listed(report: Path) -> No
 @pytest.mark.parametrize("name", SAYS)
 def test_the_script_of_a_report_fails_as_it_says(name: str, tmp_path: Path) -> None:
     package, said = SAYS[name]
-    own = os.environ.get("VTOOL_VLLM_PYTHON") if package == "vllm" else sys.executable
-    if own is None or (package != "vllm" and importlib.util.find_spec(package) is None):
+    own = PYTHONS.get(package, sys.executable)
+    if own is None or (package not in PYTHONS and importlib.util.find_spec(package) is None):
         pytest.skip(f"{package} is not installed")
     (tmp_path / "failing.py").write_text(script_of(FOUND / f"{name}.md"), encoding="utf-8")
     ended = subprocess.run(

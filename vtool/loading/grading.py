@@ -270,8 +270,6 @@ def _grade_quantized(rule: str, items: Items, facts: SubjectFacts) -> Iterable[D
             )
         else:
             text = f"{check}: {_parameters(group)}"
-            if all(item.kind == "chance" for item in group):
-                severity = "note"  # buffers that nothing is loaded into, as without fp8
         kept_at = Origin(group[0].file, group[0].line) if group[0].file else None
         text = f"with fp8 weights and their scales, {text}"
         yield _finding(rule, text, group, severity, kept_at)
