@@ -82,7 +82,7 @@ def use_tower_attention(model: nn.Module, kernel: str = "sdpa") -> None:
     from transformers import AttentionInterface
 
     name = _named(_TOWER_ATTENTION, kernel)
-    AttentionInterface.register(name, partial(tower_attention, kernel=kernel))
+    AttentionInterface.register(name, _OF_TOWER[kernel])
     tower: Any = model.model.visual  # type: ignore[union-attr]
     tower.config._attn_implementation = name
 
@@ -91,7 +91,7 @@ def _register(model: nn.Module, name: str) -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
 
     kernel = LANGUAGE[name].kernel
-    AttentionInterface.register(name, partial(attention, kernel=kernel))
+    AttentionInterface.register(name, _OF_LANGUAGE[kernel])
     mask: Callable[..., Any] = flash_mask if kernel in OF_TRANSFORMERS else row_mask
     AttentionMaskInterface.register(name, mask)
     text: Any = model.config.get_text_config()  # type: ignore[operator,union-attr]
@@ -360,3 +360,8 @@ def _on_npu(
         keep_prob=1.0 - dropout,
     )[0]
     return out.transpose(1, 2)
+
+
+# one object each: a function that is registered again is the same
+_OF_LANGUAGE = {kernel: partial(attention, kernel=kernel) for kernel in KERNELS}
+_OF_TOWER = {kernel: partial(tower_attention, kernel=kernel) for kernel in KERNELS}
