@@ -283,7 +283,7 @@ def _grade_outputs(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Dia
         of_image = str(item.seen).startswith("image")
         sizes = measured["images"] if of_image else measured
         text = (
-            f"loaded in float32, its {sizes['compared']} are {sizes['distance']:.2g} from those of"
+            f"computed in float32 on a CPU, its {sizes['compared']} are {sizes['distance']:.2g} from those of"
             f" transformers' {about.like or 'class'}, relative to their size; moving each weight"
             f" by a unit in bfloat16's last place moves those by {sizes['rounding']:.2g}"
         )
