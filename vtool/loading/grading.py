@@ -283,8 +283,9 @@ def _grade_outputs(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Dia
         of_image = str(item.seen).startswith("image")
         sizes = measured["images"] if of_image else measured
         text = (
-            f"computed in float32 on a CPU, its {sizes['compared']} are {sizes['distance']:.2g} from those of"
-            f" transformers' {about.like or 'class'}, relative to their size; moving each weight"
+            f"computed in float32 on a CPU, its {sizes['compared']} are"
+            f" {sizes['distance']:.2g} from those of transformers' {about.like or 'class'},"
+            f" relative to their size; moving each weight"
             f" by a unit in bfloat16's last place moves those by {sizes['rounding']:.2g}"
         )
         severity: Severity = "error" if certain else "note"
