@@ -6,7 +6,6 @@ documents in a row, of images, and of their windows.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -362,6 +361,14 @@ def _on_npu(
     return out.transpose(1, 2)
 
 
+def _of_language(kernel: str) -> Callable[..., tuple[Tensor, None]]:
+    return lambda *given, **more: attention(*given, kernel=kernel, **more)
+
+
+def _of_tower(kernel: str) -> Callable[..., tuple[Tensor, None]]:
+    return lambda *given, **more: tower_attention(*given, kernel=kernel, **more)
+
+
 # one object each: a function that is registered again is the same
-_OF_LANGUAGE = {kernel: partial(attention, kernel=kernel) for kernel in KERNELS}
-_OF_TOWER = {kernel: partial(tower_attention, kernel=kernel) for kernel in KERNELS}
+_OF_LANGUAGE = {kernel: _of_language(kernel) for kernel in KERNELS}
+_OF_TOWER = {kernel: _of_tower(kernel) for kernel in KERNELS}
