@@ -63,6 +63,7 @@ def test_inputs_that_are_dropped_need_no_values(tmp_path: Path) -> None:
         assert make([as_bytes.sample(0)], processor, drop).values is None
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("settings", [("data.micro_batch_size=3",), PACKED])
 def test_a_run_with_bytes_trains_the_same_to_the_bit(
     tmp_path: Path, settings: tuple[str, ...]

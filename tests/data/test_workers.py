@@ -82,6 +82,7 @@ def test_the_batches_are_those_without_workers(tmp_path: Path, spare: int, steps
     assert all(f"auto: {spare} for each rank, of {spare} spare cores" in line for line in told)
 
 
+@pytest.mark.full
 def test_rows_are_audited_on_all_cores_where_there_are_many(tmp_path: Path) -> None:
     made = [chat(f"What is {number}?", f"a {number}") for number in range(1_030)]
     write_rows(tmp_path / "rows.jsonl", made)

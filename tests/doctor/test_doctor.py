@@ -224,6 +224,7 @@ class TestOfARecipe:
         assert rules["extra-not-installed"]["help"] == "pip install 'vtool[npu]'"
         assert result["checks"]["device-missing"] == "not-run"
 
+    @pytest.mark.full
     def test_of_rows_in_columns(self, quick: Path, tmp_path: Path) -> None:
         package(quick, "pyarrow", "1.0.0")
         (tmp_path / "saved").mkdir()

@@ -154,6 +154,7 @@ def test_every_familys_template_takes_turns_with_images(family: str, tmp_path: P
     assert places == sorted(places)
 
 
+@pytest.mark.full
 def test_lines_of_a_pipe_are_turns(
     trained: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

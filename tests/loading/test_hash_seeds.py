@@ -33,6 +33,7 @@ def by_set(tmp_path: Path) -> str:
     return f"python:{tmp_path}/by_set.py:Model"
 
 
+@pytest.mark.full
 def test_the_order_of_a_set_is_found_though_every_load_of_a_process_has_the_same(
     by_set: str,
 ) -> None:

@@ -90,6 +90,7 @@ def test_a_class_without_a_twin_is_given_names_that_it_takes(found: dict[str, An
     )
 
 
+@pytest.mark.full
 def test_without_a_verdict_the_class_says_itself_why_no_names_are_found(
     found: dict[str, Any],
 ) -> None:

@@ -203,6 +203,7 @@ def test_on_an_npu_the_operator_is_given_the_same_attention(on_npu: dict[str, An
     } == {}
 
 
+@pytest.mark.full
 def test_on_an_npu_each_kind_of_row_has_the_mask_that_the_operator_wants(
     on_npu: dict[str, Any],
 ) -> None:

@@ -435,6 +435,7 @@ class TestBeforeTheStart:
     def test_ranks_that_the_run_does_not_have(self, folder: Path) -> None:
         assert self.opened(folder, *TORCH, "profiler.ranks=[1]") == ["profiler-ranks"]
 
+    @pytest.mark.full
     @pytest.mark.parametrize("tool", ["npu", "nsys", "memory"])
     def test_a_tool_for_another_device_than_the_one_that_was_found(
         self, folder: Path, tool: str

@@ -93,6 +93,7 @@ def stopping_after_one(made: Request, monkeypatch: pytest.MonkeyPatch) -> None:
             train(made, Ranks())
 
 
+@pytest.mark.full
 def test_an_in_place_write_is_named_with_its_line_and_nothing_is_trained() -> None:
     Path("my_qwen.py").write_text(IN_PLACE)
     line = next(number for number, text in enumerate(IN_PLACE.splitlines(), 1) if "# here" in text)

@@ -44,6 +44,7 @@ def test_at_full_size_a_checkpoint_is_not_run_with_what_to_do(run: Path, tmp_pat
         build_proof_context(asked, tmp_path, full_size=True)
 
 
+@pytest.mark.full
 def test_weights_of_another_family_are_found_before_training(run: Path, tmp_path: Path) -> None:
     loaded = load_run("digits", begun_from(run, "model.family=glm4v"))
     with pytest.raises(Findings) as raised:
