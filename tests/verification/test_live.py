@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 from tests.cli.test_startup import PRINT_MODULES
 from tests.engines.megatron.test_ddp_config import WRAP, local_layers, qwen2
-from tests.models.tiny import tiny_model
 from tests.rows import chat, write_rows
 from vtool.cli.app import app
 from vtool.config.expected import expected_settings
@@ -148,17 +147,6 @@ class TestOtherTrainers:
             finding.message
             == "`engine.kind` asks for fsdp2, but Qwen2ForCausalLM, which nothing wraps, has none"
         )
-
-    def test_a_part_that_is_to_be_frozen_and_is_not_as_a_whole(self) -> None:
-        model = tiny_model("qwen2_vl")
-        for name, one in model.named_parameters():
-            one.requires_grad_("visual" in name)
-        asked = {"model.freeze.language": True, "model.freeze.vision": False}
-        assert compare_objects(asked, {"model": model}) == []
-        model.model.language_model.norm.weight.requires_grad_()
-        (finding,) = compare_objects(asked, {"model": model})
-        assert finding.parameter == "model.freeze.language"
-        assert "language_model.norm.weight has false" in finding.message
 
     def test_adapters_of_peft(self) -> None:
         from peft import LoraConfig, get_peft_model
