@@ -26,7 +26,7 @@ class Tested:
 
 TESTED = {
     "transformers": Tested("5.5.4", "5.23.0"),
-    "torch": Tested("2.13.0", "2.13.0"),
+    "torch": Tested("2.11.0", "2.13.0"),
     "peft": Tested("0.18.0", "0.21.2"),
     "tokenizers": Tested("0.22.1", "0.23.3"),
     "safetensors": Tested("0.8.0", "0.8.0"),
@@ -163,6 +163,41 @@ def enable_checkpointing(model: Any, kept: Iterable[Any] = ()) -> None:
     enable({"use_reentrant": False})
     for block in kept:
         block.gradient_checkpointing = False
+
+
+def without_buffer_sync(parallel: Callable[..., Any]) -> dict[str, bool]:
+    """Return the argument by which DistributedDataParallel leaves buffers alone in each forward.
+
+    Args:
+        parallel: the class. `broadcast_buffers` is deprecated since torch 2.13.
+    """
+    new = "forward_sync_buffers" in signature(parallel).parameters
+    return {"forward_sync_buffers" if new else "broadcast_buffers": False}
+
+
+def fsdp_groups(part: Any) -> list[Any]:
+    """Return the groups of parameters of a module that FSDP2 shards; torch 2.11 has one at most."""
+    state = part._get_fsdp_state()
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [group for group in (state._fsdp_param_group,) if group is not None]
+
+
+def forget_forward_order(root: Any, parts: Iterable[Any]) -> None:
+    """Forget the order of the last forward passes, by which FSDP2 would gather ahead in a backward.
+
+    Args:
+        root: the whole module.
+        parts: all that FSDP2 shards by itself, the whole module too.
+    """
+    if hasattr(root, "reset_iter_state"):
+        root.reset_iter_state()
+        return
+    # torch 2.11 has no function for it
+    root._get_fsdp_state()._comm_ctx.post_forward_order.clear()
+    for part in parts:
+        for group in fsdp_groups(part):
+            group._post_forward_indices.clear()
 
 
 def takes_tower_index() -> bool:

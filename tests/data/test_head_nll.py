@@ -7,7 +7,6 @@ import torch
 import torch.distributed as dist
 from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
-from torch.nn.functional import linear_cross_entropy
 
 from tests.engines.ranks import run_ranks
 from vtool.data import head_nll
@@ -218,6 +217,9 @@ def test_a_copy_of_the_head_that_is_trained_gives_the_sum_and_an_adapter_on_it_l
 
 def test_torchs_own_rounds_its_loss_to_bfloat16() -> None:
     """Hold the reason for our own, and ask again of each torch."""
+    linear_cross_entropy = getattr(torch.nn.functional, "linear_cross_entropy", None)
+    if linear_cross_entropy is None:
+        pytest.skip("not run: this torch has none")
     hidden, weight, targets = given(torch.bfloat16)
     theirs = linear_cross_entropy(
         hidden.flatten(0, 1), weight, targets.flatten(), reduction="sum", ignore_index=-100

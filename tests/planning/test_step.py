@@ -16,6 +16,7 @@ from vtool.families.family import load_family
 from vtool.planning.micro_batch import build_batch, shape_of
 from vtool.planning.model import model_of
 from vtool.planning.step import Step, measure_step
+from vtool.releases import fsdp_groups
 from vtool.training.model_and_engine import build_engine, prepare_model
 
 pytestmark = pytest.mark.usefixtures("no_process_group")
@@ -76,7 +77,7 @@ def count_sent(ranks: Ranks, run: Run) -> tuple[int, int, int]:
     engine: Any = build_engine(run, module, ranks, weights)
     gathered = reduced = 0
     for part, freed in engine.parts:
-        for group in part._get_fsdp_state()._fsdp_param_groups:
+        for group in fsdp_groups(part):
             padded = sum(one._sharded_param_data.numel() for one in group.fsdp_params) * ranks.world
             gathered += 2 * padded * (2 if freed else 1)
             reduced += 4 * padded

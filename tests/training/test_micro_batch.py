@@ -115,9 +115,9 @@ def test_a_row_that_is_spread_needs_less_on_each_rank_and_stages_keep_several(
     text = config.get_text_config()
 
     def head(share: int) -> float:
-        """The logits of a chunk, and the gradients of the head's weight and of its input."""
+        """A chunk's logits and softmax, and the gradients of the head's weight and input."""
         entries, hidden = text.vocab_size / share, text.hidden_size
-        return 4 * ((tokens + hidden) * entries + tokens * hidden)
+        return 4 * ((2 * tokens + hidden) * entries + tokens * hidden)
 
     def estimate(**parallel: object) -> float:
         run = made(tmp_path, "engine=megatron").run

@@ -31,6 +31,7 @@ from vtool.engines.ranks import Ranks
 from vtool.families.family import load_family
 from vtool.models import adapters
 from vtool.models import build as model_build
+from vtool.releases import fsdp_groups
 from vtool.training import launch, model_and_engine
 from vtool.training import session as sessions
 from vtool.training.model_and_engine import build_engine
@@ -242,7 +243,7 @@ def test_offloading_is_seen_where_there_is_somewhere_to_offload_to(
     small: Callable[..., Request],
 ) -> None:
     opened, _ = session(small("engine=fsdp2"))
-    group = opened.engine.parts[0][0]._get_fsdp_state()._fsdp_param_groups[0]  # type: ignore[attr-defined]
+    group = fsdp_groups(opened.engine.parts[0][0])[0]  # type: ignore[attr-defined]
     assert not [one for one in observe_run(opened) if one.name == "engine.cpu_offload"]
     group.device = torch.device("cuda")
     assert [one.value for one in observe_run(opened) if one.name == "engine.cpu_offload"] == [False]

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from vtool.data.chat import IGNORED
 
-_CHUNK_BYTES = 2**28
-"""The logits of a chunk, in float32: 256 MiB."""
+_CHUNK_BYTES = 2**29
+"""The logits of a chunk, in float32: 512 MiB. On a GPU each chunk reads and writes the gradient of
+the whole weight, which takes as long as its products once it has fewer than 400 rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,17 +133,14 @@ class _SummedNll(torch.autograd.Function):
             # What has no target may be NaN: times its gradient of 0, it would be in the weight's.
             unasked = (wanted == IGNORED).unsqueeze(1)
             rows = hidden[begin : begin + size].masked_fill(unasked, 0)
-            nll, gradient = _chunk((rows @ matrix.T).to(wide), wanted, shard)
+            nll, gradient = _chunk(rows @ matrix.T, wide, wanted, shard)
             total += nll
             gradient = gradient.to(hidden.dtype)
             if of_hidden is not None:
-                torch.mm(gradient, matrix, out=of_hidden[begin : begin + len(rows)])
-            if of_weight is None:
-                pass
-            elif gradient.dtype == wide:
-                of_weight.addmm_(gradient.T, rows)
-            else:
-                of_weight += gradient.T @ rows
+                own = torch.mm(gradient, matrix, out=of_hidden[begin : begin + len(rows)])
+                own.masked_fill_(unasked, 0)
+            if of_weight is not None:
+                _add_product(of_weight, gradient.T, rows)
             del gradient  # or the next chunk would be there beside it
         ctx.save_for_backward(of_hidden, of_weight)
         ctx.weight_dtype = weight.dtype
@@ -154,35 +152,53 @@ class _SummedNll(torch.autograd.Function):
         of_hidden, of_weight = ctx.saved_tensors
         return (
             None if of_hidden is None else (of_hidden.to(scale.dtype) * scale).to(of_hidden.dtype),
-            None if of_weight is None else (of_weight * scale).to(ctx.weight_dtype),
+            None if of_weight is None else of_weight.mul_(scale).to(ctx.weight_dtype),
             None,
             None,
             None,
         )
 
 
-def _chunk(logits: Tensor, targets: Tensor, shard: VocabularyShard | None) -> tuple[Tensor, Tensor]:
-    """Return the summed NLL of some rows, and its gradient, which is written over their logits.
+def _add_product(to: Tensor, one: Tensor, other: Tensor) -> None:
+    """Add a product of matrices in place, which may be of a narrower dtype."""
+    if one.dtype == to.dtype:
+        to.addmm_(one, other)
+    elif to.is_cuda:  # the product of a narrower dtype is never there, and nothing is rounded
+        torch.addmm(to, one, other, out_dtype=to.dtype, out=to)
+    else:
+        to += one @ other
 
-    The logits of rows without a target are finite.
+
+def _chunk(
+    logits: Tensor, wide: torch.dtype, targets: Tensor, shard: VocabularyShard | None
+) -> tuple[Tensor, Tensor]:
+    """Return the summed NLL of some rows, and its gradient, which is finite without a target.
+
+    Few passes over what is as large as the logits: softmax reads them in their own dtype.
     """
     first = 0
     if shard is not None:
         first = shard.first
-        logits[:, max(0, shard.tokens - first) :] = -torch.inf
+        # no -inf: a shard may be padding alone
+        logits[:, max(0, shard.tokens - first) :] = torch.finfo(logits.dtype).min
     kept = targets != IGNORED
     places = targets - first
     here = kept & (places >= 0) & (places < logits.shape[1])
     places = places.where(here, 0).unsqueeze(1)
-    highest = logits.amax(1)
+    own = highest = logits.amax(1).to(wide)
     if shard is not None:
+        highest = own.clone()
         dist.all_reduce(highest, dist.ReduceOp.MAX, group=shard.group)
-    logits -= highest.unsqueeze(1)
-    of_target = logits.gather(1, places).squeeze(1).where(here, 0)
-    sums = torch.stack([logits.exp_().sum(1), of_target])
+    of_target = (logits.gather(1, places).squeeze(1).to(wide) - highest).where(here, 0)
+    if not logits.is_cuda:  # a CPU's softmax would convert them beside themselves
+        logits = logits.to(wide)
+    softmax = logits.softmax(1, dtype=wide)
+    del logits
+    # Σ exp(z − highest): softmax has exp(own − own) / Σ exp(z − own) at its highest
+    sums = torch.stack([(own - highest).exp() / softmax.amax(1), of_target])
     if shard is not None:
+        mine = sums[0].clone()
         dist.all_reduce(sums, group=shard.group)
+        softmax *= (mine / sums[0]).unsqueeze(1)
     nll = (sums[0].log() - sums[1]).where(kept, 0).sum()
-    logits *= (kept / sums[0]).unsqueeze(1)
-    logits.scatter_add_(1, places, -here.to(logits.dtype).unsqueeze(1))
-    return nll, logits
+    return nll, softmax.scatter_add_(1, places, -here.to(wide).unsqueeze(1))

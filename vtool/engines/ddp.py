@@ -19,6 +19,7 @@ from vtool.engines import common
 from vtool.engines.contract import B, EngineInputs
 from vtool.engines.spans import Span, null_span
 from vtool.models import observe_model
+from vtool.releases import without_buffer_sync
 
 
 class Ddp(common.TorchEngine):
@@ -33,13 +34,14 @@ class Ddp(common.TorchEngine):
         self.optimizer = inputs.build_optimizer(self.module)
         self.parallel: DistributedDataParallel | None = None
         if ranks.world > 1:
+            # rotary tables: the same on every rank, and never written
+            alone: Any = without_buffer_sync(DistributedDataParallel)
             self.parallel = DistributedDataParallel(
                 self.module,
                 device_ids=[ranks.device] if ranks.device.type != "cpu" else None,
                 bucket_cap_mb=inputs.settings.bucket_cap_mb,
                 gradient_as_bucket_view=inputs.settings.gradient_as_bucket_view,
-                # rotary tables: the same on every rank, and never written
-                forward_sync_buffers=False,
+                **alone,
             )
 
     def forward_backward(

@@ -37,6 +37,7 @@ from vtool.engines.contract import B, EngineInputs
 from vtool.engines.ranks import Ranks
 from vtool.engines.spans import Span, null_span
 from vtool.models import observe_model
+from vtool.releases import forget_forward_order, fsdp_groups
 
 
 class Fsdp2(common.TorchEngine):
@@ -145,7 +146,7 @@ class Fsdp2(common.TorchEngine):
                     part.set_reshard_after_forward(freed, recurse=False)
                 # The order of these forward passes, another on each rank, must not guide what the
                 # next backward gathers ahead.
-                self.parts[-1][0].reset_iter_state()
+                forget_forward_order(self.parts[-1][0], (part for part, _ in self.parts))
 
     def observe(self, component: Callable[[str], str]) -> Iterator[Observed]:
         yield from observe_fsdp2(self.module)
@@ -165,9 +166,9 @@ class Fsdp2(common.TorchEngine):
                     parameter, nn.Parameter(own, parameter.requires_grad)
                 )
         for part, _ in self.parts:
-            for group in part._get_fsdp_state()._fsdp_param_groups:
+            for group in fsdp_groups(part):
                 for one in group.fsdp_params:
-                    one.reset_sharded_param()  # type: ignore[no-untyped-call]
+                    one.reset_sharded_param()
 
     def _gather(self, tensor: Tensor) -> Tensor:
         there = tensor.to(self.ranks.device)
@@ -210,7 +211,7 @@ def observe_fsdp2(module: nn.Module) -> Iterator[Observed]:
             f"{type(module).__name__}, of which no block is sharded by itself,",
         )
     for name, part in parts:
-        for group in part._get_fsdp_state()._fsdp_param_groups:
+        for group in fsdp_groups(part):
             where = f"FSDP's group of {name or 'the whole module'}"
             policy, own = group.mp_policy, group.fsdp_params[0].sharded_param.dtype
             if name:

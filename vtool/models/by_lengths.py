@@ -8,6 +8,7 @@ are those of the emulation by the kernel's own contract.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from itertools import groupby
 from typing import Any
 
@@ -80,6 +81,10 @@ def by_varlen(query: Tensor, key: Tensor, value: Tensor, spans: Spans, form: For
     """Call torch's `varlen_attn`, whose windows do not count the token itself."""
     from torch.nn.attention.varlen import varlen_attn
 
+    more: dict[str, Any] = {}
+    if "enable_gqa" in varlen_arguments():
+        more = {"enable_gqa": query.shape[1] != key.shape[1]}
+
     if form.dropout:
         raise ValueError(f"a dropout of {form.dropout}: varlen_attn has none")
     with told_flops(query, spans.lengths):
@@ -93,9 +98,22 @@ def by_varlen(query: Tensor, key: Tensor, value: Tensor, spans: Spans, form: For
             spans.longest,
             scale=form.scale,
             window_size=(-1 if form.window is None else form.window - 1, 0 if form.causal else -1),
-            enable_gqa=query.shape[1] != key.shape[1],
+            **more,
         )
     return out
+
+
+def varlen_arguments() -> frozenset[str]:
+    """Return the names of what torch's `varlen_attn` takes; none where torch has no such function.
+
+    torch 2.13 has to be told of heads that share keys (`enable_gqa`). 2.11 need not be, and 2.10
+    has no windows.
+    """
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return frozenset()
+    return frozenset(signature(varlen_attn).parameters)
 
 
 def by_transformers(

@@ -20,7 +20,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry
 
 from vtool.config.schema import Ddp, Fsdp2, Run
 from vtool.data.loss import summed_nll
@@ -34,6 +34,7 @@ from vtool.models.on_meta import not_a_number
 from vtool.planning.micro_batch import Shape, build_batch
 from vtool.planning.shapes import FirstShares, ShapesMode
 from vtool.planning.windows import attend_by_size
+from vtool.profiling.flops import attention_flops
 from vtool.training.model_and_engine import build_engine, prepare_model
 
 # What torch's trackers call each kind of memory.
@@ -189,10 +190,7 @@ class _Counting(TorchDispatchMode):
             self.sent += round(2 * self._part * sum(one.nbytes for one in tree_leaves(args[0])))
         elif "scaled_dot_product" in name:
             shapes = [one.shape for one in args[:4] if isinstance(one, Tensor)]
-            if name.endswith("backward"):
-                self.flops += sdpa_backward_flop_count(*shapes[:4])  # type: ignore[no-untyped-call]
-            else:
-                self.flops += sdpa_flop_count(*shapes[:3])  # type: ignore[no-untyped-call]
+            self.flops += attention_flops(shapes, backward=name.endswith("backward"))
         elif (count := flop_registry.get(func.overloadpacket)) is not None:
             self.flops += count(*args, **(kwargs or {}), out_val=out)
         return out

@@ -13,10 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
 
-from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
-
 from vtool.models.by_lengths import ATTENTION_FLOPS
 from vtool.profiling.files import written_whole
+from vtool.profiling.flops import attention_flops
 from vtool.profiling.step_timer import SPAN_COLORS
 
 Event = dict[str, Any]
@@ -202,7 +201,7 @@ class TraceScan:
         elif category == "kernel":
             self._on_device += 1
         elif category == "cpu_op" and (found := _ATTENTION.fullmatch(name)):
-            self._flops += _attention_flops(
+            self._flops += attention_flops(
                 event["args"].get("Input Dims", ()), backward=bool(found[3])
             )
         elif name == "[memory]" and event["args"].get("Device Type") == self._wanted:
@@ -216,20 +215,6 @@ class TraceScan:
         return TraceFacts(
             tuple(sorted(self._steps)), self._on_device, self._flops, highest_points(memory)
         )
-
-
-def _attention_flops(dims: Sequence[Sequence[int]], *, backward: bool) -> int:
-    """Return the FLOPs of attention by torch.utils.flop_counter's formulas.
-
-    Args:
-        dims: [batch, heads, length, size] of query, key and value; in the backward pass, behind the
-            gradient's.
-    """
-    if backward:
-        gradient, query, key, value = dims[:4]
-        return int(sdpa_backward_flop_count(gradient, query, key, value))  # type: ignore[no-untyped-call]
-    query, key, value = dims[:3]
-    return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
 
 
 def highest_points(

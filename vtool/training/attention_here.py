@@ -1,6 +1,5 @@
 """Checks of `model.attention` against the device that is there, and the model that is built."""
 
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,10 +10,11 @@ from vtool.config.attention import NAME, NOT_ON_CPU, attention_conflict
 from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic
 from vtool.engines.ranks import Ranks, SharedFindings
+from vtool.models.by_lengths import varlen_arguments
 
 _PACKAGES = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3"}
-_ARGUMENTS = {"scale", "window_size", "enable_gqa"}
-"""The arguments that `varlen_attn` is given; torch 2.13 has them, older ones may not."""
+_ARGUMENTS = {"scale", "window_size"}
+"""The arguments that `varlen_attn` is given; torch 2.11 has them, older ones may not."""
 _OLDEST_GPU, _WIDEST_HEAD = (8, 0), 256
 """The bounds of flash attention's kernels, in torch and in its own packages."""
 
@@ -45,20 +45,13 @@ def check_attention(run: Run, ranks: Ranks) -> None:
 def missing_package(chosen: str) -> str | None:
     """Return the package that a kernel needs and that is not there."""
     if chosen == "varlen":
-        return None if _has_varlen() else "a torch with varlen_attn and its windows (2.13)"
+        has = varlen_arguments() >= _ARGUMENTS
+        return None if has else "a torch with varlen_attn and its windows (2.11)"
     from transformers import utils
 
     version = chosen.rpartition("_")[2]
     there = getattr(utils, f"is_flash_attn_{version}_available", None)
     return None if there is not None and there() else _PACKAGES[chosen]
-
-
-def _has_varlen() -> bool:
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return False
-    return inspect.signature(varlen_attn).parameters.keys() >= _ARGUMENTS
 
 
 def check_heads(run: Run, model: nn.Module, kind: str) -> None:

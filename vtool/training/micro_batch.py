@@ -128,10 +128,10 @@ def bytes_of_head(run: Run, config: Any, tokens: int, *, whole_logits: bool = Fa
     trained = not run.model.freeze.language
     if run.lora is not None:
         trained = bool(run.lora.modules_to_save)
-    # of the weight: its gradient; in bfloat16, itself again, and what a chunk adds to its gradient
+    # of the weight: its gradient; in bfloat16, itself again, and on a CPU what a chunk adds to that
     of_weight = text.hidden_size * entries * (narrow + trained * (wide + narrow))
     return float(
-        chunk * entries * (wide + narrow) + positions * text.hidden_size * wide + of_weight
+        2 * chunk * entries * wide + positions * text.hidden_size * wide + of_weight
     )
 
 
