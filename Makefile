@@ -14,7 +14,7 @@ CASE ?=
 # Options for `make campaign`, as in: make campaign CAMPAIGN="--minutes 120 --seed 7"
 CAMPAIGN ?=
 
-.PHONY: help demo test test-all test-rest check bench soak campaign zoo time-machine \
+.PHONY: help demo test test-all test-rest test-gpu check bench soak campaign zoo time-machine \
 	goldens vllm-env sglang-env trainers-env clean test-oldest test-newest dist test-wheel extras
 .DEFAULT_GOAL := help
 
@@ -32,6 +32,10 @@ test-all: .venv/installed-dev .venv/installed-bench  ## all but `soak`; leaks fa
 
 test-rest: .venv/installed-dev .venv/installed-bench  ## what test-all has beside test
 	$(PYTEST) -m "full and not soak" --fail-on-leaks --durations=20
+
+test-gpu: export VTOOL_TESTS_ON_GPU = 1
+test-gpu: .venv/installed-dev  ## the tests that need a CUDA device; then scripts/first-gpu-hour.sh
+	$(BIN)/python -m pytest -m gpu -rs
 
 check: .venv/installed-dev  ## lint, types, and the direction of imports
 	$(BIN)/ruff format --check .
@@ -124,7 +128,7 @@ TESTS := pytest pytest-randomly pytest-timeout pytest-xdist jsonschema hatchling
 	accelerate av einops mbridge==0.15.1 megatron-core==0.16.1 pyarrow tensorboard wandb
 .oldest-venv/installed: tests/installed/oldest.txt pyproject.toml
 	$(PYTHON) -m venv .oldest-venv
-	.oldest-venv/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	.oldest-venv/bin/python -m pip install --quiet --disable-pip-version-check torch==2.11.0
 	.oldest-venv/bin/python -m pip install --quiet --disable-pip-version-check \
 	    --requirement $< $(TESTS) --editable '.[train]'
 	@touch $@

@@ -29,6 +29,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Read by OpenMP when torch is imported. Tests compute with one thread on every machine: the order
 # of sums does not depend on the number of cores, and two workers do not spin against each other.
 os.environ["OMP_NUM_THREADS"] = "1"
+# A recipe's `device.kind: auto` would take a GPU, and two ranks want one each: tests are of the CPU
+# on every machine, but for those of `make test-gpu`.
+if os.environ.get("VTOOL_TESTS_ON_GPU") != "1":
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 # A shell's background job ignores Ctrl-C, and nohup a closed terminal: so would all that tests
 # start and then signal.
 for number, handler in (
@@ -109,6 +113,16 @@ def no_process_group() -> None:
     A plan starts one of its own, of ranks that are not there.
     """
     process_state.end_process_group()
+
+
+@pytest.fixture
+def gpu() -> Any:
+    """A CUDA device; without one, or without `make test-gpu`, the test is not run."""
+    import torch  # costs seconds, and not every worker's tests need it
+
+    if not torch.cuda.is_available():
+        pytest.skip("not run: there is no CUDA device, or this is not `make test-gpu`")
+    return torch.device("cuda", 0)
 
 
 class _SharedFixturesTogether(LoadScopeScheduling):

@@ -31,8 +31,7 @@ TESTED = {
     "tokenizers": Tested("0.22.1", "0.23.3"),
     "safetensors": Tested("0.8.0", "0.8.0"),
 }
-"""By package. pyproject.toml allows more: of torch, CPU builds are offered for one release alone,
-and the others, from 2.8 on, are only resolved."""
+"""By package. The releases between the ends are only resolved, not run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,10 @@ def _work(row: Callable[..., Any], size: str | None, file: Path, log: Path) -> N
     except BaseException as error:
         traceback.print_exc()
         text = str(error).strip().partition("\n")[0]
-        Outcome("failed", f"{type(error).__name__}: {text}").write(file)
+        before = Outcome.read(file)
+        said = f"; until then: {before.figure}" if before else ""
+        numbers = before.numbers if before else {}
+        Outcome("failed", f"{type(error).__name__}: {text}{said}", numbers).write(file)
         status = 1
     sys.stdout.flush()
     os._exit(status)  # libraries' own ends may hang

@@ -192,7 +192,9 @@ def plan(size: str | None) -> Iterator[Outcome]:
     numbers: dict[str, Any] = {}
     said: list[str] = []
     for way, settings in _PLANNED.items():
-        more = [f"data.max_length={2048 if way == 'all kept' else 4096}"] if real else []
+        more = ["data.max_length=4096", f"data.image.max_pixels={1280 * 28 * 28}"] if real else []
+        if real and way == "all kept":
+            more = ["data.max_length=512", f"data.image.max_pixels={320 * 28 * 28}"]
         more += ["lora.base_dtype=bfloat16"] if real and way == "LoRA" else []
         planned, taken = _planned_and_taken(size, [*settings, *more])
         off = planned / taken - 1
@@ -214,13 +216,13 @@ _PLANNED = {
 def _planned_and_taken(size: str | None, settings: Sequence[str]) -> tuple[int, int]:
     """Return the bytes of a step at its peak: those that are planned, and those that it takes."""
     here, real = device_here(), is_real(size, device_here())
-    common = ("data.max_length=96", "data.global_batch_size=2", "train.steps=1")
+    common = ["data.max_length=96", "data.global_batch_size=2", "train.steps=1"]
+    common += [f"data.image.max_pixels={16 * 28 * 28}"]
     with tempfile.TemporaryDirectory() as folder:
         run = run_of(
             write_pictures(Path(folder), 4, 1, 28 * 28 * 4, 8),
             here,
             *common,
-            f"data.image.max_pixels={1280 * 28 * 28 if real else 16 * 28 * 28}",
             *settings,
         )
         session = open_session(run, torch.device("cpu") if not real else here, real=real)
@@ -356,15 +358,15 @@ def engines(size: str | None) -> Iterator[Outcome]:
 def speed(size: str | None) -> Iterator[Outcome]:
     """Tokens a second and MFU of the real loop with JPEG files, padded and packed."""
     here, real = device_here(), is_real(size, device_here())
-    steps = 8 if real else 3
+    steps = 6 if real else 3
     numbers: dict[str, Any] = {}
     said: list[str] = []
     peak = matmul_peak(here, torch.float32 if here.type == "cpu" else torch.bfloat16)
     with tempfile.TemporaryDirectory() as folder:
         rows = write_pictures(
-            Path(folder), *((256, 64, 1280 * 960, 150) if real else (24, 4, 28 * 28 * 9, 12))
+            Path(folder), *((96, 32, 1280 * 960, 150) if real else (24, 4, 28 * 28 * 9, 12))
         )
-        common = [f"data.global_batch_size={32 if real else 8}", f"train.steps={steps}"]
+        common = [f"data.global_batch_size={16 if real else 8}", f"train.steps={steps}"]
         common += [f"model.gradient_checkpointing={'full' if real else 'none'}"]
         common += [f"data.workers={'auto' if real else 0}"]
         ways = {
@@ -427,6 +429,7 @@ def _timed(
         metrics, _ = train_step(session, progress, number, batches, StopRequest(), waited=waited)
         synchronize(here)
         lines.append((metrics, time.perf_counter() - began, waited))
+        print(f"step {number}: {lines[-1][1]:.2f} s for {metrics['tokens']:,} tokens", flush=True)
         first = first or metrics["loss"]
     last = list(islice(lines, total // 2, None))
     seconds = sum(each for _, each, _ in last)

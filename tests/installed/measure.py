@@ -26,7 +26,7 @@ RECORD = Path(__file__).parent / "measured.json"
 PACKAGES = ("torch", "transformers", "peft", "tokenizers", "safetensors", "numpy", "pydantic")
 PACKAGES += ("typer", "rich", "pillow", "hydra-core", "omegaconf", "jinja2", "matplotlib")
 PACKAGES += ("packaging", "pyyaml", "xxhash")
-TORCHES = ("2.8.0", "2.9.1", "2.10.0", "2.11.0", "2.12.1", "2.13.0")
+TORCHES = ("2.11.0", "2.12.1", "2.13.0")
 VIDEOS = "tests/training/test_video.py"
 
 

@@ -73,7 +73,8 @@ def _torch(record: Mapping[str, Any]) -> Iterator[str]:
     yield f"| torch | {' | '.join(f'Python {one}' for one in pythons)} |"
     yield f"|---{'|---' * len(pythons)}|"
     for torch in sorted(resolved, key=Version):
-        tested = (torch, "3.11") == (TESTED["torch"].newest, pythons[0])
+        ends = (TESTED["torch"].oldest, TESTED["torch"].newest)
+        tested = torch in ends and pythons[0] == "3.11"
         cells = [resolved[torch][python] for python in pythons]
         if tested:
             cells[0] = "run"

@@ -54,13 +54,13 @@ def test_one_place_of_a_step_waits_for_the_device(
     assert ours[0][0].startswith("vtool/training/step.py")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="not run: there is no CUDA device")
+@pytest.mark.gpu
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
 @pytest.mark.usefixtures("no_process_group")
-def test_cuda_says_the_same(tmp_path: Path, engine: str) -> None:
+def test_cuda_says_the_same(tmp_path: Path, gpu: torch.device, engine: str) -> None:
     rows_in(tmp_path)
     settings = ("data.packing=token_budget", "data.micro_batch_tokens=256", f"engine={engine}")
-    found = count(Ranks(device=torch.device("cuda", 0)), tmp_path, *settings)
+    found = count(Ranks(device=gpu), tmp_path, *settings)
     ours = [(place, times) for place, times in found.items() if place.startswith("vtool/")]
     assert [times for _, times in ours] == [1]
     assert ours[0][0].startswith("vtool/training/step.py")
