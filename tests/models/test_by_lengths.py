@@ -437,6 +437,47 @@ def test_what_engines_do_with_tensors_leaves_lengths_and_an_index_alone() -> Non
         assert found["image_index"] is index
 
 
+# the windows of an image, of which those at its right edge are narrow
+WINDOWS = [4, 4, 4, 2, 4, 4, 4, 2, 4, 4, 4, 2, 2, 2, 2, 1]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_windows_of_one_length_in_one_call_are_those_one_after_the_other(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans = Spans.of(WINDOWS)
+    own, together = (of_heads(spans.tokens) for _ in range(2))
+    expected = attend_by_lengths(*own, spans, FORMS[form])
+    calls: list[torch.Size] = []
+
+    def counted(query: Tensor, *given: Any, **named: Any) -> Tensor:
+        calls.append(query.shape)
+        return scaled_dot_product_attention(query, *given, **named)
+
+    monkeypatch.setattr(by_lengths, "scaled_dot_product_attention", counted)
+    found = by_lengths.in_order_of_length(*together, spans, FORMS[form])
+    assert largest(found, expected) <= 1e-12
+    assert [shape[0] for shape in calls] == [1, 6, 9]
+    for each in (found, expected):
+        each.square().sum().backward()
+    for ours, theirs in zip(together, own, strict=True):
+        assert ours.grad is not None
+        assert theirs.grad is not None
+        assert largest(ours.grad, theirs.grad) <= 1e-12
+
+
+def test_spans_that_are_mostly_in_order_of_length_are_left_so() -> None:
+    assert Spans.of([4] * 9).order is None
+    assert Spans.of([7, 5, 3, 9]).order is None
+    assert Spans.of([2, 1, 2]).map(lambda one: one + 1).order is None
+    order = Spans.of([2, 1] * 3).order
+    assert order is not None
+    assert order.tolist() == [2, 5, 8, 0, 1, 3, 4, 6, 7]
+    read = Spans.ending_at(torch.tensor([0, 2, 3, 5, 6, 8, 9])).order
+    assert read is not None
+    assert read.tolist() == order.tolist()
+
+
 def test_a_profile_counts_the_flops_that_no_shape_says(tmp_path: Path) -> None:
     """As torch counts those of SDPA, forward and backward; without a mark MFU would be too low."""
     spans = Spans.of(LENGTHS)

@@ -5,7 +5,7 @@ They are the documents of a packed row, the frames of images, or the windows of 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 
 import torch
 from torch import Tensor
@@ -23,6 +23,9 @@ class Spans:
     """Tokens of each."""
     ends: Tensor
     """The ends of the spans behind a 0 (cu_seqlens), int32 [n + 1], where the tokens are."""
+    order: Tensor | None = None
+    """The tokens, int64 [T], those of spans of one length together; None where most of them already
+    are. The windows at an image's right edge are narrow, and part those of the full width."""
 
     @classmethod
     def of(cls, lengths: Sequence[int]) -> "Spans":
@@ -37,13 +40,15 @@ class Spans:
                 f" {list(lengths)}"
             )
         ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
-        return cls(tuple(lengths), ends)
+        return cls(tuple(lengths), ends, _by_length(lengths))
 
     @classmethod
     def ending_at(cls, ends: Tensor) -> "Spans":
         """Return the spans that end there, read off the device of `ends` (cu_seqlens)."""
         places = ends.tolist()
-        return cls(tuple(end - start for start, end in pairwise(places)), ends)
+        lengths = tuple(end - start for start, end in pairwise(places))
+        order = _by_length(lengths)
+        return cls(lengths, ends, None if order is None else order.to(ends.device))
 
     @property
     def longest(self) -> int:
@@ -56,5 +61,15 @@ class Spans:
         return sum(self.lengths)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Spans":
-        """Return them with another tensor of ends, such as one on another device."""
-        return Spans(self.lengths, change(self.ends))
+        """Return them with other tensors, such as those on another device."""
+        order = None if self.order is None else change(self.order)
+        return Spans(self.lengths, change(self.ends), order)
+
+
+def _by_length(lengths: Sequence[int]) -> Tensor | None:
+    """Return the tokens of spans in the order of lengths, where this saves half of the runs."""
+    runs = sum(1 for _ in groupby(lengths))
+    if runs <= 2 * len(set(lengths)):
+        return None
+    own = torch.tensor(lengths)
+    return own.repeat_interleave(own).argsort(stable=True)

@@ -63,8 +63,7 @@ class TowerIndex:
         spans = {}
         for name, one in self.spans.items():
             more = other.spans[name]
-            ends = torch.cat([one.ends, more.ends[1:] + one.tokens])
-            spans[name] = Spans(one.lengths + more.lengths, ends)
+            spans[name] = Spans.of(one.lengths + more.lengths)
         return TowerIndex(places, spans)
 
 
