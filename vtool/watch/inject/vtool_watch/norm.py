@@ -13,8 +13,8 @@ from .places import widest
 def of_norm(norm: Any, x: Tensor, gradient: Tensor) -> Tensor:
     """Return the gradient of a norm's weight, in float64 where its device has that.
 
-    It does not depend on the weight. The norm is run by a twin with a weight of ones and no hooks: the real weight may be sharded.
-    FSDP2 puts a class of its own before the norm's.
+    It does not depend on the weight. The norm is run by a twin with a weight of ones and no hooks:
+    the real weight may be sharded. FSDP2 puts a class of its own before the norm's.
     """
     if x.shape != gradient.shape:
         raise ValueError(f"into the norm went {tuple(x.shape)}, out {tuple(gradient.shape)}")
