@@ -1,4 +1,4 @@
-"""What differs between devices: float64, TF32, random states, and where new tensors are made."""
+"""Tells what differs between devices: float64, TF32, random states, even places."""
 
 from __future__ import annotations
 
