@@ -49,7 +49,7 @@ class Base(nn.Module):
         use_cache: bool = False,
     ) -> Any:
         n = input_ids.shape[1]
-        mask = torch.ones(n, n, dtype=torch.bool).tril()[None]
+        mask = torch.ones(n, n, dtype=torch.bool, device=input_ids.device).tril()[None]
         if position_ids is not None and not self.leak:
             text = (position_ids == 0).cumsum(-1)
             mask = mask & (text[:, :, None] == text[:, None, :])

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .learnt import Record
 from .model import Found, drops, in_pieces
+from .places import convolves_in_tf32, double, multiplies_in_tf32, random_states_kept
 from .rows import Document, documents, visual_owners, visuals_of
 
 TEXTS, DRAWS = 4, 2
@@ -37,6 +38,8 @@ def compare(found: Found, record: Record) -> dict[str, Any]:
         raise NotRun("nothing was kept of the micro-batch (VTOOL_WATCH_MIB)")
     inputs, hidden = record.alone["inputs"], record.alone["hidden"]
     _refuse(found, inputs)
+    if tuple(inputs["input_ids"].shape) != tuple(hidden.shape[:-1]):
+        raise NotRun("the backbone gives hidden states of other places than those of the ids")
     if isinstance(record.alone["given"].get("encoder_hidden_states"), Tensor):
         raise NotRun("the decoder is given what an encoder has made")
     ids = inputs["input_ids"]
@@ -56,7 +59,7 @@ def compare(found: Found, record: Record) -> dict[str, Any]:
                 alone.append(_run(base, record, owners, number, text))
                 positions.append(heard.get("positions"))
         ahead = _ahead(found, record, owners, texts[:TEXTS], alone)
-        eps = _eps(base, record.autocast)
+        eps = _eps(base, record.autocast, hidden.device)
         moved = 0.0
         for draw in range(DRAWS):
             shaken = _shaken(base, record, owners, texts[:1], eps, draw)
@@ -70,8 +73,8 @@ def compare(found: Found, record: Record) -> dict[str, Any]:
         tolerance = max(moved, eps / 2) * wide
         columns = text.columns.to(hidden.device)
         batch = hidden[text.row, columns]
-        size = one.double().norm(dim=-1).clamp_min(1e-30)
-        each = (batch.double() - one.double()).norm(dim=-1) / size
+        size = double(one).norm(dim=-1).clamp_min(1e-30)
+        each = (double(batch) - double(one)).norm(dim=-1) / size
         beyond = (each > 10 * tolerance).nonzero()[:, 0].tolist()
         compared.append(
             {
@@ -163,7 +166,8 @@ def targets_seen(record: Record, true_hides: bool) -> dict[str, Any] | None:
     told, own = {}, record.alone.get("row_mask")
     if isinstance(own, Tensor) and tuple(own.shape) == (rows, length):
         there = sees[(at // length).clamp_max(mask.shape[0] - 1), at % length]
-        told["padding"] = int((there & (own == 0)[at // length]).any(-1).sum())
+        left_out = (own == 0).to(mask.device)
+        told["padding"] = int((there & left_out[at // length]).any(-1).sum())
         told["learnt"] = len(at)
     at = at[at % length < length - 1]
     row = (at // length).clamp_max(mask.shape[0] - 1)
@@ -196,6 +200,8 @@ def _refuse(found: Found, inputs: dict[str, Any]) -> None:
         raise NotRun("the model is not given ids")
     if inputs.get("embeddings_given") and any(name.startswith("pixel") for name in inputs):
         raise NotRun("the backbone is given embeddings with images in them")
+    if inputs.get("embeddings_given") and _beyond_the_embeddings(found, inputs["input_ids"]):
+        raise NotRun("ids that the embeddings do not have: what is made of them is not known")
     mask = inputs.get("attention_mask")
     if isinstance(mask, Tensor) and mask.dim() > 2:
         if _looks_ahead(mask):
@@ -213,6 +219,16 @@ def _refuse(found: Found, inputs: dict[str, Any]) -> None:
     for name in ("inputs_embeds", "encoder_outputs", "decoder_input_ids", "input_features", "bbox"):
         if isinstance(inputs.get(name), Tensor) and not inputs.get("embeddings_given"):
             raise NotRun(f"the model is given {name}")
+
+
+def _beyond_the_embeddings(found: Found, ids: Tensor) -> bool:
+    """Tell whether ids, of which the backbone was given embeddings, cannot be looked up.
+
+    Such as −200 for an image: on a GPU, to look one up ends the process.
+    """
+    weight = getattr(found.model.get_input_embeddings(), "weight", None)
+    rows = weight.shape[0] if isinstance(weight, Tensor) else None
+    return rows is not None and bool(((ids < 0) | (ids >= rows)).any())
 
 
 def _counted(mask: Any, ids: Tensor) -> Any:
@@ -271,10 +287,10 @@ def _run(
         names.append("labels")
         given["attention_mask"] = torch.ones_like(given["input_ids"])
     for name in names:
-        if isinstance(inputs.get(name), Tensor):
+        if isinstance(inputs.get(name), Tensor) and inputs[name].shape == inputs["input_ids"].shape:
             given[name] = inputs[name][text.row, columns][None]
     seconds, videos = inputs.get("second_per_grid_ts"), owners.get("pixel_values_videos", [])
-    if isinstance(seconds, Tensor) and number in videos:
+    if isinstance(seconds, Tensor) and number in videos and len(seconds) == len(videos):
         given["second_per_grid_ts"] = seconds[[k for k, n in enumerate(videos) if n == number]]
     return _hidden(base(**given))[0]
 
@@ -350,8 +366,8 @@ def _still(found: Found, device: torch.device) -> Iterator[None]:
         )
         for m in found.model.modules()
     ]
-    cuda = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=cuda), torch.no_grad():
+    devices = {device, *(p.device for p in found.model.parameters())}
+    with random_states_kept(devices), torch.no_grad():
         try:
             for module, _, _ in kept:
                 module.training = False
@@ -415,11 +431,24 @@ def _wrong(batch: Any, own: Any, text: Document) -> int | None:
 
 
 def _apart(one: Tensor, other: Tensor) -> float:
-    size = other.double().norm().clamp_min(1e-30)
-    return float((one.double() - other.double()).norm() / size)
+    size = double(other).norm().clamp_min(1e-30)
+    return float((double(one) - double(other)).norm() / size)
 
 
-def _eps(base: Any, autocast: str | None) -> float:
+def _eps(base: Any, autocast: str | None, device: torch.device) -> float:
+    """Return the distance between numbers about 1 in the coarsest arithmetic that may be used.
+
+    Of two shapes, one may be multiplied in TF32 and the other not.
+    """
     kept = next(p for p in base.parameters() if p.is_floating_point()).dtype
     used = getattr(torch, autocast.rsplit(".", maxsplit=1)[-1]) if autocast else kept
+    if used == torch.float32 and _is_in_tf32(base, device):
+        return 2.0**-10
     return max(float(torch.finfo(used).eps), 2.0**-23)  # in float64, norms are in float32 too
+
+
+def _is_in_tf32(base: Any, device: torch.device) -> bool:
+    if multiplies_in_tf32(device):
+        return True
+    convolution: Any = torch.nn.modules.conv._ConvNd
+    return convolves_in_tf32(device) and any(isinstance(m, convolution) for m in base.modules())

@@ -11,6 +11,7 @@ from torch import Tensor
 from .digests import digest_of, digests, sampled_checksum
 from .megatron import gradient_of
 from .model import Found, in_pieces, local
+from .places import double, evenly, widest
 
 NAMES, TENSORS, COORDINATES = 20, 512, 256
 _REFERENCE_ELEMENTS = 1 << 20
@@ -46,10 +47,10 @@ def gradient_facts(found: Found, divisor: float) -> dict[str, Any]:
     for _, gradient in with_gradient:
         g = local(gradient)
         g = g._values() if g.is_sparse else g
-        size = g.double().pow(2).sum() if g.numel() < 1 << 24 else g.norm(dtype=torch.float32) ** 2
-        flags.append(
-            torch.stack([size.double(), (g != 0).any().double(), g.isfinite().all().double()])
-        )
+        wide = widest(g.device)
+        whole = g.to(wide).pow(2).sum() if g.numel() < 1 << 24 else g.norm(dtype=torch.float32) ** 2
+        told = whole, (g != 0).any(), g.isfinite().all()
+        flags.append(torch.stack([each.to(wide) for each in told]))
     seen = _together(flags)
     names = [n for n, _ in with_gradient]
     zero = [n for n, row in zip(names, seen) if row[1] == 0]
@@ -104,9 +105,9 @@ def norm_facts(
 ) -> dict[str, Any]:
     """Return the fields of `arrived` on the final norm's weight."""
     weight, gradient = found.norm.weight, gradient_of(found.norm.weight)
-    total = torch.stack([each.cpu() for each in sums]).sum(0) / scale
+    total = torch.stack([double(each.cpu()) for each in sums]).sum(0) / scale
     size = len(total)
-    at = torch.linspace(0, size - 1, min(size, COORDINATES)).long()
+    at = evenly(size, COORDINATES, total.device)
     begin, part = shard_of(weight, gradient)
     part = part / divisor
     values: list[float | None] = [
@@ -121,7 +122,7 @@ def norm_facts(
         "engine_misfit": None,
     }
     if world == 1 and len(part) == size:
-        theirs, ours = part.double().cpu(), total
+        theirs, ours = part, total
         factor = (theirs @ ours) / (ours @ ours).clamp_min(1e-300)
         fact["engine_factor"] = float(factor)
         fact["engine_misfit"] = float((theirs - factor * ours).norm() / theirs.norm())
@@ -130,7 +131,7 @@ def norm_facts(
 
 def shard_of(parameter: Any, tensor: Any) -> tuple[int, Tensor]:
     """Return where this process's part of a vector begins, and the part, on the CPU."""
-    part = local(tensor).double().cpu()
+    part = local(tensor).cpu().double()
     if not hasattr(tensor, "full_tensor"):
         return 0, part
     from torch.distributed.tensor import Replicate, Shard
@@ -212,12 +213,13 @@ class Reference:
             return None
         found: dict[str, Any] = {}
         for name, (p, was, gradient, state, group) in self.before.items():
-            now, x = local(p).double(), adamw(was, gradient, state, group, self.optimizer)
+            now, x = double(local(p)), adamw(was, gradient, state, group, self.optimizer)
             lr = float(group["lr"])
-            ulp = torch.finfo(was.dtype).eps * was.abs().double().clamp_min(max(lr, 1e-30))
-            off = ((now - x).abs() - _of_correction(x - was.double(), state, group)).clamp_min(0)
-            due = (gradient != 0) & (x != was.double())
-            moved = ((now != was.double()) & due).sum() / due.sum().clamp_min(1)
+            old = double(was)
+            ulp = torch.finfo(was.dtype).eps * old.abs().clamp_min(max(lr, 1e-30))
+            off = ((now - x).abs() - _of_correction(x - old, state, group)).clamp_min(0)
+            due = (double(gradient) != 0) & (x != old)
+            moved = ((now != old) & due).sum() / due.sum().clamp_min(1)
             found[name] = {
                 "off": float((off / ulp).max()),
                 "moved": float(moved) if bool(due.any()) else None,
@@ -252,9 +254,9 @@ def adamw(
     """Return where one step takes a weight, in float64."""
     b1, b2 = (float(b) for b in group["betas"])
     lr, eps, decay = float(group["lr"]), float(group["eps"]), float(group["weight_decay"])
-    x, g = w.double(), gradient.double()
-    m = state["exp_avg"].double() if "exp_avg" in state else torch.zeros_like(x)
-    v = state["exp_avg_sq"].double() if "exp_avg_sq" in state else torch.zeros_like(x)
+    x, g = double(w), double(gradient)
+    m = double(state["exp_avg"]) if "exp_avg" in state else torch.zeros_like(x)
+    v = double(state["exp_avg_sq"]) if "exp_avg_sq" in state else torch.zeros_like(x)
     step = float(state.get("step", 0)) + 1
     decoupled = isinstance(optimizer, torch.optim.AdamW) or group.get("decoupled_weight_decay")
     if decoupled:

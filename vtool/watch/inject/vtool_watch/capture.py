@@ -12,6 +12,7 @@ from torch import Tensor
 from .learnt import Record
 from .model import Found, drops, is_recorded
 from .norm import of_norm
+from .places import evenly
 from .rows import Seen, keep
 from .settings import Settings
 
@@ -309,7 +310,7 @@ class Capture:
             if most < 1:
                 record.why = "no room for its positions (VTOOL_WATCH_TOKENS, VTOOL_WATCH_MIB)"
                 return
-            some = torch.linspace(0, len(at) - 1, most, device=at.device).long()
+            some = evenly(len(at), most, at.device)
             at, here = at[some], here[some]
         record.at, record.h, record.g = at, h[here], flat[here]
         self.kept += len(at)

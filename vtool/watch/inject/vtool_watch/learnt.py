@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .digests import bytes_of, digest_of
 from .model import Found
+from .places import multiplies_in_tf32
 from .rows import Seen, documents, row_mask
 from .solve import SLACK, Solution
 
@@ -55,9 +56,9 @@ def rounding(record: Record, weights: torch.dtype, solved_in: torch.dtype) -> fl
     """Return one rounding of the coarsest arithmetic that was used."""
     used = [record.dtype, str(weights)] + ([record.autocast] if record.autocast else [])
     coarsest = max(ROUNDING.get(name, 2.0**-9) for name in used)
-    if record.h is not None and record.h.is_cuda and coarsest < 2.0**-12:
-        matmul = torch.backends.cuda.matmul
-        coarsest = 2.0**-11 if matmul.allow_tf32 else coarsest
+    single = solved_in == torch.float32 or "torch.float32" in used
+    if single and record.h is not None and multiplies_in_tf32(record.h.device):
+        coarsest = max(coarsest, 2.0**-11)
     return max(coarsest, 2.0**-22) if solved_in == torch.float32 else coarsest
 
 
@@ -145,7 +146,7 @@ def _of_ids(
     for distance in (0, 2, 3):
         there = (at + distance).clamp_max(ids.numel() - 1)
         plus[str(distance)] = int((wrong & (ids.flatten()[there] == target)).sum())
-    ends = torch.tensor(found.ends, dtype=ids.dtype)
+    ends = ids.new_tensor(found.ends)
     special = {}
     for token in sorted({token for each in found.specials.values() for token in each}):
         learnt, given = int((sure & (target == token)).sum()), int((ids[keep] == token).sum())
@@ -171,7 +172,7 @@ def _of_ids(
 
 def _ends_behind(ids: Tensor, at: Tensor, ends: Tensor) -> int:
     """Count the end tokens that stand right behind what is learnt, and are not learnt."""
-    learnt = torch.zeros(ids.shape, dtype=torch.bool).flatten()
+    learnt = torch.zeros_like(ids, dtype=torch.bool).flatten()
     learnt[at] = True
     learnt = learnt.view(ids.shape)  # at a place: the next token is learnt
     behind = learnt[:, :-2] & ~learnt[:, 1:-1] & torch.isin(ids[:, 2:], ends)
@@ -228,16 +229,16 @@ def _left_out(
     at, keep = record.at.cpu(), mask != 0
     both = ~keep
     both[:, :-1] &= ~keep[:, 1:]
-    padding = torch.tensor(found.specials.get("pad", []), dtype=target.dtype)
+    padding = target.new_tensor(found.specials.get("pad", []))
     return int((sure & both.flatten()[at] & ~torch.isin(target, padding)).sum())
 
 
 def _row_ends(inputs: dict[str, Any], ids: Tensor, found: Found) -> Tensor:
     """Return the places behind which a text has no id: batches may come shifted already."""
-    last = torch.ones(ids.shape, dtype=torch.bool)
+    last = torch.ones_like(ids, dtype=torch.bool)
     for text in documents(inputs, ids):
         last[text.row, text.columns[:-1]] = False
-    padding = torch.tensor(found.specials.get("pad", []), dtype=ids.dtype)
+    padding = ids.new_tensor(found.specials.get("pad", []))
     last[:, :-1] |= torch.isin(ids[:, 1:], padding) & ~torch.isin(ids[:, :-1], padding)
     return last.flatten()
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .model import Found, is_compiled, is_recorded
+from .places import double
 
 TENSORS, OF_EACH, COORDINATES = 64, 2, 16
 _LAYER = re.compile(r"^(.*?\.\d+)\.")
@@ -85,7 +86,7 @@ class Left:
             gradient = self._parameters[name].grad
             now = None if gradient is None else _some(gradient)
             if now is not None and now.shape == before.shape and now.device == before.device:
-                pairs[name] = torch.stack([before, now]).double(), str(before.dtype)
+                pairs[name] = double(torch.stack([before, now])), str(before.dtype)
         if not pairs:
             return None
         found = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .learnt import Record
@@ -67,7 +66,7 @@ def wrong_places(config: Any, ids: list[int], grids: Any, given: Tensor) -> dict
         return None
     axes = given if given.dim() > 1 else given[None]
     axes = axes[-3:].expand(3, -1).cpu().long()
-    apart = axes - torch.tensor(places).T
+    apart = axes - axes.new_tensor(places).T
     away = (apart != apart[0, 0]).any(0)
     return {"wrong": int(away.sum()), "as_text": bool((axes == axes[:1]).all())}
 

@@ -7,12 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .places import widest
+
 
 def of_norm(norm: Any, x: Tensor, gradient: Tensor) -> Tensor:
-    """Return the gradient of a norm's weight in float64. It does not depend on the weight.
+    """Return the gradient of a norm's weight, in float64 where its device has that.
 
-    The norm is run by a twin with a weight of ones and no hooks: the real weight may be sharded.
-    FSDP2 puts a class of its own before the norm's.
+    It does not depend on the weight. The norm is run by a twin with a weight of ones and no hooks:
+    the real weight may be sharded. FSDP2 puts a class of its own before the norm's.
     """
     if x.shape != gradient.shape:
         raise ValueError(f"into the norm went {tuple(x.shape)}, out {tuple(gradient.shape)}")
@@ -29,4 +31,4 @@ def of_norm(norm: Any, x: Tensor, gradient: Tensor) -> Tensor:
     with torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
         out = kind.forward(twin, x.detach().float())
         (found,) = torch.autograd.grad(out, weight, gradient.to(out.dtype))
-    return found.double()
+    return found.to(widest(found.device))

@@ -40,7 +40,9 @@ class Document:
     @property
     def columns(self) -> Tensor:
         """The places in the row that are its own, on the CPU."""
-        return torch.arange(self.begin, self.end) if self.places is None else self.places
+        if self.places is not None:
+            return self.places
+        return torch.arange(self.begin, self.end, device="cpu")  # whatever the default device is
 
 
 def _document(row: int, places: Tensor) -> Document:
@@ -123,7 +125,7 @@ def _starts(positions: Any, row: int, at: Tensor, shape: torch.Size) -> Tensor |
     again = p[1:] <= p[:-1] if text else p[1:] < p[:-1]
     if not bool(again.any()):
         return None
-    return torch.cat([torch.zeros(1, dtype=torch.bool), again & (p[1:] == 0)])
+    return torch.cat([torch.zeros_like(again[:1]), again & (p[1:] == 0)])
 
 
 def visual_owners(

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .places import widest
+
 SLACK = 16
 """Roundings off the line, over `resolved`, that a token of a plain loss may be (≤ 8 were seen)."""
 _TINY = 1e-30
@@ -59,7 +61,7 @@ def precision_for(head: Tensor, rounding: float) -> torch.dtype:
     large = 1 << 25 if head.device.type == "cpu" and rounding <= 1e-6 else 1 << 23
     if head.numel() > large:
         return torch.float32
-    return torch.float64 if head.device.type in ("cpu", "cuda") else torch.float32
+    return widest(head.device)
 
 
 def solve(
@@ -90,7 +92,7 @@ def solve(
     with torch.no_grad(), torch.autocast(h.device.type, enabled=False):
         for at in range(0, h.shape[0], positions):
             to = at + positions
-            tried = None if guess is None else guess[at:to]
+            tried = None if guess is None else _of_head(guess[at:to], head)
             block = _Block(h[at:to].to(dtype), g[at:to].to(dtype), head, block_bytes // size)
             parts.append(block.solve(tried, rounding))
     if not parts:
@@ -285,6 +287,11 @@ class _Block:
             most = torch.maximum(most, value)
         parts, left = _fit(g, torch.stack([m, self._row(best, at), mean, entropy], -1))
         return best, parts, left
+
+
+def _of_head(guess: Tensor, head: Head) -> Tensor:
+    """Return guesses, without ids that the head does not have: on a GPU these end the process."""
+    return torch.where(guess < head.weight.shape[0], guess, -1)
 
 
 def _beyond(off: Tensor, resolved: Tensor, rounding: float) -> Tensor:

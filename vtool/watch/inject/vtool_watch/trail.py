@@ -70,7 +70,7 @@ def _coordinates(found: Found, names: dict[str, str]) -> dict[str, Tensor]:
     for name, p in found.model.named_parameters():
         if name in names:
             flat = local(p).detach().reshape(-1)
-            some[name] = flat[:: max(1, len(flat) // COORDINATES)][:COORDINATES].double().cpu()
+            some[name] = flat[:: max(1, len(flat) // COORDINATES)][:COORDINATES].cpu().double()
     return some
 
 

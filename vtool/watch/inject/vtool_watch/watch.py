@@ -335,14 +335,14 @@ class Watch:
                 u = rounding(record, head[0].dtype, dtype)
                 guess = None
                 if record.seen is not None and tuple(record.seen.ids.shape) == record.shape:
-                    guess = next_ids(record.seen.ids, record.at).to(record.h.device)
+                    guess = next_ids(record.seen.ids, record.at).to(head[0].device)
                 room = max(16 << 20, min(192 << 20, self.settings.budget // 4))
-                solved = solve(record.h, record.g, as_head(self.found, head), guess, u, dtype, room)
+                h, g = (each.to(head[0].device) for each in (record.h, record.g))
+                solved = solve(h, g, as_head(self.found, head), guess, u, dtype, room)
                 tokens, precision = tokens + len(record.g), str(dtype)
             elif head is None and record.why is None:
                 record.why = "the head could not be read"
-            text = self.settings.text
-            fact = micro_facts(record, solved, self.found, u, text=text, scale=scale)
+            fact = micro_facts(record, solved, self.found, u, text=self.settings.text, scale=scale)
             record.h = record.g = None
             total += fact.get("sum", 0.0)
             self.say("micro", **fact)
