@@ -36,7 +36,6 @@ class Nf4Linear(nn.Linear):
     in the backward pass. Where a file's weight follows, `weight` is on the meta device, and whole.
     """
 
-    weight: nn.Parameter
     absmax: Tensor | None
     """The scale of each block, in float32; None on the meta device."""
 
@@ -194,18 +193,18 @@ def unquantizable(
             yield f"{name}.weight", weight.dtype
 
 
-def numbers_of(model: nn.Module) -> dict[nn.Parameter, int]:
+def numbers_of(model: nn.Module) -> dict[Tensor, int]:
     """Return how many numbers each parameter stands for: a packed one for two a byte."""
-    found = {parameter: parameter.numel() for parameter in model.parameters()}
+    found: dict[Tensor, int] = {parameter: parameter.numel() for parameter in model.parameters()}
     for layer in model.modules():
         if isinstance(layer, Nf4Linear):
             found[layer.weight] = layer.in_features * layer.out_features
     return found
 
 
-def bytes_of(model: nn.Module) -> dict[nn.Parameter, int]:
+def bytes_of(model: nn.Module) -> dict[Tensor, int]:
     """Return the bytes that each parameter will take, once packed where it is to be."""
-    found = {one: one.numel() * one.element_size() for one in model.parameters()}
+    found: dict[Tensor, int] = {one: one.numel() * one.element_size() for one in model.parameters()}
     for layer in model.modules():
         if isinstance(layer, Nf4Linear):
             numbers = layer.in_features * layer.out_features
