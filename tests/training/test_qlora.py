@@ -19,6 +19,7 @@ from tests.engines.parity import base_model, made_run, traced
 from tests.engines.ranks import run_ranks
 from tests.models.test_nf4 import nearest
 from tests.runs import read_lines, session, without_times
+from tests.zoo.looks import Proved
 from vtool.config.expected import expected_settings
 from vtool.config.readback import compare_readback
 from vtool.data.loader import load_steps
@@ -306,6 +307,26 @@ def test_a_server_is_given_the_merged_model(trained: Path) -> None:
     with pytest.raises(Findings, match="NF4") as raised:
         check_served(subject, 1)
     assert raised.value.diagnostics[0].rule in ("vllm-failed", "extra-not-installed")
+
+
+@pytest.mark.full
+def test_the_proofs_tell_layers_that_unpack_another_weight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proved = Proved("loss-differs", (f"lora={{rank: {RANK}, base_dtype: nf4}}",))
+    (tmp_path / "healthy").mkdir()
+    assert proved(tmp_path / "healthy") == ()
+    real = nf4.dequantize
+
+    def with_scales_of_others(
+        packed: torch.Tensor, absmax: torch.Tensor, *more: Any
+    ) -> torch.Tensor:
+        return real(packed, absmax.roll(1), *more)
+
+    monkeypatch.setattr(nf4, "dequantize", with_scales_of_others)
+    (tmp_path / "wrong").mkdir()
+    (finding,) = proved(tmp_path / "wrong")
+    assert finding.rule == "loss-differs"
 
 
 @pytest.mark.parametrize(
