@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
 
+from tests.commands import run_vtool
 from tests.config.test_lora import found
 from tests.engines.parity import base_model, made_run, traced
 from tests.engines.ranks import run_ranks
@@ -271,6 +272,8 @@ def test_an_export_says_that_it_is_for_a_base_in_nf4(trained: Path) -> None:
         )
         assert str(trained / "narrow") in note.message
         assert words in note.message
+    said = run_vtool(trained, "export", run, "--merge", "--output", trained / "said")
+    assert (said.status, said.stderr.count("note[base-in-nf4")) == (0, 1)
     plain = run_of(trained, "plain-run", "train.steps=1", "optim.warmup_steps=0")
     finished(Ranks(), plain)
     assert about_export(trained / "plain-run", trained, merge=True) == []

@@ -52,7 +52,8 @@ def export(
         typer.echo(printable(f"step {step} exported to {folder}"))
         for note in about_export(run, folder, merge=merge):
             head = f"{note.severity}[{note.rule} {note.code}]: {note.message}"
-            typer.echo(printable(f"{head}\n  help: {note.remedy}"), err=True)
+            typer.echo(printable(head), err=True)
+            typer.echo(printable(f"  help: {note.remedy}"), err=True)
         if push is not None:
             from vtool.hub.push import push as send
 

@@ -24,7 +24,7 @@ BLOCK = 64
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """The dtypes of weights that bitsandbytes quantizes."""
 RECORD = "base_quantization.json"
-"""What an adapter's folder has if its base was in NF4, as arguments of BitsAndBytesConfig."""
+"""The file of an adapter's folder that says its base was in NF4, and how to make that."""
 _KIND, _PACKAGE = "nf4", "bitsandbytes"
 _NOT_OF_THE_BASE = (".lora_", ".modules_to_save.", ".original_module")
 

@@ -88,7 +88,7 @@ class _Adapter:
     rank: int
     scale: float
     nf4: bool
-    """Its base was in NF4."""
+    """True if its base was in NF4."""
 
 
 def find_weights(run: Run) -> Weights | None:
