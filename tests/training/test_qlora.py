@@ -29,8 +29,12 @@ from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.evaluation.exported import load_exported
 from vtool.evaluation.subject import open_subject
 from vtool.evaluation.vllm import check_served
+from vtool.families import FAMILIES
+from vtool.families.family import load_family
+from vtool.families.tokens import TokenIds
 from vtool.models import nf4
 from vtool.models.build import load_model
+from vtool.models.on_meta import parameters_on_meta
 from vtool.serving.model import find_model
 from vtool.training import setup
 from vtool.training.export_run import about_export, export_run
@@ -143,6 +147,41 @@ def test_half_a_byte_a_weight_is_kept_and_every_parameter_counted(folder: Path) 
         for name, one in load_file(folder / "narrow/model.safetensors").items()
         if is_packed(name)
     )
+
+
+def test_a_module_that_is_trained_whole_is_not_packed(folder: Path) -> None:
+    whole = "model.language_model.layers.0.mlp.down_proj"
+    opened, _ = session(
+        run_of(folder, "whole", NF4, "lora.modules_to_save=[layers.0.mlp.down_proj]")
+    )
+    packed = {
+        name
+        for name, each in opened.engine.module.named_modules()
+        if isinstance(each, nf4.Nf4Linear)
+    }
+    assert packed
+    assert not [name for name in packed if whole in name or "lora_" in name]
+    narrow = load_file(folder / "narrow/model.safetensors")
+    merged = dict(opened.engine.iter_hf_weights("merged"))
+    (own,) = [one for name, one in narrow.items() if name.endswith("layers.0.mlp.down_proj.weight")]
+    assert torch.equal(merged[f"{whole}.weight"], own.float())
+    assert json.loads(nf4.record([whole]))["llm_int8_skip_modules"][-1] == whole
+
+
+@pytest.mark.parametrize("name", list(FAMILIES))
+def test_every_familys_language_model_is_packed_and_nothing_else(name: str) -> None:
+    family = load_family(name)
+    ids = TokenIds(image=1, video=2, vision_start=3, vision_end=4, end=5, pad=6)
+    config = family.random_config("tiny", 64, ids)
+    with parameters_on_meta():
+        model = family.model_class()._from_config(config)
+    linears = {path for path, each in model.named_modules() if isinstance(each, torch.nn.Linear)}
+    nf4.keep_in_nf4(model, family)
+    packed = {path for path, each in model.named_modules() if isinstance(each, nf4.Nf4Linear)}
+    # what the export tells transformers not to pack
+    skipped = tuple(json.loads(nf4.record([]))["llm_int8_skip_modules"])
+    assert packed == {path for path in linears if not path.startswith(skipped)}
+    assert packed
 
 
 def finished(ranks: Ranks, *runs: Request) -> None:

@@ -218,7 +218,7 @@ def write_adapter(settings: Lora, tensors: Mapping[str, Tensor], base: Path, fol
     }
     (folder / CONFIG).write_text(json.dumps(plain, indent=2, sort_keys=True, default=str) + "\n")
     if settings.base_dtype == "nf4":
-        (folder / RECORD).write_text(record())
+        (folder / RECORD).write_text(record(whole))
     save_file(
         {name: tensor.contiguous() for name, tensor in tensors.items()},
         folder / WEIGHTS,

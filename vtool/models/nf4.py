@@ -7,7 +7,7 @@ kind, and where they round differently, a merge on another machine would be into
 import json
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -212,13 +212,17 @@ def bytes_of(model: nn.Module) -> dict[Tensor, int]:
     return found
 
 
-def record() -> str:
-    """Return what an adapter's folder says of a base in NF4: how transformers makes the same."""
+def record(whole: Sequence[str]) -> str:
+    """Return what an adapter's folder says of a base in NF4: how transformers makes the same.
+
+    Args:
+        whole: the modules that are trained whole.
+    """
     said = {
         "load_in_4bit": True,
         "bnb_4bit_quant_type": _KIND,
         "bnb_4bit_use_double_quant": False,
-        "llm_int8_skip_modules": ["lm_head", "model.visual"],
+        "llm_int8_skip_modules": ["lm_head", "model.visual", *whole],
     }
     return json.dumps(said, indent=2) + "\n"
 
