@@ -410,7 +410,7 @@ def test_a_missing_package_is_told_before_rows_are_read(
     (finding,) = raised.value.diagnostics
     assert (finding.rule, finding.help) == (
         "extra-not-installed",
-        "pip install 'vtool[qlora]', or set lora.base_dtype=bfloat16",
+        "pip install 'vtool[qlora]', or set lora.base_dtype=float32",
     )
 
 

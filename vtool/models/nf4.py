@@ -120,7 +120,7 @@ def missing_package() -> Diagnostic | None:
     return Diagnostic(
         "extra-not-installed",
         "a base in NF4 needs the extra `qlora`: bitsandbytes is not installed",
-        "pip install 'vtool[qlora]', or set lora.base_dtype=bfloat16",
+        "pip install 'vtool[qlora]', or set lora.base_dtype=float32",
         "lora.base_dtype",
     )
 
