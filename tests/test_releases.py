@@ -187,8 +187,7 @@ class TestOneRange:
     def test_the_oldest_of_a_range_is_the_oldest_tested(self) -> None:
         for name, tested in TESTED.items():
             (oldest,) = (one.version for one in ASKED[name] if one.operator == ">=")
-            # of torch, older ones are only resolved
-            assert release(oldest) == release("2.8" if name == "torch" else tested.oldest), name
+            assert release(oldest) == release(tested.oldest), name
 
     def test_the_newest_tested_are_those_of_the_constraints(self) -> None:
         pinned = dict(

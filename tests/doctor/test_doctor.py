@@ -224,6 +224,13 @@ class TestOfARecipe:
         assert rules["extra-not-installed"]["help"] == "pip install 'vtool[npu]'"
         assert result["checks"]["device-missing"] == "not-run"
 
+    def test_for_a_base_in_nf4_without_bitsandbytes(self, quick: Path) -> None:
+        package(quick, "bitsandbytes", "0.1.0")
+        code, result = document("digits_lora", "lora.base_dtype=nf4", site=quick)
+        (finding,) = result["findings"]
+        assert (code, finding["help"]) == (1, "pip install 'vtool[qlora]'")
+        assert finding["parameter"] == "bitsandbytes"
+
     @pytest.mark.full
     def test_of_rows_in_columns(self, quick: Path, tmp_path: Path) -> None:
         package(quick, "pyarrow", "1.0.0")

@@ -121,6 +121,27 @@ def test_a_base_is_kept_in_bfloat16_where_its_files_are(
         assert changed.lora.base_dtype == "bfloat16"
 
 
+@pytest.mark.parametrize(
+    ("settings", "proposed"),
+    [
+        ((), True),
+        (("lora.base_dtype=nf4",), False),
+        (("lora.dora=true",), False),
+        (("engine=fsdp2",), False),
+        (("model.dtype=float64",), False),
+    ],
+)
+def test_a_base_in_nf4_is_proposed_on_ddp_alone(
+    tmp_path: Path, settings: tuple[str, ...], proposed: bool
+) -> None:
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    given = ("lora={rank: 2}", "device.kind=cuda", *settings)
+    found = list(candidates(run_of(tmp_path, *given), 4))
+    assert any("lora.base_dtype=nf4" in chosen for chosen, _ in found) == proposed
+    for chosen, changed in found:
+        assert run_of(tmp_path, *given, *" ".join(chosen).split()) == changed, chosen
+
+
 def test_rows_without_a_bound_are_not_planned(tmp_path: Path) -> None:
     with pytest.raises(Findings) as raised:
         make_plan(run_of(tmp_path, "data.max_length=null"), Asked())

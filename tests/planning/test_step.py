@@ -15,12 +15,13 @@ from vtool.engines.ranks import Ranks
 from vtool.families.family import load_family
 from vtool.planning.micro_batch import build_batch, shape_of
 from vtool.planning.model import model_of
-from vtool.planning.step import Step, measure_step
+from vtool.planning.step import _NO_HOOK, Step, measure_step
 from vtool.releases import fsdp_groups
 from vtool.training.model_and_engine import build_engine, prepare_model
 
 pytestmark = pytest.mark.usefixtures("no_process_group")
 
+BASES = ("float32", "nf4")
 SIZES = ("data.max_length=64", "data.global_batch_size=2")
 
 
@@ -38,6 +39,9 @@ def real_peak(run: Run) -> int:
     tracker = MemTracker()
     tracker.track_external(module, engine.optimizer)
     with tracker:
+        for parameter in module.parameters():  # its hooks are refused by what gets no gradient
+            if not parameter.requires_grad:
+                tracker._param_to_grad_hook_handles[parameter] = (_NO_HOOK, _NO_HOOK)
         for _ in range(2):
             tracker.reset_mod_stats()
             with engine.autocast():
@@ -62,6 +66,28 @@ def test_a_step_without_values_has_the_live_bytes_of_one_with_them(
     assert planned.memory["optimizer"] == 2 * trained
     assert planned.memory["gradients"] <= trained
     assert planned.sent == 0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_base_in_nf4_is_planned_as_it_is_kept(tmp_path: Path, dtype: str) -> None:
+    """Half a byte a weight of the language model's layers, and four bytes for 64 of them."""
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    given = (*SIZES, "engine=ddp", f"model.dtype={dtype}", "lora={rank: 2}")
+    wide, packed = (run_of(tmp_path, *given, f"lora.base_dtype={base}") for base in BASES)
+    planned = plan(packed, 1)
+    # an optimizer's state is for what is trained, which is the same
+    assert planned.memory["optimizer"] == plan(wide, 1).memory["optimizer"]
+    passes = planned.peak - planned.memory["optimizer"]
+    assert passes == pytest.approx(real_peak(packed), rel=0.01)
+    model = model_of(packed)
+    numbers = sum(
+        one.weight.numel()
+        for name, one in model.named_modules()
+        if isinstance(one, torch.nn.Linear) and ".language_model." in name
+    )
+    less = plan(wide, 1).memory["weights"] - planned.memory["weights"]
+    assert less == pytest.approx(numbers * (4 - 0.5 - 4 / 64), rel=1e-3)
 
 
 def count_sent(ranks: Ranks, run: Run) -> tuple[int, int, int]:

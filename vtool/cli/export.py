@@ -44,12 +44,16 @@ def export(
     with exit_on_findings("export", str(run)):
         begin_with_training("vtool export")
         from vtool.report.found_runs import find_run
-        from vtool.training.export_run import export_run
+        from vtool.training.export_run import about_export, export_run
 
         run = find_run(run)
         with working("exporting the model"):
             folder, step = export_run(run, output, merge=merge)
         typer.echo(printable(f"step {step} exported to {folder}"))
+        for note in about_export(run, folder, merge=merge):
+            head = f"{note.severity}[{note.rule} {note.code}]: {note.message}"
+            typer.echo(printable(head), err=True)
+            typer.echo(printable(f"  help: {note.remedy}"), err=True)
         if push is not None:
             from vtool.hub.push import push as send
 

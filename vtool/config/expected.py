@@ -50,6 +50,8 @@ def expected_settings(run: Run) -> dict[str, Expectation]:
     if run.lora is not None:
         found["lora.layers"] = adapted_layer(run.lora, trained_components(run.model.freeze))
         found["lora.whole"] = trained_whole(run.lora)
+        if run.lora.base_dtype == "nf4":
+            found["lora.base_dtype"] = kept_in_nf4
     if isinstance(run.engine, Megatron):
         shares, wide = (
             "engine.wrap_config.use_distributed_optimizer",
@@ -109,6 +111,13 @@ def trained_whole(lora: Lora) -> Callable[..., Expected]:
         "lora.modules_to_save",
         "a copy that is trained whole" if _is_whole(layer, lora) else "none",
     )
+
+
+def kept_in_nf4(_layer: str, component: str | None = None) -> Expected:
+    """Return what is expected of a frozen layer: the language model's are packed, and no others."""
+    kept = "nf4" if component in ("language", None) else "float32"
+    what = "" if kept == "nf4" else f"a {component} in {kept} beside "
+    return Expected("lora.base_dtype", kept, what)
 
 
 def _is_whole(layer: str, lora: Lora) -> bool:

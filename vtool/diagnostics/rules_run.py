@@ -293,7 +293,10 @@ RULES = (
     Rule(
         name="base-rounded",
         code="VT523",
-        summary="lora.base_dtype is bfloat16, and the weights beneath the adapters are not.",
+        summary=(
+            "lora.base_dtype is bfloat16, and the weights beneath the adapters are not; or it is"
+            " nf4, and they are in a dtype that bitsandbytes does not quantize."
+        ),
         why=(
             "Rounded weights are another model than the one that the adapter is exported for: what"
             " it learns would be added to weights that it has never seen."
@@ -301,6 +304,22 @@ RULES = (
         bad="lora.base_dtype=bfloat16 over a model.path whose safetensors are float32",
         good="lora.base_dtype=bfloat16 over one whose safetensors are bfloat16",
         fix="Set lora.base_dtype=float32, or save the folder in bfloat16 and train over that.",
+    ),
+    Rule(
+        name="base-in-nf4",
+        code="VT524",
+        summary="An adapter was trained on a base in NF4, which is not what the base's folder has.",
+        why=(
+            "The adapter has learnt what NF4's rounding took away, too: beside or merged into the"
+            " weights before that, it gives a model that nobody has trained, and no error."
+        ),
+        bad="peft's merge of RUN/export into model.path's weights, after lora.base_dtype=nf4",
+        good="vtool export RUN --merge, which merges into the base in NF4, unpacked",
+        fix=(
+            "Take RUN/merged, or open the base as base_quantization.json says: those are the"
+            " arguments of transformers' BitsAndBytesConfig."
+        ),
+        severity="note",
     ),
     Rule(
         name="nothing-to-merge",

@@ -84,6 +84,7 @@ def needs_of(recipe: str, overrides: Sequence[str] = ()) -> Needs:
         "mbridge": isinstance(run.engine, Megatron) and run.engine.bridge == "mbridge",
         "npu": run.device.kind == "npu",
         "data": "data" in checked.sound and _has_columns(run),
+        "qlora": "lora" in checked.sound and run.lora is not None and run.lora.base_dtype == "nf4",
     }
     extras = tuple(name for name, needed in wanted.items() if needed)
     of_extras = ("extra-not-installed", "device-missing")

@@ -18,6 +18,7 @@ from vtool.models.adapters import (
     parts_of,
     saved_name,
 )
+from vtool.models.nf4 import Nf4Linear, numbers_of
 
 
 def trainable(module: nn.Module) -> list[nn.Parameter]:
@@ -27,8 +28,7 @@ def trainable(module: nn.Module) -> list[nn.Parameter]:
 
 def sizes(module: nn.Module) -> tuple[int, int]:
     """Return the number of parameters of a whole model, and of those that are trained."""
-    whole, trained = module.parameters(), trainable(module)
-    return sum(one.numel() for one in whole), sum(one.numel() for one in trained)
+    return sum(numbers_of(module).values()), sum(one.numel() for one in trainable(module))
 
 
 def clip(parameters: Sequence[nn.Parameter], norm: Tensor, largest: float | None) -> Tensor:
@@ -83,6 +83,9 @@ def materialize(
     for path, part in module.named_modules():
         for name, parameter in part._parameters.items():
             if parameter is None or not parameter.is_meta:
+                continue
+            if isinstance(part, Nf4Linear) and name == "weight":
+                part.pack(weights[saved_name(f"{prefix}{path}.{name}")], device)
                 continue
             if parameter not in made:
                 whole = weights[saved_name(f"{prefix}{path}.{name}")]
@@ -150,10 +153,15 @@ class TorchEngine:
 
     def iter_hf_weights(self, adapter: Adapter = "merged") -> Iterator[tuple[str, Tensor]]:
         tensors = model_tensors(self.module)
+        packed = {
+            saved_name(f"{path}.weight"): layer
+            for path, layer in self.module.named_modules()
+            if isinstance(layer, Nf4Linear)
+        }
         for name, tensor in tensors.items():
             if is_adapter(name) != (adapter == "only"):
                 continue
-            whole = self._gather(tensor)
+            whole = packed[name].unpacked() if name in packed else self._gather(tensor)
             if whole.dtype == torch.bfloat16:  # of `lora.base_dtype`: what is merged is not rounded
                 whole = whole.float()
             there = [part for part in parts_of(name) if part in tensors]

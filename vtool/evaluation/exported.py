@@ -13,9 +13,11 @@ import yaml
 from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.families import FAMILIES
+from vtool.families.family import load_family
 from vtool.models.adapters import CONFIG, add_saved_adapter, base_of_adapter
 from vtool.models.build import load_model
 from vtool.models.model_class import recorded_modeling
+from vtool.models.nf4 import is_for_nf4, keep_in_nf4
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +87,15 @@ def load_exported(run: Path, export: Export | None = None) -> Any:
     transformers' own, as a server would.
 
     Raises:
-        Findings: `not-a-run`, `model-does-not-load`, `modeling-changed`.
+        Findings: `not-a-run`, `model-does-not-load`, `modeling-changed`, `extra-not-installed`.
     """
     export = export or find_export(run)
     modeling = recorded_modeling(run) if export.folder != run else None
     model = load_model(export.base, export.family, torch.float32, "sdpa", modeling).eval()
     if export.base != export.folder:
         add_saved_adapter(model, export.folder)
+        if is_for_nf4(export.folder):
+            keep_in_nf4(model, load_family(export.family))
     return model
 
 

@@ -28,6 +28,7 @@ from vtool.evaluation.subject import Subject
 from vtool.models.adapters import CONFIG
 from vtool.models.answers import row_seed
 from vtool.models.model_class import recorded_modeling
+from vtool.models.nf4 import is_for_nf4
 from vtool.vllm_python import VARIABLE, vllm_python
 
 _WORKER = Path(__file__).with_name("vllm_worker.py")
@@ -69,6 +70,12 @@ def check_served(subject: Subject, ranks: int) -> None:
         message = f"--with vllm is one process, and there are {ranks} ranks"
         help = "start it alone; or leave --with out, and each rank asks its share"
         raise SharedFindings(Diagnostic("launch-conflict", message, help), fatal=True)
+    if subject.is_adapter and is_for_nf4(subject.export.folder):
+        message = (
+            f"{subject.export.folder} is an adapter for a base in NF4, and vLLM would add it to the"
+            " weights before that"
+        )
+        raise _failed(message, "vtool export RUN --merge, and name RUN/merged; or leave --with out")
     if subject.export.folder != subject.given and recorded_modeling(subject.given):
         message = (
             f"{subject.given} was trained with model.modeling, and vLLM has a class of its own"

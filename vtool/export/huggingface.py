@@ -21,6 +21,7 @@ from vtool.export.file_modes import share_mode
 from vtool.families.family import load_family
 from vtool.models.adapters import write_adapter
 from vtool.models.model_class import class_of
+from vtool.models.nf4 import RECORD
 from vtool.models.processor import Processor
 
 
@@ -85,6 +86,33 @@ def export_adapter(
         processor.save(temporary)
 
     return _put(fill, folder)
+
+
+def about_base(
+    settings: Lora | None, base: Path, folder: Path, *, merged: bool
+) -> list[Diagnostic]:
+    """Return what is to be known of an export whose base was in NF4: that base is no folder's.
+
+    Args:
+        settings: of the adapter.
+        base: the folder of the weights from which that base was made.
+        folder: the export.
+        merged: the adapter is merged into its base.
+    """
+    if settings is None or settings.base_dtype != "nf4":
+        return []
+    message = (
+        f"{folder} is an adapter for {base} in NF4, as {RECORD} there says: beside or merged into"
+        " the weights as that folder has them, it gives another model"
+    )
+    help = f"for a whole model: vtool export RUN --merge; else open the base as {RECORD} says"
+    if merged:
+        message = (
+            f"{folder} is what was trained: {base} in NF4, unpacked, with the adapter added; its"
+            " other weights are not those of that folder"
+        )
+        help = "serve it as it is; add no adapter of the run to the weights of that folder"
+    return [Diagnostic("base-in-nf4", message, help, "lora.base_dtype")]
 
 
 def _write_dtype(state: Mapping[str, Tensor], file: Path) -> None:

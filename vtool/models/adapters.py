@@ -15,6 +15,7 @@ from vtool.config.schema import Freeze, Lora, trained_components
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.families.family import Family
 from vtool.families.linear_layers import is_inside, select_layers
+from vtool.models.nf4 import RECORD, import_bitsandbytes, missing_package, record
 from vtool.models.on_meta import stand_ins
 from vtool.models.processor import first_line
 
@@ -53,8 +54,7 @@ def add_adapters(
     Raises:
         Findings: `lora-target`, where a name in `lora.targets` matches nothing, or nothing is left.
     """
-    from peft import inject_adapter_in_model
-
+    peft = _peft()
     components = trained_components(freeze)
     names = [
         name
@@ -79,7 +79,7 @@ def add_adapters(
         raise Findings(Diagnostic("lora-target", message, parameter="lora.targets"))
     with stand_ins(model):
         torch.manual_seed(seed)
-        inject_adapter_in_model(_peft_config(settings, targets, whole), model)
+        peft.inject_adapter_in_model(_peft_config(settings, targets, whole), model)
     if weights:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
@@ -157,13 +157,12 @@ def add_saved_adapter(model: nn.Module, folder: Path) -> None:
     Raises:
         Findings: `model-does-not-load`, where it is not whole, or of another model.
     """
-    from peft import PeftModel
-
+    peft = _peft()
     try:
         with warnings.catch_warnings():
             # of names that peft has for what transformers has renamed
             warnings.simplefilter("ignore", FutureWarning)
-            PeftModel.from_pretrained(model, str(folder), local_files_only=True)
+            peft.PeftModel.from_pretrained(model, str(folder), local_files_only=True)
     except Exception as error:  # whatever its readers of JSON and of tensors raise
         raise Findings(
             Diagnostic("model-does-not-load", f"{folder}: {first_line(error)}")
@@ -218,6 +217,8 @@ def write_adapter(settings: Lora, tensors: Mapping[str, Tensor], base: Path, fol
         key: sorted(value) if isinstance(value, set) else value for key, value in config.items()
     }
     (folder / CONFIG).write_text(json.dumps(plain, indent=2, sort_keys=True, default=str) + "\n")
+    if settings.base_dtype == "nf4":
+        (folder / RECORD).write_text(record(whole))
     save_file(
         {name: tensor.contiguous() for name, tensor in tensors.items()},
         folder / WEIGHTS,
@@ -301,13 +302,20 @@ def merge_adapters(
     assert not left, f"adapters of no weight: {sorted(left)[:3]}"
 
 
-def _peft_config(settings: Lora, targets: list[str], whole: list[str]) -> Any:
-    from peft import LoraConfig
+def _peft() -> Any:
+    """Import peft, which imports bitsandbytes where it is installed."""
+    if missing_package() is None:
+        import_bitsandbytes()
+    import peft
 
+    return peft
+
+
+def _peft_config(settings: Lora, targets: list[str], whole: list[str]) -> Any:
     rank = settings.rank
     alpha = settings.scale * (math.sqrt(rank) if settings.rslora else rank)
     alpha = round(alpha, 12)
-    return LoraConfig(
+    return _peft().LoraConfig(
         r=rank,
         lora_alpha=int(alpha) if alpha.is_integer() else alpha,
         use_rslora=settings.rslora,

@@ -14,6 +14,7 @@ from vtool.config.readback import Observed
 from vtool.families import FAMILIES
 from vtool.models.attention import LANGUAGE, TOWER
 from vtool.models.model_class import class_of
+from vtool.models.nf4 import Nf4Linear
 
 # The entries of a size, by the names of transformers' configs; not every family has all of them.
 _TEXT = {
@@ -153,6 +154,8 @@ def observe_adapters(
             and ".lora_" not in name
         ):
             yield Observed("lora.layers", "no adapter", name, of)
+            if not layer.weight.requires_grad:
+                yield Observed("lora.base_dtype", base_dtype(layer), name, of)
 
 
 def _adapter(name: str, layer: Any, of: tuple[str, ...]) -> Iterator[Observed]:
@@ -162,8 +165,8 @@ def _adapter(name: str, layer: Any, of: tuple[str, ...]) -> Iterator[Observed]:
         yield Observed("lora.layers", "an adapter", name, of)
         yield Observed("lora.rank", rank, f"A of {name}")
         if (base := getattr(layer, "base_layer", None)) is not None:
-            base_dtype = dtype_name(base.weight.dtype)
-            yield Observed("lora.base_dtype", base_dtype, f"the layer beneath {name}")
+            where = f"the layer beneath {name}"
+            yield Observed("lora.base_dtype", base_dtype(base), where, of)
         yield Observed("lora.alpha", layer.scaling[adapter] * rank, f"the scaling of {name}")
         if rank > 1 and adapter in getattr(layer, "lora_alpha", {}):
             stabilized = layer.scaling[adapter] * math.sqrt(rank)
@@ -173,6 +176,16 @@ def _adapter(name: str, layer: Any, of: tuple[str, ...]) -> Iterator[Observed]:
             "lora.dora", adapter in layer.lora_magnitude_vector, f"the adapter of {name}"
         )
         yield Observed("lora.dropout", probability, f"the adapter of {name}")
+
+
+def base_dtype(layer: Any) -> str:
+    """Return what a layer's weight is kept in: a dtype, or how it is packed.
+
+    A layer of bitsandbytes' own says that of its weight.
+    """
+    if isinstance(layer, Nf4Linear) and layer.packed:
+        return "nf4"
+    return str(getattr(layer.weight, "quant_type", None) or dtype_name(layer.weight.dtype))
 
 
 def dtype_name(dtype: torch.dtype) -> str:

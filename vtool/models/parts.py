@@ -5,6 +5,7 @@ from typing import Any
 from torch import nn
 
 from vtool.families.family import Family
+from vtool.models.nf4 import numbers_of
 
 PARTS = ("vision", "projector", "language", "head")
 """The head is the layer that gives the logits. One that shares the embeddings' has none itself."""
@@ -21,9 +22,10 @@ def count_parts(model: nn.Module, family: Family) -> dict[str, dict[str, int]]:
     head, embeddings = bare.get_output_embeddings(), bare.get_input_embeddings()
     of_head = {id(each) for each in head.parameters()} if head is not None else set()
     of_head -= {id(each) for each in embeddings.parameters()}
+    numbers = numbers_of(model)
     counts = {part: {"parameters": 0, "trained": 0} for part in PARTS}
     for name, parameter in model.named_parameters():
         part = "head" if id(parameter) in of_head else family.component(name)
-        counts[part]["parameters"] += parameter.numel()
+        counts[part]["parameters"] += numbers[parameter]
         counts[part]["trained"] += parameter.numel() * parameter.requires_grad
     return counts

@@ -10,6 +10,7 @@ from vtool.data.head_nll import rows_of_chunk
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.progress import working
 from vtool.families.images import read_json
+from vtool.models.nf4 import missing_package
 from vtool.planning.micro_batch import Shape, shape_of
 from vtool.planning.model import model_of
 from vtool.planning.recompute import Choice, count_blocks, fewest_blocks, with_blocks
@@ -21,6 +22,7 @@ OVERHEAD = 3 * GIB // 2
 """The bytes of a GPU that the driver, its libraries and their communication take: an estimate."""
 ERROR = 0.2
 """The part by which a plan may be off (docs/engines.md has what was measured)."""
+_NF4 = "lora.base_dtype=nf4"
 MFU = 0.4
 """The share of a GPU's peak arithmetic that a step is taken to reach."""
 
@@ -269,7 +271,9 @@ def candidates(run: Run, gpus: int) -> Iterator[tuple[tuple[str, ...], Run]]:
     """
     found = list(_candidates(run, gpus))
     first = [found[: count + 1] for count in range(1, len(found))]
-    for together in [*([each] for each in found), *first]:
+    for several in [*([each] for each in found), *first]:
+        sharded = any(isinstance(update.get("engine"), Fsdp2) for _, update in several)
+        together = [each for each in several if not sharded or each[0] != _NF4]
         # of several engines the last one is meant, and the others' settings are not its own
         engines = [name for name, update in together if "engine" in update]
         chosen = {name: update for name, update in together if name not in engines[:-1]}
@@ -312,6 +316,11 @@ def _candidates(run: Run, gpus: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
     if run.model.gradient_checkpointing != "full":
         again = {"gradient_checkpointing": "full"}
         yield "model.gradient_checkpointing=full", {"model": again}
+    lora = run.lora
+    if isinstance(engine, Ddp) and lora and lora.base_dtype != "nf4" and _can_be_packed(run):
+        yield _NF4, {"lora": {"base_dtype": "nf4"}}
+    if lora and lora.base_dtype == "nf4":  # other engines refuse it
+        return
     if isinstance(engine, Ddp) and gpus > 1:
         yield "engine=fsdp2", {"engine": Fsdp2(kind="fsdp2")}
     # on a CPU there is nowhere to offload to, and the setting is refused
@@ -332,6 +341,13 @@ def _has_narrow_files(run: Run) -> bool:
     config = read_json(Path(model.path) / "config.json")
     saved = config.get("dtype", config.get("torch_dtype")) if isinstance(config, dict) else None
     return bool(model.dtype == saved == "bfloat16")
+
+
+def _can_be_packed(run: Run) -> bool:
+    """Return whether the base of a run with adapters on ddp could be in NF4, and planned here."""
+    lora = run.lora
+    known = missing_package() is None and run.device.kind != "npu"
+    return lora is not None and not lora.dora and run.model.dtype != "float64" and known
 
 
 def _updated(run: Run, update: Mapping[str, Any]) -> Run:

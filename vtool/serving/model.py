@@ -10,6 +10,7 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.progress import working
 from vtool.evaluation.subject import Subject, find_folder, open_subject
 from vtool.models.adapters import CONFIG
+from vtool.models.nf4 import is_for_nf4
 from vtool.serving.command import Model, largest_rank
 from vtool.training.export_run import export_run
 from vtool.training.run_folder import RunFolder
@@ -52,13 +53,15 @@ def find_model(
     if not subject.is_adapter:
         return Model(name, export.folder, config), subject
     adapter = _read(export.folder / CONFIG)
-    if why := _why_merge(adapter):
+    if why := _why_merge(adapter, export.folder):
         return Model(name, _merged(path, given, why, write, say), config), subject
     return Model(name, export.base, config, export.folder, int(adapter.get("r", 0))), subject
 
 
-def _why_merge(adapter: dict[str, Any]) -> str | None:
+def _why_merge(adapter: dict[str, Any], folder: Path) -> str | None:
     """Return what vLLM does not apply of an adapter by itself."""
+    if is_for_nf4(folder):
+        return "its base is one in NF4, and vLLM would add it to the weights before that"
     if adapter.get("use_dora"):
         return "vLLM has no DoRA"
     if adapter.get("modules_to_save"):

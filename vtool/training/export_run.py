@@ -7,9 +7,11 @@ from pathlib import Path
 
 from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.export.huggingface import export, export_adapter
+from vtool.export.huggingface import about_base, export, export_adapter
+from vtool.families.family import load_family
 from vtool.models.adapters import merge_adapters
 from vtool.models.build import build_model
+from vtool.models.nf4 import round_to_nf4
 from vtool.models.processor import load_processor
 from vtool.training.base import base_of, base_settings, check_base
 from vtool.training.checkpoint import best_before, load, newest
@@ -42,11 +44,11 @@ def export_run(path: Path, output: Path | None = None, *, merge: bool = False) -
     It is the best one, where `checkpoint.keep_best` keeps it, or else the newest that is whole.
 
     A run with adapters gives the adapter in peft's format; with `merge`, a whole model, each weight
-    being base + scale · B · A.
+    being base + scale · B · A. A base that was trained in NF4 is merged as that.
 
     Raises:
         Findings: `not-a-run`, `no-checkpoint`, `corrupt-checkpoint`, `nothing-to-merge`,
-            `base-changed`, `processor-changed`.
+            `base-changed`, `processor-changed`, `extra-not-installed`.
     """
     folder, run = open_run(path)
     if merge and run.lora is None:
@@ -94,6 +96,8 @@ def export_run(path: Path, output: Path | None = None, *, merge: bool = False) -
         if not merge:
             return export_adapter(run.lora, snapshot.model, base, processor, target), snapshot.step
         model = build_model(base_settings(run, folder), processor, folder.processor, run.run.seed)
+        if run.lora.base_dtype == "nf4":
+            round_to_nf4(model, load_family(run.model.family))
         merged = dict(
             merge_adapters(dict(model.named_parameters()), snapshot.model, run.lora.scale)
         )
@@ -104,3 +108,13 @@ def export_run(path: Path, output: Path | None = None, *, merge: bool = False) -
     assert not missing.unexpected_keys, "a checkpoint has no tensor that its model has not"
     assert set(missing.missing_keys) <= tied, "a checkpoint has every tensor of its model"
     return export(model, snapshot.model, processor, run.model.family, target), snapshot.step
+
+
+def about_export(path: Path, exported: Path, *, merge: bool) -> list[Diagnostic]:
+    """Return what is to be known of a run's export: see `about_base`.
+
+    Raises:
+        Findings: `not-a-run`.
+    """
+    folder, run = open_run(path)
+    return about_base(run.lora, base_of(run, folder), exported, merged=merge)

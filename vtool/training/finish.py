@@ -18,7 +18,7 @@ from vtool.diagnostics.progress import working
 from vtool.engines.common import on_rank_zero
 from vtool.engines.ranks import SharedFindings
 from vtool.evaluation.evaluate import Answer, Scores
-from vtool.export.huggingface import export, export_adapter
+from vtool.export.huggingface import about_base, export, export_adapter
 from vtool.training.base import base_of
 from vtool.training.checkpoint import best_before, checkpoint_name
 from vtool.training.extend import read_extensions
@@ -46,8 +46,8 @@ def finish(
         found: findings of the run that did not end it.
 
     Returns:
-        The findings of the test split's scores, of the losses, and of a best checkpoint that is
-        damaged.
+        The findings of the test split's scores, of the losses, of a best checkpoint that is
+        damaged, and of the export.
 
     Raises:
         Findings: `ledger-mismatch`, or `run-folder-unwritable`; everything before it is saved.
@@ -74,7 +74,9 @@ def finish(
     }
     with working("exporting the model"):
         session.ranks.on_rank_zero(lambda: _write(session, weights, scores, result))
-    return [*lost, *of_test]
+    run, folder = session.run, session.folder
+    about = about_base(run.lora, base_of(run, folder), folder.export, merged=False)
+    return [*lost, *of_test, *about]
 
 
 def _take_best(session: Session, progress: Progress) -> tuple[int, list[Diagnostic]]:

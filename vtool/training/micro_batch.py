@@ -20,6 +20,7 @@ from vtool.data.audit import Ledger
 from vtool.data.head_nll import rows_of_chunk
 from vtool.engines.ranks import Ranks
 from vtool.families.family import load_family
+from vtool.models.nf4 import bytes_of
 from vtool.models.observe_model import measure_config
 
 SHARE_TAKEN = 0.6
@@ -200,13 +201,13 @@ def bytes_kept(run: Run, model: nn.Module, ranks: Ranks) -> float:
     everyone = ranks.world if isinstance(run.engine, Fsdp2) else 1
     embeddings: Any = model.get_input_embeddings()  # type: ignore[operator]
     first = {id(each) for each in embeddings.parameters()}
-    total = 0.0
+    total, kept = 0.0, bytes_of(model)
     for name, each in model.named_parameters():
         shares = everyone
         if component(name) == "language":
             shares *= spread.tensor * (1 if id(each) in first else spread.pipeline)
-        there = 0 if ranks.device.type == "cpu" and not each.is_meta else each.element_size()
-        total += each.numel() * (there + _STATE * each.requires_grad) / shares
+        there = 0 if ranks.device.type == "cpu" and not each.is_meta else kept[each]
+        total += (there + each.numel() * _STATE * each.requires_grad) / shares
     return total
 
 

@@ -31,6 +31,8 @@ from vtool.models.attention import (
 )
 from vtool.models.build import WEIGHT_DTYPE, build_model, build_on_meta, implementations
 from vtool.models.mapped_weights import MappedWeights, map_folder
+from vtool.models.nf4 import DTYPES as QUANTIZABLE
+from vtool.models.nf4 import keep_in_nf4, missing_package, unquantizable
 from vtool.models.on_meta import not_a_number
 from vtool.models.processor import Processor
 from vtool.models.tower_index import use_tower_index
@@ -61,6 +63,8 @@ def build_trained_model(
     module, weights = _build_with_weights(run, folder, processor, start)
     if run.lora is not None and run.lora.base_dtype == "bfloat16":
         _check_exact(module, weights.tensors)
+    if run.lora is not None and run.lora.base_dtype == "nf4":
+        _check_quantizable(run, module, weights.tensors)
     check_heads(run, module, kind_of(run))
     prepare_model(run, module, weights.tensors)
     if start.weights is not None and start.weights.adapted:
@@ -125,6 +129,27 @@ def _check_exact(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
             )
 
 
+def _check_quantizable(run: Run, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Check that bitsandbytes quantizes the dtypes of all weights that are to be packed.
+
+    Raises:
+        Findings: `base-rounded`.
+    """
+    family = load_family(run.model.family)
+    if found := next(unquantizable(model, family, weights), None):
+        name, dtype = found
+        known = ", ".join(str(one).removeprefix("torch.") for one in QUANTIZABLE)
+        raise Findings(
+            Diagnostic(
+                "base-rounded",
+                f"lora.base_dtype is nf4, and {name} is {str(dtype).removeprefix('torch.')}, which"
+                f" bitsandbytes does not quantize: it takes {known}",
+                "save the folder in one of these, or set lora.base_dtype=float32",
+                "lora.base_dtype",
+            )
+        )
+
+
 def prepare_model(
     run: Run, model: nn.Module, weights: Mapping[str, Tensor] | None = None
 ) -> nn.Module:
@@ -157,6 +182,8 @@ def prepare_model(
         add_adapters(model, of, run.model.freeze, run.lora, run.run.seed, weights)
         if run.lora.base_dtype == "bfloat16":
             narrow_base(model)
+        elif run.lora.base_dtype == "nf4":
+            keep_in_nf4(model, of)
     return model
 
 
@@ -193,8 +220,15 @@ def check_engine(run: Run, ranks: Ranks) -> None:
     """Check the engine's settings against devices and processes, before rows are read.
 
     Raises:
-        SharedFindings: what this engine cannot do here.
+        SharedFindings: what this engine cannot do here, or a package that is missing.
     """
+    if run.lora is not None and run.lora.base_dtype == "nf4":
+        if ranks.device.type == "npu":
+            message = "lora.base_dtype is nf4, but bitsandbytes has no kernel for an NPU"
+            help, name = "set lora.base_dtype=float32", "lora.base_dtype"
+            raise SharedFindings(Diagnostic("not-built-on-engine", message, help, name))
+        if lacking := missing_package():
+            raise SharedFindings(lacking, fatal=True)
     # A model's folder has been looked at by the rules, which know nothing of the models that have
     # random weights.
     random = run.model.starts_from == "random"

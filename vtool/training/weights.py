@@ -22,6 +22,7 @@ from vtool.models.adapters import CONFIG, WEIGHTS, base_of_adapter, is_adapter, 
 from vtool.models.base_files import digest
 from vtool.models.build import build_model
 from vtool.models.mapped_weights import MappedWeights
+from vtool.models.nf4 import is_for_nf4
 from vtool.models.observe_model import measure_config
 from vtool.models.processor import Processor, first_line
 from vtool.training.checkpoint import best_before, damage, newest
@@ -80,6 +81,16 @@ class Weights:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class _Adapter:
+    """The settings of an adapter without which it is another one."""
+
+    rank: int
+    scale: float
+    nf4: bool
+    """True if its base was in NF4."""
+
+
 def find_weights(run: Run) -> Weights | None:
     """Return the weights that a run is to begin with, which fit its model; None without any.
 
@@ -120,7 +131,7 @@ def find_weights(run: Run) -> Weights | None:
     return found
 
 
-def _of_checkpoint(checkpoint: Path, run: Run) -> tuple[Weights, dict[str, float] | None]:
+def _of_checkpoint(checkpoint: Path, run: Run) -> tuple[Weights, _Adapter | None]:
     if problem := damage(checkpoint):
         message = f"{checkpoint}: {problem}"
         help = "name another checkpoint, or the run's export"
@@ -136,16 +147,17 @@ def _of_checkpoint(checkpoint: Path, run: Run) -> tuple[Weights, dict[str, float
     if settings is not None:
         base = origin.base if origin.base.exists() else Path(str(path))
     found = Weights(checkpoint, "checkpoint", origin.processor, origin.processor, origin.path, base)
-    lora_of = {"rank": settings.rank, "scale": settings.scale} if settings is not None else None
-    return found, lora_of
+    if settings is None:
+        return found, None
+    return found, _Adapter(settings.rank, settings.scale, settings.base_dtype == "nf4")
 
 
-def _lora_of(folder: Path) -> dict[str, float]:
-    """Return the rank and the scale of an adapter in peft's format."""
+def _lora_of(folder: Path) -> _Adapter:
+    """Return the settings of an adapter in peft's format."""
     try:
         config = json.loads((folder / CONFIG).read_text())
         by = math.sqrt(config["r"]) if config.get("use_rslora") else config["r"]
-        return {"rank": config["r"], "scale": config["lora_alpha"] / by}
+        return _Adapter(config["r"], config["lora_alpha"] / by, is_for_nf4(folder))
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
         message = f"{folder / CONFIG} cannot be read: {type(error).__name__} {error}"
         raise Findings(Diagnostic("model-does-not-load", message, parameter=SETTING)) from error
@@ -186,9 +198,7 @@ def _of_the_model(found: Weights, model: Model) -> Iterator[_Problem]:
         yield f"it is of other sizes than {whose}: {', '.join(other)}", help
 
 
-def _of_adapters(
-    found: Weights, lora: Mapping[str, float] | None, own: Lora | None
-) -> Iterator[_Problem]:
+def _of_adapters(found: Weights, lora: _Adapter | None, own: Lora | None) -> Iterator[_Problem]:
     if lora is None:
         return
     if own is None:
@@ -199,15 +209,22 @@ def _of_adapters(
         )
         yield (
             "it is an adapter, and this run has no lora",
-            f"train it on with lora.rank={lora['rank']:g} lora.alpha="
-            f"{lora['scale'] * lora['rank']:g}; for whole weights: {merged}",
+            f"train it on with lora.rank={lora.rank:g} lora.alpha="
+            f"{lora.scale * lora.rank:g}; for whole weights: {merged}",
         )
         return
-    for name, value in (("rank", own.rank), ("scale", own.scale)):
-        if not math.isclose(lora[name], value):
-            alpha = lora["scale"] * (math.sqrt(lora["rank"]) if own.rslora else lora["rank"])
-            help = f"set lora.rank={lora['rank']:g} lora.alpha={alpha:g}"
-            yield f"its adapters have {name} {lora[name]:g}, and lora's have {value:g}", help
+    for name, of, value in (("rank", lora.rank, own.rank), ("scale", lora.scale, own.scale)):
+        if not math.isclose(of, value):
+            alpha = lora.scale * (math.sqrt(lora.rank) if own.rslora else lora.rank)
+            help = f"set lora.rank={lora.rank:g} lora.alpha={alpha:g}"
+            yield f"its adapters have {name} {of:g}, and lora's have {value:g}", help
+    if lora.nf4 != (own.base_dtype == "nf4"):
+        trained = "a base in NF4" if lora.nf4 else "a base as its folder has it"
+        yield (
+            f"it was trained on {trained}, and lora.base_dtype is {own.base_dtype}",
+            f"set lora.base_dtype={'nf4' if lora.nf4 else 'float32'}; or merge it: vtool export"
+            " RUN --merge, and train.from=RUN/merged",
+        )
 
 
 def settings_of(found: Weights, model: Model) -> Model:

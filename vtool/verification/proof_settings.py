@@ -40,7 +40,7 @@ def choose_proof_settings(recipe_run: Run, *, full_size: bool) -> tuple[Run, tup
             " a rounded one"
         )
         run = update_section(run, "model", dtype="float32")
-        if run.lora is not None:
+        if run.lora is not None and run.lora.base_dtype == "bfloat16":
             run = update_section(run, "lora", base_dtype="float32")
     if (chosen := recipe_run.model.attention) in NOT_ON_CPU:
         changes.append(

@@ -17,6 +17,7 @@ from vtool.data.encode import Sample
 from vtool.models.adapters import saved_name
 from vtool.verification.proofs.report import NotProvable
 from vtool.verification.rounding import tolerances
+from vtool.verification.unpack_base import unpack_base
 
 if TYPE_CHECKING:
     from vtool.verification.context import ProofContext
@@ -41,7 +42,7 @@ class Reference:
 
     @cached_property
     def _both(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        return gradient_and_logits(self._context, self._context.model())
+        return gradient_and_logits(self._context, unpack_base(self._context.model()))
 
     @property
     def gradient(self) -> dict[str, Tensor]:
@@ -66,7 +67,8 @@ class Reference:
             return gradient | logits
 
         tokens, here = sum(self._context.lengths), self.gradient | self.logits
-        allowed = tolerances(self._context.model(), tokens, compute, here)
+        model = unpack_base(self._context.model())
+        allowed = tolerances(model, tokens, compute, here)
         for kind, tensors in (("gradient", self.gradient), ("logits", self.logits)):
             size = hypot(*(float(tensor.double().norm()) for tensor in tensors.values()))
             part = hypot(*(allowed[name] for name in tensors)) / (size or 1.0)

@@ -6,7 +6,7 @@ from pathlib import Path
 from vtool.config.attention import NAME, attention_conflict
 from vtool.config.origins import Origins
 from vtool.config.rules.rule import settings_rule
-from vtool.config.schema import Megatron, Run
+from vtool.config.schema import Fsdp2, Megatron, Run
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.families import FAMILIES
 from vtool.families.modeling_file import SETTING
@@ -132,13 +132,26 @@ def adapters_of_peft_on_megatron(run: Run, origins: Origins) -> Iterator[Diagnos
 
 @settings_rule(NOT_BUILT_ON_ENGINE)
 def narrow_base_not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """A base in bfloat16 is that of adapters that compute in it; megatron's is so by itself."""
+    """A base in bfloat16 is that of adapters that compute in it; megatron's is so by itself.
+
+    One in NF4 is packed: no engine cuts it, and bitsandbytes has what computes with it.
+    """
     if run.lora is None or run.lora.base_dtype == "float32":
         return
     name, reason, other = "lora.base_dtype", None, ""
+    packed = run.lora.base_dtype == "nf4"
     if isinstance(run.engine, Megatron):
         reason = "engine=megatron keeps its weights in dtypes of its own"
-    elif run.model.dtype != "bfloat16":
+        other = ", or engine=ddp" if packed else ""
+    elif packed and isinstance(run.engine, Fsdp2):
+        reason = "engine=fsdp2 cuts weights by rows, and a packed one has none"
+        other = ", or engine=ddp"
+    elif packed and run.device.kind == "npu":
+        reason = "bitsandbytes has no kernel for an NPU"
+    elif packed and run.model.dtype == "float64":
+        reason = "model.dtype is float64, in which bitsandbytes does not compute"
+        other = ", or model.dtype=float32"
+    elif not packed and run.model.dtype != "bfloat16":
         reason = f"model.dtype is {run.model.dtype}: a product would be of two dtypes"
         other = ", or model.dtype=bfloat16"
     elif run.lora.dora:
@@ -146,7 +159,7 @@ def narrow_base_not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     if reason is not None:
         yield Diagnostic(
             "not-built-on-engine",
-            f"{name} is bfloat16, but {reason}",
+            f"{name} is {run.lora.base_dtype}, but {reason}",
             f"set {name}=float32{other}",
             name,
             origins.near(name),

@@ -42,11 +42,13 @@ class Lora(Settings):
     A part in `model.freeze` gets none in any case.
     """
 
-    base_dtype: Literal["float32", "bfloat16"] = "float32"
+    base_dtype: Literal["float32", "bfloat16", "nf4"] = "float32"
     """The dtype in which the frozen linear layers are kept, all but the head.
 
     `bfloat16`: half of their memory, and the same loss and gradients to the bit, beside
-    model.dtype=bfloat16 and of weights whose files are bfloat16; others are refused.
+    model.dtype=bfloat16 and of weights whose files are bfloat16; others are refused. `nf4` (QLoRA):
+    those of the language model in four bits and a scale for 64 of them, on engine=ddp; another
+    base, which merging keeps.
     """
     modules_to_save: tuple[Module, ...] = ()
     """The modules that are trained whole, and saved with the adapter, named in the same way:
