@@ -27,10 +27,27 @@ SWITCHES = frozenset(
 def guess_field(name: str, table: Mapping[str, Any]) -> Any:
     """Return a value for a field that a config lacks: the table's, else by the field's name."""
     if name in table:
-        return table[name]
+        return as_component(table[name])
     if name.endswith("_config") or name == "model":
         return _inner_config(name)
     return _guess_plain(name)
+
+
+def as_component(value: Any) -> Any:
+    """Return a value of the table, with a config for each dict that has a `model_type`.
+
+    Classes read a component's fields as attributes, and those of other dicts by their keys.
+    """
+    from transformers import PretrainedConfig
+
+    if isinstance(value, list):
+        return [as_component(entry) for entry in value]
+    if not isinstance(value, dict) or "model_type" not in value:
+        return value
+    config = PretrainedConfig()
+    for name, inner in value.items():
+        setattr(config, name, as_component(inner))
+    return config
 
 
 def _guess_plain(name: str) -> Any:

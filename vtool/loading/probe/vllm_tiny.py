@@ -1,12 +1,13 @@
 """An architecture of vLLM's registry at tiny size, with a checkpoint that its class takes."""
 
+import importlib
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -31,6 +32,7 @@ POOLING = (
     "_SEQUENCE_CLASSIFICATION_MODELS",
 )
 """Groups of vLLM's registry: classes that generate, and classes that pool."""
+T = TypeVar("T")
 ENDINGS = re.compile(
     r"(MTP|MTPModel|ForCausalLM|ForConditionalGeneration|Model|ForRewardModel"
     r"|ForSequenceClassification|Chat|DraftModel)+$"
@@ -73,6 +75,7 @@ class TinyArchitecture:
         self.progress("import")
         model_class = self.installer.run(self.models[self.served_as].load_model_cls)
         shrink_constants(sys.modules[model_class.__module__])
+        set_constants(self.entry.get("constants", {}))
         self.progress("tiny twin")
         saved = checkpoint = self._write_twin()
         if checkpoint is None:
@@ -252,6 +255,23 @@ def shrink_constants(module: ModuleType) -> None:
     for value in vars(module).values():
         if isinstance(value, PretrainedConfig):
             shrink(value)
+
+
+def set_constants(constants: Mapping[str, Mapping[str, Any]]) -> None:
+    """Give functions other arguments than the sizes that a module of models writes down.
+
+    Args:
+        constants: the arguments by `module:function`.
+    """
+    for place, given in constants.items():
+        name, _, function = place.partition(":")
+        module = importlib.import_module(name)
+        original = getattr(module, function)
+        setattr(module, function, _with_arguments(original, given))
+
+
+def _with_arguments(function: Callable[..., T], given: Mapping[str, Any]) -> Callable[..., T]:
+    return lambda *args, **kwargs: function(*args, **{**kwargs, **given})
 
 
 def _target(model: Any) -> tuple[str, str]:
