@@ -265,6 +265,7 @@ def _prefixes(model: nn.Module) -> list[Rename]:
         # Draft models take names of the model that they draft for.
         _first_of((r"\.mtp_block\.", ".")),
         _first_of((r"^model\.", "mtp.")),
+        _first_of((r"^model\.", "model.mtp.")),
         *(
             _below(name, rename)
             for name, child in model.named_children()

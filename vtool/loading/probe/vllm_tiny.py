@@ -1,6 +1,7 @@
 """An architecture of vLLM's registry at tiny size, with a checkpoint that its class takes."""
 
 import importlib
+import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +34,8 @@ POOLING = (
 )
 """Groups of vLLM's registry: classes that generate, and classes that pool."""
 T = TypeVar("T")
+PREDICTING = ("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules")
+"""Fields with the number of layers that predict further tokens."""
 ENDINGS = re.compile(
     r"(MTP|MTPModel|ForCausalLM|ForConditionalGeneration|Model|ForRewardModel"
     r"|ForSequenceClassification|Chat|DraftModel)+$"
@@ -59,7 +62,9 @@ class TinyArchitecture:
         self.models = ModelRegistry.models
         self.entry = twin.twin_entry(name)
         self.served_as = self.entry.get("served_as", name)
-        self.installer = StubInstaller("vllm", twin.TABLE["fields"], folder, stubs)
+        self.installer = StubInstaller(
+            "vllm", twin.TABLE["fields"] | self.entry.get("fields", {}), folder, stubs
+        )
         self.twin_class = None if "config_class" in self.entry else self._find_twin_class()
         self.why_no_twin: str | None = None
 
@@ -88,6 +93,8 @@ class TinyArchitecture:
                     self.served_as,
                 )
             )
+        if "MTP" in self.name:
+            predict_one_layer(self.folder / "config.json")
         if self.entry.get("processor"):
             save_processor(self.folder)
         self.progress("vLLM's config")
@@ -108,6 +115,8 @@ class TinyArchitecture:
         if checkpoint is None:
             self.progress("names")
             origin, checkpoint = "discovered", discover(make(), self.progress)
+            if not self.twin_class:
+                checkpoint = twin.changed_names(checkpoint, self.entry)
         return vllm_subject(
             configure=self._read_config,
             config=config,
@@ -176,7 +185,9 @@ class TinyArchitecture:
         from vllm.transformers_utils import configs
 
         if asked := self.entry.get("config_class"):
-            return getattr(configs, asked, None) or getattr(transformers, asked)
+            home, _, name = asked.rpartition(":")
+            places = [importlib.import_module(home)] if home else [configs, transformers]
+            return next(getattr(place, name) for place in places if hasattr(place, name))
         if self.twin_class:
             return getattr(transformers, self.twin_class).config_class
         stem = ENDINGS.sub("", self.name)
@@ -255,6 +266,19 @@ def shrink_constants(module: ModuleType) -> None:
     for value in vars(module).values():
         if isinstance(value, PretrainedConfig):
             shrink(value)
+
+
+def predict_one_layer(file: Path) -> None:
+    """Say in a config.json that one layer predicts further tokens, where it says none.
+
+    Without one, a class of such layers has nothing that could be loaded.
+    """
+    written = json.loads(file.read_text())
+    for part in (written, written.get("text_config")):
+        for name in PREDICTING:
+            if isinstance(part, dict) and name in part and not part[name]:
+                part[name] = 1
+    file.write_text(json.dumps(written))
 
 
 def set_constants(constants: Mapping[str, Mapping[str, Any]]) -> None:
