@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from .shrink import HIDDEN, shrink, small
+from .shrink import HEAD_DIM, HIDDEN, shrink, small
 
 UNKNOWN = 1 << 20
 """A size that no table has: a field that comes back with it is not a size."""
@@ -59,6 +59,8 @@ def _guess_plain(name: str) -> Any:
         return False
     if last in BY_LAST_WORD:
         return BY_LAST_WORD[last]
+    if name.endswith("head_dim"):
+        return HEAD_DIM
     if first in ("num", "n"):
         return 1
     return HIDDEN if last in ("dim", "size", "width", "channels", "features") else None

@@ -262,11 +262,25 @@ class StubInstaller:
             try:
                 return step()
             except Exception as error:
-                if not (self._add_field(error) or self._install(error)):
+                if not (self.add_field(error) or self._install(error)):
                     raise
         return step()
 
-    def _add_field(self, error: Exception) -> bool:
+    def run_load(self, load: Callable[[], T]) -> T:
+        """Return what a load returns, once no field of a config is missing: nothing is replaced.
+
+        Raises:
+            Exception: what the load raises for another reason.
+        """
+        for _ in range(MOST_ATTEMPTS):
+            try:
+                return load()
+            except Exception as error:
+                if not self.add_field(error):
+                    raise
+        return load()
+
+    def add_field(self, error: Exception) -> bool:
         """Give a config's class the field that was asked of an object of it."""
         if self.fields is None or not isinstance(error, AttributeError) or not error.name:
             return False

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from . import twin
 from .discover import discover
-from .errors import error_text
+from .errors import NotRun, error_text
 from .facts import Origin
 from .host import Progress
 from .shrink import shrink
@@ -106,15 +106,20 @@ class TinyArchitecture:
         model = self.installer.run(make)
         if checkpoint is not None:
             checkpoint, unwritten = twin.choose_names(
-                checkpoint, twin.TABLE["renamings"], partial(twin.count_unwritten, make)
+                checkpoint,
+                twin.TABLE["renamings"],
+                partial(twin.count_unwritten, make, run=self.installer.run_load),
             )
             if unwritten > len(named_parameters(model)) // 2:
                 checkpoint = None  # the twin is of another class than it seemed
                 self.why_no_twin = f"it does not take what transformers' {self.twin_class} saves"
+                if error := twin.load_error(make, saved or {}):
+                    self.why_no_twin += f": {error}"
         origin: Origin = "twin"
         if checkpoint is None:
             self.progress("names")
-            origin, checkpoint = "discovered", discover(make(), self.progress)
+            origin = "discovered"
+            checkpoint = self._discover(make())
             if not self.twin_class:
                 checkpoint = twin.changed_names(checkpoint, self.entry)
         return vllm_subject(
@@ -144,6 +149,12 @@ class TinyArchitecture:
                 no_twin=self.why_no_twin,
             ),
         )
+
+    def _discover(self, model: Any) -> dict[str, Tensor]:
+        try:
+            return discover(model, self.progress, self.installer.run_load)
+        except NotRun as why:
+            raise NotRun(f"{self.why_no_twin}; {why}" if self.why_no_twin else str(why)) from why
 
     def _is_guessed(self) -> bool:
         """Return whether the class's config says what its twin's does not."""
