@@ -221,10 +221,22 @@ def about_twin(
     }
 
 
-def load_error(make: Callable[[], Any], checkpoint: Mapping[str, Tensor]) -> str | None:
-    """Return what a load of a checkpoint raises, in one line; None where it comes to its end."""
+def load_error(
+    make: Callable[[], Any],
+    checkpoint: Mapping[str, Tensor],
+    run: Callable[[Callable[[], Any]], Any] = lambda step: step(),
+) -> str | None:
+    """Return what a load of a checkpoint raises, in one line; None where it comes to its end.
+
+    Args:
+        run: runs the load, and may run it again where it raises.
+    """
     try:
-        make().load_weights((name, tensor.clone()) for name, tensor in checkpoint.items())
+        run(
+            lambda: make().load_weights(
+                (name, tensor.clone()) for name, tensor in checkpoint.items()
+            )
+        )
     except Exception as error:
         return error_text(error)
     return None

@@ -119,7 +119,7 @@ class TinyArchitecture:
         if checkpoint is None:
             self.progress("names")
             origin = "discovered"
-            checkpoint = self._discover(make())
+            checkpoint = self._discover(make)
             if not self.twin_class:
                 checkpoint = twin.changed_names(checkpoint, self.entry)
         return vllm_subject(
@@ -150,11 +150,15 @@ class TinyArchitecture:
             ),
         )
 
-    def _discover(self, model: Any) -> dict[str, Tensor]:
+    def _discover(self, make: Callable[[], Any]) -> dict[str, Tensor]:
+        """Return a checkpoint under names that the class takes, and give what its load asks for."""
+        run = self.installer.run_load
         try:
-            return discover(model, self.progress, self.installer.run_load)
+            found = discover(make(), self.progress, run)
         except NotRun as why:
             raise NotRun(f"{self.why_no_twin}; {why}" if self.why_no_twin else str(why)) from why
+        twin.load_error(make, found, run)  # of all at once: it may ask for more fields
+        return found
 
     def _is_guessed(self) -> bool:
         """Return whether the class's config says what its twin's does not."""
