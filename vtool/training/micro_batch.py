@@ -130,9 +130,7 @@ def bytes_of_head(run: Run, config: Any, tokens: int, *, whole_logits: bool = Fa
         trained = bool(run.lora.modules_to_save)
     # of the weight: its gradient; in bfloat16, itself again, and on a CPU what a chunk adds to that
     of_weight = text.hidden_size * entries * (narrow + trained * (wide + narrow))
-    return float(
-        2 * chunk * entries * wide + positions * text.hidden_size * wide + of_weight
-    )
+    return float(2 * chunk * entries * wide + positions * text.hidden_size * wide + of_weight)
 
 
 @dataclass(frozen=True, slots=True)

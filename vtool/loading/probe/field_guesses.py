@@ -50,6 +50,15 @@ def as_component(value: Any) -> Any:
     return config
 
 
+def in_words(value: Any) -> Any:
+    """Return a value for a report: of a config, only the name of its class."""
+    from transformers import PretrainedConfig
+
+    if isinstance(value, list):
+        return [in_words(entry) for entry in value]
+    return f"a {type(value).__name__}" if isinstance(value, PretrainedConfig) else value
+
+
 def _guess_plain(name: str) -> Any:
     if (tiny := small(name, UNKNOWN)) != UNKNOWN:
         return tiny
