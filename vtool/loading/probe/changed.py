@@ -1,4 +1,4 @@
-"""Which classes of a framework may load otherwise since a commit: by git, and by what they import.
+"""Names the classes whose code git has changed since a commit: their files, and what these import.
 
 A class is counted where its own file was changed, or one that this file imports, directly or not,
 from a folder called `models` of the same package.

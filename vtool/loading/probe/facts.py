@@ -181,7 +181,7 @@ class Unusable:
 
     reason: str
     asks_too_much: bool = False
-    """What was asked for is at fault, and not the interpreter."""
+    """True where what was asked for is at fault, and not the interpreter."""
 
 
 @dataclass(frozen=True, slots=True)
