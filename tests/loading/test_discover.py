@@ -1,5 +1,7 @@
 """Names of a checkpoint, found by trying them on a class."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -82,6 +84,30 @@ def test_every_element_is_written_by_one_name_only() -> None:
 def test_a_class_that_takes_nothing_is_not_judged() -> None:
     with pytest.raises(NotRun, match="for 0%"):
         discover(Deaf(), nothing)
+
+
+def test_what_every_load_raises_is_the_reason() -> None:
+    class Raising(Fused):
+        def load_weights(self, weights: models.Weights) -> None:
+            raise AttributeError("no `experts`")
+
+    with pytest.raises(NotRun, match="it raises AttributeError: no `experts`"):
+        discover(Raising(), nothing)
+
+
+def test_a_load_is_run_by_what_gives_it_what_it_asks_for() -> None:
+    class Asking(Fused):
+        given = False
+
+        def load_weights(self, weights: models.Weights) -> None:
+            assert self.given
+            super().load_weights(weights)
+
+    def run(load: Callable[[], None]) -> None:
+        Asking.given = True
+        load()
+
+    assert len(discover(Asking(), nothing, run)) == 5
 
 
 def test_values_are_distinct() -> None:

@@ -13,7 +13,7 @@ from vtool.loading.probe.field_guesses import guess_field
 from vtool.loading.probe.shrink import shrink, small
 from vtool.loading.probe.stubs import Stub, StubInstaller
 from vtool.loading.probe.twin import changed_names, tiny_config, write_config
-from vtool.loading.probe.vllm_tiny import shrink_constants
+from vtool.loading.probe.vllm_tiny import predict_one_layer, set_constants, shrink_constants
 
 
 def test_a_config_and_those_inside_of_it_are_small_and_go_together() -> None:
@@ -55,6 +55,54 @@ def test_a_field_that_a_config_lacks_is_given_and_reported() -> None:
         "Lacking.rms_norm_eps",
         "Lacking.use_qk_norm",
     }
+
+
+def test_a_field_of_a_part_has_the_size_of_the_whole() -> None:
+    found = [small(f"vt_{name}", 27) for name in ("num_attention_heads", "num_hidden_layers")]
+    assert found == [4, 2]
+    assert guess_field("rope_head_dim", {}) == 32
+
+
+@pytest.mark.parametrize(("partial", "sections"), [(1.0, [4, 6, 6]), (0.5, [2, 3, 3])])
+def test_the_pairs_of_a_turned_head_are_shared_out(partial: float, sections: list[int]) -> None:
+    config = transformers.PretrainedConfig()
+    config.rope_parameters = {"mrope_section": [16, 24, 24], "partial_rotary_factor": partial}
+    assert shrink(config).rope_parameters["mrope_section"] == sections
+    assert 2 * sum(sections) == 32 * partial  # a pair is two elements
+
+
+def test_a_component_of_the_table_is_read_by_attributes_and_other_dicts_by_keys() -> None:
+    table = {"blocks": [{"model_type": "block", "inner": {"model_type": "part", "size": 3}}]}
+    (block,) = guess_field("blocks", table)
+    assert block.inner.size == 3
+    assert guess_field("plain_config", {"plain_config": {"size": 3}}) == {"size": 3}
+
+
+def test_a_load_is_given_fields_and_nothing_is_replaced_for_it() -> None:
+    class Asked(transformers.PretrainedConfig):
+        model_type = "asked"
+
+    config = Asked()
+    stub = Stub("vllm", "1", "all", "Sparse Attention", lambda: None, "a test")
+    installer = StubInstaller("vllm", {"n_routed_experts": 4}, stubs=(stub,))
+    assert installer.run_load(lambda: config.n_routed_experts) == 4
+
+    def load() -> None:
+        raise NotImplementedError("Sparse Attention")
+
+    with pytest.raises(NotImplementedError):
+        installer.run_load(load)
+    assert installer.replaced == []
+
+
+def test_a_guessed_config_is_reported_by_its_class() -> None:
+    class Whole(transformers.PretrainedConfig):
+        model_type = "whole"
+
+    config = Whole()
+    installer = StubInstaller(None, {})
+    installer.run(lambda: config.vision_config)
+    assert installer.added_fields == {"Whole.vision_config": "a SiglipVisionConfig"}
 
 
 def test_other_errors_are_not_hidden() -> None:
@@ -123,6 +171,26 @@ def test_configs_that_a_module_writes_down_are_shrunk() -> None:
     )  # type: ignore[attr-defined]
     shrink_constants(module)
     assert (module.LARGE.hidden_size, module.LARGE.num_hidden_layers) == (128, 2)
+
+
+def test_sizes_that_a_module_writes_down_are_given_to_its_functions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = ModuleType("models_of_a_test")
+    module.make = dict  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    set_constants({"models_of_a_test:make": {"depth": 2}})
+    assert module.make(depth=24, width=8) == {"depth": 2, "width": 8}
+
+
+def test_one_layer_predicts_further_tokens_where_the_config_says_none(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"num_mtp_layers": 3, "text_config": {"num_mtp_layers": 0}}))
+    predict_one_layer(file)
+    assert json.loads(file.read_text()) == {
+        "num_mtp_layers": 3,
+        "text_config": {"num_mtp_layers": 1},
+    }
 
 
 def test_a_package_that_is_not_there_is_empty_where_it_is_imported() -> None:

@@ -16,7 +16,6 @@ from vtool.loading.probe.stubs import STUBS, Stub
 
 NOT_LOADED = {
     "Dots3NoteForCausalLM": "No module named 'vllm.third_party.deep_gemm'",
-    "InklingForConditionalGeneration": "names were found for",
     "OpenPanguVLForConditionalGeneration": "Invalid type of HuggingFace processor",
 }
 """Classes that something else keeps from being loaded, which comes after what was stubbed."""

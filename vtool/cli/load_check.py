@@ -13,6 +13,7 @@ from vtool.cli.formats import Format
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from vtool.config.schema import LoadCheck
     from vtool.diagnostics.result import Result
 
 
@@ -38,6 +39,12 @@ def load_check(
     ] = None,
     all: Annotated[
         FrameworkName | None, typer.Option("--all", help="Every class of this framework.")
+    ] = None,
+    changed_since: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REF", help="With --all: only classes whose code git has changed since."
+        ),
     ] = None,
     python: Annotated[
         str | None, typer.Option(metavar="EXE", help="The interpreter that has the framework.")
@@ -89,7 +96,11 @@ def load_check(
     with exit_on_findings("load-check", shown, format):
         try:
             settings, typed = load_check_settings(
-                subjects, overrides, framework=all and str(all), python=python
+                subjects,
+                overrides,
+                framework=all and str(all),
+                python=python,
+                changed_since=changed_since,
             )
         except Findings:
             raise
@@ -133,7 +144,8 @@ def load_check(
     if format not in MACHINE:
         sys.stdout.write(last_line(results))
     not_asked = [_class_not_asked(result) for result in results if strict and nothing_asked(result)]
-    for line in (*recorded.failed, *not_asked, *([stopped] if stopped else [])):
+    untouched = [] if results else [_nothing_changed(settings)]
+    for line in (*recorded.failed, *not_asked, *([stopped] if stopped else []), *untouched):
         sys.stderr.write(f"{line}\n")
     raise typer.Exit(130 if stopped else _status(results, recorded.failed, not_asked))
 
@@ -146,10 +158,16 @@ def _status(
 
     if failed:
         return 2
+    if not results:  # none was changed since the commit that was named
+        return 0
     # of a folder whose class was not asked, the files were
     files = any("passed" in result.checks.values() for result in results)
     status = 0 if exit_code(results) == 2 and files else exit_code(results)
     return status or (2 if not_asked else 0)
+
+
+def _nothing_changed(settings: "LoadCheck") -> str:
+    return f"nothing to judge: no model file changed since {settings.subjects.changed_since}"
 
 
 def nothing_asked(result: "Result") -> bool:

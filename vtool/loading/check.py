@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
 
@@ -13,11 +14,20 @@ from vtool.diagnostics.result import Result
 from vtool.diagnostics.rules_loading import CLASS_RULES, VLLM_CLASS_RULES
 from vtool.loading.folders import HOST, Folder, audit_files
 from vtool.loading.probe.facts import Finished, ProbeRequest, Ready, Unusable
-from vtool.loading.subjects import FOLDER, FRAMEWORKS, Named, fits_nothing, parse, unknown_name
+from vtool.loading.subjects import (
+    FOLDER,
+    FRAMEWORKS,
+    Named,
+    fits_nothing,
+    no_subject,
+    parse,
+    unknown_name,
+)
 from vtool.loading.verdict import judge
 from vtool.loading.worker import interpreter, probe_events, unusable
 
 ANY = Subjects().match
+OF_GIT = "name a commit of the git checkout that the interpreter imports the framework from"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +117,14 @@ def _refused(
         yield Diagnostic("unknown-subject", "nothing is named that could be checked")
     if named and settings.subjects.all:
         yield Diagnostic("unknown-subject", "either subjects are named, or all of a framework")
-    if named and settings.subjects.match != ANY:
-        yield ignored(
-            f"subjects.match is {settings.subjects.match}, but the subjects are named",
-            "ask for --all of a framework, or leave it out",
-            "subjects.match",
-        )
+    for name, default in (("match", ANY), ("changed_since", None)):
+        value = getattr(settings.subjects, name)
+        if named and value != default:
+            yield ignored(
+                f"subjects.{name} is {value}, but the subjects are named",
+                "ask for --all of a framework, or leave it out",
+                f"subjects.{name}",
+            )
     if checkpoint is not None and "python" not in hosts:
         yield ignored(
             "--checkpoint is what python: subjects are loaded from, and none is named",
@@ -144,6 +156,7 @@ def _on_one_host(
         host=host,
         subjects=tuple(subject.name for subject in subjects) or None,
         match=settings.subjects.match,
+        changed_since=settings.subjects.changed_since,
         checks=rules,
         sources=settings.sources,
         slots=settings.slots,
@@ -158,10 +171,11 @@ def _on_one_host(
     try:
         for event in probe_events(python, request):
             if isinstance(event, Unusable):
-                raise unusable(python, event.reason)
+                raise _cannot(python, event)
             if isinstance(event, Ready):
                 known, total = event.known, len(event.subjects)
-                if not total:
+                fits = any(fnmatchcase(name, settings.subjects.match) for name in known)
+                if not total and not (fits and settings.subjects.changed_since):
                     raise fits_nothing(host, settings.subjects.match, known)
                 announce(event)
             if not isinstance(event, Finished):
@@ -185,6 +199,12 @@ def _on_one_host(
                 reason = findings.diagnostics[0].message
                 result = folders[subject.name].without_class(rules, reason, shown)
             yield Progress(0, total, result)
+
+
+def _cannot(python: str, event: Unusable) -> Findings:
+    return (
+        no_subject(event.reason, OF_GIT) if event.asks_too_much else unusable(python, event.reason)
+    )
 
 
 def _not_run(subject: Named, rules: Sequence[str], findings: Sequence[Diagnostic]) -> Result:

@@ -23,6 +23,7 @@ def load_check_settings(
     *,
     framework: str | None = None,
     python: str | None = None,
+    changed_since: str | None = None,
 ) -> tuple[LoadCheck, dict[str, str]]:
     """Return the settings of a check, and for each subject made of another word, that word.
 
@@ -32,6 +33,7 @@ def load_check_settings(
         overrides: `KEY=VALUE`, of the check or of that run.
         framework: every class of it is checked, in place of subjects.
         python: the interpreter that has the framework.
+        changed_since: of the framework's classes, those changed since this git commit.
 
     Raises:
         Findings: what stands against the recipe; `unknown-subject`, where nothing is named; as
@@ -58,6 +60,8 @@ def load_check_settings(
         raise ValueError("either subjects are named, or --all of a framework is asked for")
     if framework or named:
         chosen = chosen.model_copy(update={"names": tuple(named), "all": framework})
+    if changed_since:
+        chosen = chosen.model_copy(update={"changed_since": changed_since})
     if not chosen.names and not chosen.all:
         raise no_subject(
             "nothing is named that could be checked",

@@ -37,6 +37,11 @@ class Subjects(Settings):
     """Every class that this framework has registered."""
     match: str = Field(default="*", min_length=1)
     """With `all`: only names that fit this pattern, as the shell understands it."""
+    changed_since: str | None = Field(default=None, min_length=1)
+    """With `all`: only classes whose code was changed since this git commit.
+
+    Counted are a class's file, and those that it imports from the framework's folders of models.
+    """
 
 
 class Limits(Settings):

@@ -239,10 +239,14 @@ def _quantized_twin(reference: Reference, checks: Checks) -> CheckFacts:
         return CheckFacts(reason=str(why))
     except Exception as error:
         return CheckFacts(reason=f"its quantized twin cannot be made on a CPU: {error_text(error)}")
-    made = quantized_parameters(named_parameters(twin.make()))
+    model = twin.make()
+    made = quantized_parameters(named_parameters(model))
     # parameters of other parts, as of the cache of keys and values, may be left as they are
     scaled = {*made, *(f"{name}_scale" for name in made), None}
     items = []
+    # What is never read, and is kept beside the parameters, waits for a scale of another format.
+    waits = bool(found["unconsumed-tensor"].items)
+    kept_by_name = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
     for rule in OF_QUANTIZED_TWIN:
         known = {name for item in _items(checks, rule) for name in item.names}
         if BY_RULE[rule].needs_all_names:
@@ -251,6 +255,8 @@ def _quantized_twin(reference: Reference, checks: Checks) -> CheckFacts:
             # memory that nobody writes differs in one of the two by chance alone
             new = [item for item in found[rule].items if item.kind != "chance"]
             new = [] if _items(checks, rule) else new
+        if rule.startswith("stale-") and waits:
+            new = [item for item in new if item.parameter in kept_by_name]
         items += [replace(item, rule=rule) for item in new if known.isdisjoint(item.names)]
     measured: dict[str, Any] = {
         "quantised_tensors": len(twin.checkpoint) - len(reference.subject.checkpoint)

@@ -10,6 +10,7 @@ import inspect
 import itertools
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -17,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .errors import NotRun
+from .errors import NotRun, error_text
 from .state import MARKS, mark, marked, named_parameters
+from .subject import Named
 
 MOST_PREFIXES = 12
 LEAST = 0.5
@@ -49,30 +51,50 @@ EXPERTS = {
 Candidate = tuple[str, tuple[int, ...]]
 """A name and a shape that a tensor of the checkpoint may have."""
 Rename = Callable[[str], str]
+Load = Callable[[Callable[[], Iterator[Named]]], None]
 
 
-def discover(model: nn.Module, progress: Callable[[str], None]) -> dict[str, Tensor]:
+def discover(
+    model: nn.Module,
+    progress: Callable[[str], None],
+    run: Callable[[Callable[[], None]], None] = lambda load: load(),
+) -> dict[str, Tensor]:
     """Return a checkpoint of random values under names that the class takes.
+
+    Args:
+        run: runs a load, and may run it again where it raises.
 
     Raises:
         NotRun: too few were found.
     """
-    found, reached, raised = _search(model, progress, keep_raising=False)
+    errors: list[str] = []
+
+    def load(tensors: Callable[[], Iterator[Named]]) -> None:
+        try:
+            run(lambda: model.load_weights(tensors()))  # type: ignore[operator]
+        except Exception as error:
+            errors.append(error_text(error))
+            raise
+
+    found, reached, raised = _search(model, progress, load, keep_raising=False)
     if raised and (not found or reached < LEAST):
         # Some classes count at the end whether everything has come, and raise: what was written
         # until then stays written.
-        found, reached, _ = _search(model, progress, keep_raising=True)
+        found, reached, _ = _search(model, progress, load, keep_raising=True)
     if not found or reached < LEAST:
-        raise NotRun(f"no twin, and names were found for {reached:.0%} of its elements only")
+        reason = f"no twin, and names were found for {reached:.0%} of its elements only"
+        text, times = next(iter(Counter(errors).most_common(1)), ("", 0))
+        raise NotRun(f"{reason}; it raises {text}" if 2 * times > len(errors) else reason)
     return found
 
 
 def _search(
-    model: nn.Module, progress: Callable[[str], None], keep_raising: bool
+    model: nn.Module, progress: Callable[[str], None], load: Load, keep_raising: bool
 ) -> tuple[dict[str, Tensor], float, bool]:
     """Try every candidate for every parameter.
 
     Args:
+        load: loads what a function yields into the model.
         keep_raising: keep tensors that write something and then raise. Such a name may also be
             wrong, and stop half-way.
 
@@ -112,7 +134,7 @@ def _search(
                 tensor = (torch.randn(shape, generator=generator) * 0.5 + 0.01).to(
                     torch.bfloat16 if parameter.is_floating_point() else parameter.dtype
                 )
-                wrote, whole = _writes(model, parameter, full, tensor, left)
+                wrote, whole = _writes(load, parameter, full, tensor, left)
                 raised |= wrote and not whole
                 if wrote and (whole or keep_raising):
                     found[full] = tensor
@@ -134,7 +156,7 @@ def _left(parameter: Tensor) -> int:
 
 
 def _writes(
-    model: Any, parameter: Tensor, name: str, tensor: Tensor, left: int
+    load: Load, parameter: Tensor, name: str, tensor: Tensor, left: int
 ) -> tuple[bool, bool]:
     """Load one tensor.
 
@@ -144,7 +166,7 @@ def _writes(
     """
     whole = False
     with suppress(Exception):
-        model.load_weights(iter([(name, tensor.clone())]))
+        load(lambda: iter([(name, tensor.clone())]))
         whole = True
     return left - _left(parameter) >= tensor.numel(), whole
 
@@ -265,6 +287,7 @@ def _prefixes(model: nn.Module) -> list[Rename]:
         # Draft models take names of the model that they draft for.
         _first_of((r"\.mtp_block\.", ".")),
         _first_of((r"^model\.", "mtp.")),
+        _first_of((r"^model\.", "model.mtp.")),
         *(
             _below(name, rename)
             for name, child in model.named_children()

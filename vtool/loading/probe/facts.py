@@ -146,6 +146,8 @@ class ProbeRequest:
     sources: tuple[str, ...]
     match: str = "*"
     """With `subjects` None: a pattern that names have to fit."""
+    changed_since: str | None = None
+    """With `subjects` None: a git commit; only classes whose code was changed since."""
     slots: int = 1
     """Buffers of the reusable ring."""
     jobs: int = 1
@@ -178,6 +180,8 @@ class Unusable:
     """An event: nothing can be checked in this interpreter."""
 
     reason: str
+    asks_too_much: bool = False
+    """True where what was asked for is at fault, and not the interpreter."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from .shrink import HIDDEN, shrink, small
+from .shrink import HEAD_DIM, HIDDEN, shrink, small
 
 UNKNOWN = 1 << 20
 """A size that no table has: a field that comes back with it is not a size."""
@@ -27,10 +27,36 @@ SWITCHES = frozenset(
 def guess_field(name: str, table: Mapping[str, Any]) -> Any:
     """Return a value for a field that a config lacks: the table's, else by the field's name."""
     if name in table:
-        return table[name]
+        return as_component(table[name])
     if name.endswith("_config") or name == "model":
         return _inner_config(name)
     return _guess_plain(name)
+
+
+def as_component(value: Any) -> Any:
+    """Return a value of the table, with a config for each dict that has a `model_type`.
+
+    Classes read a component's fields as attributes, and those of other dicts by their keys.
+    """
+    from transformers import PretrainedConfig
+
+    if isinstance(value, list):
+        return [as_component(entry) for entry in value]
+    if not isinstance(value, dict) or "model_type" not in value:
+        return value
+    config = PretrainedConfig()
+    for name, inner in value.items():
+        setattr(config, name, as_component(inner))
+    return config
+
+
+def in_words(value: Any) -> Any:
+    """Return a value for a report: of a config, only the name of its class."""
+    from transformers import PretrainedConfig
+
+    if isinstance(value, list):
+        return [in_words(entry) for entry in value]
+    return f"a {type(value).__name__}" if isinstance(value, PretrainedConfig) else value
 
 
 def _guess_plain(name: str) -> Any:
@@ -42,6 +68,8 @@ def _guess_plain(name: str) -> Any:
         return False
     if last in BY_LAST_WORD:
         return BY_LAST_WORD[last]
+    if name.endswith("head_dim"):
+        return HEAD_DIM
     if first in ("num", "n"):
         return 1
     return HIDDEN if last in ("dim", "size", "width", "channels", "features") else None

@@ -5,6 +5,7 @@ Adding a host takes a subclass of `Host` in a file of its own and a line in `HOS
 
 import importlib
 import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -66,6 +67,14 @@ class Host(ABC):
     @abstractmethod
     def list_subjects(self) -> list[str]:
         """Return the name of every class that can be asked for."""
+
+    def package(self) -> Path:
+        """Return the folder of the framework's package."""
+        return Path(str(sys.modules[self.name].__file__)).parent
+
+    def module_of(self, name: str) -> str | None:
+        """Return the module of a class of `list_subjects`; None where it is not known."""
+        return None
 
     @abstractmethod
     def make_subject(self, name: str, folder: Path, progress: Progress) -> Subject:

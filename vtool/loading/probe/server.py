@@ -10,6 +10,8 @@ import time
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from .changed import changed_subjects
+from .errors import NotRun
 from .facts import Done, Event, Ready, Unusable, read_probe_request, write
 from .pool import Pool, die_with_parent
 
@@ -50,6 +52,16 @@ def serve(request_file: str) -> int:
         return 0
     if asked is None:
         asked = tuple(name for name in known if fnmatchcase(name, request.match))
+        if asked and request.changed_since is not None:
+            try:
+                asked = changed_subjects(
+                    {name: host.module_of(name) for name in asked},
+                    host.package(),
+                    request.changed_since,
+                )
+            except NotRun as why:
+                say(Unusable(str(why), asks_too_much=True))
+                return 0
     gc.collect()
     # what is imported is never looked through again, and stays shared with the children
     gc.freeze()

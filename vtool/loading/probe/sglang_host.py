@@ -52,6 +52,12 @@ class SglangHost(Host):
 
         return list(ModelRegistry.models)
 
+    def module_of(self, name: str) -> str | None:
+        """Return the module of an architecture's class; see `Host`."""
+        from sglang.srt.models.registry import ModelRegistry
+
+        return str(ModelRegistry.models[name].__module__)
+
     def make_subject(self, name: str, folder: Path, progress: Progress) -> Subject:
         """Make an architecture at tiny size, with a twin's checkpoint or discovered names.
 

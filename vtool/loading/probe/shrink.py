@@ -102,6 +102,8 @@ def small(name: str, value: Any) -> Any:
         ("vocab_size", VOCAB),
         ("ffn_size", INTERMEDIATE),
         ("ffn_hidden_size", INTERMEDIATE),
+        ("_num_attention_heads", HEADS),
+        ("_num_hidden_layers", LAYERS),
     ):
         if name.endswith(ending):
             return min(value, most)
@@ -145,8 +147,16 @@ def shrink(config: Any, layers: int = LAYERS) -> Any:
     _whole_patches(config)
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
     if isinstance(rope, dict) and rope.get("mrope_section"):
-        rope["mrope_section"] = [4, 6, 6]
+        rope["mrope_section"] = _rope_sections(config, rope)
     return config
+
+
+def _rope_sections(config: Any, rope: Mapping[str, Any]) -> list[int]:
+    """Return the pairs of a head's turned elements that time, height and width have."""
+    partial = rope.get("partial_rotary_factor") or getattr(config, "partial_rotary_factor", None)
+    pairs = int(HEAD_DIM * (partial or 1.0)) // 2
+    side = pairs * 3 // 8
+    return [pairs - 2 * side, side, side]
 
 
 def _whole_patches(config: Any) -> None:

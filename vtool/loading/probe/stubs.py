@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from . import sglang_stubs, vllm_stubs
 from .errors import error_text
-from .field_guesses import guess_field
+from .field_guesses import guess_field, in_words
 
 MOST_ATTEMPTS = 60
 T = TypeVar("T")
@@ -262,11 +262,25 @@ class StubInstaller:
             try:
                 return step()
             except Exception as error:
-                if not (self._add_field(error) or self._install(error)):
+                if not (self.add_field(error) or self._install(error)):
                     raise
         return step()
 
-    def _add_field(self, error: Exception) -> bool:
+    def run_load(self, load: Callable[[], T]) -> T:
+        """Return what a load returns, once no field of a config is missing: nothing is replaced.
+
+        Raises:
+            Exception: what the load raises for another reason.
+        """
+        for _ in range(MOST_ATTEMPTS):
+            try:
+                return load()
+            except Exception as error:
+                if not self.add_field(error):
+                    raise
+        return load()
+
+    def add_field(self, error: Exception) -> bool:
         """Give a config's class the field that was asked of an object of it."""
         if self.fields is None or not isinstance(error, AttributeError) or not error.name:
             return False
@@ -276,7 +290,7 @@ class StubInstaller:
         if not bases & {"PretrainedConfig", "PreTrainedConfig"} or key in self.added_fields:
             return False
         value = self.fields[key] if key in self.fields else guess_field(error.name, self.fields)
-        self.added_fields[key] = value
+        self.added_fields[key] = in_words(value)
         setattr(owner, error.name, value)
         return True
 

@@ -49,6 +49,12 @@ class TransformersHost(Host):
             {name for names in classes for name in ([names] if isinstance(names, str) else names)}
         )
 
+    def module_of(self, name: str) -> str | None:
+        """Return the module of a class, which is imported; see `Host`."""
+        import transformers
+
+        return getattr(getattr(transformers, name, None), "__module__", None)
+
     def make_subject(self, name: str, folder: Path, progress: Progress) -> Subject:
         """Make the tiny twin of a class; see `Host`."""
         import transformers

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .errors import error_text
 from .shrink import LAYERS, assign, shrink
 from .state import MARKS, mark, marked, named_parameters
 
@@ -218,6 +219,27 @@ def about_twin(
         "added": tuple(name for name in taken if name in added),
         "renamed": tuple(name for name in taken if name not in saved),
     }
+
+
+def load_error(
+    make: Callable[[], Any],
+    checkpoint: Mapping[str, Tensor],
+    run: Callable[[Callable[[], Any]], Any] = lambda step: step(),
+) -> str | None:
+    """Return what a load of a checkpoint raises, in one line; None where it comes to its end.
+
+    Args:
+        run: runs the load, and may run it again where it raises.
+    """
+    try:
+        run(
+            lambda: make().load_weights(
+                (name, tensor.clone()) for name, tensor in checkpoint.items()
+            )
+        )
+    except Exception as error:
+        return error_text(error)
+    return None
 
 
 def count_unwritten(

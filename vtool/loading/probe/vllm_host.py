@@ -82,6 +82,15 @@ class VllmHost(Host):
 
         return list(ModelRegistry.models)
 
+    def module_of(self, name: str) -> str | None:
+        """Return the module that the registry names for an architecture; see `Host`."""
+        from vllm.model_executor.models.registry import ModelRegistry
+
+        entry: Any = ModelRegistry.models[name]
+        return getattr(entry, "module_name", None) or getattr(
+            getattr(entry, "model_cls", None), "__module__", None
+        )
+
     def make_subject(self, name: str, folder: Path, progress: Progress) -> Subject:
         """Make the class of a folder, else an architecture at tiny size; see `Host`."""
         if os.path.isabs(name):

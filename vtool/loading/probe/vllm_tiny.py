@@ -1,18 +1,20 @@
 """An architecture of vLLM's registry at tiny size, with a checkpoint that its class takes."""
 
+import importlib
+import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from . import twin
 from .discover import discover
-from .errors import error_text
+from .errors import NotRun, error_text
 from .facts import Origin
 from .host import Progress
 from .shrink import shrink
@@ -31,6 +33,9 @@ POOLING = (
     "_SEQUENCE_CLASSIFICATION_MODELS",
 )
 """Groups of vLLM's registry: classes that generate, and classes that pool."""
+T = TypeVar("T")
+PREDICTING = ("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules")
+"""Fields with the number of layers that predict further tokens."""
 ENDINGS = re.compile(
     r"(MTP|MTPModel|ForCausalLM|ForConditionalGeneration|Model|ForRewardModel"
     r"|ForSequenceClassification|Chat|DraftModel)+$"
@@ -57,7 +62,9 @@ class TinyArchitecture:
         self.models = ModelRegistry.models
         self.entry = twin.twin_entry(name)
         self.served_as = self.entry.get("served_as", name)
-        self.installer = StubInstaller("vllm", twin.TABLE["fields"], folder, stubs)
+        self.installer = StubInstaller(
+            "vllm", twin.TABLE["fields"] | self.entry.get("fields", {}), folder, stubs
+        )
         self.twin_class = None if "config_class" in self.entry else self._find_twin_class()
         self.why_no_twin: str | None = None
 
@@ -73,6 +80,7 @@ class TinyArchitecture:
         self.progress("import")
         model_class = self.installer.run(self.models[self.served_as].load_model_cls)
         shrink_constants(sys.modules[model_class.__module__])
+        set_constants(self.entry.get("constants", {}))
         self.progress("tiny twin")
         saved = checkpoint = self._write_twin()
         if checkpoint is None:
@@ -85,6 +93,8 @@ class TinyArchitecture:
                     self.served_as,
                 )
             )
+        if "MTP" in self.name:
+            predict_one_layer(self.folder / "config.json")
         if self.entry.get("processor"):
             save_processor(self.folder)
         self.progress("vLLM's config")
@@ -96,15 +106,22 @@ class TinyArchitecture:
         model = self.installer.run(make)
         if checkpoint is not None:
             checkpoint, unwritten = twin.choose_names(
-                checkpoint, twin.TABLE["renamings"], partial(twin.count_unwritten, make)
+                checkpoint,
+                twin.TABLE["renamings"],
+                partial(twin.count_unwritten, make, run=self.installer.run_load),
             )
             if unwritten > len(named_parameters(model)) // 2:
                 checkpoint = None  # the twin is of another class than it seemed
                 self.why_no_twin = f"it does not take what transformers' {self.twin_class} saves"
+                if error := twin.load_error(make, saved or {}):
+                    self.why_no_twin += f": {error}"
         origin: Origin = "twin"
         if checkpoint is None:
             self.progress("names")
-            origin, checkpoint = "discovered", discover(make(), self.progress)
+            origin = "discovered"
+            checkpoint = self._discover(make)
+            if not self.twin_class:
+                checkpoint = twin.changed_names(checkpoint, self.entry)
         return vllm_subject(
             configure=self._read_config,
             config=config,
@@ -132,6 +149,16 @@ class TinyArchitecture:
                 no_twin=self.why_no_twin,
             ),
         )
+
+    def _discover(self, make: Callable[[], Any]) -> dict[str, Tensor]:
+        """Return a checkpoint under names that the class takes, and give what its load asks for."""
+        run = self.installer.run_load
+        try:
+            found = discover(make(), self.progress, run)
+        except NotRun as why:
+            raise NotRun(f"{self.why_no_twin}; {why}" if self.why_no_twin else str(why)) from why
+        twin.load_error(make, found, run)  # of all at once: it may ask for more fields
+        return found
 
     def _is_guessed(self) -> bool:
         """Return whether the class's config says what its twin's does not."""
@@ -173,7 +200,9 @@ class TinyArchitecture:
         from vllm.transformers_utils import configs
 
         if asked := self.entry.get("config_class"):
-            return getattr(configs, asked, None) or getattr(transformers, asked)
+            home, _, name = asked.rpartition(":")
+            places = [importlib.import_module(home)] if home else [configs, transformers]
+            return next(getattr(place, name) for place in places if hasattr(place, name))
         if self.twin_class:
             return getattr(transformers, self.twin_class).config_class
         stem = ENDINGS.sub("", self.name)
@@ -252,6 +281,36 @@ def shrink_constants(module: ModuleType) -> None:
     for value in vars(module).values():
         if isinstance(value, PretrainedConfig):
             shrink(value)
+
+
+def predict_one_layer(file: Path) -> None:
+    """Say in a config.json that one layer predicts further tokens, where it says none.
+
+    Without one, a class of such layers has nothing that could be loaded.
+    """
+    written = json.loads(file.read_text())
+    for part in (written, written.get("text_config")):
+        for name in PREDICTING:
+            if isinstance(part, dict) and name in part and not part[name]:
+                part[name] = 1
+    file.write_text(json.dumps(written))
+
+
+def set_constants(constants: Mapping[str, Mapping[str, Any]]) -> None:
+    """Give functions other arguments than the sizes that a module of models writes down.
+
+    Args:
+        constants: the arguments by `module:function`.
+    """
+    for place, given in constants.items():
+        name, _, function = place.partition(":")
+        module = importlib.import_module(name)
+        original = getattr(module, function)
+        setattr(module, function, _with_arguments(original, given))
+
+
+def _with_arguments(function: Callable[..., T], given: Mapping[str, Any]) -> Callable[..., T]:
+    return lambda *args, **kwargs: function(*args, **{**kwargs, **given})
 
 
 def _target(model: Any) -> tuple[str, str]:
