@@ -56,7 +56,7 @@ def hangs(size: str | None) -> Iterator[Any]:
 def test_a_row_that_raises_or_is_killed_takes_no_other_along(tmp_path: Path) -> None:
     rows = {row.__name__: row for row in (raises, dies, good)}
     found, status = outcomes(tmp_path, rows)
-    assert found["raises"] == ("failed", "ValueError: no room")
+    assert found["raises"] == ("failed", "ValueError: no room; until then: tiny")
     assert found["dies"][0] == "failed"
     assert "killed by SIGKILL: out of memory?" in found["dies"][1]
     assert found["good"] == ("passed", "tiny")

@@ -305,14 +305,14 @@ def test_an_export_says_that_it_is_for_a_base_in_nf4(trained: Path) -> None:
     for merge, words in ((False, "it gives another model"), (True, "is what was trained")):
         (note,) = about_export(run, run / "export", merge=merge)
         assert (note.rule, note.severity, note.parameter) == (
-            "base-in-nf4",
+            "quantized-base",
             "note",
             "lora.base_dtype",
         )
         assert str(trained / "narrow") in note.message
         assert words in note.message
     said = run_vtool(trained, "export", run, "--merge", "--output", trained / "said")
-    assert (said.status, said.stderr.count("note[base-in-nf4")) == (0, 1)
+    assert (said.status, said.stderr.count("note[quantized-base")) == (0, 1)
     plain = run_of(trained, "plain-run", "train.steps=1", "optim.warmup_steps=0")
     finished(Ranks(), plain)
     assert about_export(trained / "plain-run", trained, merge=True) == []

@@ -306,7 +306,7 @@ RULES = (
         fix="Set lora.base_dtype=float32, or save the folder in bfloat16 and train over that.",
     ),
     Rule(
-        name="base-in-nf4",
+        name="quantized-base",
         code="VT524",
         summary="An adapter was trained on a base in NF4, which is not what the base's folder has.",
         why=(

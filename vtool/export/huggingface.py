@@ -112,7 +112,7 @@ def about_base(
             " other weights are not those of that folder"
         )
         help = "serve it as it is; add no adapter of the run to the weights of that folder"
-    return [Diagnostic("base-in-nf4", message, help, "lora.base_dtype")]
+    return [Diagnostic("quantized-base", message, help, "lora.base_dtype")]
 
 
 def _write_dtype(state: Mapping[str, Tensor], file: Path) -> None:
