@@ -467,18 +467,6 @@ def test_windows_of_one_length_in_one_call_are_those_one_after_the_other(
         assert largest(ours.grad, theirs.grad) <= 1e-12
 
 
-def test_spans_that_are_mostly_in_order_of_length_are_left_so() -> None:
-    assert Spans.of([4] * 9).order is None
-    assert Spans.of([7, 5, 3, 9]).order is None
-    assert Spans.of([2, 1, 2]).map(lambda one: one + 1).order is None
-    order = Spans.of([2, 1] * 3).order
-    assert order is not None
-    assert order.tolist() == [2, 5, 8, 0, 1, 3, 4, 6, 7]
-    read = Spans.ending_at(torch.tensor([0, 2, 3, 5, 6, 8, 9])).order
-    assert read is not None
-    assert read.tolist() == order.tolist()
-
-
 def test_a_profile_counts_the_flops_that_no_shape_says(tmp_path: Path) -> None:
     """As torch counts those of SDPA, forward and backward; without a mark MFU would be too low."""
     spans = Spans.of(LENGTHS)

@@ -1,7 +1,4 @@
-"""A run's live objects have what its settings ask for;
-
-and what is dropped on the way, as upstream has dropped it, is found.
-"""
+"""A run's live objects have what its settings ask for; what is dropped on the way is found."""
 
 import json
 import math

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from vtool.data.row import refuse
+from vtool.diagnostics import Findings
 
 _SECONDS_TO_END = 2.0
 """A pipe breaks before the process at its other end can be seen to be gone."""
@@ -55,22 +56,29 @@ def named_worker_failures(
     try:
         yield
     except (RuntimeError, ConnectionError, FileNotFoundError, EOFError) as error:
-        torchs = isinstance(error, RuntimeError)
-        if torchs and "DataLoader worker" not in str(error):
+        if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
             raise
         try:
-            lost = _lost(in_work())
+            found = _finding(error, in_work(), name)
         except RuntimeError:  # torch's handler came only now; it raises once for a worker
-            lost = _lost(in_work())
-        if not lost:
+            found = _finding(error, in_work(), name)
+        if found is None:
             raise
-        where = ", ".join(
-            f"{f'at {name(row)}' if row >= 0 else 'between rows'} (process {pid})"
-            for pid, row in lost
-        )
-        told = f"; {str(error).partition(' It is possible')[0]}" if torchs else ""
-        message = f"a data worker ended by itself {where}{told}"
-        raise refuse("data-worker-failed", message, None) from error
+        raise found from error
+
+
+def _finding(
+    error: Exception, in_work: RowsInWork | None, name: Callable[[int], str]
+) -> Findings | None:
+    """Return the finding of the workers that were lost; None where none was."""
+    if not (lost := _lost(in_work)):
+        return None
+    where = ", ".join(
+        f"{f'at {name(row)}' if row >= 0 else 'between rows'} (process {pid})" for pid, row in lost
+    )
+    torchs = isinstance(error, RuntimeError)
+    told = f"; {str(error).partition(' It is possible')[0]}" if torchs else ""
+    return refuse("data-worker-failed", f"a data worker ended by itself {where}{told}", None)
 
 
 def _lost(in_work: RowsInWork | None) -> list[tuple[int, int]]:
