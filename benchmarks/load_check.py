@@ -6,7 +6,7 @@ Needs `make vllm-env`.
 import time
 
 from vtool.diagnostics.rules_loading import CLASS_RULES
-from vtool.loading.probe.facts import Finished, Ready, Request
+from vtool.loading.probe.facts import Finished, ProbeRequest, Ready
 from vtool.loading.worker import VLLM_PYTHON, probe_events
 
 DOZEN = (
@@ -23,7 +23,7 @@ DOZEN = (
     "Llama4ForConditionalGeneration",
     "ColPaliForRetrieval",
 )
-REQUEST = Request(
+REQUEST = ProbeRequest(
     host="vllm",
     subjects=DOZEN,
     checks=CLASS_RULES,

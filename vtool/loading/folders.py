@@ -25,6 +25,8 @@ MODELS = 8
 Measured with vLLM 0.32 and Llamas of 40 to 830 MiB: 7.3 to 8.4 times in bfloat16, and 4.6 in
 float32, which vLLM serves in bfloat16.
 """
+MIB_A_SECOND = 50
+"""The slowest at which a folder may be read, beside limits.seconds, where it is loaded by parts."""
 _HELP = {
     "load-failed": (
         "compare config.json, names and shapes with those of a model that the class does load; both"
@@ -42,6 +44,10 @@ class Folder:
     """Why the class that will load it cannot be checked; None where it can."""
     has_class: bool = True
     """False for a single file, of which a class is not asked."""
+    seconds: float | None = None
+    """Where the class is asked by headers and part by part, the time that it may take; else None,
+    and it is loaded whole.
+    """
 
     def with_class(self, of_class: Result) -> Result:
         """Return one result of both, whose subject is what the user typed."""
@@ -102,7 +108,18 @@ def audit_files(subject: str, path: Path, settings: LoadCheck, *, digest: bool) 
     result = replace(result, subject=subject)
     if Path(subject) != path:  # a recipe
         result = replace(result, details={"subject": {"folder": str(path)}, **result.details})
-    return Folder(result, _why_not(path, result, settings), path.is_dir())
+    why_not = _why_not(path, result, settings)
+    seconds = None
+    if why_not is None and FRAMEWORK_MIB + MODELS * (size := _mib(path)) > (
+        settings.limits.memory_mib
+    ):
+        seconds = settings.limits.seconds + size / MIB_A_SECOND
+    return Folder(result, why_not, path.is_dir(), seconds)
+
+
+def _mib(path: Path) -> float:
+    """Return the size of a folder's weights."""
+    return sum(file.stat().st_size for file in path.glob("*.safetensors")) / 2**20
 
 
 def _why_not(path: Path, result: Result, settings: LoadCheck) -> str | None:
@@ -135,11 +152,12 @@ def _why_not_here(path: Path, settings: LoadCheck) -> str | None:
             "this interpreter has no vLLM: `make vllm-env` builds one that has, --python EXE names"
             " another"
         )
-    size = sum(file.stat().st_size for file in path.glob("*.safetensors")) / 2**20
-    needed = FRAMEWORK_MIB + MODELS * size
-    if needed > settings.limits.memory_mib:
+    limits = settings.limits
+    least = min(limits.memory_mib, limits.parts_mib)
+    if least < FRAMEWORK_MIB:
+        name = "memory_mib" if limits.memory_mib == least else "parts_mib"
         return (
-            f"the weights take {size:,.0f} MiB, with which the check needs about {needed:,.0f},"
-            f" and limits.memory_mib is {settings.limits.memory_mib:,}"
+            f"the weights take {_mib(path):,.0f} MiB; without them the check needs about"
+            f" {FRAMEWORK_MIB}, and limits.{name} is {least:,}"
         )
     return None

@@ -53,7 +53,9 @@ def _grade_stale(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagn
     ring = [item for item in items if item.source is None]
     measured = facts.checks[rule].measured
     safe = measured.get("smallest_safe_slots")
-    if not safe:
+    if "parts" in measured:
+        needs = "compared with the files, part by part"
+    elif not safe:
         needs = "no number of buffers is enough"
     elif safe > measured["tensors"]:
         needs = f"it needs all {measured['tensors']} tensors to stay valid, and one request more"

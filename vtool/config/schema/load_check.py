@@ -50,7 +50,16 @@ class Limits(Settings):
     seconds: float = Field(default=60.0, gt=0, allow_inf_nan=False)
     """Time: on a busy machine, that in which its processes computed."""
     memory_mib: int = Field(default=1536, ge=64)
-    """Resident memory, in MiB, of which the framework itself is about 500."""
+    """Resident memory, in MiB, of which the framework itself is about 500.
+
+    The class of a folder that would take more is asked by the headers of its files, and loaded part
+    by part, within `parts_mib`.
+    """
+    parts_mib: int = Field(default=4096, ge=64)
+    """Resident memory, in MiB, of a class that is loaded part by part.
+
+    The largest tensor has to fit twice.
+    """
 
 
 class LoadCheck(Settings):

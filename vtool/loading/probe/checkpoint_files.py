@@ -11,6 +11,17 @@ from torch import Tensor
 from .errors import LoadFailed, error_text
 
 
+def shard_names(folder: Path) -> list[str]:
+    """Return the names of a folder's files: those of its index, where it has one, else all."""
+    index = folder / "model.safetensors.index.json"
+    names = (
+        json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        if index.exists()
+        else [path.name for path in folder.glob("*.safetensors")]
+    )
+    return sorted(set(names))
+
+
 def read_folder(folder: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Read a folder's safetensors files: those of its index, where it has one, else all.
 
@@ -22,16 +33,10 @@ def read_folder(folder: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """
     from safetensors.torch import load_file
 
-    index = folder / "model.safetensors.index.json"
     tensors: dict[str, Tensor] = {}
     files: dict[str, str] = {}
     try:
-        names = (
-            json.loads(index.read_text())["weight_map"].values()
-            if index.exists()
-            else [path.name for path in folder.glob("*.safetensors")]
-        )
-        for file in sorted(set(names)):
+        for file in shard_names(folder):
             found = load_file(folder / file)
             tensors |= found
             files |= dict.fromkeys(found, file)

@@ -155,6 +155,10 @@ class ProbeRequest:
     seconds: float = 60.0
     memory: int = 2**31
     """Resident bytes that one subject may take."""
+    by_headers: Mapping[str, float] = field(default_factory=dict)
+    """Folders that are too large to be loaded whole, and the seconds that each may take."""
+    parts_memory: int = 2**32
+    """Resident bytes that one of `by_headers` may take."""
     checkpoint: str | None = None
     """A folder that `python` subjects are loaded from."""
     descriptor: int = -1

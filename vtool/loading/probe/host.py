@@ -7,11 +7,13 @@ import importlib
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
 from . import twin
+from .errors import NotRun
+from .facts import SubjectFacts
 from .subject import Subject
 
 Progress = Callable[[str], None]
@@ -89,6 +91,24 @@ class Host(ABC):
             NotRun: no verdict can be had, for the reason that it says.
             LoadFailed: what the user gave cannot be loaded.
         """
+
+    def judge_by_headers(
+        self, name: str, folder: Path, rules: Sequence[str], memory: int, progress: Progress
+    ) -> SubjectFacts:
+        """Judge the class of a checkpoint folder that is too large to be loaded whole.
+
+        Args:
+            name: the folder's path.
+            folder: an empty one, for this subject alone.
+            rules: the checks that are asked.
+            memory: resident bytes that this process may take.
+            progress: is told each stage.
+
+        Raises:
+            NotRun: no verdict can be had, for the reason that it says.
+            LoadFailed: the class refuses what the folder has.
+        """
+        raise NotRun(f"{self.name} loads no folders")
 
 
 HOSTS: Mapping[str, str] = {

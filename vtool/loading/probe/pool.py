@@ -105,18 +105,25 @@ class Pool:
                 continue
             resident = _resident_bytes(process)
             if self._is_over(process, child):
-                child.killed = f"it took longer than {self.request.seconds:g} seconds"
-            elif resident > self.request.memory:
-                child.killed = f"it took more than {self.request.memory / 2**20:.0f} MiB"
+                child.killed = f"it took longer than {self._seconds(child):g} seconds"
+            elif resident > (most := self._memory(child)):
+                child.killed = f"it took more than {most / 2**20:.0f} MiB"
             if child.killed:
                 os.kill(process, signal.SIGKILL)
 
     def _is_over(self, process: int, child: Child) -> bool:
-        elapsed, most = time.monotonic() - child.started, self.request.seconds
+        elapsed, most = time.monotonic() - child.started, self._seconds(child)
         if elapsed <= most or elapsed - child.asked.elapsed < max(1.0, most / 6):
             return False
         before, child.asked = child.asked, Spent(elapsed, _computed_seconds(process))
         return is_over(most, before, child.asked)
+
+    def _seconds(self, child: Child) -> float:
+        return self.request.by_headers.get(child.name, self.request.seconds)
+
+    def _memory(self, child: Child) -> int:
+        by_headers = child.name in self.request.by_headers
+        return self.request.parts_memory if by_headers else self.request.memory
 
     def _finish(self, process: int, child: Child, status: int, peak: int) -> None:
         with suppress(ProcessLookupError):
@@ -241,6 +248,10 @@ def _audit_subject(host: "Host", request: ProbeRequest, name: str, folder: Path)
     work.mkdir()
     subject: Subject | None = None
     try:
+        if name in request.by_headers:
+            return host.judge_by_headers(
+                name, work, request.checks, request.parts_memory, progress
+            )
         subject = made = host.make_subject(name, work, progress)
         checks = audit(
             made,
@@ -255,6 +266,6 @@ def _audit_subject(host: "Host", request: ProbeRequest, name: str, folder: Path)
         return SubjectFacts("not-run" if isinstance(why, NotRun) else "failed", str(why))
     except Exception as error:
         # What has loaded once, or is the user's own, fails by itself; else our tiny model may be
-        # at fault.
+        # at fault, or how a large one was taken apart.
         users = host.subjects_are_users or (subject is not None and subject.origin == "given")
         return SubjectFacts("failed" if users else "not-run", f"{stage}: {error_text(error)}")

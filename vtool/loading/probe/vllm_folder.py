@@ -3,12 +3,18 @@
 import json
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from .by_headers import LargeFolder, header_facts
 from .checkpoint_files import read_folder
 from .errors import LoadFailed, NotRun, error_text
+from .facts import About, SubjectFacts
+from .headers import read_entries
 from .host import Progress
 from .stubs import StubInstaller
 from .subject import Named, Subject, describe_class
@@ -42,6 +48,63 @@ def make_subject(users_folder: Path, folder: Path, progress: Progress) -> Subjec
         NotRun: vLLM has no class that config.json names.
         LoadFailed: the tensors cannot be read.
     """
+    found = _read_class(users_folder, folder, progress)
+    progress("construction")
+    model_class: Any = type(found.installer.run(maker(found.config)))
+    progress("reading the tensors")
+    checkpoint, files = read_folder(users_folder)
+    return vllm_subject(
+        configure=lambda: read_config(folder),
+        config=found.config,
+        folder=folder,
+        checkpoint=checkpoint,
+        load=lambda model, weights: _load(model, weights, files),
+        origin="given",
+        twin=(found.names[0], users_folder, False),
+        about=_about(model_class, found, files),
+    )
+
+
+def judge_by_headers(
+    users_folder: Path, folder: Path, rules: Sequence[str], memory: int, progress: Progress
+) -> SubjectFacts:
+    """Judge the class of a folder that is too large to be loaded whole; see `make_subject`.
+
+    Args:
+        memory: resident bytes that this process may take.
+    """
+    found = _read_class(users_folder, folder, progress)
+    entries = read_entries(users_folder)
+    names = {name: entry.file.relative_to(users_folder).as_posix() for name, entry in
+        entries.items()}
+    files = names if len(set(names.values())) > 1 else {}
+    make = maker(found.config, device=None)
+    try:
+        with torch.device("meta"):
+            model_class: Any = type(found.installer.run(make))
+    except Exception as error:
+        raise NotRun(f"the class cannot be made without memory: {error_text(error)}") from error
+    large = LargeFolder(
+        make=make,
+        load=lambda model, weights: _load(model, weights, files),
+        entries=entries,
+        about=_about(model_class, found, files),
+    )
+    return header_facts(large, rules, memory, progress)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What vLLM makes of a folder's config."""
+
+    config: Any
+    names: Sequence[str]
+    values: Mapping[str, Any]
+    installer: StubInstaller
+
+
+def _read_class(users_folder: Path, folder: Path, progress: Progress) -> _Found:
+    """Read the folder's config as vLLM does. Raises NotRun: it has no class that is named."""
     from vllm.model_executor.models.registry import ModelRegistry
 
     progress("the folder's config")
@@ -56,27 +119,18 @@ def make_subject(users_folder: Path, folder: Path, progress: Progress) -> Subjec
     installer = StubInstaller("vllm", fields=None)  # the user's own config is given nothing
     start_groups(0, 1, folder / "alone")
     config = installer.run(lambda: read_config(folder))
-    progress("construction")
-    model_class: Any = type(installer.run(maker(config)))
-    progress("reading the tensors")
-    checkpoint, files = read_folder(users_folder)
-    return vllm_subject(
-        configure=lambda: read_config(folder),
-        config=config,
-        folder=folder,
-        checkpoint=checkpoint,
-        load=lambda model, weights: _load(model, weights, files),
-        origin="given",
-        twin=(names[0], users_folder, False),
-        about=describe_class(
-            model_class,
-            model_class.load_weights,
-            declared_dtype=_declared_dtype(values),
-            dtype=str(config.model_config.dtype).removeprefix("torch."),
-            replaced=tuple(installer.replaced),
-            served=True,
-            files=files,
-        ),
+    return _Found(config, names, values, installer)
+
+
+def _about(model_class: Any, found: _Found, files: Mapping[str, str]) -> About:
+    return describe_class(
+        model_class,
+        model_class.load_weights,
+        declared_dtype=_declared_dtype(found.values),
+        dtype=str(found.config.model_config.dtype).removeprefix("torch."),
+        replaced=tuple(found.installer.replaced),
+        served=True,
+        files=files,
     )
 
 

@@ -6,6 +6,7 @@ Where vLLM is stubbed: the table of replacements is `stubs.STUBS`.
 import importlib
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,6 +15,7 @@ import torch
 
 from . import vllm_folder, vllm_tiny
 from .errors import NotRun
+from .facts import SubjectFacts
 from .host import Host, Progress
 from .shrink import HEADS, HIDDEN, INTERMEDIATE, LAYERS
 from .subject import Subject
@@ -98,6 +100,12 @@ class VllmHost(Host):
         if name not in self.list_subjects():
             raise NotRun(f"vLLM has registered no `{name}`")
         return vllm_tiny.TinyArchitecture(name, folder, progress).make_subject()
+
+    def judge_by_headers(
+        self, name: str, folder: Path, rules: Sequence[str], memory: int, progress: Progress
+    ) -> SubjectFacts:
+        """Judge the class that a folder's config.json names; see `Host`."""
+        return vllm_folder.judge_by_headers(Path(name), folder, rules, memory, progress)
 
     def _import_beside_cuda_builds(self) -> None:
         """Make torchvision, torchaudio and torchcodec importable, or absent.

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -88,8 +89,12 @@ def read_config(folder: Path, cache: Any = None, **given: Any) -> Any:
     )
 
 
-def maker(config: Any) -> Callable[[], Any]:
-    """Return a function that makes the model of a VllmConfig, with the same values each time."""
+def maker(config: Any, device: str | None = "cpu") -> Callable[[], Any]:
+    """Return a function that makes the model of a VllmConfig, with the same values each time.
+
+    Args:
+        device: where its tensors are made; None: where the caller has chosen.
+    """
     from vllm.model_executor.model_loader.utils import initialize_model
     from vllm.utils.torch_utils import set_default_torch_dtype
 
@@ -100,7 +105,8 @@ def maker(config: Any) -> Callable[[], Any]:
             compilation.static_all_moe_layers.clear()
         gc.collect()  # the model before this one refers to itself
         torch.manual_seed(0)
-        with set_default_torch_dtype(config.model_config.dtype), torch.device("cpu"):
+        chosen = torch.device(device) if device else nullcontext()
+        with set_default_torch_dtype(config.model_config.dtype), chosen:
             return initialize_model(vllm_config=config).eval()
 
     return make

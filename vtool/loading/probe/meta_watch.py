@@ -1,0 +1,162 @@
+"""A watch over a load of tensors without values: what is read, and what is written where.
+
+Memory on the meta device has no address; each storage is known by its object, which is kept.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from .coverage import Place
+from .headers import Entry
+from .subject import Named
+from .watch import VIEWS, loses
+
+COPIES = frozenset({"clone", "_to_copy", "contiguous"})
+"""Operations whose result has the same values, converted at most, in memory of its own."""
+
+
+def storage_key(tensor: Tensor) -> int:
+    """Return what tells the tensor's storage from others that are there."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Values of a checkpoint tensor that are copied as they are, or converted."""
+
+    tensor: str
+    place: Place
+    dtypes: tuple[torch.dtype, ...] = ()
+    """The dtypes that they go through."""
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One write into a storage."""
+
+    place: Place
+    source: Source | None
+    """None where what is written was computed."""
+
+
+class Given:
+    """Gives tensors without values. The few that a load must be able to look at have them.
+
+    Args:
+        real_below: tensors of no more elements are read, and given with their values.
+    """
+
+    def __init__(self, entries: Mapping[str, Entry], real_below: int = 1) -> None:
+        self.entries, self.real_below = entries, real_below
+        self.given = 0
+        self.exhausted = False
+        self.now: str | None = None
+        """The tensor that was given last."""
+        self.storages: dict[int, str] = {}
+        self.kept: list[Tensor] = []
+
+    def __iter__(self) -> Iterator[Named]:
+        for name, entry in self.entries.items():
+            self.given += 1
+            self.now = name
+            tensor = entry.read() if entry.numel <= self.real_below else entry.on_meta()
+            self.storages[storage_key(tensor)] = name
+            self.kept.append(tensor)
+            yield name, tensor
+        self.now = None
+        self.exhausted = True
+
+
+class MetaWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode that is active during one load from `Given`."""
+
+    def __init__(self, given: Given) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.given = given
+        self.read: set[str] = set()
+        self.writes: dict[int, list[Write]] = {}
+        """By storage."""
+        self.origins: dict[int, set[str]] = {}
+        """For each storage, the checkpoint tensors whose values went into it."""
+        self.narrowed: dict[str, tuple[torch.dtype, torch.dtype]] = {}
+        self._copies: dict[int, Source] = {}
+        self._kept: list[Tensor] = []  # so that no key is used twice
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func._schema.name.split("::")[-1]
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        written = [
+            argument
+            for argument, described in zip(args, func._schema.arguments, strict=False)
+            if isinstance(argument, Tensor)
+            and described.alias_info is not None
+            and described.alias_info.is_write
+        ]
+        if name in VIEWS or not inputs:
+            return result
+        only_written = name in ("copy_", "fill_", "zero_")
+        origins: set[str] = set()
+        for tensor in inputs:
+            if not (only_written and any(tensor is one for one in written)):
+                origins |= self._read(tensor, result)
+        for tensor in written:
+            self._write(tensor, self._source_of(args[1]) if name == "copy_" else None, origins)
+        keys = {storage_key(tensor) for tensor in inputs}
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor) and (key := storage_key(tensor)) not in keys:
+                self._kept.append(tensor)
+                self.origins.setdefault(key, set()).update(origins)
+                source = self._source_of(inputs[0]) if name in COPIES else None
+                if source and tensor.is_contiguous():
+                    self._copies[key] = Source(
+                        source.tensor, source.place, (*source.dtypes, tensor.dtype)
+                    )
+        return result
+
+    def _read(self, tensor: Tensor, result: object) -> set[str]:
+        """Note that a tensor was read, and return the checkpoint tensors that it is made of."""
+        key = storage_key(tensor)
+        own = self.given.storages.get(key)
+        origins = {own} if own else self.origins.get(key, set())
+        if own:
+            self.read.add(own)
+        if isinstance(result, Tensor) and result.numel() == tensor.numel():
+            for name in origins:
+                before = self.given.entries[name].dtype
+                if loses(before, result.dtype):
+                    self.narrowed[name] = (before, result.dtype)
+        return origins
+
+    def _write(self, tensor: Tensor, source: Source | None, origins: set[str]) -> None:
+        key = storage_key(tensor)
+        place = Place.of(tensor)
+        if source and source.place.numel != place.numel:
+            source = None  # one value for many
+        self.writes.setdefault(key, []).append(Write(place, source))
+        # a number that was read of a tensor has no origin: it is of the one that was given last
+        self.origins.setdefault(key, set()).update(
+            origins or {name for name in (self.given.now,) if name}
+        )
+
+    def _source_of(self, tensor: object) -> Source | None:
+        """Return the checkpoint tensor that this one is a view, or a whole copy, of."""
+        if not isinstance(tensor, Tensor):
+            return None
+        key = storage_key(tensor)
+        if name := self.given.storages.get(key):
+            if tensor.dtype != self.given.entries[name].dtype:
+                return None  # its bytes are taken for numbers of another type
+            return Source(name, Place.of(tensor))
+        copy = self._copies.get(key)
+        if copy is None or key in self.writes:
+            return None
+        whole = tensor.is_contiguous() and tensor.storage_offset() == 0
+        same = tensor.dtype == copy.dtypes[-1] and tensor.numel() == copy.place.numel
+        return copy if whole and same else None
