@@ -125,7 +125,9 @@ def describe_subjects(results: Sequence[Result]) -> Iterator[str]:
     for result in results:
         made = result.details.get("subject", {})
         parts = [made["folder"]] if "folder" in made else []
-        if result.verdict == "not-run" and "passed" in result.checks.values():
+        if result.verdict == "not-run" and (missed := values_not_run(result)):
+            parts.append(f"files, names, shapes and dtypes clean, {missed}")
+        elif result.verdict == "not-run" and "passed" in result.checks.values():
             parts.append(f"files clean, class not-run: {why_not_run(result)}")
         elif result.verdict == "not-run" and len(results) > 1:  # of one, the last line has it
             parts.append(f"not run: {why_not_run(result)}")
@@ -233,6 +235,19 @@ def _reasons(result: Result, rules: Sequence[str]) -> Iterator[str]:
         yield f"{', '.join(names) if len(names) <= SHOWN else f'{len(names)} checks'}: {reason}"
 
 
+def values_not_run(result: Result) -> str | None:
+    """Return of how many tensors the values were not compared, and why; None where of none."""
+    values = result.details.get("subject", {}).get("values") or {}
+    if not (reasons := values.get("not_run")):
+        return None
+    why, names = next(iter(reasons.items()))
+    more = f", and {len(reasons) - 1} more reasons" if len(reasons) > 1 else ""
+    return printable(
+        f"values not-run of {values['tensors'] - values['compared']:,} of"
+        f" {values['tensors']:,} tensors: {why} ({listed(names)}{more})"
+    )
+
+
 def why_not_run(result: Result) -> str:
     """Return why the class of a subject was not checked."""
     reasons = [
@@ -244,6 +259,8 @@ def why_not_run(result: Result) -> str:
 
 
 def _reason(result: Result) -> str:
+    if missed := values_not_run(result):
+        return missed
     reasons = [str(detail["reason"]) for detail in result.details.values() if "reason" in detail]
     return (
         printable(reasons[0])

@@ -63,6 +63,8 @@ def judge(
     verdict: Verdict = "not-run"
     if set(checks.values()) & {"passed", "failed"}:
         verdict = "unsafe" if any(finding.severity == "error" for finding in findings) else "clean"
+    if verdict == "clean" and facts.values and facts.values["not_run"]:
+        verdict = "not-run"  # names and shapes say nothing of values
     return Result(subject, verdict, checks, tuple(findings), details)
 
 
@@ -105,6 +107,7 @@ def _describe(facts: SubjectFacts, took: Mapping[str, Any] | None) -> dict[str, 
         "fields_guessed": about.fields,
         "no_twin": about.no_twin,
         "took": took,
+        "values": facts.values and _values(facts.values),
     }
     # what a clean verdict rests on
     oracle = {
@@ -118,6 +121,19 @@ def _describe(facts: SubjectFacts, took: Mapping[str, Any] | None) -> dict[str, 
         "checkpoint": checkpoint[facts.origin],
         "parts_replaced": list(about.replaced),
         **{key: value for key, value in optional.items() if value},
+    }
+
+
+def _values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how many tensors' values were compared, and the reasons why others were not."""
+    reasons: dict[str, list[str]] = {}
+    for name, why in values["not_run"].items():
+        reasons.setdefault(why, []).append(name)
+    return {
+        "loaded": "part by part",
+        "tensors": values["tensors"],
+        "compared": values["compared"],
+        **({"not_run": reasons} if reasons else {}),
     }
 
 

@@ -4,6 +4,7 @@ It is made on the meta device and given tensors without values, as the headers d
 the values, part by part.
 """
 
+import os
 import resource
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,11 +21,12 @@ from .facts import About, CheckFacts, Item, SubjectFacts
 from .headers import Entry
 from .host import Progress
 from .meta_watch import Given, MetaWatch, storage_key
-from .parts import Layout, Load, compare_parts, parts_of
+from .parts import LARGEST_PART, Layout, Load, compare_parts, parts_of
 from .places import belongs
 
 LARGEST_READ = 2**17
 """Elements of a tensor that is given with its values, where a load looks at values."""
+THREADS = 2
 MARGIN = 96 * 2**20
 """Bytes that a part leaves free of what may be taken."""
 BY_PARTS = "the folder is loaded by parts, and this asks for loads of all of it at once"
@@ -81,15 +83,16 @@ def header_facts(
     before = {storage_key(one) for one in _parameters(model).values()}
     loaded = _load_without_values(folder, model)
     checks, layout = _complete(folder, loaded, before)
+    values: Mapping[str, Any] | None = None
     if "stale-reference" in rules:
         progress("the values, part by part")
-        checks["stale-reference"] = _values(folder, layout, memory)
+        checks["stale-reference"], values = _values(folder, layout, memory)
     asked = {
         rule: checks.get(rule, CheckFacts(reason=BY_PARTS))
         for rule in rules
         if rule in {check.rule for check in CHECKS}
     }
-    return SubjectFacts("judged", "", "given", True, folder.about, asked)
+    return SubjectFacts("judged", "", "given", True, folder.about, asked, values=values)
 
 
 def _on_meta(folder: LargeFolder) -> Any:
@@ -167,7 +170,8 @@ def _complete(
                 missing[name] = parameter.numel()
             continue
         covered = cover(Place.of(parameter), [write.place for write in made])
-        writes[name] = None if covered.overlaps or not covered.known else made
+        plain = covered.known and not covered.overlaps and not parameter.storage_offset()
+        writes[name] = made if plain else None
         if not covered.elements and covered.of:
             missing[name] = covered.of
         elif covered.first_gap is not None:
@@ -266,29 +270,33 @@ def _never_loaded(unread: Sequence[Item], missing: Mapping[str, int]) -> list[It
     ]
 
 
-def _values(folder: LargeFolder, layout: Layout, memory: int) -> CheckFacts:
-    """Return what differs once values are loaded from a buffer that is used again."""
+def _values(
+    folder: LargeFolder, layout: Layout, memory: int
+) -> tuple[CheckFacts, Mapping[str, Any]]:
+    """Return what differs once values are loaded from a buffer that is used again.
+
+    Also return which values that was asked of, as in `SubjectFacts.values`.
+    """
     read = {name for names in layout.came_from.values() for name in names}
-    if not read:
-        return CheckFacts(reason="no tensor was seen to go into a parameter")
-    model = _on_meta(folder)
-    parameters = _parameters(model)
+    models = [_on_meta(folder) for _ in range(min(THREADS, len(os.sched_getaffinity(0))))]
+    parameters = _parameters(models[0])
     sizes = {name: parameters[name].nbytes for name in layout.came_from if name in parameters}
     known = {name: names for name, names in layout.came_from.items() if name in sizes}
     layout = Layout(known, layout.writes)
     free = memory - _resident_bytes() - MARGIN
-    parts = parts_of(layout, sizes, min(256 * 2**20, max(free // 4, 1)))
-    compared = compare_parts(model, folder.load, layout, folder.entries, parts, free)
-    measured = {
-        "parts": len(parts),
-        "tensors_compared": len(compared.tensors),
+    parts = parts_of(layout, sizes, min(LARGEST_PART, max(free // 8, 1)))
+    compared = compare_parts(models, folder.load, layout, folder.entries, parts, free)
+    unknown = {name: "it goes into no parameter that the class has when it is made"
+        for name in read - compared.tensors - compared.why_not.keys()}
+    values = {
         "tensors": len(read),
-        "values_not_run": dict(list(compared.why_not.items())[:20]),
+        "compared": len(compared.tensors),
+        "not_run": compared.why_not | unknown,
     }
     if not compared.tensors:
-        why = next(iter(compared.why_not.values()), "nothing was loaded")
-        return CheckFacts(reason=f"values: {why}", measured=measured)
-    return CheckFacts(tuple(compared.items), measured)
+        why = next(iter(values["not_run"].values()), "no tensor was seen to go into a parameter")
+        return CheckFacts(reason=f"no values were compared: {why}"), values
+    return CheckFacts(tuple(compared.items), {"parts": len(parts)}), values
 
 
 def _resident_bytes() -> int:

@@ -27,9 +27,9 @@ class Place:
     def numel(self) -> int:
         return prod(self.sizes)
 
-    def view_of(self, tensor: Tensor, base: int = 0) -> Tensor:
-        """Return this view of another tensor, whose memory begins at element `base`."""
-        return tensor.as_strided(self.sizes, self.strides, self.offset - base)
+    def view_of(self, tensor: Tensor) -> Tensor:
+        """Return this view of a tensor that stands for a memory from its beginning on."""
+        return tensor.as_strided(self.sizes, self.strides, tensor.storage_offset() + self.offset)
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,6 +132,10 @@ class SubjectFacts:
     """For each of the framework's own ways of loading: `unprotected`, `protected`, or why it was
     not run.
     """
+    values: Mapping[str, Any] | None = None
+    """Of a folder that was loaded part by part: the `tensors`, those whose values were `compared`,
+    and `not_run` with the reason why others were not.
+    """
 
 
 @dataclass(frozen=True, slots=True)

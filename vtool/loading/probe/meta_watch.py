@@ -43,6 +43,8 @@ class Write:
     place: Place
     source: Source | None
     """None where what is written was computed."""
+    constant: bool = False
+    """A number of the class's own is written: zeros into rows that no token has."""
 
 
 class Given:
@@ -85,6 +87,8 @@ class MetaWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.origins: dict[int, set[str]] = {}
         """For each storage, the checkpoint tensors whose values went into it."""
         self.narrowed: dict[str, tuple[torch.dtype, torch.dtype]] = {}
+        self._looked_at: set[str | None] = set()
+        """Tensors of which a number was taken: what is then written may be it."""
         self._copies: dict[int, Source] = {}
         self._kept: list[Tensor] = []  # so that no key is used twice
 
@@ -106,8 +110,11 @@ class MetaWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in inputs:
             if not (only_written and any(tensor is one for one in written)):
                 origins |= self._read(tensor, result)
+        if name == "_local_scalar_dense" and origins:
+            self._looked_at.add(self.given.now)
         for tensor in written:
-            self._write(tensor, self._source_of(args[1]) if name == "copy_" else None, origins)
+            source = self._source_of(args[1]) if name == "copy_" else None
+            self._write(tensor, source, origins, name in ("fill_", "zero_"))
         keys = {storage_key(tensor) for tensor in inputs}
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor) and (key := storage_key(tensor)) not in keys:
@@ -134,16 +141,20 @@ class MetaWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self.narrowed[name] = (before, result.dtype)
         return origins
 
-    def _write(self, tensor: Tensor, source: Source | None, origins: set[str]) -> None:
+    def _write(
+        self, tensor: Tensor, source: Source | None, origins: set[str], fills: bool
+    ) -> None:
         key = storage_key(tensor)
         place = Place.of(tensor)
         if source and source.place.numel != place.numel:
             source = None  # one value for many
-        self.writes.setdefault(key, []).append(Write(place, source))
-        # a number that was read of a tensor has no origin: it is of the one that was given last
-        self.origins.setdefault(key, set()).update(
-            origins or {name for name in (self.given.now,) if name}
-        )
+        constant = fills and not origins and self.given.now not in self._looked_at
+        if place.numel:
+            self.writes.setdefault(key, []).append(Write(place, source, constant))
+        # a number that was taken of a tensor has no origin: it is of the one that was given last
+        if not origins and self.given.now and not constant:
+            origins = {self.given.now}
+        self.origins.setdefault(key, set()).update(origins)
 
     def _source_of(self, tensor: object) -> Source | None:
         """Return the checkpoint tensor that this one is a view, or a whole copy, of."""

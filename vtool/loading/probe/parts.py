@@ -1,6 +1,9 @@
 """Loads a folder's values part by part: each is made real, loaded, compared, and freed."""
 
+import ctypes
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .coverage import Place
-from .errors import LoadFailed
+from .errors import LoadFailed, error_text
 from .facts import Item
 from .headers import Entry
 from .meta_watch import Source, Write
@@ -18,10 +21,12 @@ from .subject import Named
 
 LARGEST_PART = 256 * 2**20
 """Bytes of parameters that are made real at once, where one alone does not take more."""
-BLOCK = 1 << 20
-"""Bytes of a file that are read and compared at once, while they are in a core's cache."""
 _ELSEWHERE = "the class writes it elsewhere when it is loaded by parts"
+PAGE, ALIGNED = 4096, 64
 Load = Callable[[Any, Iterable[Named]], object]
+Look = Callable[[str, Tensor], None]
+_LIBC = ctypes.CDLL(None)
+_LIBC.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,20 @@ class Layout:
     """For each parameter its writes; None where one changes what another has written."""
 
 
+class Memory:
+    """Memory that every part uses again: what is new has to be cleared by the kernel first."""
+
+    def __init__(self) -> None:
+        self._taken = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, size: int) -> Tensor:
+        """Return bytes, with whatever was in them before."""
+        if self._taken.numel() < size:
+            self._taken = torch.empty(0, dtype=torch.uint8)  # freed before there is more
+            self._taken = torch.empty(size, dtype=torch.uint8)
+        return self._taken[:size]
+
+
 @dataclass
 class Compared:
     """The tensors whose values were loaded and compared, and what differed."""
@@ -50,6 +69,16 @@ class Compared:
     items: list[Item] = field(default_factory=list)
     why_not: dict[str, str] = field(default_factory=dict)
     """For tensors that were not compared, the reason."""
+
+    def leave(self, names: Iterable[str], reason: str) -> None:
+        """Note tensors that are not compared."""
+        self.why_not.update(dict.fromkeys(names, reason))
+
+    def add(self, other: "Compared") -> None:
+        """Take over what other parts have shown."""
+        self.tensors |= other.tensors
+        self.items += other.items
+        self.why_not |= other.why_not
 
 
 def parts_of(layout: Layout, sizes: Mapping[str, int], most: int = LARGEST_PART) -> list[Part]:
@@ -91,155 +120,212 @@ def parts_of(layout: Layout, sizes: Mapping[str, int], most: int = LARGEST_PART)
 
 
 def compare_parts(
-    model: Any,
+    models: Sequence[Any],
     load: Load,
     layout: Layout,
     entries: Mapping[str, Entry],
     parts: Sequence[Part],
     free: int,
 ) -> Compared:
-    """Load every part from one buffer that is used again, and compare it with the files.
+    """Load every part from one buffer that is used again, and compare it with what was in it.
 
     What a class computes before it writes is compared with a load from memory that stays.
 
     Args:
-        model: on the meta device; it is so again at the end.
-        free: bytes that a part may take.
+        models: objects on the meta device, each for a thread; they are so again at the end.
+        free: bytes that all parts may take that are loaded at the same time.
     """
+    share = free // len(models)
+    few = [part for part in parts if _needed(models[0], part, entries)[0] <= share]
+    large = [part for part in parts if _needed(models[0], part, entries)[0] > share]
     found = Compared()
-    order = {name: number for number, name in enumerate(entries)}
-    for part in parts:
-        names = sorted(part.tensors, key=order.__getitem__)
-        needed, more = _needed(model, part, names, entries)
-        if needed > free:
-            _leave(found, names, f"one part takes {needed >> 20:,} MiB")
-            continue
-        try:
-            with _real(model, part.parameters):
-                load(model, _one_buffer(entries, names))
-                state = _tensors(model, part.parameters)
-                differing = [
-                    name
-                    for name in part.parameters
-                    if not _as_in_files(state.get(name), layout.writes[name], entries)
-                ]
-                if differing and needed + more <= free:
-                    seen = {name: state[name] for name in differing if name in state}
-                    items, elsewhere = _again(model, load, layout, entries, names, seen)
-                    found.items += items
-                    _leave(found, _came_from(layout, elsewhere), _ELSEWHERE)
-                    differing = []
-        except LoadFailed:
-            raise
-        except Exception as error:
-            _leave(found, names, f"a part by itself does not load: {type(error).__name__}: {error}")
-            continue
-        twice = f"a part takes {needed + more >> 20:,} MiB to be loaded twice"
-        _leave(found, _came_from(layout, differing), twice)
-        found.tensors.update(name for name in names if name not in found.why_not)
+    workers = [
+        Worker(model, load, layout, entries, few[number :: len(models)], share)
+        for number, model in enumerate(models)
+    ]
+    with ThreadPoolExecutor(len(workers)) as pool:
+        for one in pool.map(Worker.compare, workers):
+            found.add(one)
+    found.add(Worker(models[0], load, layout, entries, large, free).compare())
     return found
 
 
-def _leave(found: Compared, names: Iterable[str], reason: str) -> None:
-    found.why_not.update(dict.fromkeys(names, " ".join(reason.split())[:300]))
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """Loads parts, one after the other, into one object; see `compare_parts`."""
 
+    model: Any
+    load: Load
+    layout: Layout
+    entries: Mapping[str, Entry]
+    parts: Sequence[Part]
+    free: int
 
-def _again(
-    model: Any,
-    load: Load,
-    layout: Layout,
-    entries: Mapping[str, Entry],
-    names: Sequence[str],
-    seen: Mapping[str, Tensor],
-) -> tuple[list[Item], list[str]]:
-    """Load a part once more, from memory that stays.
+    def compare(self) -> Compared:
+        """Return what differs. Raises LoadFailed: a file cannot be read."""
+        found = Compared()
+        memory, ring = Memory(), Memory()
+        for part in self.parts:
+            self._compare_part(part, memory, ring, found)
+        return found
 
-    Returns:
-        What differs, and the parameters of which the second load says nothing: it leaves them as
-        they were, or writes other values than its tensors' where it only copies them.
-    """
-    with _real(model, tuple(seen)):
-        load(model, ((name, entries[name].read()) for name in names))
-        expected = {name: one for name, one in _tensors(model, seen).items() if not one.is_meta}
-        elsewhere = [
-            name
-            for name in seen
-            if name not in expected
-            or bool((as_bytes(expected[name]) == POISON).all())
-            or (
-                _is_copied(layout.writes[name])
-                and not _as_in_files(expected[name], layout.writes[name], entries)
-            )
-        ]
-        items = [
-            Item(parameter=name, tensors=tuple(layout.came_from[name]), expected=one, seen=other)
-            for name, (one, other) in compare_states(expected, dict(seen)).items()
-            if name not in elsewhere
-        ]
-    return items, elsewhere
+    def _compare_part(self, part: Part, memory: Memory, ring: Memory, found: Compared) -> None:
+        needed, more = _needed(self.model, part, self.entries)
+        names = [name for name in self.entries if name in set(part.tensors)]
+        if needed > self.free:
+            found.leave(names, f"one part takes {needed >> 20:,} MiB")
+            return
+        try:
+            with Real(self.model, part.parameters, memory):
+                right = _Places(self.model, part, self.layout, self.entries)
+                self.load(self.model, _one_buffer(self.entries, names, ring, right.look))
+                state = _tensors(self.model, part.parameters)
+                differing = [name for name in part.parameters if not right.holds(name, state)]
+                if differing and needed + more <= self.free:
+                    seen = {name: state[name] for name in differing if name in state}
+                    elsewhere = self._again(names, seen, found)
+                    found.leave(_came_from(self.layout, elsewhere), _ELSEWHERE)
+                    differing = []
+        except LoadFailed as error:
+            if error.__cause__ is None or isinstance(error.__cause__, OSError):
+                raise  # of a file
+            found.leave(names, f"a part by itself does not load: {error}")
+            return
+        except Exception as error:
+            found.leave(names, f"a part by itself does not load: {error_text(error)}")
+            return
+        twice = f"a part takes {needed + more >> 20:,} MiB to be loaded twice"
+        found.leave(_came_from(self.layout, differing), twice)
+        found.tensors.update(name for name in names if name not in found.why_not)
+
+    def _again(
+        self, names: Sequence[str], seen: Mapping[str, Tensor], found: Compared
+    ) -> list[str]:
+        """Load a part once more, from memory that stays, and add what differs.
+
+        Returns:
+            The parameters of which the second load says nothing: it leaves them as they were, or
+            writes other values than its tensors' where it only copies them.
+        """
+        with Real(self.model, tuple(seen), None):
+            right = _Places(self.model, Part(tuple(seen), tuple(names)), self.layout, self.entries)
+            self.load(self.model, _owned(self.entries, names, right.look))
+            expected = _tensors(self.model, seen)
+            elsewhere = [
+                name
+                for name in seen
+                if name not in expected
+                or expected[name].is_meta
+                or bool((as_bytes(expected[name]) == POISON).all())
+                or (right.is_copied(name) and not right.holds(name, expected))
+            ]
+            known = {name: one for name, one in expected.items() if name not in elsewhere}
+            there = {name: seen[name] for name in known}
+            found.items += [
+                Item("differs", name, tuple(self.layout.came_from[name]), *difference)
+                for name, difference in compare_states(known, there).items()
+            ]
+        return elsewhere
 
 
 def _came_from(layout: Layout, parameters: Iterable[str]) -> list[str]:
     return sorted({name for parameter in parameters for name in layout.came_from[parameter]})
 
 
-def _is_copied(writes: Sequence[Write] | None) -> bool:
-    return bool(writes) and all(write.source is not None for write in writes or ())
-
-
-def _needed(
-    model: Any, part: Part, names: Sequence[str], entries: Mapping[str, Entry]
-) -> tuple[int, int]:
+def _needed(model: Any, part: Part, entries: Mapping[str, Entry]) -> tuple[int, int]:
     """Return the bytes of a part with its buffer, and of a second load beside it."""
     tensors = _tensors(model, part.parameters)
     parameters = sum(tensor.nbytes for tensor in tensors.values())
-    sizes = [entries[name].nbytes for name in names]
+    sizes = [entries[name].nbytes for name in part.tensors]
     return parameters + max(sizes), parameters + sum(sizes)
 
 
-def _one_buffer(entries: Mapping[str, Entry], names: Sequence[str]) -> Iterator[Named]:
-    """Yield tensors in one buffer, which holds the next one, or nothing of use, after each."""
-    buffer = torch.empty(max(entries[name].nbytes for name in names), dtype=torch.uint8)
+def _one_buffer(
+    entries: Mapping[str, Entry], names: Sequence[str], ring: Memory, look: Look
+) -> Iterator[Named]:
+    """Yield tensors in one buffer, which holds the next one after each, and marks behind it.
+
+    Args:
+        look: is given each tensor when the next one is asked for, while it is still there.
+    """
+    buffer = ring.take(max(entries[name].nbytes for name in names))
     filled = 0
     try:
         for name in names:
             entry = entries[name]
             entry.read_into(buffer)
-            buffer[entry.nbytes : max(filled, entry.nbytes)].fill_(POISON)
+            _spoil(buffer[entry.nbytes : filled])
             filled = entry.nbytes
             yield name, entry.shaped(buffer)
+            look(name, buffer)
     finally:
-        buffer[:filled].fill_(POISON)
+        _spoil(buffer[:filled])
 
 
-class _real:
+def _owned(entries: Mapping[str, Entry], names: Sequence[str], look: Look) -> Iterator[Named]:
+    """Yield tensors in memory of their own; see `_one_buffer`."""
+    for name in names:
+        buffer = entries[name].read_into(torch.empty(entries[name].nbytes, dtype=torch.uint8))
+        yield name, entries[name].shaped(buffer)
+        look(name, buffer)
+
+
+def _spoil(buffer: Tensor) -> None:
+    """Change the first and the last byte, and one of each page: what is compared is compared whole.
+
+    To fill all of it takes as long as to load it.
+    """
+    if buffer.numel():
+        for part in (buffer[::PAGE], buffer[-1:]):
+            part.bitwise_not_()
+
+
+class Real:
     """Gives parameters of a model on the meta device memory, while it lasts."""
 
-    def __init__(self, model: Any, names: Iterable[str]) -> None:
-        self.model, self.names = model, set(names)
+    def __init__(self, model: Any, names: Iterable[str], memory: Memory | None) -> None:
+        self.model, self.names, self.memory = model, set(names), memory
         self.before: list[tuple[Any, str, Any]] = []
 
     def __enter__(self) -> None:
         made: dict[int, Any] = {}
+        at = 0
+        buffer = self.memory and self.memory.take(self._size())
         for path, module in self.model.named_modules():
             for name, parameter in module._parameters.items():
                 if parameter is None or f"{path}.{name}".lstrip(".") not in self.names:
                     continue
                 self.before.append((module, name, parameter))
                 if id(parameter) not in made:
-                    made[id(parameter)] = _with_memory(parameter)
+                    size = parameter.nbytes
+                    part = None if buffer is None else buffer[at : at + size]
+                    made[id(parameter)] = _with_memory(parameter, part)
+                    at += -(-size // ALIGNED) * ALIGNED
                 module._parameters[name] = made[id(parameter)]
+
+    def _size(self) -> int:
+        sizes = {
+            id(parameter): -(-parameter.nbytes // ALIGNED) * ALIGNED
+            for name, parameter in self.model.named_parameters(remove_duplicate=False)
+            if name in self.names
+        }
+        return sum(sizes.values())
 
     def __exit__(self, *exception: object) -> None:
         for module, name, parameter in self.before:
             module._parameters[name] = parameter
 
 
-def _with_memory(parameter: Any) -> Any:
-    """Return a parameter of the same class, with the same attributes, that has memory."""
-    memory = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu")
-    memory.untyped_storage().fill_(POISON)  # type: ignore[attr-defined]
-    made = torch.Tensor._make_subclass(type(parameter), memory, parameter.requires_grad)
+def _with_memory(parameter: Any, buffer: Tensor | None) -> Any:
+    """Return a parameter of the same class, with the same attributes, that has memory.
+
+    Args:
+        buffer: bytes for it; None: they are new, and all of them `POISON`.
+    """
+    if buffer is None:
+        buffer = torch.full((parameter.nbytes,), POISON, dtype=torch.uint8)
+    values = buffer.view(parameter.dtype).view(parameter.shape)
+    made = torch.Tensor._make_subclass(type(parameter), values, parameter.requires_grad)
     made.__dict__.update(parameter.__dict__)
     return made
 
@@ -249,53 +335,71 @@ def _tensors(model: Any, names: Iterable[str]) -> dict[str, Tensor]:
     return {name: there[name].detach() for name in names if name in there}
 
 
-def _as_in_files(
-    tensor: Tensor | None, writes: Sequence[Write] | None, entries: Mapping[str, Entry]
-) -> bool:
-    """Return whether a loaded parameter holds the files' bytes, wherever they were written."""
-    if tensor is None or tensor.is_meta or writes is None:
-        return False
-    for write in writes:
-        if write.source is None or not _is_source(tensor, write.place, write.source, entries):
-            return False
-    return True
+class _Places:
+    """Compares each tensor of a part with every place that it was to be copied to."""
+
+    def __init__(
+        self, model: Any, part: Part, layout: Layout, entries: Mapping[str, Entry]
+    ) -> None:
+        self.entries = entries
+        self.state = _tensors(model, part.parameters)
+        self.writes: dict[str, Sequence[Write]] = {
+            name: [write for write in layout.writes[name] or () if not write.constant]
+            for name in part.parameters
+        }
+        self.of_tensor: dict[str, list[tuple[str, Write]]] = {}
+        for name, writes in self.writes.items():
+            for write in writes:
+                if write.source:
+                    self.of_tensor.setdefault(write.source.tensor, []).append((name, write))
+        self.right: Counter[str] = Counter()
+
+    def look(self, tensor: str, buffer: Tensor) -> None:
+        """Compare a tensor, whose bytes a buffer begins with, with all of its places."""
+        entry = self.entries[tensor]
+        for parameter, write in self.of_tensor.get(tensor, ()):
+            assert write.source is not None
+            self.right[parameter] += _is_there(
+                self.state[parameter], write.place, write.source, entry, buffer
+            )
+
+    def holds(self, parameter: str, state: Mapping[str, Tensor]) -> bool:
+        """Return whether all that was copied into a parameter was there, in the same memory."""
+        now, before = state.get(parameter), self.state[parameter]
+        return (
+            now is not None
+            and self.is_copied(parameter)
+            and self.right[parameter] == len(self.writes[parameter])
+            and (now.data_ptr(), now.shape, now.dtype)
+            == (before.data_ptr(), before.shape, before.dtype)
+        )
+
+    def is_copied(self, parameter: str) -> bool:
+        """Return whether nothing is computed that is written into it."""
+        writes = self.writes[parameter]
+        return bool(writes) and all(write.source for write in writes)
 
 
-def _is_source(
-    tensor: Tensor, place: Place, source: Source, entries: Mapping[str, Entry]
+def _is_there(
+    tensor: Tensor, place: Place, source: Source, entry: Entry, buffer: Tensor
 ) -> bool:
-    entry = entries[source.tensor]
     into = place.view_of(tensor)
     whole = source.place.numel == entry.numel and source.place.offset == 0
     if whole and into.is_contiguous() and _is_plain(source, entry) and tensor.dtype == entry.dtype:
-        return _is_file(into.reshape(-1).view(torch.uint8), entry)
-    values = source.place.view_of(entry.read())
+        return not _LIBC.memcmp(into.data_ptr(), buffer.data_ptr(), entry.nbytes)
+    values = source.place.view_of(entry.shaped(buffer))
     for dtype in source.dtypes:
         values = values.to(dtype)
-    values = values.to(tensor.dtype)
-    return torch.equal(as_words(values), as_words(into))
+    return torch.equal(as_words(values.to(tensor.dtype)), as_words(into))
 
 
 def _is_plain(source: Source, entry: Entry) -> bool:
-    strides, expected = source.place.strides, 1
-    for size, stride in zip(reversed(source.place.sizes), reversed(strides), strict=True):
+    """Return whether a source is its tensor as it is in the file."""
+    expected = 1
+    for size, stride in zip(
+        reversed(source.place.sizes), reversed(source.place.strides), strict=True
+    ):
         if size > 1 and stride != expected:
             return False
         expected *= size
     return all(dtype == entry.dtype for dtype in source.dtypes)
-
-
-def _is_file(data: Tensor, entry: Entry) -> bool:
-    """Compare bytes with a tensor's, block by block."""
-    buffer = torch.empty(min(BLOCK, entry.nbytes), dtype=torch.uint8)
-    for begin in range(0, entry.nbytes, BLOCK):
-        end = min(begin + BLOCK, entry.nbytes)
-        read = entry.read_into(buffer, begin, end)
-        if not torch.equal(_words(read), _words(data[begin:end])):
-            return False
-    return True
-
-
-def _words(data: Tensor) -> Tensor:
-    aligned = data.numel() % 8 == 0 and data.storage_offset() % 8 == 0
-    return data.view(torch.int64) if aligned else data
