@@ -157,8 +157,14 @@ RULES = (
     Rule(
         name="missing-scale",
         code="VT426",
-        summary="A quantized weight has no scale beside it.",
-        why="Without its scale the weight is another number, and some loaders take 1.",
+        summary=(
+            "A quantized weight has no scale beside it, or none is quantized where config.json says"
+            " so."
+        ),
+        why=(
+            "Without its scale the weight is another number, and some loaders take 1; plain weights"
+            " that are taken for quantized ones are cast, and scaled by whatever is in the memory."
+        ),
         bad="q_proj.weight in float8 without q_proj.weight_scale",
         good="q_proj.weight and q_proj.weight_scale",
         fix="Write the checkpoint again with the tool that quantized it.",

@@ -30,6 +30,7 @@ from vtool.loading.checkpoint.index import (
     shards_without_index,
 )
 from vtool.loading.checkpoint.scales import missing_scales
+from vtool.loading.checkpoint.unquantised import unquantised
 from vtool.loading.checkpoint.zeros import all_zero
 
 RULES = tuple(rule.name for rule in rules_folder.RULES)
@@ -80,7 +81,9 @@ def audit_folder(path: Path, *, digest: bool = False, threads: int = 2) -> Resul
     findings += all_zero(headers)
     compared = None
     if path.is_dir():
-        findings += missing_scales(path, headers, read_config(path))
+        config = read_config(path)
+        findings += missing_scales(path, headers, config)
+        findings += unquantised(path, headers, config)
         found, compared = audit_adapter(path, headers)
         findings += found
     scanned = scan(list(headers.values()), threads=threads, digest=digest)

@@ -6,7 +6,7 @@ the values, part by part.
 
 import os
 import resource
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -183,7 +183,7 @@ def _complete(
                 f" from element {covered.first_gap} on, of shape {list(parameter.shape)}",
             )
     # one parameter under two names is written under each
-    unread = [name for name in given.entries if name not in watch.read | aliased]
+    unread = [name for name in given.entries if name not in aliased and name not in watch.read]
     waiting = missing | {name: loaded.parameters[name].numel() for name in gaps}
     unconsumed = [_unconsumed(folder, name, waiting) for name in unread]
     stopped = Item(
@@ -201,7 +201,7 @@ def _complete(
             for name in missing
         ],
         "partly-written-parameter": list(gaps.values()),
-        "unconsumed-tensor": unconsumed,
+        "unconsumed-tensor": [*unconsumed, *_read_in_part(loaded, aliased)],
         "never-loaded": _never_loaded(unconsumed, missing),
         "lossy-cast": [
             Item(
@@ -238,6 +238,21 @@ def _unconsumed(folder: LargeFolder, name: str, waiting: Mapping[str, int]) -> I
             if belongs(name, entry.numel, parameter, size)
         ),
     )
+
+
+def _read_in_part(loaded: _Loaded, aliased: set[str]) -> Iterator[Item]:
+    """Yield the tensors of which some elements go nowhere."""
+    for name, places in loaded.watch.read.items():
+        whole = loaded.given.kept[name]
+        covered = cover(Place.of(whole), places)
+        if covered.first_gap is not None and name not in aliased:
+            yield Item(
+                "part",
+                tensors=(name,),
+                expected="every element read",
+                seen=f"{covered.of - covered.elements} of {covered.of} elements are never read,"
+                f" from element {covered.first_gap} on, of shape {list(whole.shape)}",
+            )
 
 
 def _same(one: Entry, other: Entry) -> bool:

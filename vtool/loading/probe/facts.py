@@ -31,14 +31,15 @@ class Difference(NamedTuple):
 class Item:
     """One thing that a check found: about a parameter, about checkpoint tensors, or both."""
 
-    kind: Literal["differs", "raises", "chance", "hash", "early", "end", "peak", "after"] = (
-        "differs"
-    )
+    kind: Literal[
+        "differs", "raises", "chance", "hash", "early", "end", "peak", "after", "part"
+    ] = "differs"
     """The form of the problem.
 
     `hash`: a value that differs from process to process, as the order of sets does. `chance`: a
     buffer that differs from object to object. `early` and `end`: where a class stops
-    asking for tensors. `peak` and `after`: when it holds too many of them.
+    asking for tensors. `peak` and `after`: when it holds too many of them. `part`: a tensor of
+    which some elements are never read.
     """
     parameter: str | None = None
     """The parameter or buffer."""

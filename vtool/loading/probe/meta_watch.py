@@ -61,7 +61,7 @@ class Given:
         self.now: str | None = None
         """The tensor that was given last."""
         self.storages: dict[int, str] = {}
-        self.kept: list[Tensor] = []
+        self.kept: dict[str, Tensor] = {}
 
     def __iter__(self) -> Iterator[Named]:
         for name, entry in self.entries.items():
@@ -69,7 +69,7 @@ class Given:
             self.now = name
             tensor = entry.read() if entry.numel <= self.real_below else entry.on_meta()
             self.storages[storage_key(tensor)] = name
-            self.kept.append(tensor)
+            self.kept[name] = tensor
             yield name, tensor
         self.now = None
         self.exhausted = True
@@ -81,7 +81,8 @@ class MetaWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, given: Given) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.given = given
-        self.read: set[str] = set()
+        self.read: dict[str, list[Place]] = {}
+        """For each checkpoint tensor that is read, the views of it that are."""
         self.writes: dict[int, list[Write]] = {}
         """By storage."""
         self.origins: dict[int, set[str]] = {}
@@ -133,7 +134,9 @@ class MetaWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         own = self.given.storages.get(key)
         origins = {own} if own else self.origins.get(key, set())
         if own:
-            self.read.add(own)
+            whole = tensor.dtype == self.given.entries[own].dtype
+            place = Place.of(tensor) if whole else Place.of(self.given.kept[own])
+            self.read.setdefault(own, []).append(place)
         if isinstance(result, Tensor) and result.numel() == tensor.numel():
             for name in origins:
                 before = self.given.entries[name].dtype
