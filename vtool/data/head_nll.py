@@ -149,7 +149,9 @@ class _SummedNll(torch.autograd.Function):
             unasked = (wanted == IGNORED).unsqueeze(1)
             rows = hidden[begin : begin + size].masked_fill(unasked, 0)
             gradient = rows @ matrix.T  # it is the logits; each chunk's gradient takes their place
-            for logits, own in zip(gradient.split(part), wanted.split(part), strict=True):
+            for logits, own in zip(
+                *(torch.split(one, part) for one in (gradient, wanted)), strict=True
+            ):
                 nll, of_logits = _chunk(logits, wide, own, shard)
                 total += nll
                 logits.copy_(of_logits)
@@ -194,7 +196,7 @@ def _with_product(to: Tensor | None, one: Tensor, other: Tensor, wide: torch.dty
     if to is None:
         to = torch.zeros(len(one), other.shape[1], dtype=wide, device=one.device)
     # a part of it at a time: a CPU converts what it adds beside it
-    for there, rows in zip(to.split(_ADDED), one.split(_ADDED), strict=True):
+    for there, rows in zip(*(torch.split(part, _ADDED) for part in (to, one)), strict=True):
         there.add_(rows @ other)
     return to
 

@@ -62,7 +62,7 @@ def attention_without_cudnn(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    before = torch.backends.cuda.cudnn_sdp_enabled()
+    before = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
     torch.backends.cuda.enable_cudnn_sdp(False)
     try:
         yield
