@@ -17,7 +17,9 @@ SHARD = 4 * 2**30
 CHUNK = 32 * 2**20
 
 
-def llama_shapes(layers: int, hidden: int, vocabulary: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+def llama_shapes(
+    layers: int, hidden: int, vocabulary: int
+) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield the tensors of a Llama with grouped keys and an untied head."""
     inner, key = hidden * 7 // 2, hidden // 4
     yield "model.embed_tokens.weight", (vocabulary, hidden)

@@ -179,12 +179,15 @@ def test_an_interpreter_without_the_framework_leaves_the_files_judged(tmp_path: 
     assert "cannot be started" in found["details"]["stale-reference"]["reason"]
 
 
-def test_weights_that_do_not_fit_are_not_run_and_say_how_large_they_are(tmp_path: Path) -> None:
+@pytest.mark.parametrize("limit", ["memory_mib", "parts_mib"])
+def test_a_limit_below_the_framework_s_own_leaves_the_class_not_run(
+    limit: str, tmp_path: Path
+) -> None:
     model = folder(tmp_path / "model", model={"a": f32(1024, 1024)})
-    (found,) = results(model, "--python", sys.executable, "limits.memory_mib=500", status=0)
+    (found,) = results(model, "--python", sys.executable, f"limits.{limit}=499", status=0)
     reason = found["details"]["stale-reference"]["reason"]
     assert "the weights take 4 MiB" in reason
-    assert "limits.memory_mib is 500" in reason
+    assert f"limits.{limit} is 499" in reason
 
 
 @pytest.fixture(scope="module")

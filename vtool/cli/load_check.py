@@ -11,7 +11,7 @@ from vtool.cli import complete
 from vtool.cli.formats import Format
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from vtool.config.schema import LoadCheck
     from vtool.diagnostics.result import Result
@@ -65,7 +65,9 @@ def load_check(
     ] = None,
     strict: Annotated[
         bool,
-        typer.Option("--strict", help="Exit 2 where nothing was asked of a subject's class."),
+        typer.Option(
+            "--strict", help="Exit 2 where a subject's class, or its values, were not asked."
+        ),
     ] = False,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a page.")] = None,
     format: Annotated[Format, typer.Option(help="How findings are printed.")] = Format.full,
@@ -143,7 +145,7 @@ def load_check(
     render(shown_of, format, command="load-check", options=command_options, stream=sys.stdout)
     if format not in MACHINE:
         sys.stdout.write(last_line(results))
-    not_asked = [_class_not_asked(result) for result in results if strict and nothing_asked(result)]
+    not_asked = [line for result in results if strict for line in _not_asked(result)]
     untouched = [] if results else [_nothing_changed(settings)]
     for line in (*recorded.failed, *not_asked, *([stopped] if stopped else []), *untouched):
         sys.stderr.write(f"{line}\n")
@@ -180,10 +182,13 @@ def nothing_asked(result: "Result") -> bool:
     return result.verdict != "failed" and set(asked) <= {"not-run"}
 
 
-def _class_not_asked(result: "Result") -> str:
-    from vtool.cli.load_check_text import why_not_run
+def _not_asked(result: "Result") -> "Iterator[str]":
+    from vtool.cli.load_check_text import values_not_run, why_not_run
 
-    return f"--strict: {result.subject}: its class was not checked: {why_not_run(result)}"
+    if nothing_asked(result):
+        yield f"--strict: {result.subject}: its class was not checked: {why_not_run(result)}"
+    elif result.verdict == "not-run" and (missed := values_not_run(result)):
+        yield f"--strict: {result.subject}: {missed}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,9 +164,9 @@ def _on_one_host(
         seconds=settings.limits.seconds,
         memory=settings.limits.memory_mib * 2**20,
         by_headers={
-            subject.name: folders[subject.name].seconds
+            subject.name: seconds
             for subject in subjects
-            if subject.host == FOLDER and folders[subject.name].seconds is not None
+            if subject.host == FOLDER and (seconds := folders[subject.name].seconds) is not None
         },
         parts_memory=settings.limits.parts_mib * 2**20,
         checkpoint=os.path.realpath(checkpoint) if checkpoint else None,

@@ -179,9 +179,7 @@ def _grade_unconsumed(rule: str, items: Items, facts: SubjectFacts) -> Iterable[
         text += f"; of the first, {parts[0].seen}: the config's sizes are not the checkpoint's"
         yield _finding(rule, text, parts, "error" if facts.origin == "given" else "note")
     joined = {name for item in _never_loaded(facts) for name in item.tensors}
-    items = [
-        item for item in items if item.kind != "part" and not joined.issuperset(item.tensors)
-    ]
+    items = [item for item in items if item.kind != "part" and not joined.issuperset(item.tensors)]
     for graded, group in group_by(items, severity).items():
         names = _tensors(group)
         text = f"{_count('tensor', names)} of the checkpoint {_agree('are', names)} never read"

@@ -30,9 +30,7 @@ def unquantised(
         return  # of sparsity alone
     tensors = [tensor for header in headers.values() for tensor in header.tensors]
     weights = [one for one in tensors if one.name.endswith(".weight") and len(one.shape) > 1]
-    if not weights or any(
-        one.dtype in _DTYPES or one.name.endswith(_ENDINGS) for one in tensors
-    ):
+    if not weights or any(one.dtype in _DTYPES or one.name.endswith(_ENDINGS) for one in tensors):
         return
     yield about_file(
         folder / "config.json",

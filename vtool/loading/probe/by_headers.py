@@ -301,16 +301,15 @@ def _values(
     free = memory - _resident_bytes() - MARGIN
     parts = parts_of(layout, sizes, min(LARGEST_PART, max(free // 8, 1)))
     compared = compare_parts(models, folder.load, layout, folder.entries, parts, free)
-    unknown = {name: "it goes into no parameter that the class has when it is made"
-        for name in read - compared.tensors - compared.why_not.keys()}
-    values = {
-        "tensors": len(read),
-        "compared": len(compared.tensors),
-        "not_run": compared.why_not | unknown,
-    }
-    if not compared.tensors:
-        why = next(iter(values["not_run"].values()), "no tensor was seen to go into a parameter")
-        return CheckFacts(reason=f"no values were compared: {why}"), values
+    not_run = compared.why_not | dict.fromkeys(
+        sorted(read - compared.tensors - compared.why_not.keys()),
+        "it goes into no parameter that the class has when it is made",
+    )
+    values = {"tensors": len(read), "compared": len(compared.tensors), "not_run": not_run}
+    if not compared.items and (not_run or not compared.tensors):
+        why = next(iter(not_run.values()), "no tensor was seen to go into a parameter")
+        text = f"values of {len(compared.tensors)} of {len(read)} tensors were compared: {why}"
+        return CheckFacts(reason=text), values
     return CheckFacts(tuple(compared.items), {"parts": len(parts)}), values
 
 

@@ -21,7 +21,7 @@ class Place:
 
     @staticmethod
     def of(tensor: Tensor) -> "Place":
-        return Place(tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()))
+        return Place(int(tensor.storage_offset()), tuple(tensor.shape), tuple(tensor.stride()))
 
     @property
     def numel(self) -> int:
@@ -75,7 +75,11 @@ def _runs(place: Place) -> tuple[np.ndarray, int] | None:
     Dimensions are ordered by stride and joined, so that a transposed whole is one run.
     """
     kept = sorted(
-        ((abs(stride), size) for size, stride in zip(place.sizes, place.strides) if size > 1),
+        (
+            (abs(stride), size)
+            for size, stride in zip(place.sizes, place.strides, strict=True)
+            if size > 1
+        ),
         reverse=True,
     )
     if 0 in place.sizes:

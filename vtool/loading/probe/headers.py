@@ -72,9 +72,11 @@ class Entry:
         part = buffer[:length]
         if length:
             try:
-                self._fill(memoryview(part.numpy()), begin)
+                self._fill(part.numpy().data, begin)
             except OSError as error:
-                raise LoadFailed(f"{self.file} cannot be read: {error.strerror or error}") from error
+                raise LoadFailed(
+                    f"{self.file} cannot be read: {error.strerror or error}"
+                ) from error
         return part
 
     def _fill(self, view: memoryview, begin: int) -> None:

@@ -144,9 +144,7 @@ class MetaWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self.narrowed[name] = (before, result.dtype)
         return origins
 
-    def _write(
-        self, tensor: Tensor, source: Source | None, origins: set[str], fills: bool
-    ) -> None:
+    def _write(self, tensor: Tensor, source: Source | None, origins: set[str], fills: bool) -> None:
         key = storage_key(tensor)
         place = Place.of(tensor)
         if source and source.place.numel != place.numel:

@@ -209,7 +209,10 @@ class Worker:
         """
         with Real(self.model, tuple(seen), None):
             right = _Places(self.model, Part(tuple(seen), tuple(names)), self.layout, self.entries)
-            self.load(self.model, _owned(self.entries, names, right.look))
+            kept: list[Named] = []
+            self.load(self.model, _owned(self.entries, names, kept))
+            for name, buffer in kept:  # a class may collect all of them before it copies
+                right.look(name, buffer)
             expected = _tensors(self.model, seen)
             elsewhere = [
                 name
@@ -262,12 +265,14 @@ def _one_buffer(
         _spoil(buffer[:filled])
 
 
-def _owned(entries: Mapping[str, Entry], names: Sequence[str], look: Look) -> Iterator[Named]:
-    """Yield tensors in memory of their own; see `_one_buffer`."""
+def _owned(
+    entries: Mapping[str, Entry], names: Sequence[str], kept: list[Named]
+) -> Iterator[Named]:
+    """Yield tensors in memory of their own, whose bytes are kept under their names."""
     for name in names:
         buffer = entries[name].read_into(torch.empty(entries[name].nbytes, dtype=torch.uint8))
+        kept.append((name, buffer))
         yield name, entries[name].shaped(buffer)
-        look(name, buffer)
 
 
 def _spoil(buffer: Tensor) -> None:
@@ -290,7 +295,7 @@ class Real:
     def __enter__(self) -> None:
         made: dict[int, Any] = {}
         at = 0
-        buffer = self.memory and self.memory.take(self._size())
+        buffer = None if self.memory is None else self.memory.take(self._size())
         for path, module in self.model.named_modules():
             for name, parameter in module._parameters.items():
                 if parameter is None or f"{path}.{name}".lstrip(".") not in self.names:
@@ -380,9 +385,7 @@ class _Places:
         return bool(writes) and all(write.source for write in writes)
 
 
-def _is_there(
-    tensor: Tensor, place: Place, source: Source, entry: Entry, buffer: Tensor
-) -> bool:
+def _is_there(tensor: Tensor, place: Place, source: Source, entry: Entry, buffer: Tensor) -> bool:
     into = place.view_of(tensor)
     whole = source.place.numel == entry.numel and source.place.offset == 0
     if whole and into.is_contiguous() and _is_plain(source, entry) and tensor.dtype == entry.dtype:

@@ -249,9 +249,7 @@ def _audit_subject(host: "Host", request: ProbeRequest, name: str, folder: Path)
     subject: Subject | None = None
     try:
         if name in request.by_headers:
-            return host.judge_by_headers(
-                name, work, request.checks, request.parts_memory, progress
-            )
+            return host.judge_by_headers(name, work, request.checks, request.parts_memory, progress)
         subject = made = host.make_subject(name, work, progress)
         checks = audit(
             made,

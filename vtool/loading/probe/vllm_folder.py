@@ -75,8 +75,9 @@ def judge_by_headers(
     """
     found = _read_class(users_folder, folder, progress)
     entries = read_entries(users_folder)
-    names = {name: entry.file.relative_to(users_folder).as_posix() for name, entry in
-        entries.items()}
+    names = {
+        name: entry.file.relative_to(users_folder).as_posix() for name, entry in entries.items()
+    }
     files = names if len(set(names.values())) > 1 else {}
     make = maker(found.config, device=None)
     try:
