@@ -177,7 +177,7 @@ def test_what_is_covered_is_what_numpy_counts() -> None:
             views.append(view.T if random.integers(2) else view)
         covered = cover(Place.of(whole), [Place.of(view) for view in views])
         for view in views:
-            view += 1
+            view.add_(1)
         flat = whole.flatten()
         gaps = np.flatnonzero(flat.numpy() == 0)
         assert covered.elements == int((flat > 0).sum())

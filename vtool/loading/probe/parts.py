@@ -23,6 +23,8 @@ LARGEST_PART = 256 * 2**20
 """Bytes of parameters that are made real at once, where one alone does not take more."""
 _ELSEWHERE = "the class writes it elsewhere when it is loaded by parts"
 PAGE, ALIGNED = 4096, 64
+SMALL = 2**16
+"""Bytes that are filled whole before a load."""
 Load = Callable[[Any, Iterable[Named]], object]
 Look = Callable[[str, Tensor], None]
 _LIBC = ctypes.CDLL(None)
@@ -325,10 +327,15 @@ def _with_memory(parameter: Any, buffer: Tensor | None) -> Any:
     """Return a parameter of the same class, with the same attributes, that has memory.
 
     Args:
-        buffer: bytes for it; None: they are new, and all of them `POISON`.
+        buffer: bytes for it, in which what was loaded before must not pass for what is loaded now;
+            None: they are new, and all of them `POISON`.
     """
     if buffer is None:
         buffer = torch.full((parameter.nbytes,), POISON, dtype=torch.uint8)
+    elif buffer.numel() <= SMALL:
+        buffer.fill_(POISON)
+    else:
+        _spoil(buffer)
     values = buffer.view(parameter.dtype).view(parameter.shape)
     made = torch.Tensor._make_subclass(type(parameter), values, parameter.requires_grad)
     made.__dict__.update(parameter.__dict__)
