@@ -45,8 +45,8 @@ class Folder:
     has_class: bool = True
     """False for a single file, of which a class is not asked."""
     seconds: float | None = None
-    """Where the class is asked by headers and part by part, the time that it may take; else None,
-    and it is loaded whole.
+    """The time of a class that is asked by headers and part by part; else None, and it is loaded
+    whole.
     """
 
     def with_class(self, of_class: Result) -> Result:

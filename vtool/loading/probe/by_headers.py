@@ -54,7 +54,7 @@ class LargeFolder:
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """What a load without values has left."""
+    """The watch over a load without values, what it gave, and the parameters after it."""
 
     watch: MetaWatch
     given: Given

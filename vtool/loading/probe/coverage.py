@@ -1,4 +1,4 @@
-"""Which elements of a parameter were written: views of its memory, and their union."""
+"""Counts the elements of a parameter that were written: views of its memory, and their union."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Covered:
-    """How many elements of a parameter were written, and which is the first that was not."""
+    """The number of a parameter's elements that were written, and the first that was not."""
 
     elements: int
     of: int

@@ -134,8 +134,8 @@ class SubjectFacts:
     not run.
     """
     values: Mapping[str, Any] | None = None
-    """Of a folder that was loaded part by part: the `tensors`, those whose values were `compared`,
-    and `not_run` with the reason why others were not.
+    """The numbers of a folder that was loaded part by part: its `tensors`, those whose values were
+    `compared`, and `not_run` with the reason why others were not.
     """
 
 

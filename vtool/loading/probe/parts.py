@@ -41,7 +41,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a load without values has shown of a class."""
+    """The ways of tensors into parameters, as a load without values has shown them."""
 
     came_from: Mapping[str, Sequence[str]]
     """For each parameter, the tensors that go into it."""

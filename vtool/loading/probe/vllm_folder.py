@@ -96,7 +96,7 @@ def judge_by_headers(
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What vLLM makes of a folder's config."""
+    """A folder's config as vLLM reads it, and the class that it names."""
 
     config: Any
     names: Sequence[str]
