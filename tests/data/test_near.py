@@ -60,6 +60,7 @@ def test_runs_of_words_have_the_likeness_of_sets_of_words() -> None:
         assert alike == pytest.approx(by_hand(one, other), abs=1e-12)
 
 
+@pytest.mark.full
 def test_all_pairs_are_found_that_comparing_each_with_each_finds(tmp_path: Path) -> None:
     answers: list[str] = []
     for number in range(120):

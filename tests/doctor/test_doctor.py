@@ -284,7 +284,14 @@ class TestOfARecipe:
         assert (code, result["findings"][0]["rule"]) == (1, "unknown-choice")
 
 
-@pytest.mark.parametrize("format", ["full", "concise", "github", "sarif", "json"])
+@pytest.mark.parametrize(
+    "format",
+    [
+        "full",
+        "json",
+        *(pytest.param(each, marks=pytest.mark.full) for each in ("concise", "github", "sarif")),
+    ],
+)
 def test_every_format_has_the_finding(format: str) -> None:
     code, out, _ = doctor("load_check", "--format", format, TASK_QUEUE_ENABLE="9")
     assert code == 1

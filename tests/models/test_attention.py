@@ -227,6 +227,7 @@ def test_on_an_npu_each_kind_of_row_has_the_mask_that_the_operator_wants(
     assert {name.split(":")[0] for name in on_npu["turned"]} == {*FAMILIES, "images", "function"}
 
 
+@pytest.mark.full
 def test_on_an_npu_a_mask_of_the_other_polarity_would_be_seen(on_npu: dict[str, Any]) -> None:
     assert min(on_npu["turned"].values()) > 0.1
 

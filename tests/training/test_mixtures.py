@@ -126,6 +126,7 @@ def test_scores_of_each_source_are_those_of_its_rows_alone(folder: Path) -> None
     assert scores.token_accuracy == pytest.approx(sums[:, 2].sum() / sums[:, 1].sum())
 
 
+@pytest.mark.full
 def test_scores_of_sources_are_in_metrics_and_in_the_result(folder: Path) -> None:
     start(folder)
     lines = [line for line in read_lines(folder / "run/metrics.jsonl") if "validation_nll" in line]
@@ -155,6 +156,7 @@ def refused(folder: Path, **changed: str) -> str:
     return f"{found.parameter}; {found.message}"
 
 
+@pytest.mark.full
 def test_another_mixture_or_split_is_refused_with_the_settings_name(folder: Path) -> None:
     start(folder)
     (folder / "run/result.json").unlink()
@@ -179,6 +181,7 @@ def test_another_mixture_or_split_is_refused_with_the_settings_name(folder: Path
     assert start(folder).status == "finished"
 
 
+@pytest.mark.full
 def test_a_run_of_a_release_before_sources_had_weights_goes_on(folder: Path) -> None:
     plain = "data.train=[{format: messages, path: 'ROWS/a.jsonl'}]"
     none = "data.split={}"

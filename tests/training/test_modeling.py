@@ -163,7 +163,13 @@ def test_a_folder_of_weights_gets_into_the_class_whole() -> None:
     assert losses[0] == losses[1]
 
 
-@pytest.mark.parametrize("more", [(), ("lora={rank: 2}",)], ids=["whole", "adapters"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param((), id="whole"),
+        pytest.param(("lora={rank: 2}",), marks=pytest.mark.full, id="adapters"),
+    ],
+)
 def test_predict_asks_the_class_and_export_does_not_need_the_file(
     more: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -191,6 +197,7 @@ def test_predict_asks_the_class_and_export_does_not_need_the_file(
         assert (exported / weights).read_bytes() == (run / "export" / weights).read_bytes()
 
 
+@pytest.mark.full
 def test_a_run_goes_on_with_the_same_file_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     own = ("model.modeling=my_qwen.py:MyQwen",)
     train(made("whole", *own), Ranks())

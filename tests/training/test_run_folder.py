@@ -221,6 +221,7 @@ def test_a_run_can_begin_from_another_runs_checkpoint(rows: Path) -> None:
     assert [line["step"] for line in read_lines(rows.parent / "other/metrics.jsonl")] == [3, 4]
 
 
+@pytest.mark.full
 def test_a_run_that_began_elsewhere_and_has_no_checkpoint_yet_begins_there_again(
     rows: Path,
 ) -> None:
@@ -304,6 +305,7 @@ def test_a_checkpoint_outside_a_run_is_refused_with_what_is_missing(rows: Path) 
 _BOMB = "a: &a [1, 1]\n" + "".join(f"{k}: &{k} [*{j}, *{j}]\n" for j, k in pairwise(ascii_letters))
 
 
+@pytest.mark.full
 def test_a_run_whose_config_cannot_be_read_is_told(rows: Path) -> None:
     start(rows)
     for text in ("", "a: [", "just text", "[" * 50_000, "a: 2020-01-01", _BOMB):
@@ -338,6 +340,7 @@ def test_a_full_disk_at_the_end_is_told_and_the_same_command_ends_the_run(rows: 
     assert start(rows).status == "finished"
 
 
+@pytest.mark.full
 def test_a_run_that_began_elsewhere_remembers_it_until_it_has_a_checkpoint(rows: Path) -> None:
     start(rows)
     elsewhere = f"run.dir={rows.parent / 'other'}"

@@ -86,6 +86,7 @@ def test_another_sitecustomize_knows_itself_by_its_name(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("3\n3\n", "")
 
 
+@pytest.mark.full
 def test_two_watches_on_the_path_do_not_call_each_other_for_ever(
     tmp_path: Path, plain: str
 ) -> None:
@@ -107,6 +108,7 @@ def test_what_makes_no_optimizer_leaves_nothing(tmp_path: Path, code: str) -> No
     assert not (tmp_path / "facts").exists()
 
 
+@pytest.mark.full
 def test_what_trains_no_language_model_leaves_little(tmp_path: Path, forks: Forks) -> None:
     code = """
 import torch
