@@ -228,7 +228,7 @@ def test_states_of_another_kind_are_not_gone_on_with(folder: Path) -> None:
         with pytest.raises(Findings) as raised:
             find_start(folder_of_run, another.run, another.effective)
         assert "optim.states" in str(raised.value.diagnostics[0])
-        assert find_start(folder_of_run, made.run, made.effective).checkpoint is not None
+        assert find_start(folder_of_run, made.run, made.effective).finished
 
 
 def test_a_missing_package_is_told_before_rows_are_read(
