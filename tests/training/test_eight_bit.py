@@ -143,7 +143,7 @@ def saved(run: Path) -> dict[str, torch.Tensor]:
 def test_a_run_that_goes_on_is_one_that_was_not_stopped_to_the_bit(
     folder: Path, engine: str, world: int
 ) -> None:
-    """And its states are eight bits wide, saved and loaded again, on any engine."""
+    """Its states are eight bits wide, saved and loaded again, on any engine."""
     more = ("checkpoint={every_steps:1,keep_last:9}", "device.threads=1")
     last = folder / engine / "checkpoints/step-000005"
     run_ranks(finish, world, run_of(folder, engine, engine, *more), last)

@@ -43,7 +43,7 @@ class Optim(Settings):
     name: Literal["adamw"] = "adamw"
     """The optimizer."""
     states: Literal["float32", "8bit"] = "float32"
-    """What the optimizer keeps of a weight: the running means of its gradient and of its square.
+    """The dtype of the running means of a gradient and of its square.
 
     `8bit` (extra `lowbit`, engines `ddp` and `fsdp2`): in eight bits, with a scale for each block
     of at most 256, of weights with at least 4096 elements; a quarter of the memory.
