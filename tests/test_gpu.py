@@ -94,6 +94,7 @@ def test_attention_by_lengths_is_what_is_emulated_on_a_cpu(gpu: torch.device, fo
 def test_the_heads_loss_in_chunks_is_that_of_all_logits(
     gpu: torch.device, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("vtool.data.head_nll._BLOCK_BYTES", 2**18)
     monkeypatch.setattr("vtool.data.head_nll._CHUNK_BYTES", 0)
     torch.manual_seed(0)
     given = [torch.randn(1, 300, 64).to(dtype), (torch.randn(997, 64) / 8).to(dtype)]

@@ -24,9 +24,12 @@ N = 77  # the sum is divided by it, and is no power of two
 BOUND = {torch.float64: 1e-12, torch.float32: 5e-7, torch.bfloat16: 1e-2}
 
 
-@pytest.fixture(autouse=True)
-def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head_nll, "_CHUNK_BYTES", 0)  # 64 rows, the fewest
+@pytest.fixture(autouse=True, params=[0, 2**16], ids=["blocks", "chunks"])
+def _small_blocks(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Let a block have 64 rows, the fewest; or several chunks of so many."""
+    monkeypatch.setattr(head_nll, "_BLOCK_BYTES", request.param)
+    monkeypatch.setattr(head_nll, "_CHUNK_BYTES", 0)
+    monkeypatch.setattr(head_nll, "_ADDED", 40)
 
 
 def given(dtype: torch.dtype, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,9 +12,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.runs import request
-from vtool.devices import bind, place
+from vtool.devices import attention_without_cudnn, bind, place
 from vtool.diagnostics import Findings
 
 DECLARED = json.loads(Path(__file__).with_name("torch_npu.json").read_text())["torch.npu"]
@@ -117,3 +118,13 @@ def test_torch_npu_is_told_by_the_environment_to_bind_processes(
     environment.clear()
     assert bind(request("digits", "device.kind=npu").run, "npu") is None
     assert environment == {}
+
+
+def test_a_gpus_attention_does_not_plan_for_each_shape_while_it_trains() -> None:
+    asked = torch.backends.cuda.cudnn_sdp_enabled
+    before = asked()
+    with attention_without_cudnn(torch.device("cpu")):
+        assert asked() == before
+    with attention_without_cudnn(torch.device("cuda", 0)):
+        assert not asked()
+    assert asked() == before

@@ -15,7 +15,7 @@ from vtool.loading.probe.processed import snapshot_everything
 from vtool.loading.probe.quantized import quantize_checkpoint
 from vtool.loading.probe.state import named_parameters
 from vtool.loading.probe.subject import Subject
-from vtool.loading.probe.vllm_paths import direct_load
+from vtool.loading.probe.vllm_paths import direct_load, keeps_itself
 from vtool.loading.verdict import judge
 
 PLAIN = {
@@ -169,6 +169,16 @@ def test_a_path_is_known_where_nothing_can_be_made_of_the_weights_on_a_cpu() -> 
         subject(KeepsForLater), make=models.KeepsAll, checkpoint=models.checkpoint(), process=fails
     )
     assert direct_load(kept) == "unprotected"
+
+
+def test_a_function_that_keeps_tensors_of_any_class_is_told_from_the_classes() -> None:
+    def at_once(model: Any, weights: models.Weights) -> None:
+        model.load_weights(weights)
+
+    def later(model: Any, weights: models.Weights) -> None:
+        model.load_weights(list(weights))
+
+    assert (keeps_itself(at_once), keeps_itself(later)) == (False, True)
 
 
 @pytest.mark.parametrize("found", [Layer, KeepsAClone, Scratch])

@@ -139,7 +139,8 @@ def test_a_row_that_is_spread_needs_less_on_each_rank_and_stages_keep_several(
 def test_the_estimate_of_the_head_is_the_peak_of_its_loss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, frozen: bool
 ) -> None:
-    monkeypatch.setattr(head_nll, "_CHUNK_BYTES", 2**22)
+    monkeypatch.setattr(head_nll, "_BLOCK_BYTES", 2**22)
+    monkeypatch.setattr(head_nll, "_CHUNK_BYTES", 2**21)
     settings = (f"model.dtype={dtype}", f"model.freeze.language={frozen}".lower())
     run = made(tmp_path, *settings).run
     text = SimpleNamespace(vocab_size=5000, hidden_size=128, num_hidden_layers=0)

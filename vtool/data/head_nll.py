@@ -1,7 +1,7 @@
 """The summed NLL of a language model's head, computed without all of its logits.
 
 The logits of K positions over V tokens are the largest tensor of a step: 2.3 GiB in float32 for
-K = 4096 and V = 151,936, and their softmax and gradient as much again each. Here chunks of rows are
+K = 4096 and V = 151,936, and their softmax and gradient as much again each. Here blocks of rows are
 computed one after the other, each with its gradient, and only the gradients stay (Cut Your Losses,
 arXiv 2411.09009, keeps less still, by kernels for CUDA). Not torch's `linear_cross_entropy`, which
 returns its loss in the dtype of its inputs: rounded to bfloat16, it is 1 % off.
@@ -19,9 +19,14 @@ from torch import Tensor, nn
 
 from vtool.data.chat import IGNORED
 
-_CHUNK_BYTES = 2**29
-"""The logits of a chunk, in float32: 512 MiB. On a GPU each chunk reads and writes the gradient of
-the whole weight, which takes as long as its products once it has fewer than 400 rows."""
+_BLOCK_BYTES = 3 * 2**28
+"""The logits whose products are computed together, in their own dtype: 768 MiB. Each block reads
+and writes the gradient of the whole weight, which on a GPU takes as long as its products do where
+it has 400 rows."""
+_CHUNK_BYTES = 2**27
+"""The logits of a block whose softmax is computed together, in float32: 128 MiB."""
+_ADDED = 2**14
+"""The rows of the weight whose gradient is added together, where its dtype is a narrower one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,18 +103,28 @@ def summed_nll_of_hidden(
     return nll
 
 
-def rows_of_chunk(vocabulary: int, width: int) -> int:
-    """Return the positions whose logits are computed together.
+def rows_of_block(vocabulary: int, width: int) -> int:
+    """Return the positions whose logits are there together.
 
     Args:
         vocabulary: the rows of the head's weight.
         width: the bytes of a logit.
     """
+    return max(64, _BLOCK_BYTES // (vocabulary * width) // 64 * 64)
+
+
+def rows_of_chunk(vocabulary: int, width: int) -> int:
+    """Return the positions of a block whose softmax is computed together.
+
+    Args:
+        vocabulary: the rows of the head's weight.
+        width: the bytes of a probability, which is in float32 at least.
+    """
     return max(64, _CHUNK_BYTES // (vocabulary * width) // 64 * 64)
 
 
 class _SummedNll(torch.autograd.Function):
-    """Computes the gradients in the forward pass, chunk by chunk."""
+    """Computes the gradients in the forward pass, block by block."""
 
     @staticmethod
     def forward(
@@ -124,24 +139,31 @@ class _SummedNll(torch.autograd.Function):
         wide = torch.promote_types(hidden.dtype, torch.float32)
         needs_hidden, needs_weight = (with_gradient and need for need in ctx.needs_input_grad[:2])
         of_hidden = torch.empty_like(hidden) if needs_hidden else None
-        # A sum over chunks, in float32 even where they are bfloat16.
-        of_weight = torch.zeros_like(weight, dtype=wide) if needs_weight else None
+        of_weight: Tensor | None = None
         total = torch.zeros((), dtype=wide, device=hidden.device)
-        size = rows_of_chunk(len(weight), wide.itemsize)
+        size = rows_of_block(len(weight), hidden.itemsize)
+        part = rows_of_chunk(len(weight), wide.itemsize)
         for begin in range(0, len(hidden), size):
             wanted = targets[begin : begin + size]
             # What has no target may be NaN: times its gradient of 0, it would be in the weight's.
             unasked = (wanted == IGNORED).unsqueeze(1)
             rows = hidden[begin : begin + size].masked_fill(unasked, 0)
-            nll, gradient = _chunk(rows @ matrix.T, wide, wanted, shard)
-            total += nll
-            gradient = gradient.to(hidden.dtype)
+            gradient = rows @ matrix.T  # it is the logits; each chunk's gradient takes their place
+            for logits, own in zip(
+                *(torch.split(one, part) for one in (gradient, wanted)), strict=True
+            ):
+                nll, of_logits = _chunk(logits, wide, own, shard)
+                total += nll
+                logits.copy_(of_logits)
+                del of_logits  # or the next chunk's would be there beside it
             if of_hidden is not None:
-                own = torch.mm(gradient, matrix, out=of_hidden[begin : begin + len(rows)])
-                own.masked_fill_(unasked, 0)
-            if of_weight is not None:
-                _add_product(of_weight, gradient.T, rows)
-            del gradient  # or the next chunk would be there beside it
+                there = torch.mm(gradient, matrix, out=of_hidden[begin : begin + len(rows)])
+                there.masked_fill_(unasked, 0)
+            if needs_weight:
+                of_weight = _with_product(of_weight, gradient.T, rows, wide)
+            del gradient, logits  # or the next block would be there beside it
+        if needs_weight and of_weight is None:  # there are no rows
+            of_weight = torch.zeros_like(weight, dtype=wide)
         ctx.save_for_backward(of_hidden, of_weight)
         ctx.weight_dtype = weight.dtype
         return total
@@ -150,23 +172,33 @@ class _SummedNll(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (scale,) = gradients  # 1/N, in float32 at least: in bfloat16 it would be rounded
         of_hidden, of_weight = ctx.saved_tensors
+        if of_weight is not None:
+            same = of_weight.dtype == ctx.weight_dtype
+            out = of_weight if same else torch.empty_like(of_weight, dtype=ctx.weight_dtype)
+            of_weight = torch.mul(of_weight, scale, out=out)
         return (
             None if of_hidden is None else (of_hidden.to(scale.dtype) * scale).to(of_hidden.dtype),
-            None if of_weight is None else of_weight.mul_(scale).to(ctx.weight_dtype),
+            of_weight,
             None,
             None,
             None,
         )
 
 
-def _add_product(to: Tensor, one: Tensor, other: Tensor) -> None:
-    """Add a product of matrices in place, which may be of a narrower dtype."""
-    if one.dtype == to.dtype:
-        to.addmm_(one, other)
-    elif to.is_cuda:  # the product of a narrower dtype is never there, and nothing is rounded
-        torch.addmm(to, one, other, out_dtype=to.dtype, out=to)
-    else:
-        to += one @ other
+def _with_product(to: Tensor | None, one: Tensor, other: Tensor, wide: torch.dtype) -> Tensor:
+    """Return a sum over blocks with the product of one more, in float32 even of bfloat16."""
+    if one.dtype == wide:
+        return one @ other if to is None else to.addmm_(one, other)
+    if one.is_cuda:  # the product of a narrower dtype is never there, and nothing is rounded
+        if to is None:
+            return torch.mm(one, other, out_dtype=wide)
+        return torch.addmm(to, one, other, out_dtype=wide, out=to)
+    if to is None:
+        to = torch.zeros(len(one), other.shape[1], dtype=wide, device=one.device)
+    # a part of it at a time: a CPU converts what it adds beside it
+    for there, rows in zip(*(torch.split(part, _ADDED) for part in (to, one)), strict=True):
+        there.add_(rows @ other)
+    return to
 
 
 def _chunk(
@@ -185,17 +217,17 @@ def _chunk(
     places = targets - first
     here = kept & (places >= 0) & (places < logits.shape[1])
     places = places.where(here, 0).unsqueeze(1)
-    own = highest = logits.amax(1).to(wide)
+    at_highest: Tensor
+    own, at_highest = logits.max(1, keepdim=True)
+    own = highest = own.squeeze(1).to(wide)
     if shard is not None:
         highest = own.clone()
         dist.all_reduce(highest, dist.ReduceOp.MAX, group=shard.group)
     of_target = (logits.gather(1, places).squeeze(1).to(wide) - highest).where(here, 0)
-    if not logits.is_cuda:  # a CPU's softmax would convert them beside themselves
-        logits = logits.to(wide)
     softmax = logits.softmax(1, dtype=wide)
-    del logits
     # Σ exp(z − highest): softmax has exp(own − own) / Σ exp(z − own) at its highest
-    sums = torch.stack([(own - highest).exp() / softmax.amax(1), of_target])
+    share = softmax.gather(1, at_highest).squeeze(1)
+    sums = torch.stack([(own - highest).exp() / share, of_target])
     if shard is not None:
         mine = sums[0].clone()
         dist.all_reduce(sums, group=shard.group)

@@ -3,6 +3,8 @@
 import ctypes
 import importlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -48,6 +50,24 @@ def place(run: Run, local_rank: int, local_world: int) -> Placement:
             " machine's devices",
         )
     return Placement(torch.device(kind, local_rank), BACKENDS[kind], threads)
+
+
+@contextmanager
+def attention_without_cudnn(device: torch.device) -> Iterator[None]:
+    """Keep scaled dot product attention on a GPU off cuDNN, which torch would take first.
+
+    cuDNN plans its kernels anew for each shape, and rows of a step have lengths of their own: a
+    step of Qwen2.5-VL-3B with pictures waited longer for plans than it computed (H100, torch 2.11).
+    """
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 def kind_of(run: Run) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vtool.config.schema import Ddp, Fsdp2, Megatron, Run
-from vtool.data.head_nll import rows_of_chunk
+from vtool.data.head_nll import rows_of_block
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.progress import working
 from vtool.families.images import read_json
@@ -168,7 +168,8 @@ def make_plan(run: Run, asked: Asked) -> Plan:
         with working("planning a step"):
             step, trained = _measure(run, module, asked.gpus, shape)
     wide = 8 if run.model.dtype == "float64" else 4
-    rows = rows_of_chunk(len(head), wide)
+    narrow = 2 if run.model.dtype == "bfloat16" else wide
+    rows = rows_of_block(len(head), narrow)
     saved = (wide * trained if run.lora else whole) + 2 * wide * trained
     plan = Plan(
         asked=asked,
@@ -178,7 +179,7 @@ def make_plan(run: Run, asked: Asked) -> Plan:
         step=step,
         offloaded=_is_offloaded(run),
         chunks=-(-shape.supervised // rows),
-        logits=min(rows, shape.supervised) * len(head) * wide,
+        logits=min(rows, shape.supervised) * len(head) * narrow,
         load=largest,
         save=min(saved, FILE_BYTES + largest if asked.gpus > 1 else saved),
         checkpoint=saved,

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from vtool.config.rules.device import unbound
 from vtool.config.schema import Run
-from vtool.devices import bind, keep_freed_memory, kind_of, place
+from vtool.devices import attention_without_cudnn, bind, keep_freed_memory, kind_of, place
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import PATIENCE, Ranks, SharedFindings
 from vtool.models.processor import first_line
@@ -95,14 +95,16 @@ def run_rank(request: Request, ranks: Ranks) -> Outcome:
         torch.get_device_module(placement.device).set_device(placement.device)
     if ranks.world == 1:
         try:
-            return train(request, replace(ranks, device=placement.device))
+            with attention_without_cudnn(placement.device):
+                return train(request, replace(ranks, device=placement.device))
         finally:
             torch.set_num_threads(threads)
     try:
         dist.init_process_group(placement.backend, timeout=PATIENCE)
     except RuntimeError as error:  # gloo says it in many ways
         raise _NotConnectedError(str(error)) from error
-    outcome = train(request, replace(ranks, device=placement.device))
+    with attention_without_cudnn(placement.device):
+        outcome = train(request, replace(ranks, device=placement.device))
     dist.destroy_process_group()
     return outcome
 

@@ -2,7 +2,7 @@
 
 What a backward pass needs is kept by the forward pass: of each token in each layer, what goes into
 its products and norms (as counted in arXiv 2205.05198, with a gated MLP). The head's loss comes on
-top, with the logits of a chunk alone (`vtool.data.head_nll`). That is an estimate, from above for
+top, with the logits of a block alone (`vtool.data.head_nll`). That is an estimate, from above for
 most rows: a padded batch of the longest rows, of images alone.
 """
 
@@ -17,7 +17,7 @@ from torch import nn
 from vtool.config.schema import Fsdp2, Megatron, Run
 from vtool.config.schema.megatron import Parallel
 from vtool.data.audit import Ledger
-from vtool.data.head_nll import rows_of_chunk
+from vtool.data.head_nll import rows_of_block, rows_of_chunk
 from vtool.engines.ranks import Ranks
 from vtool.families.family import load_family
 from vtool.models.nf4 import bytes_of
@@ -126,13 +126,16 @@ def bytes_of_head(run: Run, config: Any, tokens: int, *, whole_logits: bool = Fa
     wide, narrow = (8 if run.model.dtype == "float64" else 4), 2 * (run.model.dtype == "bfloat16")
     if whole_logits:  # with their softmax and its gradient
         return float(3 * wide * positions * entries)
-    chunk = min(positions, rows_of_chunk(entries, wide))
+    own = narrow or wide
+    block = min(positions, rows_of_block(entries, own))
+    chunk = min(block, rows_of_chunk(entries, wide))
     trained = not run.model.freeze.language
     if run.lora is not None:
         trained = bool(run.lora.modules_to_save)
-    # of the weight: its gradient; in bfloat16, itself again, and on a CPU what a chunk adds to that
-    of_weight = text.hidden_size * entries * (narrow + trained * (wide + narrow))
-    return float(2 * chunk * entries * wide + positions * text.hidden_size * wide + of_weight)
+    # of the weight: its gradient; in bfloat16, itself again
+    of_weight = text.hidden_size * entries * (narrow + trained * wide)
+    of_logits = entries * (block * own + chunk * wide)
+    return float(of_logits + positions * text.hidden_size * wide + of_weight)
 
 
 @dataclass(frozen=True, slots=True)

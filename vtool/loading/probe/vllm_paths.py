@@ -1,7 +1,7 @@
 """Drives vLLM's own ways of loading, to see which hand a class tensors that do not stay valid."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -21,6 +21,7 @@ from .subject import Subject
 
 DISK_FORMATS = ("safetensors", "runai_streamer", "fastsafetensors")
 """vLLM's load formats that read a folder."""
+KEEPS = "not run: it keeps tensors itself, of every class"
 
 
 def drive(subject: Subject, config: Any) -> dict[str, str]:
@@ -61,10 +62,11 @@ def direct_load(subject: Subject) -> Protection:
     return protection(*map(snapshot_everything, models))
 
 
-def _reload(subject: Subject, config: Any) -> Protection:
+def _reload(subject: Subject, config: Any) -> str:
     """Call the model runner's `reload_weights` with an iterator of the caller's.
 
-    The model was made ready as vLLM's loader does.
+    The model was made ready as vLLM's loader does. Where the function itself keeps tensors, until
+    it has all of a layer's, that says nothing of the class.
     """
     from vllm.model_executor.model_loader.utils import process_weights_after_loading
 
@@ -78,7 +80,41 @@ def _reload(subject: Subject, config: Any) -> Protection:
 
     with _unpacked_weights():
         checkpoint = subject.checkpoint
-        return protection(reloaded(Owned(checkpoint)), reloaded(ReusableBuffer(checkpoint, 1)))
+        found = protection(reloaded(Owned(checkpoint)), reloaded(ReusableBuffer(checkpoint, 1)))
+    return KEEPS if found == "unprotected" and keeps_itself(reload_weights) else found
+
+
+class CopiesAtOnce(torch.nn.Module):
+    """A layer of two tensors, each of which is copied before the next is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """Copy each tensor by its parameter's own loader, or at once."""
+        parameters, loaded = dict(self.named_parameters()), set()
+        for name, tensor in weights:
+            parameter = parameters[name]
+            loader = getattr(parameter, "weight_loader", lambda into, value: into.data.copy_(value))
+            loader(parameter, tensor)
+            loaded.add(name)
+        return loaded
+
+
+def keeps_itself(reload_weights: Callable[[Any, Owned], None]) -> bool:
+    """Return True if a class that keeps nothing is reloaded wrongly from a ring of one buffer."""
+    checkpoint = {name: tensor + 1 for name, tensor in CopiesAtOnce().state_dict().items()}
+    model = CopiesAtOnce()
+    try:
+        from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
+    except ImportError:  # before layers were reloaded one by one
+        pass
+    else:
+        record_metadata_for_reloading(model)
+    with torch.no_grad():
+        reload_weights(model, ReusableBuffer(checkpoint, 1))
+    return protection(checkpoint, snapshot(model)) == "unprotected"
 
 
 def _reload_weights(config: Any) -> Callable[[Any, Owned], None]:
