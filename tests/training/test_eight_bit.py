@@ -96,6 +96,22 @@ def test_updates_are_those_of_adamw_in_float64_but_for_the_rounding(
         assert (1e-5 < apart < 0.05) if rounded else apart < 1e-5, (shape, float(apart))
 
 
+@pytest.mark.parametrize("signed", [True, False])
+def test_codes_are_those_of_torchao_at_every_number_of_its_tables(signed: bool) -> None:
+    """At what a code stands for, half-way between two, and a bit to each side of both."""
+    tables = eight_bit._import_torchao().tables
+    from torchao.optim.quant_utils import quantize_8bit_with_qmap
+
+    table = torch.tensor(tables[signed]())
+    edges = torch.cat((table, (table[1:] + table[:-1]) / 2, torch.tensor([-1.0, 0.0, 1.0])))
+    beside = [edges.nextafter(torch.full_like(edges, towards)) for towards in (-2.0, 2.0)]
+    random = torch.rand(2**16, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    numbers = torch.cat((edges, *beside, random, random**9))
+    codes = eight_bit.codes_of(numbers, table)
+    assert torch.equal(codes, quantize_8bit_with_qmap(numbers, table))
+    assert codes.unique().numel() == 256
+
+
 def test_the_live_states_have_the_bytes_that_a_plan_counts() -> None:
     module = torch.nn.ParameterList(torch.nn.Parameter(torch.ones(shape)) for shape in SHAPES)
     optimizer = AdamW8bit(module.parameters(), lr=1e-3)
@@ -139,6 +155,7 @@ def saved(run: Path) -> dict[str, torch.Tensor]:
     }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("engine", "world"), [("ddp", 1), ("fsdp2", 2)])
 def test_a_run_that_goes_on_is_one_that_was_not_stopped_to_the_bit(
     folder: Path, engine: str, world: int
@@ -171,6 +188,41 @@ def test_a_run_that_goes_on_is_one_that_was_not_stopped_to_the_bit(
         assert all(torch.equal(one, ours[f"optimizer.{name}"]) for name, one in states.items())
 
 
+@pytest.mark.full
+def test_a_run_goes_on_with_another_engine_on_another_number_of_ranks(folder: Path) -> None:
+    """One rank of ddp, two of fsdp2, and one again: each begins with the states that were saved.
+
+    Gradients are summed in another order on two ranks, so that codes may differ by one from then
+    on: losses are near, and the same to the bit only with the same ranks.
+    """
+    more = ("checkpoint={every_steps:1,keep_last:9}", "device.threads=1")
+    straight = run_of(folder, "ddp", "straight", *more)
+    last = folder / "straight/checkpoints/step-000005"
+    run_ranks(finish, 1, straight, last)
+    losses = [line["loss"] for line in read_lines(folder / "straight/metrics.jsonl")]
+    begun = folder / "straight/checkpoints/step-000002"
+    for engine, world, first in (("fsdp2", 2, 3), ("ddp", 1, 5)):
+        name = f"on-{engine}"
+        asked = run_of(folder, engine, name, *more, f"checkpoint.resume={begun}")
+        kept = load(begun).optimizer
+        for states in run_ranks(restored, world, asked, begun):
+            assert states.keys() == set(kept)
+            assert all(torch.equal(one, kept[key]) for key, one in states.items())
+        run_ranks(finish, world, asked, folder / name / "checkpoints/step-000005")
+        lines = read_lines(folder / name / "metrics.jsonl")
+        assert lines[0]["step"] == first
+        assert [line["loss"] for line in lines] == pytest.approx(losses[first - 1 :], rel=1e-4)
+        begun = folder / name / "checkpoints/step-000004"
+
+
+def restored(ranks: Ranks, made: Request, checkpoint: Path) -> dict[str, torch.Tensor]:
+    """Return the states of a new engine that a checkpoint was given to."""
+    opened, _ = session(made, ranks)
+    restore_checkpoint(opened.engine, checkpoint)
+    return optimizer_of(opened.engine)
+
+
+@pytest.mark.full
 def test_ranks_that_share_out_rows_round_as_one_rank_does() -> None:
     """Of any number of rows, one or none among them."""
     for whole, *shares in run_ranks(shared_steps, 3):
@@ -218,6 +270,7 @@ def test_what_does_not_go_together_is_refused(more: tuple[str, ...], reason: str
     assert str(finding.help).startswith("set optim.states=float32")
 
 
+@pytest.mark.full
 def test_states_of_another_kind_are_not_gone_on_with(folder: Path) -> None:
     more = ("checkpoint={every_steps:1,keep_last:9}", "train.steps=1", "optim.warmup_steps=0")
     for begun, other in (("8bit", "float32"), ("float32", "8bit")):

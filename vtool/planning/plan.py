@@ -319,7 +319,7 @@ def _candidates(run: Run, gpus: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
         again = {"gradient_checkpointing": "full"}
         yield "model.gradient_checkpointing=full", {"model": again}
     wide = run.optim.states == "float32" and run.model.dtype != "float64"
-    if wide and missing_torchao() is None:
+    if wide and not isinstance(engine, Megatron) and missing_torchao() is None:
         yield "optim.states=8bit", {"optim": {"states": "8bit"}}
     lora = run.lora
     if isinstance(engine, Ddp) and lora and lora.base_dtype != "nf4" and _can_be_packed(run):

@@ -6,7 +6,8 @@ itself is torchao's, in float32: a step rounds what it leaves for the next, not 
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from math import prod
 from typing import Any
@@ -76,7 +77,7 @@ class AdamW8bit(torch.optim.AdamW):
                     self._update(parameter, group)
 
     def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        update, codes_of_8bit, maps = _import_torchao()
+        torchao = _import_torchao()
         state = self.state[parameter]
         if not state:
             state.update(_new_state(parameter))
@@ -86,7 +87,7 @@ class AdamW8bit(torch.optim.AdamW):
         rows = max(1, _AT_ONCE // max(1, prod(weight.shape[1:])))
         for first in range(0, len(weight) if weight.dim() else 1, rows):
             part = slice(first, first + rows) if weight.dim() else ...
-            means = []
+            means, kept = [], []
             for mean, signed in _MEANS.items():
                 if block is None:
                     means.append(_local(state[mean])[part])
@@ -94,9 +95,10 @@ class AdamW8bit(torch.optim.AdamW):
                 codes, scale = (
                     _local(state[f"{mean}_{kind}"])[part] for kind in ("codes", "scale")
                 )
-                table = torch.tensor(maps[signed](), device=codes.device)
-                means.append(codes_of_8bit(codes, scale.view(-1), table, signed, torch.float32))
-            update(
+                table = torch.tensor(torchao.tables[signed](), device=codes.device)
+                means.append(torchao.unpack(codes, table, scale.view(-1)))
+                kept.append((codes, scale, table))
+            torchao.update(
                 weight[part],
                 gradient[part],
                 state["step"].double(),  # of 1 - beta ** step little would be left
@@ -109,6 +111,20 @@ class AdamW8bit(torch.optim.AdamW):
                 True,
                 False,
             )
+            for value, (codes, scale, table) in zip(means, kept, strict=block is not None):
+                of_one, largest = torchao.scaled(value, block)
+                codes.copy_(codes_of(of_one, table))
+                scale.copy_(largest.view(scale.shape))
+
+
+def codes_of(numbers: Tensor, table: Tensor) -> Tensor:
+    """Return the code of each number from -1 to 1: torchao's, which searches in eight passes."""
+    below = torch.bucketize(numbers, table, out_int32=True, right=True).sub_(1).clamp_(min=0)
+    least = table[below]
+    # at the table's end there is nothing above, and what is left of a number is not rounded up
+    gap = torch.cat((table.diff(), table.new_zeros(1)))[below]
+    up = (numbers - least >= gap * 0.5) & (below < len(table) - 1)
+    return below.add_(up).to(torch.uint8)
 
 
 def states_of(optimizer: torch.optim.Optimizer) -> str:
@@ -166,20 +182,30 @@ def _local(tensor: Any) -> Any:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _import_torchao() -> tuple[Any, Any, dict[bool, Any]]:
-    """Import torchao's update, its tensor of codes, and its tables of numbers by sign.
+@dataclass(frozen=True, slots=True)
+class _Torchao:
+    """What is torchao's."""
+
+    update: Any
+    unpack: Any
+    scaled: Any
+    tables: Mapping[bool, Any]
+    """Numbers by code, of means with a sign and without."""
+
+
+def _import_torchao() -> _Torchao:
+    """Import torchao.
 
     It says of each of its kernels for GPUs that it is not there, which nothing here needs.
     """
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        from torchao.optim import subclass_8bit as codes
+        from torchao.optim import quant_utils, subclass_8bit
         from torchao.optim.adam import single_param_adam
     finally:
         logging.disable(before)
-    return (
-        single_param_adam,
-        codes.OptimState8bit,
-        {True: codes.get_qmap_signed, False: codes.get_qmap_unsigned},
+    tables = {True: subclass_8bit.get_qmap_signed, False: subclass_8bit.get_qmap_unsigned}
+    return _Torchao(
+        single_param_adam, quant_utils.dequant_with_qmap, quant_utils.scale_tensor, tables
     )

@@ -30,8 +30,6 @@ SHARE_TAKEN = 0.6
 MOST_ROWS = 64
 # Bytes of a value that a pass keeps; with bfloat16, norms keep what they get in float32.
 _WIDTH = {"float32": 4, "bfloat16": 3, "float64": 8}
-# Of AdamW in float32: the gradient, and two means.
-_STATE = 12
 
 
 def choose_micro_batch(run: Run, model: nn.Module, ledger: Ledger, ranks: Ranks) -> Run:
@@ -217,7 +215,7 @@ def bytes_kept(run: Run, model: nn.Module, ranks: Ranks) -> float:
         if component(name) == "language":
             shares *= spread.tensor * (1 if id(each) in first else spread.pipeline)
         there = 0 if ranks.device.type == "cpu" and not each.is_meta else kept[each]
-        total += (there + each.numel() * _STATE * each.requires_grad) / shares
+        total += (there + _trained_bytes(each, run) * each.requires_grad) / shares
     return total
 
 
