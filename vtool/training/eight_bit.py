@@ -184,7 +184,7 @@ def _local(tensor: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Torchao:
-    """What is torchao's."""
+    """The functions and tables of torchao that an update needs."""
 
     update: Any
     unpack: Any
