@@ -17,6 +17,7 @@ from vtool.planning.micro_batch import build_batch, shape_of
 from vtool.planning.model import model_of
 from vtool.planning.step import _NO_HOOK, Step, measure_step
 from vtool.releases import fsdp_groups
+from vtool.training.eight_bit import AdamW8bit
 from vtool.training.model_and_engine import build_engine, prepare_model
 
 pytestmark = pytest.mark.usefixtures("no_process_group")
@@ -88,6 +89,36 @@ def test_a_base_in_nf4_is_planned_as_it_is_kept(tmp_path: Path, dtype: str) -> N
     )
     less = plan(wide, 1).memory["weights"] - planned.memory["weights"]
     assert less == pytest.approx(numbers * (4 - 0.5 - 4 / 64), rel=1e-3)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("engine", "world"), [("ddp", 1), ("fsdp2", 2)])
+def test_states_of_eight_bits_are_planned_as_they_are_kept(
+    tmp_path: Path, engine: str, world: int
+) -> None:
+    """One rank's are counted from a real optimizer; two have the same between them."""
+    pytest.importorskip("torchao", reason="torchao is not installed")
+    run = run_of(tmp_path, *SIZES, f"engine={engine}", "optim.states=8bit")
+    module: Any = model_of(run)
+    real = AdamW8bit(
+        [torch.nn.Parameter(torch.zeros(one.shape)) for one in module.parameters()], lr=1e-3
+    )
+    for group in real.param_groups:
+        for one in group["params"]:
+            one.grad = torch.zeros_like(one)
+    real.step()
+    kept = sum(
+        each.nbytes
+        for state in real.state.values()
+        for name, each in state.items()
+        if name != "step"
+    )
+    planned = plan(run, world).memory["optimizer"]
+    if world == 1:
+        assert planned == kept
+    else:
+        # rows that two ranks cannot halve lie on the first one
+        assert kept / 2 <= planned <= 0.51 * kept
 
 
 def count_sent(ranks: Ranks, run: Run) -> tuple[int, int, int]:

@@ -183,6 +183,28 @@ def test_it_is_a_power_of_two_that_the_free_memory_has_room_for(
     assert f"data.micro_batch_size: {wanted} (auto): about" in capsys.readouterr().out
 
 
+def test_what_is_kept_has_the_states_as_they_will_be(tmp_path: Path) -> None:
+    """Without torchao: 2 bytes and two scales of a block for what has blocks, else 8."""
+    module = torch.nn.ParameterDict(
+        {
+            "wide": torch.nn.Parameter(torch.zeros(64, 256)),
+            "bias": torch.nn.Parameter(torch.ones(9)),
+        }
+    )
+    module.get_input_embeddings = torch.nn.Module  # type: ignore[assignment]
+    sizes = {
+        states: micro_batch.bytes_kept(
+            made(tmp_path, f"optim.states={states}").run, module, Ranks()
+        )
+        for states in ("float32", "8bit")
+    }
+    wide, bias = 64 * 256, 9
+    assert sizes["float32"] == 12 * (wide + bias)
+    assert sizes["8bit"] == (4 + 2) * wide + 2 * 4 * 64 + 12 * bias
+    double = made(tmp_path, "model.dtype=float64").run
+    assert micro_batch.bytes_kept(double, module, Ranks()) == 24 * (wide + bias)
+
+
 def test_a_run_takes_what_was_chosen_and_a_number_stays(tmp_path: Path) -> None:
     opened, _ = session(made(tmp_path, "data.global_batch_size=12"))
     assert [len(batch.rows) for batch in opened.micro_batches(1)] == [8, 4]

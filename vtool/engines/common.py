@@ -193,9 +193,11 @@ class TorchEngine:
         for key, value in optimizer.items():
             name, _, entry = key.rpartition(".")
             parameter = parameters[name]
-            # What is counted for a parameter, such as its steps, is not of its shape.
-            of_its_shape = value.shape == parameter.shape
-            kept = self._share(parameter.detach(), value) if of_its_shape else value
+            # What is counted for a parameter, such as its steps, has no rows; scales have its own.
+            by_rows = value.shape == parameter.shape or (
+                len(value.shape) == 2 and value.shape[:1] == parameter.shape[:1]
+            )
+            kept = self._share(parameter.detach(), value) if by_rows else value
             self.optimizer.state[parameter][entry] = kept.to(parameter.device, copy=True)
 
     def optimizer_groups(self) -> Iterator[Group]:
@@ -212,5 +214,5 @@ class TorchEngine:
         return tensor
 
     def _share(self, parameter: Tensor, whole: Tensor) -> Tensor:
-        """Return what this rank keeps of a whole tensor, which is of a parameter's shape."""
+        """Return what this rank keeps of a whole tensor, which has a parameter's rows."""
         return whole

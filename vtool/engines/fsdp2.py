@@ -177,13 +177,15 @@ class Fsdp2(common.TorchEngine):
     def _share(self, parameter: Tensor, whole: Tensor) -> Tensor:
         if not isinstance(parameter, DTensor):
             return whole
+        place = _place_of_share(parameter)
+        alike = whole.shape == parameter.shape
         return DTensor.from_local(
             # cut before it is looked into: what is a file's is read there alone
-            whole[_place_of_share(parameter)].to(self.ranks.device),
+            whole[place if alike else place[:1]].to(self.ranks.device),
             parameter.device_mesh,
             parameter.placements,
-            shape=parameter.shape,
-            stride=parameter.stride(),
+            shape=torch.Size(whole.shape),
+            stride=parameter.stride() if alike else (whole.shape[1], 1),
         )
 
 

@@ -35,6 +35,7 @@ from vtool.planning.micro_batch import Shape, build_batch
 from vtool.planning.shapes import FirstShares, ShapesMode
 from vtool.planning.windows import attend_by_size
 from vtool.profiling.flops import attention_flops
+from vtool.training.eight_bit import AdamW8bit, bytes_of_means
 from vtool.training.model_and_engine import build_engine, prepare_model
 
 # What torch's trackers call each kind of memory.
@@ -117,7 +118,12 @@ def measure_step(run: Run, module: nn.Module, world: int, shape: Shape) -> Step:
             if (name := str(kind).rpartition(".")[2]) != "Total":
                 found[_KINDS.get(name, "activations")] += size
     trained = sum(one.numel() * one.element_size() for one in local)
-    found["optimizer"] = round(trained * _state_of_a_byte(engine.optimizer))
+    if isinstance(engine.optimizer, AdamW8bit):
+        found["optimizer"] = sum(
+            bytes_of_means(one.shape, mine.numel()) for one, mine in zip(own, local, strict=True)
+        )
+    else:
+        found["optimizer"] = round(trained * _state_of_a_byte(engine.optimizer))
     sent = counting.sent * passes
     if isinstance(run.engine, Ddp) and world > 1:
         # DistributedDataParallel is built over a real model only: its buckets are gradients again.

@@ -22,6 +22,7 @@ from vtool.engines.ranks import Ranks
 from vtool.families.family import load_family
 from vtool.models.nf4 import bytes_of
 from vtool.models.observe_model import measure_config
+from vtool.training.eight_bit import bytes_of_means
 
 SHARE_TAKEN = 0.6
 """The part of the free memory that is planned with; the rest is for what the estimate leaves out.
@@ -29,8 +30,6 @@ SHARE_TAKEN = 0.6
 MOST_ROWS = 64
 # Bytes of a value that a pass keeps; with bfloat16, norms keep what they get in float32.
 _WIDTH = {"float32": 4, "bfloat16": 3, "float64": 8}
-# Of AdamW in float32: the gradient, and two means.
-_STATE = 12
 
 
 def choose_micro_batch(run: Run, model: nn.Module, ledger: Ledger, ranks: Ranks) -> Run:
@@ -177,10 +176,9 @@ def say_state(run: Run, model: nn.Module, ranks: Ranks) -> None:
         return
     whole = {id(each): each for each in model.parameters()}.values()
     shares = ranks.world if isinstance(run.engine, Fsdp2) else 1
-    width = 8 if run.model.dtype == "float64" else 4
     weights, state = (
         sum(each.numel() * each.element_size() for each in whole) / shares,
-        3 * width * sum(each.numel() for each in whole if each.requires_grad) / shares,
+        sum(_trained_bytes(each, run) for each in whole if each.requires_grad) / shares,
     )
     print(
         f"plan: each rank keeps {in_words(weights + state)}: weights {in_words(weights)},"
@@ -188,6 +186,13 @@ def say_state(run: Run, model: nn.Module, ranks: Ranks) -> None:
         " (vtool plan)",
         flush=True,
     )
+
+
+def _trained_bytes(parameter: nn.Parameter, run: Run) -> int:
+    """Return the bytes of a trained parameter's gradient and of the optimizer's means."""
+    if run.optim.states == "8bit":
+        return 4 * parameter.numel() + bytes_of_means(parameter.shape, parameter.numel())
+    return 3 * (8 if run.model.dtype == "float64" else 4) * parameter.numel()
 
 
 def _spread(run: Run) -> Parallel:
@@ -210,7 +215,7 @@ def bytes_kept(run: Run, model: nn.Module, ranks: Ranks) -> float:
         if component(name) == "language":
             shares *= spread.tensor * (1 if id(each) in first else spread.pipeline)
         there = 0 if ranks.device.type == "cpu" and not each.is_meta else kept[each]
-        total += (there + each.numel() * _STATE * each.requires_grad) / shares
+        total += (there + _trained_bytes(each, run) * each.requires_grad) / shares
     return total
 
 

@@ -14,13 +14,19 @@ from vtool.config.readback import Observed
 from vtool.config.schema import Optim
 from vtool.engines.contract import Group
 from vtool.models.observe_model import dtype_name
+from vtool.training.eight_bit import AdamW8bit, states_of
 
 ParameterGroup = dict[str, Any]
 """`params`, `weight_decay`, and `lr_factor`: the group's learning rate divided by `optim.lr`."""
 
 
 def adamw(groups: list[ParameterGroup], settings: Optim) -> torch.optim.Optimizer:
-    """Build AdamW (arXiv 1711.05101); its fused kernel updates all tensors in one call."""
+    """Build AdamW (arXiv 1711.05101); its fused kernel updates all tensors in one call.
+
+    With states of 8 bit each tensor is updated by itself.
+    """
+    if settings.states == "8bit":
+        return AdamW8bit(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps)
     return torch.optim.AdamW(
         groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True
     )
@@ -78,6 +84,8 @@ def observe_groups(
     for number, group in enumerate(groups):
         where = f"{type(group.optimizer).__name__}, group {number}"
         yield from observe_group(group.optimizer, group.settings, where)
+        if hasattr(group.optimizer, "state"):
+            yield Observed("optim.states", states_of(group.optimizer), where)
         for name, decays in dict.fromkeys(
             (component(member.name), member.dimensions >= 2) for member in group.members
         ):

@@ -275,6 +275,11 @@ def test_a_setting_that_they_do_not_have_comes_with_the_one_that_was_meant(
     ("trainer", "text", "ours"),
     [
         ("trl", "warmup_ratio: 0.03\n", ("optim", "warmup_ratio", 0.03)),
+        ("trl", "optim: adamw_torch_8bit\n", ("optim", "states", "8bit")),
+        ("llamafactory", "optim: adamw_8bit\n", ("optim", "states", "8bit")),
+        ("ms-swift", "model: x\noptim: adamw_bnb_8bit\n", ("optim", "states", "8bit")),
+        ("trl", "optim: adamw_torch_fused\n", ("optim", "states", None)),
+        ("trl", "optim: paged_adamw_8bit\n", ("optim", "states", None)),
         ("trl", "max_seq_length: 77\n", ("data", "max_length", 77)),
         ("ms-swift", "model: x\ntrain_type: full\nlora_rank: 4\n", ("lora", "rank", None)),
         ("ms-swift", "model: x\nsplit_dataset_ratio: 0.1\n", ("evaluation", "every_steps", 500)),

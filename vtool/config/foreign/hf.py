@@ -17,7 +17,7 @@ from vtool.config.foreign.given import read_given
 from vtool.config.foreign.hf_script import PROCESSES, read_script
 from vtool.config.foreign.theirs import Reading, Theirs
 from vtool.config.foreign.trainers import Trainer
-from vtool.config.foreign.words import NO_COUNTERPART, WORDS
+from vtool.config.foreign.words import NARROW_ADAMW, NO_COUNTERPART, WORDS
 from vtool.config.origins import Origins, Place
 from vtool.config.resources import RecipeFile
 from vtool.config.schema import Model
@@ -203,6 +203,13 @@ class _Translation:
         if self.trainer.name == "ms-swift" and self.theirs.given.get("learning_rate") is None:
             rate = 1e-4 if self.trainer.adapters(self.theirs.given) else 1e-5
             self.theirs.put("optim.lr", rate, "learning_rate")
+        if (name := self.theirs.given.get("optim")) in NARROW_ADAMW:
+            self.theirs.put("optim.states", "8bit", "optim")
+            if name != "adamw_torch_8bit":
+                self.notes.append(
+                    f"optim.states=8bit for {name}: the update is torchao's in place of"
+                    " bitsandbytes', and embeddings have states of 8 bit as well"
+                )
         betas = [self.value("adam_beta1"), self.value("adam_beta2")]
         if all(isinstance(beta, int | float) for beta in betas):
             first = {"adam_beta1", "adam_beta2"} & self.theirs.given.keys() == {"adam_beta1"}

@@ -60,12 +60,13 @@ def _schedule(value: Any) -> Any:
     return words.get(str(value), NO_COUNTERPART)
 
 
+NARROW_ADAMW = ("adamw_torch_8bit", "adamw_8bit", "adamw_bnb_8bit")
+"""Names of AdamW with states of 8 bit: torchao's, and twice bitsandbytes'."""
+
+
 def _adamw(value: Any) -> Any:
-    return (
-        "adamw"
-        if str(value) in ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw")
-        else (NO_COUNTERPART)
-    )
+    names = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw", *NARROW_ADAMW)
+    return "adamw" if str(value) in names else NO_COUNTERPART
 
 
 _SIZES = "data.global_batch_size counts the rows of a step, over all processes and micro-batches"
@@ -123,7 +124,11 @@ WORDS: Mapping[str, Word] = {
     "adam_beta2": Word("optim.betas", "a list of two: optim.betas=[0.9,0.95]"),
     "adam_epsilon": Word("optim.eps", "", _same),
     "max_grad_norm": Word("optim.clip_norm", "null is off", _positive),
-    "optim": Word("optim.name", "AdamW, in torch's fused form", _adamw),
+    "optim": Word(
+        "optim.name",
+        "AdamW, in torch's fused form; adamw_torch_8bit and adamw_8bit: optim.states=8bit as well",
+        _adamw,
+    ),
     "lr_scheduler_type": Word(
         "optim.schedule", "cosine, linear, wsd or constant, each with a warm-up", _schedule
     ),

@@ -62,6 +62,7 @@ SETTINGS_RULES: tuple[SettingsRule, ...] = (
     engine.dropout_on_megatron,
     engine.adapters_of_peft_on_megatron,
     engine.narrow_base_not_built,
+    engine.narrow_states_not_built,
     engine.recompute_not_planned,
     device.numa_unbound,
     profiler.nothing_profiled,

@@ -167,6 +167,27 @@ def narrow_base_not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 
 
 @settings_rule(NOT_BUILT_ON_ENGINE)
+def narrow_states_not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """States of 8 bit are torchao's, which updates torch's own parameters in float32."""
+    if run.optim.states != "8bit":
+        return
+    name, reason, other = "optim.states", None, ""
+    if isinstance(run.engine, Megatron):
+        reason, other = "engine=megatron updates by megatron-core's own Adam", ", or engine=fsdp2"
+    elif run.model.dtype == "float64":
+        reason = "model.dtype is float64, and such an update is computed in float32"
+        other = ", or model.dtype=float32"
+    if reason is not None:
+        yield Diagnostic(
+            "not-built-on-engine",
+            f"{name} is 8bit, but {reason}",
+            f"set {name}=float32{other}",
+            name,
+            origins.near(name),
+        )
+
+
+@settings_rule(NOT_BUILT_ON_ENGINE)
 def recompute_not_planned(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """`auto` is chosen by a plan, which is made of ddp and fsdp2 alone."""
     name = "model.gradient_checkpointing"
