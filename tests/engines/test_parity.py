@@ -24,6 +24,7 @@ RECOMPUTED = {"checkpointing": ("float32", "model.gradient_checkpointing=true")}
 SMALL = {
     "small steps": ("float32", *SMALL_STEPS),
     "small steps in bfloat16": ("bfloat16", *SMALL_STEPS),
+    "small steps in bfloat16, states of 8 bit": ("bfloat16", *SMALL_STEPS, "optim.states=8bit"),
 }
 BOTH = pytest.mark.parametrize("engine", ENGINES)
 EACH_DTYPE = pytest.mark.parametrize(
@@ -148,14 +149,12 @@ def test_each_step_changes_weights_and_ranks_tell_the_same_of_it(
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("how", [*SMALL][1:])
 @BOTH
 def test_bfloat16_is_near_float32_and_loses_no_small_update(
-    small: dict[str, list[Trace]], engine: str
+    small: dict[str, list[Trace]], engine: str, how: str
 ) -> None:
-    exact, rounded = (
-        small[f"{engine}, small steps"][0],
-        small[f"{engine}, small steps in bfloat16"][0],
-    )
+    exact, rounded = small[f"{engine}, small steps"][0], small[f"{engine}, {how}"][0]
     assert largest_relative(rounded.losses[:1], exact.losses[:1]) <= 5e-3
     assert largest_relative(rounded.norms[:1], exact.norms[:1]) <= 2e-2
     assert rounded.losses != exact.losses  # it did compute in bfloat16
