@@ -2,8 +2,6 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-# Bytecode is kept, whatever the machine says: hundreds of processes would compile vtool anew.
-export PYTHONDONTWRITEBYTECODE :=
 # Two workers; tests that share what is expensive to make stay on one of them.
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadscope -rs
