@@ -10,6 +10,7 @@ import inspect
 import os
 import re
 import signal
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from functools import cache
@@ -33,6 +34,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # on every machine, but for those of `make test-gpu`.
 if os.environ.get("VTOOL_TESTS_ON_GPU") != "1":
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
+# Where a test lets writes fail, Python would leave half of a module's bytecode beside it: it does
+# not look at how much was written, and whoever imports the module next fails.
+sys.dont_write_bytecode = True
+os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 # A shell's background job ignores Ctrl-C, and nohup a closed terminal: so would all that tests
 # start and then signal.
 for number, handler in (
