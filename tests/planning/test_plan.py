@@ -155,21 +155,12 @@ def test_a_base_in_nf4_is_proposed_on_ddp_alone(
 def test_states_of_eight_bits_are_proposed_where_they_are_built(
     tmp_path: Path, settings: tuple[str, ...], proposed: bool
 ) -> None:
-    pytest.importorskip("torchao", reason="torchao is not installed")
     given = ("device.kind=cuda", *settings)
     found = list(candidates(run_of(tmp_path, *given), 4))
     assert any("optim.states=8bit" in chosen for chosen, _ in found) == proposed
     for chosen, changed in found:
         if "optim.states=8bit" in chosen:
             assert run_of(tmp_path, *given, *" ".join(chosen).split()) == changed, chosen
-
-
-def test_states_of_eight_bits_are_not_proposed_without_their_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("vtool.training.eight_bit.find_spec", lambda _: None)
-    found = list(candidates(run_of(tmp_path), 4))
-    assert not any("optim.states=8bit" in chosen for chosen, _ in found)
 
 
 def test_rows_without_a_bound_are_not_planned(tmp_path: Path) -> None:

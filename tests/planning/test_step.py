@@ -97,7 +97,6 @@ def test_states_of_eight_bits_are_planned_as_they_are_kept(
     tmp_path: Path, engine: str, world: int
 ) -> None:
     """One rank's are counted from a real optimizer; two have the same between them."""
-    pytest.importorskip("torchao", reason="torchao is not installed")
     run = run_of(tmp_path, *SIZES, f"engine={engine}", "optim.states=8bit")
     module: Any = model_of(run)
     real = AdamW8bit(

@@ -5,9 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("torchao", reason="torchao is not installed")
-
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -20,8 +17,8 @@ from vtool.config.load import examine
 from vtool.config.readback import compare_readback
 from vtool.config.schema import Optim
 from vtool.diagnostics import Findings
-from vtool.engines.ranks import Ranks, SharedFindings
-from vtool.training import eight_bit, setup
+from vtool.engines.ranks import Ranks
+from vtool.training import eight_bit
 from vtool.training.checkpoint import load
 from vtool.training.eight_bit import AdamW8bit, block_of, bytes_of_means
 from vtool.training.observe_run import observe_run
@@ -97,19 +94,27 @@ def test_updates_are_those_of_adamw_in_float64_but_for_the_rounding(
 
 
 @pytest.mark.parametrize("signed", [True, False])
-def test_codes_are_those_of_torchao_at_every_number_of_its_tables(signed: bool) -> None:
-    """At what a code stands for, half-way between two, and a bit to each side of both."""
-    tables = eight_bit._import_torchao().tables
-    from torchao.optim.quant_utils import quantize_8bit_with_qmap
+def test_codes_stand_for_the_numbers_that_bitsandbytes_has(signed: bool) -> None:
+    functional = pytest.importorskip("bitsandbytes.functional", reason="it is not installed")
+    theirs = functional.create_dynamic_map(signed=signed)
+    assert torch.equal(eight_bit.table_of(signed), theirs.float())
 
-    table = torch.tensor(tables[signed]())
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_a_code_is_that_of_the_nearest_number(signed: bool) -> None:
+    """At what a code stands for, half-way between two, and a bit to each side of both."""
+    table = eight_bit.table_of(signed)
     edges = torch.cat((table, (table[1:] + table[:-1]) / 2, torch.tensor([-1.0, 0.0, 1.0])))
     beside = [edges.nextafter(torch.full_like(edges, towards)) for towards in (-2.0, 2.0)]
     random = torch.rand(2**16, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    numbers = torch.cat((edges, *beside, random, random**9))
-    codes = eight_bit.codes_of(numbers, table)
-    assert torch.equal(codes, quantize_8bit_with_qmap(numbers, table))
+    numbers = torch.cat((edges, *beside, random, random**9)).clamp(-1, 1)
+    codes = eight_bit.codes_of(numbers, table).long()
     assert codes.unique().numel() == 256
+    exact = (numbers.double()[:, None] - table.double()).abs()
+    apart = exact.gather(1, codes[:, None]).squeeze(1)
+    # half-way between two, a difference in float32 is rounded
+    assert (apart - exact.min(1).values).max() <= numbers.abs().max() * 2**-23
+    assert torch.equal(eight_bit.codes_of(table, table).long(), torch.arange(256))
 
 
 def test_the_live_states_have_the_bytes_that_a_plan_counts() -> None:
@@ -282,20 +287,3 @@ def test_states_of_another_kind_are_not_gone_on_with(folder: Path) -> None:
             find_start(folder_of_run, another.run, another.effective)
         assert "optim.states" in str(raised.value.diagnostics[0])
         assert find_start(folder_of_run, made.run, made.effective).finished
-
-
-def test_a_missing_package_is_told_before_rows_are_read(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_rows(*_: Any) -> None:
-        raise AssertionError("rows were opened")
-
-    monkeypatch.setattr(eight_bit, "find_spec", lambda _: None)
-    monkeypatch.setattr(setup, "open_splits", no_rows)
-    with pytest.raises(SharedFindings) as raised:
-        session(run_of(folder, "ddp", "without"))
-    (finding,) = raised.value.diagnostics
-    assert (finding.rule, finding.help) == (
-        "extra-not-installed",
-        "pip install 'vtool[lowbit]', or set optim.states=float32",
-    )

@@ -184,7 +184,7 @@ def test_it_is_a_power_of_two_that_the_free_memory_has_room_for(
 
 
 def test_what_is_kept_has_the_states_as_they_will_be(tmp_path: Path) -> None:
-    """Without torchao: 2 bytes and two scales of a block for what has blocks, else 8."""
+    """2 bytes and two scales of a block for what has blocks, else 8."""
     module = torch.nn.ParameterDict(
         {
             "wide": torch.nn.Parameter(torch.zeros(64, 256)),

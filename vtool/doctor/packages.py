@@ -8,7 +8,7 @@ from packaging.requirements import Requirement
 
 from vtool.diagnostics import Diagnostic
 
-EXTRAS = ("train", "megatron", "mbridge", "npu", "video", "data", "qlora", "lowbit")
+EXTRAS = ("train", "megatron", "mbridge", "npu", "video", "data", "qlora")
 """The extras that a recipe can need; the others are for vtool's own development."""
 
 

@@ -84,7 +84,6 @@ def needs_of(recipe: str, overrides: Sequence[str] = ()) -> Needs:
         "mbridge": isinstance(run.engine, Megatron) and run.engine.bridge == "mbridge",
         "npu": run.device.kind == "npu",
         "data": "data" in checked.sound and _has_columns(run),
-        "lowbit": "optim" in checked.sound and run.optim.states == "8bit",
         "qlora": "lora" in checked.sound and run.lora is not None and run.lora.base_dtype == "nf4",
     }
     extras = tuple(name for name, needed in wanted.items() if needed)

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -130,8 +131,8 @@ def observe_adapters(
         component: returns the component of a layer by its name.
         prefix: what stands before the module's names in the whole model.
     """
-    from peft.utils import ModulesToSaveWrapper
-
+    # where peft was not imported, which takes seconds, no layer is of its class
+    wrapper = getattr(sys.modules.get("peft.utils"), "ModulesToSaveWrapper", ())
     head = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
     copies: list[str] = []
     for stem, layer in module.named_modules():
@@ -139,7 +140,7 @@ def observe_adapters(
         of = (name, component(name)) if component else (name,)
         if any(stem.startswith(copied) for copied in copies):
             continue
-        if isinstance(layer, ModulesToSaveWrapper):
+        if isinstance(layer, wrapper):
             copies.append(f"{stem}.")
             yield Observed("lora.whole", _WHOLE[True], name, of)
             continue

@@ -16,7 +16,6 @@ from vtool.planning.model import model_of
 from vtool.planning.recompute import Choice, count_blocks, fewest_blocks, with_blocks
 from vtool.planning.step import Step, measure_step
 from vtool.training.checkpoint_files import FILE_BYTES
-from vtool.training.eight_bit import missing_torchao
 
 GIB = 2**30
 OVERHEAD = 3 * GIB // 2
@@ -319,7 +318,7 @@ def _candidates(run: Run, gpus: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
         again = {"gradient_checkpointing": "full"}
         yield "model.gradient_checkpointing=full", {"model": again}
     wide = run.optim.states == "float32" and run.model.dtype != "float64"
-    if wide and not isinstance(engine, Megatron) and missing_torchao() is None:
+    if wide and not isinstance(engine, Megatron):
         yield "optim.states=8bit", {"optim": {"states": "8bit"}}
     lora = run.lora
     if isinstance(engine, Ddp) and lora and lora.base_dtype != "nf4" and _can_be_packed(run):

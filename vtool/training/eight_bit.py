@@ -1,43 +1,31 @@
-"""AdamW whose two running means are kept in eight bits, by torchao: codes, and a scale a block.
+"""AdamW whose two running means are kept in eight bits: codes, and a scale for each block.
 
 A block lies within a row, so that neither ranks that share out rows nor an engine change what is
-rounded. torchao's own class takes blocks of a rank's share, and compiles each update. The update
-itself is torchao's, in float32: a step rounds what it leaves for the next, not what it applies.
+rounded. The update itself is torch's, in float32: a step rounds what it leaves for the next, not
+what it applies. Libraries with such an optimizer share out their blocks over a rank's part of a
+weight; and transformers imports one of them, torchao, wherever it is installed (1.6 s a command).
 """
 
-import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from importlib.util import find_spec
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-
-from vtool.diagnostics import Diagnostic
+from torch.optim.adamw import adamw
 
 SMALLEST = 4096
-"""A parameter with fewer elements keeps its means in float32, as torchao's and bitsandbytes' do."""
+"""A parameter with fewer elements keeps its means in float32, as other libraries' optimizers do."""
 BLOCK, SMALLEST_BLOCK = 256, 64
 """The most elements that share a scale, and the fewest: with fewer, scales would cost too much."""
 _AT_ONCE = 2**24
 """Elements that are updated together: what they need besides is some float32 copies of them."""
+_LEAST = 1e-12
+"""The least scale, of a block that is all zero."""
 _MEANS = {"exp_avg": True, "exp_avg_sq": False}
 """The running means, and whether their elements have a sign."""
-
-
-def missing_torchao() -> Diagnostic | None:
-    """Return the finding that torchao is not installed, if it is not."""
-    if find_spec("torchao") is not None:
-        return None
-    return Diagnostic(
-        "extra-not-installed",
-        "an optimizer with states of 8 bit needs the extra `lowbit`: torchao is not installed",
-        "pip install 'vtool[lowbit]', or set optim.states=float32",
-        "optim.states",
-    )
 
 
 def block_of(shape: Sequence[int]) -> int | None:
@@ -77,11 +65,9 @@ class AdamW8bit(torch.optim.AdamW):
                     self._update(parameter, group)
 
     def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        torchao = _import_torchao()
         state = self.state[parameter]
         if not state:
             state.update(_new_state(parameter))
-        state["step"] += 1
         block = block_of(parameter.shape)
         weight, gradient = _local(parameter.detach()), _local(parameter.grad)
         rows = max(1, _AT_ONCE // max(1, prod(weight.shape[1:])))
@@ -95,30 +81,51 @@ class AdamW8bit(torch.optim.AdamW):
                 codes, scale = (
                     _local(state[f"{mean}_{kind}"])[part] for kind in ("codes", "scale")
                 )
-                table = torch.tensor(torchao.tables[signed](), device=codes.device)
-                means.append(torchao.unpack(codes, table, scale.view(-1)))
+                table = table_of(signed).to(codes.device)
+                means.append(_by_block(table[codes.int()], block).mul_(scale.view(-1, 1)))
+                means[-1] = means[-1].view(codes.shape)
                 kept.append((codes, scale, table))
-            torchao.update(
-                weight[part],
-                gradient[part],
-                state["step"].double(),  # of 1 - beta ** step little would be left
-                *means,
-                None,
-                group["lr"],
-                *group["betas"],
-                group["weight_decay"],
-                group["eps"],
-                True,
-                False,
+            adamw(
+                [weight[part]],
+                [gradient[part]],
+                [means[0]],
+                [means[1]],
+                [],
+                [state["step"].clone()],  # it is counted up for each part
+                foreach=False,
+                amsgrad=False,
+                lr=group["lr"],
+                beta1=group["betas"][0],
+                beta2=group["betas"][1],
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                maximize=False,
             )
             for value, (codes, scale, table) in zip(means, kept, strict=block is not None):
-                of_one, largest = torchao.scaled(value, block)
-                codes.copy_(codes_of(of_one, table))
+                blocks = _by_block(value, block or 1)
+                largest = blocks.abs().amax(-1).clip(_LEAST)
+                codes.copy_(codes_of((blocks / largest[:, None]).view(codes.shape), table))
                 scale.copy_(largest.view(scale.shape))
+        state["step"] += 1
+
+
+@cache
+def table_of(signed: bool) -> Tensor:
+    """Return what each code stands for, float32 [256], ascending from -1 or 0 to 1.
+
+    An exponent of ten, and the rest of the bits for the fraction: the larger a number, the more
+    (arXiv 1511.04561, and 2110.02861 without a sign).
+    """
+    numbers = [torch.tensor([0.0, 1.0])]
+    for exponent in range(7):
+        edges = torch.linspace(0.1, 1, 2 ** (exponent if signed else exponent + 1) + 1)
+        middles = (edges[:-1] + edges[1:]) / 2 * 10.0 ** (exponent - 6)
+        numbers += [middles, -middles] if signed else [middles]
+    return torch.cat(numbers).sort().values
 
 
 def codes_of(numbers: Tensor, table: Tensor) -> Tensor:
-    """Return the code of each number from -1 to 1: torchao's, which searches in eight passes."""
+    """Return the code of each number from -1 to 1: of two that are as near, the upper one's."""
     below = torch.bucketize(numbers, table, out_int32=True, right=True).sub_(1).clamp_(min=0)
     least = table[below]
     # at the table's end there is nothing above, and what is left of a number is not rounded up
@@ -182,30 +189,5 @@ def _local(tensor: Any) -> Any:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-@dataclass(frozen=True, slots=True)
-class _Torchao:
-    """The functions and tables of torchao that an update needs."""
-
-    update: Any
-    unpack: Any
-    scaled: Any
-    tables: Mapping[bool, Any]
-    """Numbers by code, of means with a sign and without."""
-
-
-def _import_torchao() -> _Torchao:
-    """Import torchao.
-
-    It says of each of its kernels for GPUs that it is not there, which nothing here needs.
-    """
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        from torchao.optim import quant_utils, subclass_8bit
-        from torchao.optim.adam import single_param_adam
-    finally:
-        logging.disable(before)
-    tables = {True: subclass_8bit.get_qmap_signed, False: subclass_8bit.get_qmap_unsigned}
-    return _Torchao(
-        single_param_adam, quant_utils.dequant_with_qmap, quant_utils.scale_tensor, tables
-    )
+def _by_block(values: Tensor, block: int) -> Tensor:
+    return values.view(-1, block)

@@ -38,7 +38,6 @@ from vtool.models.processor import Processor
 from vtool.models.tower_index import use_tower_index
 from vtool.training.attention_here import check_heads
 from vtool.training.base import base_settings
-from vtool.training.eight_bit import missing_torchao
 from vtool.training.optimizer import build_optimizer
 from vtool.training.run_folder import RunFolder
 from vtool.training.start import Start
@@ -230,8 +229,6 @@ def check_engine(run: Run, ranks: Ranks) -> None:
             raise SharedFindings(Diagnostic("not-built-on-engine", message, help, name))
         if lacking := missing_package():
             raise SharedFindings(lacking, fatal=True)
-    if run.optim.states == "8bit" and (absent := missing_torchao()):
-        raise SharedFindings(absent, fatal=True)
     # A model's folder has been looked at by the rules, which know nothing of the models that have
     # random weights.
     random = run.model.starts_from == "random"

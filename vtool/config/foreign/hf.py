@@ -207,8 +207,8 @@ class _Translation:
             self.theirs.put("optim.states", "8bit", "optim")
             if name != "adamw_torch_8bit":
                 self.notes.append(
-                    f"optim.states=8bit for {name}: the update is torchao's in place of"
-                    " bitsandbytes', and embeddings have states of 8 bit as well"
+                    f"optim.states=8bit for {name}: embeddings have states of 8 bit as well,"
+                    " unlike bitsandbytes'"
                 )
         betas = [self.value("adam_beta1"), self.value("adam_beta2")]
         if all(isinstance(beta, int | float) for beta in betas):

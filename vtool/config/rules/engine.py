@@ -168,7 +168,7 @@ def narrow_base_not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 
 @settings_rule(NOT_BUILT_ON_ENGINE)
 def narrow_states_not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """States of 8 bit are torchao's, which updates torch's own parameters in float32."""
+    """States of 8 bit are those of an optimizer of torch's own parameters, in float32."""
     if run.optim.states != "8bit":
         return
     name, reason, other = "optim.states", None, ""

@@ -45,7 +45,7 @@ class Optim(Settings):
     states: Literal["float32", "8bit"] = "float32"
     """The dtype of the running means of a gradient and of its square.
 
-    `8bit` (extra `lowbit`, engines `ddp` and `fsdp2`): in eight bits, with a scale for each block
+    `8bit` (engines `ddp` and `fsdp2`): in eight bits, with a scale for each block
     of at most 256, of weights with at least 4096 elements; a quarter of the memory.
     """
     lr: Annotated[float, _BY_SCHEDULE] = Field(gt=0, allow_inf_nan=False)
