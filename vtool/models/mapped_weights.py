@@ -141,7 +141,7 @@ def check_numbers(files: Iterable[Path]) -> None:
             raise does_not_load(
                 f"{file} has {len(codes)} tensors of eight-bit integers, such as {codes[0]}: codes"
                 " of a quantized weight, which would be taken for its numbers",
-                "name the folder of the model that was quantized",
+                "name the folder that it was quantized from",
             )
 
 
