@@ -25,7 +25,7 @@ _SHOWN = 3
 # What a tool that rounds a vocabulary up changes, by the ends of names.
 _VOCABULARY = ("embed_tokens.weight", "lm_head.weight")
 _CODES = ("I8", "U8")
-"""What safetensors calls the dtypes of quantized weights' codes, which transformers would cast."""
+"""The dtypes of quantized weights' codes, which transformers would cast."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ class Step:
     flops: int
     """The FLOPs of a micro-batch, recomputed ones included."""
     state: int
-    """Of the optimizer, of all ranks: what a checkpoint has of it."""
+    """The bytes of the optimizer's state of all ranks, as a checkpoint has it."""
 
     @property
     def peak(self) -> int:
