@@ -37,7 +37,7 @@ PUBLISHED = {
     "qwen3_vl_8b": 8_767_123_696,
 }
 """The parameters of each model, as its page on the hub counts them in its files."""
-RECIPES = tuple(f"{model}_{what}" for model in PUBLISHED for what in ("fsdp2", "lora"))
+RECIPES = tuple(f"{model}_{what}" for model in PUBLISHED for what in ("fsdp2", "lora", "qlora"))
 GPUS = (1, 8, 24)
 _TOKENS = {
     "image_token_id": 151655,

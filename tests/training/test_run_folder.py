@@ -185,6 +185,23 @@ def test_an_export_says_that_a_newer_checkpoint_is_damaged(
     assert step == int(older.name.removeprefix("step-"))
 
 
+@pytest.mark.parametrize("setting", ["train.from", "checkpoint.resume"])
+def test_another_run_says_that_a_newer_checkpoint_of_it_is_damaged(
+    rows: Path, setting: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start(rows)
+    checkpoints = rows.parent / "run/checkpoints"
+    older, newer = sorted(checkpoints.iterdir())[-2:]
+    (newer / "optimizer.safetensors").write_bytes((older / "optimizer.safetensors").read_bytes())
+    before = {path: path.stat().st_mtime_ns for path in checkpoints.rglob("*")}
+    capsys.readouterr()
+    start(rows, f"run.dir={rows.parent / 'other'}", f"{setting}={rows.parent / 'run'}")
+    said = capsys.readouterr().out
+    assert f"warning[corrupt-checkpoint VT803]: {newer}: optimizer.safetensors has other" in said
+    assert "; it is passed over\n" in said
+    assert {path: path.stat().st_mtime_ns for path in checkpoints.rglob("*")} == before
+
+
 def test_a_run_with_damaged_checkpoints_only_is_not_begun_anew(rows: Path) -> None:
     start(rows)
     folder = rows.parent / "run"

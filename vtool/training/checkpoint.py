@@ -290,6 +290,18 @@ def newest(folder: Path) -> tuple[Path | None, list[Diagnostic]]:
     return None, findings
 
 
+def passed_over(damaged: Sequence[Diagnostic], more: str = "") -> tuple[Diagnostic, ...]:
+    """Return warnings that damaged checkpoints, newer than the one that is used, are passed over.
+
+    Args:
+        more: what else is done with them.
+    """
+    return tuple(
+        replace(one, message=f"{one.message}; it is passed over{more}", severity="warning")
+        for one in damaged
+    )
+
+
 def best_before(checkpoint: Path) -> tuple[Path | None, list[Diagnostic]]:
     """Return the best checkpoint of a run, as one of it that is whole tells.
 

@@ -178,10 +178,7 @@ def _announce(
         f" {_plural(plan.steps_per_epoch, 'step')} an epoch"
     )
     for warning in start.warnings:
-        print(
-            f"warning[{warning.rule} {warning.code}]: {warning.message}; it is passed over and set"
-            " aside"
-        )
+        print(printable(f"warning[{warning.rule} {warning.code}]: {warning.message}"))
     for one in lost:
         print(f"{one.severity}[{one.rule} {one.code}]: {one.message}\n  help: {one.remedy}")
     if start.weights is not None:

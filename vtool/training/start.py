@@ -15,7 +15,7 @@ from vtool.config.settings import all_settings
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.printable import Lines
 from vtool.models.processor import first_line
-from vtool.training.checkpoint import checkpoints, damage, newest
+from vtool.training.checkpoint import checkpoints, damage, newest, passed_over
 from vtool.training.own_folder import written_settings
 from vtool.training.run_folder import RunFolder, reading
 from vtool.training.weights import Weights, find_weights
@@ -89,7 +89,9 @@ def find_start(folder: RunFolder, run: Run, effective: Mapping[str, Any]) -> Sta
     start = _find_start(folder, run, effective)
     if start.checkpoint is not None or start.finished:
         return start
-    return replace(start, weights=find_weights(run))
+    weights = find_weights(run)
+    warnings = start.warnings + (weights.warnings if weights else ())
+    return replace(start, weights=weights, warnings=warnings)
 
 
 def _find_start(folder: RunFolder, run: Run, effective: Mapping[str, Any]) -> Start:
@@ -139,7 +141,7 @@ def _find_start(folder: RunFolder, run: Run, effective: Mapping[str, Any]) -> St
             )
     return Start(
         found,
-        warnings=tuple(replace(finding, severity="warning") for finding in damaged),
+        warnings=passed_over(damaged, " and set aside"),
         extended=extended,
         from_nothing=first_resume in OF_ITS_OWN,
     )
@@ -166,6 +168,7 @@ def _from(source: Path, run: Run, effective: Mapping[str, Any]) -> Start:
     """
     setting = "checkpoint.resume"
     found: Path | None = source
+    damaged: list[Diagnostic] = []
     if not source.name.startswith("step-"):
         found, damaged = newest(source / "checkpoints")
         none = Diagnostic("no-checkpoint", f"{source} has no checkpoint", parameter=setting)
@@ -174,7 +177,7 @@ def _from(source: Path, run: Run, effective: Mapping[str, Any]) -> Start:
     elif problem := damage(source):
         message = f"{source}: {problem}"
         raise Findings(Diagnostic("corrupt-checkpoint", message, parameter=setting))
-    start = Start(found)
+    start = Start(found, warnings=passed_over(damaged))
     origin = start.origin
     assert found is not None
     assert origin is not None

@@ -7,7 +7,7 @@ They are put into the bare model, before an engine takes it over, so that every 
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +25,7 @@ from vtool.models.mapped_weights import MappedWeights
 from vtool.models.nf4 import is_for_nf4
 from vtool.models.observe_model import measure_config
 from vtool.models.processor import Processor, first_line
-from vtool.training.checkpoint import best_before, damage, newest
+from vtool.training.checkpoint import best_before, damage, newest, passed_over
 from vtool.training.checkpoint_files import MANIFEST, SavedTensors, paths_of_tensors
 from vtool.training.kept_processor import check_processor
 from vtool.training.own_folder import written_settings
@@ -50,6 +50,8 @@ class Weights:
     """The run that wrote the checkpoint."""
     base: Path | None = None
     """For adapters: the folder of the weights beneath them."""
+    warnings: tuple[Diagnostic, ...] = ()
+    """Of damaged checkpoints, newer than this one."""
 
     @property
     def adapted(self) -> bool:
@@ -112,6 +114,7 @@ def find_weights(run: Run) -> Weights | None:
         if lost:
             raise Findings(lost)
         found, lora = _of_checkpoint(best or newest_one, run)
+        found = replace(found, warnings=passed_over(damaged))
     elif (named / CONFIG).exists():
         base = base_of_adapter(named)
         found, lora = Weights(named, "export", base, named, base=base), _lora_of(named)
