@@ -177,6 +177,22 @@ def test_one_parameter_more_or_less_is_another_finding(file: Path, other: Diagno
     assert fingerprint("vllm:Other", OF_CLASS) != fingerprint("vllm:BertModel", OF_CLASS)
 
 
+def test_what_threads_find_by_chance_is_known_by_its_rule_and_never_gone(file: Path) -> None:
+    chance = replace(OF_CLASS, by_chance=True)
+    compare([of_class(chance)], file)
+    others = [
+        replace(chance, parameters=("v",), origin=Origin("bert.py", number)) for number in (1, 2)
+    ]
+    compared = compare([of_class(*others)], file)
+    assert exit_code(compared.results) == 0
+    assert compared.known == 2
+    assert not compared.gone
+    passed = Result("vllm:BertModel", "clean", {"stale-reference": "passed"})
+    assert not compare([passed], file).gone
+    assert exit_code(compare([of_class(replace(chance, rule="never-loaded"))], file).results) == 1
+    assert fingerprint("vllm:BertModel", chance) == fingerprint("vllm:BertModel", others[0])
+
+
 def test_a_file_of_before_parameters_were_recorded_still_knows_its_findings(file: Path) -> None:
     compare([of_class(replace(OF_CLASS, parameters=None))], file)
     assert '"parameters"' not in file.read_text()

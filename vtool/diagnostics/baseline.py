@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from vtool.diagnostics.by_line import KNOWN
 from vtool.diagnostics.diagnostic import Diagnostic, Findings, Origin
 from vtool.diagnostics.places import file_of
 from vtool.diagnostics.result import Result
 
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+(?:[.,]\d+)*(?:e[+-]?\d+)?", re.IGNORECASE)
-_KNOWN = " (known: in the baseline)"
 _NOTHING_CHECKED = ("unknown-subject", "unusable-interpreter", "load-failed")
 """Rules that say that something was not checked, which can be known and is still not checked."""
 _JUDGED = ("clean", "unsafe")
@@ -57,7 +57,8 @@ def compare(results: Sequence[Result], file: Path) -> Compared:
     They are recorded where there is no such file. A finding is known by its subject, rule, file and
     all of its parameters, in any order; one without any by its tensors and its message, without
     line numbers or any other number in the message. Of findings that are alike in all of that, as
-    many are known as were recorded. What was not checked is neither recorded nor known.
+    many are known as were recorded; what threads find by chance is known by subject and rule, in
+    any number, and never gone. What was not checked is neither recorded nor known.
 
     Raises:
         Findings: `unusable-baseline`, for a file that is no baseline or cannot be written.
@@ -84,10 +85,11 @@ def compare(results: Sequence[Result], file: Path) -> Compared:
     }
     gone = []
     for entry in entries:
-        if left[_key(entry)] and (entry["subject"], entry["rule"]) in asked:
+        looked = (entry["subject"], entry["rule"]) in asked and not entry.get("by_chance")
+        if looked and left[_key(entry)]:
             left[_key(entry)] -= 1
             gone.append(f"{entry['subject']}: {entry['rule']}: {entry['message']}")
-    known = sum(1 for one in marked for finding in one.findings if finding.message.endswith(_KNOWN))
+    known = sum(1 for one in marked for finding in one.findings if finding.message.endswith(KNOWN))
     return Compared(marked, False, known, tuple(gone))
 
 
@@ -118,13 +120,13 @@ def _mark(results: Sequence[Result], left: Counter[str]) -> tuple[tuple[Result, 
         for finding in result.findings:
             entry = _entry(result.subject, finding)
             # an older file has the words of each finding, and not its parameters
-            keys = (_key(entry), _key(_without_parameters(entry)))
+            keys = (_key(entry), _key(_worded(entry)), _chance_key(entry))
             key = next((one for one in keys if left[one]), None)
             if key is None or not _counts(result, finding):
                 findings.append(finding)
                 continue
-            left[key] -= 1
-            findings.append(replace(finding, severity="note", message=finding.message + _KNOWN))
+            left[key] -= key != _chance_key(entry)
+            findings.append(replace(finding, severity="note", message=finding.message + KNOWN))
         marked.append(replace(result, findings=tuple(findings)))
     return tuple(marked), left
 
@@ -152,6 +154,7 @@ def _entry(subject: str, finding: Diagnostic) -> dict[str, Any]:
         "tensors": list(finding.tensors) if finding.tensors else None,
         "file": _file(finding.origin),
         "message": finding.message,
+        "by_chance": finding.by_chance or None,
     }
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -169,11 +172,12 @@ def _file(origin: Origin | None) -> str | None:
 
 
 def _key(entry: Mapping[str, Any]) -> str:
-    """Return what a finding is known by, as text.
+    """Return what a finding is known by, as text: its parameters, where it has any.
 
-    Which tensors race, and so what a message counts and lists, can differ from run to run where a
-    class loads by threads: of a finding with parameters, these say what it is about.
+    What a message counts and lists of them may come in another order.
     """
+    if entry.get("by_chance"):
+        return _chance_key(entry)
     if entry.get("parameters"):
         kept = {name: entry.get(name) for name in ("subject", "rule", "file")}
         return json.dumps(kept | {"parameters": sorted(entry["parameters"])}, sort_keys=True)
@@ -181,13 +185,18 @@ def _key(entry: Mapping[str, Any]) -> str:
     return _worded_key({**entry, **tensors})
 
 
+def _chance_key(entry: Mapping[str, Any]) -> str:
+    return json.dumps(["by chance", entry["subject"], entry["rule"]])
+
+
 def _worded_key(entry: Mapping[str, Any]) -> str:
     message = _NUMBER.sub("#", _INSTALLED.sub("", entry["message"]))
-    return json.dumps(_without_parameters(entry) | {"message": message}, sort_keys=True)
+    return json.dumps(_worded(entry) | {"message": message}, sort_keys=True)
 
 
-def _without_parameters(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in entry.items() if name != "parameters"}
+def _worded(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an entry as older files have it."""
+    return {name: value for name, value in entry.items() if name not in ("parameters", "by_chance")}
 
 
 def _read(file: Path) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 Thirty-six classes that call the same eighteen lines have eighteen defects, not thirty-six.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -11,7 +12,9 @@ from vtool.diagnostics.diagnostic import Diagnostic, Severity
 from vtool.diagnostics.result import Result
 from vtool.words import plural
 
-_GRAVITY = ("error", "warning", "note")
+KNOWN = " (known: in the baseline)"
+"""The end of a message about a finding that a baseline knows."""
+_GRAVITY: tuple[Severity, ...] = ("error", "warning", "note")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,10 @@ class LineFinding:
 
     @property
     def names(self) -> list[str]:
-        """A line for each subject of several, with what is said of it where that is other words."""
+        """A line for each subject of several, with what is said of it where that is other words.
+
+        Of one subject, a line for each of its findings.
+        """
         if len(self.members) == 1:
             return []
         several = len(self.subjects) > 1
@@ -75,9 +81,10 @@ class LineFinding:
         for member in self.members:
             grade = member.finding.severity or "error"
             mild = f" ({grade})" if grade != self.severity else ""
-            text = member.text if not several or member.text != said else ""
             words = [member.subject] if several else []
-            lines.append(": ".join([*words, *([text] if text else [])]) + mild)
+            if not several or in_other_words(member.text, said):
+                words.append(member.text)
+            lines.append(": ".join(words) + mild)
         return list(dict.fromkeys(lines))
 
 
@@ -104,6 +111,15 @@ def count_lines(lines: Sequence[LineFinding]) -> dict[str, int]:
     """Count findings by severity, each line once: `errors`, `warnings`, `notes`."""
     severities = [line.severity for line in lines]
     return {f"{severity}s": severities.count(severity) for severity in _GRAVITY}
+
+
+def in_other_words(text: str, said: str) -> bool:
+    """Return True if two messages differ in more than numbers and the names that they list."""
+    return _kind(text) != _kind(said) or text.endswith(KNOWN) != said.endswith(KNOWN)
+
+
+def _kind(text: str) -> str:
+    return re.sub(r"\d+", "#", text.partition(": ")[0])
 
 
 def _gravity(finding: Diagnostic) -> int:

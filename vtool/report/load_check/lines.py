@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vtool.diagnostics import RULES
+from vtool.diagnostics.by_line import in_other_words
 
 Finding = Mapping[str, Any]
 _SEVERITIES = ("error", "warning", "note")
@@ -29,9 +30,7 @@ def finding_parts(findings: Sequence[Finding]) -> dict[str, Any]:
     return {
         **_parts(first),
         "parameters": list(names),
-        "tensors": list(
-            dict.fromkeys(name for one in findings for name in one.get("tensors", ()))
-        ),
+        "tensors": list(dict.fromkeys(name for one in findings for name in one.get("tensors", ()))),
         "others": [one["message"] for one in findings[1:]],
     }
 
@@ -63,9 +62,7 @@ def line_parts(
                 ],
             }
         )
-    return sorted(
-        shown, key=lambda one: (_SEVERITIES.index(one["severity"]), -len(one["members"]))
-    )
+    return sorted(shown, key=lambda one: (_SEVERITIES.index(one["severity"]), -len(one["members"])))
 
 
 def _member(
@@ -79,7 +76,7 @@ def _member(
         "name": subject["name"],
         "verdict": subject["verdict"],
         "severity": grades[0] if grades[0] != severity else "",
-        "texts": [text for text in texts if text != said or len(texts) > 1],
+        "texts": [text for text in texts if in_other_words(text, said) or len(texts) > 1],
     }
 
 

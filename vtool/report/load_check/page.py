@@ -51,9 +51,7 @@ def render(document: Mapping[str, Any]) -> str:
     here = Path(__file__).parent
     results: Sequence[Mapping[str, Any]] = document["results"]
     rules = list(dict.fromkeys(rule for result in results for rule in result["checks"]))
-    ranked = sorted(
-        range(len(results)), key=lambda at: (_ORDER.index(results[at]["verdict"]), at)
-    )
+    ranked = sorted(range(len(results)), key=lambda at: (_ORDER.index(results[at]["verdict"]), at))
     found = own_lines(document)
     subjects = [
         _subject(results[at], rules, number, document["tool"], found[at])
