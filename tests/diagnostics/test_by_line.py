@@ -118,6 +118,25 @@ def test_json_keeps_each_subjects_findings_and_adds_those_of_lines() -> None:
     assert document["summary"]["by_line"] == {"errors": 1, "warnings": 0, "notes": 0}
 
 
+def test_notes_that_are_not_printed_are_counted_and_what_a_baseline_knows_is_one(
+    tmp_path: Path,
+) -> None:
+    """As of a whole framework: results whose failed checks have nothing but known findings."""
+    file = tmp_path / "known.json"
+    compare(SHARED, file)
+    stream = io.StringIO()
+    results = list(compare(SHARED, file).results)
+    render(results, "full", command="load-check", stream=stream, notes=False)
+    assert stream.getvalue() == "1 note (3 by subject); checks: 3 failed\n"
+    stream = io.StringIO()
+    new = compare([*SHARED, unsafe("vllm:D", stale("vllm:D"))], file).results
+    render(list(new), "full", command="load-check", stream=stream, notes=False)
+    assert "error[stale-reference VT401]: vllm:D: " in stream.getvalue()
+    assert "  - vllm:A: bytes of what came later (known: in the baseline) (note)\n" in (
+        stream.getvalue()
+    )
+
+
 def test_commands_whose_subjects_share_no_code_are_as_they_were() -> None:
     assert printed(SHARED, "full", "verify").count("error[") == 3
     assert "by_line" not in json.loads(printed(SHARED, "json", "verify"))

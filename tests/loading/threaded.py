@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tests.loading.models import Weights
 
-ROWS = 24
+ROWS = 12
 
 
 def checkpoint() -> dict[str, Tensor]:
@@ -64,7 +64,7 @@ class ByWorkers(Slow):
     """Has workers that take tensors from a queue."""
 
     def load_weights(self, weights: Weights) -> None:
-        waiting: queue.Queue[tuple[str, Tensor] | None] = queue.Queue(8)
+        waiting: queue.Queue[tuple[str, Tensor] | None] = queue.Queue(4)
 
         def work() -> None:
             while (pair := waiting.get()) is not None:

@@ -32,10 +32,13 @@ def render(
     locate: Locate = Path,
     options: Sequence[str] = (),
     told: Collection[Diagnostic] = (),
+    notes: bool = True,
 ) -> None:
     """Write results to a stream.
 
     Args:
+        notes: False counts the notes of a command of `BY_LINE`, and prints none of them; documents
+            have them all the same.
         told: findings that the command itself has told a reader: `full` leaves them out.
         format: `full`, `concise`, `github`, or, with nothing else on the stream, `json` or `sarif`.
         options: what the command was given beside its subjects.
@@ -58,7 +61,8 @@ def render(
 
     if command in BY_LINE:
         for line in by_line(results):
-            show(line.merged, line.names)
+            if notes or line.severity != "note":
+                show(line.merged, line.names)
     for result in results:
         for finding in result.findings if command not in BY_LINE else ():
             if format != "full" or finding not in told:

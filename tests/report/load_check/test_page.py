@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import html
 import json
 import re
 import subprocess
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.loading.checkpoint.folders import ONE, folder, of, sharded
-from tests.report.test_browser import measure
+from tests.report.test_browser import BROWSER, OFFLINE, measure
 from tests.report.test_page import ATTACK, Elements
 from vtool.diagnostics import Diagnostic, Origin
 from vtool.diagnostics.render import as_json
@@ -275,6 +276,79 @@ def test_the_same_document_gives_the_same_bytes_without_torch(
     assert {name.partition(".")[0] for name in done.stdout.split()}.isdisjoint(
         {"torch", "transformers", "hydra", "pydantic"}
     )
+
+
+ASKED = """<script>addEventListener("load", () => {
+  const form = document.getElementById("filter"), said = document.getElementById("filtered");
+  const left = (list) => [...document.querySelectorAll(list)].filter((one) => !one.hidden).length;
+  const seen = {};
+  for (const asked of ASKED) {
+    form.reset();
+    for (const [name, value] of Object.entries(asked)) form.elements[name].value = value;
+    form.dispatchEvent(new Event("input"));
+    seen[JSON.stringify(asked)] = [left("tr[data-subject]"), left(".subject"), left(".line"),
+      left(".line:not([hidden]) li"), said.textContent];
+  }
+  document.body.replaceChildren(JSON.stringify(seen));
+});</script></body>"""
+
+
+@pytest.mark.browser
+def test_the_filter_shows_the_subjects_and_lines_that_are_asked_for(tmp_path: Path) -> None:
+    """Four classes and two findings, of which one is shared by two classes."""
+    if BROWSER is None:
+        pytest.skip("not run: there is no Chromium here, so nobody ran the filter")
+    expected = {
+        (): (4, 2, 3),
+        (("verdict", "unsafe"),): (2, 1, 2),
+        (("rule", "unwritten-parameter"),): (1, 1, 1),
+        (("severity", "error"),): (2, 1, 2),
+        (("framework", "sglang"),): (1, 1, 1),
+        (("framework", "vllm"), ("rule", "stale-reference")): (1, 1, 1),
+        (("oracle", "transformers' names and outputs"),): (1, 1, 1),
+        (("oracle", "loading only"),): (1, 1, 1),
+        (("text", "LAGUNA gate"),): (1, 1, 1),
+        (("text", "bert.py:508"),): (2, 1, 2),
+        (("text", "no such words"),): (0, 0, 0),
+    }
+    page = page_of(of_lines(), tmp_path).replace(
+        "script-src 'sha256-", "script-src 'unsafe-inline' 'sha-", 1
+    )
+    asked = json.dumps([dict(one) for one in expected])
+    (tmp_path / "asking.html").write_text(
+        page.replace("</body>", ASKED.replace("ASKED", asked)), encoding="utf-8"
+    )
+    text = dump(tmp_path / "asking.html", tmp_path / "profile")
+    seen = json.loads(html.unescape(text.partition("<body>")[2].partition("</body>")[0]))
+    for one, (subjects, lines, names) in expected.items():
+        said = f"{subjects} of 4 subjects, {lines} of 2 findings shown"
+        assert seen[json.dumps(dict(one), separators=(",", ":"))] == (
+            [subjects, subjects, lines, names, said]
+        ), one
+
+
+@pytest.mark.browser
+def test_the_filter_runs_under_the_pages_own_policy(tmp_path: Path) -> None:
+    if BROWSER is None:
+        pytest.skip("not run: there is no Chromium here, so nobody ran the filter")
+    page_of(of_lines(), tmp_path)
+    text = dump(tmp_path / "page.html", tmp_path / "profile")
+    assert "hidden" not in text.partition('<form id="filter"')[2].partition(">")[0]
+    assert "4 of 4 subjects, 2 of 2 findings shown" in text
+
+
+def dump(page: Path, profile: Path) -> str:
+    """Return a page as a browser has it after its scripts have run."""
+    options = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", *OFFLINE)
+    done = subprocess.run(
+        [str(BROWSER), *options, f"--user-data-dir={profile}", "--virtual-time-budget=5000"]
+        + ["--dump-dom", page.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return done.stdout
 
 
 @pytest.mark.browser
