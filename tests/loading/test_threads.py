@@ -80,7 +80,10 @@ class JoinsEach(models.Good):
 @pytest.mark.parametrize(
     "factory", [threaded.ByPool, threaded.ByThreads, threaded.ByWorkers, threaded.ByAsyncio]
 )
-def test_what_threads_keep_is_found_whatever_starts_them(factory: type) -> None:
+def test_what_threads_keep_is_found_whatever_starts_them(
+    factory: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "LATEST_SECONDS", 0.1)
     (finding,) = errors_of(factory, threaded.checkpoint(), checks=["stale-reference"])
     assert finding.rule == "stale-reference"
     assert f"{threaded.ROWS} parameters hold bytes of what came later" in finding.message

@@ -163,6 +163,7 @@ def graded(severity: str, state: str) -> dict[str, Any]:
         ("warning", "failed", "warning"),
         ("warning", "passed", "warning"),  # as a folder with weights alone
         ("note", "passed", "passed with a note"),
+        ("note", "failed", "failed"),  # which a baseline knows
     ],
 )
 def test_a_cell_shows_the_gravest_that_was_found_and_is_a_tick_for_nothing_alone(

@@ -157,7 +157,8 @@ def _cell(result: Mapping[str, Any], rule: str) -> tuple[str, str, str]:
     severities = [finding["severity"] for finding in result["findings"] if finding["rule"] == rule]
     if state in ("failed", "passed") and severities:
         worst = min(severities, key=_SEVERITIES.index)
-        state = "noted" if worst == "note" and state == "passed" else worst
+        noted = "failed" if state == "failed" else "noted"  # failed: a baseline knows it
+        state = noted if worst == "note" else worst
     return state or "unasked", *_CELLS[state]
 
 
