@@ -14,10 +14,7 @@ import tests.loading.threaded
 from tests.cli.load_check_commands import ROOT
 
 RUNS = 10
-MODELS = [
-    f"python:{tests.loading.models.__file__}:{name}"
-    for name in ("KeepsAll", "SkipsV")
-]
+MODELS = [f"python:{tests.loading.models.__file__}:{name}" for name in ("KeepsAll", "SkipsV")]
 THREADED = [
     f"python:{tests.loading.threaded.__file__}:{name}"
     for name in ("ByPool", "ByThreads", "ByWorkers", "ByAsyncio")

@@ -45,7 +45,7 @@ class Diagnostic:
     parameters: tuple[str, ...] | None = None
     """All parameters that it is about; `parameter` is the first, which is shown in full."""
     by_chance: bool = False
-    """Which parameters and tensors these are can differ from run to run, as threads have it."""
+    """The parameters and tensors can be others at another run, as threads have it."""
 
     def __post_init__(self) -> None:
         assert self.rule in RULES, f"no rule named {self.rule}"

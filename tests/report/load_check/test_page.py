@@ -341,9 +341,9 @@ def test_the_filter_runs_under_the_pages_own_policy(tmp_path: Path) -> None:
 def dump(page: Path, profile: Path) -> str:
     """Return a page as a browser has it after its scripts have run."""
     options = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", *OFFLINE)
+    options += ("--virtual-time-budget=5000",)
     done = subprocess.run(
-        [str(BROWSER), *options, f"--user-data-dir={profile}", "--virtual-time-budget=5000"]
-        + ["--dump-dom", page.as_uri()],
+        [str(BROWSER), *options, f"--user-data-dir={profile}", "--dump-dom", page.as_uri()],
         capture_output=True,
         text=True,
         timeout=60,

@@ -1,4 +1,4 @@
-"""What a page shows of findings: those of one rule at one line are one."""
+"""Findings as the page shows them: those of one rule at one line are one."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -25,7 +25,7 @@ _CELLS = {
 """The mark and the word of a check, by how it ended or its worst severity."""
 _FRAMEWORKS = ("vllm", "sglang", "transformers", "python")
 _FILES = "files"
-"""What is said in place of a framework of folders, files and recipes."""
+"""The word in place of a framework for folders, files and recipes."""
 
 
 def write_load_check(document: Mapping[str, Any], output: Path) -> Path:
