@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 LONGEST_TASK_SECONDS = 1.0
 """Tasks that take longer may wait for others, as a consumer of a queue does: they run on beside."""
 LONGEST_THREAD_SECONDS = 0.05
-"""The same for threads that a class starts itself, most of which wait for others."""
+"""Threads that a class starts itself, and that take longer, run on beside as well."""
 LATEST_SECONDS = 0.5
 """Tasks that nobody asks for start where no other has come for this time: what submits them may
 wait for them.
