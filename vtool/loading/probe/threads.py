@@ -66,7 +66,8 @@ class Order:
                 self._timer = None
             self.by_chance |= beside and bool(waiting)
             for begin in waiting:
-                self.by_chance |= not begin()
+                ended = begin()
+                self.by_chance |= not ended
 
     def run_when_idle(self) -> None:
         """Run all that wait once this thread's event loop, if it has one, has nothing else to do.
