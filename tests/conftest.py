@@ -6,6 +6,7 @@ generators are seeded anew. With `--fail-on-leaks` (`make test-all`) a test that
 changed fails.
 """
 
+import compileall
 import inspect
 import os
 import re
@@ -35,8 +36,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 if os.environ.get("VTOOL_TESTS_ON_GPU") != "1":
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 # Where a test lets writes fail, Python would leave half of a module's bytecode beside it: it does
-# not look at how much was written, and whoever imports the module next fails.
-sys.dont_write_bytecode = True
+# not look at how much was written, and whoever imports the module next fails. So bytecode is
+# written before the tests, and by none of them.
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 # A shell's background job ignores Ctrl-C, and nohup a closed terminal: so would all that tests
 # start and then signal.
@@ -65,6 +66,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--file-budget", type=float, default=0.0, help="seconds above which a file is named"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile vtool once: each worker, and each command that a test starts, would."""
+    if not hasattr(config, "workerinput"):
+        compileall.compile_dir(Path(__file__).parents[1] / "vtool", quiet=2)
+
+
+def pytest_collection_finish() -> None:
+    """Write no bytecode once tests run; what they are collected from is written."""
+    sys.dont_write_bytecode = True
 
 
 @pytest.fixture(autouse=True)

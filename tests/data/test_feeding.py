@@ -13,6 +13,7 @@ from tests.runs import encoded, messages, request, session
 from vtool.data.collate import Batch, collate
 from vtool.data.loader import EncodedRows, MicroBatch, load_steps
 from vtool.data.packing import collate_packed
+from vtool.data.visuals import PIXELS
 from vtool.families import FAMILIES
 from vtool.training.step import train_step
 from vtool.training.stop import StopRequest
@@ -32,8 +33,10 @@ def rows_of(folder: Path, family: str, *settings: str) -> tuple[EncodedRows, Enc
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_batch_of_bytes_is_that_of_floats_once_it_is_moved(tmp_path: Path, family: str) -> None:
-    """glm4v is given frames of videos as images: where both are there, bytes become floats."""
+    """An image's patch has the bytes of one frame: where videos are images, those of all."""
     floats, as_bytes, processor = rows_of(tmp_path, family)
+    depth = processor.video.frames_per_patch
+    one_input = processor.video.family.facts.videos_are_images
     for make in (collate, collate_packed):
         for rows in ([0, 1], [0, 5], [3, 1], [2, 5], [5]):
             wanted = make([floats.sample(row) for row in rows], processor).to(CPU)
@@ -43,24 +46,42 @@ def test_a_batch_of_bytes_is_that_of_floats_once_it_is_moved(tmp_path: Path, fam
             assert before.images == wanted.images
             assert all(torch.equal(moved.inputs[name], one) for name, one in wanted.inputs.items())
             assert all(moved.inputs[name].dtype == one.dtype for name, one in wanted.inputs.items())
-            assert moved.values is None
-            if rows in ([0, 1], [0, 5]):
-                assert before.inputs["pixel_values"].dtype == torch.uint8
+            assert not moved.values
+            patches = {name for name in PIXELS if name in before.inputs}
+            assert patches == before.values.keys()
+            for name in patches:
+                assert before.inputs[name].dtype == torch.uint8
+                video = one_input and rows in ([3, 1], [2, 5])
+                narrow = 4 if video or name == "pixel_values_videos" else 4 * depth
+                assert before.inputs[name].nbytes * narrow == wanted.inputs[name].nbytes
+
+
+def test_images_and_videos_of_other_values_are_floats_where_they_are_one_input(
+    tmp_path: Path,
+) -> None:
+    floats, as_bytes, processor = rows_of(tmp_path, "glm4v")
+    processor.video.frames.image_mean = [0.1, 0.2, 0.3]
+    for row, dtype in ((3, torch.float32), (2, torch.float32), (1, torch.uint8)):
+        wanted, given = floats.sample(row), as_bytes.sample(row)
+        assert given.visuals.pixel_values.dtype == dtype
+        batches = [collate([one], processor).to(CPU) for one in (wanted, given)]
+        assert torch.equal(*(one.inputs["pixel_values"] for one in batches))
 
 
 def test_rows_of_floats_and_of_bytes_go_into_one_batch(tmp_path: Path) -> None:
     """An audit may have kept some as floats before the device is known."""
     floats, as_bytes, processor = rows_of(tmp_path, "qwen2_5_vl")
-    mixed = collate([floats.sample(0), as_bytes.sample(1)], processor).to(CPU)
-    wanted = collate([floats.sample(0), floats.sample(1)], processor)
-    assert torch.equal(mixed.inputs["pixel_values"], wanted.inputs["pixel_values"])
+    for first, second, name in ((0, 1, "pixel_values"), (2, 3, "pixel_values_videos")):
+        mixed = collate([floats.sample(first), as_bytes.sample(second)], processor).to(CPU)
+        wanted = collate([floats.sample(first), floats.sample(second)], processor)
+        assert torch.equal(mixed.inputs[name], wanted.inputs[name])
 
 
 def test_inputs_that_are_dropped_need_no_values(tmp_path: Path) -> None:
     _, as_bytes, processor = rows_of(tmp_path, "qwen2_5_vl")
     drop = ("pixel_values", "image_grid_thw")
     for make in (collate, collate_packed):
-        assert make([as_bytes.sample(0)], processor, drop).values is None
+        assert not make([as_bytes.sample(0)], processor, drop).values
 
 
 @pytest.mark.full
@@ -96,8 +117,9 @@ def test_on_a_gpu_batches_come_as_bytes_in_pinned_memory(
     plan = lambda step: [MicroBatch((0, 1))]  # noqa: E731
     ((batch,),) = load_steps(floats, range(1, 2), plan, 0, device=torch.device("cuda", 0))
     assert floats.as_bytes
-    assert batch.values is not None
-    given = [*batch.inputs.values(), batch.columns, batch.targets, batch.values.table]
+    tables = [values.table for values in batch.values.values()]
+    assert tables
+    given = [*batch.inputs.values(), batch.columns, batch.targets, *tables]
     assert {id(one) for one in given} == {id(one) for one in pinned}
     assert len(pinned) == len(given)
     pinned.clear()

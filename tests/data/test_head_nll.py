@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
-from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 
 from tests.engines.ranks import run_ranks
@@ -202,6 +201,8 @@ def test_a_copy_of_the_head_that_is_trained_gives_the_sum_and_an_adapter_on_it_l
         model = nn.Module()
         model.head, model.q_proj = nn.Linear(32, 97, bias=False), nn.Linear(32, 32)
         targets = ["q_proj"] if in_chunks else ["head"]
+        from peft import LoraConfig, inject_adapter_in_model  # takes seconds
+
         inject_adapter_in_model(LoraConfig(r=2, target_modules=targets, **chosen), model)
         model.get_output_embeddings = lambda model=model: model.head
         hidden, _, wanted = given(torch.float32)

@@ -89,6 +89,52 @@ class KeepsClones(Good):
         super().load_weights([(name, tensor.clone()) for name, tensor in weights])
 
 
+class Layers(nn.Module):
+    """Two layers, each with two norms of one size and a fused weight of two parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.ModuleDict({"norm1": nn.LayerNorm(6), "norm2": nn.LayerNorm(6)}) for _ in range(2)
+        )
+        self.fused = nn.ModuleList(nn.Linear(6, 12, bias=False) for _ in range(2))
+
+    def load_weights(self, weights: Weights) -> None:
+        parameters = dict(self.named_parameters())
+        for given, tensor in weights:
+            name = self.renamed(given)
+            path, _, part = name.rpartition(".")
+            with torch.no_grad():
+                if part in ("gate", "up"):
+                    start = 6 * (part == "up")
+                    parameters[f"{path}.weight"][start : start + 6].copy_(tensor)
+                else:
+                    parameters[name].copy_(tensor)
+
+    def renamed(self, name: str) -> str:
+        return name
+
+    @staticmethod
+    def checkpoint() -> dict[str, Tensor]:
+        random = torch.Generator().manual_seed(0)
+        names = {
+            f"layers.{layer}.{norm}.{kind}": (6,)
+            for layer in range(2)
+            for norm in ("norm1", "norm2")
+            for kind in ("weight", "bias")
+        }
+        shapes = names | {
+            f"fused.{layer}.{part}": (6, 6) for layer in range(2) for part in ("gate", "up")
+        }
+        return {name: torch.randn(shape, generator=random) for name, shape in shapes.items()}
+
+
+class ExchangesNorms(Layers):
+    def renamed(self, name: str) -> str:
+        exchanged = {"norm1": "norm2", "norm2": "norm1"}
+        return ".".join(exchanged.get(part, part) for part in name.split("."))
+
+
 class StopsEarly(Good):
     def load_weights(self, weights: Weights) -> None:
         super().load_weights(itertools.islice(weights, 5))

@@ -23,6 +23,7 @@ RULES = (
     "unconsumed-tensor",
     "lossy-cast",
     "never-loaded",
+    "wrong-place",
     "order-dependent",
 )
 Load = Callable[[nn.Module, Iterable[tuple[str, Tensor]]], object]
@@ -73,6 +74,17 @@ def half_of_down(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Non
             copying(model, [(name, tensor)])
 
 
+class TwoNorms(Toy):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm2 = nn.Parameter(torch.empty(32))
+
+
+def exchanging(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
+    other = {"norm": "norm2", "norm2": "norm"}
+    copying(model, ((other.get(name, name), tensor) for name, tensor in weights))
+
+
 def stopping(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
     given = iter(weights)
     copying(model, [next(given) for _ in range(2)])
@@ -85,11 +97,15 @@ def tensors() -> dict[str, Tensor]:
 
 
 def judged(
-    folder: Path, load: Load, given: Mapping[str, Tensor] | None = None, memory: int = PLENTY
+    folder: Path,
+    load: Load,
+    given: Mapping[str, Tensor] | None = None,
+    memory: int = PLENTY,
+    make: type[Toy] = Toy,
 ) -> SubjectFacts:
     save_file(dict(tensors() if given is None else given), folder / "model.safetensors")
     about = About(class_name="Toy", declared_dtype="float32", dtype="float32")
-    large = LargeFolder(Toy, load, read_entries(folder), about)
+    large = LargeFolder(make, load, read_entries(folder), about)
     return header_facts(large, RULES, memory, lambda stage: None)
 
 
@@ -140,6 +156,14 @@ def test_a_misnamed_tensor_is_found_beside_what_waits_for_it(tmp_path: Path) -> 
     assert found(facts)["unwritten-parameter"] == [("down", ())]
     assert found(facts)["unconsumed-tensor"] == [(None, ("model.down",))]
     assert found(facts)["never-loaded"] == [("down", ("model.down",))]
+
+
+def test_weights_in_each_others_place_are_found_without_values(tmp_path: Path) -> None:
+    given = tensors() | {"norm2": torch.rand(32)}
+    assert found(judged(tmp_path, copying, given, make=TwoNorms)) == {}
+    assert found(judged(tmp_path, exchanging, given, make=TwoNorms)) == {
+        "wrong-place": [("norm", ("norm2",)), ("norm2", ("norm",))]
+    }
 
 
 def test_a_tensor_that_is_read_in_part_is_found(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ WRONG = {
     "unwritten-parameter": models.HasMore,
     "never-loaded": models.SkipsBias,
     "partly-written-parameter": models.SkipsV,
+    "wrong-place": models.ExchangesNorms,
     "unconsumed-tensor": models.SkipsBuffer,
     "order-dependent": models.ByOrder,
     "chunk-dependent": models.CachesInCall,
@@ -32,7 +33,8 @@ NO_ERRORS = ("retained-memory", "lossy-cast")
 
 
 def errors(factory: type, **more: object) -> list[Diagnostic]:
-    return errors_of(factory, models.checkpoint(), **more)
+    checkpoint = getattr(factory, "checkpoint", models.checkpoint)
+    return errors_of(factory, checkpoint(), **more)
 
 
 def errors_of(

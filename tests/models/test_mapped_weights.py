@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tests.mapped_files import bytes_in_memory
@@ -172,6 +172,15 @@ class TestFoldersThatAreDamaged:
         made = mapped(folder, "qwen2_5_vl")
         assert made.lm_head.weight is made.get_input_embeddings().weight
         assert same(made, as_loaded(folder, load_family("qwen2_5_vl").model_class()))
+
+    def test_a_weight_is_saved_as_a_quantizers_codes(self, folder: Path) -> None:
+        file = folder / "model-00002-of-00002.safetensors"
+        tensors = load_file(file)
+        name = next(name for name in tensors if name.endswith("_proj.weight"))
+        codes = torch.ones_like(tensors[name], dtype=torch.int8)
+        save_file({**tensors, name: codes}, file, metadata={"format": "pt"})
+        message = refused(folder).message
+        assert f"{file} has 1 tensors of eight-bit integers, such as {name}: codes" in message
 
     def test_a_vocabulary_is_padded(self, model: Path, tmp_path: Path) -> None:
         _, width = embedding_of(model).shape

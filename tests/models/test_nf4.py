@@ -3,17 +3,19 @@
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
-
 from vtool.models.nf4 import BLOCK, Nf4Linear, bytes_of, numbers_of, quantize
 from vtool.verification.unpack_base import NF4, unpack
 
+pytestmark = pytest.mark.skipif(
+    find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed"
+)
 SHAPES = [(64, 128), (5, 100), (33, 31), (1, 7), (7, 2), (64, 1)]
 
 

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("no_process_group")
 
 def plan_of(device: int, memory: int | None, *changes: Change) -> Plan:
     """A plan of a rank that needs so many bytes."""
-    step = Step(dict.fromkeys(KINDS, 0) | {"activations": device}, 0, 10**12)
+    step = Step(dict.fromkeys(KINDS, 0) | {"activations": device}, 0, 10**12, 0)
     shape = Shape(1, 64, 0, 0, 0, packed=False)
     asked = Asked(2, memory, peak=1e12, price=3.0)
     sizes = {"chunks": 1, "logits": 0, "load": 0, "save": 0, "checkpoint": 0}
@@ -69,7 +69,7 @@ def test_ranks_that_have_no_row_are_told_and_not_proposed() -> None:
     said = "\n".join(lines(replace(plan_of(GIB, None), idle=960)))
     assert "960 of 2 ranks have none" in said
     assert "fewer rows than ranks" not in "\n".join(lines(plan_of(GIB, None)))
-    step = Step(dict.fromkeys(KINDS, 0) | {"weights": 100, "activations": 10}, 0, 0)
+    step = Step(dict.fromkeys(KINDS, 0) | {"weights": 100, "activations": 10}, 0, 0, 0)
     assert _more_gpus(step, 8, 60, most=64) == (16, 60)
     assert _more_gpus(step, 8, 60, most=15) is None
     assert _more_gpus(step, 1, 12, most=10**6) is None
@@ -161,6 +161,17 @@ def test_states_of_eight_bits_are_proposed_where_they_are_built(
     for chosen, changed in found:
         if "optim.states=8bit" in chosen:
             assert run_of(tmp_path, *given, *" ".join(chosen).split()) == changed, chosen
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+def test_a_checkpoint_is_planned_with_the_states_that_it_has(tmp_path: Path, engine: str) -> None:
+    given = ("data.max_length=64", "data.global_batch_size=2", f"engine={engine}")
+    wide = make_plan(run_of(tmp_path, *given), Asked(2))
+    assert wide.checkpoint == 12 * wide.parameters
+    narrow = make_plan(run_of(tmp_path, *given, "optim.states=8bit"), Asked(2))
+    assert narrow.checkpoint == 4 * narrow.parameters + narrow.step.state
+    assert narrow.checkpoint < 0.6 * wide.checkpoint
 
 
 def test_rows_without_a_bound_are_not_planned(tmp_path: Path) -> None:

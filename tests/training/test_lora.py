@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel
 from safetensors.torch import load_file
 
 from tests.engines.ranks import run_ranks
@@ -201,6 +200,8 @@ def batch_of(folder: Path, name: str) -> dict[str, Any]:
 
 @pytest.mark.full
 def test_peft_opens_the_adapter_and_merged_it_gives_the_same_logits(folder: Path) -> None:
+    from peft import PeftModel  # takes seconds
+
     merged_folder, step = export_run(folder / "ddp", merge=True)
     assert (merged_folder, step) == (folder / "ddp/merged", 6)
     inputs = batch_of(folder, "logits")
@@ -370,6 +371,8 @@ def other_runs(folder: Path) -> None:
 @pytest.mark.full
 def test_lengths_and_whole_modules_are_merged_as_their_formula_says(tmp_path: Path) -> None:
     """W' = m · (W + s · B · A) / ‖W + s · B · A‖ by rows (DoRA, equation 5), in float64."""
+    from peft import PeftModel  # takes seconds
+
     other_runs(tmp_path)
     made = made_run(tmp_path, "run", "ddp", *WHOLE, f"model.path={tmp_path / 'model'}")
     train_all(Ranks(), made)

@@ -5,14 +5,13 @@ The reference is a base in float32 whose files have the numbers that NF4's table
 
 import json
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-
-pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
 
 from tests.commands import run_vtool
 from tests.config.test_lora import found
@@ -42,6 +41,9 @@ from vtool.training.observe_run import observe_run
 from vtool.training.session import Request
 from vtool.training.sft import train
 
+pytestmark = pytest.mark.skipif(
+    find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed"
+)
 LANGUAGE = re.compile(r"(^|\.)layers\.\d+\.(self_attn|mlp)\.\w+_proj\.weight$")
 NF4, RANK = "lora.base_dtype=nf4", 2
 REFUSED = ("not-built-on-engine", "error", "lora.base_dtype")

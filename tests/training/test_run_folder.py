@@ -171,6 +171,20 @@ def test_a_damaged_checkpoint_is_told_passed_over_and_set_aside(
     assert [line["step"] for line in read_lines(folder / "metrics.discarded.jsonl")] == [4]
 
 
+def test_an_export_says_that_a_newer_checkpoint_is_damaged(
+    rows: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start(rows)
+    checkpoints = rows.parent / "run/checkpoints"
+    older, newer = sorted(checkpoints.iterdir())[-2:]
+    (newer / "optimizer.safetensors").write_bytes((older / "optimizer.safetensors").read_bytes())
+    capsys.readouterr()
+    _, step = export_run(rows.parent / "run")
+    said = capsys.readouterr().err
+    assert f"warning[corrupt-checkpoint VT803]: {newer}: optimizer.safetensors has other" in said
+    assert step == int(older.name.removeprefix("step-"))
+
+
 def test_a_run_with_damaged_checkpoints_only_is_not_begun_anew(rows: Path) -> None:
     start(rows)
     folder = rows.parent / "run"

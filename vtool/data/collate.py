@@ -10,9 +10,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from vtool.data.chat import IGNORED
 from vtool.data.encode import Prompt, Sample
-from vtool.data.visuals import joined_pixels
+from vtool.data.visuals import PIXELS, joined_pixels, tables
 from vtool.models.masks import keep_from_lengths, to_hf_2d
-from vtool.models.patches import ByteValues, byte_values
+from vtool.models.patches import ByteValues
 from vtool.models.processor import Processor
 from vtool.models.spans import Spans
 from vtool.models.tower_index import TowerIndex, TowerIndexer
@@ -69,8 +69,9 @@ class Batch:
     """Places that are filled up, to the length of the longest row."""
     documents: Documents | None = None
     """The documents of a packed row, else None."""
-    values: ByteValues | None = None
-    """The values of `pixel_values`, where these are bytes: they are looked up on the device."""
+    values: Mapping[str, ByteValues] = field(default_factory=dict)
+    """The values of `pixel_values` and `pixel_values_videos`, by name, where these are bytes: they
+    are looked up on the device."""
     towers: Mapping[str, TowerIndex] = field(default_factory=dict)
     """The index of the images and that of the videos, as `image_index` and `video_index`, for the
     vision tower. Without them it asks the device for the same numbers."""
@@ -94,14 +95,12 @@ class Batch:
         The CPU goes on meanwhile, where the memory is pinned.
         """
         moved = self.map(lambda tensor: tensor.to(device, non_blocking=True))
-        if self.values is None:
-            return moved
-        pixels = {"pixel_values": self.values.of(moved.inputs["pixel_values"])}
-        return replace(moved, inputs={**moved.inputs, **pixels}, values=None)
+        pixels = {name: one.of(moved.inputs[name]) for name, one in self.values.items()}
+        return replace(moved, inputs={**moved.inputs, **pixels}, values={})
 
     def pin_memory(self) -> "Batch":
         """Return a copy in memory that a device reads by itself."""
-        values = None if self.values is None else self.values.pin_memory()
+        values = {name: one.pin_memory() for name, one in self.values.items()}
         return replace(self.map(lambda tensor: tensor.pin_memory()), values=values)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
@@ -219,14 +218,12 @@ def visual_inputs(samples: Sequence[Sample | Prompt], processor: Processor) -> d
     names = dict.fromkeys(name for tensors in named for name in tensors)
     parts = {name: [tensors[name] for tensors in named if name in tensors] for name in names}
     return {
-        name: joined_pixels(own, processor) if name == "pixel_values" else torch.cat(own)
+        name: joined_pixels(name, own, processor) if name in PIXELS else torch.cat(own)
         for name, own in parts.items()
     }
 
 
-def values_of_bytes(inputs: dict[str, Tensor], processor: Processor) -> ByteValues | None:
-    """Return the values of a batch's patches, where these are bytes; else None."""
-    pixels = inputs.get("pixel_values")
-    if pixels is None or pixels.dtype != torch.uint8:
-        return None
-    return byte_values(processor.image_processor)
+def values_of_bytes(inputs: dict[str, Tensor], processor: Processor) -> dict[str, ByteValues]:
+    """Return the values of a batch's patches, by the name of each input that is bytes."""
+    narrow = [name for name in PIXELS if name in inputs and inputs[name].dtype == torch.uint8]
+    return {name: values for name in narrow if (values := tables(processor)[name]) is not None}

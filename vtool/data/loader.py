@@ -56,7 +56,7 @@ class EncodedRows(Dataset[Batch]):
     prompts: Mapping[int, Prompt] = field(default_factory=dict)
     """Prompts of rows that are not to be encoded here."""
     as_bytes: bool = False
-    """Patches of images are kept and moved as bytes: `Batch.to` looks their values up."""
+    """Patches are kept and moved as bytes: `Batch.to` looks their values up."""
     in_work: RowsInWork | None = None
     """The rows that data workers are at, once there are any."""
     tower: TowerIndexer | None = None

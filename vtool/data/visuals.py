@@ -11,8 +11,11 @@ from torch import Tensor
 from vtool.data.media import load_picture, picture_errors
 from vtool.data.row import Row, refuse
 from vtool.data.video import Clip
-from vtool.models.patches import byte_values, image_bytes, image_patches
+from vtool.models.patches import ByteValues, byte_values, image_bytes, image_patches
 from vtool.models.processor import Processor
+
+PIXELS = ("pixel_values", "pixel_values_videos")
+"""The model's inputs that are patches: of images, and of videos."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,7 @@ class Visuals:
     image_grid_thw: Tensor | None = None
     """int64 [I, 3]: patches along time, height and width."""
     pixel_values_videos: Tensor | None = None
-    """float32 [P, W]"""
+    """float32 [P, W]; or bytes, uint8, of which those of the video processor make these."""
     video_grid_thw: Tensor | None = None
     """int64 [V, 3]."""
     second_per_grid_ts: Tensor | None = None
@@ -64,6 +67,8 @@ def visuals_of(
 ) -> Iterator[Visual]:
     """Yield a row's images and videos in the order in which they are shown."""
     _image: Any = partial(_cut_image, as_bytes=as_bytes)
+    if row.videos:
+        as_bytes = as_bytes and _go_together(processor)
     if measure and processor.image_processor.do_resize:
         _image = _measured_image
     images, videos = iter(row.images), iter(clips)
@@ -71,10 +76,10 @@ def visuals_of(
         if kind == "image" and (image := next(images, None)) is not None:
             yield _image(row, image, processor)
         elif kind == "video" and (clip := next(videos, None)) is not None:
-            yield _video(row, clip, processor)
+            yield _video(row, clip, processor, as_bytes)
     # What the messages do not place: each is one more than there are tokens.
     yield from (_image(row, image, processor) for image in images)
-    yield from (_video(row, clip, processor) for clip in videos)
+    yield from (_video(row, clip, processor, as_bytes) for clip in videos)
 
 
 def _measured_image(row: Row, image: Any, processor: Processor) -> Visual:
@@ -106,10 +111,18 @@ def _cut_image(row: Row, image: Any, processor: Processor, *, as_bytes: bool = F
     return Visual("image", pixels, (t, h, w), (features,), token, traits=traits)
 
 
-def _video(row: Row, clip: Clip, processor: Processor) -> Visual:
+def _go_together(processor: Processor) -> bool:
+    """Return whether bytes of videos can be kept: where these are images, they need one table."""
+    if not processor.video.family.facts.videos_are_images:
+        return True
+    values = byte_values(processor.image_processor)
+    return values is not None and values.equals(byte_values(processor.video.frames))
+
+
+def _video(row: Row, clip: Clip, processor: Processor, as_bytes: bool) -> Visual:
     video, family = processor.video, processor.video.family
     try:
-        pixels, (t, h, w) = video.cut(clip.frames)
+        pixels, (t, h, w) = video.cut(clip.frames, as_bytes=as_bytes)
     except ValueError as error:  # an extreme aspect ratio
         raise refuse("broken-video", f"{row.id}: {error}", row.origin) from error
     features = h * w // video.frames.merge_size**2
@@ -195,13 +208,13 @@ def _joined(visuals: Sequence[Visual], processor: Processor) -> Visuals:
         # Of a video taken as images each patch along time is one; an image has one such patch.
         grids = [(1, h, w) for t, h, w in (visual.grid for visual in images) for _ in range(t)]
         given |= {
-            "pixel_values": joined_pixels([visual.pixels for visual in images], processor),
+            PIXELS[0]: _joined_pixels(PIXELS[0], images, processor),
             "image_grid_thw": torch.tensor(grids),
         }
     if videos:
         grids = [visual.grid for visual in videos]
         given |= {
-            "pixel_values_videos": _concatenated([visual.pixels for visual in videos]),
+            PIXELS[1]: _joined_pixels(PIXELS[1], videos, processor),
             "video_grid_thw": torch.tensor(grids),
         }
         if family.facts.seconds_per_grid:
@@ -209,14 +222,29 @@ def _joined(visuals: Sequence[Visual], processor: Processor) -> Visuals:
     return Visuals(**given)
 
 
-def joined_pixels(pixels: Sequence[Tensor], processor: Processor) -> Tensor:
-    """Return patches one after the other: bytes where all are, else floats."""
-    if len({one.dtype for one in pixels}) > 1:
-        values = byte_values(processor.image_processor)
+def _joined_pixels(name: str, visuals: Sequence[Visual], processor: Processor) -> Tensor:
+    return joined_pixels(name, [visual.pixels for visual in visuals], processor)
+
+
+def joined_pixels(name: str, pixels: Sequence[Tensor], processor: Processor) -> Tensor:
+    """Return patches one after the other: bytes where all are, else floats.
+
+    Args:
+        name: the model's input that they are, a key of `tables`.
+        pixels: uint8 or float32 [P, W] each; bytes of images may have one frame.
+    """
+    if len(pixels) == 1:  # one need not be copied
+        return pixels[0]
+    if len({(one.dtype, one.shape[1]) for one in pixels}) > 1:
+        values = tables(processor)[name]
         assert values is not None, "there are bytes"
-        pixels = [values.of(one) if one.dtype == torch.uint8 else one for one in pixels]
-    return _concatenated(pixels)
+        narrow = all(one.dtype == torch.uint8 for one in pixels)
+        change = values.repeated if narrow else values.of
+        pixels = [change(one) if one.dtype == torch.uint8 else one for one in pixels]
+    return torch.cat(list(pixels))
 
 
-def _concatenated(pixels: Sequence[Tensor]) -> Tensor:
-    return pixels[0] if len(pixels) == 1 else torch.cat(list(pixels))  # one need not be copied
+def tables(processor: Processor) -> dict[str, ByteValues | None]:
+    """Return what is made of the bytes of each of a model's inputs, by its name."""
+    cutters = (processor.image_processor, processor.video.frames)
+    return {name: byte_values(cutter) for name, cutter in zip(PIXELS, cutters, strict=True)}

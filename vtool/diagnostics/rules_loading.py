@@ -212,6 +212,18 @@ RULES = (
         ),
     ),
     Rule(
+        name="wrong-place",
+        code="VT435",
+        summary="Parameters of one shape hold each other's weights.",
+        why=(
+            "Every tensor is read and every parameter written, so nothing is missing; the model"
+            " computes with the wrong one of two weights."
+        ),
+        bad='mapping = {"input_layernorm": "norm2", "post_attention_layernorm": "norm1"}',
+        good='mapping = {"input_layernorm": "norm1", "post_attention_layernorm": "norm2"}',
+        fix="Compare the mapping of names with the module's; exchange the two that are named.",
+    ),
+    Rule(
         name="computes-differently",
         code="VT434",
         summary="The loaded class computes something else than transformers' class.",
@@ -263,7 +275,7 @@ RULES = (
         ),
     ),
 )
-"""VT401 to VT412 and VT430 to VT434 are asked of classes; the others say why one could not be."""
+"""VT401 to VT412 and VT430 to VT435 are asked of classes; the others say why one could not be."""
 
 VLLM_CLASS_RULES = (
     "shard-mismatch",

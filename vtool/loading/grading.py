@@ -148,6 +148,15 @@ def _never_loaded(facts: SubjectFacts) -> Items:
     ]
 
 
+def _grade_wrong_place(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagnostic]:
+    """Yield an error where the names are those of files."""
+    certain = facts.origin == "given" or _known(facts, _tensors(items))
+    text = f"{_count('parameter', items, 'have')} each other's weights: {_parameters(items)}"
+    first = items[0]
+    text += f"; {first.parameter} has those of {first.seen}, and not of {first.expected}"
+    yield _finding(rule, text, items, "error" if certain else "warning")
+
+
 def _grade_partly_written(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagnostic]:
     """Yield notes where a twin is read whole: the rest is padding."""
     unread = [item for item in _unread(facts) if _known(facts, item.tensors)]
@@ -343,6 +352,7 @@ GRADERS: Mapping[str, Grader] = {
     "lossy-cast": _grade_narrowed,
     "nondeterministic": partial(_grade_differences, "loaded again into a new object"),
     "never-loaded": _grade_never_loaded,
+    "wrong-place": _grade_wrong_place,
     "shard-mismatch": _grade_shards,
     "stale-after-processing": _grade_processed,
     "quantised-load": _grade_quantized,

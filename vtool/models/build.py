@@ -8,7 +8,13 @@ import torch
 
 from vtool.config.schema import Model
 from vtool.families.family import load_family
-from vtool.models.mapped_weights import check_report, check_ties, does_not_load, weight_files
+from vtool.models.mapped_weights import (
+    check_numbers,
+    check_report,
+    check_ties,
+    does_not_load,
+    weight_files,
+)
 from vtool.models.model_class import model_class
 from vtool.models.on_meta import parameters_on_meta
 from vtool.models.processor import Processor, first_line
@@ -170,7 +176,7 @@ def load_model(
         Findings: `model-does-not-load`; what stands against `model.modeling`.
     """
     kind = model_class(family_name, modeling)
-    weight_files(folder)
+    check_numbers(weight_files(folder))
     try:
         model, report = (
             load_family(family_name)

@@ -7,12 +7,12 @@ read from the disk. What has to be joined of several tensors is joined in memory
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from vtool.diagnostics import Diagnostic, Findings
@@ -24,6 +24,8 @@ WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _SHOWN = 3
 # What a tool that rounds a vocabulary up changes, by the ends of names.
 _VOCABULARY = ("embed_tokens.weight", "lm_head.weight")
+_CODES = ("I8", "U8")
+"""The dtypes of quantized weights' codes, which transformers would cast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,7 @@ def map_folder(folder: Path, family_name: str, how: Mapping[str, Any]) -> Mapped
 
     if not (files := weight_files(folder)):
         return None
+    check_numbers(files)
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         saved = {name: _AsSaved(tensor) for name, tensor in _read(files)}
@@ -116,6 +119,30 @@ def map_folder(folder: Path, family_name: str, how: Mapping[str, Any]) -> Mapped
     kept = model.state_dict().keys()
     named = (*model.named_parameters(), *(one for one in model.named_buffers() if one[0] in kept))
     return MappedWeights({name: tensor.detach() for name, tensor in named}, files)
+
+
+def check_numbers(files: Iterable[Path]) -> None:
+    """Check that no weight is saved as a quantizer's codes: their scales are in no file then.
+
+    Raises:
+        Findings: `model-does-not-load`.
+    """
+    for file in files:
+        try:
+            opened: Any = safe_open(file, "pt")
+            codes = [
+                name
+                for name in opened.keys()  # noqa: SIM118 - it is no dict
+                if opened.get_slice(name).get_dtype() in _CODES
+            ]
+        except (OSError, SafetensorError):  # its loader says what is wrong with it
+            continue
+        if codes:
+            raise does_not_load(
+                f"{file} has {len(codes)} tensors of eight-bit integers, such as {codes[0]}: codes"
+                " of a quantized weight, which would be taken for its numbers",
+                "name the folder that it was quantized from",
+            )
 
 
 def _read(files: tuple[Path, ...]) -> Iterator[tuple[str, Tensor]]:

@@ -36,28 +36,41 @@ class ByteValues:
 
     table: Tensor
     """float32 [channels · 256]"""
-    frames: int
-    """The frames of a patch, which a still image fills with itself."""
+    width: int
+    """The values of a patch: channels · frames · patch_size²."""
 
     def of(self, patches: Tensor) -> Tensor:
         """Return what the vision tower is given, on the device of the patches.
 
         Args:
-            patches: uint8 [P, channels · patch_size²], of one frame.
+            patches: uint8 [P, width] of a video, or [P, channels · patch_size²] of an image, which
+                fills the frames of a patch with itself.
 
         Returns:
-            float32 [P, channels · frames · patch_size²].
+            float32 [P, width].
         """
         channels = len(self.table) // 256
         table = self.table.to(patches.device, non_blocking=True)
         rows = 256 * torch.arange(channels, dtype=torch.int32, device=patches.device)
         places = patches.view(len(patches), channels, -1) + rows[:, None]
-        values = table.index_select(0, places.view(-1)).view(len(patches), channels, 1, -1)
-        return values.expand(-1, -1, self.frames, -1).reshape(len(patches), -1)
+        values = table.index_select(0, places.view(-1))
+        return self.repeated(values.view(len(patches), -1))
+
+    def repeated(self, patches: Tensor) -> Tensor:
+        """Return patches [P, width] of those of one frame; those of all frames as they are."""
+        frames = self.width // patches.shape[1]
+        if frames == 1:
+            return patches
+        of_one = patches.view(len(patches), len(self.table) // 256, 1, -1)
+        return of_one.expand(-1, -1, frames, -1).reshape(len(patches), -1)
+
+    def equals(self, other: "ByteValues | None") -> bool:
+        """Return whether another image processor makes the same of all bytes."""
+        return other is not None and torch.equal(self.table, other.table)
 
     def pin_memory(self) -> "ByteValues":
         """Return a copy whose table a device reads while the CPU goes on."""
-        return ByteValues(self.table.pin_memory(), self.frames)
+        return ByteValues(self.table.pin_memory(), self.width)
 
 
 def byte_values(processor: Any) -> ByteValues | None:
@@ -65,7 +78,10 @@ def byte_values(processor: Any) -> ByteValues | None:
     settings = tuple(_hashable(getattr(processor, name, None)) for name in _DECIDING)
     make: Callable[..., Any] = type(processor)
     table = _proved_table(make, settings)
-    return None if table is None else ByteValues(table, processor.temporal_patch_size)
+    if table is None:
+        return None
+    side, frames = processor.patch_size, processor.temporal_patch_size
+    return ByteValues(table, len(table) // 256 * frames * side**2)
 
 
 def image_bytes(processor: Any, picture: Any) -> tuple[Tensor, Grid]:

@@ -15,6 +15,7 @@ from vtool.config.schema import Video
 from vtool.families.family import Family
 from vtool.families.frames import FrameRequest
 from vtool.families.images import read_json
+from vtool.models.patches import byte_values
 
 FILE = "video_preprocessor_config.json"
 _NO_BOUND = 2**31
@@ -103,11 +104,16 @@ class VideoProcessor:
             )
         )
 
-    def cut(self, frames: Sequence[Any]) -> tuple[Tensor, tuple[int, int, int]]:
+    def cut(
+        self, frames: Sequence[Any], *, as_bytes: bool = False
+    ) -> tuple[Tensor, tuple[int, int, int]]:
         """Return the patches of the frames of a video, PIL images of one size.
 
+        Args:
+            as_bytes: leave them as bytes, where there are `byte_values` of `self.frames`.
+
         Returns:
-            float32 [P, W], and the number of patches along time, height and width.
+            float32 [P, W] or uint8 [P, W], and the number of patches along time, height and width.
 
         Raises:
             ValueError: an extreme aspect ratio.
@@ -116,6 +122,7 @@ class VideoProcessor:
         from transformers.image_utils import SizeDict
 
         own = self.frames
+        as_bytes = as_bytes and byte_values(own) is not None
         size = self.size(len(frames), frames[0].height, frames[0].width)
         processed: list[np.ndarray] = []
         for frame in frames:
@@ -125,6 +132,9 @@ class VideoProcessor:
                 pixels = PilBackend.resize(
                     own, pixels, SizeDict(height=size[0], width=size[1]), own.resample
                 )
+            if as_bytes:
+                processed.append(np.asarray(pixels))
+                continue
             if own.do_rescale:
                 pixels = own.rescale(pixels, own.rescale_factor)
             if own.do_normalize:
@@ -264,15 +274,15 @@ def cut_into_patches(
     """Cut the frames of a video into patches, in the order of the image processors.
 
     Args:
-        frames: float32 [3, H, W] each, of whole blocks of `merge` × `merge` patches. The last one
-            is repeated to fill up a patch.
+        frames: float32 or uint8 [3, H, W] each, of whole blocks of `merge` × `merge` patches. The
+            last one is repeated to fill up a patch.
         patch: pixels along a side of a patch.
         merge: patches along a side of an image token.
         frames_per_patch: the frames in a patch.
 
     Returns:
-        float32 [T · H/patch · W/patch, 3 · frames_per_patch · patch²], and the number of patches
-        along time, height and width.
+        [T · H/patch · W/patch, 3 · frames_per_patch · patch²] in their dtype, and the number of
+        patches along time, height and width.
     """
     depth = frames_per_patch
     video = torch.from_numpy(np.stack([*frames, *[frames[-1]] * (-len(frames) % depth)]))

@@ -169,7 +169,7 @@ def make_plan(run: Run, asked: Asked) -> Plan:
     wide = 8 if run.model.dtype == "float64" else 4
     narrow = 2 if run.model.dtype == "bfloat16" else wide
     rows = rows_of_block(len(head), narrow)
-    saved = (wide * trained if run.lora else whole) + 2 * wide * trained
+    saved = (wide * trained if run.lora else whole) + step.state
     plan = Plan(
         asked=asked,
         shape=shape,

@@ -5,7 +5,7 @@ and no other rank is there: torch's process group `fake` answers for them.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -64,6 +64,8 @@ class Step:
     """Over the wire, of this rank, in a step: what its collectives move by their rings."""
     flops: int
     """The FLOPs of a micro-batch, recomputed ones included."""
+    state: int
+    """The bytes of the optimizer's state of all ranks, as a checkpoint has it."""
 
     @property
     def peak(self) -> int:
@@ -118,18 +120,13 @@ def measure_step(run: Run, module: nn.Module, world: int, shape: Shape) -> Step:
             if (name := str(kind).rpartition(".")[2]) != "Total":
                 found[_KINDS.get(name, "activations")] += size
     trained = sum(one.numel() * one.element_size() for one in local)
-    if isinstance(engine.optimizer, AdamW8bit):
-        found["optimizer"] = sum(
-            bytes_of_means(one.shape, mine.numel()) for one, mine in zip(own, local, strict=True)
-        )
-    else:
-        found["optimizer"] = round(trained * _state_of_a_byte(engine.optimizer))
+    found["optimizer"] = _state_of(engine.optimizer, own, local)
     sent = counting.sent * passes
     if isinstance(run.engine, Ddp) and world > 1:
         # DistributedDataParallel is built over a real model only: its buckets are gradients again.
         found["gradients"] += 0 if run.engine.gradient_as_bucket_view else trained
         sent = round(2 * (world - 1) / world * trained)
-    return Step(dict(found), sent, counting.flops)
+    return Step(dict(found), sent, counting.flops, _state_of(engine.optimizer, own, own))
 
 
 def _on_meta(module: nn.Module) -> dict[str, Tensor]:
@@ -200,6 +197,18 @@ class _Counting(TorchDispatchMode):
         elif (count := flop_registry.get(func.overloadpacket)) is not None:
             self.flops += count(*args, **(kwargs or {}), out_val=out)
         return out
+
+
+def _state_of(
+    optimizer: torch.optim.Optimizer, whole: Sequence[Tensor], held: Sequence[Tensor]
+) -> int:
+    """Return the bytes that an optimizer keeps for parameters, of what is held of each."""
+    if isinstance(optimizer, AdamW8bit):
+        return sum(
+            bytes_of_means(one.shape, mine.numel()) for one, mine in zip(whole, held, strict=True)
+        )
+    trained = sum(one.numel() * one.element_size() for one in held)
+    return round(trained * _state_of_a_byte(optimizer))
 
 
 def _state_of_a_byte(optimizer: torch.optim.Optimizer) -> float:

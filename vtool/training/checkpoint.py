@@ -202,7 +202,7 @@ def _remove_older(folder: Path, snapshot: Snapshot, keep_last: int) -> None:
             shutil.rmtree(doomed)
 
 
-def say(findings: Sequence[Diagnostic]) -> None:
+def say(findings: Iterable[Diagnostic]) -> None:
     """Print findings that end nothing."""
     for one in findings:
         print(f"{one.severity}[{one.rule} {one.code}]: {one.message}", file=sys.stderr)

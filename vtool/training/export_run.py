@@ -14,7 +14,7 @@ from vtool.models.build import build_model
 from vtool.models.nf4 import round_to_nf4
 from vtool.models.processor import load_processor
 from vtool.training.base import base_of, base_settings, check_base
-from vtool.training.checkpoint import best_before, load, newest
+from vtool.training.checkpoint import best_before, load, newest, say
 from vtool.training.kept_processor import check_processor
 from vtool.training.own_folder import written_settings
 from vtool.training.run_folder import RunFolder
@@ -41,7 +41,8 @@ def open_run(path: Path) -> tuple[RunFolder, Run]:
 def export_run(path: Path, output: Path | None = None, *, merge: bool = False) -> tuple[Path, int]:
     """Write a run's checkpoint as a Hugging Face folder; return the folder and the step.
 
-    It is the best one, where `checkpoint.keep_best` keeps it, or else the newest that is whole.
+    It is the best one, where `checkpoint.keep_best` keeps it, or else the newest that is whole; a
+    newer one that is not is said.
 
     A run with adapters gives the adapter in peft's format; with `merge`, a whole model, each weight
     being base + scale · B · A. A base that was trained in NF4 is merged as that.
@@ -62,6 +63,7 @@ def export_run(path: Path, output: Path | None = None, *, merge: bool = False) -
             [replace(finding, help=whole) for finding in damaged]
             or [Diagnostic("no-checkpoint", f"{path} has no checkpoint yet")]
         )
+    say(replace(finding, severity="warning") for finding in damaged)
     best, lost = best_before(found) if run.checkpoint.keep_best is not None else (None, [])
     if lost:
         raise Findings(lost)

@@ -17,6 +17,7 @@ from torch import Tensor
 from .checks import CHECKS
 from .coverage import Place, cover
 from .errors import LoadFailed, NotRun, error_text
+from .exchanged import exchanged
 from .facts import About, CheckFacts, Item, SubjectFacts
 from .headers import Entry
 from .host import Progress
@@ -37,6 +38,7 @@ ANSWERED = (
     "unconsumed-tensor",
     "lossy-cast",
     "never-loaded",
+    "wrong-place",
 )
 """The rules that a load without values answers."""
 
@@ -203,6 +205,9 @@ def _complete(
         "partly-written-parameter": list(gaps.values()),
         "unconsumed-tensor": [*unconsumed, *_read_in_part(loaded, aliased)],
         "never-loaded": _never_loaded(unconsumed, missing),
+        "wrong-place": exchanged(
+            came_from, {name: one.shape for name, one in loaded.parameters.items()}
+        ),
         "lossy-cast": [
             Item(
                 parameter=next((to for to, names in came_from.items() if name in names), None),

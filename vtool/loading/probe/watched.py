@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .errors import LoadFailed, NotRun, error_text
+from .exchanged import exchanged
 from .facts import CheckFacts, Item
 from .initial import kept_values
 from .places import belongs
@@ -108,6 +109,7 @@ def watched_load(
             for name in whole
         ],
         "never-loaded": _never_loaded(unconsumed, kept),
+        "wrong-place": exchanged(came_from, {name: one.shape for name, one in after.items()}),
         "partly-written-parameter": [
             _partly_written(reference, name) for name, mask in gaps.items() if not mask.all()
         ],
