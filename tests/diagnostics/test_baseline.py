@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vtool.diagnostics import Diagnostic, Findings, Origin
-from vtool.diagnostics.baseline import _entry, compare
+from vtool.diagnostics.baseline import _entry, compare, fingerprint
 from vtool.diagnostics.result import Result, exit_code
 
 STALE = Diagnostic(
@@ -131,6 +131,76 @@ def test_as_many_alike_are_known_as_were_recorded(file: Path) -> None:
     assert [finding.severity for finding in compared.results[0].findings] == ["note", "error"]
 
 
+OF_CLASS = Diagnostic(
+    "stale-reference",
+    "vllm:BertModel: 2 parameters hold bytes of what came later: q, k",
+    parameter="q",
+    parameters=("q", "k"),
+    tensors=("q.weight", "k.weight"),
+    origin=Origin("bert.py", 508),
+)
+
+
+def of_class(*findings: Diagnostic) -> Result:
+    return Result("vllm:BertModel", "unsafe", {findings[0].rule: "failed"}, findings)
+
+
+def test_a_finding_about_parameters_is_known_by_them_in_any_order_and_any_words(file: Path) -> None:
+    compare([of_class(OF_CLASS)], file)
+    other = replace(
+        OF_CLASS,
+        message="vllm:BertModel: k and q hold bytes of what came later; reached by reload_weights",
+        parameter="k",
+        parameters=("k", "q"),
+        tensors=("k.weight",),
+        origin=Origin("bert.py", 514),
+    )
+    compared = compare([of_class(other)], file)
+    assert exit_code(compared.results) == 0
+    assert not compared.gone
+    assert fingerprint("vllm:BertModel", other) == fingerprint("vllm:BertModel", OF_CLASS)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(OF_CLASS, parameters=("q", "k", "v")),
+        replace(OF_CLASS, parameters=("q",)),
+        replace(OF_CLASS, rule="retained-memory", severity="error"),
+        replace(OF_CLASS, origin=Origin("roberta.py", 508)),
+    ],
+)
+def test_one_parameter_more_or_less_is_another_finding(file: Path, other: Diagnostic) -> None:
+    compare([of_class(OF_CLASS)], file)
+    assert exit_code(compare([of_class(other)], file).results) == 1
+    assert fingerprint("vllm:BertModel", other) != fingerprint("vllm:BertModel", OF_CLASS)
+    assert fingerprint("vllm:Other", OF_CLASS) != fingerprint("vllm:BertModel", OF_CLASS)
+
+
+def test_what_threads_find_by_chance_is_known_by_its_rule_and_never_gone(file: Path) -> None:
+    chance = replace(OF_CLASS, by_chance=True)
+    compare([of_class(chance)], file)
+    others = [
+        replace(chance, parameters=("v",), origin=Origin("bert.py", number)) for number in (1, 2)
+    ]
+    compared = compare([of_class(*others)], file)
+    assert exit_code(compared.results) == 0
+    assert compared.known == 2
+    assert not compared.gone
+    passed = Result("vllm:BertModel", "clean", {"stale-reference": "passed"})
+    assert not compare([passed], file).gone
+    assert exit_code(compare([of_class(replace(chance, rule="never-loaded"))], file).results) == 1
+    assert fingerprint("vllm:BertModel", chance) == fingerprint("vllm:BertModel", others[0])
+
+
+def test_a_file_of_before_parameters_were_recorded_still_knows_its_findings(file: Path) -> None:
+    compare([of_class(replace(OF_CLASS, parameters=None))], file)
+    assert '"parameters"' not in file.read_text()
+    compared = compare([of_class(OF_CLASS)], file)
+    assert exit_code(compared.results) == 0
+    assert not compared.gone
+
+
 @pytest.mark.parametrize("verdict", ["failed", "not-run"])
 def test_nothing_is_gone_of_what_was_not_judged(file: Path, verdict: str) -> None:
     compare([result(STALE), result(STALE, subject="vllm:Other")], file)
@@ -173,6 +243,7 @@ def test_what_could_not_be_checked_is_never_known(
         "[]",
         '{"version": 2, "findings": []}',
         '{"version": 1, "findings": [{"rule": 1}]}',
+        '{"version": 1, "findings": [{"subject": "", "rule": "", "message": "", "parameters": 1}]}',
         "\xff\xfe",
         "[" * 100_000,
     ],

@@ -110,8 +110,9 @@ def test_what_was_not_run_is_said(run: dict[str, Any]) -> None:
     assert invocation["executionSuccessful"] is True
 
 
-def test_fingerprints_tell_findings_apart(run: dict[str, Any]) -> None:
-    prints = [result["partialFingerprints"]["vtoolFinding/v1"] for result in run["results"]]
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_fingerprints_tell_findings_apart(run: dict[str, Any], version: str) -> None:
+    prints = [result["partialFingerprints"][f"vtoolFinding/{version}"] for result in run["results"]]
     assert len(set(prints)) == len(prints)
     assert all(re.fullmatch("[0-9a-f]{32}", one) for one in prints)
 

@@ -1,5 +1,6 @@
 """Classes that hand tensors to threads come out the same at every load."""
 
+import asyncio
 import queue
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
@@ -8,8 +9,8 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from tests.loading import models
-from tests.loading.test_rules import errors
+from tests.loading import models, threaded
+from tests.loading.test_rules import errors, errors_of
 from vtool.loading import check_load_weights
 from vtool.loading.probe import threads
 from vtool.loading.probe.threads import threads_in_order
@@ -52,6 +53,57 @@ class ByConsumer(models.Good):
             for name, tensor in weights:
                 waiting.put((name, tensor.clone()))
             waiting.put(None)
+
+
+class AwaitsEach(models.Good):
+    """Waits for each thread of an event loop before it asks for the next."""
+
+    def load_weights(self, weights: models.Weights) -> None:
+        asyncio.run(self.load(weights))
+
+    async def load(self, weights: models.Weights) -> None:
+        for pair in weights:
+            await asyncio.to_thread(self.put, *pair)
+
+
+class JoinsEach(models.Good):
+    """Starts a thread for each tensor, and waits for it before it asks for the next."""
+
+    def load_weights(self, weights: models.Weights) -> None:
+        for pair in weights:
+            thread = threading.Thread(target=self.put, args=pair)
+            thread.start()
+            assert thread.is_alive() or thread.ident
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    "factory", [threaded.ByPool, threaded.ByThreads, threaded.ByWorkers, threaded.ByAsyncio]
+)
+def test_what_threads_keep_is_found_whatever_starts_them(
+    factory: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "LATEST_SECONDS", 0.1)
+    (finding,) = errors_of(factory, threaded.checkpoint(), checks=["stale-reference"])
+    assert finding.rule == "stale-reference"
+    assert f"{threaded.ROWS} parameters hold bytes of what came later" in finding.message
+
+
+@pytest.mark.parametrize("factory", [AwaitsEach, JoinsEach])
+def test_threads_that_are_waited_for_are_right(factory: type) -> None:
+    assert check_load_weights(factory, models.checkpoint()).verdict == "clean"
+
+
+def test_what_is_chance_is_said_and_how_much_is_held_at_once_is_not_judged() -> None:
+    result = check_load_weights(JoinsEach, models.checkpoint())
+    assert result.checks["retained-memory"] == "not-run"
+    assert "chance" in result.details["retained-memory"]["reason"]
+    assert "chance" in result.details["subject"]["threads"]
+    (finding,) = errors_of(threaded.ByThreads, threaded.checkpoint(), checks=["stale-reference"])
+    assert finding.by_chance
+    ordered = check_load_weights(InThreadsOneByOne, models.checkpoint())
+    assert ordered.checks["retained-memory"] == "passed"
+    assert "threads" not in ordered.details["subject"]
 
 
 def test_every_tensor_of_a_class_with_threads_is_found_at_every_run_with_its_line() -> None:

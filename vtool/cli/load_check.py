@@ -86,7 +86,6 @@ def load_check(
         last_line,
         options,
         table,
-        without_notes,
     )
     from vtool.diagnostics import Findings
     from vtool.diagnostics.render import MACHINE, render
@@ -141,8 +140,14 @@ def load_check(
     (sys.stderr if format in MACHINE else sys.stdout).writelines(
         f"{line}\n" for line in recorded.lines
     )
-    shown_of = without_notes(results) if many and format not in MACHINE else results
-    render(shown_of, format, command="load-check", options=command_options, stream=sys.stdout)
+    render(
+        results,
+        format,
+        command="load-check",
+        options=command_options,
+        stream=sys.stdout,
+        notes=not many,
+    )
     if format not in MACHINE:
         sys.stdout.write(last_line(results))
     not_asked = [line for result in results if strict for line in _not_asked(result)]

@@ -6,14 +6,15 @@ Progress, the table of many subjects, digests, and what was not run.
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vtool.diagnostics.by_line import by_line, count_lines
 from vtool.diagnostics.printable import printable
 from vtool.diagnostics.result import Result
 from vtool.diagnostics.rules_loading import CLASS_RULES
 from vtool.loading.words import listed
+from vtool.words import plural
 
 if TYPE_CHECKING:
     from vtool.config.schema import LoadCheck
@@ -101,6 +102,8 @@ def table(results: Sequence[Result]) -> str:
         lines.append(
             f"{changed} with parts replaced or fields guessed, which json and the page name"
         )
+    if notes := count_lines(by_line(results))["notes"]:
+        lines.append(f"{plural(notes, 'note')}, which json and the page have")
     lines += [
         f"  not run: {result.subject}: {_reason(result)}"
         for result in results
@@ -185,17 +188,6 @@ def _changed(result: Result) -> list[str]:
         ("guessed, because the config lacks it", fields),
     )
     return [f"{word}: {listed(entries, SHOWN)}" for word, entries in groups if entries]
-
-
-def without_notes(results: Sequence[Result]) -> list[Result]:
-    """Return results without their notes, for a whole framework in text.
-
-    JSON has all findings, and so has the text of one subject.
-    """
-    return [
-        replace(result, findings=tuple(each for each in result.findings if each.severity != "note"))
-        for result in results
-    ]
 
 
 def last_line(results: Sequence[Result]) -> str:

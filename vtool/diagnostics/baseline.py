@@ -6,17 +6,17 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from vtool.diagnostics.by_line import KNOWN
 from vtool.diagnostics.diagnostic import Diagnostic, Findings, Origin
 from vtool.diagnostics.places import file_of
 from vtool.diagnostics.result import Result
 
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+(?:[.,]\d+)*(?:e[+-]?\d+)?", re.IGNORECASE)
-_KNOWN = " (known: in the baseline)"
 _NOTHING_CHECKED = ("unknown-subject", "unusable-interpreter", "load-failed")
 """Rules that say that something was not checked, which can be known and is still not checked."""
 _JUDGED = ("clean", "unsafe")
@@ -54,10 +54,11 @@ class Compared:
 def compare(results: Sequence[Result], file: Path) -> Compared:
     """Record the errors and warnings of these results, or find those that the file knows.
 
-    They are recorded where there is no such file. A finding is known by its subject, rule,
-    parameter, tensors, file and message, without line numbers or any other number in the message.
-    Of findings that are alike in all of that, as many are known as were recorded. What was not
-    checked is neither recorded nor known.
+    They are recorded where there is no such file. A finding is known by its subject, rule, file and
+    all of its parameters, in any order; one without any by its tensors and its message, without
+    line numbers or any other number in the message. Of findings that are alike in all of that, as
+    many are known as were recorded; what threads find by chance is known by subject and rule, in
+    any number, and never gone. What was not checked is neither recorded nor known.
 
     Raises:
         Findings: `unusable-baseline`, for a file that is no baseline or cannot be written.
@@ -84,18 +85,32 @@ def compare(results: Sequence[Result], file: Path) -> Compared:
     }
     gone = []
     for entry in entries:
-        if left[_key(entry)] and (entry["subject"], entry["rule"]) in asked:
+        looked = (entry["subject"], entry["rule"]) in asked and not entry.get("by_chance")
+        if looked and left[_key(entry)]:
             left[_key(entry)] -= 1
             gone.append(f"{entry['subject']}: {entry['rule']}: {entry['message']}")
-    known = sum(1 for one in marked for finding in one.findings if finding.message.endswith(_KNOWN))
+    known = sum(1 for one in marked for finding in one.findings if finding.message.endswith(KNOWN))
     return Compared(marked, False, known, tuple(gone))
 
 
 def fingerprint(subject: str, finding: Diagnostic) -> str:
-    """Return 128 bits, in hexadecimal, that stay the same while lines move and numbers change."""
-    return hashlib.sha256(
-        _key(_entry(subject, finding)).encode("utf-8", "surrogatepass")
-    ).hexdigest()[:32]
+    """Return 128 bits, in hexadecimal, that are the same as long as a baseline knows the finding.
+
+    They stay while lines move, numbers change, and threads find things in another order.
+    """
+    return _digest(_key(_entry(subject, finding)))
+
+
+def worded_fingerprint(subject: str, finding: Diagnostic) -> str:
+    """Return 128 bits, in hexadecimal, of the finding's words too, as the first version had them.
+
+    Results that were uploaded as SARIF are known by them.
+    """
+    return _digest(_worded_key(_entry(subject, finding)))
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def _mark(results: Sequence[Result], left: Counter[str]) -> tuple[tuple[Result, ...], Counter[str]]:
@@ -103,12 +118,15 @@ def _mark(results: Sequence[Result], left: Counter[str]) -> tuple[tuple[Result, 
     for result in results:
         findings = []
         for finding in result.findings:
-            key = _key(_entry(result.subject, finding))
-            if not _counts(result, finding) or not left[key]:
+            entry = _entry(result.subject, finding)
+            # an older file has the words of each finding, and not its parameters
+            keys = (_key(entry), _key(_worded(entry)), _chance_key(entry))
+            key = next((one for one in keys if left[one]), None)
+            if key is None or not _counts(result, finding):
                 findings.append(finding)
                 continue
-            left[key] -= 1
-            findings.append(replace(finding, severity="note", message=finding.message + _KNOWN))
+            left[key] -= key != _chance_key(entry)
+            findings.append(replace(finding, severity="note", message=finding.message + KNOWN))
         marked.append(replace(result, findings=tuple(findings)))
     return tuple(marked), left
 
@@ -132,9 +150,11 @@ def _entry(subject: str, finding: Diagnostic) -> dict[str, Any]:
         "subject": subject,
         "rule": finding.rule,
         "parameter": finding.parameter,
+        "parameters": list(finding.parameters) if finding.parameters else None,
         "tensors": list(finding.tensors) if finding.tensors else None,
         "file": _file(finding.origin),
         "message": finding.message,
+        "by_chance": finding.by_chance or None,
     }
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -151,9 +171,32 @@ def _file(origin: Origin | None) -> str | None:
     return os.path.basename(file) if installed == file else installed
 
 
-def _key(entry: dict[str, Any]) -> str:
+def _key(entry: Mapping[str, Any]) -> str:
+    """Return what a finding is known by, as text: its parameters, where it has any.
+
+    What a message counts and lists of them may come in another order.
+    """
+    if entry.get("by_chance"):
+        return _chance_key(entry)
+    if entry.get("parameters"):
+        kept = {name: entry.get(name) for name in ("subject", "rule", "file")}
+        return json.dumps(kept | {"parameters": sorted(entry["parameters"])}, sort_keys=True)
+    tensors = {"tensors": sorted(entry["tensors"])} if entry.get("tensors") else {}
+    return _worded_key({**entry, **tensors})
+
+
+def _chance_key(entry: Mapping[str, Any]) -> str:
+    return json.dumps(["by chance", entry["subject"], entry["rule"]])
+
+
+def _worded_key(entry: Mapping[str, Any]) -> str:
     message = _NUMBER.sub("#", _INSTALLED.sub("", entry["message"]))
-    return json.dumps(entry | {"message": message}, sort_keys=True)
+    return json.dumps(_worded(entry) | {"message": message}, sort_keys=True)
+
+
+def _worded(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an entry as older files have it."""
+    return {name: value for name, value in entry.items() if name not in ("parameters", "by_chance")}
 
 
 def _read(file: Path) -> list[dict[str, Any]]:
@@ -176,7 +219,9 @@ def _read(file: Path) -> list[dict[str, Any]]:
     )
     fields = ("subject", "rule", "message")
     if not isinstance(entries, list) or not all(
-        isinstance(entry, dict) and all(isinstance(entry.get(name), str) for name in fields)
+        isinstance(entry, dict)
+        and all(isinstance(entry.get(name), str) for name in fields)
+        and all(_is_names(entry.get(name, [])) for name in ("parameters", "tensors"))
         for entry in entries
     ):
         raise Findings(
@@ -186,6 +231,10 @@ def _read(file: Path) -> list[dict[str, Any]]:
             fatal=True,
         )
     return entries
+
+
+def _is_names(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
 
 def _write(file: Path, entries: list[dict[str, Any]]) -> None:

@@ -42,6 +42,10 @@ class Diagnostic:
     severity: Severity | None = None
     tensors: tuple[str, ...] | None = None
     """Tensors of a checkpoint that it is about."""
+    parameters: tuple[str, ...] | None = None
+    """All parameters that it is about; `parameter` is the first, which is shown in full."""
+    by_chance: bool = False
+    """The parameters and tensors can be others at another run, as threads have it."""
 
     def __post_init__(self) -> None:
         assert self.rule in RULES, f"no rule named {self.rule}"
@@ -50,8 +54,9 @@ class Diagnostic:
         for name in _TEXTS:
             if (text := getattr(self, name)) is not None:
                 object.__setattr__(self, name, printable(text))
-        if self.tensors is not None:
-            object.__setattr__(self, "tensors", tuple(map(printable, self.tensors)))
+        for name in ("tensors", "parameters"):
+            if (names := getattr(self, name)) is not None:
+                object.__setattr__(self, name, tuple(map(printable, names)))
 
     @property
     def code(self) -> str:

@@ -4,6 +4,8 @@ Source: docs.github.com, "Workflow commands for GitHub Actions"; the escapes are
 `@actions/core` (packages/core/src/command.ts).
 """
 
+from collections.abc import Sequence
+
 from vtool.diagnostics.diagnostic import Diagnostic
 from vtool.diagnostics.places import file_of
 from vtool.diagnostics.printable import printable
@@ -11,8 +13,12 @@ from vtool.diagnostics.printable import printable
 _LEVELS = {"error": "error", "warning": "warning", "note": "notice"}
 
 
-def annotation(finding: Diagnostic) -> str:
-    """Return a finding as one line, with line breaks and colons escaped."""
+def annotation(finding: Diagnostic, names: Sequence[str] = ()) -> str:
+    """Return a finding as one line, with line breaks and colons escaped.
+
+    Args:
+        names: lines below its message: the subjects that it is about.
+    """
     origin = finding.origin
     file = file_of(origin)
     properties = {
@@ -24,7 +30,8 @@ def annotation(finding: Diagnostic) -> str:
     given = ",".join(
         f"{name}={_property(str(value))}" for name, value in properties.items() if value is not None
     )
-    message = finding.message + (f"\nhelp: {finding.help}" if finding.help else "")
+    message = "\n- ".join([finding.message, *names])
+    message += f"\nhelp: {finding.help}" if finding.help else ""
     return f"::{_LEVELS[finding.severity or 'error']} {given}::{_data(message)}"
 
 

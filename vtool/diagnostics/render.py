@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
+from vtool.diagnostics.by_line import LineFinding, by_line, count_lines
 from vtool.diagnostics.diagnostic import Diagnostic, Origin
 from vtool.diagnostics.github import annotation
 from vtool.diagnostics.printable import printable, printable_all
@@ -18,6 +19,8 @@ _COLORS = {"error": "31;1", "warning": "33;1", "note": "36;1"}
 Locate = Callable[[str], Path]
 MACHINE = frozenset({"json", "sarif"})
 """Formats that are one document: nothing else may be on their stream."""
+BY_LINE = frozenset({"load-check"})
+"""Commands whose subjects share lines of code: what is found at one of them is told once."""
 
 
 def render(
@@ -29,10 +32,13 @@ def render(
     locate: Locate = Path,
     options: Sequence[str] = (),
     told: Collection[Diagnostic] = (),
+    notes: bool = True,
 ) -> None:
     """Write results to a stream.
 
     Args:
+        notes: False counts the notes of a command of `BY_LINE`, and prints none of them; documents
+            have them all the same.
         told: findings that the command itself has told a reader: `full` leaves them out.
         format: `full`, `concise`, `github`, or, with nothing else on the stream, `json` or `sarif`.
         options: what the command was given beside its subjects.
@@ -46,29 +52,40 @@ def render(
         return
     color = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     explained: set[str] = set()  # rules whose remedy has been printed: once is enough
+
+    def show(finding: Diagnostic, names: Sequence[str] = ()) -> None:
+        if format == "full":
+            stream.write("\n".join(_full(finding, names, color, locate, explained)) + "\n\n")
+        else:
+            stream.write((annotation if format == "github" else _concise)(finding, names) + "\n")
+
+    if command in BY_LINE:
+        for line in by_line(results):
+            if notes or line.severity != "note":
+                show(line.merged, line.names)
     for result in results:
-        for finding in result.findings:
-            if format == "full":
-                if finding in told:
-                    continue
-                stream.write("\n".join(_full(finding, color, locate, explained)) + "\n\n")
-            else:
-                stream.write(
-                    (annotation(finding) if format == "github" else _concise(finding)) + "\n"
-                )
+        for finding in result.findings if command not in BY_LINE else ():
+            if format != "full" or finding not in told:
+                show(finding)
         if format == "full" and result.verdict != "not-run":
             whose = f"{result.subject}: " if len(results) > 1 else ""
             stream.writelines(f"{whose}{line}\n" for line in _missed(result))
-    stream.write(summary(results) + "\n")
+    stream.write(summary(results, command) + "\n")
 
 
-def summary(results: Sequence[Result]) -> str:
-    """Return the last line: the counts of findings, and of checks by how they ended."""
+def summary(results: Sequence[Result], command: str = "") -> str:
+    """Return the last line: the counts of findings, and of checks by how they ended.
+
+    Of a command of `BY_LINE`, a line of code counts once; behind it is said how often subjects
+    have it.
+    """
     counts = count(results)
+    counted = counts | (count_lines(by_line(results)) if command in BY_LINE else {})
     found = [
-        f"{counts[name]} {name if counts[name] != 1 else name[:-1]}"
+        f"{counted[name]} {name if counted[name] != 1 else name[:-1]}"
+        + (f" ({counts[name]} by subject)" if counts[name] != counted[name] else "")
         for name in ("errors", "warnings", "notes")
-        if counts[name]
+        if counts[name] or counted[name]
     ]
     states = [
         f"{counts[state]} {state.replace('_', ' ')}"
@@ -105,6 +122,10 @@ def as_json(results: Sequence[Result], command: str, options: Sequence[str] = ()
         ],
         "summary": count(results),
     }
+    if command in BY_LINE:
+        lines = by_line(results)
+        document["by_line"] = [_line_json(line) for line in lines]
+        document["summary"] |= {"by_line": count_lines(lines)}
     # also what was measured, and what the command was given
     return {key: printable_all(value) for key, value in document.items()}
 
@@ -116,6 +137,25 @@ def _as_sarif(results: Sequence[Result], command: str) -> dict[str, Any]:
     return as_sarif(results, command)
 
 
+def _line_json(line: LineFinding) -> dict[str, Any]:
+    """Return a finding of `by_line`: with its subjects, and where each is among the results."""
+    # imports hashlib and more, which start-up need not wait for
+    from vtool.diagnostics.baseline import fingerprint
+
+    return {
+        **_finding_json(line.merged),
+        "subjects": line.subjects,
+        "findings": [
+            {
+                "result": member.result,
+                "finding": member.place,
+                "fingerprint": fingerprint(member.subject, member.finding),
+            }
+            for member in line.members
+        ],
+    }
+
+
 def _finding_json(finding: Diagnostic) -> dict[str, Any]:
     origin = finding.origin and asdict(finding.origin)
     names = (
@@ -125,6 +165,7 @@ def _finding_json(finding: Diagnostic) -> dict[str, Any]:
         "message",
         "help",
         "parameter",
+        "parameters",
         "tensors",
         "expected",
         "seen",
@@ -148,22 +189,26 @@ def _missed(result: Result) -> Iterator[str]:
         )
 
 
-def _concise(finding: Diagnostic) -> str:
+def _concise(finding: Diagnostic, names: Sequence[str] = ()) -> str:
     place = f"{finding.origin}: " if finding.origin else ""
     message = " ".join(finding.message.split())
     named, _, rest = message.partition(": ")
     # a row's message begins with the row, which is its place
     if rest and place.endswith(f"{named}: "):
         message = rest
-    return f"{place}{finding.severity} {finding.rule} ({finding.code}): {message}"
+    under = f" ({'; '.join(names[1:])})" if names else ""
+    return f"{place}{finding.severity} {finding.rule} ({finding.code}): {message}{under}"
 
 
-def _full(finding: Diagnostic, color: bool, locate: Locate, explained: set[str]) -> list[str]:
+def _full(
+    finding: Diagnostic, names: Sequence[str], color: bool, locate: Locate, explained: set[str]
+) -> list[str]:
     head = f"{finding.severity}[{finding.rule} {finding.code}]"
     painted = f"\x1b[{_COLORS[finding.severity or 'error']}m{head}\x1b[0m" if color else head
     lines = [f"{painted}: {finding.message}"]
     if finding.origin:
         lines += [f"  --> {finding.origin}", *_excerpt(finding.origin, locate)]
+    lines += [f"  - {name}" for name in names]
     if finding.help:
         lines.append(f"  help: {finding.help}")
     elif finding.rule not in explained:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from vtool.diagnostics.baseline import fingerprint
+from vtool.diagnostics.baseline import fingerprint, worded_fingerprint
 from vtool.diagnostics.diagnostic import Diagnostic
 from vtool.diagnostics.places import file_of
 from vtool.diagnostics.printable import printable
@@ -94,7 +94,10 @@ def _result(subject: str, finding: Diagnostic, place: dict[str, int]) -> dict[st
         "level": finding.severity,
         "message": {"text": finding.message + (f"\nhelp: {finding.help}" if finding.help else "")},
         "locations": [location],
-        "partialFingerprints": {"vtoolFinding/v1": fingerprint(subject, finding)},
+        "partialFingerprints": {
+            "vtoolFinding/v1": worded_fingerprint(subject, finding),
+            "vtoolFinding/v2": fingerprint(subject, finding),
+        },
         "properties": {key: value for key, value in properties.items() if value is not None},
     }
 

@@ -394,8 +394,9 @@ def _finding(
     severity: Severity | None = None,
     origin: Origin | None = None,
 ) -> Diagnostic:
-    """Return a finding that shows the first item in full, and the tensors of all."""
+    """Return a finding that shows the first item in full, and the names of all."""
     first = items[0]
+    parameters = tuple(dict.fromkeys(item.parameter for item in items if item.parameter))
     return Diagnostic(
         rule,
         message,
@@ -405,6 +406,7 @@ def _finding(
         seen=first.seen,
         severity=severity,
         tensors=_tensors(items) or None,
+        parameters=parameters or None,
     )
 
 

@@ -1,15 +1,28 @@
 """The check of a class for a model author's own tests."""
 
 from collections.abc import Callable, Mapping, Sequence
+from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 from vtool.diagnostics import Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
+from vtool.diagnostics.render import render
 from vtool.diagnostics.result import Result
 from vtool.diagnostics.rules_loading import CLASS_RULES
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+class WeightsDoNotLand(Findings):
+    """The errors about a class, as `vtool load-check` prints them: each with its line."""
+
+    def __str__(self) -> str:
+        result = Result.of_findings("", self.diagnostics)
+        text = StringIO()
+        render([result], "full", command="load-check", stream=text)
+        *findings, last = text.getvalue().rstrip().split("\n")
+        return "\n".join([last.partition("; checks: ")[0], *findings]).rstrip()
 
 
 def check_load_weights(
@@ -36,9 +49,10 @@ def check_load_weights(
 
     Raises:
         ValueError: no rule has a name of `checks`, or there is nothing to check.
-        vtool.diagnostics.Findings: every error that was found, `load-failed` where there was no
-        verdict; a `ValueError` too.
+        WeightsDoNotLand: every error that was found, `load-failed` where there was no verdict; a
+            `vtool.Findings`, and so a `ValueError`.
     """
+    __tracebackhide__ = True  # pytest shows the test's line, and not those of vtool
     from vtool.config.schema import LoadCheck
     from vtool.loading.probe.file_host import facts_of
     from vtool.loading.verdict import judge
@@ -61,5 +75,5 @@ def check_load_weights(
     facts = facts_of(factory, checkpoint, checks, slots, LoadCheck.model_fields["sources"].default)
     result = judge(getattr(factory, "__qualname__", "factory"), facts, checks, allow)
     if errors := [finding for finding in result.findings if finding.severity == "error"]:
-        raise Findings(errors)
+        raise WeightsDoNotLand(errors)
     return result

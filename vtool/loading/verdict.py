@@ -18,6 +18,7 @@ NAMES_DISCOVERED = CheckFacts(
         "the checkpoint's names were found by trying them on the class, and say nothing of others"
     )
 )
+THREADS = "some run beside the load: which tensors a finding names is chance"
 REACHABLE = ("stale-reference", "stale-after-processing", "quantised-load")
 """Checks whose findings depend on which of the framework's paths hand over what does not stay."""
 
@@ -54,7 +55,10 @@ def judge(
         about = facts if check.paths is None else replace(facts, paths=check.paths)
         items = [item for item in check.items if not _allowed(rule, item, allow)]
         graded = GRADERS[rule](rule, items, about) if items else ()
-        found = [_located(finding, subject, facts) for finding in graded]
+        found = [
+            replace(_located(finding, subject, facts), by_chance=check.by_chance)
+            for finding in graded
+        ]
         findings += found
         serious = any(finding.severity != "note" for finding in found)
         checks[rule] = "failed" if serious else "passed"
@@ -106,6 +110,7 @@ def _describe(facts: SubjectFacts, took: Mapping[str, Any] | None) -> dict[str, 
         "dtype": about.dtype,
         "fields_guessed": about.fields,
         "no_twin": about.no_twin,
+        "threads": any(check.by_chance for check in facts.checks.values()) and THREADS,
         "took": took,
         "values": facts.values and _values(facts.values),
     }

@@ -1,7 +1,9 @@
 """The template and the file of a page."""
 
+import base64
 import contextlib
 import errno
+import hashlib
 import os
 import pickle
 import re
@@ -64,6 +66,13 @@ def load_template(name: str, *folders: Path) -> Template:
         "breakable": _breakable,
     }
     return environment.get_template(name)
+
+
+def inline_script(file: Path) -> tuple[Markup, Markup]:
+    """Return a page's one script, and the digest by which its policy lets no other run."""
+    script = file.read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return Markup(script), Markup(digest)
 
 
 def _breakable(text: str) -> Markup:

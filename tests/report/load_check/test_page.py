@@ -1,6 +1,8 @@
 """The page of load-check: complete, self-contained, escaped, and made from JSON alone."""
 
-import copy
+import base64
+import hashlib
+import html
 import json
 import re
 import subprocess
@@ -11,9 +13,11 @@ from typing import Any
 import pytest
 
 from tests.loading.checkpoint.folders import ONE, folder, of, sharded
-from tests.report.test_browser import measure
+from tests.report.test_browser import BROWSER, OFFLINE, measure
 from tests.report.test_page import ATTACK, Elements
+from vtool.diagnostics import Diagnostic, Origin
 from vtool.diagnostics.render import as_json
+from vtool.diagnostics.result import Result
 from vtool.loading.checkpoint import audit_folder
 from vtool.report.load_check import write_load_check
 
@@ -33,37 +37,56 @@ def document(tmp_path: Path) -> dict[str, Any]:
             }
         },
     )
-    results = as_json(
-        [audit_folder(path) for path in (healthy, tmp_path / "nothing", broken)], "load-check"
+    finding = Diagnostic(
+        "stale-reference",
+        "17 parameters hold other bytes",
+        help="clone it",
+        parameter="encoder.q.weight",
+        tensors=("bert.q", "bert.k"),
+        expected="its own",
+        seen="those of bert.v",
+        origin=Origin("models/bert.py", 508),
     )
-    finding = {
-        **{
-            "code": "VT401",
-            "rule": "stale-reference",
-            "severity": "error",
-            "message": "17 parameters hold other bytes",
-            "help": "clone it",
-        },
-        **{
-            "parameter": "encoder.q.weight",
-            "tensors": ["bert.q", "bert.k"],
-            "expected": "its own",
-            "seen": "those of bert.v",
-        },
-        "origin": {"file": "models/bert.py", "line": 508},
-    }
     details = {"stale-reference": {"smallest_safe_slots": 38, "reachable_via": ["reload_weights"]}}
     checks = {"stale-reference": "failed", "lossy-cast": "passed"}
-    results["results"].append(
-        {
-            "subject": "vllm:Bert Model",
-            "verdict": "unsafe",
-            "checks": checks,
-            "findings": [finding],
-            "details": details,
-        }
+    results = [
+        *(audit_folder(path) for path in (healthy, tmp_path / "nothing", broken)),
+        Result("vllm:Bert Model", "unsafe", checks, (finding,), details),
+    ]
+    return as_document(*results)
+
+
+def as_document(*results: Result) -> dict[str, Any]:
+    return json.loads(json.dumps(as_json(results, "load-check")))  # type: ignore[no-any-return]
+
+
+def of_lines() -> dict[str, Any]:
+    """Four classes: two that share a line, one of them by another framework, one with notes."""
+
+    def stale(subject: str, number: int) -> Diagnostic:
+        message = f"{subject}: {number} parameters hold other bytes"
+        return Diagnostic("stale-reference", message, origin=Origin("models/bert.py", 508))
+
+    def result(subject: str, oracle: str, *findings: Diagnostic) -> Result:
+        failed = {one.rule for one in findings if one.severity == "error"}
+        rules = ("stale-reference", "unwritten-parameter")
+        checks = {rule: "failed" if rule in failed else "passed" for rule in rules}
+        details = {"subject": {"class": f"of.{subject[-1]}", "oracle": oracle}}
+        return Result(subject, "unsafe" if failed else "clean", checks, findings, details)
+
+    note = Diagnostic(
+        "unwritten-parameter",
+        "vllm:Laguna: the twin has no tensor for 1 parameter: gate.bias",
+        parameter="gate.bias",
+        origin=Origin("models/laguna.py", 9),
+        severity="note",
     )
-    return json.loads(json.dumps(results))  # type: ignore[no-any-return]
+    return as_document(
+        result("vllm:Laguna", "the names of transformers' Laguna and its logits", note),
+        result("vllm:A", "loading only", stale("vllm:A", 2)),
+        result("sglang:B", "the names of transformers' B", stale("sglang:B", 3)),
+        result("vllm:C", "the names of transformers' C"),
+    )
 
 
 def page_of(document: dict[str, Any], tmp_path: Path) -> str:
@@ -126,55 +149,96 @@ def test_what_was_not_run_is_not_passed_and_says_why(
     assert "1 not-run" in text
 
 
-def test_a_warning_is_not_shown_as_an_error(document: dict[str, Any], tmp_path: Path) -> None:
-    document["results"] = document["results"][-1:]
-    document["results"][0]["findings"][0]["severity"] = "warning"
-    page = page_of(document, tmp_path)
-    assert 'title="stale-reference: warning"' in page
-    assert 'title="stale-reference: error"' not in page
+def graded(severity: str, state: str) -> dict[str, Any]:
+    """One subject with one finding of a severity, and a check that ended in a state."""
+    finding = Diagnostic("no-config", "there is none", severity=severity)  # type: ignore[arg-type]
+    verdict = "unsafe" if severity == "error" else "clean"
+    return as_document(Result("a", verdict, {"no-config": state}, (finding,)))  # type: ignore[arg-type]
 
 
-def test_a_check_that_passed_with_a_warning_is_no_tick(
-    document: dict[str, Any], tmp_path: Path
+@pytest.mark.parametrize(
+    ("severity", "state", "word"),
+    [
+        ("error", "failed", "error"),
+        ("warning", "failed", "warning"),
+        ("warning", "passed", "warning"),  # as a folder with weights alone
+        ("note", "passed", "passed with a note"),
+        ("note", "failed", "failed"),  # which a baseline knows
+    ],
+)
+def test_a_cell_shows_the_gravest_that_was_found_and_is_a_tick_for_nothing_alone(
+    severity: str, state: str, word: str, tmp_path: Path
 ) -> None:
-    """As no-config, which a folder with weights alone passes with a warning."""
-    one = document["results"][-1]
-    document["results"] = [one]
-    one["findings"][0]["severity"] = "warning"
-    one["checks"] = dict.fromkeys(one["checks"], "passed")
-    page = page_of(document, tmp_path)
-    assert 'title="stale-reference: warning"' in page
+    page = page_of(graded(severity, state), tmp_path)
+    (cell,) = re.findall(r'<td class="cell \S+"\ntitle="no-config: (.*?)">(.)<', page)
+    assert cell[0] == word
+    assert cell[1] != "✓"
 
 
-def test_the_page_loads_nothing_and_runs_nothing_whatever_names_say(
-    document: dict[str, Any], tmp_path: Path
+def test_a_class_with_notes_is_told_from_one_without_in_the_matrix(tmp_path: Path) -> None:
+    page = page_of(of_lines(), tmp_path)
+    rows = dict(re.findall(r"</span></span>(\S+)</a></th>(.*?)</tr>", page, re.DOTALL))
+    assert rows["vllm:C"].count("✓") == 2
+    assert rows["vllm:Laguna"].count("✓") == 1
+    assert "unwritten-parameter: passed with a note" in rows["vllm:Laguna"]
+
+
+def test_subjects_that_share_a_line_are_one_finding_with_links_to_them(tmp_path: Path) -> None:
+    page = page_of(of_lines(), tmp_path)
+    lines = re.findall(r'<article class="line finding.*?</article>', page, re.DOTALL)
+    assert len(lines) == 2
+    shared = Elements(lines[0])
+    assert "stale-reference VT401 models/bert.py:508 2 parameters hold other bytes" in shared.text
+    assert "vllm:A sglang:B What to do" in shared.text
+    links = [link["href"] for link in shared.having("a")]
+    (first, second) = (re.search(f'id="{(link or "")[1:]}"', page) for link in links)
+    assert first
+    assert second
+    assert "1 error (2 by subject)" in " ".join(Elements(page).text.split())
+    assert "1 note" in Elements(page).text
+
+
+def test_one_subject_alone_has_its_findings_and_neither_lines_nor_a_filter(tmp_path: Path) -> None:
+    page = page_of(graded("note", "passed"), tmp_path)
+    assert 'id="lines"' not in page
+    assert "<script" not in page
+    assert "<form" not in page
+
+
+def test_the_page_loads_nothing_and_runs_its_filter_alone_whatever_names_say(
+    tmp_path: Path,
 ) -> None:
-    hostile = copy.deepcopy(document["results"][-1])
-    hostile |= {
-        "subject": ATTACK,
-        "details": {ATTACK: {"reason": ATTACK, ATTACK: [ATTACK]}},
-        "checks": {ATTACK: "not-run"},
-    }
-    hostile["findings"][0] |= {
-        "message": ATTACK,
-        "help": ATTACK,
-        "parameter": ATTACK,
-        "tensors": [ATTACK],
-        "origin": {"file": ATTACK},
-    }
-    document["results"].append(hostile)
-    page = page_of(document, tmp_path)
+    finding = Diagnostic(
+        "stale-reference",
+        ATTACK,
+        help=ATTACK,
+        parameter=ATTACK,
+        parameters=(ATTACK, "b"),
+        tensors=(ATTACK,),
+        origin=Origin(ATTACK, 1),
+    )
+    details = {ATTACK: {"reason": ATTACK, ATTACK: [ATTACK]}, "subject": {"oracle": ATTACK}}
+    hostile = Result(ATTACK, "unsafe", {ATTACK: "not-run"}, (finding,), details)
+    page = page_of(as_document(hostile, hostile, *[Result("a", "clean")] * 2), tmp_path)
     elements = Elements(page)
     assert ATTACK not in page
     assert ATTACK in elements.text
-    assert not elements.having("script")
     assert not elements.having("img")
+    # the filter, by its bytes alone
+    (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    (policy,) = re.findall(r'content="(default-src .*?)">', page, re.DOTALL)
+    assert [one.strip() for one in policy.split(";")] == [
+        "default-src 'none'",
+        "img-src data:",
+        "style-src 'unsafe-inline'",
+        f"script-src 'sha256-{digest}'",
+    ]
     for tag, attributes in elements.tags:
         for name in ("src", "href", "srcset", "data", "action"):
             assert re.match(r"data:|#", attributes.get(name) or "#"), (tag, attributes)
         assert not [name for name in attributes if name.startswith("on")]
     assert not re.search(r"@import|url\(", page)
-    assert "default-src 'none'" in page
 
 
 def test_a_long_name_breaks_behind_its_dots_and_a_wide_table_says_that_it_scrolls(
@@ -213,6 +277,79 @@ def test_the_same_document_gives_the_same_bytes_without_torch(
     assert {name.partition(".")[0] for name in done.stdout.split()}.isdisjoint(
         {"torch", "transformers", "hydra", "pydantic"}
     )
+
+
+ASKED = """<script>addEventListener("load", () => {
+  const form = document.getElementById("filter"), said = document.getElementById("filtered");
+  const left = (list) => [...document.querySelectorAll(list)].filter((one) => !one.hidden).length;
+  const seen = {};
+  for (const asked of ASKED) {
+    form.reset();
+    for (const [name, value] of Object.entries(asked)) form.elements[name].value = value;
+    form.dispatchEvent(new Event("input"));
+    seen[JSON.stringify(asked)] = [left("tr[data-subject]"), left(".subject"), left(".line"),
+      left(".line:not([hidden]) li"), said.textContent];
+  }
+  document.body.replaceChildren(JSON.stringify(seen));
+});</script></body>"""
+
+
+@pytest.mark.browser
+def test_the_filter_shows_the_subjects_and_lines_that_are_asked_for(tmp_path: Path) -> None:
+    """Four classes and two findings, of which one is shared by two classes."""
+    if BROWSER is None:
+        pytest.skip("not run: there is no Chromium here, so nobody ran the filter")
+    expected = {
+        (): (4, 2, 3),
+        (("verdict", "unsafe"),): (2, 1, 2),
+        (("rule", "unwritten-parameter"),): (1, 1, 1),
+        (("severity", "error"),): (2, 1, 2),
+        (("framework", "sglang"),): (1, 1, 1),
+        (("framework", "vllm"), ("rule", "stale-reference")): (1, 1, 1),
+        (("oracle", "transformers' names and outputs"),): (1, 1, 1),
+        (("oracle", "loading only"),): (1, 1, 1),
+        (("text", "LAGUNA gate"),): (1, 1, 1),
+        (("text", "bert.py:508"),): (2, 1, 2),
+        (("text", "no such words"),): (0, 0, 0),
+    }
+    page = page_of(of_lines(), tmp_path).replace(
+        "script-src 'sha256-", "script-src 'unsafe-inline' 'sha-", 1
+    )
+    asked = json.dumps([dict(one) for one in expected])
+    (tmp_path / "asking.html").write_text(
+        page.replace("</body>", ASKED.replace("ASKED", asked)), encoding="utf-8"
+    )
+    text = dump(tmp_path / "asking.html", tmp_path / "profile")
+    seen = json.loads(html.unescape(text.partition("<body>")[2].partition("</body>")[0]))
+    for one, (subjects, lines, names) in expected.items():
+        said = f"{subjects} of 4 subjects, {lines} of 2 findings shown"
+        assert seen[json.dumps(dict(one), separators=(",", ":"))] == (
+            [subjects, subjects, lines, names, said]
+        ), one
+
+
+@pytest.mark.browser
+def test_the_filter_runs_under_the_pages_own_policy(tmp_path: Path) -> None:
+    if BROWSER is None:
+        pytest.skip("not run: there is no Chromium here, so nobody ran the filter")
+    page_of(of_lines(), tmp_path)
+    text = dump(tmp_path / "page.html", tmp_path / "profile")
+    assert "hidden" not in text.partition('<form id="filter"')[2].partition(">")[0]
+    assert "4 of 4 subjects, 2 of 2 findings shown" in text
+
+
+def dump(page: Path, profile: Path) -> str:
+    """Return a page as a browser has it after its scripts have run."""
+    options = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", *OFFLINE)
+    options += ("--virtual-time-budget=5000",)
+    done = subprocess.run(
+        [str(BROWSER), *options, f"--user-data-dir={profile}", "--dump-dom", page.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return done.stdout
 
 
 @pytest.mark.browser

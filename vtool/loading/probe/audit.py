@@ -18,7 +18,7 @@ from .sources import Owned, ReusableBuffer, buckets, other_values, shuffled
 from .stale import ring_of_buffers
 from .state import State, compare_states, named_parameters
 from .subject import Subject
-from .threads import threads_in_order
+from .threads import Order, threads_in_order
 from .upcast import upcast_twin
 from .watched import first_load, watched_load
 
@@ -49,11 +49,12 @@ def audit(
         NotRun, LoadFailed: the subject cannot be loaded rightly at all; the second where the
             checkpoint is the user's own.
     """
-    with threads_in_order():
-        return _audit(subject, rules, slots, sources, progress, keep)
+    with threads_in_order(subject.code) as order:
+        return _audit(order, subject, rules, slots, sources, progress, keep)
 
 
 def _audit(
+    order: Order,
     subject: Subject,
     rules: Sequence[str],
     slots: int,
@@ -72,7 +73,8 @@ def _audit(
         found["nondeterministic"] = _with_hash_seeds(reference, found["nondeterministic"])
 
     def asked_for() -> Checks:
-        return {rule: found[rule] for rule in rules if rule in found}
+        asked = {rule: found[rule] for rule in rules if rule in found}
+        return _by_chance(asked) if order.by_chance else asked
 
     for check in CHECKS:
         if check.rule not in rules:
@@ -97,6 +99,19 @@ def judged_facts(subject: Subject, checks: Checks, paths: Mapping[str, str]) -> 
     return SubjectFacts("judged", "", subject.origin, subject.streams, subject.about, checks, paths)
 
 
+def _by_chance(checks: Checks) -> Checks:
+    """Return the facts about a class whose threads run beside the load.
+
+    How many tensors it holds at once is chance then, and neither found nor passed.
+    """
+    found = {rule: replace(facts, by_chance=True) for rule, facts in checks.items()}
+    if retained := found.get("retained-memory"):
+        after = tuple(item for item in retained.items if item.kind == "after")
+        reason = None if after else "how many tensors its threads hold at once is chance"
+        found["retained-memory"] = replace(retained, items=after, reason=reason)
+    return found
+
+
 def _not_run(check: Check, reference: Reference) -> str | None:
     if check.stream_only and not reference.subject.streams:
         return "it takes a folder, not an iterator"
@@ -119,7 +134,7 @@ def _with_hash_seeds(reference: Reference, alone: CheckFacts) -> CheckFacts:
 
 
 def _late_ring(reference: Reference, checks: Checks) -> CheckFacts:
-    with threads_in_order(late=True):
+    with threads_in_order(reference.subject.code, late=True):
         return ring_of_buffers(reference, checks)
 
 
@@ -191,7 +206,7 @@ def _processing(reference: Reference, checks: Checks) -> CheckFacts:
 
     try:
         expected = processed(Owned(checkpoint))
-        with threads_in_order(late=True):
+        with threads_in_order(reference.subject.code, late=True):
             ring = processed(ReusableBuffer(checkpoint, reference.slots))
         found = compare_states(expected, ring)
         if found:  # what differs between two correct loads is not due to the ring

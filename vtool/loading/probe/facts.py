@@ -78,6 +78,8 @@ class CheckFacts:
     """Why the check was not run; None where it was."""
     paths: Mapping[str, str] | None = None
     """The framework's own ways of loading a quantized twin, as in `SubjectFacts.paths`."""
+    by_chance: bool = False
+    """The class's threads run beside the load: which tensors go wrong is chance."""
 
 
 @dataclass(frozen=True, slots=True)

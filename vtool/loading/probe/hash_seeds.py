@@ -117,6 +117,6 @@ def write_state(name: str, checkpoint: str, file: str) -> None:
 
     folder = Path(file).parent
     subject = FileHost(checkpoint or None).make_subject(name, folder, lambda stage: None)
-    with threads_in_order():
+    with threads_in_order(subject.code):
         state = snapshot(load_new(subject, Owned(subject.checkpoint)), held=True)
     torch.save(state, file)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .state import as_bytes
 from .subject import Named
+from .threads import run_late_tasks
 
 POISON = 0xC7
 """The byte that fills a buffer whose tensor is no longer valid; as bfloat16, -102000."""
@@ -63,6 +64,7 @@ class ReusableBuffer(Owned):
             if number + 1 >= self.slots:
                 ring[(number + 1 - self.slots) % len(ring)].fill_(POISON)
         self.exhausted = True
+        run_late_tasks()
 
 
 class SglangMarked(ReusableBuffer):

@@ -95,7 +95,7 @@ def _takes(reference: Reference, names: list[str]) -> bool:
     into = [to for to, names_of in reference.came_from.items() if names[0] in names_of]
     checkpoint, meant = _in_blocks(reference.subject.checkpoint, set(names))
     try:
-        with threads_in_order():
+        with threads_in_order(reference.subject.code):
             model = load_new(reference.subject, Owned(checkpoint))
     except Exception:
         return False

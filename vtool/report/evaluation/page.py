@@ -1,13 +1,9 @@
 """The page of an evaluation: scores, groups, and answers, the wrong ones first."""
 
-import base64
-import hashlib
 import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from markupsafe import Markup
 
 from vtool.diagnostics import RULES
 from vtool.report.evaluation.answers import Differing, Room, answers_of, differing, one_question
@@ -19,7 +15,7 @@ from vtool.report.evaluation.files import (
     is_evaluation,
     read_object,
 )
-from vtool.report.files import load_template, write_page
+from vtool.report.files import inline_script, load_template, write_page
 from vtool.report.views import Stat
 from vtool.report.words import number, percent
 from vtool.version import __version__
@@ -63,13 +59,12 @@ def render(folder: Path) -> str:
         _PICTURES - _PICTURES // _DIFFERING + room.pictures.left if against else _PICTURES,
         _TEXTS - _TEXTS // _DIFFERING + max(0, room.texts) if against else _TEXTS,
     )
-    script = (here / "filter.js").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    script, digest = inline_script(here / "filter.js")
     return load_template("evaluation.html.j2", here, here.parent).render(
         version=__version__,
         swatches=[],
-        script=Markup(script),
-        script_digest=Markup(digest),
+        script=script,
+        script_digest=digest,
         title=f"{_model_name(str(result.get('model', folder)))} on {result.get('rows', '')}",
         result={
             key: str(result.get(key, "")) for key in ("model", "base", "family", "rows", "how")

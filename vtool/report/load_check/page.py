@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from vtool.diagnostics import RULES
-from vtool.report.files import load_template, write_page
+from vtool.report.files import inline_script, load_template, write_page
+from vtool.report.load_check.lines import finding_parts, line_parts, own_lines
 from vtool.version import __version__
 from vtool.words import plural
 
@@ -15,12 +16,16 @@ _SEVERITIES = ("error", "warning", "note")
 _CELLS = {
     "error": ("✗", "error"),
     "warning": ("!", "warning"),
+    "noted": ("•", "passed with a note"),
     "failed": ("✗", "failed"),
     "not-run": ("–", "not run"),
     "passed": ("✓", "passed"),
     "": ("", "not asked for"),
 }
 """The mark and the word of a check, by how it ended or its worst severity."""
+_FRAMEWORKS = ("vllm", "sglang", "transformers", "python")
+_FILES = "files"
+"""The word in place of a framework for folders, files and recipes."""
 
 
 def write_load_check(document: Mapping[str, Any], output: Path) -> Path:
@@ -46,14 +51,22 @@ def render(document: Mapping[str, Any]) -> str:
     here = Path(__file__).parent
     results: Sequence[Mapping[str, Any]] = document["results"]
     rules = list(dict.fromkeys(rule for result in results for rule in result["checks"]))
-    ranked = sorted(
-        enumerate(results), key=lambda pair: (_ORDER.index(pair[1]["verdict"]), pair[0])
-    )
+    ranked = sorted(range(len(results)), key=lambda at: (_ORDER.index(results[at]["verdict"]), at))
+    found = own_lines(document)
     subjects = [
-        _subject(result, rules, number, document["tool"])
-        for number, (_, result) in enumerate(ranked, 1)
+        _subject(results[at], rules, number, document["tool"], found[at])
+        for number, at in enumerate(ranked, 1)
     ]
     verdicts = [result["verdict"] for result in results]
+    lines = line_parts(document, {at: subjects[place] for place, at in enumerate(ranked)})
+    filters = {
+        "verdict": [verdict for verdict in _ORDER if verdict in verdicts],
+        "rule": [rule for rule in rules if any(line["rule"] == rule for line in lines)],
+        "severity": [one for one in _SEVERITIES if any(line["severity"] == one for line in lines)],
+        "framework": list(dict.fromkeys(subject["framework"] for subject in subjects)),
+        "oracle": sorted({subject["oracle_kind"] for subject in subjects} - {""}),
+    }
+    script, digest = inline_script(here / "filter.js")
     return load_template("load_check.html.j2", here, here.parent).render(
         version=__version__,
         made_by=document["tool"],
@@ -62,6 +75,10 @@ def render(document: Mapping[str, Any]) -> str:
         summary=document["summary"],
         rules=[(rule, RULES.get(rule), _counts(results, rule)) for rule in rules],
         subjects=subjects,
+        lines=lines,
+        filters=filters,
+        script=script,
+        script_digest=digest,
     )
 
 
@@ -71,22 +88,32 @@ def _counts(results: Sequence[Mapping[str, Any]], rule: str) -> dict[str, int]:
 
 
 def _subject(
-    result: Mapping[str, Any], rules: Sequence[str], number: int, tool: Mapping[str, Any]
+    result: Mapping[str, Any],
+    rules: Sequence[str],
+    number: int,
+    tool: Mapping[str, Any],
+    lines: Sequence[Sequence[Mapping[str, Any]]],
 ) -> dict[str, Any]:
     details = result.get("details", {})
-    findings = sorted(
-        result["findings"], key=lambda finding: _SEVERITIES.index(finding["severity"])
-    )
+    oracle = str(details.get("subject", {}).get("oracle") or "")
+    framework = result["subject"].partition(":")[0]
+    severities = [line[0]["severity"] for line in lines]
     return {
         "id": f"subject-{number}",
         "name": result["subject"],
         "verdict": result["verdict"],
+        "framework": framework if framework in _FRAMEWORKS else _FILES,
+        "oracle": oracle,
+        "oracle_kind": _oracle_kind(oracle),
+        "found": " ".join(
+            dict.fromkeys(f"{one['severity']}:{one['rule']}" for one in result["findings"])
+        ),
         "cells": [(rule, *_cell(result, rule)) for rule in rules],
-        "findings": [_finding(finding) for finding in findings],
-        "counts": [
-            (severity, sum(finding["severity"] == severity for finding in findings))
-            for severity in _SEVERITIES
-        ],
+        "findings": sorted(
+            (finding_parts(line) for line in lines),
+            key=lambda finding: _SEVERITIES.index(finding["severity"]),
+        ),
+        "counts": [(severity, severities.count(severity)) for severity in _SEVERITIES],
         "measured": [(rule, facts) for rule, found in details.items() if (facts := _facts(found))],
         "reasons": _reasons(result["checks"], details),
         "again": shlex.join(
@@ -98,6 +125,18 @@ def _subject(
             ]
         ),
     }
+
+
+def _oracle_kind(oracle: str) -> str:
+    """Return what the verdict rests on without the class's name, to choose subjects by.
+
+    It is made of the words that `details.subject.oracle` has: `the names of transformers' X and its
+    logits`.
+    """
+    names, compared, _ = oracle.partition(" and its ")
+    if names.startswith("the names of transformers'"):
+        names = "transformers' names"
+    return f"{names} and outputs" if compared else names
 
 
 def _options(subject: str, tool: Mapping[str, Any]) -> list[str]:
@@ -112,30 +151,15 @@ def _options(subject: str, tool: Mapping[str, Any]) -> list[str]:
 def _cell(result: Mapping[str, Any], rule: str) -> tuple[str, str, str]:
     """Return class, mark and word of a check: how it ended or, with findings, the worst severity.
 
-    A check that a warning leaves passed is no tick.
+    A check that a warning or a note leaves passed is no tick: what it says may be the defect.
     """
     state = result["checks"].get(rule, "")
     severities = [finding["severity"] for finding in result["findings"] if finding["rule"] == rule]
     if state in ("failed", "passed") and severities:
         worst = min(severities, key=_SEVERITIES.index)
-        state = worst if worst != "note" else state
+        noted = "failed" if state == "failed" else "noted"  # failed: a baseline knows it
+        state = noted if worst == "note" else worst
     return state or "unasked", *_CELLS[state]
-
-
-def _finding(finding: Mapping[str, Any]) -> dict[str, Any]:
-    origin = finding.get("origin", {})
-    place = ":".join(str(origin[part]) for part in ("file", "line", "column") if part in origin)
-    rule = RULES.get(finding["rule"])
-    return {
-        **{
-            key: finding.get(key)
-            for key in ("rule", "code", "severity", "message", "parameter", "expected", "seen")
-        },
-        "help": finding.get("help") or (rule.fix if rule else None),
-        "tensors": finding.get("tensors", []),
-        "place": place,
-        "own_line": bool(origin.get("line")),
-    }
 
 
 def _facts(found: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
