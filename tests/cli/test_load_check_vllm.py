@@ -76,7 +76,8 @@ def test_classes_of_vllm_are_asked_on_ranks_quantised_and_processed(
     for name in ("LlamaForCausalLM", "Qwen3MoeForCausalLM"):
         assert {of_vllm[name]["checks"][rule] for rule in VLLM_CLASS_RULES} == {"passed"}
     assert of_vllm["LlamaForCausalLM"]["details"]["quantised-load"]["measured"] == {
-        "quantised_tensors": 14
+        "quantised_tensors": 14,
+        "formats": {"fp8-channel": {"quantised_tensors": 14, "layers": 14, "followed": 8}},
     }
     assert of_vllm["LlamaForCausalLM"]["details"]["shard-mismatch"]["measured"]["parted"] > 0
 

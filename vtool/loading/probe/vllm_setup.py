@@ -7,20 +7,24 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .checkpoint_files import write_checkpoint
 from .errors import NotRun
 from .facts import About, Origin
-from .quantized import QUANTIZATION_CONFIG, quantize_checkpoint
+from .formats import DEFAULT, Format
+from .quantized import quantize_checkpoint
 from .ranks import RANKS, leave_groups, sharded
 from .state import named_parameters
-from .subject import Named, Subject
+from .subject import Named, QuantizedTwin, Subject
 from .vllm_forward import compare_with_twin
 from .vllm_paths import drive
+from .vllm_stubs import any_kernel
 
 
 def start_groups(rank: int, ranks: int, meeting: Path) -> None:
@@ -145,7 +149,8 @@ def vllm_subject(
         computed=twin and (lambda subject: compare_with_twin(subject, config, *twin)),
         process=lambda model: process_weights(model, config),
     )
-    return replace(plain, quantized=lambda into: _quantized_twin(plain, folder, configure, into))
+    values = json.loads((folder / "config.json").read_text())
+    return replace(plain, quantized=partial(_quantized_twin, plain, folder, values, configure))
 
 
 def process_weights(model: Any, config: Any) -> None:
@@ -160,33 +165,64 @@ def process_weights(model: Any, config: Any) -> None:
 def _quantized_twin(
     plain: Subject,
     folder: Path,
+    values: Mapping[str, Any],
     configure: Callable[[], Any],
+    form: Format,
     into: Mapping[str, Sequence[str]],
-) -> Subject:
-    """Return the subject's class made for fp8: its config gets a `quantization_config`.
+) -> QuantizedTwin:
+    """Return the subject's class made for a format: its config gets a `quantization_config`.
 
     Args:
         plain: the class as it is without.
+        folder: where config.json is written, and read from.
+        values: those of config.json without.
         into: for each parameter, the checkpoint's tensors that go into it when nothing is
             quantized.
 
     Raises:
         NotRun: nothing of it can be quantized.
     """
-    file = folder / "config.json"
-    values = json.loads(file.read_text())
     if "quantization_config" in values:
         raise NotRun("its checkpoint is quantized already")
-    file.write_text(json.dumps({**values, "quantization_config": QUANTIZATION_CONFIG}))
-    config = configure()
-    make = maker(config)
-    return replace(
+    for file in folder.glob("*.safetensors"):
+        file.unlink()  # of a twin, with plain weights
+    written = {**values, "quantization_config": form.config}
+    (folder / "config.json").write_text(json.dumps(written))
+    config, make, replaced = _made_for_quantized(configure, form)
+    given = quantize_checkpoint(plain.checkpoint, form, into, named_parameters(make()))
+    if form.from_headers:
+        write_checkpoint(given.tensors, folder)
+        config, make, replaced = _made_for_quantized(configure, form)
+    subject = replace(
         plain,
         make=make,
-        checkpoint=quantize_checkpoint(plain.checkpoint, into, named_parameters(make())),
+        checkpoint=given.tensors,
         paths=lambda subject: drive(subject, config),
         process=lambda model: process_weights(model, config),
         shards=None,
         computed=None,
         quantized=None,
     )
+    return QuantizedTwin(subject, given, replaced)
+
+
+def _made_for_quantized(
+    configure: Callable[[], Any], form: Format
+) -> tuple[Any, Callable[[], Any], tuple[str, ...]]:
+    """Return the config and the maker of a class for quantized weights, and what is replaced."""
+    config = configure()
+    make = maker(config)
+    try:
+        make()
+        return config, make, ()
+    except Exception:
+        if form.name == DEFAULT:  # it is processed too, by the kernel that was chosen
+            raise
+        with any_kernel():
+            make()
+
+    def make_with_any() -> Any:
+        with any_kernel():
+            return make()
+
+    return config, make_with_any, ("kernels for quantized weights",)
