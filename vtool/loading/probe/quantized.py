@@ -51,6 +51,8 @@ def quantize_checkpoint(
         for tensor in into.get(f"{stem}weight", ())
         if not tensor.endswith(".bias")
     }
+    if form.from_headers:  # else the class itself has to be told
+        wanted -= set(unfit(checkpoint, form, into))
     if not wanted:
         raise NotRun("no linear layer of it takes quantized weights")
     generator = torch.Generator().manual_seed(SEED)
@@ -83,6 +85,27 @@ def quantized_stems(parameters: State, form: Format) -> list[str]:
         for name, tensor in parameters.items()
         if name.endswith(weight.name) and tensor.dtype == weight.dtype
     ]
+
+
+def unfit(
+    checkpoint: Mapping[str, Tensor], form: Format, into: Mapping[str, Sequence[str]]
+) -> list[str]:
+    """Return the weights of layers whose sizes a format cannot have, and what is fused with them.
+
+    Quantizers leave them as they are.
+    """
+    layers = [
+        [tensor for tensor in of if tensor.endswith(".weight") and checkpoint[tensor].dim() == 2]
+        for of in into.values()
+    ]
+    return list(
+        dict.fromkeys(
+            tensor
+            for of in layers
+            if not all(_fits(checkpoint[tensor], form) for tensor in of)
+            for tensor in of
+        )
+    )
 
 
 def _fits(tensor: Tensor, form: Format) -> bool:

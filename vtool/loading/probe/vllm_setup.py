@@ -18,7 +18,7 @@ from .checkpoint_files import write_checkpoint
 from .errors import NotRun
 from .facts import About, Origin
 from .formats import DEFAULT, Format
-from .quantized import quantize_checkpoint
+from .quantized import quantize_checkpoint, unfit
 from .ranks import RANKS, leave_groups, sharded
 from .state import named_parameters
 from .subject import Named, QuantizedTwin, Subject
@@ -186,7 +186,11 @@ def _quantized_twin(
         raise NotRun("its checkpoint is quantized already")
     for file in folder.glob("*.safetensors"):
         file.unlink()  # of a twin, with plain weights
-    written = {**values, "quantization_config": form.config}
+    settings = dict(form.config)
+    if "ignore" in settings:
+        left = [name.removesuffix(".weight") for name in unfit(plain.checkpoint, form, into)]
+        settings["ignore"] = [*settings["ignore"], *left]
+    written = {**values, "quantization_config": settings}
     (folder / "config.json").write_text(json.dumps(written))
     config, make, replaced = _made_for_quantized(configure, form)
     given = quantize_checkpoint(plain.checkpoint, form, into, named_parameters(make()))
