@@ -278,8 +278,8 @@ def _in_format(reference: Reference, checks: Checks, form: Format) -> CheckFacts
         return CheckFacts(reason=f"its quantized twin cannot be made on a CPU: {error_text(error)}")
     measured = _measured(twin, followed)
     if followed.lost_sight and not followed.items:
-        lost, (why, *_) = len(followed.lost_sight), followed.lost_sight.values()
-        reason = f"{lost} of {followed.weights} weights could not be followed: {why}"
+        first, *others = followed.lost_sight.values()
+        reason = f"{len(others) + 1} of {followed.weights} weights could not be followed: {first}"
         return CheckFacts((), measured, reason)
     return CheckFacts(followed.items, measured)
 

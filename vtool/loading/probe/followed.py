@@ -263,7 +263,7 @@ def _of_whole_layers(part: Part, name: str, channels: Lines, lines: Lines) -> It
         places = list(dict.fromkeys(lines))
         layers *= len(places)
     else:
-        order = [key for key, _ in groupby(None if of is None else _layer(of) for of in lines)]
+        order = [key for key, _ in groupby(of and _layer(of) for of in lines)]
         if order != layers:
             raise _OutOfSight(f"{name} has {len(lines)} for {len(layers)} weights")
         return
