@@ -76,7 +76,7 @@ class QuantizedTwin:
 
     subject: Subject
     given: Quantized
-    """Its checkpoint, and the layers that are quantized there."""
+    """The checkpoint of `subject`, and the layers that are quantized there."""
     replaced: tuple[str, ...] = ()
     """Parts that do not run on a CPU and were replaced for it."""
 

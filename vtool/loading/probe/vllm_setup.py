@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -190,43 +190,51 @@ def _quantized_twin(
     if "ignore" in settings:
         left = [name.removesuffix(".weight") for name in unfit(plain.checkpoint, form, into)]
         settings["ignore"] = [*settings["ignore"], *left]
-    written = {**values, "quantization_config": settings}
-    (folder / "config.json").write_text(json.dumps(written))
-    config, make, replaced = _made_for_quantized(configure, form)
-    given = quantize_checkpoint(plain.checkpoint, form, into, named_parameters(make()))
-    if form.from_headers:
-        write_checkpoint(given.tensors, folder)
-        config, make, replaced = _made_for_quantized(configure, form)
+    config_file = folder / "config.json"
+    config_file.write_text(json.dumps({**values, "quantization_config": settings}))
+    try:
+        made = _made_for_quantized(configure, form)
+        parameters = named_parameters(made.model)
+        given = quantize_checkpoint(plain.checkpoint, form, into, parameters)
+        if form.from_headers:
+            write_checkpoint(given.tensors, folder)
+            made = _made_for_quantized(configure, form)
+    finally:
+        config_file.write_text(json.dumps(values))
     subject = replace(
         plain,
-        make=make,
+        make=made.make,
         checkpoint=given.tensors,
-        paths=lambda subject: drive(subject, config),
-        process=lambda model: process_weights(model, config),
+        paths=lambda subject: drive(subject, made.config),
+        process=lambda model: process_weights(model, made.config),
         shards=None,
         computed=None,
         quantized=None,
     )
-    return QuantizedTwin(subject, given, replaced)
+    return QuantizedTwin(subject, given, made.replaced)
 
 
-def _made_for_quantized(
-    configure: Callable[[], Any], form: Format
-) -> tuple[Any, Callable[[], Any], tuple[str, ...]]:
-    """Return the config and the maker of a class for quantized weights, and what is replaced."""
+class _Made(NamedTuple):
+    """A class for quantized weights: one object, how it was made, and what was replaced for it."""
+
+    config: Any
+    make: Callable[[], Any]
+    model: Any
+    replaced: tuple[str, ...] = ()
+
+
+def _made_for_quantized(configure: Callable[[], Any], form: Format) -> _Made:
+    """Make the class by the folder's config, with any kernel where it finds none."""
     config = configure()
     make = maker(config)
     try:
-        make()
-        return config, make, ()
+        return _Made(config, make, make())
     except Exception:
         if form.name == DEFAULT:  # it is processed too, by the kernel that was chosen
             raise
-        with any_kernel():
-            make()
 
     def make_with_any() -> Any:
         with any_kernel():
             return make()
 
-    return config, make_with_any, ("kernels for quantized weights",)
+    return _Made(config, make_with_any, make_with_any(), ("kernels for quantized weights",))
