@@ -169,6 +169,14 @@ class ChangesScales(Net):
         super().put(path, kind, 1 / tensor if kind in SCALES else tensor)
 
 
+class LoadsQAlone(Net):
+    """Takes no k and no v, whatever the format."""
+
+    def put(self, path: Sequence[str], kind: str, tensor: Tensor) -> None:
+        if path[-1] not in ("k", "v"):
+            super().put(path, kind, tensor)
+
+
 class StaysPlain(Net):
     """Is of bfloat16 whatever the config says."""
 
@@ -293,6 +301,13 @@ def test_scales_that_a_class_computes_with_are_not_followed_and_not_passed() -> 
     facts, state, messages = found(ChangesScales, "int8-channel")
     assert (state, messages) == ("not-run", [])
     assert "3 of 3 weights could not be followed" in str(facts.reason)
+
+
+@pytest.mark.parametrize("name", WITH_TENSORS)
+def test_scales_of_weights_that_are_not_loaded_in_any_case_are_not_asked_for(name: str) -> None:
+    facts, state, _ = found(LoadsQAlone, name)
+    assert state == "passed"
+    assert [item.parameter for item in facts.items if item.kind in ("lost", "place")] == []
 
 
 @pytest.mark.parametrize("name", WITH_TENSORS)

@@ -245,33 +245,42 @@ def _of_channels(part: Part, name: str, channels: Lines, lines: Lines) -> Iterat
 
 
 def _of_whole_layers(part: Part, name: str, channels: Lines, lines: Lines) -> Iterator[Astray]:
-    """Yield the layers of which a scale of the whole weight is astray.
+    """Yield the layers of which a scale of the whole weight, or of its input, is astray.
 
-    A fused parameter has one scale for each layer, in their order, or one for all of a layer that
-    is fused in the file.
+    A fused parameter has one scale for each layer, in their order, or as many for a layer as it
+    takes the place of.
     """
     starts: dict[str, int] = {}
     for channel, weight in enumerate(channels):
         if weight:
             starts.setdefault(_layer(weight), channel)
-    layers = list(starts)
+    if not all(channels):  # parts that have no weight need no scale
+        lines = [of for of in lines if of is not None] or [None]
     if any(of is not None and not of for of in lines):
         raise _OutOfSight(f"{name} holds what is no value of the checkpoint")
-    if len(layers) == len(lines) or len(lines) == 1:
-        places = [lines[min(number, len(lines) - 1)] for number in range(len(layers))]
-    elif len(layers) == 1:
-        places = list(dict.fromkeys(lines))
-        layers *= len(places)
-    else:
-        order = [key for key, _ in groupby(of and _layer(of) for of in lines)]
-        if order != layers:
-            raise _OutOfSight(f"{name} has {len(lines)} for {len(layers)} weights")
-        return
-    for layer, found in zip(layers, places, strict=True):
+    for layer, found in _paired(part, list(starts), lines):
         if found is None:
             yield name, f"{layer}.{part.name}", None, starts[layer]
         elif layer not in {of for of, _ in found}:
             yield name, f"{layer}.{part.name}", f"{_layer(found)}.{part.name}", starts[layer]
+
+
+def _paired(
+    part: Part, layers: Sequence[str], lines: Lines
+) -> Iterator[tuple[str, Sources | None]]:
+    """Yield each layer with what stands in its place.
+
+    Raises:
+        _OutOfSight: there is more than one for each layer, and they are in no order.
+    """
+    if len(layers) == len(lines):
+        yield from zip(layers, lines, strict=True)
+    elif len(lines) == 1 or part.of_input:  # an input has one scale, however often it is there
+        yield from ((layer, line) for layer in layers for line in dict.fromkeys(lines))
+    elif len(layers) == 1:
+        yield from ((layers[0], line) for line in dict.fromkeys(lines))
+    elif [key for key, _ in groupby(of and _layer(of) for of in lines)] != layers:
+        raise _OutOfSight(f"{part.name} has {len(lines)} values for {len(layers)} weights")
 
 
 def _layer(sources: Sources) -> str:
@@ -298,7 +307,7 @@ def _item(
     return Item(
         "lost" if seen is None else "place",
         parameter,
-        tuple(name for name in (wanted, seen) if name in indexes.given.tensors),
+        (wanted,) if seen is None else (wanted, seen),
         expected=f"{wanted}{where}",
         seen=seen or "nothing that a load has written",
         rule="unwritten-parameter" if seen is None else None,
