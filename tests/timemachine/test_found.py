@@ -24,6 +24,7 @@ SAYS = {
     "vllm-gemma3n-per-layer": ("vllm", "per-layer embeddings are left out"),
     "vllm-held-checkpoints": ("vllm", "71 of 71 tensors are in memory at once"),
     "vllm-laguna-correction-bias": ("vllm", "the correction bias of the experts is not loaded"),
+    "vllm-mimo-v2-fp8-scale": ("vllm", "the fused qkv_proj in fp8 is not loaded"),
     "vllm-nemotron-parse-ranks": ("vllm", "Attempted to load weight"),
     "vllm-transformers-untied-head": ("vllm", "lm_head.weight is not read"),
 }

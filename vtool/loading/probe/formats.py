@@ -56,6 +56,8 @@ class Format:
     """The weight first; none where a framework does not give its tensors to the class."""
     multiples: tuple[int, int] = (1, 1)
     """Numbers that O and I have to be multiples of."""
+    left_out: str = "ignore"
+    """The key of the config, where it is there, for layers of other sizes, which stay plain."""
     relevant: str | None = None
     """A text in the file of those classes that are asked without the setting."""
     from_headers: bool = False
@@ -152,11 +154,14 @@ FORMATS: tuple[Format, ...] = (
             "fmt": "e4m3",
             "activation_scheme": "dynamic",
             "weight_block_size": list(BLOCK),
+            "modules_to_not_convert": ["lm_head"],
         },
         (
             Part("weight", torch.float8_e4m3fn, lambda outputs, inputs: (outputs, inputs)),
             Part("weight_scale_inv", torch.float32, _blocks, channels=BLOCK[0]),
         ),
+        multiples=(BLOCK[0], 1),
+        left_out="modules_to_not_convert",
         relevant="weight_scale_inv",
     ),
     Format(

@@ -187,9 +187,9 @@ def _quantized_twin(
     for file in folder.glob("*.safetensors"):
         file.unlink()  # of a twin, with plain weights
     settings = dict(form.config)
-    if "ignore" in settings:
+    if form.left_out in settings:
         left = [name.removesuffix(".weight") for name in unfit(plain.checkpoint, form, into)]
-        settings["ignore"] = [*settings["ignore"], *left]
+        settings[form.left_out] = [*settings[form.left_out], *left]
     config_file = folder / "config.json"
     config_file.write_text(json.dumps({**values, "quantization_config": settings}))
     try:
