@@ -18,6 +18,7 @@ SAYS = {
     "transformers-logit-scale": ("transformers", "the logits of a text are not scaled by"),
     "trl-image-placeholders": ("trl", "4 placeholders of an image are labels"),
     "verl-mm-token-type-ids": ("verl", "mm_token_type_ids is gone"),
+    "vllm-awq-outer-modules": ("vllm", "a layer that is quantized in the file is made plain"),
     "vllm-colpali-bias": ("vllm", "the bias of the projection is dropped"),
     "vllm-cpu-softmax-bias": ("vllm", "the correction bias is left out"),
     "vllm-eagle-mistral-large-3": ("vllm", "no attribute 'is_fused_shared_expert_enabled'"),
@@ -25,6 +26,7 @@ SAYS = {
     "vllm-held-checkpoints": ("vllm", "71 of 71 tensors are in memory at once"),
     "vllm-laguna-correction-bias": ("vllm", "the correction bias of the experts is not loaded"),
     "vllm-mimo-v2-fp8-scale": ("vllm", "the fused qkv_proj in fp8 is not loaded"),
+    "vllm-minimax-m3-block-scales": ("vllm", "the scales of fp8 in blocks are not loaded"),
     "vllm-nemotron-parse-ranks": ("vllm", "Attempted to load weight"),
     "vllm-transformers-untied-head": ("vllm", "lm_head.weight is not read"),
 }
