@@ -23,8 +23,8 @@ from .ranks import RANKS, leave_groups, sharded
 from .state import named_parameters
 from .subject import Named, QuantizedTwin, Subject
 from .vllm_forward import compare_with_twin
+from .vllm_kernels import any_kernel
 from .vllm_paths import drive
-from .vllm_stubs import any_kernel
 
 
 def start_groups(rank: int, ranks: int, meeting: Path) -> None:
