@@ -1,7 +1,7 @@
 """Quantized twins: the tensors of a format for linear layers, and all other tensors as they are."""
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,6 +33,7 @@ def quantize_checkpoint(
     form: Format,
     into: Mapping[str, Sequence[str]],
     parameters: State,
+    left_out: Collection[str] = (),
 ) -> Quantized:
     """Return the checkpoint in a format, where the class has quantized weights.
 
@@ -40,6 +41,7 @@ def quantize_checkpoint(
         into: for each parameter, the checkpoint's tensors that go into it when nothing is
             quantized.
         parameters: those of the class when it is made for quantized weights.
+        left_out: tensors that stay as they are.
 
     Raises:
         NotRun: nothing can be quantized, or a tensor of a quantized parameter is no `X.weight` of
@@ -50,9 +52,7 @@ def quantize_checkpoint(
         for stem in quantized_stems(parameters, form)
         for tensor in into.get(f"{stem}weight", ())
         if not tensor.endswith(".bias")
-    }
-    if form.from_headers:  # else the class itself has to be told
-        wanted -= set(unfit(checkpoint, form, into))
+    } - set(left_out)
     if not wanted:
         raise NotRun("no linear layer of it takes quantized weights")
     generator = torch.Generator().manual_seed(SEED)

@@ -187,16 +187,21 @@ def _quantized_twin(
     for file in folder.glob("*.safetensors"):
         file.unlink()  # of a twin, with plain weights
     settings = dict(form.config)
+    left_out = unfit(plain.checkpoint, form, into)
     if form.left_out in settings:
-        left = [name.removesuffix(".weight") for name in unfit(plain.checkpoint, form, into)]
-        settings[form.left_out] = [*settings[form.left_out], *left]
+        names = [name.removesuffix(".weight") for name in left_out]
+        settings[form.left_out] = [*settings[form.left_out], *names]
+    # names that were found by trying are no file's, and its headers would say nothing
+    by_headers = form.from_headers and plain.origin != "discovered"
     config_file = folder / "config.json"
     config_file.write_text(json.dumps({**values, "quantization_config": settings}))
     try:
         made = _made_for_quantized(configure, form)
         parameters = named_parameters(made.model)
-        given = quantize_checkpoint(plain.checkpoint, form, into, parameters)
-        if form.from_headers:
+        given = quantize_checkpoint(
+            plain.checkpoint, form, into, parameters, left_out if by_headers else ()
+        )
+        if by_headers:
             write_checkpoint(given.tensors, folder)
             made = _made_for_quantized(configure, form)
     finally:
