@@ -321,6 +321,7 @@ def test_a_format_that_could_not_be_asked_keeps_others_from_passing() -> None:
     facts, state, _ = found(Net, "int8-channel", "bitsandbytes")
     assert state == "not-run"
     assert str(facts.reason).startswith("bitsandbytes: ")
+    assert str(facts.reason).endswith("; nothing was found in int8-channel")
     assert facts.measured["formats"]["int8-channel"]["followed"] == 3
 
 
