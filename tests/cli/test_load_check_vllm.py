@@ -7,6 +7,7 @@ import pytest
 
 from tests.cli.load_check_commands import VLLM, load_check, needs_vllm, results
 from vtool.diagnostics.rules_loading import VLLM_CLASS_RULES
+from vtool.loading.probe.formats import BY_NAME
 
 UNSAFE = {
     "BertModel": "weights_list = list(weights)",
@@ -76,9 +77,30 @@ def test_classes_of_vllm_are_asked_on_ranks_quantised_and_processed(
     for name in ("LlamaForCausalLM", "Qwen3MoeForCausalLM"):
         assert {of_vllm[name]["checks"][rule] for rule in VLLM_CLASS_RULES} == {"passed"}
     assert of_vllm["LlamaForCausalLM"]["details"]["quantised-load"]["measured"] == {
-        "quantised_tensors": 14
+        "quantised_tensors": 14,
+        "formats": {"fp8-channel": {"quantised_tensors": 14, "layers": 14, "followed": 8}},
     }
     assert of_vllm["LlamaForCausalLM"]["details"]["shard-mismatch"]["measured"]["parted"] > 0
+
+
+@pytest.mark.full
+@needs_vllm
+def test_a_class_of_vllm_with_experts_is_followed_in_each_format() -> None:
+    of_formats = ["checks=[quantised-load]", f"formats=[{','.join(map(json.dumps, BY_NAME))}]"]
+    done = load_check(
+        "vllm:Qwen3MoeForCausalLM", *of_formats, "--python", str(VLLM), "--format", "json"
+    )
+    (found,) = json.loads(done.stdout)["results"]
+    detail = found["details"]["quantised-load"]
+    formats = detail["measured"]["formats"]
+    assert found["findings"] == []
+    assert found["checks"]["quantised-load"] == "not-run"
+    assert detail["reason"].startswith("bitsandbytes: ")
+    assert "Unknown quantization method" in formats.pop("bitsandbytes")["not_run"]
+    # q, k and v, then o, and of four experts two matrices, in two layers
+    assert {name: (one["layers"], one["followed"]) for name, one in formats.items()} == (
+        dict.fromkeys(formats, (32, 8))
+    )
 
 
 @pytest.mark.soak

@@ -24,7 +24,7 @@ from vtool.diagnostics import rules_folder
 from vtool.diagnostics.rules_loading import CLASS_RULES, VLLM_CLASS_RULES
 from vtool.export.huggingface import export
 from vtool.families import FAMILIES
-from vtool.loading.probe.quantized import QUANTIZATION_CONFIG
+from vtool.loading.probe.formats import BY_NAME, DEFAULT
 from vtool.verification.context import build_proof_context
 
 Found = dict[str, object]
@@ -269,7 +269,7 @@ def quantised(whole: Path, without: Path) -> tuple[Path, Path]:
     LlamaForCausalLM(small).to(torch.bfloat16).save_pretrained(whole)
     written = json.loads((whole / "config.json").read_text())
     (whole / "config.json").write_text(
-        json.dumps({**written, "quantization_config": QUANTIZATION_CONFIG})
+        json.dumps({**written, "quantization_config": BY_NAME[DEFAULT].config})
     )
     tensors = load_file(whole / "model.safetensors")
     for name in [name for name in tensors if name.endswith("proj.weight")]:

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from tests.loading import models
 from vtool.loading.probe.audit import audit, judged_facts
 from vtool.loading.probe.errors import NotRun
+from vtool.loading.probe.formats import BY_NAME, DEFAULT, Format
 from vtool.loading.probe.processed import snapshot_everything
 from vtool.loading.probe.quantized import quantize_checkpoint
 from vtool.loading.probe.state import named_parameters
-from vtool.loading.probe.subject import Subject
+from vtool.loading.probe.subject import QuantizedTwin, Subject
 from vtool.loading.probe.vllm_paths import direct_load, keeps_itself
 from vtool.loading.verdict import judge
 
@@ -113,8 +114,9 @@ class Scratch(Layer):
 def subject(
     found: type[Layer], quantized: bool = False, checkpoint: Mapping[str, Tensor] = PLAIN
 ) -> Subject:
-    def twin(into: Mapping[str, Sequence[str]]) -> Subject:
-        return subject(found, True, quantize_checkpoint(PLAIN, into, named_parameters(found(True))))
+    def twin(form: Format, into: Mapping[str, Sequence[str]]) -> QuantizedTwin:
+        given = quantize_checkpoint(PLAIN, form, into, named_parameters(found(True)))
+        return QuantizedTwin(subject(found, True, given.tensors), given)
 
     load: Callable[[Any, Any], object] = lambda model, weights: model.load_weights(weights)  # noqa: E731
     return Subject(
@@ -228,14 +230,17 @@ def test_what_is_kept_until_weights_are_processed_is_found_in_what_is_made_of_it
 
 def test_a_class_without_linear_layers_has_no_quantized_twin() -> None:
     with pytest.raises(NotRun, match="no linear layer"):
-        quantize_checkpoint(PLAIN, {}, named_parameters(Layer(False)))
+        quantize_checkpoint(PLAIN, BY_NAME[DEFAULT], {}, named_parameters(Layer(False)))
 
 
 def test_tensors_of_more_dimensions_have_no_form() -> None:
     experts = {"ab.weight": ["experts"]}
     with pytest.raises(NotRun, match=r"no form for `experts`, \[2, 4, 8\]"):
         quantize_checkpoint(
-            {"experts": torch.zeros(2, 4, 8)}, experts, named_parameters(Layer(True))
+            {"experts": torch.zeros(2, 4, 8)},
+            BY_NAME[DEFAULT],
+            experts,
+            named_parameters(Layer(True)),
         )
 
 

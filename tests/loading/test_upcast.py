@@ -75,7 +75,9 @@ def test_a_weight_that_waits_for_its_scale_in_the_loaders_memory_is_found(
     checks = audit(subject, rules, 1, ("owned", "reusable_buffer"))
     result = judge("it", judged_facts(subject, checks, {}), rules)
     assert [one.rule for one in result.findings] == ["quantised-load"] * errors
-    assert checks["quantised-load"].measured.get("upcast_tensors", 0) == upcast
+    assert (
+        checks["quantised-load"].measured["formats"].get("upcast", {}).get("tensors", 0) == upcast
+    )
     for finding in result.findings:
         assert finding.severity == "error"
         assert "bytes of what came later: fused" in finding.message

@@ -168,8 +168,8 @@ RULES = (
         code="VT431",
         summary="Made for quantized weights, the class does not load what it loads otherwise.",
         why=(
-            "A scale that is dropped, or kept while its buffer is used again, multiplies a whole"
-            " row by something else."
+            "A scale that is dropped, given to another weight, or kept while its buffer is used"
+            " again, multiplies whole rows by something else. A zero point does so by adding."
         ),
         bad=(
             "if name not in params: continue  # q_proj.weight_scale, where the parameter is"
@@ -177,8 +177,8 @@ RULES = (
         ),
         good="weight_loader(params['qkv_proj.weight_scale'], tensor, 'q')",
         fix=(
-            "Load scales as weights are loaded, under the names that compressed-tensors gives them;"
-            " raise for a name that fits nothing."
+            "Load scales and zero points as weights are loaded, under the names of the format, into"
+            " the same place of a fused parameter; raise for a name that fits nothing."
         ),
     ),
     Rule(

@@ -160,6 +160,7 @@ def _on_one_host(
         checks=rules,
         sources=settings.sources,
         slots=settings.slots,
+        formats=settings.formats,
         jobs=settings.jobs,
         seconds=settings.limits.seconds,
         memory=settings.limits.memory_mib * 2**20,

@@ -243,10 +243,43 @@ def _grade_processed(rule: str, items: Items, facts: SubjectFacts) -> Iterable[D
 
 
 def _grade_quantized(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagnostic]:
-    """Yield findings about the twin in fp8.
+    """Yield findings about quantized twins, of one format after the other.
 
-    Names are certain only where a tensor waits for a parameter, and a parameter for a tensor.
+    Names are certain only where a tensor waits for a parameter, and a parameter for a tensor. Of a
+    scale that does not follow its weight, they do not matter.
     """
+    for form, group in group_by(items, lambda item: item.format).items():
+        yield from _grade_astray(rule, form, group, facts)
+        yield from _grade_format(rule, form, group, facts)
+
+
+def _grade_astray(
+    rule: str, form: str | None, items: Items, facts: SubjectFacts
+) -> Iterable[Diagnostic]:
+    """Yield errors for weights whose scales or zero points are another's, or none."""
+    astray = [item for item in items if item.kind in ("place", "lost")]
+    for kind, group in group_by(astray, lambda item: item.kind).items():
+        wanted, seen = group[0].expected, group[0].seen
+        if kind == "place":
+            text = (
+                f"{_count('parameter', group, 'have')} values of other weights:"
+                f" {_parameters(group)}; in place of {wanted} there is {seen}"
+            )
+        else:
+            text = (
+                f"{_count('parameter', group, 'are')} never written, or in part:"
+                f" {_parameters(group)}; {wanted} is not there"
+            )
+        severity: Severity = "warning" if facts.origin == "discovered" else "error"
+        yield _finding(rule, f"as {form}, {text}", group, severity)
+
+
+def _grade_format(
+    rule: str, form: str | None, items: Items, facts: SubjectFacts
+) -> Iterable[Diagnostic]:
+    """Yield findings about what is not loaded of a format, or not to stay."""
+    lost = any(item.kind == "lost" for item in items)
+    items = [item for item in items if item.kind not in ("place", "lost")]
     plain = {
         check: {name for item in facts.checks[check].items for name in item.names}
         for check in NEED_ALL_NAMES
@@ -261,8 +294,8 @@ def _grade_quantized(rule: str, items: Items, facts: SubjectFacts) -> Iterable[D
         )
     ]
     groups = group_by(items, lambda item: item.rule)
-    matched = "unconsumed-tensor" in groups and bool(
-        groups.keys() & {"unwritten-parameter", "partly-written-parameter"}
+    matched = "unconsumed-tensor" in groups and (
+        lost or bool(groups.keys() & {"unwritten-parameter", "partly-written-parameter"})
     )
     certain = facts.origin == "given" or facts.about.own_twin
     for check, group in groups.items():
@@ -287,7 +320,7 @@ def _grade_quantized(rule: str, items: Items, facts: SubjectFacts) -> Iterable[D
         else:
             text = f"{check}: {_parameters(group)}"
         kept_at = Origin(group[0].file, group[0].line) if group[0].file else None
-        text = f"with fp8 weights and their scales, {text}"
+        text = f"{f'as {form}' if form else 'with fp8 weights and their scales'}, {text}"
         yield _finding(rule, text, group, severity, kept_at)
 
 

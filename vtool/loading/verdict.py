@@ -50,7 +50,8 @@ def judge(
             check = CheckFacts(reason=f"{cause} says why it computes something else")
         if check.reason is not None:
             checks[rule] = "not-run"
-            details[rule] = {"reason": check.reason}
+            measured = {"measured": dict(check.measured)} if check.measured else {}
+            details[rule] = {"reason": check.reason, **measured}
             continue
         about = facts if check.paths is None else replace(facts, paths=check.paths)
         items = [item for item in check.items if not _allowed(rule, item, allow)]

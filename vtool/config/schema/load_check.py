@@ -22,6 +22,17 @@ Source = Literal[
     "runai_distributed",
     "fastsafetensors",
 ]
+Format = Literal[
+    "fp8-channel",
+    "fp8-tensor",
+    "fp8-block",
+    "int8-channel",
+    "int4",
+    "int4-asymmetric",
+    "gptq",
+    "awq",
+    "bitsandbytes",
+]
 Framework = Literal["vllm", "transformers", "sglang"]
 
 
@@ -80,6 +91,11 @@ class LoadCheck(Settings):
     """
     checks: tuple[Check, ...] = ()
     """The rules that are asked. Default: all."""
+    formats: tuple[Format, ...] = ()
+    """The formats that `quantised-load` makes vLLM's classes for.
+
+    Default: fp8-channel, and fp8-block of classes whose own file has `weight_scale_inv`.
+    """
     limits: Limits = Limits()
     jobs: int = Field(default=2, ge=1)
     """Subjects that are checked at the same time."""

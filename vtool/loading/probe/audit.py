@@ -11,19 +11,23 @@ from typing import Any
 from .checks import BY_RULE, CHECKS, OF_QUANTIZED_TWIN, WATCHED, Check
 from .errors import NotRun, error_text
 from .facts import CheckFacts, Item, SubjectFacts
+from .followed import Followed, follow, mark_for_following
+from .formats import BY_NAME as FORMATS
+from .formats import DEFAULT, Format
 from .processed import snapshot_everything
-from .quantized import quantized_parameters
+from .quantized import quantized_stems
 from .reference import Reference
 from .sources import Owned, ReusableBuffer, buckets, other_values, shuffled
 from .stale import ring_of_buffers
-from .state import State, compare_states, named_parameters
-from .subject import Subject
+from .state import State, compare_states, named_parameters, snapshot
+from .subject import QuantizedTwin, Subject
 from .threads import Order, threads_in_order
-from .upcast import upcast_twin
+from .upcast import asked_formats, upcast_twin
 from .watched import first_load, watched_load
 
 MOST_CALLS = 64
 """Tensors are loaded one a call, unless there are more than this."""
+NOT_APPLICABLE = "its class makes no plain numbers of fp8 in blocks"
 Checks = Mapping[str, CheckFacts]
 """The facts of each check, by the name of its rule."""
 
@@ -35,6 +39,7 @@ def audit(
     sources: Sequence[str],
     progress: Callable[[str], None] = lambda stage: None,
     keep: Callable[[Checks], None] = lambda checks: None,
+    formats: Sequence[str] = (),
 ) -> Checks:
     """Run the checks that are asked for.
 
@@ -44,29 +49,32 @@ def audit(
         progress: is told each stage.
         keep: is given the facts so far, before each check that takes more than one process or the
             class's own dtype, and at the end.
+        formats: those of quantized twins; none: as `asked_formats`.
 
     Raises:
         NotRun, LoadFailed: the subject cannot be loaded rightly at all; the second where the
             checkpoint is the user's own.
     """
     with threads_in_order(subject.code) as order:
-        return _audit(order, subject, rules, slots, sources, progress, keep)
+        return _load_and_check(order, subject, rules, slots, sources, formats, progress, keep)[1]
 
 
-def _audit(
+def _load_and_check(
     order: Order,
     subject: Subject,
     rules: Sequence[str],
     slots: int,
     sources: Sequence[str],
-    progress: Callable[[str], None],
-    keep: Callable[[Checks], None],
-) -> Checks:
+    formats: Sequence[str] = (),
+    progress: Callable[[str], None] = lambda stage: None,
+    keep: Callable[[Checks], None] = lambda checks: None,
+) -> tuple[Reference, Checks]:
     progress("first load")
     first = Owned(subject.checkpoint)
     before = first_load(subject, first)
     progress("second load")
     reference, watched = watched_load(subject, slots, sources, first, before)
+    reference = replace(reference, formats=tuple(formats))
     found = dict(watched)
     if "nondeterministic" in rules and subject.elsewhere:
         progress("other hash seeds")
@@ -87,7 +95,7 @@ def _audit(
             progress(check.rule)
             found[check.rule] = MEASUREMENTS[check.measurement](reference, found)
     keep(asked_for())
-    return asked_for()
+    return reference, asked_for()
 
 
 def judged_facts(subject: Subject, checks: Checks, paths: Mapping[str, str]) -> SubjectFacts:
@@ -218,69 +226,142 @@ def _processing(reference: Reference, checks: Checks) -> CheckFacts:
 
 
 def _quantized_twins(reference: Reference, checks: Checks) -> CheckFacts:
-    """Audit the class made for fp8 by row, and as it is with fp8 in blocks, where it takes that."""
-    rows = _quantized_twin(reference, checks)
+    """Load the class made for each format that is asked, and as it is with fp8 in blocks."""
+    found = {
+        name: _in_format(reference, checks, FORMATS[name])
+        for name in asked_formats(reference.subject, reference.formats)
+    }
+    if not reference.formats or "fp8-block" in reference.formats:
+        found["upcast"] = _upcast(reference, checks)
+    # a format that nobody has named, and that does not apply, takes nothing from what was asked
+    asked = reference.formats or (DEFAULT,)
+    reasons = {name: one.reason for name, one in found.items() if name in asked and one.reason}
+    items = tuple(item for one in found.values() for item in one.items)
+    of_formats = {
+        name: {"not_run": one.reason, **one.measured} if one.reason else one.measured
+        for name, one in found.items()
+        if one.reason != NOT_APPLICABLE
+    }
+    measured: dict[str, Any] = {"formats": of_formats}
+    if "quantised_tensors" in found.get(DEFAULT, CheckFacts()).measured:
+        measured["quantised_tensors"] = found[DEFAULT].measured["quantised_tensors"]
+    if reasons and not items:
+        told = list(reasons.values() if len(asked) == 1 else map(": ".join, reasons.items()))
+        if right := [name for name in asked if name not in reasons]:
+            told.append(f"nothing was found in {', '.join(right)}")
+        return CheckFacts((), measured, "; ".join(told))
+    paths = [one.paths for one in found.values() if one.paths is not None]
+    return CheckFacts(items, measured, paths=paths[0] if paths else None)
+
+
+def _upcast(reference: Reference, checks: Checks) -> CheckFacts:
+    """Load fp8 in blocks into the class as it is, where it makes plain numbers of that."""
     twin = upcast_twin(reference) if not _items(checks, "stale-reference") else None
     if twin is None:
-        return rows
+        return CheckFacts(reason=NOT_APPLICABLE)
     try:
         found = audit(twin, ("stale-reference",), reference.slots, ("reusable_buffer",))
     except NotRun as why:
-        return replace(rows, measured={**rows.measured, "in_blocks": f"not run: {why}"})
+        return CheckFacts(reason=str(why))
     stale = [replace(item, rule="stale-reference") for item in found["stale-reference"].items]
-    measured = {
-        **rows.measured,
-        "upcast_tensors": len(twin.checkpoint) - len(reference.subject.checkpoint),
-    }
-    if not stale:
-        return replace(rows, measured=measured)
-    if rows.reason:
-        measured["by_row"] = f"not run: {rows.reason}"
-    paths = rows.paths
-    if paths is None and twin.paths:
+    paths = None
+    if stale and twin.paths:
         with threads_in_order(late=True):
             paths = twin.paths(twin)
-    return CheckFacts((*rows.items, *stale), measured, paths=paths)
+    measured = {"tensors": len(twin.checkpoint) - len(reference.subject.checkpoint)}
+    return CheckFacts(tuple(stale), measured, paths=paths)
 
 
-def _quantized_twin(reference: Reference, checks: Checks) -> CheckFacts:
-    """Audit the class made for fp8 weights; keep what was not found of it in its own dtype."""
+def _in_format(reference: Reference, checks: Checks, form: Format) -> CheckFacts:
+    """Load the class made for a format, and follow each weight and its scale into it."""
     if reference.subject.quantized is None:
         return CheckFacts(reason="it has no quantized twin")
     try:
-        twin = reference.subject.quantized(reference.came_from)
-        found = audit(twin, OF_QUANTIZED_TWIN, reference.slots, ("reusable_buffer",))
+        twin = reference.subject.quantized(form, reference.came_from)
+        if form.name == DEFAULT:
+            return _audited_twin(reference, checks, twin)
+        model = twin.subject.make()
+        mark_for_following(model, form)
+        try:
+            twin.subject.load(model, Owned(twin.subject.checkpoint))
+        except Exception as error:
+            raise NotRun(f"the checkpoint does not load: {error_text(error)}") from error
+        followed = follow(
+            form, twin.given, snapshot(model), named_parameters(model), _written(reference)
+        )
     except NotRun as why:
         return CheckFacts(reason=str(why))
     except Exception as error:
         return CheckFacts(reason=f"its quantized twin cannot be made on a CPU: {error_text(error)}")
-    model = twin.make()
-    made = quantized_parameters(named_parameters(model))
+    measured = _measured(twin, followed)
+    if followed.lost_sight and not followed.items:
+        first, *others = followed.lost_sight.values()
+        reason = f"{len(others) + 1} of {followed.weights} weights could not be followed: {first}"
+        return CheckFacts((), measured, reason)
+    return CheckFacts(followed.items, measured)
+
+
+def _written(reference: Reference) -> dict[str, Sequence[str]]:
+    """Return the tensors that go into each parameter of which every element is written."""
+    unwritten = reference.unwritten
+    return {name: of for name, of in reference.came_from.items() if name not in unwritten}
+
+
+def _measured(twin: QuantizedTwin, followed: Followed) -> dict[str, Any]:
+    """Return how many tensors are quantized, and how many parameters' weights were followed."""
+    measured: dict[str, Any] = {
+        "layers": len(twin.given.layers),
+        "followed": followed.weights - len(followed.lost_sight),
+    }
+    if twin.replaced:
+        measured["parts_replaced"] = list(twin.replaced)
+    if followed.lost_sight:
+        measured["not_followed"] = dict(followed.lost_sight)
+    return measured
+
+
+def _audited_twin(reference: Reference, checks: Checks, twin: QuantizedTwin) -> CheckFacts:
+    """Audit the class made for fp8 weights; keep what was not found of it in its own dtype."""
+    form, subject = FORMATS[DEFAULT], twin.subject
+    with threads_in_order(subject.code) as order:
+        loaded, found = _load_and_check(
+            order, subject, OF_QUANTIZED_TWIN, reference.slots, ("reusable_buffer",)
+        )
+    model = subject.make()
+    parameters = named_parameters(model)
+    followed = follow(form, twin.given, loaded.state, parameters, _written(reference))
+    astray = {item.parameter for item in followed.items}
+    stems = quantized_stems(parameters, form)
     # parameters of other parts, as of the cache of keys and values, may be left as they are
-    scaled = {*made, *(f"{name}_scale" for name in made), None}
-    items = []
+    of_weights = {None, *(f"{stem}{part.name}" for stem in stems for part in form.parts)}
+    items: list[Item] = list(followed.items)
     # What is never read, and is kept beside the parameters, waits for a scale of another format.
     waits = bool(found["unconsumed-tensor"].items)
     kept_by_name = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
     for rule in OF_QUANTIZED_TWIN:
         known = {name for item in _items(checks, rule) for name in item.names}
         if BY_RULE[rule].needs_all_names:
-            new = [item for item in found[rule].items if item.parameter in scaled]
+            new = [item for item in found[rule].items if item.parameter in of_weights - astray]
         else:
             # memory that nobody writes differs in one of the two by chance alone
             new = [item for item in found[rule].items if item.kind != "chance"]
             new = [] if _items(checks, rule) else new
         if rule.startswith("stale-") and waits:
             new = [item for item in new if item.parameter in kept_by_name]
-        items += [replace(item, rule=rule) for item in new if known.isdisjoint(item.names)]
-    measured: dict[str, Any] = {
-        "quantised_tensors": len(twin.checkpoint) - len(reference.subject.checkpoint)
+        items += [
+            replace(item, rule=rule, format=form.name)
+            for item in new
+            if known.isdisjoint(item.names)
+        ]
+    measured = {
+        "quantised_tensors": len(subject.checkpoint) - len(reference.subject.checkpoint),
+        **_measured(twin, followed),
     }
     if after := found["stale-after-processing"].reason:
         measured["not_processed"] = after
     kept = any(item.rule in ("stale-reference", "stale-after-processing") for item in items)
     with threads_in_order(late=True):
-        paths = twin.paths(twin) if kept and twin.paths else None
+        paths = subject.paths(subject) if kept and subject.paths else None
     return CheckFacts(tuple(items), measured, paths=paths)
 
 

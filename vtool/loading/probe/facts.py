@@ -32,14 +32,25 @@ class Item:
     """One thing that a check found: about a parameter, about checkpoint tensors, or both."""
 
     kind: Literal[
-        "differs", "raises", "chance", "hash", "early", "end", "peak", "after", "part"
+        "differs",
+        "raises",
+        "chance",
+        "hash",
+        "early",
+        "end",
+        "peak",
+        "after",
+        "part",
+        "place",
+        "lost",
     ] = "differs"
     """The form of the problem.
 
     `hash`: a value that differs from process to process, as the order of sets does. `chance`: a
     buffer that differs from object to object. `early` and `end`: where a class stops
     asking for tensors. `peak` and `after`: when it holds too many of them. `part`: a tensor of
-    which some elements are never read.
+    which some elements are never read. `place` and `lost`: beside a quantized weight, another's
+    scale or zero point, or none.
     """
     parameter: str | None = None
     """The parameter or buffer."""
@@ -51,6 +62,8 @@ class Item:
     """The loader that the tensors came from, where it is not the ring of buffers."""
     rule: str | None = None
     """The check of a quantized twin that found it."""
+    format: str | None = None
+    """The format of the quantized twin."""
     file: str | None = None
     line: int | None = None
     """The line that keeps a tensor."""
@@ -157,6 +170,8 @@ class ProbeRequest:
     """With `subjects` None: a git commit; only classes whose code was changed since."""
     slots: int = 1
     """Buffers of the reusable ring."""
+    formats: tuple[str, ...] = ()
+    """The formats of quantized twins; none: those of `audit.asked_formats`."""
     jobs: int = 1
     """Subjects at the same time."""
     seconds: float = 60.0

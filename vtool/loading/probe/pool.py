@@ -258,6 +258,7 @@ def _audit_subject(host: "Host", request: ProbeRequest, name: str, folder: Path)
             request.sources,
             progress,
             lambda checks: _write_facts(judged(made, checks), folder),
+            request.formats,
         )
         return judged(made, checks)
     except (NotRun, LoadFailed) as why:

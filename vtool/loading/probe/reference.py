@@ -27,6 +27,8 @@ class Reference:
     """For a parameter or buffer, which of its elements (a mask) no load has written."""
     came_from: Mapping[str, Sequence[str]]
     """For a parameter or buffer, the checkpoint tensors that went into it."""
+    formats: Sequence[str] = ()
+    """The formats that quantized twins are asked in; none where the settings name none."""
 
     @property
     def of_model(self) -> State:

@@ -8,6 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from .facts import About, CheckFacts, Difference, Origin
+from .formats import Format
+from .quantized import Quantized
 from .state import State
 
 Named = tuple[str, Tensor]
@@ -61,11 +63,22 @@ class Subject:
     """Compare what it computes, loaded, with transformers' class. Raises NotRun."""
     process: Callable[[Any], object] | None = None
     """Do to a loaded object what the framework does before it serves it."""
-    quantized: "Callable[[Mapping[str, Sequence[str]]], Subject] | None" = None
+    quantized: "Callable[[Format, Mapping[str, Sequence[str]]], QuantizedTwin] | None" = None
     """Return the same class made for quantized weights, with a checkpoint of such.
 
-    Given for each parameter the tensors that go into it. Raises NotRun.
+    Given a format, and for each parameter the tensors that go into it. Raises NotRun.
     """
+
+
+@dataclass(frozen=True)
+class QuantizedTwin:
+    """A class that was made for a format of quantized weights."""
+
+    subject: Subject
+    given: Quantized
+    """The checkpoint of `subject`, and the layers that are quantized there."""
+    replaced: tuple[str, ...] = ()
+    """Parts that do not run on a CPU and were replaced for it."""
 
 
 def describe_class(model_class: type, method: Callable[..., Any], **more: Any) -> About:

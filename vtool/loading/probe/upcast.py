@@ -7,11 +7,12 @@ A class whose parameter is plain waits for both, and so keeps one: which no othe
 import inspect
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from .formats import DEFAULT, FORMATS
 from .reference import Reference, load_new
 from .sources import Owned
 from .state import named_parameters
@@ -32,7 +33,7 @@ def upcast_twin(reference: Reference) -> Subject | None:
     None where the class's own file has nothing of such scales, or takes none of them.
     """
     subject = reference.subject
-    if not _knows_scales(subject):
+    if not _own_file_has(subject, SCALE):
         return None
     plain = subject.checkpoint
     by_kind: dict[str, list[str]] = {}
@@ -54,12 +55,27 @@ def upcast_twin(reference: Reference) -> Subject | None:
     )
 
 
-def _knows_scales(subject: Subject) -> bool:
+def asked_formats(subject: Subject, named: Sequence[str]) -> list[str]:
+    """Return the formats that are asked of a class, in the order of the registry.
+
+    Args:
+        named: those that the settings name; none: the default, and what its own file has.
+    """
+    return [
+        form.name
+        for form in FORMATS
+        if form.name in (named or (DEFAULT,))
+        or (not named and form.relevant and _own_file_has(subject, form.relevant))
+    ]
+
+
+def _own_file_has(subject: Subject, text: str) -> bool:
+    """Return True if the file of a class, or of one that it is made from, has a text."""
     model_class = type(subject.make())
     homes = {base.__module__ for base in model_class.__mro__ if MODELS in base.__module__}
     for home in homes:
         try:
-            if SCALE in inspect.getsource(sys.modules[home]):
+            if text in inspect.getsource(sys.modules[home]):
                 return True
         except (OSError, TypeError, KeyError):
             continue

@@ -7,19 +7,23 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from .checkpoint_files import write_checkpoint
 from .errors import NotRun
 from .facts import About, Origin
-from .quantized import QUANTIZATION_CONFIG, quantize_checkpoint
+from .formats import DEFAULT, Format
+from .quantized import quantize_checkpoint, unfit
 from .ranks import RANKS, leave_groups, sharded
 from .state import named_parameters
-from .subject import Named, Subject
+from .subject import Named, QuantizedTwin, Subject
 from .vllm_forward import compare_with_twin
+from .vllm_kernels import any_kernel
 from .vllm_paths import drive
 
 
@@ -145,7 +149,8 @@ def vllm_subject(
         computed=twin and (lambda subject: compare_with_twin(subject, config, *twin)),
         process=lambda model: process_weights(model, config),
     )
-    return replace(plain, quantized=lambda into: _quantized_twin(plain, folder, configure, into))
+    values = json.loads((folder / "config.json").read_text())
+    return replace(plain, quantized=partial(_quantized_twin, plain, folder, values, configure))
 
 
 def process_weights(model: Any, config: Any) -> None:
@@ -160,33 +165,81 @@ def process_weights(model: Any, config: Any) -> None:
 def _quantized_twin(
     plain: Subject,
     folder: Path,
+    values: Mapping[str, Any],
     configure: Callable[[], Any],
+    form: Format,
     into: Mapping[str, Sequence[str]],
-) -> Subject:
-    """Return the subject's class made for fp8: its config gets a `quantization_config`.
+) -> QuantizedTwin:
+    """Return the subject's class made for a format: its config gets a `quantization_config`.
 
     Args:
         plain: the class as it is without.
+        folder: where config.json is written, and read from.
+        values: those of config.json without.
         into: for each parameter, the checkpoint's tensors that go into it when nothing is
             quantized.
 
     Raises:
         NotRun: nothing of it can be quantized.
     """
-    file = folder / "config.json"
-    values = json.loads(file.read_text())
     if "quantization_config" in values:
         raise NotRun("its checkpoint is quantized already")
-    file.write_text(json.dumps({**values, "quantization_config": QUANTIZATION_CONFIG}))
-    config = configure()
-    make = maker(config)
-    return replace(
+    for file in folder.glob("*.safetensors"):
+        file.unlink()  # of a twin, with plain weights
+    settings = dict(form.config)
+    left_out = unfit(plain.checkpoint, form, into)
+    if form.left_out in settings:
+        names = [name.removesuffix(".weight") for name in left_out]
+        settings[form.left_out] = [*settings[form.left_out], *names]
+    # names that were found by trying are no file's, and its headers would say nothing
+    by_headers = form.from_headers and plain.origin != "discovered"
+    config_file = folder / "config.json"
+    config_file.write_text(json.dumps({**values, "quantization_config": settings}))
+    try:
+        made = _made_for_quantized(configure, form)
+        parameters = named_parameters(made.model)
+        given = quantize_checkpoint(
+            plain.checkpoint, form, into, parameters, left_out if by_headers else ()
+        )
+        if by_headers:
+            write_checkpoint(given.tensors, folder)
+            made = _made_for_quantized(configure, form)
+    finally:
+        config_file.write_text(json.dumps(values))
+    subject = replace(
         plain,
-        make=make,
-        checkpoint=quantize_checkpoint(plain.checkpoint, into, named_parameters(make())),
-        paths=lambda subject: drive(subject, config),
-        process=lambda model: process_weights(model, config),
+        make=made.make,
+        checkpoint=given.tensors,
+        paths=lambda subject: drive(subject, made.config),
+        process=lambda model: process_weights(model, made.config),
         shards=None,
         computed=None,
         quantized=None,
     )
+    return QuantizedTwin(subject, given, made.replaced)
+
+
+class _Made(NamedTuple):
+    """A class for quantized weights: one object, how it was made, and what was replaced for it."""
+
+    config: Any
+    make: Callable[[], Any]
+    model: Any
+    replaced: tuple[str, ...] = ()
+
+
+def _made_for_quantized(configure: Callable[[], Any], form: Format) -> _Made:
+    """Make the class by the folder's config, with any kernel where it finds none."""
+    config = configure()
+    make = maker(config)
+    try:
+        return _Made(config, make, make())
+    except Exception:
+        if form.name == DEFAULT:  # it is processed too, by the kernel that was chosen
+            raise
+
+    def make_with_any() -> Any:
+        with any_kernel():
+            return make()
+
+    return _Made(config, make_with_any, make_with_any(), ("kernels for quantized weights",))
