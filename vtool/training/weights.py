@@ -51,7 +51,7 @@ class Weights:
     base: Path | None = None
     """For adapters: the folder of the weights beneath them."""
     warnings: tuple[Diagnostic, ...] = ()
-    """Of damaged checkpoints, newer than this one."""
+    """Say which damaged checkpoints, newer than this one, are passed over."""
 
     @property
     def adapted(self) -> bool:
