@@ -212,6 +212,21 @@ RULES = (
         ),
     ),
     Rule(
+        name="partly-loaded-tensor",
+        code="VT435",
+        summary="Some elements of a checkpoint tensor are nowhere in the loaded model.",
+        why=(
+            "Key heads, rows of an embedding or experts that the config does not know are cut off"
+            " without a word, and the rest computes something else than what was trained."
+        ),
+        bad="param.copy_(tensor[: len(param)])",
+        good="assert param.shape == tensor.shape; param.copy_(tensor)",
+        fix=(
+            "Give the config the sizes that the checkpoint has; in a class, raise where a tensor is"
+            " larger than its place."
+        ),
+    ),
+    Rule(
         name="computes-differently",
         code="VT434",
         summary="The loaded class computes something else than transformers' class.",

@@ -157,6 +157,14 @@ def _grade_partly_written(rule: str, items: Items, facts: SubjectFacts) -> Itera
         yield _finding(rule, message, [item], severity)
 
 
+def _grade_partly_loaded(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagnostic]:
+    """Yield an error for the user's own checkpoint; a twin may be padded otherwise than files."""
+    names = _tensors(items)
+    text = f"{_count('tensor', names, 'are')} loaded in part: {listed(names)}; of the first,"
+    text += f" {items[0].seen}"
+    yield _finding(rule, text, items, "error" if facts.origin == "given" else "note")
+
+
 def _grade_unconsumed(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagnostic]:
     """Yield notes for copies of tensors that are read, and for what classes compute.
 
@@ -173,13 +181,8 @@ def _grade_unconsumed(rule: str, items: Items, facts: SubjectFacts) -> Iterable[
             return "note"
         return "note" if facts.about.served and LEFT_OUT & {*name.split(".")} else "error"
 
-    if parts := [item for item in items if item.kind == "part"]:
-        names = _tensors(parts)
-        text = f"{_count('tensor', names, 'are')} read in part: {listed(names)}"
-        text += f"; of the first, {parts[0].seen}: the config's sizes are not the checkpoint's"
-        yield _finding(rule, text, parts, "error" if facts.origin == "given" else "note")
     joined = {name for item in _never_loaded(facts) for name in item.tensors}
-    items = [item for item in items if item.kind != "part" and not joined.issuperset(item.tensors)]
+    items = [item for item in items if not joined.issuperset(item.tensors)]
     for graded, group in group_by(items, severity).items():
         names = _tensors(group)
         text = f"{_count('tensor', names)} of the checkpoint {_agree('are', names)} never read"
@@ -343,6 +346,7 @@ GRADERS: Mapping[str, Grader] = {
     "lossy-cast": _grade_narrowed,
     "nondeterministic": partial(_grade_differences, "loaded again into a new object"),
     "never-loaded": _grade_never_loaded,
+    "partly-loaded-tensor": _grade_partly_loaded,
     "shard-mismatch": _grade_shards,
     "stale-after-processing": _grade_processed,
     "quantised-load": _grade_quantized,

@@ -37,6 +37,7 @@ ANSWERED = (
     "unconsumed-tensor",
     "lossy-cast",
     "never-loaded",
+    "partly-loaded-tensor",
 )
 """The rules that a load without values answers."""
 
@@ -201,7 +202,8 @@ def _complete(
             for name in missing
         ],
         "partly-written-parameter": list(gaps.values()),
-        "unconsumed-tensor": [*unconsumed, *_read_in_part(loaded, aliased)],
+        "unconsumed-tensor": unconsumed,
+        "partly-loaded-tensor": list(_read_in_part(loaded, aliased)),
         "never-loaded": _never_loaded(unconsumed, missing),
         "lossy-cast": [
             Item(

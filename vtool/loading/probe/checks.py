@@ -49,6 +49,7 @@ CHECKS = (
     Check("lossy-cast", WATCHED),
     Check("nondeterministic", WATCHED, quantized_twin=True),
     Check("never-loaded", WATCHED, needs_all_names=True),
+    Check("partly-loaded-tensor", WATCHED, stream_only=True, needs_all_names=True),
     Check("shard-mismatch", "two-ranks", vllm_only=True),
     Check("stale-after-processing", "processing", vllm_only=True, quantized_twin=True),
     Check("quantised-load", "quantized-twin", vllm_only=True),

@@ -11,6 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from .followed import Followed
 from .sources import Tracked
 
 # Operations that pass on the same memory and read none of it.
@@ -63,6 +64,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.came_from: dict[int, set[str]] = {}
         """For the address of a storage, the checkpoint tensors whose values went into it."""
         self.copies = Copies()
+        self.followed = Followed(source.checkpoint, source.addresses)
         self.narrowed: dict[str, tuple[torch.dtype, torch.dtype]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -75,6 +77,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = func._schema.name.split("::")[-1]
         if name in VIEWS or not inputs:
             return result
+        self.followed.note(func, name, args, kwargs or {}, result)
         written = {
             id(argument)
             for argument, described in zip(args, func._schema.arguments, strict=False)
