@@ -242,6 +242,27 @@ RULES = (
         ),
     ),
     Rule(
+        name="stage-mismatch",
+        code="VT436",
+        summary="Two stages of a pipeline do not hold the whole model together, each layer once.",
+        why=(
+            "A layer that no stage loads computes with whatever was in the memory; one that both"
+            " have is applied twice."
+        ),
+        bad="if name.startswith('model.layers.0.'): continue  # whichever stage this is",
+        good="if is_pp_missing_parameter(name, self): continue",
+        fix="Skip what another stage has, by the model's own missing layers, and nothing else.",
+    ),
+    Rule(
+        name="expert-mismatch",
+        code="VT437",
+        summary="Where two ranks share experts out, one is on no rank, on both, or wrong.",
+        why="Tokens that are sent to it get the answer of another expert, or of empty memory.",
+        bad="w13.copy_(experts[: len(w13)])  # the first half, on each rank",
+        good="w13.copy_(experts[rank * len(w13) : (rank + 1) * len(w13)])",
+        fix="Load by the layer's expert map, which says where each expert is on this rank.",
+    ),
+    Rule(
         name="unknown-subject",
         code="VT490",
         summary="There is nothing of this name whose loading could be checked.",
@@ -285,6 +306,8 @@ VLLM_CLASS_RULES = (
     "stale-after-processing",
     "quantised-load",
     "computes-differently",
+    "stage-mismatch",
+    "expert-mismatch",
 )
 """The checks of vLLM's classes alone, which are loaded by ranks, processed, quantized and run."""
 

@@ -222,10 +222,10 @@ def _grade_differences(
             yield _finding(rule, text, group, severity)
 
 
-def _grade_shards(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagnostic]:
+def _grade_shards(how: str, rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagnostic]:
     """Yield an error: what no rank has is lost, whatever the checkpoint."""
     text = f"{_count('parameter', items, 'are')} not the source, part by part"
-    yield _finding(rule, f"on two ranks, {text}: {_parameters(items)}", items, "error")
+    yield _finding(rule, f"{how}, {text}: {_parameters(items)}", items, "error")
 
 
 def _grade_processed(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagnostic]:
@@ -347,10 +347,12 @@ GRADERS: Mapping[str, Grader] = {
     "nondeterministic": partial(_grade_differences, "loaded again into a new object"),
     "never-loaded": _grade_never_loaded,
     "partly-loaded-tensor": _grade_partly_loaded,
-    "shard-mismatch": _grade_shards,
+    "shard-mismatch": partial(_grade_shards, "on two ranks"),
     "stale-after-processing": _grade_processed,
     "quantised-load": _grade_quantized,
     "computes-differently": _grade_outputs,
+    "stage-mismatch": partial(_grade_shards, "on two stages of a pipeline"),
+    "expert-mismatch": partial(_grade_shards, "on two ranks that share experts out"),
 }
 
 

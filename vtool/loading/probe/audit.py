@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from .checks import BY_RULE, CHECKS, OF_QUANTIZED_TWIN, WATCHED, Check
+from .checks import BY_RULE, CHECKS, OF_QUANTIZED_TWIN, ON_RANKS, RANKS, WATCHED, Check
 from .errors import NotRun, error_text
 from .facts import CheckFacts, Item, SubjectFacts
 from .processed import snapshot_everything
@@ -79,11 +79,14 @@ def _audit(
             continue
         if reason := _not_run(check, reference):
             found[check.rule] = CheckFacts(reason=reason)
-        elif check.measurement != WATCHED:
+        elif check.measurement != WATCHED and check.rule not in found:
             if check.vllm_only:
                 keep(asked_for())
             progress(check.rule)
-            found[check.rule] = MEASUREMENTS[check.measurement](reference, found)
+            if check.measurement == RANKS:
+                found |= _two_ranks(reference, [rule for rule in rules if rule in ON_RANKS])
+            else:
+                found[check.rule] = MEASUREMENTS[check.measurement](reference, found)
     keep(asked_for())
     return asked_for()
 
@@ -157,11 +160,12 @@ def _second_load(reference: Reference, checks: Checks) -> CheckFacts:
     return CheckFacts(reference.compare(load))
 
 
-def _two_ranks(reference: Reference, checks: Checks) -> CheckFacts:
-    shards = reference.subject.shards
-    if shards is None:
-        return CheckFacts(reason="it is not loaded by ranks of tensor parallelism")
-    return shards(reference.subject, reference.of_model)
+def _two_ranks(reference: Reference, rules: Sequence[str]) -> Checks:
+    """Load on two ranks in the layout of each rule, in as few processes as can be."""
+    on_ranks = reference.subject.on_ranks
+    if on_ranks is None:
+        return dict.fromkeys(rules, CheckFacts(reason="it is not loaded by ranks"))
+    return on_ranks(reference.subject, rules, reference.of_model)
 
 
 def _outputs(reference: Reference, checks: Checks) -> CheckFacts:
@@ -278,12 +282,11 @@ MEASUREMENTS: Mapping[str, Callable[[Reference, Checks], CheckFacts]] = {
     "another-order": _another_order,
     "several-calls": _several_calls,
     "second-load": _second_load,
-    "two-ranks": _two_ranks,
     "processing": _processing,
     "quantized-twin": _quantized_twins,
     "outputs": _outputs,
 }
-"""Each measurement of `checks.CHECKS` beside the watched load.
+"""Each measurement of `checks.CHECKS` beside the watched load and those on two ranks.
 
 A measurement is given the reference, and the facts of the checks before it.
 """

@@ -250,4 +250,3 @@ def _written(func: Any, args: Any) -> list[Tensor]:
 
 def _alike(tensor: Tensor, result: object) -> bool:
     return isinstance(result, Tensor) and result.shape == tensor.shape
-

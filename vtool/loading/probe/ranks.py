@@ -1,8 +1,9 @@
-"""Two ranks of tensor parallelism over gloo: together they must have loaded the checkpoint."""
+"""Two ranks over gloo: together they must have loaded what one rank loads alone."""
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,29 +48,87 @@ def run_on_ranks(run: Callable[[int], Any], folder: Path) -> list[Any] | str:
     return [torch.load(file) for file in files]
 
 
-def sharded(
+@dataclass(frozen=True)
+class Held:
+    """The tensors of one rank after a load, and where the others are."""
+
+    state: State
+    missing: tuple[str, ...] = ()
+    """Modules that another rank has."""
+    experts: Mapping[str, Tensor] = field(default_factory=dict)
+    """For a module of experts, the place of each expert on this rank, or -1."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A way of sharing a model out among two ranks."""
+
+    start: Callable[[int, Path], None]
+    """Makes this process the rank of that number; the ranks meet at the file."""
+    look: Callable[[Any], Held]
+    """Returns what a rank's loaded model holds."""
+    compare: Callable[[Mapping[str, Tensor], Sequence[Held]], CheckFacts]
+    """Compares parameters and buffers after a load on one rank with what two ranks hold."""
+
+
+def on_two_ranks(
     subject: Subject,
-    start: Callable[[int, Path], None],
+    layouts: Mapping[str, Layout],
     reference: Mapping[str, Tensor],
     folder: Path,
-) -> CheckFacts:
-    """Load the checkpoint on two ranks, and compare with what one rank alone has loaded.
+) -> dict[str, CheckFacts]:
+    """Load the checkpoint on two ranks in every layout, and compare with what one rank has loaded.
+
+    The same two processes take one layout after the other. Where that fails, each layout has two
+    of its own.
 
     Args:
-        start: makes this process the rank of that number; the ranks meet at the file.
+        layouts: by the rule that asks for it.
         reference: parameters and buffers after a load without parallelism.
+        folder: where files of this call alone can be made.
 
     Returns:
-        An item for each parameter that differs; or the reason why it was not run.
+        For each rule an item for each parameter that differs; or the reason why it was not run.
     """
 
-    def load(rank: int) -> State:
-        start(rank, folder / "meeting")
-        return snapshot(load_new(subject, Owned(subject.checkpoint)))
+    def load(rank: int) -> None:
+        for rule, layout in layouts.items():
+            layout.start(rank, folder / "meeting")
+            held = layout.look(load_new(subject, Owned(subject.checkpoint)))
+            torch.save(held, _file(folder, rule, rank))
 
-    states = run_on_ranks(load, folder / "ranks")
-    if isinstance(states, str):
-        return CheckFacts(reason=states)
+    folder.mkdir(parents=True)
+    failed = run_on_ranks(load, folder / "ranks")
+    if isinstance(failed, str):
+        if len(layouts) == 1:
+            return dict.fromkeys(layouts, CheckFacts(reason=failed))
+        return {
+            rule: on_two_ranks(subject, {rule: layout}, reference, folder / rule)[rule]
+            for rule, layout in layouts.items()
+        }
+    found = {}
+    for rule, layout in layouts.items():  # one after the other: each holds the model twice
+        files = [_file(folder, rule, rank) for rank in range(RANKS)]
+        found[rule] = layout.compare(
+            reference, [torch.load(file, weights_only=False) for file in files]
+        )
+        for file in files:
+            file.unlink()
+    return found
+
+
+def _file(folder: Path, rule: str, rank: int) -> Path:
+    return folder / f"{rule}{rank}.pt"
+
+
+def whole_state(model: Any) -> Held:
+    """Return the parameters and buffers of a rank's model."""
+    return Held(snapshot(model))
+
+
+def compare_all_shards(reference: Mapping[str, Tensor], ranks: Sequence[Held]) -> CheckFacts:
+    """Compare what two ranks of tensor parallelism hold with the whole."""
+    states = [rank.state for rank in ranks]
     items = tuple(
         Item("differs", name, (), *difference)
         for name in reference
@@ -117,7 +176,7 @@ def _fork(run: Callable[[int], Any], rank: int, folder: Path) -> int:
 
 
 def compare_shards(
-    name: str, reference: Mapping[str, Tensor], states: list[State]
+    name: str, reference: Mapping[str, Tensor], states: Sequence[State]
 ) -> Difference | None:
     """Compare the ranks' shards of a parameter with the whole.
 

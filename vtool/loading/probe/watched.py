@@ -123,7 +123,9 @@ def watched_load(
     }
     checks = {rule: CheckFacts(tuple(items)) for rule, items in found.items()}
     if subject.streams:
-        checks["partly-loaded-tensor"] = partly_loaded(reference, watch.followed, landed, never_read)
+        checks["partly-loaded-tensor"] = partly_loaded(
+            reference, watch.followed, landed, never_read
+        )
         copies = watch.copies.most(set(addresses.values()))
         checks |= _asked_and_held(first, source, held, copies)
     return reference, checks
