@@ -23,6 +23,7 @@ RULES = (
     "unconsumed-tensor",
     "lossy-cast",
     "never-loaded",
+    "partly-loaded-tensor",
     "order-dependent",
 )
 Load = Callable[[nn.Module, Iterable[tuple[str, Tensor]]], object]
@@ -71,6 +72,18 @@ def half_of_down(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Non
             model.down.data.copy_(tensor.flatten()[: 32 * 64].view(32, 64))
         else:
             copying(model, [(name, tensor)])
+
+
+def half_of_a_copy(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
+    half_of_down(model, ((name, tensor.float().clone()) for name, tensor in weights))
+
+
+def whole_copies(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
+    for name, tensor in weights:
+        if name == "norm":
+            model.norm.data = tensor.clone()
+        else:
+            copying(model, [(name, tensor.to(torch.bfloat16))])
 
 
 def stopping(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -142,11 +155,17 @@ def test_a_misnamed_tensor_is_found_beside_what_waits_for_it(tmp_path: Path) -> 
     assert found(facts)["never-loaded"] == [("down", ("model.down",))]
 
 
-def test_a_tensor_that_is_read_in_part_is_found(tmp_path: Path) -> None:
-    facts = judged(tmp_path, half_of_down, tensors() | {"down": torch.rand(64, 64)})
-    assert found(facts)["unconsumed-tensor"] == [(None, ("down",))]
-    (item,) = facts.checks["unconsumed-tensor"].items
+@pytest.mark.parametrize("load", [half_of_down, half_of_a_copy])
+def test_a_tensor_that_is_read_in_part_is_found(load: Load, tmp_path: Path) -> None:
+    facts = judged(tmp_path, load, tensors() | {"down": torch.rand(64, 64)})
+    assert found(facts) == {"partly-loaded-tensor": [(None, ("down",))]}
+    (item,) = facts.checks["partly-loaded-tensor"].items
     assert "2048 of 4096 elements are never read" in str(item.seen)
+
+
+def test_copies_that_are_kept_are_read_whole(tmp_path: Path) -> None:
+    facts = judged(tmp_path, whole_copies)
+    assert set(found(facts)) <= {"lossy-cast"}
 
 
 def test_a_load_that_stops_early_is_found(tmp_path: Path) -> None:

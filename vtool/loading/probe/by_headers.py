@@ -244,7 +244,7 @@ def _unconsumed(folder: LargeFolder, name: str, waiting: Mapping[str, int]) -> I
 
 def _read_in_part(loaded: _Loaded, aliased: set[str]) -> Iterator[Item]:
     """Yield the tensors of which some elements go nowhere."""
-    for name, places in loaded.watch.read.items():
+    for name, places in loaded.watch.places_read().items():
         whole = loaded.given.kept[name]
         covered = cover(Place.of(whole), places)
         if covered.first_gap is not None and name not in aliased:

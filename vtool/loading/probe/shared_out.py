@@ -1,4 +1,4 @@
-"""Models whose layers, or whose experts, two ranks share: each must be on one of them, and right."""
+"""Models whose layers, or experts, two ranks share: each must be on one of them, and right."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -91,7 +91,7 @@ def compare_experts(reference: Mapping[str, Tensor], ranks: Sequence[Held]) -> C
 
 
 def _of_experts(name: str, whole: Tensor, places: Sequence[Tensor], ranks: Sequence[Held]) -> bool:
-    """Return whether a parameter has an entry for each expert, and on a rank for each of its own."""
+    """Return whether a parameter has an entry for each expert, and on a rank for its own."""
     return (
         bool(whole.dim())
         and len(whole) == len(places[0])
