@@ -294,7 +294,7 @@ def test_an_output_that_turns_out_not_to_be_takes_no_results_away(tmp_path: Path
     (tmp_path / "f.py").write_text("\n".join(lines))
     done = load_check(f"python:{tmp_path}/f.py:f", "--html", str(tmp_path / "out" / "page.html"))
     assert done.status == 2
-    assert "no findings; checks: 13 passed" in done.stdout
+    assert "no findings; checks: 14 passed" in done.stdout
     assert "page.html cannot be written" in done.stderr
 
 

@@ -151,8 +151,9 @@ class Pool:
         if facts.status != "judged":
             return facts
         # an early end takes nothing away from what was known by then
-        missing = dict.fromkeys(self.request.checks, CheckFacts(reason=reason))
-        return replace(facts, checks={**missing, **facts.checks})
+        missing = {rule: CheckFacts(reason=reason) for rule in self.request.checks}
+        ended = "" if facts.checks.keys() >= missing.keys() else reason
+        return replace(facts, reason=ended, checks={**missing, **facts.checks})
 
 
 def _describe_end(status: int, log: Path) -> str:
