@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,42 +80,47 @@ def on_two_ranks(
 ) -> dict[str, CheckFacts]:
     """Load the checkpoint on two ranks in every layout, and compare with what one rank has loaded.
 
-    The same two processes take one layout after the other. Where that fails, each layout has two
-    of its own.
+    The same two processes take one layout after the other; after one that fails, new ones go on.
 
     Args:
         layouts: by the rule that asks for it.
         reference: parameters and buffers after a load without parallelism.
-        folder: where files of this call alone can be made.
+        folder: one that is not there yet, for this call alone.
 
     Returns:
         For each rule an item for each parameter that differs; or the reason why it was not run.
     """
+    found: dict[str, CheckFacts] = {}
+    while waiting := {rule: one for rule, one in layouts.items() if rule not in found}:
+        part = folder / str(len(found))
+        failed = run_on_ranks(partial(_load_on_rank, subject, waiting, part), part / "ranks")
+        for rule, layout in waiting.items():
+            files = [_file(part, rule, rank) for rank in range(RANKS)]
+            if not all(file.exists() for file in files):
+                break
+            # one after the other: each has the model twice
+            ranks = [torch.load(file, weights_only=False) for file in files]
+            found[rule] = layout.compare(reference, ranks)
+            for file in files:
+                file.unlink()
+        missed = [rule for rule in waiting if rule not in found]
+        if missed and isinstance(failed, str):
+            raised = [rule for rule in missed if (part / f"{rule}.failed").exists()]
+            found[(raised or missed)[0]] = CheckFacts(reason=failed)
+    return found
 
-    def load(rank: int) -> None:
-        for rule, layout in layouts.items():
+
+def _load_on_rank(subject: Subject, layouts: Mapping[str, Layout], folder: Path, rank: int) -> None:
+    """Load in every layout, and leave a file with what this rank holds then."""
+    for rule, layout in layouts.items():
+        try:
             layout.start(rank, folder / "meeting")
             held = layout.look(load_new(subject, Owned(subject.checkpoint)))
-            torch.save(held, _file(folder, rule, rank))
-
-    folder.mkdir(parents=True)
-    failed = run_on_ranks(load, folder / "ranks")
-    if isinstance(failed, str):
-        if len(layouts) == 1:
-            return dict.fromkeys(layouts, CheckFacts(reason=failed))
-        return {
-            rule: on_two_ranks(subject, {rule: layout}, reference, folder / rule)[rule]
-            for rule, layout in layouts.items()
-        }
-    found = {}
-    for rule, layout in layouts.items():  # one after the other: each holds the model twice
-        files = [_file(folder, rule, rank) for rank in range(RANKS)]
-        found[rule] = layout.compare(
-            reference, [torch.load(file, weights_only=False) for file in files]
-        )
-        for file in files:
-            file.unlink()
-    return found
+        except Exception:
+            (folder / f"{rule}.failed").touch()
+            raise
+        torch.save(held, folder / f"part{rank}")
+        (folder / f"part{rank}").rename(_file(folder, rule, rank))
 
 
 def _file(folder: Path, rule: str, rank: int) -> Path:
