@@ -125,15 +125,6 @@ def test_elements_that_are_passed_over_are_found_where_they_are() -> None:
     assert "64 of 128 elements are nowhere: from element 8 on" in found["k",]
 
 
-def test_what_a_later_tensor_is_written_over_is_found() -> None:
-    def first_expert(model: Model, name: str, tensor: Tensor) -> None:
-        model.experts[0].copy_(tensor)
-
-    weights = checkpoint() | {"late": torch.randn(4, 8).bfloat16()}
-    found = told(weights, late=first_expert)
-    assert "32 of 96 elements are nowhere: [0:1, :, :] of shape [3, 4, 8]" in found["experts",]
-
-
 def test_whole_numbers_are_followed_as_well() -> None:
     def packed(model: Model, name: str, tensor: Tensor) -> None:
         model.norm.copy_(tensor[:8])

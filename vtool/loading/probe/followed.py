@@ -1,11 +1,13 @@
-"""Follows each element of a checkpoint through a load, and says which of them the model has.
+"""Follows each element of a checkpoint through a load, and says which of them are somewhere after.
 
-Beside each memory that elements are copied into lies one with their numbers. Operations that only
-move values are run on the numbers too.
+What is copied into a parameter has arrived. Beside any other memory that elements are copied into
+lies one with their numbers, and operations that only move values are run on the numbers too.
 """
 
-from collections.abc import Iterable, Mapping
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves, tree_map
 
+CHUNK = 2**20
 NOTHING = -1
 """The number of an element that is of no checkpoint tensor."""
 COPIES = frozenset({"clone", "_to_copy", "contiguous"})
@@ -57,24 +60,29 @@ class Followed:
     Args:
         checkpoint: every tensor that is given.
         given: for the address of a memory, the tensor that was given there.
+        homes: the addresses of parameters and buffers, in which elements have arrived.
     """
 
-    def __init__(self, checkpoint: Mapping[str, Tensor], given: Mapping[int, str]) -> None:
-        self.checkpoint, self.given = checkpoint, given
-        self._first: dict[str, int] = {}
-        count = 0
-        for name, tensor in checkpoint.items():
-            self._first[name] = count
-            count += tensor.numel()
+    def __init__(
+        self, checkpoint: Mapping[str, Tensor], given: Mapping[int, str], homes: Collection[int]
+    ) -> None:
+        self.checkpoint, self.given, self.homes = checkpoint, given, frozenset(homes)
+        self._names = list(checkpoint)
+        sizes = [tensor.numel() for tensor in checkpoint.values()]
+        *self._starts, count = accumulate(sizes, initial=0)
+        self._first = dict(zip(self._names, self._starts, strict=True))
         self._type = torch.int32 if count < 2**31 else torch.int64
-        self._used = torch.zeros(count, dtype=torch.bool)
-        """Elements that were computed with: what became of them is not known."""
+        self._arrived = torch.zeros(count, dtype=torch.bool)
+        """Elements that have arrived, or were computed with: what became of these is not seen."""
+        self._computed: set[str] = set()
         self._memories: dict[int, _Numbered] = {}
         self._crowded = 256
         self._last: tuple[str, Tensor] | None = None
 
     def note(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
         """Follow the elements through an operation that was just run, and that is no view."""
+        if name == "copy_" and self._arrives_whole(*args[:2]):
+            return
         numbers = {
             id(leaf): found
             for leaf in tree_leaves((args, kwargs))
@@ -105,7 +113,7 @@ class Followed:
         Args:
             held: the tensors whose own memory is still held.
         """
-        mask = self._used.clone()
+        mask = self._arrived.clone()
         for memory in self._memories.values():
             if not memory.memory.expired():
                 self._set(mask, memory.numbers)
@@ -119,7 +127,20 @@ class Followed:
 
     def computed(self) -> list[str]:
         """Return the tensors with elements that were computed with."""
-        return [name for name in self.checkpoint if bool(self._used[self._of(name)].any())]
+        return sorted(self._computed)
+
+    def _arrives_whole(self, into: Tensor, tensor: Tensor) -> bool:
+        """Note a tensor that is copied as it was given, which needs no numbers."""
+        name = self.given.get(_address(tensor))
+        if name is None or tensor.shape != into.shape or _address(into) not in self.homes:
+            return False
+        whole = self.checkpoint[name]
+        if tensor.numel() != whole.numel() or tensor.dtype != whole.dtype:
+            return False
+        if not tensor.is_contiguous():
+            return False
+        self._arrived[self._of(name)] = True
+        return True
 
     def _of(self, name: str) -> slice:
         first = self._first[name]
@@ -151,6 +172,9 @@ class Followed:
 
     def _write(self, tensor: Tensor, numbers: Tensor | None) -> None:
         """Note that elements have been written into a tensor; None: others than those followed."""
+        if numbers is not None and _address(tensor) in self.homes:
+            self._set(self._arrived, numbers)
+            return
         there = self._numbers(tensor)
         if there is None and numbers is not None:
             there = self._begin(tensor)
@@ -231,11 +255,24 @@ class Followed:
 
     def _use(self, numbers: Iterable[Tensor]) -> None:
         for one in numbers:
-            self._set(self._used, one)
+            self._set(self._arrived, one)
+            self._note_computed(one)
+
+    def _note_computed(self, numbers: Tensor) -> None:
+        known = numbers[numbers != NOTHING]
+        if known.numel():
+            first, last = int(known.min()), int(known.max())
+            begin = bisect_right(self._starts, first) - 1
+            end = bisect_right(self._starts, last)
+            self._computed.update(self._names[begin:end])
 
     def _set(self, mask: Tensor, numbers: Tensor) -> None:
-        flat = numbers.reshape(-1)
-        mask[flat[flat != NOTHING].long()] = True
+        for part in numbers.reshape(-1).split(CHUNK):
+            mask[part[part != NOTHING].long()] = True
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
 
 
 def _written(func: Any, args: Any) -> list[Tensor]:

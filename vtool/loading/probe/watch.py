@@ -3,6 +3,7 @@
 It notes which checkpoint tensors are read, into which parameters they go, and where they lose bits.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -55,16 +56,20 @@ VIEWS = frozenset(
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that is active during one load from a `Tracked` source."""
+    """A dispatch mode that is active during one load from a `Tracked` source.
 
-    def __init__(self, source: Tracked) -> None:
+    Args:
+        homes: the addresses of the model's parameters and buffers.
+    """
+
+    def __init__(self, source: Tracked, homes: Collection[int] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.source = source
         self.read: set[str] = set()
         self.came_from: dict[int, set[str]] = {}
         """For the address of a storage, the checkpoint tensors whose values went into it."""
         self.copies = Copies()
-        self.followed = Followed(source.checkpoint, source.addresses)
+        self.followed = Followed(source.checkpoint, source.addresses, homes)
         self.narrowed: dict[str, tuple[torch.dtype, torch.dtype]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

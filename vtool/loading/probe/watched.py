@@ -62,8 +62,9 @@ def watched_load(
         The reference for later loads, and the facts of every check that these two answer.
     """
     source = Tracked(subject.checkpoint)
-    watch = Watch(source)
     model = marked_object(subject, MARKS[1])
+    homes = {storage_address(tensor) for tensor in named_tensors(model).values()}
+    watch = Watch(source, homes)
     with other_seeds():
         if subject.streams:
             with watch:
