@@ -6,11 +6,13 @@ Facts only: vtool grades them, in `vtool.loading.grading`.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import Any
 
 from .checks import BY_RULE, CHECKS, OF_QUANTIZED_TWIN, ON_RANKS, RANKS, WATCHED, Check
 from .errors import NotRun, error_text
 from .facts import CheckFacts, Item, SubjectFacts
+from .memory import resident_bytes
 from .processed import snapshot_everything
 from .quantized import quantized_parameters
 from .reference import Reference
@@ -22,6 +24,11 @@ from .threads import threads_in_order
 from .upcast import upcast_twin
 from .watched import first_load, watched_load
 
+IN_FLOAT32 = 14
+"""Bytes for each element that both classes take, made in float32, and what moves their weights.
+
+Measured with vLLM 0.32 and Llamas of 95 and 128 MiB in bfloat16: 12.2 and 13.7.
+"""
 MOST_CALLS = 64
 """Tensors are loaded one a call, unless there are more than this."""
 Checks = Mapping[str, CheckFacts]
@@ -35,6 +42,7 @@ def audit(
     sources: Sequence[str],
     progress: Callable[[str], None] = lambda stage: None,
     keep: Callable[[Checks], None] = lambda checks: None,
+    memory: float = inf,
 ) -> Checks:
     """Run the checks that are asked for.
 
@@ -44,13 +52,14 @@ def audit(
         progress: is told each stage.
         keep: is given the facts so far, before each check that takes more than one process or the
             class's own dtype, and at the end.
+        memory: resident bytes that this process may take.
 
     Raises:
         NotRun, LoadFailed: the subject cannot be loaded rightly at all; the second where the
             checkpoint is the user's own.
     """
     with threads_in_order():
-        return _audit(subject, rules, slots, sources, progress, keep)
+        return _audit(subject, rules, slots, sources, progress, keep, memory)
 
 
 def _audit(
@@ -60,12 +69,14 @@ def _audit(
     sources: Sequence[str],
     progress: Callable[[str], None],
     keep: Callable[[Checks], None],
+    memory: float,
 ) -> Checks:
     progress("first load")
     first = Owned(subject.checkpoint)
     before = first_load(subject, first)
     progress("second load")
     reference, watched = watched_load(subject, slots, sources, first, before)
+    reference = replace(reference, memory=memory)
     found = dict(watched)
     if "nondeterministic" in rules and subject.elsewhere:
         progress("other hash seeds")
@@ -172,6 +183,14 @@ def _outputs(reference: Reference, checks: Checks) -> CheckFacts:
     computed = reference.subject.computed
     if computed is None:
         return CheckFacts(reason="no class of transformers is known to compute the same")
+    needed = resident_bytes() + IN_FLOAT32 * sum(
+        tensor.numel() for tensor in reference.subject.checkpoint.values()
+    )
+    if needed > reference.memory:
+        return CheckFacts(
+            reason=f"in float32, beside its twin, it takes about {needed >> 20:,} MiB, more than"
+            f" the {int(reference.memory) >> 20:,} of limits.memory_mib"
+        )
     try:
         return computed(reference.subject)
     except NotRun as why:

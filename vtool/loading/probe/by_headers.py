@@ -5,10 +5,8 @@ the values, part by part.
 """
 
 import os
-import resource
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +18,7 @@ from .errors import LoadFailed, NotRun, error_text
 from .facts import About, CheckFacts, Item, SubjectFacts
 from .headers import Entry
 from .host import Progress
+from .memory import resident_bytes
 from .meta_watch import Given, MetaWatch, storage_key
 from .parts import LARGEST_PART, Layout, Load, compare_parts, parts_of
 from .places import belongs
@@ -300,7 +299,7 @@ def _values(
     sizes = {name: parameters[name].nbytes for name in layout.came_from if name in parameters}
     known = {name: names for name, names in layout.came_from.items() if name in sizes}
     layout = Layout(known, layout.writes)
-    free = memory - _resident_bytes() - MARGIN
+    free = memory - resident_bytes() - MARGIN
     parts = parts_of(layout, sizes, min(LARGEST_PART, max(free // 8, 1)))
     compared = compare_parts(models, folder.load, layout, folder.entries, parts, free)
     not_run = compared.why_not | dict.fromkeys(
@@ -313,8 +312,3 @@ def _values(
         text = f"values of {len(compared.tensors)} of {len(read)} tensors were compared: {why}"
         return CheckFacts(reason=text), values
     return CheckFacts(tuple(compared.items), {"parts": len(parts)}), values
-
-
-def _resident_bytes() -> int:
-    text = Path("/proc/self/statm").read_text(encoding="ascii")
-    return int(text.split()[1]) * resource.getpagesize()

@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import resource
 import shutil
 import signal
 import sys
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from .errors import LoadFailed, NotRun, error_text
 from .facts import CheckFacts, Finished, ProbeRequest, SubjectFacts, read_facts, write
+from .memory import resident_bytes
 
 if TYPE_CHECKING:  # both import torch, which the interpreter may lack
     from .audit import Checks
@@ -103,7 +103,7 @@ class Pool:
                 del self.children[process]
                 self._finish(process, child, status, usage.ru_maxrss * 1024)
                 continue
-            resident = _resident_bytes(process)
+            resident = resident_bytes(process)
             if self._is_over(process, child):
                 child.killed = f"it took longer than {self._seconds(child):g} seconds"
             elif resident > (most := self._memory(child)):
@@ -167,13 +167,6 @@ def _describe_end(status: int, log: Path) -> str:
     text = log.read_bytes()[-2000:].decode(errors="replace") if log.exists() else ""
     lines = text.strip().splitlines()
     return f"{how}, its last words: {lines[-1][:300]}" if lines else how
-
-
-def _resident_bytes(process: int) -> int:
-    try:
-        return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * resource.getpagesize()
-    except (OSError, IndexError):
-        return 0
 
 
 def _computed_seconds(group: int) -> float:
@@ -259,6 +252,7 @@ def _audit_subject(host: "Host", request: ProbeRequest, name: str, folder: Path)
             request.sources,
             progress,
             lambda checks: _write_facts(judged(made, checks), folder),
+            request.memory,
         )
         return judged(made, checks)
     except (NotRun, LoadFailed) as why:

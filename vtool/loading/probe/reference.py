@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from torch import Tensor
@@ -27,6 +28,8 @@ class Reference:
     """For a parameter or buffer, which of its elements (a mask) no load has written."""
     came_from: Mapping[str, Sequence[str]]
     """For a parameter or buffer, the checkpoint tensors that went into it."""
+    memory: float = inf
+    """Resident bytes that this process may take."""
 
     @property
     def of_model(self) -> State:
