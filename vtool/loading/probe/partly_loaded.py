@@ -49,10 +49,11 @@ def partly_loaded(
         }
 
     found = _without_effect(reference, list(lost), changed)
-    computed = followed.computed()
-    measured = {"tensors": len(checkpoint), "computed_with": len(computed)}
-    if computed and not found and len(computed) + len(never_read) >= len(checkpoint):
-        return CheckFacts(reason="every tensor is computed with: which elements count is not seen")
+    unseen = {*followed.computed(), *lost.keys()} - {*found}
+    if not found and len(unseen) + len(never_read) >= len(checkpoint):
+        reason = "which elements arrive is not seen: they are computed with, or moved out of sight"
+        return CheckFacts(reason=reason)
+    measured = {"tensors": len(checkpoint), "not_seen": len(unseen)}
     return CheckFacts(tuple(_item(reference, name, lost[name]) for name in found), measured)
 
 
