@@ -14,10 +14,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from vtool.loading.probe.checks import ON_RANKS
-from vtool.loading.probe.ranks import RANKS
+from vtool.loading.probe.ranks import RANKS, held_by
 from vtool.loading.probe.reference import load_new
 from vtool.loading.probe.sources import Owned
-from vtool.loading.probe.state import named_tensors
 from vtool.loading.probe.vllm_host import VllmHost
 from vtool.loading.probe.vllm_tiny import TinyArchitecture
 
@@ -44,7 +43,7 @@ def a_stage_that_skips_its_layer() -> None:
 
 
 def a_layer_on_both_stages() -> None:
-    import vllm.distributed.utils as utils
+    from vllm.distributed import utils
 
     right = utils.get_pp_indices
     utils.get_pp_indices = lambda layers, rank, stages: (0, right(layers, rank, stages)[1])
@@ -86,9 +85,10 @@ def found_with(mistake: Callable[[], None], folder: Path) -> dict[str, Any]:
     """Return what each check on two ranks says of the class with a mistake in it."""
     subject = TinyArchitecture(NAME, folder, lambda stage: None).make_subject()
     model = load_new(subject, Owned(subject.checkpoint))
+    alone = held_by(model)
     mistake()
     assert subject.on_ranks is not None
-    found = subject.on_ranks(subject, ON_RANKS, dict(named_tensors(model)))
+    found = subject.on_ranks(subject, ON_RANKS, alone)
     return {
         rule: {
             "reason": facts.reason,

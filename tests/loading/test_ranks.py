@@ -12,11 +12,12 @@ from tests.loading import models
 from vtool.loading.probe.facts import CheckFacts
 from vtool.loading.probe.ranks import (
     RANKS,
+    Held,
     Layout,
     compare_all_shards,
     compare_shards,
+    held_by,
     on_two_ranks,
-    whole_state,
 )
 from vtool.loading.probe.state import MARKS
 from vtool.loading.probe.subject import Subject
@@ -95,11 +96,11 @@ def subject_of(kind: type[Parted]) -> tuple[Subject, Layout]:
         load=lambda model, weights: model.load_weights(weights),
         origin="given",
     )
-    return subject, Layout(start, whole_state, compare_all_shards)
+    return subject, Layout(start, held_by, compare_all_shards)
 
 
 def loaded_on_ranks(subject: Subject, folder: Path, **layouts: Layout) -> dict[str, CheckFacts]:
-    return on_two_ranks(subject, layouts, {"weight": WHOLE}, folder / "ranks")
+    return on_two_ranks(subject, layouts, Held({"weight": WHOLE}), folder / "ranks")
 
 
 def test_two_processes_load_their_own_parts(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def unwritten(tensor: Tensor) -> Tensor:
 
 
 def stage(names: list[str], *missing: str, **other: Tensor) -> Held:
-    return Held({name: WEIGHTS[name] for name in names} | other, missing)
+    return Held({name: WEIGHTS[name] for name in names} | other, missing=missing)
 
 
 FIRST = stage(["embed", "layers.0.weight"], "layers.1", "norm", "head")
@@ -40,7 +40,7 @@ LAST = stage(["layers.1.weight", "norm", "head"], "embed", "layers.0")
 
 
 def seen(first: Held, last: Held) -> dict[str | None, str | None]:
-    facts = compare_stages(WEIGHTS, [first, last])
+    facts = compare_stages(Held(WEIGHTS), [first, last])
     assert facts.reason is None
     return {item.parameter: item.seen for item in facts.items}
 
@@ -78,8 +78,29 @@ def test_a_name_that_one_rank_does_not_have_is_found() -> None:
     assert seen(FIRST, more) == {"scale": "only on rank 1"}
 
 
+def test_a_list_of_the_layers_that_a_stage_has_beside_the_list_of_all_is_right() -> None:
+    def with_active(held: Held, layers: list[int]) -> Held:
+        state = dict(held.state)
+        aliases = []
+        for place, layer in enumerate(layers):
+            pair = (f"active.{place}.weight", f"layers.{layer}.weight")
+            state = {pair[0]: state[pair[1]], **state}
+            aliases.append(pair)
+        return replace(held, state=state, aliases=tuple(aliases))
+
+    whole = with_active(Held(WEIGHTS), [0, 1])
+    stages = [with_active(FIRST, [0]), with_active(LAST, [1])]
+    assert compare_stages(whole, stages).items == ()
+    other = {**stages[1].state, "layers.1.weight": WEIGHTS["layers.0.weight"]}
+    other["active.0.weight"] = other["layers.1.weight"]
+    wrong = replace(stages[1], state=other, aliases=(("layers.1.weight", "active.1.weight"),))
+    assert [item.parameter for item in compare_stages(whole, [stages[0], wrong]).items] == [
+        "layers.1.weight"
+    ]
+
+
 def test_a_model_of_which_no_layer_is_left_out_is_not_run() -> None:
-    facts = compare_stages(WEIGHTS, [Held(WEIGHTS), Held(WEIGHTS)])
+    facts = compare_stages(Held(WEIGHTS), [Held(WEIGHTS), Held(WEIGHTS)])
     assert "no layer was left" in (facts.reason or "")
 
 
@@ -102,7 +123,7 @@ def share(experts: list[int], of: Mapping[str, Tensor] = EXPERT, **other: Tensor
 
 
 def expert_faults(*ranks: Held) -> list[tuple[str | None, str | None]]:
-    facts = compare_experts(EXPERT, ranks)
+    facts = compare_experts(Held(EXPERT), ranks)
     assert facts.reason is None
     return [(item.parameter, item.seen) for item in facts.items]
 
@@ -110,7 +131,7 @@ def expert_faults(*ranks: Held) -> list[tuple[str | None, str | None]]:
 @pytest.mark.parametrize("shares", [([0, 1], [2, 3]), ([0, 2], [1, 3]), ([0, 1, 2], [3])])
 def test_experts_that_are_on_one_rank_each_are_right(shares: tuple[list[int], list[int]]) -> None:
     assert expert_faults(*map(share, shares)) == []
-    facts = compare_experts(EXPERT, [share(one) for one in shares])
+    facts = compare_experts(Held(EXPERT), [share(one) for one in shares])
     assert facts.measured == {"ranks": 2, "experts": EXPERTS}
 
 
@@ -140,7 +161,7 @@ def test_what_is_no_expert_is_compared_as_shards() -> None:
 
 
 def test_a_model_without_experts_is_not_run() -> None:
-    facts = compare_experts(EXPERT, [Held(EXPERT), Held(EXPERT)])
+    facts = compare_experts(Held(EXPERT), [Held(EXPERT), Held(EXPERT)])
     assert "shares its experts out" in (facts.reason or "")
 
 
@@ -186,7 +207,7 @@ def test_two_processes_load_their_own_layers(
 
     subject = Subject(kind, WEIGHTS, lambda model, weights: model.load_weights(weights), "given")
     layout = Layout(start, look, compare_stages)
-    found = on_two_ranks(subject, {"stage-mismatch": layout}, WEIGHTS, tmp_path / "ranks")
+    found = on_two_ranks(subject, {"stage-mismatch": layout}, Held(WEIGHTS), tmp_path / "ranks")
     facts = found["stage-mismatch"]
     assert [item.parameter for item in facts.items] == wrong
     assert facts.measured == {"ranks": 2, "on_each": [4, 4]}

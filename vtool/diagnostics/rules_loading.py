@@ -299,7 +299,7 @@ RULES = (
         ),
     ),
 )
-"""VT401 to VT412 and VT430 to VT434 are asked of classes; the others say why one could not be."""
+"""VT401 to VT412 and VT430 to VT437 are asked of classes; the others say why one could not be."""
 
 VLLM_CLASS_RULES = (
     "shard-mismatch",

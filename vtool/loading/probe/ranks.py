@@ -14,7 +14,7 @@ from torch import Tensor
 from .facts import CheckFacts, Difference, Item
 from .reference import load_new
 from .sources import Owned
-from .state import MARKS, State, as_words, marked, snapshot
+from .state import MARKS, State, as_words, marked, named_tensors, snapshot
 from .subject import Subject
 
 RANKS = 2
@@ -54,6 +54,8 @@ class Held:
     """The tensors of one rank after a load, and where the others are."""
 
     state: State
+    aliases: tuple[tuple[str, ...], ...] = ()
+    """Names of one and the same parameter or buffer, where it has several."""
     missing: tuple[str, ...] = ()
     """Modules that another rank has."""
     experts: Mapping[str, Tensor] = field(default_factory=dict)
@@ -68,14 +70,14 @@ class Layout:
     """Makes this process the rank of that number; the ranks meet at the file."""
     look: Callable[[Any], Held]
     """Returns what a rank's loaded model holds."""
-    compare: Callable[[Mapping[str, Tensor], Sequence[Held]], CheckFacts]
-    """Compares parameters and buffers after a load on one rank with what two ranks hold."""
+    compare: Callable[[Held, Sequence[Held]], CheckFacts]
+    """Compares what one rank holds that is alone with what two ranks hold."""
 
 
 def on_two_ranks(
     subject: Subject,
     layouts: Mapping[str, Layout],
-    reference: Mapping[str, Tensor],
+    reference: Held,
     folder: Path,
 ) -> dict[str, CheckFacts]:
     """Load the checkpoint on two ranks in every layout, and compare with what one rank has loaded.
@@ -84,7 +86,7 @@ def on_two_ranks(
 
     Args:
         layouts: by the rule that asks for it.
-        reference: parameters and buffers after a load without parallelism.
+        reference: what one rank that is alone holds after a load.
         folder: one that is not there yet, for this call alone.
 
     Returns:
@@ -127,22 +129,30 @@ def _file(folder: Path, rule: str, rank: int) -> Path:
     return folder / f"{rule}{rank}.pt"
 
 
-def whole_state(model: Any) -> Held:
+def held_by(model: Any) -> Held:
     """Return the parameters and buffers of a rank's model."""
-    return Held(snapshot(model))
+    return Held(snapshot(model), aliases=aliases_of(model))
 
 
-def compare_all_shards(reference: Mapping[str, Tensor], ranks: Sequence[Held]) -> CheckFacts:
+def aliases_of(model: Any) -> tuple[tuple[str, ...], ...]:
+    """Return the names of one and the same parameter or buffer, where it has several."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in named_tensors(model).items():
+        names.setdefault(id(tensor), []).append(name)
+    return tuple(tuple(group) for group in names.values() if len(group) > 1)
+
+
+def compare_all_shards(reference: Held, ranks: Sequence[Held]) -> CheckFacts:
     """Compare what two ranks of tensor parallelism hold with the whole."""
     states = [rank.state for rank in ranks]
     items = tuple(
         Item("differs", name, (), *difference)
-        for name in reference
-        if (difference := compare_shards(name, reference, states))
+        for name in reference.state
+        if (difference := compare_shards(name, reference.state, states))
     )
     parted = sum(
         any(name in state and state[name].shape != whole.shape for state in states)
-        for name, whole in reference.items()
+        for name, whole in reference.state.items()
     )
     return CheckFacts(items, {"ranks": RANKS, "parted": parted})
 

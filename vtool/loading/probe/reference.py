@@ -10,7 +10,7 @@ from torch import Tensor
 from .errors import error_text
 from .facts import Difference, Item
 from .sources import Owned
-from .state import MARKS, State, compare_states, mark, named_tensors, snapshot
+from .state import MARKS, State, compare_states, mark, snapshot
 from .subject import Named, Subject
 
 
@@ -30,12 +30,6 @@ class Reference:
     """For a parameter or buffer, the checkpoint tensors that went into it."""
     memory: float = inf
     """Resident bytes that this process may take."""
-
-    @property
-    def of_model(self) -> State:
-        """The parameters and buffers, without what modules keep beside them."""
-        named = named_tensors(self.subject.make())
-        return {name: tensor for name, tensor in self.state.items() if name in named}
 
     def load(self, source: Iterable[Named]) -> Any:
         """Return a new object, marked and loaded."""

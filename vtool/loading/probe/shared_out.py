@@ -10,14 +10,15 @@ from .ranks import RANKS, Held, compare_shards
 from .state import compare_states
 
 
-def compare_stages(reference: Mapping[str, Tensor], stages: Sequence[Held]) -> CheckFacts:
+def compare_stages(reference: Held, stages: Sequence[Held]) -> CheckFacts:
     """Compare what two stages of a pipeline hold with the whole.
 
     Each parameter and buffer is on one of them at least, of the same values, and each layer on one
-    alone.
+    alone. A parameter of several names, as of a list of the layers that a stage has beside the list
+    of all, is right under any of them.
 
     Args:
-        reference: parameters and buffers after a load without parallelism.
+        reference: what one rank that is alone holds.
     """
     lists = {
         name.rpartition(".")[0]
@@ -27,31 +28,47 @@ def compare_stages(reference: Mapping[str, Tensor], stages: Sequence[Held]) -> C
     }
     if not lists:
         return CheckFacts(reason="no layer was left to the other stage")
+    there = {name for stage in stages for name in stage.state}
     items = [
-        *(item for name in reference for item in _on_stages(name, reference, stages)),
+        *(
+            Item("differs", names[0], (), "on one rank", "on none")
+            for names in _parameters(reference)
+            if there.isdisjoint(names)
+        ),
         *_layers_on_both(lists, stages),
         *(
-            Item("differs", name, (), "a name of the class on one rank", f"only on rank {rank}")
+            item
             for rank, stage in enumerate(stages)
-            for name in stage.state
-            if name not in reference
+            for names in _parameters(stage)
+            if (item := _wrong(names, reference.state, stage.state[names[0]], rank))
         ),
     ]
-    counts = [len(stage.state) for stage in stages]
+    counts = [len(_parameters(stage)) for stage in stages]
     return CheckFacts(tuple(items), {"ranks": RANKS, "on_each": counts})
 
 
-def _on_stages(
-    name: str, reference: Mapping[str, Tensor], stages: Sequence[Held]
-) -> Iterator[Item]:
-    """Yield an item where a parameter is on no stage, or has other values on one."""
-    there = {rank: stage.state for rank, stage in enumerate(stages) if name in stage.state}
-    if not there:
-        yield Item("differs", name, (), "on one rank", "on none")
-    for rank, state in there.items():
-        for difference in compare_states({name: reference[name]}, {name: state[name]}).values():
-            seen = f"{difference.seen}, on rank {rank}"
-            yield Item("differs", name, (), difference.expected, seen)
+def _parameters(rank: Held) -> list[tuple[str, ...]]:
+    """Return each parameter and buffer of a rank by all of its names."""
+    groups = {name: group for group in rank.aliases for name in group}
+    return list(dict.fromkeys(groups.get(name, (name,)) for name in rank.state))
+
+
+def _wrong(
+    names: Sequence[str], reference: Mapping[str, Tensor], held: Tensor, rank: int
+) -> Item | None:
+    """Return an item for a parameter that under none of its names has the values of one rank."""
+    found: Item | None = None
+    for name in names:
+        if name not in reference:
+            continue
+        differences = compare_states({name: reference[name]}, {name: held})
+        if not differences:
+            return None
+        expected, seen = differences[name]
+        found = found or Item("differs", name, (), expected, f"{seen}, on rank {rank}")
+    return found or Item(
+        "differs", names[0], (), "a name of the class on one rank", f"only on rank {rank}"
+    )
 
 
 def _layers_on_both(lists: set[str], stages: Sequence[Held]) -> Iterator[Item]:
@@ -68,24 +85,24 @@ def _layers_on_both(lists: set[str], stages: Sequence[Held]) -> Iterator[Item]:
         yield Item("differs", layer, (), "on one rank", "on both")
 
 
-def compare_experts(reference: Mapping[str, Tensor], ranks: Sequence[Held]) -> CheckFacts:
+def compare_experts(reference: Held, ranks: Sequence[Held]) -> CheckFacts:
     """Compare the experts of two ranks with those of one, and all else as shards.
 
     Args:
-        reference: parameters and buffers after a load without parallelism.
+        reference: what one rank that is alone holds.
     """
     homes = sorted(ranks[0].experts)
     if not homes:
         return CheckFacts(reason="none of its modules shares its experts out")
     items: list[Item] = []
     compared = 0
-    for name, whole in reference.items():
+    for name, whole in reference.state.items():
         home = next((one for one in homes if name.startswith(f"{one}.")), None)
         places = [rank.experts[home] for rank in ranks] if home else []
         if places and _of_experts(name, whole, places, ranks):
             compared += len(places[0])
             items += _expert_by_expert(name, whole, places, ranks)
-        elif difference := compare_shards(name, reference, [rank.state for rank in ranks]):
+        elif difference := compare_shards(name, reference.state, [rank.state for rank in ranks]):
             items.append(Item("differs", name, (), *difference))
     return CheckFacts(tuple(items), {"ranks": RANKS, "experts": compared})
 

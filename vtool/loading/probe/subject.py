@@ -3,12 +3,15 @@
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from .facts import About, CheckFacts, Difference, Origin
 from .state import State
+
+if TYPE_CHECKING:
+    from .ranks import Held
 
 Named = tuple[str, Tensor]
 """A tensor of a checkpoint, with its name."""
@@ -55,9 +58,7 @@ class Subject:
 
     Given that state, and the masks of what no load has written. Raises RuntimeError.
     """
-    on_ranks: (
-        Callable[["Subject", Sequence[str], Mapping[str, Tensor]], Mapping[str, CheckFacts]] | None
-    ) = None
+    on_ranks: Callable[["Subject", Sequence[str], "Held"], Mapping[str, CheckFacts]] | None = None
     """Load on two ranks, in the layout of each rule, and compare with what was loaded on one."""
     computed: Callable[["Subject"], CheckFacts] | None = None
     """Compare what it computes, loaded, with transformers' class. Raises NotRun."""

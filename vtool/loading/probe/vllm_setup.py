@@ -21,12 +21,12 @@ from .ranks import (
     Held,
     Layout,
     compare_all_shards,
+    held_by,
     leave_groups,
     on_two_ranks,
-    whole_state,
 )
 from .shared_out import compare_experts, compare_stages, expert_places
-from .state import named_parameters, snapshot
+from .state import named_parameters
 from .subject import Named, Subject
 from .vllm_forward import compare_with_twin
 from .vllm_paths import drive
@@ -105,10 +105,11 @@ def layouts_of(config: Any, model: Any) -> Mapping[str, Layout | str]:
 
     def look_at_stage(model: Any) -> Held:
         missing = (name for name, one in model.named_modules() if _is_elsewhere(one))
-        return Held(snapshot(model), missing=tuple(missing))
+        return replace(held_by(model), missing=tuple(missing))
 
     def look_at_experts(model: Any) -> Held:
-        return Held(snapshot(model), experts=expert_places(dict(model.named_modules()), PLACES))
+        places = expert_places(dict(model.named_modules()), PLACES)
+        return replace(held_by(model), experts=places)
 
     experts: Layout | str = Layout(started(experts=True), look_at_experts, compare_experts)
     if not any(hasattr(module, PLACES) for module in model.modules()):
@@ -119,7 +120,7 @@ def layouts_of(config: Any, model: Any) -> Mapping[str, Layout | str]:
     elif config.speculative_config is not None:
         stages = "a draft model is whole on one rank"
     return {
-        "shard-mismatch": Layout(started(), whole_state, compare_all_shards),
+        "shard-mismatch": Layout(started(), held_by, compare_all_shards),
         "expert-mismatch": experts,
         "stage-mismatch": stages,
     }
@@ -224,7 +225,7 @@ def _on_ranks(
     subject: Subject,
     layouts: Mapping[str, Layout | str],
     rules: Sequence[str],
-    reference: Mapping[str, Tensor],
+    reference: Held,
     folder: Path,
 ) -> Mapping[str, CheckFacts]:
     """Load in the layout of each rule; of a rule without one, say why."""
