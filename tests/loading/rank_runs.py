@@ -14,7 +14,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from vtool.loading.probe.checks import ON_RANKS
-from vtool.loading.probe.ranks import RANKS, held_by
+from vtool.loading.probe.held import held_by
+from vtool.loading.probe.ranks import RANKS
 from vtool.loading.probe.reference import load_new
 from vtool.loading.probe.sources import Owned
 from vtool.loading.probe.vllm_host import VllmHost

@@ -10,13 +10,12 @@ from torch import nn
 
 from tests.loading import models
 from vtool.loading.probe.facts import CheckFacts
+from vtool.loading.probe.held import Held, held_by
 from vtool.loading.probe.ranks import (
     RANKS,
-    Held,
     Layout,
     compare_all_shards,
     compare_shards,
-    held_by,
     on_two_ranks,
 )
 from vtool.loading.probe.state import MARKS

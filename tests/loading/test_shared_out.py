@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.loading import models
-from vtool.loading.probe.ranks import Held, Layout, on_two_ranks
+from vtool.loading.probe.held import Held
+from vtool.loading.probe.ranks import Layout, on_two_ranks
 from vtool.loading.probe.shared_out import compare_experts, compare_stages, expert_places
 from vtool.loading.probe.state import MARKS, mark, snapshot
 from vtool.loading.probe.subject import Subject

@@ -15,11 +15,10 @@ from .facts import CheckFacts, Item, SubjectFacts
 from .memory import resident_bytes
 from .processed import snapshot_everything
 from .quantized import quantized_parameters
-from .ranks import Held, aliases_of
 from .reference import Reference
 from .sources import Owned, ReusableBuffer, buckets, other_values, shuffled
 from .stale import ring_of_buffers
-from .state import State, compare_states, named_parameters, named_tensors
+from .state import State, compare_states, named_parameters
 from .subject import Subject
 from .threads import threads_in_order
 from .upcast import upcast_twin
@@ -177,10 +176,7 @@ def _two_ranks(reference: Reference, rules: Sequence[str]) -> Checks:
     on_ranks = reference.subject.on_ranks
     if on_ranks is None:
         return dict.fromkeys(rules, CheckFacts(reason="it is not loaded by ranks"))
-    model = reference.subject.make()
-    state = reference.state  # has what modules keep beside parameters and buffers, too
-    alone = {name: state[name] for name in named_tensors(model) if name in state}
-    return on_ranks(reference.subject, rules, Held(alone, aliases_of(model)))
+    return on_ranks(reference.subject, rules, reference.alone)
 
 
 def _outputs(reference: Reference, checks: Checks) -> CheckFacts:

@@ -1,9 +1,10 @@
 """Two ranks over gloo: together they must have loaded what one rank loads alone."""
 
+import gc
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ import torch
 from torch import Tensor
 
 from .facts import CheckFacts, Difference, Item
+from .held import Held
 from .reference import load_new
 from .sources import Owned
-from .state import MARKS, State, as_words, marked, named_tensors, snapshot
+from .state import MARKS, State, as_words, marked
 from .subject import Subject
 
 RANKS = 2
@@ -22,19 +24,22 @@ LIMIT_SECONDS = 30.0
 TICK_SECONDS = 0.01
 
 
-def run_on_ranks(run: Callable[[int], Any], folder: Path) -> list[Any] | str:
+def run_on_ranks(
+    run: Callable[[int], Any], folder: Path, seconds: float = LIMIT_SECONDS
+) -> list[Any] | str:
     """Run a function on two ranks, each a process of its own.
 
     Args:
         run: is given a rank's number; what it returns must be what torch can save.
         folder: one that is not there yet, for this call alone.
+        seconds: the time that it may take.
 
     Returns:
         What each rank has returned; or, as a text, why one has not.
     """
     folder.mkdir(parents=True)
     waiting = {_fork(run, rank, folder) for rank in range(RANKS)}
-    ends = time.monotonic() + LIMIT_SECONDS
+    ends = time.monotonic() + seconds
     while waiting and time.monotonic() < ends and not list(folder.glob("failed*")):
         waiting -= {process for process in waiting if os.waitpid(process, os.WNOHANG)[0]}
         time.sleep(TICK_SECONDS)
@@ -45,21 +50,8 @@ def run_on_ranks(run: Callable[[int], Any], folder: Path) -> list[Any] | str:
         return f"it does not load on {RANKS} ranks: {failed[0].read_text()}"
     files = [folder / f"rank{rank}.pt" for rank in range(RANKS)]
     if not all(file.exists() for file in files):
-        return f"{RANKS} ranks did not load it within {LIMIT_SECONDS:.0f} seconds"
+        return f"{RANKS} ranks did not load it within {seconds:.0f} seconds"
     return [torch.load(file) for file in files]
-
-
-@dataclass(frozen=True)
-class Held:
-    """The tensors of one rank after a load, and where the others are."""
-
-    state: State
-    aliases: tuple[tuple[str, ...], ...] = ()
-    """Names of one and the same parameter or buffer, where it has several."""
-    missing: tuple[str, ...] = ()
-    """Modules that another rank has."""
-    experts: Mapping[str, Tensor] = field(default_factory=dict)
-    """For a module of experts, the place of each expert on this rank, or -1."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +87,11 @@ def on_two_ranks(
     found: dict[str, CheckFacts] = {}
     while waiting := {rule: one for rule, one in layouts.items() if rule not in found}:
         part = folder / str(len(found))
-        failed = run_on_ranks(partial(_load_on_rank, subject, waiting, part), part / "ranks")
+        failed = run_on_ranks(
+            partial(_load_on_rank, subject, waiting, part),
+            part / "ranks",
+            LIMIT_SECONDS * len(waiting),
+        )
         for rule, layout in waiting.items():
             files = [_file(part, rule, rank) for rank in range(RANKS)]
             if not all(file.exists() for file in files):
@@ -127,19 +123,6 @@ def _load_on_rank(subject: Subject, layouts: Mapping[str, Layout], folder: Path,
 
 def _file(folder: Path, rule: str, rank: int) -> Path:
     return folder / f"{rule}{rank}.pt"
-
-
-def held_by(model: Any) -> Held:
-    """Return the parameters and buffers of a rank's model."""
-    return Held(snapshot(model), aliases=aliases_of(model))
-
-
-def aliases_of(model: Any) -> tuple[tuple[str, ...], ...]:
-    """Return the names of one and the same parameter or buffer, where it has several."""
-    names: dict[int, list[str]] = {}
-    for name, tensor in named_tensors(model).items():
-        names.setdefault(id(tensor), []).append(name)
-    return tuple(tuple(group) for group in names.values() if len(group) > 1)
 
 
 def compare_all_shards(reference: Held, ranks: Sequence[Held]) -> CheckFacts:
@@ -181,6 +164,7 @@ def _fork(run: Callable[[int], Any], rank: int, folder: Path) -> int:
     if process:
         return process
     part = folder / f"part{rank}"
+    gc.freeze()  # what was there before the fork is no garbage of this process
     try:
         torch.save(run(rank), part)
         part.rename(folder / f"rank{rank}.pt")

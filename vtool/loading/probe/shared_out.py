@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from .facts import CheckFacts, Item
-from .ranks import RANKS, Held, compare_shards
+from .held import Held
+from .ranks import RANKS, compare_shards
 from .state import compare_states
 
 

@@ -3,15 +3,13 @@
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from .facts import About, CheckFacts, Difference, Origin
+from .held import Held
 from .state import State
-
-if TYPE_CHECKING:
-    from .ranks import Held
 
 Named = tuple[str, Tensor]
 """A tensor of a checkpoint, with its name."""

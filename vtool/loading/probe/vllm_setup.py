@@ -15,16 +15,9 @@ from torch import Tensor
 
 from .errors import NotRun
 from .facts import About, CheckFacts, Origin
+from .held import Held, held_by
 from .quantized import QUANTIZATION_CONFIG, quantize_checkpoint
-from .ranks import (
-    RANKS,
-    Held,
-    Layout,
-    compare_all_shards,
-    held_by,
-    leave_groups,
-    on_two_ranks,
-)
+from .ranks import RANKS, Layout, compare_all_shards, leave_groups, on_two_ranks
 from .shared_out import compare_experts, compare_stages, expert_places
 from .state import named_parameters
 from .subject import Named, Subject
@@ -166,9 +159,12 @@ def maker(config: Any, device: str | None = "cpu") -> Callable[[], Any]:
         device: where its tensors are made; None: where the caller has chosen.
     """
     from vllm.model_executor.model_loader.utils import initialize_model
+    from vllm.model_executor.models import utils
     from vllm.utils.torch_utils import set_default_torch_dtype
 
     def make() -> Any:
+        # known by an address, which another model had before
+        getattr(utils, "_model_to_pp_missing_layer_names", {}).clear()
         compilation = config.compilation_config
         compilation.static_forward_context.clear()
         if hasattr(compilation, "static_all_moe_layers"):

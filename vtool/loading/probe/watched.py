@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .errors import LoadFailed, NotRun, error_text
 from .facts import CheckFacts, Item
+from .held import Held, aliases_of
 from .initial import kept_values
 from .partly_loaded import partly_loaded, unread
 from .places import belongs
@@ -92,7 +93,9 @@ def watched_load(
         buffers = [name for name in of_model if name not in parameters and came_from[name]]
         gaps |= _buffer_gaps(subject, buffers)
     chance = _never_initialized(before, after, gaps, came_from)
-    reference = Reference(subject, slots, sources, before, gaps | chance, came_from)
+    names = [name for name in named_tensors(model) if name in before]
+    alone = Held({name: before[name] for name in names}, aliases_of(model))
+    reference = Reference(subject, slots, sources, before, gaps | chance, came_from, alone)
     (subject.destroy or source.destroy)()
     changed = compare_states(after, snapshot(model, held=True))
     suspects = subject.unread(model) if subject.unread else {*source.names} - watch.read - aliased
