@@ -1,6 +1,9 @@
 """Elements of a checkpoint tensor that are nowhere in the model are found, however it is loaded."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -208,6 +211,26 @@ def test_a_head_that_every_part_has_is_no_finding() -> None:
 def test_a_tensor_that_is_never_read_is_another_rules() -> None:
     weights = checkpoint() | {"more": torch.ones(3)}
     assert told(weights, more=lambda *_: None) == {}
+
+
+@pytest.mark.parametrize(
+    ("about", "severity"),
+    [
+        ({"own_twin": True}, "error"),
+        ({"own_twin": False}, "note"),
+        ({"own_twin": True, "renamed": ("k",)}, "note"),
+        ({"own_twin": True, "added": ("k",)}, "note"),  # of a size that a table says
+    ],
+)
+def test_of_a_twin_it_is_an_error_where_its_tensors_are_certain(
+    about: dict[str, Any], severity: str
+) -> None:
+    rules = ["partly-loaded-tensor"]
+    factory = partial(Model, k=narrow)
+    facts = facts_of(factory, checkpoint(k=(4 * SIZE, 8)), rules, 1, ["owned"])
+    twin = replace(facts, origin="twin", about=replace(facts.about, like="Twin", **about))
+    (finding,) = judge("it", twin, rules).findings
+    assert (finding.tensors, finding.severity) == (("k",), severity)
 
 
 def test_a_load_that_computes_with_everything_is_not_run() -> None:

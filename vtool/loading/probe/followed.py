@@ -267,7 +267,7 @@ class Followed:
             self._computed.update(self._names[begin:end])
 
     def _set(self, mask: Tensor, numbers: Tensor) -> None:
-        for part in numbers.reshape(-1).split(CHUNK):
+        for part in torch.split(numbers.reshape(-1), CHUNK):
             mask[part[part != NOTHING].long()] = True
 
 
