@@ -1,6 +1,7 @@
 """Runs each subject in a process of its own: a crash or a hang is that subject's own result."""
 
 import ctypes
+import gc
 import os
 import shutil
 import signal
@@ -245,6 +246,8 @@ def _audit_subject(host: "Host", request: ProbeRequest, name: str, folder: Path)
         if name in request.by_headers:
             return host.judge_by_headers(name, work, request.checks, request.parts_memory, progress)
         subject = made = host.make_subject(name, work, progress)
+        gc.collect()  # every object that is made later begins with this: it goes through less then
+        gc.freeze()
         checks = audit(
             made,
             request.checks,
