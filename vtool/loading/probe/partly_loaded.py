@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .facts import CheckFacts, Item
-from .followed import Followed
+from .arrived import Followed
 from .reference import Reference
 from .sources import Owned, other_values
 

@@ -12,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from .followed import Followed
+from .arrived import Followed
 from .sources import Tracked
 
 # Operations that pass on the same memory and read none of it.
