@@ -24,6 +24,7 @@ RULES = (
     "lossy-cast",
     "never-loaded",
     "wrong-place",
+    "partly-loaded-tensor",
     "order-dependent",
 )
 Load = Callable[[nn.Module, Iterable[tuple[str, Tensor]]], object]
@@ -83,6 +84,18 @@ class TwoNorms(Toy):
 def exchanging(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
     other = {"norm": "norm2", "norm2": "norm"}
     copying(model, ((other.get(name, name), tensor) for name, tensor in weights))
+
+
+def half_of_a_copy(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
+    half_of_down(model, ((name, tensor.float().clone()) for name, tensor in weights))
+
+
+def whole_copies(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
+    for name, tensor in weights:
+        if name == "norm":
+            model.norm.data = tensor.clone()
+        else:
+            copying(model, [(name, tensor.to(torch.bfloat16))])
 
 
 def stopping(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -166,11 +179,17 @@ def test_weights_in_each_others_place_are_found_without_values(tmp_path: Path) -
     }
 
 
-def test_a_tensor_that_is_read_in_part_is_found(tmp_path: Path) -> None:
-    facts = judged(tmp_path, half_of_down, tensors() | {"down": torch.rand(64, 64)})
-    assert found(facts)["unconsumed-tensor"] == [(None, ("down",))]
-    (item,) = facts.checks["unconsumed-tensor"].items
+@pytest.mark.parametrize("load", [half_of_down, half_of_a_copy])
+def test_a_tensor_that_is_read_in_part_is_found(load: Load, tmp_path: Path) -> None:
+    facts = judged(tmp_path, load, tensors() | {"down": torch.rand(64, 64)})
+    assert found(facts) == {"partly-loaded-tensor": [(None, ("down",))]}
+    (item,) = facts.checks["partly-loaded-tensor"].items
     assert "2048 of 4096 elements are never read" in str(item.seen)
+
+
+def test_copies_that_are_kept_are_read_whole(tmp_path: Path) -> None:
+    facts = judged(tmp_path, whole_copies)
+    assert set(found(facts)) <= {"lossy-cast"}
 
 
 def test_a_load_that_stops_early_is_found(tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ def test_what_does_not_land_is_found_by_headers(healthy: Path, tmp_path: Path) -
     with_config(healthy, tmp_path / "more_layers", num_hidden_layers=3)
     with_config(healthy, tmp_path / "qwen2", architectures=["Qwen2ForCausalLM"], model_type="qwen2")
     with_config(healthy, tmp_path / "bert", architectures=["BertModel"], model_type="bert")
+    with_config(healthy, tmp_path / "key_heads", num_key_value_heads=1)
     with_config(healthy, tmp_path / "fp8", quantization_config=FP8)
     with_a_ghost(healthy, tmp_path / "ghost")
     found = results(*sorted(tmp_path.iterdir()), BY_PARTS, status=1)
@@ -104,9 +105,22 @@ def test_what_does_not_land_is_found_by_headers(healthy: Path, tmp_path: Path) -
         "more_layers": ["unwritten-parameter"],
         "qwen2": ["unwritten-parameter"],
         "bert": ["load-failed"],
+        "key_heads": ["partly-loaded-tensor"],
         "fp8": ["missing-scale"],
         "ghost": ["index-mismatch"],
     }
+
+
+def test_key_heads_that_the_config_does_not_know_are_found_in_a_folder_that_is_loaded_whole(
+    healthy: Path, tmp_path: Path
+) -> None:
+    with_config(healthy, tmp_path / "key_heads", num_key_value_heads=1)
+    found = results(tmp_path / "key_heads", status=1)["key_heads"]
+    assert errors(found) == ["partly-loaded-tensor"]
+    (finding,) = (one for one in found["findings"] if one["rule"] == "partly-loaded-tensor")
+    cut = {f"model.layers.{n}.self_attn.{part}_proj.weight" for n in (0, 1) for part in "kv"}
+    assert set(finding["tensors"]) == cut
+    assert "[32:64, :] of shape [64, 256]" in finding["message"]
 
 
 def test_healthy_folders_are_clean_and_every_value_was_compared(
@@ -137,6 +151,17 @@ def test_healthy_folders_are_clean_and_every_value_was_compared(
         assert (one["verdict"], one["findings"]) == ("clean", [])
         assert values["loaded"] == "part by part"
         assert values["compared"] == values["tensors"] > 15
+
+
+def test_a_folder_just_below_the_limit_of_whole_loads_is_not_stopped(tmp_path: Path) -> None:
+    write_llama(tmp_path / "model", 10, 512, 32000)  # 127.5 MiB
+    found = results(tmp_path / "model", status=0)["model"]
+    reasons = {rule: one["reason"] for rule, one in found["details"].items() if "reason" in one}
+    assert reasons.pop("expert-mismatch") == "it has no experts"
+    assert list(reasons) == ["computes-differently"]
+    assert "more than the 1,536 of limits.memory_mib" in reasons["computes-differently"]
+    assert found["verdict"] == "clean"
+    assert found["details"]["subject"]["took"]["peak_mib"] < 1536
 
 
 def test_values_that_do_not_fit_are_not_run_in_verdict_text_and_status(tmp_path: Path) -> None:

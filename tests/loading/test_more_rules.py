@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from tests.loading import models
+from vtool.cli.load_check import _not_asked
 from vtool.cli.load_check_text import describe_subjects, last_line, table
 from vtool.diagnostics import Findings
 from vtool.loading import check_load_weights
 from vtool.loading.probe.audit import audit, judged_facts
-from vtool.loading.probe.facts import SubjectFacts
+from vtool.loading.probe.facts import CheckFacts, SubjectFacts
 from vtool.loading.probe.file_host import subject_of_factory
 from vtool.loading.probe.places import belongs
 from vtool.loading.probe.state import compare_states
@@ -262,6 +263,30 @@ def test_of_several_subjects_each_that_was_not_judged_says_why() -> None:
     assert shown == "it: not run: construction: no such licence\n" * 2
     assert "no such licence" in last_line([missed])
     assert "".join(describe_subjects([missed])) == "", "the last line has it"
+
+
+@pytest.mark.parametrize(
+    ("factory", "verdict"), [(models.Good, "not-run"), (models.KeepsAll, "unsafe")]
+)
+def test_checks_that_a_limit_kept_from_being_run_are_in_the_verdict(
+    factory: type, verdict: str
+) -> None:
+    late = ("shard-mismatch", "quantised-load")
+    ended = "it took more than 1536 MiB (at: shard-mismatch)"
+    made = subject_of_factory(factory, models.checkpoint())
+    asked = ("stale-reference", "aliased-parameter")
+    facts = judged_facts(made, audit(made, asked, 1, ["reusable_buffer"]), {})
+    missing = dict.fromkeys(late, CheckFacts(reason=ended))
+    cut = replace(facts, reason=ended, checks={**facts.checks, **missing})
+    result = judge("it", cut, (*asked, *late))
+    assert result.verdict == verdict
+    told = f"not-run of its class: shard-mismatch, quantised-load: {ended}"
+    assert (told in "".join(describe_subjects([result]))) is (verdict == "not-run")
+    assert ended in last_line([result])
+    strict = [f"--strict: it: not run: shard-mismatch, quantised-load: {ended}"]
+    assert list(_not_asked(result)) == (strict if verdict == "not-run" else [])
+    whole = judge("it", facts, (*asked, *late))
+    assert "not-run of its class" not in "".join(describe_subjects([whole]))
 
 
 def lines_of(factory: type) -> set[str]:

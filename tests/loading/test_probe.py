@@ -111,7 +111,7 @@ def test_what_a_later_check_ends_keeps_what_was_found_before(
                 KeepsAll.load_weights,
                 "twin",
                 paths=lambda _: {"load_weights": "unprotected"},
-                shards=lambda _subject, _reference: end(),
+                on_ranks=lambda *_: end(),
             )
 
     asked = ("stale-reference", "shard-mismatch", "quantised-load")
@@ -119,7 +119,7 @@ def test_what_a_later_check_ends_keeps_what_was_found_before(
     events: list[Finished] = []
     Pool(Tiny(), wanted, tmp_path, events.append).run(["one"])
     facts = events[0].facts
-    assert facts.status == "judged"
+    assert (facts.status, facts.reason) == ("judged", f"{reason} (at: shard-mismatch)")
     assert facts.checks["stale-reference"].items
     assert facts.paths == {"load_weights": "unprotected"}
     assert [facts.checks[rule].reason for rule in asked[1:]] == [

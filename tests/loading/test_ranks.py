@@ -1,7 +1,7 @@
 """Shards of two ranks against the whole."""
 
 import os
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,14 @@ from torch import nn
 
 from tests.loading import models
 from vtool.loading.probe.facts import CheckFacts
-from vtool.loading.probe.ranks import RANKS, compare_shards, sharded
+from vtool.loading.probe.held import Held, held_by
+from vtool.loading.probe.ranks import (
+    RANKS,
+    Layout,
+    compare_all_shards,
+    compare_shards,
+    on_two_ranks,
+)
 from vtool.loading.probe.state import MARKS
 from vtool.loading.probe.subject import Subject
 
@@ -78,37 +85,39 @@ class FirstOnly(Parted):
             self.weight.data.copy_(tensor.chunk(self.ranks)[0])
 
 
-def subject_of(kind: type[Parted]) -> tuple[Subject, Callable[[int, Path], None]]:
+def subject_of(kind: type[Parted]) -> tuple[Subject, Layout]:
     def start(rank: int, meeting: Path) -> None:
         kind.rank, kind.ranks = rank, RANKS
 
-    return (
-        Subject(
-            make=kind,
-            checkpoint={"weight": WHOLE},
-            load=lambda model, weights: model.load_weights(weights),
-            origin="given",
-        ),
-        start,
+    subject = Subject(
+        make=kind,
+        checkpoint={"weight": WHOLE},
+        load=lambda model, weights: model.load_weights(weights),
+        origin="given",
     )
+    return subject, Layout(start, held_by, compare_all_shards)
+
+
+def loaded_on_ranks(subject: Subject, folder: Path, **layouts: Layout) -> dict[str, CheckFacts]:
+    return on_two_ranks(subject, layouts, Held({"weight": WHOLE}), folder / "ranks")
 
 
 def test_two_processes_load_their_own_parts(tmp_path: Path) -> None:
-    subject, start = subject_of(Parted)
-    assert sharded(subject, start, {"weight": WHOLE}, tmp_path) == CheckFacts(
-        measured={"ranks": 2, "parted": 1}
-    )
+    subject, layout = subject_of(Parted)
+    assert loaded_on_ranks(subject, tmp_path, tensors=layout) == {
+        "tensors": CheckFacts(measured={"ranks": 2, "parted": 1})
+    }
 
 
 def test_the_first_part_on_every_rank_is_found(tmp_path: Path) -> None:
-    subject, start = subject_of(FirstOnly)
-    (item,) = sharded(subject, start, {"weight": WHOLE}, tmp_path).items
+    subject, layout = subject_of(FirstOnly)
+    (item,) = loaded_on_ranks(subject, tmp_path, tensors=layout)["tensors"].items
     assert item.parameter == "weight"
     assert (item.seen or "").startswith("16 on none")
 
 
 def test_a_rank_that_fails_or_dies_is_the_reason_why_there_is_no_verdict(tmp_path: Path) -> None:
-    subject, _ = subject_of(Parted)
+    subject, layout = subject_of(Parted)
 
     def fail(rank: int, meeting: Path) -> None:
         raise RuntimeError("no ranks here")
@@ -116,8 +125,22 @@ def test_a_rank_that_fails_or_dies_is_the_reason_why_there_is_no_verdict(tmp_pat
     def die(rank: int, meeting: Path) -> None:
         os._exit(7)
 
-    (tmp_path / "dies").mkdir()
-    failed = sharded(subject, fail, {"weight": WHOLE}, tmp_path).reason
-    died = sharded(subject, die, {"weight": WHOLE}, tmp_path / "dies").reason
-    assert "no ranks here" in (failed or "")
-    assert "did not load it" in (died or "")
+    failed = loaded_on_ranks(subject, tmp_path, tensors=replace(layout, start=fail))["tensors"]
+    died = loaded_on_ranks(subject, tmp_path / "dies", tensors=replace(layout, start=die))
+    assert "no ranks here" in (failed.reason or "")
+    assert "did not load it" in (died["tensors"].reason or "")
+
+
+def test_a_layout_that_fails_does_not_keep_the_others_from_being_compared(tmp_path: Path) -> None:
+    subject, layout = subject_of(FirstOnly)
+
+    def fail(rank: int, meeting: Path) -> None:
+        raise RuntimeError("no stages here")
+
+    found = loaded_on_ranks(
+        subject, tmp_path, tensors=layout, stages=replace(layout, start=fail), again=layout
+    )
+    assert "no stages here" in (found["stages"].reason or "")
+    assert [item.parameter for rule in ("tensors", "again") for item in found[rule].items] == [
+        "weight"
+    ] * 2

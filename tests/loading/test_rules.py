@@ -27,6 +27,7 @@ WRONG = {
     "reload-dependent": models.Adds,
     "aliased-parameter": models.Aliases,
     "nondeterministic": models.Random,
+    "partly-loaded-tensor": models.OneRowForAll,
 }
 NO_ERRORS = ("retained-memory", "lossy-cast")
 """Checks whose findings are milder, and have tests of their own below."""
@@ -164,9 +165,10 @@ def test_a_copy_that_is_narrowed_and_numbers_that_end_too_early_are_found() -> N
 
 
 def test_a_buffer_that_is_loaded_is_looked_at_as_parameters_are() -> None:
-    (found,) = errors(models.HalfBuffer)
-    assert (found.rule, found.parameter) == ("partly-written-parameter", "mean")
-    assert "2 of 4 elements" in (found.seen or "")
+    written, loaded = errors(models.HalfBuffer)
+    assert (written.rule, written.parameter) == ("partly-written-parameter", "mean")
+    assert "2 of 4 elements" in (written.seen or "")
+    assert (loaded.rule, loaded.tensors) == ("partly-loaded-tensor", ("mean",))
 
 
 def test_a_buffer_of_chance_is_a_note_and_is_not_compared() -> None:

@@ -22,6 +22,7 @@ SAYS = {
     "vllm-colpali-bias": ("vllm", "the bias of the projection is dropped"),
     "vllm-cpu-softmax-bias": ("vllm", "the correction bias is left out"),
     "vllm-eagle-mistral-large-3": ("vllm", "no attribute 'is_fused_shared_expert_enabled'"),
+    "vllm-ernie-tied-stages": ("vllm", "'PPMissingLayer' object has no attribute"),
     "vllm-gemma3n-per-layer": ("vllm", "per-layer embeddings are left out"),
     "vllm-held-checkpoints": ("vllm", "71 of 71 tensors are in memory at once"),
     "vllm-laguna-correction-bias": ("vllm", "the correction bias of the experts is not loaded"),

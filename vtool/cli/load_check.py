@@ -188,12 +188,14 @@ def nothing_asked(result: "Result") -> bool:
 
 
 def _not_asked(result: "Result") -> "Iterator[str]":
-    from vtool.cli.load_check_text import values_not_run, why_not_run
+    from vtool.cli.load_check_text import cut_off, values_not_run, why_not_run
 
     if nothing_asked(result):
         yield f"--strict: {result.subject}: its class was not checked: {why_not_run(result)}"
     elif result.verdict == "not-run" and (missed := values_not_run(result)):
         yield f"--strict: {result.subject}: {missed}"
+    elif result.verdict == "not-run" and (missed := cut_off(result)):
+        yield f"--strict: {result.subject}: not run: {missed}"
 
 
 @dataclass(frozen=True, slots=True)

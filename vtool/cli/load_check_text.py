@@ -130,6 +130,8 @@ def describe_subjects(results: Sequence[Result]) -> Iterator[str]:
         parts = [made["folder"]] if "folder" in made else []
         if result.verdict == "not-run" and (missed := values_not_run(result)):
             parts.append(f"files, names, shapes and dtypes clean, {missed}")
+        elif result.verdict == "not-run" and (missed := cut_off(result)):
+            parts.append(f"clean as far as it was checked, not-run of its class: {missed}")
         elif result.verdict == "not-run" and "passed" in result.checks.values():
             parts.append(f"files clean, class not-run: {why_not_run(result)}")
         elif result.verdict == "not-run" and len(results) > 1:  # of one, the last line has it
@@ -240,6 +242,13 @@ def values_not_run(result: Result) -> str | None:
     )
 
 
+def cut_off(result: Result) -> str | None:
+    """Return the checks that were not come to, and why; None where all were."""
+    ended = result.details.get("subject", {}).get("ended")
+    rules = [rule for rule, detail in result.details.items() if detail.get("reason") == ended]
+    return printable(f"{', '.join(rules)}: {ended}") if ended else None
+
+
 def why_not_run(result: Result) -> str:
     """Return why the class of a subject was not checked."""
     reasons = [
@@ -251,7 +260,7 @@ def why_not_run(result: Result) -> str:
 
 
 def _reason(result: Result) -> str:
-    if missed := values_not_run(result):
+    if missed := values_not_run(result) or cut_off(result):
         return missed
     reasons = [str(detail["reason"]) for detail in result.details.values() if "reason" in detail]
     return (

@@ -212,16 +212,19 @@ RULES = (
         ),
     ),
     Rule(
-        name="wrong-place",
+        name="partly-loaded-tensor",
         code="VT435",
-        summary="Parameters of one shape hold each other's weights.",
+        summary="Some elements of a checkpoint tensor are nowhere in the loaded model.",
         why=(
-            "Every tensor is read and every parameter written, so nothing is missing; the model"
-            " computes with the wrong one of two weights."
+            "Key heads, rows of an embedding or experts that the config does not know are cut off"
+            " without a word, and the rest computes something else than what was trained."
         ),
-        bad='mapping = {"input_layernorm": "norm2", "post_attention_layernorm": "norm1"}',
-        good='mapping = {"input_layernorm": "norm1", "post_attention_layernorm": "norm2"}',
-        fix="Compare the mapping of names with the module's; exchange the two that are named.",
+        bad="param.copy_(tensor[: len(param)])",
+        good="assert param.shape == tensor.shape; param.copy_(tensor)",
+        fix=(
+            "Give the config the sizes that the checkpoint has; in a class, raise where a tensor is"
+            " larger than its place."
+        ),
     ),
     Rule(
         name="computes-differently",
@@ -237,6 +240,39 @@ RULES = (
             "Compare module by module with transformers' class, from the first layer on: the first"
             " that differs has a weight in a wrong place, or another constant."
         ),
+    ),
+    Rule(
+        name="stage-mismatch",
+        code="VT436",
+        summary="Two stages of a pipeline do not hold the whole model together, each layer once.",
+        why=(
+            "A layer that no stage loads computes with whatever was in the memory; one that both"
+            " have is applied twice."
+        ),
+        bad="if name.startswith('model.layers.0.'): continue  # whichever stage this is",
+        good="if is_pp_missing_parameter(name, self): continue",
+        fix="Skip what another stage has, by the model's own missing layers, and nothing else.",
+    ),
+    Rule(
+        name="expert-mismatch",
+        code="VT437",
+        summary="Where two ranks share experts out, one is on no rank, on both, or wrong.",
+        why="Tokens that are sent to it get the answer of another expert, or of empty memory.",
+        bad="w13.copy_(experts[: len(w13)])  # the first half, on each rank",
+        good="w13.copy_(experts[rank * len(w13) : (rank + 1) * len(w13)])",
+        fix="Load by the layer's expert map, which says where each expert is on this rank.",
+    ),
+    Rule(
+        name="wrong-place",
+        code="VT438",
+        summary="Parameters of one shape hold each other's weights.",
+        why=(
+            "Every tensor is read and every parameter written, so nothing is missing; the model"
+            " computes with the wrong one of two weights."
+        ),
+        bad='mapping = {"input_layernorm": "norm2", "post_attention_layernorm": "norm1"}',
+        good='mapping = {"input_layernorm": "norm1", "post_attention_layernorm": "norm2"}',
+        fix="Compare the mapping of names with the module's; exchange the two that are named.",
     ),
     Rule(
         name="unknown-subject",
@@ -275,13 +311,15 @@ RULES = (
         ),
     ),
 )
-"""VT401 to VT412 and VT430 to VT435 are asked of classes; the others say why one could not be."""
+"""VT401 to VT412 and VT430 to VT438 are asked of classes; the others say why one could not be."""
 
 VLLM_CLASS_RULES = (
     "shard-mismatch",
     "stale-after-processing",
     "quantised-load",
     "computes-differently",
+    "stage-mismatch",
+    "expert-mismatch",
 )
 """The checks of vLLM's classes alone, which are loaded by ranks, processed, quantized and run."""
 

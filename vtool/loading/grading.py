@@ -166,6 +166,25 @@ def _grade_partly_written(rule: str, items: Items, facts: SubjectFacts) -> Itera
         yield _finding(rule, message, [item], severity)
 
 
+def _grade_partly_loaded(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagnostic]:
+    """Yield an error for the user's own checkpoint, and for a twin whose tensors are certain.
+
+    The sizes of what a table adds to a twin were written by hand.
+    """
+    added = {*facts.about.added}
+
+    def certain(item: Item) -> bool:
+        return facts.origin == "given" or (
+            _known(facts, item.tensors) and added.isdisjoint(item.tensors)
+        )
+
+    for sure, group in group_by(items, certain).items():
+        names = _tensors(group)
+        text = f"{_count('tensor', names, 'are')} loaded in part: {listed(names)}"
+        text += f"; {'of the first, ' if len(names) > 1 else ''}{group[0].seen}"
+        yield _finding(rule, text, group, "error" if sure else "note")
+
+
 def _grade_unconsumed(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagnostic]:
     """Yield notes for copies of tensors that are read, and for what classes compute.
 
@@ -182,13 +201,8 @@ def _grade_unconsumed(rule: str, items: Items, facts: SubjectFacts) -> Iterable[
             return "note"
         return "note" if facts.about.served and LEFT_OUT & {*name.split(".")} else "error"
 
-    if parts := [item for item in items if item.kind == "part"]:
-        names = _tensors(parts)
-        text = f"{_count('tensor', names, 'are')} read in part: {listed(names)}"
-        text += f"; of the first, {parts[0].seen}: the config's sizes are not the checkpoint's"
-        yield _finding(rule, text, parts, "error" if facts.origin == "given" else "note")
     joined = {name for item in _never_loaded(facts) for name in item.tensors}
-    items = [item for item in items if item.kind != "part" and not joined.issuperset(item.tensors)]
+    items = [item for item in items if not joined.issuperset(item.tensors)]
     for graded, group in group_by(items, severity).items():
         names = _tensors(group)
         text = f"{_count('tensor', names)} of the checkpoint {_agree('are', names)} never read"
@@ -228,10 +242,10 @@ def _grade_differences(
             yield _finding(rule, text, group, severity)
 
 
-def _grade_shards(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagnostic]:
+def _grade_shards(how: str, rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagnostic]:
     """Yield an error: what no rank has is lost, whatever the checkpoint."""
     text = f"{_count('parameter', items, 'are')} not the source, part by part"
-    yield _finding(rule, f"on two ranks, {text}: {_parameters(items)}", items, "error")
+    yield _finding(rule, f"{how}, {text}: {_parameters(items)}", items, "error")
 
 
 def _grade_processed(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagnostic]:
@@ -386,10 +400,13 @@ GRADERS: Mapping[str, Grader] = {
     "nondeterministic": partial(_grade_differences, "loaded again into a new object"),
     "never-loaded": _grade_never_loaded,
     "wrong-place": _grade_wrong_place,
-    "shard-mismatch": _grade_shards,
+    "partly-loaded-tensor": _grade_partly_loaded,
+    "shard-mismatch": partial(_grade_shards, "on two ranks"),
     "stale-after-processing": _grade_processed,
     "quantised-load": _grade_quantized,
     "computes-differently": _grade_outputs,
+    "stage-mismatch": partial(_grade_shards, "on two stages of a pipeline"),
+    "expert-mismatch": partial(_grade_shards, "on two ranks that share experts out"),
 }
 
 

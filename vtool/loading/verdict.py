@@ -70,6 +70,8 @@ def judge(
         verdict = "unsafe" if any(finding.severity == "error" for finding in findings) else "clean"
     if verdict == "clean" and facts.values and facts.values["not_run"]:
         verdict = "not-run"  # names and shapes say nothing of values
+    if verdict == "clean" and facts.reason:
+        verdict = "not-run"  # a limit or a crash ended it before every check was come to
     return Result(subject, verdict, checks, tuple(findings), details)
 
 
@@ -108,6 +110,7 @@ def _describe(facts: SubjectFacts, took: Mapping[str, Any] | None) -> dict[str, 
         "discovered": "names that the class was found to take",
     }
     optional = {
+        "ended": facts.reason,
         "dtype": about.dtype,
         "fields_guessed": about.fields,
         "no_twin": about.no_twin,

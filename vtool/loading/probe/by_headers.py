@@ -5,10 +5,8 @@ the values, part by part.
 """
 
 import os
-import resource
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +19,7 @@ from .exchanged import exchanged
 from .facts import About, CheckFacts, Item, SubjectFacts
 from .headers import Entry
 from .host import Progress
+from .memory import resident_bytes
 from .meta_watch import Given, MetaWatch, storage_key
 from .parts import LARGEST_PART, Layout, Load, compare_parts, parts_of
 from .places import belongs
@@ -39,6 +38,7 @@ ANSWERED = (
     "lossy-cast",
     "never-loaded",
     "wrong-place",
+    "partly-loaded-tensor",
 )
 """The rules that a load without values answers."""
 
@@ -203,7 +203,8 @@ def _complete(
             for name in missing
         ],
         "partly-written-parameter": list(gaps.values()),
-        "unconsumed-tensor": [*unconsumed, *_read_in_part(loaded, aliased)],
+        "unconsumed-tensor": unconsumed,
+        "partly-loaded-tensor": list(_read_in_part(loaded, aliased)),
         "never-loaded": _never_loaded(unconsumed, missing),
         "wrong-place": exchanged(
             came_from, {name: one.shape for name, one in loaded.parameters.items()}
@@ -247,7 +248,7 @@ def _unconsumed(folder: LargeFolder, name: str, waiting: Mapping[str, int]) -> I
 
 def _read_in_part(loaded: _Loaded, aliased: set[str]) -> Iterator[Item]:
     """Yield the tensors of which some elements go nowhere."""
-    for name, places in loaded.watch.read.items():
+    for name, places in loaded.watch.places_read().items():
         whole = loaded.given.kept[name]
         covered = cover(Place.of(whole), places)
         if covered.first_gap is not None and name not in aliased:
@@ -303,7 +304,7 @@ def _values(
     sizes = {name: parameters[name].nbytes for name in layout.came_from if name in parameters}
     known = {name: names for name, names in layout.came_from.items() if name in sizes}
     layout = Layout(known, layout.writes)
-    free = memory - _resident_bytes() - MARGIN
+    free = memory - resident_bytes() - MARGIN
     parts = parts_of(layout, sizes, min(LARGEST_PART, max(free // 8, 1)))
     compared = compare_parts(models, folder.load, layout, folder.entries, parts, free)
     not_run = compared.why_not | dict.fromkeys(
@@ -316,8 +317,3 @@ def _values(
         text = f"values of {len(compared.tensors)} of {len(read)} tensors were compared: {why}"
         return CheckFacts(reason=text), values
     return CheckFacts(tuple(compared.items), {"parts": len(parts)}), values
-
-
-def _resident_bytes() -> int:
-    text = Path("/proc/self/statm").read_text(encoding="ascii")
-    return int(text.split()[1]) * resource.getpagesize()

@@ -7,6 +7,7 @@ Names only, for the probe and for vtool. The measurements are in `audit.MEASUREM
 from dataclasses import dataclass
 
 WATCHED = "watched-load"
+RANKS = "two-ranks"
 RING = "reusable_buffer"
 
 
@@ -50,13 +51,17 @@ CHECKS = (
     Check("nondeterministic", WATCHED, quantized_twin=True),
     Check("never-loaded", WATCHED, needs_all_names=True),
     Check("wrong-place", WATCHED, stream_only=True, needs_all_names=True),
-    Check("shard-mismatch", "two-ranks", vllm_only=True),
+    Check("partly-loaded-tensor", WATCHED, stream_only=True, needs_all_names=True),
+    Check("shard-mismatch", RANKS, vllm_only=True),
     Check("stale-after-processing", "processing", vllm_only=True, quantized_twin=True),
     Check("quantised-load", "quantized-twin", vllm_only=True),
     Check("computes-differently", "outputs", vllm_only=True),
+    Check("stage-mismatch", RANKS, vllm_only=True),
+    Check("expert-mismatch", RANKS, vllm_only=True),
 )
 BY_RULE = {check.rule: check for check in CHECKS}
 NEED_ALL_NAMES = tuple(check.rule for check in CHECKS if check.needs_all_names)
+ON_RANKS = tuple(check.rule for check in CHECKS if check.measurement == RANKS)
 OF_QUANTIZED_TWIN = (
     *(check.rule for check in CHECKS if check.quantized_twin and check.needs_all_names),
     *(check.rule for check in CHECKS if check.quantized_twin and not check.needs_all_names),

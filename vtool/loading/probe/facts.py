@@ -137,7 +137,7 @@ class SubjectFacts:
 
     status: Status
     reason: str = ""
-    """Why there is nothing to judge."""
+    """Why there is nothing to judge; of what was judged, why not every check was come to."""
     origin: Origin = "given"
     streams: bool = True
     """The subject takes an iterator, not a folder."""

@@ -91,6 +91,8 @@ class MetaWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._looked_at: set[str | None] = set()
         """Tensors of which a number was taken: what is then written may be it."""
         self._copies: dict[int, Source] = {}
+        self._of_copies: dict[int, list[Place]] = {}
+        """For each copy of a whole tensor, the views of it that are read."""
         self._kept: list[Tensor] = []  # so that no key is used twice
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -108,9 +110,10 @@ class MetaWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         only_written = name in ("copy_", "fill_", "zero_")
         origins: set[str] = set()
+        copied = self._whole_tensor(name, inputs[0], result)
         for tensor in inputs:
             if not (only_written and any(tensor is one for one in written)):
-                origins |= self._read(tensor, result)
+                origins |= self._read(tensor, result, copied is not None)
         if name == "_local_scalar_dense" and origins:
             self._looked_at.add(self.given.now)
         for tensor in written:
@@ -126,17 +129,47 @@ class MetaWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self._copies[key] = Source(
                         source.tensor, source.place, (*source.dtypes, tensor.dtype)
                     )
+                    if copied:
+                        self._of_copies[key] = []
         return result
 
-    def _read(self, tensor: Tensor, result: object) -> set[str]:
-        """Note that a tensor was read, and return the checkpoint tensors that it is made of."""
+    def places_read(self) -> dict[str, list[Place]]:
+        """Return, for each checkpoint tensor that is read, the views of it that are.
+
+        What is read of a copy of all of it counts, and all where nothing of the copy is: something
+        has it.
+        """
+        found = {name: list(places) for name, places in self.read.items()}
+        for key, places in self._of_copies.items():
+            name = self._copies[key].tensor
+            found[name] += places or [Place.of(self.given.kept[name])]
+        return found
+
+    def _whole_tensor(self, operation: str, tensor: Tensor, result: object) -> str | None:
+        """Return the checkpoint tensor of which an operation copies all, in its order."""
+        source = self._source_of(tensor) if operation in COPIES else None
+        if source is None or not isinstance(result, Tensor) or not result.is_contiguous():
+            return None
+        kept = self.given.kept[source.tensor]
+        return source.tensor if source.place == Place.of(kept) else None
+
+    def _read(self, tensor: Tensor, result: object, copied: bool) -> set[str]:
+        """Note that a tensor was read, and return the checkpoint tensors that it is made of.
+
+        Args:
+            copied: all of it is copied, so that what is read of the copy counts.
+        """
         key = storage_key(tensor)
         own = self.given.storages.get(key)
         origins = {own} if own else self.origins.get(key, set())
         if own:
             whole = tensor.dtype == self.given.entries[own].dtype
             place = Place.of(tensor) if whole else Place.of(self.given.kept[own])
-            self.read.setdefault(own, []).append(place)
+            self.read.setdefault(own, []).extend([] if copied else [place])
+        elif key in self._of_copies:
+            copy = self._copies[key]
+            whole = tensor.dtype == copy.dtypes[-1] and key not in self.writes
+            self._of_copies[key].append(Place.of(tensor) if whole else copy.place)
         if isinstance(result, Tensor) and result.numel() == tensor.numel():
             for name in origins:
                 before = self.given.entries[name].dtype

@@ -1,8 +1,8 @@
 """Runs each subject in a process of its own: a crash or a hang is that subject's own result."""
 
 import ctypes
+import gc
 import os
-import resource
 import shutil
 import signal
 import sys
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from .errors import LoadFailed, NotRun, error_text
 from .facts import CheckFacts, Finished, ProbeRequest, SubjectFacts, read_facts, write
+from .memory import resident_bytes
 
 if TYPE_CHECKING:  # both import torch, which the interpreter may lack
     from .audit import Checks
@@ -103,7 +104,7 @@ class Pool:
                 del self.children[process]
                 self._finish(process, child, status, usage.ru_maxrss * 1024)
                 continue
-            resident = _resident_bytes(process)
+            resident = resident_bytes(process)
             if self._is_over(process, child):
                 child.killed = f"it took longer than {self._seconds(child):g} seconds"
             elif resident > (most := self._memory(child)):
@@ -151,8 +152,9 @@ class Pool:
         if facts.status != "judged":
             return facts
         # an early end takes nothing away from what was known by then
-        missing = dict.fromkeys(self.request.checks, CheckFacts(reason=reason))
-        return replace(facts, checks={**missing, **facts.checks})
+        missing = {rule: CheckFacts(reason=reason) for rule in self.request.checks}
+        ended = "" if facts.checks.keys() >= missing.keys() else reason
+        return replace(facts, reason=ended, checks={**missing, **facts.checks})
 
 
 def _describe_end(status: int, log: Path) -> str:
@@ -166,13 +168,6 @@ def _describe_end(status: int, log: Path) -> str:
     text = log.read_bytes()[-2000:].decode(errors="replace") if log.exists() else ""
     lines = text.strip().splitlines()
     return f"{how}, its last words: {lines[-1][:300]}" if lines else how
-
-
-def _resident_bytes(process: int) -> int:
-    try:
-        return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * resource.getpagesize()
-    except (OSError, IndexError):
-        return 0
 
 
 def _computed_seconds(group: int) -> float:
@@ -251,6 +246,8 @@ def _audit_subject(host: "Host", request: ProbeRequest, name: str, folder: Path)
         if name in request.by_headers:
             return host.judge_by_headers(name, work, request.checks, request.parts_memory, progress)
         subject = made = host.make_subject(name, work, progress)
+        gc.collect()  # every object that is made later begins with this: it goes through less then
+        gc.freeze()
         checks = audit(
             made,
             request.checks,
@@ -259,6 +256,7 @@ def _audit_subject(host: "Host", request: ProbeRequest, name: str, folder: Path)
             progress,
             lambda checks: _write_facts(judged(made, checks), folder),
             request.formats,
+            request.memory,
         )
         return judged(made, checks)
     except (NotRun, LoadFailed) as why:

@@ -1,8 +1,11 @@
-"""Two ranks of tensor parallelism over gloo: together they must have loaded the checkpoint."""
+"""Two ranks over gloo: together they must have loaded what one rank loads alone."""
 
+import gc
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +13,10 @@ import torch
 from torch import Tensor
 
 from .facts import CheckFacts, Difference, Item
+from .held import Held
 from .reference import load_new
 from .sources import Owned
-from .state import MARKS, State, as_words, marked, snapshot
+from .state import MARKS, State, as_words, marked
 from .subject import Subject
 
 RANKS = 2
@@ -20,19 +24,22 @@ LIMIT_SECONDS = 30.0
 TICK_SECONDS = 0.01
 
 
-def run_on_ranks(run: Callable[[int], Any], folder: Path) -> list[Any] | str:
+def run_on_ranks(
+    run: Callable[[int], Any], folder: Path, seconds: float = LIMIT_SECONDS
+) -> list[Any] | str:
     """Run a function on two ranks, each a process of its own.
 
     Args:
         run: is given a rank's number; what it returns must be what torch can save.
         folder: one that is not there yet, for this call alone.
+        seconds: the time that it may take.
 
     Returns:
         What each rank has returned; or, as a text, why one has not.
     """
     folder.mkdir(parents=True)
     waiting = {_fork(run, rank, folder) for rank in range(RANKS)}
-    ends = time.monotonic() + LIMIT_SECONDS
+    ends = time.monotonic() + seconds
     while waiting and time.monotonic() < ends and not list(folder.glob("failed*")):
         waiting -= {process for process in waiting if os.waitpid(process, os.WNOHANG)[0]}
         time.sleep(TICK_SECONDS)
@@ -43,41 +50,92 @@ def run_on_ranks(run: Callable[[int], Any], folder: Path) -> list[Any] | str:
         return f"it does not load on {RANKS} ranks: {failed[0].read_text()}"
     files = [folder / f"rank{rank}.pt" for rank in range(RANKS)]
     if not all(file.exists() for file in files):
-        return f"{RANKS} ranks did not load it within {LIMIT_SECONDS:.0f} seconds"
+        return f"{RANKS} ranks did not load it within {seconds:.0f} seconds"
     return [torch.load(file) for file in files]
 
 
-def sharded(
+@dataclass(frozen=True)
+class Layout:
+    """A way of sharing a model out among two ranks."""
+
+    start: Callable[[int, Path], None]
+    """Makes this process the rank of that number; the ranks meet at the file."""
+    look: Callable[[Any], Held]
+    """Returns what a rank's loaded model holds."""
+    compare: Callable[[Held, Sequence[Held]], CheckFacts]
+    """Compares what one rank holds that is alone with what two ranks hold."""
+
+
+def on_two_ranks(
     subject: Subject,
-    start: Callable[[int, Path], None],
-    reference: Mapping[str, Tensor],
+    layouts: Mapping[str, Layout],
+    reference: Held,
     folder: Path,
-) -> CheckFacts:
-    """Load the checkpoint on two ranks, and compare with what one rank alone has loaded.
+) -> dict[str, CheckFacts]:
+    """Load the checkpoint on two ranks in every layout, and compare with what one rank has loaded.
+
+    The same two processes take one layout after the other; after one that fails, new ones go on.
 
     Args:
-        start: makes this process the rank of that number; the ranks meet at the file.
-        reference: parameters and buffers after a load without parallelism.
+        layouts: by the rule that asks for it.
+        reference: what one rank that is alone holds after a load.
+        folder: one that is not there yet, for this call alone.
 
     Returns:
-        An item for each parameter that differs; or the reason why it was not run.
+        For each rule an item for each parameter that differs; or the reason why it was not run.
     """
+    found: dict[str, CheckFacts] = {}
+    while waiting := {rule: one for rule, one in layouts.items() if rule not in found}:
+        part = folder / str(len(found))
+        failed = run_on_ranks(
+            partial(_load_on_rank, subject, waiting, part),
+            part / "ranks",
+            LIMIT_SECONDS * len(waiting),
+        )
+        for rule, layout in waiting.items():
+            files = [_file(part, rule, rank) for rank in range(RANKS)]
+            if not all(file.exists() for file in files):
+                break
+            # one after the other: each has the model twice
+            ranks = [torch.load(file, weights_only=False) for file in files]
+            found[rule] = layout.compare(reference, ranks)
+            for file in files:
+                file.unlink()
+        missed = [rule for rule in waiting if rule not in found]
+        if missed and isinstance(failed, str):
+            raised = [rule for rule in missed if (part / f"{rule}.failed").exists()]
+            found[(raised or missed)[0]] = CheckFacts(reason=failed)
+    return found
 
-    def load(rank: int) -> State:
-        start(rank, folder / "meeting")
-        return snapshot(load_new(subject, Owned(subject.checkpoint)))
 
-    states = run_on_ranks(load, folder / "ranks")
-    if isinstance(states, str):
-        return CheckFacts(reason=states)
+def _load_on_rank(subject: Subject, layouts: Mapping[str, Layout], folder: Path, rank: int) -> None:
+    """Load in every layout, and leave a file with what this rank holds then."""
+    for rule, layout in layouts.items():
+        try:
+            layout.start(rank, folder / "meeting")
+            held = layout.look(load_new(subject, Owned(subject.checkpoint)))
+        except Exception:
+            (folder / f"{rule}.failed").touch()
+            raise
+        torch.save(held, folder / f"part{rank}")
+        (folder / f"part{rank}").rename(_file(folder, rule, rank))
+
+
+def _file(folder: Path, rule: str, rank: int) -> Path:
+    return folder / f"{rule}{rank}.pt"
+
+
+def compare_all_shards(reference: Held, ranks: Sequence[Held]) -> CheckFacts:
+    """Compare what two ranks of tensor parallelism hold with the whole."""
+    states = [rank.state for rank in ranks]
     items = tuple(
         Item("differs", name, (), *difference)
-        for name in reference
-        if (difference := compare_shards(name, reference, states))
+        for name in reference.state
+        if (difference := compare_shards(name, reference.state, states))
     )
     parted = sum(
         any(name in state and state[name].shape != whole.shape for state in states)
-        for name, whole in reference.items()
+        for name, whole in reference.state.items()
     )
     return CheckFacts(items, {"ranks": RANKS, "parted": parted})
 
@@ -106,6 +164,7 @@ def _fork(run: Callable[[int], Any], rank: int, folder: Path) -> int:
     if process:
         return process
     part = folder / f"part{rank}"
+    gc.freeze()  # what was there before the fork is no garbage of this process
     try:
         torch.save(run(rank), part)
         part.rename(folder / f"rank{rank}.pt")
@@ -117,7 +176,7 @@ def _fork(run: Callable[[int], Any], rank: int, folder: Path) -> int:
 
 
 def compare_shards(
-    name: str, reference: Mapping[str, Tensor], states: list[State]
+    name: str, reference: Mapping[str, Tensor], states: Sequence[State]
 ) -> Difference | None:
     """Compare the ranks' shards of a parameter with the whole.
 

@@ -1,15 +1,17 @@
 """A subject after its first loads, with which every later load is compared."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from torch import Tensor
 
 from .errors import error_text
 from .facts import Difference, Item
+from .held import Held
 from .sources import Owned
-from .state import MARKS, State, compare_states, mark, named_tensors, snapshot
+from .state import MARKS, State, compare_states, mark, snapshot
 from .subject import Named, Subject
 
 
@@ -27,14 +29,12 @@ class Reference:
     """For a parameter or buffer, which of its elements (a mask) no load has written."""
     came_from: Mapping[str, Sequence[str]]
     """For a parameter or buffer, the checkpoint tensors that went into it."""
+    alone: Held = field(default_factory=lambda: Held({}))
+    """The parameters and buffers of one rank, without what modules keep beside them."""
+    memory: float = inf
+    """Resident bytes that this process may take."""
     formats: Sequence[str] = ()
     """The formats that quantized twins are asked in; none where the settings name none."""
-
-    @property
-    def of_model(self) -> State:
-        """The parameters and buffers, without what modules keep beside them."""
-        named = named_tensors(self.subject.make())
-        return {name: tensor for name, tensor in self.state.items() if name in named}
 
     def load(self, source: Iterable[Named]) -> Any:
         """Return a new object, marked and loaded."""

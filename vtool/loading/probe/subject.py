@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .facts import About, CheckFacts, Difference, Origin
 from .formats import Format
+from .held import Held
 from .quantized import Quantized
 from .state import State
 
@@ -57,8 +58,8 @@ class Subject:
 
     Given that state, and the masks of what no load has written. Raises RuntimeError.
     """
-    shards: Callable[["Subject", Mapping[str, Tensor]], CheckFacts] | None = None
-    """Load on several ranks, and compare their shards with what was loaded on one."""
+    on_ranks: Callable[["Subject", Sequence[str], "Held"], Mapping[str, CheckFacts]] | None = None
+    """Load on two ranks, in the layout of each rule, and compare with what was loaded on one."""
     computed: Callable[["Subject"], CheckFacts] | None = None
     """Compare what it computes, loaded, with transformers' class. Raises NotRun."""
     process: Callable[[Any], object] | None = None

@@ -119,20 +119,26 @@ class Twin:
             expected: the outputs of the weights as they are.
         """
         parameters = list(self.model.parameters())
-        kept = [one.detach().clone() for one in parameters]
+        kept = [_small_copy(one.detach()) for one in parameters]
         found = dict.fromkeys(expected, float("inf"))
         for seed in range(ROUNDINGS):
             generator = torch.Generator().manual_seed(seed)
             with torch.no_grad():
                 for parameter, value in zip(parameters, kept, strict=True):
                     up = torch.rand(value.shape, generator=generator) < 0.5
-                    parameter.copy_(value * (1 + (2.0 * up - 1) * UNIT))
+                    parameter.copy_(value.float() * (1 + (2.0 * up - 1) * UNIT))
             for name, moved in compute().items():
                 found[name] = min(found[name], distance(moved, expected[name]))
         with torch.no_grad():
             for parameter, value in zip(parameters, kept, strict=True):
                 parameter.copy_(value)
         return found
+
+
+def _small_copy(tensor: Tensor) -> Tensor:
+    """Return a copy in bfloat16, where that has the same values; files mostly do."""
+    small = tensor.bfloat16()
+    return small if torch.equal(small.float(), tensor) else tensor.clone()
 
 
 def joined(made: Any) -> Tensor:

@@ -50,7 +50,7 @@ def make_subject(users_folder: Path, folder: Path, progress: Progress) -> Subjec
     """
     found = _read_class(users_folder, folder, progress)
     progress("construction")
-    model_class: Any = type(found.installer.run(maker(found.config)))
+    model: Any = found.installer.run(maker(found.config))
     progress("reading the tensors")
     checkpoint, files = read_folder(users_folder)
     return vllm_subject(
@@ -58,10 +58,11 @@ def make_subject(users_folder: Path, folder: Path, progress: Progress) -> Subjec
         config=found.config,
         folder=folder,
         checkpoint=checkpoint,
+        model=model,
         load=lambda model, weights: _load(model, weights, files),
         origin="given",
         twin=(found.names[0], users_folder, False),
-        about=_about(model_class, found, files),
+        about=_about(type(model), found, files),
     )
 
 

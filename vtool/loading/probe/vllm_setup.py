@@ -16,10 +16,12 @@ from torch import Tensor
 
 from .checkpoint_files import write_checkpoint
 from .errors import NotRun
-from .facts import About, Origin
+from .facts import About, CheckFacts, Origin
 from .formats import DEFAULT, Format
+from .held import Held, held_by
 from .quantized import quantize_checkpoint, unfit
-from .ranks import RANKS, leave_groups, sharded
+from .ranks import RANKS, Layout, compare_all_shards, leave_groups, on_two_ranks
+from .shared_out import compare_experts, compare_stages, expert_places
 from .state import named_parameters
 from .subject import Named, QuantizedTwin, Subject
 from .vllm_forward import compare_with_twin
@@ -27,12 +29,13 @@ from .vllm_kernels import any_kernel
 from .vllm_paths import drive
 
 
-def start_groups(rank: int, ranks: int, meeting: Path) -> None:
+def start_groups(rank: int, ranks: int, meeting: Path, stages: int = 1) -> None:
     """Start vLLM's process groups over gloo.
 
     Args:
         rank: this process's number, of `ranks`.
         meeting: a file that is not there yet, by which the ranks find each other.
+        stages: the stages of a pipeline; ranks that are on the same one share tensors.
     """
     from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.distributed import init_distributed_environment, initialize_model_parallel
@@ -45,17 +48,36 @@ def start_groups(rank: int, ranks: int, meeting: Path) -> None:
             distributed_init_method=f"file://{meeting}",
             backend="gloo",
         )
-        initialize_model_parallel(ranks, 1)
+        initialize_model_parallel(ranks // stages, stages)
 
 
-def become_rank(config: Any, rank: int, meeting: Path) -> None:
+def become_rank(
+    config: Any, rank: int, meeting: Path, *, stages: bool = False, experts: bool = False
+) -> None:
     """Turn this process, a fork of one that was alone, into one of two ranks.
 
-    The groups from before have no threads here, and are never ended.
+    The groups from before have no threads here, and are never ended. A process that is a rank
+    already changes its layout.
+
+    Args:
+        stages: the ranks share layers out, as stages of a pipeline; else they share tensors.
+        experts: beside that, whole experts are shared out.
     """
     import vllm.distributed.device_communicators.cpu_communicator as communicator
     import vllm.distributed.parallel_state as groups
+    from vllm.config import VllmConfig, set_current_vllm_config
 
+    tensor, pipeline = (1, RANKS) if stages else (RANKS, 1)
+    parallel = config.parallel_config
+    parallel.tensor_parallel_size, parallel.pipeline_parallel_size = tensor, pipeline
+    parallel.enable_expert_parallel = experts
+    parallel.world_size, parallel.rank = RANKS, rank
+    if groups.get_world_group().world_size == RANKS:
+        if groups.get_tp_group().world_size != tensor:
+            groups.destroy_model_parallel()
+            with set_current_vllm_config(VllmConfig()):
+                groups.initialize_model_parallel(tensor, pipeline)
+        return
     # Sockets will do. Shared memory, which has names, would stay behind.
     os.environ["VLLM_DIST_IDENT"] = ""
     communicator.CpuCommunicator._all_group_ranks_share_shm_group_name = lambda self: False
@@ -63,9 +85,50 @@ def become_rank(config: Any, rank: int, meeting: Path) -> None:
     for name, value in list(vars(groups).items()):
         if isinstance(value, groups.GroupCoordinator):
             setattr(groups, name, None)
-    config.parallel_config.tensor_parallel_size = config.parallel_config.world_size = RANKS
-    config.parallel_config.rank = rank
-    start_groups(rank, RANKS, meeting)
+    start_groups(rank, RANKS, meeting, pipeline)
+
+
+def layouts_of(config: Any, model: Any) -> Mapping[str, Layout | str]:
+    """Return the layouts in which two ranks can share a model, by rule; or why there is none.
+
+    Args:
+        config: the VllmConfig that it was made from.
+        model: one that is not shared.
+    """
+    from vllm.model_executor.models.interfaces import supports_pp
+
+    def started(**how: bool) -> Callable[[int, Path], None]:
+        return lambda rank, meeting: become_rank(config, rank, meeting, **how)
+
+    def look_at_stage(model: Any) -> Held:
+        missing = (name for name, one in model.named_modules() if _is_elsewhere(one))
+        return replace(held_by(model), missing=tuple(missing))
+
+    def look_at_experts(model: Any) -> Held:
+        places = expert_places(dict(model.named_modules()), PLACES)
+        return replace(held_by(model), experts=places)
+
+    experts: Layout | str = Layout(started(experts=True), look_at_experts, compare_experts)
+    if not any(hasattr(module, PLACES) for module in model.modules()):
+        experts = "it has no experts"
+    stages: Layout | str = Layout(started(stages=True), look_at_stage, compare_stages)
+    if not supports_pp(type(model)):
+        stages = "its class does not support pipeline parallelism"
+    elif config.speculative_config is not None:
+        stages = "a draft model is whole on one rank"
+    return {
+        "shard-mismatch": Layout(started(), held_by, compare_all_shards),
+        "expert-mismatch": experts,
+        "stage-mismatch": stages,
+    }
+
+
+PLACES = "_expert_map"
+"""The attribute of a module of vLLM's with the place of each expert on a rank."""
+
+
+def _is_elsewhere(module: Any) -> bool:
+    return type(module).__name__ == "PPMissingLayer"
 
 
 def read_config(folder: Path, cache: Any = None, **given: Any) -> Any:
@@ -100,9 +163,12 @@ def maker(config: Any, device: str | None = "cpu") -> Callable[[], Any]:
         device: where its tensors are made; None: where the caller has chosen.
     """
     from vllm.model_executor.model_loader.utils import initialize_model
+    from vllm.model_executor.models import utils
     from vllm.utils.torch_utils import set_default_torch_dtype
 
     def make() -> Any:
+        # known by an address, which another model had before
+        getattr(utils, "_model_to_pp_missing_layer_names", {}).clear()
         compilation = config.compilation_config
         compilation.static_forward_context.clear()
         if hasattr(compilation, "static_all_moe_layers"):
@@ -122,6 +188,7 @@ def vllm_subject(
     config: Any,
     folder: Path,
     checkpoint: Mapping[str, Tensor],
+    model: Any,
     load: Callable[[Any, Iterable[Named]], object],
     origin: Origin,
     about: About,
@@ -132,9 +199,11 @@ def vllm_subject(
     Args:
         configure: reads a VllmConfig from `folder`, for the class made for quantized weights.
         config: the VllmConfig that the class is made from.
+        model: an object of it, which is not kept.
         twin: transformers' class and the folder of what computes the same, and whether fields of
             the class's config were guessed; None where nothing does.
     """
+    layouts = layouts_of(config, model)
     plain = Subject(
         make=maker(config),
         checkpoint=checkpoint,
@@ -143,14 +212,32 @@ def vllm_subject(
         code=(os.path.dirname(sys.modules["vllm"].__file__ or ""),),
         about=about,
         paths=lambda subject: drive(subject, config),
-        shards=lambda subject, reference: sharded(
-            subject, lambda rank, meeting: become_rank(config, rank, meeting), reference, folder
+        on_ranks=lambda subject, rules, reference: _on_ranks(
+            subject, layouts, rules, reference, folder / "on_ranks"
         ),
         computed=twin and (lambda subject: compare_with_twin(subject, config, *twin)),
         process=lambda model: process_weights(model, config),
     )
     values = json.loads((folder / "config.json").read_text())
     return replace(plain, quantized=partial(_quantized_twin, plain, folder, values, configure))
+
+
+def _on_ranks(
+    subject: Subject,
+    layouts: Mapping[str, Layout | str],
+    rules: Sequence[str],
+    reference: Held,
+    folder: Path,
+) -> Mapping[str, CheckFacts]:
+    """Load in the layout of each rule; of a rule without one, say why."""
+    there = {rule: one for rule, one in layouts.items() if isinstance(one, Layout)}
+    asked = {rule: layout for rule, layout in there.items() if rule in rules}
+    found = on_two_ranks(subject, asked, reference, folder) if asked else {}
+    return found | {
+        rule: CheckFacts(reason=one)
+        for rule, one in layouts.items()
+        if rule in rules and isinstance(one, str)
+    }
 
 
 def process_weights(model: Any, config: Any) -> None:
@@ -212,7 +299,7 @@ def _quantized_twin(
         checkpoint=given.tensors,
         paths=lambda subject: drive(subject, made.config),
         process=lambda model: process_weights(model, made.config),
-        shards=None,
+        on_ranks=None,
         computed=None,
         quantized=None,
     )

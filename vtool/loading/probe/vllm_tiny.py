@@ -127,6 +127,7 @@ class TinyArchitecture:
             config=config,
             folder=self.folder,
             checkpoint=checkpoint,
+            model=model,
             load=lambda model, weights: model.load_weights(weights),
             origin=origin,
             twin=(

@@ -3,6 +3,7 @@
 It notes which checkpoint tensors are read, into which parameters they go, and where they lose bits.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from .arrived import Followed
 from .sources import Tracked
 
 # Operations that pass on the same memory and read none of it.
@@ -54,15 +56,20 @@ VIEWS = frozenset(
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that is active during one load from a `Tracked` source."""
+    """A dispatch mode that is active during one load from a `Tracked` source.
 
-    def __init__(self, source: Tracked) -> None:
+    Args:
+        homes: the addresses of the model's parameters and buffers.
+    """
+
+    def __init__(self, source: Tracked, homes: Collection[int] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.source = source
         self.read: set[str] = set()
         self.came_from: dict[int, set[str]] = {}
         """For the address of a storage, the checkpoint tensors whose values went into it."""
         self.copies = Copies()
+        self.followed = Followed(source.checkpoint, source.addresses, homes)
         self.narrowed: dict[str, tuple[torch.dtype, torch.dtype]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -75,6 +82,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = func._schema.name.split("::")[-1]
         if name in VIEWS or not inputs:
             return result
+        self.followed.note(func, name, args, kwargs or {}, result)
         written = {
             id(argument)
             for argument, described in zip(args, func._schema.arguments, strict=False)

@@ -12,11 +12,13 @@ from torch import Tensor
 from .errors import LoadFailed, NotRun, error_text
 from .exchanged import exchanged
 from .facts import CheckFacts, Item
+from .held import Held, aliases_of
 from .initial import kept_values
+from .partly_loaded import partly_loaded, unread
 from .places import belongs
 from .randomness import other_seeds
 from .reference import Reference, load_new, marked_object
-from .sources import Owned, Tracked, other_values
+from .sources import Owned, Tracked
 from .state import (
     MARKS,
     State,
@@ -62,8 +64,9 @@ def watched_load(
         The reference for later loads, and the facts of every check that these two answer.
     """
     source = Tracked(subject.checkpoint)
-    watch = Watch(source)
     model = marked_object(subject, MARKS[1])
+    homes = {storage_address(tensor) for tensor in named_tensors(model).values()}
+    watch = Watch(source, homes)
     with other_seeds():
         if subject.streams:
             with watch:
@@ -71,6 +74,7 @@ def watched_load(
         else:
             subject.load(model, source)
     held = dict(source.held)
+    landed = watch.followed.landed(held)
     after = snapshot(model, held=True)
     tensors = held_tensors(model)
     addresses = {name: storage_address(tensor) for name, tensor in tensors.items()}
@@ -90,15 +94,17 @@ def watched_load(
         buffers = [name for name in of_model if name not in parameters and came_from[name]]
         gaps |= _buffer_gaps(subject, buffers)
     chance = _never_initialized(before, after, gaps, came_from)
-    reference = Reference(subject, slots, sources, before, gaps | chance, came_from)
+    names = [name for name in named_tensors(model) if name in before]
+    alone = Held({name: before[name] for name in names}, aliases_of(model))
+    reference = Reference(subject, slots, sources, before, gaps | chance, came_from, alone)
     (subject.destroy or source.destroy)()
     changed = compare_states(after, snapshot(model, held=True))
     suspects = subject.unread(model) if subject.unread else {*source.names} - watch.read - aliased
-    unread = _unread(reference, suspects)
+    never_read = unread(reference, suspects)
     varying = compare_states(before, after, reference.unwritten)
     whole = [name for name, mask in gaps.items() if mask.all()]
     kept = kept_values(subject, whole)
-    unconsumed = [_unconsumed(reference, model, name) for name in unread]
+    unconsumed = [_unconsumed(reference, model, name) for name in never_read]
     found: dict[str, Collection[Item]] = {
         "unwritten-parameter": [
             Item(
@@ -123,6 +129,9 @@ def watched_load(
     }
     checks = {rule: CheckFacts(tuple(items)) for rule, items in found.items()}
     if subject.streams:
+        checks["partly-loaded-tensor"] = partly_loaded(
+            reference, watch.followed, landed, never_read
+        )
         copies = watch.copies.most(set(addresses.values()))
         checks |= _asked_and_held(first, source, held, copies)
     return reference, checks
@@ -182,24 +191,6 @@ def _partly_written(reference: Reference, name: str) -> Item:
         seen=f"{int(mask.sum())} of {mask.numel()} elements are not written, from element"
         f" {int(mask.nonzero()[0])} on, of shape {list(reference.state[name].shape)}",
     )
-
-
-def _unread(reference: Reference, suspects: set[str]) -> list[str]:
-    """Return those tensors whose values make no difference to what is loaded.
-
-    Args:
-        suspects: those that no operation was seen to read.
-    """
-    checkpoint = reference.subject.checkpoint
-    names = [name for name in checkpoint if name in suspects]
-    if not names or not reference.compare(
-        lambda: reference.load(Owned(other_values(checkpoint, set(names))))
-    ):
-        return names
-    if len(names) == 1:
-        return []
-    half = len(names) // 2
-    return _unread(reference, set(names[:half])) + _unread(reference, set(names[half:]))
 
 
 def _unconsumed(reference: Reference, model: Any, name: str) -> Item:
