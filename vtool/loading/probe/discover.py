@@ -48,6 +48,8 @@ EXPERTS = {
     ),
     "w2_weight": (("down_proj.weight",), ("w2.weight",), ("down.weight",)),
 }
+ALL_EXPERTS = {"w13_weight": ("gate_up_proj", "fc"), "w2_weight": ("down_proj", "proj")}
+"""Names of one tensor with a matrix of every expert, in the place of a parameter's."""
 Candidate = tuple[str, tuple[int, ...]]
 """A name and a shape that a tensor of the checkpoint may have."""
 Rename = Callable[[str], str]
@@ -216,6 +218,8 @@ def _experts(name: str, leaf: str, shape: tuple[int, ...]) -> Iterator[Candidate
         rows = shape[1] // len(endings)
         for expert, ending in itertools.product(range(shape[0]), endings):
             yield f"{module}.{expert}.{ending}", (rows, shape[2])
+    for ending in ALL_EXPERTS[leaf]:
+        yield f"{module}.{ending}", shape
 
 
 def _pairs(model: nn.Module) -> list[tuple[str, str]]:
