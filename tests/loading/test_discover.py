@@ -113,3 +113,39 @@ def test_a_load_is_run_by_what_gives_it_what_it_asks_for() -> None:
 def test_values_are_distinct() -> None:
     values = torch.cat([tensor.flatten() for tensor in discover(Fused(), nothing).values()])
     assert values.unique().numel() > 0.9 * values.numel()
+
+
+class Experts(nn.Module):
+    """Takes a matrix of every expert from one tensor, under the names that it was made with."""
+
+    def __init__(self, gate: str, up: str | None, down: str) -> None:
+        super().__init__()
+        self.names = (gate, up, down)
+        self.moe = nn.Module()
+        self.moe.experts = nn.Module()
+        self.moe.experts.w13_weight = nn.Parameter(torch.zeros(3, 8, 2))
+        self.moe.experts.w2_weight = nn.Parameter(torch.zeros(3, 2, 4))
+
+    def load_weights(self, weights: models.Weights) -> None:
+        gate, up, down = self.names
+        experts = self.moe.experts
+        for name, tensor in weights:
+            if name == gate:
+                experts.w13_weight.data[:, : tensor.shape[1]].copy_(tensor)
+            elif name == up:
+                experts.w13_weight.data[:, 4:].copy_(tensor)
+            elif name == down:
+                experts.w2_weight.data.copy_(tensor)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("moe.experts.fc", None, "moe.experts.proj"),
+        ("moe.gate_proj.weight", "moe.up_proj.weight", "moe.down_proj.weight"),
+    ],
+)
+def test_one_tensor_of_every_expert_is_found(names: tuple[str, str | None, str]) -> None:
+    found = discover(Experts(*names), nothing)
+    assert set(found) == {name for name in names if name}
+    assert sum(tensor.numel() for tensor in found.values()) == 3 * 8 * 2 + 3 * 2 * 4

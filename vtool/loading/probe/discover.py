@@ -220,6 +220,10 @@ def _experts(name: str, leaf: str, shape: tuple[int, ...]) -> Iterator[Candidate
             yield f"{module}.{expert}.{ending}", (rows, shape[2])
     for ending in ALL_EXPERTS[leaf]:
         yield f"{module}.{ending}", shape
+    above = module.removesuffix(".experts")
+    for endings in EXPERTS[leaf]:
+        for ending in endings:
+            yield f"{above}.{ending}", (shape[0], shape[1] // len(endings), shape[2])
 
 
 def _pairs(model: nn.Module) -> list[tuple[str, str]]:
@@ -290,6 +294,7 @@ def _prefixes(model: nn.Module) -> list[Rename]:
         lambda name: f"model.{name}",
         # Draft models take names of the model that they draft for.
         _first_of((r"\.mtp_block\.", ".")),
+        lambda name: re.sub(r"\.(mtp_[a-z_]+)\.", r".\1.0.", name, count=1),
         _first_of((r"^model\.", "mtp.")),
         _first_of((r"^model\.", "model.mtp.")),
         *(

@@ -26,7 +26,6 @@ from .state import named_parameters
 from .stubs import StubInstaller
 from .subject import Subject, describe_class
 
-
 UNSET_SIZES = frozenset(["moe_dense_tp_size", "shared_experts_tp_size"])
 """Sizes of groups that are None where the arguments do not say them."""
 
@@ -144,7 +143,9 @@ def _maker(model_class: Any, folder: Path) -> Callable[[], Any]:
         before = torch.get_default_dtype()
         torch.set_default_dtype(torch.bfloat16)
         try:
-            return model_class(config=sglang_config.read(folder)).eval()
+            model = model_class(config=sglang_config.read(folder))
+            model.eval()  # what it returns may be the part that it is passed on to
+            return model
         finally:
             torch.set_default_dtype(before)
 

@@ -61,5 +61,9 @@ def _map_draft_layer(model: nn.Module) -> None:
     draft = f"model.layers.{layers}."
     prefixes = {draft: "model.decoder.", "mtp.layers.0.": "model.layers.0."}
     rules["orig_to_new_prefix"] = {**prefixes, **rules["orig_to_new_prefix"]}
-    rules["orig_to_new_substr"] = {draft: "model.", **rules["orig_to_new_substr"]}
+    rules["orig_to_new_substr"] = {
+        draft: "model.",
+        f"layers.{layers}.": "mtp_block.",
+        **rules["orig_to_new_substr"],
+    }
     object.__setattr__(model, MAPPER, SimpleNamespace(**rules))
