@@ -203,8 +203,9 @@ def _sizes(owner: Any, shape: tuple[int, ...]) -> list[int]:
     heads = (
         ("total_num_heads", "total_num_kv_heads") if hasattr(owner, "total_num_kv_heads") else ()
     )
+    head_size = getattr(owner, "head_size", None) or getattr(owner, "head_dim", None) or 0
     sizes = [
-        *(getattr(owner, name) * owner.head_size for name in heads),
+        *(getattr(owner, name) * head_size for name in heads),
         *(getattr(owner, "output_sizes", None) or ()),
         shape[0],
         *(shape[0] // parts for parts in (2, 3, 4) if shape[0] % parts == 0),
