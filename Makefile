@@ -150,10 +150,11 @@ TESTS := pytest pytest-randomly pytest-timeout pytest-xdist jsonschema hatchling
 	    cp $< "$$site" && echo 'import vllm_sitecustomize' > "$$site/vllm_sitecustomize.pth"
 	@touch $@
 
-# SGLang asks for builds for CUDA. What it imports on a CPU is vLLM's, and three small packages.
+# SGLang asks for builds for CUDA. What it imports on a CPU is vLLM's, and four small packages.
 .vllm-venv/sglang: .vllm-venv/installed
 	.vllm-venv/bin/python -m pip install --quiet --disable-pip-version-check orjson ipython gguf
-	.vllm-venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23
+	.vllm-venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	    sglang==0.5.23 timm==1.0.25
 	@touch $@
 
 # Each trainer has its own versions of transformers, so each has an environment of its own. What it

@@ -9,11 +9,12 @@ from types import ModuleType
 import pytest
 import transformers
 
+from vtool.loading.probe.constants import set_constants, shrink_constants
 from vtool.loading.probe.field_guesses import guess_field
 from vtool.loading.probe.shrink import shrink, small
 from vtool.loading.probe.stubs import Stub, StubInstaller
 from vtool.loading.probe.twin import changed_names, tiny_config, write_config
-from vtool.loading.probe.vllm_tiny import predict_one_layer, set_constants, shrink_constants
+from vtool.loading.probe.vllm_tiny import predict_one_layer
 
 
 def test_a_config_and_those_inside_of_it_are_small_and_go_together() -> None:

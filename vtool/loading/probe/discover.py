@@ -48,6 +48,8 @@ EXPERTS = {
     ),
     "w2_weight": (("down_proj.weight",), ("w2.weight",), ("down.weight",)),
 }
+ALL_EXPERTS = {"w13_weight": ("gate_up_proj", "fc"), "w2_weight": ("down_proj", "proj")}
+"""Names of one tensor with a matrix of every expert, in the place of a parameter's."""
 Candidate = tuple[str, tuple[int, ...]]
 """A name and a shape that a tensor of the checkpoint may have."""
 Rename = Callable[[str], str]
@@ -201,8 +203,9 @@ def _sizes(owner: Any, shape: tuple[int, ...]) -> list[int]:
     heads = (
         ("total_num_heads", "total_num_kv_heads") if hasattr(owner, "total_num_kv_heads") else ()
     )
+    head_size = getattr(owner, "head_size", None) or getattr(owner, "head_dim", None) or 0
     sizes = [
-        *(getattr(owner, name) * owner.head_size for name in heads),
+        *(getattr(owner, name) * head_size for name in heads),
         *(getattr(owner, "output_sizes", None) or ()),
         shape[0],
         *(shape[0] // parts for parts in (2, 3, 4) if shape[0] % parts == 0),
@@ -216,6 +219,12 @@ def _experts(name: str, leaf: str, shape: tuple[int, ...]) -> Iterator[Candidate
         rows = shape[1] // len(endings)
         for expert, ending in itertools.product(range(shape[0]), endings):
             yield f"{module}.{expert}.{ending}", (rows, shape[2])
+    for ending in ALL_EXPERTS[leaf]:
+        yield f"{module}.{ending}", shape
+    above = module.removesuffix(".experts")
+    for endings in EXPERTS[leaf]:
+        for ending in endings:
+            yield f"{above}.{ending}", (shape[0], shape[1] // len(endings), shape[2])
 
 
 def _pairs(model: nn.Module) -> list[tuple[str, str]]:
@@ -286,6 +295,7 @@ def _prefixes(model: nn.Module) -> list[Rename]:
         lambda name: f"model.{name}",
         # Draft models take names of the model that they draft for.
         _first_of((r"\.mtp_block\.", ".")),
+        lambda name: re.sub(r"\.(mtp_[a-z_]+)\.", r".\1.0.", name, count=1),
         _first_of((r"^model\.", "mtp.")),
         _first_of((r"^model\.", "model.mtp.")),
         *(

@@ -53,6 +53,11 @@ def sglang_entry(name: str) -> dict[str, Any]:
     return {**sglang_entry(entry.pop("as")), **entry} if "as" in entry else entry
 
 
+def of_sglang(constants: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the constants of an entry but those of vLLM's modules, which may not be there."""
+    return {place: given for place, given in constants.items() if not place.startswith("vllm.")}
+
+
 def templates(name: str, model_class: type) -> Iterator[Template]:
     """Yield the templates to try: a twin of its name or of a base class, then configs alone."""
     import transformers

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from . import sglang_config, twin
+from .constants import set_constants
 from .errors import NotRun, error_text
 from .facts import Origin
 from .host import Host, Progress
@@ -24,6 +25,9 @@ from .shrink import HIDDEN
 from .state import named_parameters
 from .stubs import StubInstaller
 from .subject import Subject, describe_class
+
+UNSET_SIZES = frozenset(["moe_dense_tp_size", "shared_experts_tp_size"])
+"""Sizes of groups that are None where the arguments do not say them."""
 
 
 class SglangHost(Host):
@@ -71,8 +75,10 @@ class SglangHost(Host):
         model_class = ModelRegistry.models[name]
         progress("SGLang's arguments")
         start_sglang(folder)
-        fields = twin.TABLE["fields"] | sglang_config.TABLE["fields"]
+        entry = sglang_config.sglang_entry(name)
+        fields = twin.TABLE["fields"] | sglang_config.TABLE["fields"] | entry.get("fields", {})
         installer = StubInstaller("sglang", fields)
+        set_constants(sglang_config.of_sglang(entry.get("constants", {})))
         why: list[str] = []
         makers: list[Callable[[], Any]] = []
         checkpoint: Mapping[str, Tensor] | None = None
@@ -110,7 +116,8 @@ class SglangHost(Host):
         if checkpoint is None:
             progress("names")
             make = makers[0]
-            origin, checkpoint = "discovered", discover_names(make, why, progress)
+            origin = "discovered"
+            checkpoint = discover_names(make, why, progress, installer.run_load)
         return Subject(
             make=make,
             checkpoint=checkpoint,
@@ -136,7 +143,9 @@ def _maker(model_class: Any, folder: Path) -> Callable[[], Any]:
         before = torch.get_default_dtype()
         torch.set_default_dtype(torch.bfloat16)
         try:
-            return model_class(config=sglang_config.read(folder)).eval()
+            model = model_class(config=sglang_config.read(folder))
+            model.eval()  # what it returns may be the part that it is passed on to
+            return model
         finally:
             torch.set_default_dtype(before)
 
@@ -161,7 +170,7 @@ def _be_alone() -> None:
     except ImportError:  # earlier ones ask the groups
         return
     for name in context._parallel_fields():
-        if name.endswith(("_rank", "_size")) and name != "moe_dense_tp_size":
+        if name.endswith(("_rank", "_size")) and name not in UNSET_SIZES:
             alone = 0 if name.endswith("_rank") else 1
             context.get_parallel().override_permanently(**{name: alone})
 

@@ -8,12 +8,20 @@ from torch import Tensor, nn
 
 from .discover import MAPPER, MAPPING_KINDS, discover
 from .errors import NotRun, error_text
+from .twin import load_error
 
 
 def discover_names(
-    make: Callable[[], Any], why: Sequence[str], progress: Callable[[str], None]
+    make: Callable[[], Any],
+    why: Sequence[str],
+    progress: Callable[[str], None],
+    run: Callable[[Callable[[], Any]], Any],
 ) -> dict[str, Tensor]:
     """Return a checkpoint of names that the class has shown to take.
+
+    Args:
+        why: why no twin would do.
+        run: runs a load, and runs it again with a field of the config that it asked for.
 
     Raises:
         NotRun: too few were found; with what the class itself raises for an empty checkpoint, and
@@ -25,9 +33,11 @@ def discover_names(
             object.__setattr__(module, MAPPER, mapper)
     _map_draft_layer(model)
     try:
-        return discover(model, progress)
+        found = discover(model, progress, run)
     except NotRun as few:
         raise NotRun("; ".join([str(few), *_raised(make), *why[:1]])) from few
+    load_error(make, found, run)  # of all at once: it may ask for more fields
+    return found
 
 
 def _raised(make: Callable[[], Any]) -> list[str]:
@@ -51,5 +61,9 @@ def _map_draft_layer(model: nn.Module) -> None:
     draft = f"model.layers.{layers}."
     prefixes = {draft: "model.decoder.", "mtp.layers.0.": "model.layers.0."}
     rules["orig_to_new_prefix"] = {**prefixes, **rules["orig_to_new_prefix"]}
-    rules["orig_to_new_substr"] = {draft: "model.", **rules["orig_to_new_substr"]}
+    rules["orig_to_new_substr"] = {
+        draft: "model.",
+        f"layers.{layers}.": "mtp_block.",
+        **rules["orig_to_new_substr"],
+    }
     object.__setattr__(model, MAPPER, SimpleNamespace(**rules))

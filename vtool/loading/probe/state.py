@@ -70,13 +70,15 @@ def held_tensors(model: Any) -> State:
 def mark(model: Any, byte: int, buffers: Collection[str] = ()) -> None:
     """Fill every parameter, and the buffers that are named, with one byte.
 
-    Other buffers are left alone: what a constructor computes would not be computed again.
+    Other buffers are left alone: what a constructor computes would not be computed again. A name
+    that the model lacks is of a buffer that a load makes.
     """
     if hasattr(model, "mark_with"):
         model.mark_with(byte)
+    there = named_tensors(model)
     with torch.no_grad():
         for tensor in (
-            named_parameters(model) | {name: named_tensors(model)[name] for name in buffers}
+            named_parameters(model) | {name: there[name] for name in buffers if name in there}
         ).values():
             tensor.untyped_storage().fill_(byte)  # type: ignore[attr-defined]
 

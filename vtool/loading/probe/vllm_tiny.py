@@ -7,17 +7,16 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor
 
 from . import twin
+from .constants import set_constants, shrink_constants
 from .discover import discover
 from .errors import NotRun, error_text
 from .facts import Origin
 from .host import Progress
-from .shrink import shrink
 from .state import named_parameters
 from .stubs import STUBS, Stub, StubInstaller
 from .subject import Subject, describe_class
@@ -33,7 +32,6 @@ POOLING = (
     "_SEQUENCE_CLASSIFICATION_MODELS",
 )
 """Groups of vLLM's registry: classes that generate, and classes that pool."""
-T = TypeVar("T")
 PREDICTING = ("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules")
 """Fields with the number of layers that predict further tokens."""
 ENDINGS = re.compile(
@@ -275,15 +273,6 @@ def _add_target(config: Any, method: str) -> None:
     object.__setattr__(config, "speculative_config", draft)
 
 
-def shrink_constants(module: ModuleType) -> None:
-    """Shrink the configs that a module of models writes down, for a component of fixed size."""
-    from transformers import PretrainedConfig
-
-    for value in vars(module).values():
-        if isinstance(value, PretrainedConfig):
-            shrink(value)
-
-
 def predict_one_layer(file: Path) -> None:
     """Say in a config.json that one layer predicts further tokens, where it says none.
 
@@ -295,23 +284,6 @@ def predict_one_layer(file: Path) -> None:
             if isinstance(part, dict) and name in part and not part[name]:
                 part[name] = 1
     file.write_text(json.dumps(written))
-
-
-def set_constants(constants: Mapping[str, Mapping[str, Any]]) -> None:
-    """Give functions other arguments than the sizes that a module of models writes down.
-
-    Args:
-        constants: the arguments by `module:function`.
-    """
-    for place, given in constants.items():
-        name, _, function = place.partition(":")
-        module = importlib.import_module(name)
-        original = getattr(module, function)
-        setattr(module, function, _with_arguments(original, given))
-
-
-def _with_arguments(function: Callable[..., T], given: Mapping[str, Any]) -> Callable[..., T]:
-    return lambda *args, **kwargs: function(*args, **{**kwargs, **given})
 
 
 def _target(model: Any) -> tuple[str, str]:
