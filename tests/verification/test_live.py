@@ -250,14 +250,15 @@ RECIPES = {
     "digits_lora": (),
     "digits_fsdp2": (),
     "rows": LARGE[1:2],
-    **{f"qwen2_5_vl_7b_{name}": LARGE for name in ("fsdp2", "lora", "npu", "megatron")},
+    **{f"qwen2_5_vl_7b_{name}": LARGE for name in ("fsdp2", "lora", "qlora", "npu", "megatron")},
     "digits_megatron": (),
 }
+_OTHERS = ("2_5_vl_3b", "2_5_vl_32b", "2_5_vl_72b", "3_vl_8b")
 OF_ITS_KIND = {
     f"qwen{model}_{name}": f"qwen2_5_vl_7b_{name}"
-    for model in ("2_5_vl_3b", "2_5_vl_32b", "2_5_vl_72b", "3_vl_8b")
+    for model in _OTHERS
     for name in ("fsdp2", "lora")
-}
+} | {f"qwen{model}_qlora": f"qwen{model}_lora" for model in (*_OTHERS, "2_5_vl_7b")}
 """Recipes that differ from another in sizes, in the family, or in the engine of adapters."""
 
 
