@@ -3,7 +3,6 @@
 import os
 import pickle
 import tempfile
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,18 +32,6 @@ def run_ranks(work: Callable[..., Any], world: int, *arguments: Any) -> list[Any
     """
     if world == 1:
         return [work(Ranks(), *arguments)]
-    try:
-        return _run(work, world, arguments)
-    except multiprocessing.ProcessExitedException as error:
-        if error.signal_name != "SIGABRT":
-            raise
-        # Once in some thousand starts, torch's gloo leaves the heap damaged where one process has
-        # several of DDP's models after each other ("malloc(): unaligned tcache chunk").
-        warnings.warn(f"started once more: {error}", stacklevel=2)
-        return _run(work, world, arguments)
-
-
-def _run(work: Callable[..., Any], world: int, arguments: tuple[Any, ...]) -> list[Any]:
     with tempfile.TemporaryDirectory() as folder:
         multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
         multiprocessing.start_processes(

@@ -109,3 +109,11 @@ def test_experts_of_one_fused_weight_are_those_of_its_layer() -> None:
     assert not found(right)
     one, other = right
     assert found({one: right[other], other: right[one]}) == [one, other]
+
+
+def test_parameters_in_their_place_are_compared_with_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A model may have ten thousand experts of one shape."""
+    monkeypatch.setattr("vtool.loading.probe.exchanged._likeness", None)
+    assert not found({f"model.experts.{at}.w": [f"experts.{at}.w"] for at in range(99)})

@@ -82,8 +82,8 @@ class AdamW8bit(torch.optim.AdamW):
                     _local(state[f"{mean}_{kind}"])[part] for kind in ("codes", "scale")
                 )
                 table = table_of(signed).to(codes.device)
-                means.append(_by_block(table[codes.int()], block).mul_(scale.view(-1, 1)))
-                means[-1] = means[-1].view(codes.shape)
+                blocks = table[codes.int()].view(-1, block) * scale.view(-1, 1)
+                means.append(blocks.view(codes.shape))
                 kept.append((codes, scale, table))
             adamw(
                 [weight[part]],
@@ -102,7 +102,8 @@ class AdamW8bit(torch.optim.AdamW):
                 maximize=False,
             )
             for value, (codes, scale, table) in zip(means, kept, strict=block is not None):
-                blocks = _by_block(value, block or 1)
+                assert block is not None
+                blocks = value.view(-1, block)
                 largest = blocks.abs().amax(-1).clip(_LEAST)
                 codes.copy_(codes_of((blocks / largest[:, None]).view(codes.shape), table))
                 scale.copy_(largest.view(scale.shape))
@@ -187,7 +188,3 @@ def _as_shared(own: Tensor, parameter: Tensor, whole: Sequence[int]) -> Tensor:
 
 def _local(tensor: Any) -> Any:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _by_block(values: Tensor, block: int) -> Tensor:
-    return values.view(-1, block)

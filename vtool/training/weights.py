@@ -51,7 +51,7 @@ class Weights:
     base: Path | None = None
     """For adapters: the folder of the weights beneath them."""
     warnings: tuple[Diagnostic, ...] = ()
-    """Say which damaged checkpoints, newer than this one, are passed over."""
+    """Warnings about newer checkpoints, which are damaged."""
 
     @property
     def adapted(self) -> bool:

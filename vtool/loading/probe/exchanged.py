@@ -28,6 +28,8 @@ def exchanged(
     wanted: dict[str, str] = {}
     for group in alike.values():
         for parameter in group:
+            if _is_in_place(parameter, came_from[parameter]):
+                continue
             if (other := _better(parameter, group, came_from)) is not None:
                 wanted[parameter] = other
     return [
@@ -47,12 +49,18 @@ def _better(
 ) -> str | None:
     """Return the one parameter whose tensors are named more like this one than its own are."""
     own = _likeness(parameter, came_from[parameter])
-    if own == (True, len(parameter.split("."))):  # its name to the letter
-        return None
     found = {other: _likeness(parameter, came_from[other]) for other in group if other != parameter}
     best = max(found.values(), default=own)
     others = [other for other, likeness in found.items() if likeness == best]
     return others[0] if best > own and len(others) == 1 else None
+
+
+def _is_in_place(parameter: str, tensors: Sequence[str]) -> bool:
+    """Return whether a parameter has the one tensor of its name, or of its name behind a prefix.
+
+    Most have, and need not be compared with all others of their shape.
+    """
+    return len(tensors) == 1 and f".{parameter}".endswith(f".{tensors[0]}")
 
 
 def _likeness(parameter: str, tensors: Sequence[str]) -> _Likeness:
