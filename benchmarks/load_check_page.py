@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from vtool.diagnostics.rules_loading import VLLM_CLASS_RULES
+from vtool.diagnostics.rules_loading import CLASS_RULES, VLLM_CLASS_RULES
 
 PAGE = Path(__file__).parent.parent / "docs" / "load-check-results.md"
 REASONS = (
@@ -37,6 +37,8 @@ REASONS = (
 )
 """Groups of reasons for no verdict; the first one whose pattern is found."""
 MOST_REASONS = 3
+OUTPUTS = ("logits", "hidden states", "image features")
+"""What a class computes and transformers' class too, in the words of `details.subject.oracle`."""
 Result = Mapping[str, Any]
 
 
@@ -59,8 +61,10 @@ def _page(sweeps: Mapping[str, Mapping[str, Result]]) -> Iterator[str]:
     yield from HEAD.format(date=datetime.now(UTC).date(), versions=", ".join(sweeps)).splitlines()
     yield ""
     yield from _counts(sweeps)
-    yield from ["", "## Two ranks, fp8, and what is made of loaded weights", ""]
-    yield from _vllm_checks(sweeps)
+    yield from ["", "## What the verdicts of judged classes rest on", ""]
+    yield from _oracles(sweeps)
+    yield from ["", "## Every check", "", "Of judged classes; “not run” is no pass.", ""]
+    yield from _checks(sweeps)
     for version, results in sweeps.items():
         yield from ["", f"## Unsafe in {version}", ""]
         yield from _unsafe(results)
@@ -77,12 +81,35 @@ def _page(sweeps: Mapping[str, Mapping[str, Result]]) -> Iterator[str]:
     )
 
 
-def _vllm_checks(sweeps: Mapping[str, Mapping[str, Result]]) -> Iterator[str]:
-    """Yield a table of vLLM's own checks: how many classes passed, failed, or did not run them."""
+def _judged(results: Mapping[str, Result]) -> list[Result]:
+    return [result for result in results.values() if result["verdict"] in ("clean", "unsafe")]
+
+
+def _oracles(sweeps: Mapping[str, Mapping[str, Result]]) -> Iterator[str]:
+    """Yield a table of what the classes were compared with."""
     rows = []
     for version, results in sweeps.items():
-        judged = [result for result in results.values() if result["verdict"] in ("clean", "unsafe")]
-        for rule in VLLM_CLASS_RULES:
+        said = [str(result["details"]["subject"]["oracle"]) for result in _judged(results)]
+        names = [oracle for oracle in said if not oracle.startswith("loading only")]
+        rows.append(
+            [
+                version,
+                len(said),
+                len(names),
+                len(said) - len(names),
+                *(sum(f"its {output}" in oracle for oracle in said) for output in OUTPUTS),
+            ]
+        )
+    heads = ["known names", "names found by trying", *OUTPUTS]
+    yield from _table(["version", "judged", *heads], rows)
+
+
+def _checks(sweeps: Mapping[str, Mapping[str, Result]]) -> Iterator[str]:
+    """Yield a table of all checks: how many classes passed, failed, or did not run them."""
+    rows = []
+    for version, results in sweeps.items():
+        judged = _judged(results)
+        for rule in (*CLASS_RULES, *VLLM_CLASS_RULES):
             states = Counter(result["checks"].get(rule) for result in judged)
             why = Counter(
                 _short(result["details"][rule]["reason"])

@@ -89,6 +89,15 @@ def test_classes_of_vllm_are_asked_on_ranks_quantised_and_processed(
 
 @pytest.mark.full
 @needs_vllm
+def test_what_vllm_reloads_for_one_check_is_not_shared_with_the_models_of_another() -> None:
+    rules = "checks=[stale-reference,shard-mismatch]"
+    of_class = "Eagle3DeepseekV2ForCausalLM"
+    found = results(f"vllm:{of_class}", rules, "--python", str(VLLM), status=1)[of_class]
+    assert found["checks"] == {"stale-reference": "failed", "shard-mismatch": "passed"}
+
+
+@pytest.mark.full
+@needs_vllm
 def test_a_class_of_vllm_with_experts_is_followed_in_each_format() -> None:
     of_formats = ["checks=[quantised-load]", f"formats=[{','.join(map(json.dumps, BY_NAME))}]"]
     done = load_check(

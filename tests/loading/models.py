@@ -246,6 +246,14 @@ class ChanceBuffer(Good):
         )
 
 
+class EmptyBuffer(Good):
+    """Has a buffer that nothing is written into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scratch", torch.empty(4, dtype=torch.int32))
+
+
 class MindsTheMark(Good):
     """Keeps tensors, and copies those that carry SGLang's mark."""
 

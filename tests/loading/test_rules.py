@@ -171,8 +171,9 @@ def test_a_buffer_that_is_loaded_is_looked_at_as_parameters_are() -> None:
     assert (loaded.rule, loaded.tensors) == ("partly-loaded-tensor", ("mean",))
 
 
-def test_a_buffer_of_chance_is_a_note_and_is_not_compared() -> None:
-    result = check_load_weights(models.ChanceBuffer, models.checkpoint())
+@pytest.mark.parametrize("factory", [models.ChanceBuffer, models.EmptyBuffer])
+def test_a_buffer_of_chance_is_a_note_and_is_not_compared(factory: type) -> None:
+    result = check_load_weights(factory, models.checkpoint())
     assert [(finding.rule, finding.severity, finding.parameter) for finding in result.findings] == [
         ("nondeterministic", "note", "scratch")
     ]

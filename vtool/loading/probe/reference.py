@@ -13,6 +13,7 @@ from .held import Held
 from .sources import Owned
 from .state import MARKS, State, compare_states, mark, snapshot
 from .subject import Named, Subject
+from .uninitialized import uninitialized_memory_is
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,9 @@ class Reference:
 
 
 def marked_object(subject: Subject, byte: int = MARKS[0]) -> Any:
-    """Return a new object whose parameters are filled with one byte."""
-    model = subject.make()
+    """Return a new object whose parameters, and uninitialized buffers, are filled with one byte."""
+    with uninitialized_memory_is(byte):
+        model = subject.make()
     mark(model, byte)
     return model
 

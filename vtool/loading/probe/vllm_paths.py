@@ -78,7 +78,7 @@ def _reload(subject: Subject, config: Any) -> str:
         reload_weights(model, source)
         return snapshot(model)
 
-    with _unpacked_weights():
+    with _unpacked_weights(), _rotary_embeddings_of_its_own():
         checkpoint = subject.checkpoint
         found = protection(reloaded(Owned(checkpoint)), reloaded(ReusableBuffer(checkpoint, 1)))
     return KEEPS if found == "unprotected" and keeps_itself(reload_weights) else found
@@ -151,6 +151,24 @@ def _unpacked_weights() -> Iterator[None]:
         yield
     finally:
         operators._supports_onednn, layers.check_cpu_sgl_kernel = before
+
+
+@contextmanager
+def _rotary_embeddings_of_its_own() -> Iterator[None]:
+    """Let no object that is made meanwhile share a rotary embedding with others.
+
+    vLLM keeps them for all models of a process, and a reload leaves their buffers on the meta
+    device where a class has not loaded every layer.
+    """
+    from vllm.model_executor.layers import rotary_embedding as module
+
+    shared = dict(module._ROPE_DICT)
+    module._ROPE_DICT.clear()
+    try:
+        yield
+    finally:
+        module._ROPE_DICT.clear()
+        module._ROPE_DICT.update(shared)
 
 
 def _load_format(subject: Subject, config: Any, load_format: str) -> Protection:
