@@ -12,9 +12,9 @@ _EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_em
 """Operations of torch whose results have whatever was in the memory."""
 
 
-class _Filled(TorchDispatchMode):
+class _Filled(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, byte: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.byte = byte
 
     def __torch_dispatch__(
