@@ -76,6 +76,9 @@ class VllmHost(Host):
         for module in IMPORTED_BY_MOST:
             with suppress(Exception):  # each class that needs it will say so itself
                 importlib.import_module(module)
+        with suppress(Exception):  # each config of a quantized class asks for all methods' modules
+            quantization = importlib.import_module("vllm.model_executor.layers.quantization")
+            quantization.get_quantization_config("compressed-tensors")
         super().warm_up()
 
     def list_subjects(self) -> list[str]:
