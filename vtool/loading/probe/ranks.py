@@ -230,7 +230,8 @@ def _copied_or_cut(whole: Tensor, shards: Sequence[Tensor]) -> bool:
 def _tally(words: Tensor) -> tuple[Tensor, Tensor]:
     """Return each value in order, and how often it is there."""
     if words.dtype != torch.int16:
-        return torch.unique(words, return_counts=True)
+        values, counts = torch.unique(words, return_counts=True)
+        return values, counts
     counts = torch.bincount(words.int() + 2**15, minlength=2**16)  # many times faster than a sort
     values = counts.nonzero().view(-1)
     return values - 2**15, counts[values]
