@@ -15,6 +15,7 @@ SAYS = {
     "sglang-glm-image-mlp": ("sglang", "the vision MLP is not loaded"),
     "sglang-llama4-text-experts": ("sglang", "no expert is loaded"),
     "sglang-torch-native-llama": ("sglang", "9 of 9 parameters are not loaded"),
+    "sglang-transformers-fused-experts": ("sglang", "no expert is loaded"),
     "transformers-47688": ("transformers", "4.000 times the gradient"),
     "transformers-logit-scale": ("transformers", "the logits of a text are not scaled by"),
     "trl-image-placeholders": ("trl", "4 placeholders of an image are labels"),
