@@ -16,11 +16,12 @@ SGLANG = os.environ.get("VTOOL_SGLANG_PYTHON") or BUILT
 pytestmark = pytest.mark.skipif(SGLANG is None, reason="`make sglang-env` builds what it needs")
 STAND_IN = "load_format=runai_streamer (a stand-in with one buffer)"
 COPIES, KEEP = "LlamaForCausalLM", ("Qwen2ForRewardModel", "WhisperForConditionalGeneration")
-MISSPELT, MARKED, WITHOUT_A_TWIN, WITHOUT_NAMES = (
+MISSPELT, MARKED, WITHOUT_A_TWIN, WITHOUT_NAMES, TAKES_NOTHING = (
     "LlamaForCausalML",
     "DeepseekV3ForCausalLM",
     "DotsOCRForCausalLM",
     "LlavaLlamaForCausalLM",
+    "TorchNativePhi3ForCausalLM",
 )
 
 
@@ -34,7 +35,7 @@ def _runai_version() -> str | None:
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
     """Results of all classes by one command: importing SGLang takes longer than judging one."""
-    names = (COPIES, *KEEP, MISSPELT, MARKED, WITHOUT_A_TWIN, WITHOUT_NAMES)
+    names = (COPIES, *KEEP, MISSPELT, MARKED, WITHOUT_A_TWIN, WITHOUT_NAMES, TAKES_NOTHING)
     return results(*(f"sglang:{name}" for name in names), "--python", str(SGLANG), status=1)
 
 
@@ -88,6 +89,18 @@ def test_a_class_without_a_twin_is_given_names_that_it_takes(found: dict[str, An
     assert {"load_format=safetensors", "update_weights_from_distributed"} <= set(
         judged["details"]["stale-reference"]["protected_by"]
     )
+
+
+def test_a_class_that_takes_no_name_is_an_error_where_the_names_of_its_files_are_certain(
+    found: dict[str, Any],
+) -> None:
+    judged = found[TAKES_NOTHING]
+    assert judged["verdict"] == "unsafe"
+    never = [one for one in judged["findings"] if one["rule"] == "never-loaded"]
+    parameters = {name for one in never for name in one["parameters"]}
+    assert {"model.embed_tokens.weight", "model.layers.1.mlp.gate_up_proj.weight"} <= parameters
+    assert len(parameters) == 15  # all that two layers, the embedding, the norm and the head have
+    assert {one["severity"] for one in judged["findings"]} == {"error"}
 
 
 @pytest.mark.full

@@ -35,6 +35,13 @@ def test_lists_with_an_entry_a_layer_follow_the_layers() -> None:
     assert len(config.layer_types) == config.num_hidden_layers == 2
 
 
+@pytest.mark.parametrize("family", ["LongcatFlash", "DeepseekV3"])
+def test_a_head_of_latent_attention_is_as_wide_as_its_two_parts(family: str) -> None:
+    config = tiny_config(getattr(transformers, f"{family}Config"), {})
+    parts = config.qk_nope_head_dim + config.qk_rope_head_dim
+    assert config.qk_head_dim == parts == 64
+
+
 def test_an_image_is_a_whole_number_of_patches() -> None:
     vision = shrink(transformers.CLIPVisionConfig())
     assert vision.image_size % vision.patch_size == 0

@@ -14,6 +14,7 @@ def test_a_twin_is_the_class_itself_by_its_name_and_where_a_backend_runs_it() ->
     assert about_twin("C", "C", OWN, saved, saved)["own_twin"]
     assert not about_twin("C", "D", OWN, saved, saved)["own_twin"]
     assert about_twin("C", "D", BACKEND, saved, saved)["own_twin"]
+    assert about_twin("C", "D", OWN, saved, saved, own=True)["own_twin"]
 
 
 def test_added_and_renamed_tensors_are_told_from_those_of_the_twin() -> None:

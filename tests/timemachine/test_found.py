@@ -14,6 +14,10 @@ REPORTS = sorted(file for file in FOUND.glob("*.md") if file.name != "README.md"
 SAYS = {
     "sglang-glm-image-mlp": ("sglang", "the vision MLP is not loaded"),
     "sglang-llama4-text-experts": ("sglang", "no expert is loaded"),
+    "sglang-longcat-norm-scales": ("sglang", "norms of one are scaled by [4.0, 2.0]"),
+    "sglang-runai-held-tensors": ("sglang", "9 of 15 parameters hold another's bytes"),
+    "sglang-torch-native-llama": ("sglang", "9 of 9 parameters are not loaded"),
+    "sglang-transformers-fused-experts": ("sglang", "no expert is loaded"),
     "transformers-47688": ("transformers", "4.000 times the gradient"),
     "transformers-logit-scale": ("transformers", "the logits of a text are not scaled by"),
     "trl-image-placeholders": ("trl", "4 placeholders of an image are labels"),

@@ -101,9 +101,11 @@ class SglangHost(Host):
                         (*twin.TABLE["renamings"], *sglang_config.TABLE["renamings"]),
                         partial(twin.count_unwritten, make, run=installer.run),
                     )
-                    if unwritten <= len(named_parameters(model)) // 2:
+                    # Files that are certain fit whatever the class makes of them.
+                    own = bool(template.entry.get("own")) and unwritten < float("inf")
+                    if own or unwritten <= len(named_parameters(model)) // 2:
                         checkpoint, like = tensors, template.like or ""
-                        of_twin = twin.about_twin(name, like, model_class, saved, tensors)
+                        of_twin = twin.about_twin(name, like, model_class, saved, tensors, own)
                         break
                     why.append(f"with {words}: {_why_unfit(make, tensors, unwritten)}")
             except Exception as error:

@@ -144,6 +144,8 @@ def shrink(config: Any, layers: int = LAYERS) -> Any:
             _set(config, name, min(value, layers) if CAPPED.get(name) == LAYERS else tiny)
     if getattr(config, "kv_lora_rank", None) and hasattr(config, "num_key_value_heads"):
         _set(config, "num_key_value_heads", config.num_attention_heads)  # there are no groups
+    if getattr(config, "qk_head_dim", None) and getattr(config, "qk_nope_head_dim", None):
+        _set(config, "qk_head_dim", config.qk_nope_head_dim + config.qk_rope_head_dim)
     _whole_patches(config)
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
     if isinstance(rope, dict) and rope.get("mrope_section"):

@@ -19,9 +19,10 @@ TABLE: Mapping[str, Any] = json.loads((Path(__file__).parent / "twins.json").rea
 """Facts that no rule gives: `renamings` of names, values of `fields`, and `classes` by name.
 
 An entry of a class has, where it needs them: `as` (take over another's entry), `like`
-(transformers' class of the same weights), `config_class`, `config` (arguments of it), `layers`,
-`set` (fields of the config), `json` and `without` (fields of the written config.json), `drop`,
-`rename` and `extra` (tensors), `processor`, `served_as`, `drafts`.
+(transformers' class of the same weights), `own` (true where the class takes that one's files as
+they are), `config_class`, `config` (arguments of it), `layers`, `set` (fields of the config),
+`json` and `without` (fields of the written config.json), `drop`, `rename` and `extra` (tensors),
+`processor`, `served_as`, `drafts`.
 """
 OWN = "twin"
 """The folder of the twin as transformers loads it, in the folder that the class is made from."""
@@ -201,7 +202,12 @@ def choose_names(
 
 
 def about_twin(
-    name: str, like: str, model_class: type, saved: Mapping[str, Tensor], taken: Iterable[str]
+    name: str,
+    like: str,
+    model_class: type,
+    saved: Mapping[str, Tensor],
+    taken: Iterable[str],
+    own: bool = False,
 ) -> dict[str, Any]:
     """Return what `About` says of a twin.
 
@@ -210,12 +216,13 @@ def about_twin(
         like: transformers' class that the twin is of.
         saved: the twin's tensors under the names of its files.
         taken: the names under which the class loads them.
+        own: the table says that the class takes the files of `like`, whatever its own name.
     """
     backend = ".models.transformers" in model_class.__module__  # it runs transformers' own class
     added = twin_entry(name).get("extra", {})
     return {
         "like": like,
-        "own_twin": like == name or backend,
+        "own_twin": like == name or backend or own,
         "added": tuple(name for name in taken if name in added),
         "renamed": tuple(name for name in taken if name not in saved),
     }
