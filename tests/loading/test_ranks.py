@@ -24,6 +24,7 @@ from vtool.loading.probe.subject import Subject
 WHOLE = torch.arange(1.0, 33.0).view(8, 4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 @pytest.mark.parametrize(
     "shards",
     [
@@ -36,8 +37,11 @@ WHOLE = torch.arange(1.0, 33.0).view(8, 4)
         (torch.cat([WHOLE[:4], WHOLE[6:]]), torch.cat([WHOLE[4:6], WHOLE[6:]])),
     ],
 )
-def test_shards_that_are_the_whole_together_are_right(shards: tuple[torch.Tensor, ...]) -> None:
-    assert compare_shards("w", {"w": WHOLE}, [{"w": shard} for shard in shards]) is None
+def test_shards_that_are_the_whole_together_are_right(
+    shards: tuple[torch.Tensor, ...], dtype: torch.dtype
+) -> None:
+    ranks = [{"w": shard.to(dtype)} for shard in shards]
+    assert compare_shards("w", {"w": WHOLE.to(dtype)}, ranks) is None
 
 
 @pytest.mark.parametrize(
@@ -46,6 +50,7 @@ def test_shards_that_are_the_whole_together_are_right(shards: tuple[torch.Tensor
         ((WHOLE[:4], WHOLE[:4]), "16 on none"),
         ((WHOLE[:4], WHOLE[5:]), "4 on none"),
         ((WHOLE[:4], WHOLE[4:] * 1.5 + 0.1), "16 on none; 16 values are strange"),
+        ((WHOLE[:4].bfloat16(), -WHOLE[4:].bfloat16()), "16 on none; 16 values are strange"),
         (
             (
                 WHOLE[:4],
@@ -60,7 +65,8 @@ def test_shards_that_are_the_whole_together_are_right(shards: tuple[torch.Tensor
 def test_what_no_rank_has_is_counted_by_element(
     shards: tuple[torch.Tensor, ...], words: str
 ) -> None:
-    found = compare_shards("w", {"w": WHOLE}, [{"w": shard} for shard in shards])
+    whole = WHOLE.to(shards[0].dtype)
+    found = compare_shards("w", {"w": whole}, [{"w": shard} for shard in shards])
     assert found is not None
     assert words in found.seen
 
