@@ -117,7 +117,7 @@ def write_share(
     writer = ShareWriter(writing, ranks)
     for kind in KINDS:
         writer.write(kind, getattr(share, kind))
-    told = ranks.all_gather_objects((writer.files, writer.error and str(writer.error)))
+    told = ranks.all_gather_objects((writer.files, writer.error and _why(writer.error, folder)))
     files = [file for written, _ in told for file in written]
     failed = [(rank, error) for rank, (_, error) in enumerate(told) if error]
 
@@ -127,7 +127,8 @@ def write_share(
         try:
             _finish(writing, target, share, files, synced)
         except (OSError, SafetensorError) as error:
-            raise _not_saved(writing, target, [(0, str(error))], ranks.world) from error
+            failed_here = [(0, _why(error, folder))]
+            raise _not_saved(writing, target, failed_here, ranks.world) from error
         _remove_older(folder, share, keep_last)
 
     ranks.on_rank_zero(finish)
@@ -139,7 +140,7 @@ def _begin(writing: Path, target: Path) -> None:
         shutil.rmtree(writing, ignore_errors=True)
         writing.mkdir(parents=True)
     except OSError as error:
-        raise _not_saved(writing, target, [(0, str(error))]) from error
+        raise _not_saved(writing, target, [(0, _why(error, target.parent))]) from error
 
 
 def _finish(
@@ -168,15 +169,19 @@ def _finish(
     os.rename(writing, target)
 
 
+def _why(error: Exception, folder: Path) -> str:
+    """Return an error with the space that there is, where it was raised: on that rank's node."""
+    free = shutil.disk_usage(folder).free if folder.exists() else 0
+    return f"{error} ({free / 2**20:.0f} MiB are free there)"
+
+
 def _not_saved(
     writing: Path, target: Path, failed: Sequence[tuple[int, str]], world: int = 1
 ) -> Findings:
     """Return the finding of a checkpoint that was not written, after removing what was."""
-    folder = target.parent
-    free = shutil.disk_usage(folder).free if folder.exists() else 0
     shutil.rmtree(writing, ignore_errors=True)
     why = "; ".join(f"rank {rank}: {error}" if world > 1 else error for rank, error in failed)
-    message = f"{target} could not be written: {why} ({free / 2**20:.0f} MiB are free there)"
+    message = f"{target} could not be written: {why}"
     help = "each rank writes its share: run.dir must be a folder that all nodes share"
     several = world > 1 and any(rank for rank, _ in failed)
     return Findings(
@@ -279,9 +284,7 @@ def load(checkpoint: Path) -> Saved:
     return Saved(state.pop("step"), model, optimizer, visits, state)
 
 
-def newest(
-    folder: Path, digests: Digests = digest_here
-) -> tuple[Path | None, list[Diagnostic]]:
+def newest(folder: Path, digests: Digests = digest_here) -> tuple[Path | None, list[Diagnostic]]:
     """Return a folder's newest whole checkpoint, and a finding for each newer damaged one."""
     findings: list[Diagnostic] = []
     for path in reversed(checkpoints(folder)):

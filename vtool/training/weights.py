@@ -135,9 +135,7 @@ def find_weights(run: Run, digests: Digests = digest_here) -> Weights | None:
     return found
 
 
-def _of_checkpoint(
-    checkpoint: Path, run: Run, digests: Digests
-) -> tuple[Weights, _Adapter | None]:
+def _of_checkpoint(checkpoint: Path, run: Run, digests: Digests) -> tuple[Weights, _Adapter | None]:
     if problem := damage(checkpoint, digests):
         message = f"{checkpoint}: {problem}"
         help = "name another checkpoint, or the run's export"
