@@ -1,11 +1,11 @@
 """Benchmark: what `vtool plan` says of a rank's peak, against what real ranks take.
 
-Models of 0.02 to 0.5 billion random weights, each on two gloo ranks of FSDP2 and in one process of
-ddp: the anonymous memory of a rank's process, looked at every 2 ms in its second step, over what it
-had before its weights. The allocator gives large tensors back at once, so that nothing but live
-tensors is counted. gloo would copy all that it reduces or gathers at once, as no device's library
-does: ranks are given collectives of pieces, or, with --gloo, gloo's own. The plan is made in a
-process of its own, and sees none of this.
+Models of 0.02 to 2 billion random weights, on two gloo ranks of FSDP2 or ddp, or in one process:
+the anonymous memory of a rank's process, looked at every 2 ms in its second step, over what it had
+before its weights. The allocator gives large tensors back at once, so that nothing but live tensors
+is counted. gloo would copy all that it reduces or gathers at once, as no device's library does:
+ranks are given collectives of pieces, or, with --gloo, gloo's own. The plan is made in a process of
+its own, and sees none of this.
 
     python -m benchmarks.plan [--gloo] [MODEL…] [CASE…]
 """
