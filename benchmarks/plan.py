@@ -1,11 +1,11 @@
 """Benchmark: what `vtool plan` says of a rank's peak, against what real ranks take.
 
-Models of 0.02 to 0.5 billion random weights, each on two gloo ranks of FSDP2 and in one process of
-ddp: the anonymous memory of a rank's process, looked at every 2 ms in its second step, over what it
-had before its weights. The allocator gives large tensors back at once, so that nothing but live
-tensors is counted. gloo would copy all that it reduces or gathers at once, as no device's library
-does: ranks are given collectives of pieces, or, with --gloo, gloo's own. The plan is made in a
-process of its own, and sees none of this.
+Models of 0.02 to 2 billion random weights, on two gloo ranks of FSDP2 or ddp, or in one process:
+the anonymous memory of a rank's process, looked at every 2 ms in its second step, over what it had
+before its weights. The allocator gives large tensors back at once, so that nothing but live tensors
+is counted. gloo would copy all that it reduces or gathers at once, as no device's library does:
+ranks are given collectives of pieces, or, with --gloo, gloo's own. The plan is made in a process of
+its own, and sees none of this.
 
     python -m benchmarks.plan [--gloo] [MODEL…] [CASE…]
 """
@@ -30,9 +30,13 @@ MODELS = {
     "0.07B": (512, 1408, 8, 8, 2, 32_000, 4, 320, 864),
     "0.17B": (768, 2048, 10, 12, 4, 48_000, 6, 512, 1376),
     "0.45B": (1024, 2816, 18, 16, 8, 64_000, 8, 640, 1728),
+    "1.0B": (1536, 4224, 24, 12, 4, 96_000, 12, 768, 2048),
+    "2.0B": (2048, 5632, 28, 16, 4, 128_000, 16, 1024, 2752),
 }
 RECOMPUTE = "model.gradient_checkpointing=full"
 BFLOAT16 = "model.dtype=bfloat16"
+STATES = "optim.states=8bit"
+LORA = "lora={rank: 16, base_dtype: bfloat16}"
 # tokens of a row, ranks, settings; bfloat16 is slow on a CPU, and so has short rows
 CASES: dict[str, tuple[int, int, tuple[str, ...]]] = {
     "ddp, float32": (1024, 1, ("engine=ddp",)),
@@ -41,6 +45,9 @@ CASES: dict[str, tuple[int, int, tuple[str, ...]]] = {
     "fsdp2 × 2, float32, recompute": (1024, 2, ("engine=fsdp2", RECOMPUTE)),
     "fsdp2 × 2, bfloat16": (128, 2, ("engine=fsdp2", BFLOAT16)),
     "ddp, bfloat16": (128, 1, ("engine=ddp", BFLOAT16)),
+    "ddp × 2, float32, recompute": (1024, 2, ("engine=ddp", RECOMPUTE)),
+    "fsdp2 × 2, recompute, 8 bit": (1024, 2, ("engine=fsdp2", RECOMPUTE, STATES)),
+    "fsdp2 × 2, LoRA over bfloat16": (128, 2, ("engine=fsdp2", RECOMPUTE, BFLOAT16, LORA)),
 }
 
 

@@ -190,11 +190,21 @@ def test_no_plan_is_made_for_a_gpu_that_does_not_exist(tmp_path: Path, memory: s
     )
 
 
-def test_megatron_gets_no_figure(tmp_path: Path) -> None:
-    done = run_vtool(tmp_path, "plan", "digits_megatron", "--gpus", "4", "--memory", "80")
+@pytest.mark.parametrize("recipe", ["digits", "digits_megatron"])
+def test_what_cannot_be_planned_gets_no_figure_and_is_not_run(tmp_path: Path, recipe: str) -> None:
+    """A recipe that does not bound its rows, and one of megatron."""
+    given = ("plan", recipe, "--gpus", "4", "--memory", "80")
+    done = run_vtool(tmp_path, *given)
     assert done.status == 2
-    assert "not-planned" in done.output
+    assert "error[not-planned VT522]: " in done.output
+    assert f"{recipe}: 1 error; checks: 1 not run" in done.output
     assert "GiB" not in done.stdout
+    told = run_vtool(tmp_path, *given, "--format", "json")
+    assert told.status == 2
+    (result,) = json.loads(told.stdout)["results"]
+    assert result["verdict"] == "not-run"
+    assert result["checks"] == {"does-not-fit": "not-run"}
+    assert [one["rule"] for one in result["findings"]] == ["not-planned"]
 
 
 @pytest.mark.full

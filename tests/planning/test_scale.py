@@ -5,14 +5,31 @@ ranks too.
 """
 
 import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from tests.planning.test_micro_batch import run_of
 from vtool.data.loader import micro_batches, packed_micro_batches
 from vtool.data.packing import pack
 from vtool.data.plan import Plan
-from vtool.training.checkpoint_files import WrittenFile, name_files, tensor_files
+from vtool.engines.fsdp2 import _place_of_share
+from vtool.engines.ranks import Ranks
+from vtool.planning.micro_batch import shape_of
+from vtool.planning.model import model_of
+from vtool.planning.step import Step, measure_step
+from vtool.training.checkpoint_files import Shares, WrittenFile, name_files, tensor_files
 
 WORLDS = [8, 64, 1024]
 
@@ -81,3 +98,70 @@ def test_a_manifest_of_many_ranks_names_each_tensor_once(tmp_path: Path, world: 
         assert len(index["weight_map"]) == 2 * world
         assert set(index["weight_map"].values()) == set(tensor_files(manifest, kind))
     assert {path.name for path in tmp_path.glob("*.safetensors")} == set(manifest)
+
+
+@contextmanager
+def mesh_of(rank: int, world: int) -> Iterator[DeviceMesh]:
+    """Yield the mesh of one of so many ranks; the others are not there."""
+    dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
+    try:
+        yield init_device_mesh("cpu", (world,))
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("no_process_group")
+@pytest.mark.parametrize("world", WORLDS)
+def test_every_row_of_a_weight_is_read_by_one_rank_once(world: int) -> None:
+    shapes = [(1500, 3), (1024,), (7, 5), (1, 1)]
+    places: dict[tuple[int, ...], list[tuple[slice, ...]]] = {shape: [] for shape in shapes}
+    for rank in range(world):
+        with mesh_of(rank, world) as mesh:
+            for shape, found in places.items():
+                stand_in: Any = SimpleNamespace(
+                    shape=torch.Size(shape), device_mesh=mesh, placements=[Shard(0)]
+                )
+                found.append(_place_of_share(stand_in))
+    for shape, found in places.items():
+        rows = [each[0] for each in found if each[0].stop > each[0].start]
+        assert (rows[0].start, rows[-1].stop) == (0, shape[0])
+        assert all(one.stop == after.start for one, after in pairwise(rows))
+        assert max(each.stop - each.start for each in rows) == -(-shape[0] // world)
+        assert all(each[1:] == tuple(slice(0, size) for size in shape[1:]) for each in found)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_rank_takes_its_part_of_ten_thousand_tensors_within_a_moment(world: int) -> None:
+    """It looks at every name and size, and copies, writes and digests its own alone."""
+    named = [(str(number), torch.empty(2**22, device="meta")) for number in range(10_000)]
+    for rank in (1, world - 1):
+        began = time.process_time()
+        own = list(Shares(Ranks(rank, world)).of_this_rank(named))
+        assert time.process_time() - began < 0.5
+        assert 10_000 // world - 1 <= len(own) <= 10_000 // world + 1
+
+
+def planned(folder: Path, world: int) -> tuple[Step, list[torch.Size], float]:
+    """Return the plan of a small model, the shapes of its weights, and the seconds of its CPU."""
+    run = run_of(folder, "data.max_length=64", "data.global_batch_size=1024", "engine=fsdp2")
+    module = model_of(run)
+    shapes = [parameter.shape for parameter in module.parameters()]
+    began = time.process_time()
+    step = measure_step(run, module, world, shape_of(run))
+    return step, shapes, time.process_time() - began
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("no_process_group")
+def test_a_plan_of_many_ranks_has_their_shares_and_takes_no_longer(tmp_path: Path) -> None:
+    planned(tmp_path, 8)  # the first one imports
+    found = {world: planned(tmp_path, world) for world in WORLDS}
+    for world, (step, shapes, _) in found.items():
+        # rank 0's rows of each weight; vectors too are cut
+        share = sum(4 * -(-shape[0] // world) * shape[1:].numel() for shape in shapes)
+        buffers = step.memory["weights"] - share
+        assert 0 <= buffers < 1024
+        assert step.memory["optimizer"] == 2 * share
+    few, many = found[WORLDS[0]], found[WORLDS[-1]]
+    assert few[0].state == many[0].state  # a checkpoint's bytes are the model's
+    assert many[2] < 3 * few[2]

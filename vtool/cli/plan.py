@@ -1,5 +1,6 @@
 """The command `vtool plan RECIPE [KEY=VALUE]…`."""
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -56,6 +57,9 @@ def plan(
     Of a model's folder, config.json is read.
     """
     from vtool.cli.common import exit_on_findings, print_and_exit
+    from vtool.diagnostics import Findings
+    from vtool.diagnostics.render import MACHINE
+    from vtool.diagnostics.result import Result
 
     _check_numbers(memory, peak, price)
     with exit_on_findings("plan", recipe, format):
@@ -74,7 +78,15 @@ def plan(
             None if peak is None else peak * 1e12,
             price,
         )
-        made = make_plan(run, asked)
+        try:
+            made = make_plan(run, asked)
+        except Findings as found:
+            if any(one.rule != "not-planned" for one in found.diagnostics):
+                raise
+            not_planned = Result(
+                recipe, "not-run", {"does-not-fit": "not-run"}, tuple(found.diagnostics)
+            )
+            print_and_exit([not_planned], "plan", format, None if format in MACHINE else sys.stderr)
     if format == Format.full:
         from vtool.planning.text import lines
 

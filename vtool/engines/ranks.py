@@ -87,11 +87,19 @@ class Ranks:
             except Findings as findings:
                 outcome = [SharedFindings(findings.diagnostics, fatal=findings.fatal)]
                 outcome[0].__cause__ = findings.__cause__
-        dist.broadcast_object_list(outcome, group_src=0, group=self.group)
+        outcome = self.from_rank_zero(outcome)
         if isinstance(outcome[0], Findings):
             raise outcome[0]
         result: T = outcome[0]
         return result
+
+    def from_rank_zero(self, value: Any) -> Any:
+        """Return rank 0's object on every rank; what the others give is not looked at."""
+        if self.world == 1:
+            return value
+        sent = [value]
+        dist.broadcast_object_list(sent, group_src=0, group=self.group)
+        return sent[0]
 
     def beside(self) -> "Ranks":
         """Return the same ranks over a group of their own, for a thread that talks at any time.

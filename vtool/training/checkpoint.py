@@ -6,7 +6,6 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,11 +31,10 @@ from vtool.training.checkpoint_files import (
     paths_of_tensors,
     tensor_files,
 )
+from vtool.training.digests import Digests, digest_here
 
 ALONE = Ranks()
 _FILES = ("progress.safetensors", "state.json")
-_READERS = 4
-"""Threads that digest files: hashlib lets them run beside each other."""
 _NAME = re.compile(r"step-[0-9]+")
 
 
@@ -119,7 +117,7 @@ def write_share(
     writer = ShareWriter(writing, ranks)
     for kind in KINDS:
         writer.write(kind, getattr(share, kind))
-    told = ranks.all_gather_objects((writer.files, writer.error and str(writer.error)))
+    told = ranks.all_gather_objects((writer.files, writer.error and _why(writer.error, folder)))
     files = [file for written, _ in told for file in written]
     failed = [(rank, error) for rank, (_, error) in enumerate(told) if error]
 
@@ -129,7 +127,8 @@ def write_share(
         try:
             _finish(writing, target, share, files, synced)
         except (OSError, SafetensorError) as error:
-            raise _not_saved(writing, target, [(0, str(error))], ranks.world) from error
+            failed_here = [(0, _why(error, folder))]
+            raise _not_saved(writing, target, failed_here, ranks.world) from error
         _remove_older(folder, share, keep_last)
 
     ranks.on_rank_zero(finish)
@@ -141,7 +140,7 @@ def _begin(writing: Path, target: Path) -> None:
         shutil.rmtree(writing, ignore_errors=True)
         writing.mkdir(parents=True)
     except OSError as error:
-        raise _not_saved(writing, target, [(0, str(error))]) from error
+        raise _not_saved(writing, target, [(0, _why(error, target.parent))]) from error
 
 
 def _finish(
@@ -170,15 +169,19 @@ def _finish(
     os.rename(writing, target)
 
 
+def _why(error: Exception, folder: Path) -> str:
+    """Return an error with the space that there is, where it was raised: on that rank's node."""
+    free = shutil.disk_usage(folder).free if folder.exists() else 0
+    return f"{error} ({free / 2**20:.0f} MiB are free there)"
+
+
 def _not_saved(
     writing: Path, target: Path, failed: Sequence[tuple[int, str]], world: int = 1
 ) -> Findings:
     """Return the finding of a checkpoint that was not written, after removing what was."""
-    folder = target.parent
-    free = shutil.disk_usage(folder).free if folder.exists() else 0
     shutil.rmtree(writing, ignore_errors=True)
     why = "; ".join(f"rank {rank}: {error}" if world > 1 else error for rank, error in failed)
-    message = f"{target} could not be written: {why} ({free / 2**20:.0f} MiB are free there)"
+    message = f"{target} could not be written: {why}"
     help = "each rank writes its share: run.dir must be a folder that all nodes share"
     several = world > 1 and any(rank for rank, _ in failed)
     return Findings(
@@ -215,10 +218,12 @@ def checkpoints(folder: Path) -> list[Path]:
     )
 
 
-def damage(checkpoint: Path) -> str | None:
+def damage(checkpoint: Path, digests: Digests = digest_here) -> str | None:
     """Return what is wrong with a checkpoint's files, or None if no byte has changed."""
     try:
-        return next(_damages(checkpoint), None)
+        return next(_damages(checkpoint, digests), None)
+    except Findings:  # a ValueError too: what keeps a rank from looking is no damage
+        raise
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except OSError as error:
@@ -227,7 +232,7 @@ def damage(checkpoint: Path) -> str | None:
         return f"{MANIFEST} cannot be read: {error}"
 
 
-def _damages(checkpoint: Path) -> Iterator[str]:
+def _damages(checkpoint: Path, digests: Digests) -> Iterator[str]:
     if not _NAME.fullmatch(checkpoint.name):
         yield "the name of its folder is not step- and a number"
     # to open a named pipe is to wait without end
@@ -236,7 +241,7 @@ def _damages(checkpoint: Path) -> Iterator[str]:
     manifest: Mapping[str, Any] = json.loads((checkpoint / MANIFEST).read_text())
     if unnamed := [*_unnamed(manifest)]:
         yield f"{MANIFEST} does not name {', '.join(unnamed)}"
-    yield from _damaged_files(checkpoint, manifest)
+    yield from _damaged_files(checkpoint, manifest, digests)
     try:
         step = json.loads((checkpoint / "state.json").read_text())["step"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -256,17 +261,18 @@ def _unnamed(manifest: Mapping[str, Any]) -> Iterator[str]:
     yield from (name for name in _FILES if name not in manifest)
 
 
-def _damaged_files(checkpoint: Path, manifest: Mapping[str, Any]) -> Iterator[str]:
+def _damaged_files(
+    checkpoint: Path, manifest: Mapping[str, Any], digests: Digests
+) -> Iterator[str]:
     """Yield which files are not those that were written."""
     for name, written in manifest.items():
         if Path(name).name != name:
             yield f"{MANIFEST} names {name!r}, which is not a file beside it"
         if (size := (checkpoint / name).stat().st_size) != written["bytes"]:
             yield f"{name} has {size} bytes; {written['bytes']} were written"
-    with ThreadPoolExecutor(_READERS) as pool:
-        found = list(pool.map(digest, (checkpoint / name for name in manifest)))
-    for (name, written), sha256 in zip(manifest.items(), found, strict=True):
-        if sha256 != written["sha256"]:
+    found = digests([checkpoint / name for name in manifest])
+    for name, written in manifest.items():
+        if found[checkpoint / name] != written["sha256"]:
             yield f"{name} has other bytes than were written"
 
 
@@ -278,11 +284,11 @@ def load(checkpoint: Path) -> Saved:
     return Saved(state.pop("step"), model, optimizer, visits, state)
 
 
-def newest(folder: Path) -> tuple[Path | None, list[Diagnostic]]:
+def newest(folder: Path, digests: Digests = digest_here) -> tuple[Path | None, list[Diagnostic]]:
     """Return a folder's newest whole checkpoint, and a finding for each newer damaged one."""
     findings: list[Diagnostic] = []
     for path in reversed(checkpoints(folder)):
-        if (problem := damage(path)) is None:
+        if (problem := damage(path, digests)) is None:
             return path, findings
         findings.append(
             Diagnostic("corrupt-checkpoint", f"{path}: {problem}", parameter="checkpoint.resume")
@@ -302,7 +308,9 @@ def passed_over(damaged: Sequence[Diagnostic], more: str = "") -> tuple[Diagnost
     )
 
 
-def best_before(checkpoint: Path) -> tuple[Path | None, list[Diagnostic]]:
+def best_before(
+    checkpoint: Path, digests: Digests = digest_here
+) -> tuple[Path | None, list[Diagnostic]]:
     """Return the best checkpoint of a run, as one of it that is whole tells.
 
     Returns:
@@ -316,7 +324,7 @@ def best_before(checkpoint: Path) -> tuple[Path | None, list[Diagnostic]]:
     if step is None:
         return None, []
     best = checkpoint.with_name(checkpoint_name(step))
-    if problem := damage(best):
+    if problem := damage(best, digests):
         message = f"{best}, the best by its score: {problem}"
         return None, [Diagnostic("corrupt-checkpoint", message, parameter="checkpoint.keep_best")]
     return best, []

@@ -5,6 +5,7 @@ import platform
 import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from vtool.evaluation.evaluate import Answer, Scores
 from vtool.export.huggingface import about_base, export, export_adapter
 from vtool.training.base import base_of
 from vtool.training.checkpoint import best_before, checkpoint_name
+from vtool.training.digests import on_rank_zero_by_all
 from vtool.training.extend import read_extensions
 from vtool.training.own_folder import write_atomically
 from vtool.training.remarks import can_differ, one_answer, spike_findings, spikes_of
@@ -89,7 +91,7 @@ def _take_best(session: Session, progress: Progress) -> tuple[int, list[Diagnost
     if best is None or best.step == progress.step:
         return progress.step, []
     newest = session.folder.checkpoints / checkpoint_name(progress.step)
-    found, lost = session.ranks.on_rank_zero(lambda: best_before(newest))
+    found, lost = on_rank_zero_by_all(session.ranks, partial(best_before, newest))
     if found is None:
         return progress.step, lost
     restore_checkpoint(session.engine, found)

@@ -8,6 +8,7 @@ import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from vtool.engines.ranks import Ranks
 from vtool.profiling.profiler import open_profiler
 from vtool.training.checkpoint import best_before
 from vtool.training.checkpoint_writer import Writer
+from vtool.training.digests import on_rank_zero_by_all
 from vtool.training.display import Display
 from vtool.training.finish import finish
 from vtool.training.loop import LoopTools, train_loop
@@ -67,7 +69,7 @@ def train(request: Request, ranks: Ranks) -> Outcome:
 def _train(request: Request, folder: RunFolder, ranks: Ranks) -> Outcome:
     run, settings = request.run, request.run.checkpoint
     with working("looking at the run's folder"):
-        start = ranks.on_rank_zero(lambda: find_start(folder, run, request.effective))
+        start = on_rank_zero_by_all(ranks, partial(find_start, folder, run, request.effective))
     if start.finished:
         result = json.loads(folder.result.read_text())
         steps, found = result["steps"], _failed_at_its_end(folder, result)

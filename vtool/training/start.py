@@ -16,6 +16,7 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.printable import Lines
 from vtool.models.processor import first_line
 from vtool.training.checkpoint import checkpoints, damage, newest, passed_over
+from vtool.training.digests import Digests, digest_here
 from vtool.training.own_folder import written_settings
 from vtool.training.run_folder import RunFolder, reading
 from vtool.training.weights import Weights, find_weights
@@ -70,7 +71,9 @@ class Start:
         return RunFolder(self.checkpoint.parent.parent) if self.checkpoint else None
 
 
-def find_start(folder: RunFolder, run: Run, effective: Mapping[str, Any]) -> Start:
+def find_start(
+    folder: RunFolder, run: Run, effective: Mapping[str, Any], digests: Digests = digest_here
+) -> Start:
     """Compare a folder with a run's settings, and return where the run begins.
 
     `checkpoint.resume` is `auto` (go on from the newest whole checkpoint), `never`, `extend` (go
@@ -86,20 +89,22 @@ def find_start(folder: RunFolder, run: Run, effective: Mapping[str, Any]) -> Sta
         Findings: `run-folder-taken`, `corrupt-checkpoint`, `no-checkpoint`, `not-a-run`, and those
             of `find_weights`.
     """
-    start = _find_start(folder, run, effective)
+    start = _find_start(folder, run, effective, digests)
     if start.checkpoint is not None or start.finished:
         return start
-    weights = find_weights(run)
+    weights = find_weights(run, digests)
     warnings = start.warnings + (weights.warnings if weights else ())
     return replace(start, weights=weights, warnings=warnings)
 
 
-def _find_start(folder: RunFolder, run: Run, effective: Mapping[str, Any]) -> Start:
+def _find_start(
+    folder: RunFolder, run: Run, effective: Mapping[str, Any], digests: Digests
+) -> Start:
     resume = run.checkpoint.resume
     named = None if resume in OF_ITS_OWN else Path(resume)
     if not folder.config.exists():
         _check_nothing_is_there(folder)
-        return _from(named, run, effective) if named else Start(None)
+        return _from(named, run, effective, digests) if named else Start(None)
     written = _read(folder)
     extended = None
     if changed := differences(written, effective):
@@ -115,8 +120,8 @@ def _find_start(folder: RunFolder, run: Run, effective: Mapping[str, Any]) -> St
             return Start(None, finished=True)
     # back to an earlier step of its own
     if named and os.path.realpath(folder.checkpoints) == os.path.realpath(named.parent):
-        return _from(named, run, effective)
-    found, damaged = newest(folder.checkpoints)
+        return _from(named, run, effective, digests)
+    found, damaged = newest(folder.checkpoints, digests)
     if found is None and damaged:
         raise Findings(
             replace(finding, help="no checkpoint of this run is whole: begin again, run.name=NAME")
@@ -124,7 +129,7 @@ def _find_start(folder: RunFolder, run: Run, effective: Mapping[str, Any]) -> St
         )
     first_resume = (written.get("checkpoint") or {}).get("resume", "auto")
     if found is None and (named or first_resume not in OF_ITS_OWN):
-        return _from(named or Path(first_resume), run, effective)
+        return _from(named or Path(first_resume), run, effective, digests)
     if named and os.path.realpath(named) != os.path.realpath(folder.path):
         assert found is not None
         if first_resume != resume:
@@ -161,7 +166,7 @@ def _check_nothing_is_there(folder: RunFolder) -> None:
         raise Findings(Diagnostic("not-a-run", message, help, "run.dir"), fatal=True)
 
 
-def _from(source: Path, run: Run, effective: Mapping[str, Any]) -> Start:
+def _from(source: Path, run: Run, effective: Mapping[str, Any], digests: Digests) -> Start:
     """Return the start from a checkpoint, or from the newest one in a run's folder.
 
     That run must have had the same settings.
@@ -170,11 +175,11 @@ def _from(source: Path, run: Run, effective: Mapping[str, Any]) -> Start:
     found: Path | None = source
     damaged: list[Diagnostic] = []
     if not source.name.startswith("step-"):
-        found, damaged = newest(source / "checkpoints")
+        found, damaged = newest(source / "checkpoints", digests)
         none = Diagnostic("no-checkpoint", f"{source} has no checkpoint", parameter=setting)
         if found is None:
             raise Findings(damaged or [none])
-    elif problem := damage(source):
+    elif problem := damage(source, digests):
         message = f"{source}: {problem}"
         raise Findings(Diagnostic("corrupt-checkpoint", message, parameter=setting))
     start = Start(found, warnings=passed_over(damaged))

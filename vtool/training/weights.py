@@ -27,6 +27,7 @@ from vtool.models.observe_model import measure_config
 from vtool.models.processor import Processor, first_line
 from vtool.training.checkpoint import best_before, damage, newest, passed_over
 from vtool.training.checkpoint_files import MANIFEST, SavedTensors, paths_of_tensors
+from vtool.training.digests import Digests, digest_here
 from vtool.training.kept_processor import check_processor
 from vtool.training.own_folder import written_settings
 from vtool.training.run_folder import RunFolder, reading
@@ -93,7 +94,7 @@ class _Adapter:
     """True if its base was in NF4."""
 
 
-def find_weights(run: Run) -> Weights | None:
+def find_weights(run: Run, digests: Digests = digest_here) -> Weights | None:
     """Return the weights that a run is to begin with, which fit its model; None without any.
 
     Raises:
@@ -104,16 +105,16 @@ def find_weights(run: Run) -> Weights | None:
         return None
     named = Path(run.train.source)
     if (named / MANIFEST).exists() or named.name.startswith("step-"):
-        found, lora = _of_checkpoint(named, run)
+        found, lora = _of_checkpoint(named, run, digests)
     elif (named / "config.yaml").exists():
-        newest_one, damaged = newest(named / "checkpoints")
+        newest_one, damaged = newest(named / "checkpoints", digests)
         if newest_one is None:
             none = Diagnostic("no-checkpoint", f"{named} has no checkpoint", parameter=SETTING)
             raise Findings(damaged or [none])
-        best, lost = best_before(newest_one)
+        best, lost = best_before(newest_one, digests)
         if lost:
             raise Findings(lost)
-        found, lora = _of_checkpoint(best or newest_one, run)
+        found, lora = _of_checkpoint(best or newest_one, run, digests)
         found = replace(found, warnings=passed_over(damaged))
     elif (named / CONFIG).exists():
         base = base_of_adapter(named)
@@ -134,8 +135,8 @@ def find_weights(run: Run) -> Weights | None:
     return found
 
 
-def _of_checkpoint(checkpoint: Path, run: Run) -> tuple[Weights, _Adapter | None]:
-    if problem := damage(checkpoint):
+def _of_checkpoint(checkpoint: Path, run: Run, digests: Digests) -> tuple[Weights, _Adapter | None]:
+    if problem := damage(checkpoint, digests):
         message = f"{checkpoint}: {problem}"
         help = "name another checkpoint, or the run's export"
         raise Findings(Diagnostic("corrupt-checkpoint", message, help, SETTING))
