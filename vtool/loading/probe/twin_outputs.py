@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .errors import NotRun
+from .errors import NotRun, error_text
 from .facts import CheckFacts, Item
 
 TOKENS = 12
@@ -31,6 +31,10 @@ Outputs = Mapping[str, Tensor]
 
 Of an image, `image features`, of shape (rows, width).
 """
+OfText = Callable[[Tensor, Outputs], Outputs]
+"""Computes of the ids of a text one of the outputs that the twin has of it. Raises NotRun."""
+OfImage = Callable[[Mapping[str, Tensor]], Any]
+"""Computes what the language model is given of an image, in one tensor or several."""
 
 
 class Twin:
@@ -152,6 +156,61 @@ def distance(seen: Tensor, expected: Tensor) -> float:
     """Return ‖seen − expected‖ / ‖expected‖; infinite where a number is none."""
     found = float((seen - expected).norm() / expected.norm().clamp_min(1e-30))
     return float("inf") if isnan(found) else found
+
+
+def compare_class(
+    twin: Twin, of_text: OfText, of_image: OfImage | None = None, guessed: bool = False
+) -> CheckFacts:
+    """Compare what a loaded class computes in float32 of a text, and of an image, with its twin.
+
+    Args:
+        of_image: None where the class takes no image.
+        guessed: fields of the class's config were made up, and may mean something else.
+
+    Raises:
+        NotRun: there is nothing to compare.
+    """
+    found = _compare_text(twin, of_text)
+    images = _compare_image(twin, of_image) if of_image else CheckFacts()
+    found = CheckFacts((*found.items, *images.items), {**found.measured, **images.measured})
+    if found.items and guessed:
+        raise NotRun("it computes something else, and fields of its config were guessed")
+    return found
+
+
+def _compare_text(twin: Twin, of_text: OfText) -> CheckFacts:
+    tokens = twin.tokens()
+    expected = twin.outputs(tokens)
+    own = of_text(tokens, expected)
+    roundings = twin.roundings(lambda: twin.outputs(tokens), expected)
+    found = compare(own, expected, roundings)
+    name = found.measured["compared"]
+    if found.items and _sees_ahead(lambda text: twin.outputs(text)[name], tokens) != _sees_ahead(
+        lambda text: of_text(text, expected)[name], tokens
+    ):
+        raise NotRun("one of them lets tokens of a text see later ones, the other does not")
+    return found
+
+
+def _sees_ahead(output: Callable[[Tensor], Tensor], tokens: Tensor) -> bool:
+    """Return whether the first row of an output depends on the last token, beyond rounding."""
+    other = tokens.clone()
+    other[-1] = tokens[0]
+    return distance(output(other)[0], output(tokens)[0]) > 1e-3
+
+
+def _compare_image(twin: Twin, of_image: OfImage) -> CheckFacts:
+    try:
+        image = twin.image()
+        expected = twin.features(image)
+        own = {"image features": joined(of_image(image))}
+        roundings = twin.roundings(lambda: twin.features(image), expected)
+        found = compare(own, expected, roundings)
+    except NotRun as why:
+        return CheckFacts((), {"images": f"not run: {why}"})
+    except Exception as error:  # a class may take images otherwise than these
+        return CheckFacts((), {"images": f"not run: {error_text(error)}"})
+    return CheckFacts(found.items, {"images": dict(found.measured)})
 
 
 def compare(own: Outputs, expected: Outputs, roundings: Mapping[str, float]) -> CheckFacts:

@@ -1,0 +1,194 @@
+"""The outputs of a class of SGLang for a text, in float32, without its engine.
+
+All of it is SGLang's own: its attention in torch (`--attention-backend torch_native`) over a pool
+of keys and values, and where it has a way without a kernel for GPUs, that one.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .errors import NotRun
+from .facts import CheckFacts
+from .sources import Owned
+from .subject import Subject
+from .twin_outputs import Outputs, Twin, compare_class
+
+CPU_FLAGS = ("_is_cpu", "is_cpu_")
+"""Names under which SGLang's modules keep whether they run on a CPU."""
+
+
+def compare_with_twin(
+    subject: Subject, make: Callable[[], Any], class_name: str, folder: Path, guessed: bool = False
+) -> CheckFacts:
+    """Load the class in float32, and compare what it computes with its twin.
+
+    Args:
+        make: makes the subject's object in float32.
+        class_name: transformers' class.
+        folder: has its config.json, and the checkpoint that the subject is loaded from.
+        guessed: fields of the class's config were made up, and may mean something else.
+
+    Raises:
+        NotRun: there is nothing to compare.
+    """
+    from sglang.srt.model_loader.loader import DefaultModelLoader
+
+    twin = Twin(class_name, folder)
+    model = make()
+    layers = _attention_layers(model)
+    subject.load(model, Owned(subject.checkpoint))
+    DefaultModelLoader.postprocess_weights(model, torch.device("cpu"))
+    with _on_cpu(), torch.no_grad():
+        return compare_class(twin, partial(_outputs, model, layers), guessed=guessed)
+
+
+def _attention_layers(model: nn.Module) -> list[Any]:
+    """Return the layers that read keys and values from a pool.
+
+    Raises:
+        NotRun: SGLang's attention in torch computes something else than one of them asks for.
+    """
+    from sglang.srt.layers.radix_attention import RadixAttention
+
+    found: list[Any] = [one for one in model.modules() if isinstance(one, RadixAttention)]
+    for layer in found:
+        if layer.logit_cap:
+            raise NotRun("SGLang's attention in torch has no soft cap: its kernels for GPUs do")
+    return found
+
+
+def _outputs(model: Any, layers: list[Any], tokens: Tensor, expected: Outputs) -> Outputs:
+    """Compute one of the outputs of a text that the twin has.
+
+    Raises:
+        NotRun: the class computes something else than a row for each token.
+    """
+    if "logits" not in expected:
+        return {"hidden states": _hidden_states(model, layers, tokens)}
+    # logits are computed of the last token of each text: these are all beginnings of the text
+    made = _forward(model, layers, [tokens[: end + 1] for end in range(len(tokens))])
+    rows = getattr(made, "next_token_logits", None)
+    if not isinstance(rows, Tensor):
+        raise NotRun("it returns no logits, its twin does")
+    return {"logits": rows}
+
+
+def _hidden_states(model: Any, layers: list[Any], tokens: Tensor) -> Tensor:
+    """Return what the class gives to its pooler, or to its head, of each token."""
+    from sglang.srt.layers.logits_processor import LogitsProcessor
+    from sglang.srt.layers.pooler import Pooler
+
+    seen: list[Tensor] = []
+    hooks = [
+        one.register_forward_pre_hook(lambda _, given, at=at: seen.append(given[at]))
+        for kind, at in ((Pooler, 0), (LogitsProcessor, 1))
+        for one in model.modules()
+        if isinstance(one, kind)
+    ]
+    try:
+        _forward(model, layers, [tokens])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not seen:
+        raise NotRun("it pools otherwise than by SGLang's layer, and gives no row for each token")
+    return seen[-1]
+
+
+def _forward(model: Any, layers: list[Any], texts: list[Tensor]) -> Any:
+    from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+    from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
+
+    batch, runner = _batch(texts, layers)
+    backend = TorchNativeAttnBackend(runner)
+    backend.init_forward_metadata(batch)
+    with (
+        forward_context(ForwardContext(attn_backend=backend), forward_batch=batch),
+        torch.compiler.set_stance("force_eager"),  # compiling takes longer than all else
+    ):
+        return model.forward(batch.input_ids, batch.positions, batch)
+
+
+def _batch(texts: list[Tensor], layers: list[Any]) -> tuple[Any, Any]:
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
+    from sglang.srt.model_executor.forward_batch_info import (
+        CaptureHiddenMode,
+        ForwardBatch,
+        ForwardMode,
+    )
+
+    lengths = [len(text) for text in texts]
+    total = sum(lengths)
+    requests = ReqToTokenPool(len(texts), max(lengths), "cpu", enable_memory_saver=False)
+    kept = MHATokenToKVPool(
+        size=total,
+        page_size=1,
+        dtype=torch.float32,
+        head_num=1,
+        head_dim=1,
+        layer_num=1 + max((layer.layer_id for layer in layers), default=0),
+        device="cpu",
+        enable_memory_saver=False,
+    )
+    for layer in layers:  # each of its own size
+        rows = total + 1
+        kept.k_buffer[layer.layer_id] = torch.zeros(rows, layer.tp_k_head_num, layer.qk_head_dim)
+        kept.v_buffer[layer.layer_id] = torch.zeros(rows, layer.tp_v_head_num, layer.v_head_dim)
+    places = torch.arange(1, total + 1)
+    rows = torch.arange(1, len(texts) + 1)
+    for row, place in zip(rows, places.split(lengths), strict=True):
+        requests.req_to_token[row, : len(place)] = place.int()
+    sizes = torch.tensor(lengths)
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    batch = ForwardBatch(
+        forward_mode=ForwardMode.EXTEND,
+        batch_size=len(texts),
+        input_ids=torch.cat(texts),
+        req_pool_indices=rows,
+        seq_lens=sizes,
+        out_cache_loc=places,
+        seq_lens_sum=total,
+        seq_lens_cpu=sizes,
+        orig_seq_lens=sizes,
+        positions=positions,
+        mrope_positions=positions.expand(3, -1),
+        extend_num_tokens=total,
+        extend_seq_lens=sizes,
+        extend_prefix_lens=torch.zeros_like(sizes),
+        extend_start_loc=sizes.cumsum(0) - sizes,
+        extend_prefix_lens_cpu=[0] * len(texts),
+        extend_seq_lens_cpu=lengths,
+        capture_hidden_mode=CaptureHiddenMode.NULL,
+    )
+    runner = SimpleNamespace(device="cpu", req_to_token_pool=requests, token_to_kv_pool=kept)
+    return batch, runner
+
+
+@contextmanager
+def _on_cpu() -> Iterator[None]:
+    """Have SGLang's modules take the ways that they have for a CPU.
+
+    They ask once, when they are imported; what they then are is the audit's.
+    """
+    changed = [
+        (module, name)
+        for module in list(sys.modules.values())
+        if getattr(module, "__name__", "").startswith("sglang.")
+        for name in CPU_FLAGS
+        if vars(module).get(name) is False
+    ]
+    for module, name in changed:
+        setattr(module, name, True)
+    try:
+        yield
+    finally:
+        for module, name in changed:
+            setattr(module, name, False)
