@@ -4,6 +4,7 @@ All of it is SGLang's own: its attention in torch (`--attention-backend torch_na
 of keys and values, and where it has a way without a kernel for GPUs, that one.
 """
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ from .twin_outputs import Outputs, Twin, compare_class
 
 CPU_FLAGS = ("_is_cpu", "is_cpu_")
 """Names under which SGLang's modules keep whether they run on a CPU."""
+TAKE_HIDDEN_STATES = {"LogitsProcessor": 1, "Pooler": 0, "CrossEncodingPooler": 0, "BertPooler": 0}
+"""SGLang's layers that are given the hidden states of each token, and at which place."""
 
 
 def compare_with_twin(
@@ -61,7 +64,7 @@ def _attention_layers(model: nn.Module) -> list[Any]:
     found: list[Any] = [one for one in model.modules() if isinstance(one, RadixAttention)]
     for layer in found:
         if layer.logit_cap:
-            raise NotRun("SGLang's attention in torch has no soft cap: its kernels for GPUs do")
+            raise NotRun("SGLang's attention in torch has no soft cap; its kernels for GPUs have")
     return found
 
 
@@ -71,27 +74,29 @@ def _outputs(model: Any, layers: list[Any], tokens: Tensor, expected: Outputs) -
     Raises:
         NotRun: the class computes something else than a row for each token.
     """
-    if "logits" not in expected:
-        return {"hidden states": _hidden_states(model, layers, tokens)}
-    # logits are computed of the last token of each text: these are all beginnings of the text
-    made = _forward(model, layers, [tokens[: end + 1] for end in range(len(tokens))])
-    rows = getattr(made, "next_token_logits", None)
-    if not isinstance(rows, Tensor):
-        raise NotRun("it returns no logits, its twin does")
-    return {"logits": rows}
+    if "logits" in expected:
+        # logits are of the last token of each text: these are all beginnings of the text
+        beginnings = [tokens[: end + 1] for end in range(len(tokens))]
+        made = _forward(model, layers, beginnings, logits=True)
+        rows = getattr(made, "next_token_logits", None)
+        if isinstance(rows, Tensor):
+            return {"logits": rows}
+    return {"hidden states": _hidden_states(model, layers, tokens)}
 
 
 def _hidden_states(model: Any, layers: list[Any], tokens: Tensor) -> Tensor:
     """Return what the class gives to its pooler, or to its head, of each token."""
-    from sglang.srt.layers.logits_processor import LogitsProcessor
-    from sglang.srt.layers.pooler import Pooler
-
     seen: list[Tensor] = []
+
+    def keep(_: Any, given: tuple[Any, ...], named: dict[str, Any], place: int) -> None:
+        seen.append(given[place] if len(given) > place else named["hidden_states"])
+
     hooks = [
-        one.register_forward_pre_hook(lambda _, given, at=at: seen.append(given[at]))
-        for kind, at in ((Pooler, 0), (LogitsProcessor, 1))
+        one.register_forward_pre_hook(
+            partial(keep, place=TAKE_HIDDEN_STATES[type(one).__name__]), with_kwargs=True
+        )
         for one in model.modules()
-        if isinstance(one, kind)
+        if type(one).__name__ in TAKE_HIDDEN_STATES
     ]
     try:
         _forward(model, layers, [tokens])
@@ -99,22 +104,25 @@ def _hidden_states(model: Any, layers: list[Any], tokens: Tensor) -> Tensor:
         for hook in hooks:
             hook.remove()
     if not seen:
-        raise NotRun("it pools otherwise than by SGLang's layer, and gives no row for each token")
-    return seen[-1]
+        raise NotRun("it gives hidden states to no pooler of SGLang's, and returns none")
+    return seen[0]
 
 
-def _forward(model: Any, layers: list[Any], texts: list[Tensor]) -> Any:
+def _forward(model: Any, layers: list[Any], texts: list[Tensor], logits: bool = False) -> Any:
+    """Run the class over texts, to logits or to what it pools."""
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
     from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 
     batch, runner = _batch(texts, layers)
+    pools = "get_embedding" in inspect.signature(model.forward).parameters and not logits
     backend = TorchNativeAttnBackend(runner)
     backend.init_forward_metadata(batch)
     with (
         forward_context(ForwardContext(attn_backend=backend), forward_batch=batch),
         torch.compiler.set_stance("force_eager"),  # compiling takes longer than all else
     ):
-        return model.forward(batch.input_ids, batch.positions, batch)
+        more = {"get_embedding": True} if pools else {}
+        return model.forward(batch.input_ids, batch.positions, batch, **more)
 
 
 def _batch(texts: list[Tensor], layers: list[Any]) -> tuple[Any, Any]:
