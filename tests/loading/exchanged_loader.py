@@ -27,9 +27,9 @@ def compare(host: Host, name: str, one: str = "", other: str = "") -> str:
 
         def exchanged(self: Any, weights: Iterable[Named]) -> object:
             def names() -> Iterable[Named]:
-                for name, tensor in weights:
-                    part = next((each for each in swap if each in name), "")
-                    yield name.replace(part, swap[part]) if part else name, tensor
+                for loaded, tensor in weights:
+                    part = next((each for each in swap if each in loaded), "")
+                    yield loaded.replace(part, swap[part]) if part else loaded, tensor
 
             return own(self, names())
 

@@ -243,8 +243,9 @@ def test_a_loader_of_sglang_that_exchanges_two_weights_is_found() -> None:
 def test_a_class_of_sglang_that_only_a_gpu_computes_is_not_run() -> None:
     (soft_cap,) = compared(str(SGLANG), "sglang", "Gemma2ForCausalLM")
     assert soft_cap == {"not_run": NO_SOFT_CAP}
+    no_cap, no_sinks = "Gemma2ForCausalLM", "GptOssForCausalLM"
     found = results(
-        *(f"sglang:{name}" for name in (NAME, "Gemma2ForCausalLM", "GptOssForCausalLM")),
+        *(f"sglang:{name}" for name in (NAME, no_cap, no_sinks)),
         f"checks=[{RULE}]",
         "--python",
         str(SGLANG),

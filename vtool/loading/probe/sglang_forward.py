@@ -7,7 +7,7 @@ of keys and values, and where it has a way without a kernel for GPUs, that one.
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -113,7 +113,12 @@ def _forward(model: Any, layers: list[Any], texts: list[Tensor], logits: bool = 
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
     from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 
-    batch, runner = _batch(texts, layers)
+    batch, requests = _batch(texts)
+    runner = SimpleNamespace(
+        device="cpu",
+        req_to_token_pool=requests,
+        token_to_kv_pool=_pool(layers, len(batch.input_ids)),
+    )
     pools = "get_embedding" in inspect.signature(model.forward).parameters and not logits
     backend = TorchNativeAttnBackend(runner)
     backend.init_forward_metadata(batch)
@@ -125,8 +130,40 @@ def _forward(model: Any, layers: list[Any], texts: list[Tensor], logits: bool = 
         return model.forward(batch.input_ids, batch.positions, batch, **more)
 
 
-def _batch(texts: list[Tensor], layers: list[Any]) -> tuple[Any, Any]:
-    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
+def _pool(layers: list[Any], size: int) -> Any:
+    """Return an empty pool of keys and values, of each layer's own size."""
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
+
+    common = {
+        "size": size,
+        "page_size": 1,
+        "dtype": torch.float32,
+        "layer_num": 1 + max((layer.layer_id for layer in layers), default=0),
+        "device": "cpu",
+        "enable_memory_saver": False,
+    }
+    if latent := [layer for layer in layers if _is_latent(layer, layers)]:
+        rank = latent[0].v_head_dim
+        rotated = latent[0].qk_head_dim - rank
+        return MLATokenToKVPool(**common, kv_lora_rank=rank, qk_rope_head_dim=rotated)
+    pool = MHATokenToKVPool(**common, head_num=1, head_dim=1)
+    for layer in layers:
+        shapes = (layer.tp_k_head_num, layer.qk_head_dim), (layer.tp_v_head_num, layer.v_head_dim)
+        for kept, shape in zip((pool.k_buffer, pool.v_buffer), shapes, strict=True):
+            kept[layer.layer_id] = torch.zeros(size + 1, *shape)
+    return pool
+
+
+def _is_latent(layer: Any, layers: list[Any]) -> bool:
+    """Return whether a layer attends to what another one of its number has made smaller."""
+    return layer.tp_k_head_num == 1 and any(
+        one.layer_id == layer.layer_id and one is not layer for one in layers
+    )
+
+
+def _batch(texts: list[Tensor]) -> tuple[Any, Any]:
+    """Return a batch of whole texts, and the pool of the places of their tokens."""
+    from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
     from sglang.srt.model_executor.forward_batch_info import (
         CaptureHiddenMode,
         ForwardBatch,
@@ -136,20 +173,6 @@ def _batch(texts: list[Tensor], layers: list[Any]) -> tuple[Any, Any]:
     lengths = [len(text) for text in texts]
     total = sum(lengths)
     requests = ReqToTokenPool(len(texts), max(lengths), "cpu", enable_memory_saver=False)
-    kept = MHATokenToKVPool(
-        size=total,
-        page_size=1,
-        dtype=torch.float32,
-        head_num=1,
-        head_dim=1,
-        layer_num=1 + max((layer.layer_id for layer in layers), default=0),
-        device="cpu",
-        enable_memory_saver=False,
-    )
-    for layer in layers:  # each of its own size
-        rows = total + 1
-        kept.k_buffer[layer.layer_id] = torch.zeros(rows, layer.tp_k_head_num, layer.qk_head_dim)
-        kept.v_buffer[layer.layer_id] = torch.zeros(rows, layer.tp_v_head_num, layer.v_head_dim)
     places = torch.arange(1, total + 1)
     rows = torch.arange(1, len(texts) + 1)
     for row, place in zip(rows, places.split(lengths), strict=True):
@@ -176,8 +199,7 @@ def _batch(texts: list[Tensor], layers: list[Any]) -> tuple[Any, Any]:
         extend_seq_lens_cpu=lengths,
         capture_hidden_mode=CaptureHiddenMode.NULL,
     )
-    runner = SimpleNamespace(device="cpu", req_to_token_pool=requests, token_to_kv_pool=kept)
-    return batch, runner
+    return batch, requests
 
 
 @contextmanager
@@ -195,6 +217,11 @@ def _on_cpu() -> Iterator[None]:
     ]
     for module, name in changed:
         setattr(module, name, True)
+    # of latent attention the form that needs no kernel, which SGLang takes behind a kept prefix
+    with suppress(ImportError):
+        from sglang.srt.models.deepseek_common import attention_backend_handler as latent
+
+        latent.AttentionBackendRegistry.register("torch_native", latent._dispatch_mla_subtype)
     try:
         yield
     finally:
