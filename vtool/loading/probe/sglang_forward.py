@@ -24,6 +24,8 @@ from .twin_outputs import Outputs, Twin, compare_class
 
 CPU_FLAGS = ("_is_cpu", "is_cpu_")
 """Names under which SGLang's modules keep whether they run on a CPU."""
+STATEFUL = frozenset({"MambaMixer2", "RadixLinearAttention"})
+"""SGLang's layers with a state of their own, which kernels for GPUs compute."""
 TAKE_HIDDEN_STATES = {"LogitsProcessor": 1, "Pooler": 0, "CrossEncodingPooler": 0, "BertPooler": 0}
 """SGLang's layers that are given the hidden states of each token, and at which place."""
 
@@ -61,6 +63,9 @@ def _attention_layers(model: nn.Module) -> list[Any]:
     """
     from sglang.srt.layers.radix_attention import RadixAttention
 
+    for module in model.modules():
+        if (kind := type(module).__name__) in STATEFUL:
+            raise NotRun(f"it computes with a {kind}, whose states only SGLang's engine keeps")
     found: list[Any] = [one for one in model.modules() if isinstance(one, RadixAttention)]
     for layer in found:
         if layer.logit_cap:

@@ -152,16 +152,20 @@ def _is_guessed(installer: StubInstaller, entry: twin.Entry) -> bool:
     return bool(installer.added_fields or {"json", "without"} & entry.keys())
 
 
-def _maker(
-    model_class: Any, folder: Path, dtype: torch.dtype = torch.bfloat16
-) -> Callable[[], Any]:
+def _maker(model_class: Any, folder: Path, said: torch.dtype | None = None) -> Callable[[], Any]:
+    """Return what makes the class of a folder.
+
+    Args:
+        said: the dtype that its config says; None: bfloat16, whatever that says.
+    """
+
     def make() -> Any:
         gc.collect()  # the model before this one refers to itself
         torch.manual_seed(0)
         before = torch.get_default_dtype()
-        torch.set_default_dtype(dtype)
+        torch.set_default_dtype(said or torch.bfloat16)
         try:
-            model = model_class(config=sglang_config.read(folder))
+            model = model_class(config=sglang_config.read(folder, said))
             model.eval()  # what it returns may be the part that it is passed on to
             return model
         finally:
