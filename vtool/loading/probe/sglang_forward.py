@@ -6,6 +6,7 @@ of keys and values, and where it has a way without a kernel for GPUs, that one.
 
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -19,11 +20,14 @@ from torch import Tensor, nn
 from .errors import NotRun
 from .facts import CheckFacts
 from .sources import Owned
+from .state import MARKS, mark, marked, named_parameters
 from .subject import Subject
 from .twin_outputs import Outputs, Twin, compare_class
 
 CPU_FLAGS = ("_is_cpu", "is_cpu_")
 """Names under which SGLang's modules keep whether they run on a CPU."""
+NO_TRITON = "active drivers"
+"""What Triton says of a machine without a GPU."""
 STATEFUL = frozenset({"MambaMixer2", "RadixLinearAttention"})
 """SGLang's layers with a state of their own, which kernels for GPUs compute."""
 TAKE_HIDDEN_STATES = {"LogitsProcessor": 1, "Pooler": 0, "CrossEncodingPooler": 0, "BertPooler": 0}
@@ -52,7 +56,20 @@ def compare_with_twin(
     subject.load(model, Owned(subject.checkpoint))
     DefaultModelLoader.postprocess_weights(model, torch.device("cpu"))
     with _on_cpu(), torch.no_grad():
-        return compare_class(twin, partial(_outputs, model, layers), guessed=guessed)
+        found = compare_class(twin, partial(_outputs, model, layers), guessed=guessed)
+    if found.items and (left := _unwritten(subject)):
+        raise NotRun(f"it computes something else, and its twin has nothing for {min(left)}")
+    return found
+
+
+def _unwritten(subject: Subject) -> list[str]:
+    """Return the parameters that a load leaves as they were."""
+    model = subject.make()
+    mark(model, MARKS[0])
+    subject.load(model, Owned(subject.checkpoint))
+    return [
+        name for name, one in named_parameters(model).items() if bool(marked(one, MARKS[0]).all())
+    ]
 
 
 def _attention_layers(model: nn.Module) -> list[Any]:
@@ -66,7 +83,11 @@ def _attention_layers(model: nn.Module) -> list[Any]:
     for module in model.modules():
         if (kind := type(module).__name__) in STATEFUL:
             raise NotRun(f"it computes with a {kind}, whose states only SGLang's engine keeps")
-    found: list[Any] = [one for one in model.modules() if isinstance(one, RadixAttention)]
+    # a class that runs transformers' own keeps them beside its modules
+    beside = getattr(model, "attention_instances", {}).values()
+    found: list[Any] = [
+        one for one in (*model.modules(), *beside) if isinstance(one, RadixAttention)
+    ]
     for layer in found:
         if layer.logit_cap:
             raise NotRun("SGLang's attention in torch has no soft cap; its kernels for GPUs have")
@@ -132,7 +153,19 @@ def _forward(model: Any, layers: list[Any], texts: list[Tensor], logits: bool = 
         torch.compiler.set_stance("force_eager"),  # compiling takes longer than all else
     ):
         more = {"get_embedding": True} if pools else {}
-        return model.forward(batch.input_ids, batch.positions, batch, **more)
+        try:
+            return model.forward(batch.input_ids, batch.positions, batch, **more)
+        except Exception as error:
+            if NO_TRITON not in str(error):
+                raise
+            raise NotRun(f"{_place_in_sglang(error)} calls a kernel of Triton, for GPUs") from error
+
+
+def _place_in_sglang(error: BaseException) -> str:
+    """Return the last function of SGLang that an exception came through, with its place."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = [one for one in frames if "/sglang/" in one.filename][-1]
+    return f"SGLang's {last.name} ({Path(last.filename).name}:{last.lineno})"
 
 
 def _pool(layers: list[Any], size: int) -> Any:
