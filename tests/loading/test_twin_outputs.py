@@ -29,6 +29,7 @@ from vtool.loading.verdict import judge
 
 NAME = "Qwen2ForCausalLM"
 RULE = "computes-differently"
+GEMMA2 = "Gemma2ForCausalLM"
 NO_SOFT_CAP = "SGLang's attention in torch has no soft cap; its kernels for GPUs have"
 
 
@@ -219,43 +220,35 @@ def test_a_loader_of_sglang_that_exchanges_two_weights_is_found() -> None:
     asked = {
         "Qwen2ForCausalLM": False,
         "Qwen2ForCausalLM gate_proj up_proj": True,
-        "Gemma3ForCausalLM": False,
-        "Gemma3ForCausalLM pre_feedforward_layernorm post_attention_layernorm": True,
         "Qwen3MoeForCausalLM": False,
         "Qwen3MoeForCausalLM q_norm k_norm": True,
         "MixtralForCausalLM .w1. .w3.": True,
-        "BertModel": False,
-        "BertModel attention.self.query attention.self.key": True,
+        "DeepseekV3ForCausalLM": False,
+        "Qwen3Model": False,
+        "Qwen3Model input_layernorm post_attention_layernorm": True,
     }
     found = compared(str(SGLANG), "sglang", *asked)
     assert [bool(facts["items"]) for facts in found] == list(asked.values()), found
-    assert [facts["measured"]["compared"] for facts in found[-3:]] == [
-        "logits",
-        "hidden states",
-        "hidden states",
-    ]
+    compared_outputs = [facts["measured"]["compared"] for facts in found[-3:]]
+    assert compared_outputs == ["logits", "hidden states", "hidden states"]
     # as far apart as float32 rounds
     assert all(facts["measured"]["distance"] < 1e-5 for facts in found if not facts["items"])
 
 
 @pytest.mark.full
 @needs_sglang
-def test_a_class_of_sglang_that_only_a_gpu_computes_is_not_run() -> None:
-    (soft_cap,) = compared(str(SGLANG), "sglang", "Gemma2ForCausalLM")
-    assert soft_cap == {"not_run": NO_SOFT_CAP}
-    no_cap, no_sinks = "Gemma2ForCausalLM", "GptOssForCausalLM"
-    found = results(
-        *(f"sglang:{name}" for name in (NAME, no_cap, no_sinks)),
-        f"checks=[{RULE}]",
-        "--python",
-        str(SGLANG),
-        status=0,
-    )
-    states = {name: judged["checks"][RULE] for name, judged in found.items()}
-    assert states == {
-        NAME: "passed",
-        "Gemma2ForCausalLM": "not-run",
-        "GptOssForCausalLM": "not-run",
-    }
-    assert found["Gemma2ForCausalLM"]["details"][RULE]["reason"] == NO_SOFT_CAP
+def test_of_sglang_what_cannot_be_compared_is_not_run_and_what_differs_is_found() -> None:
+    no_cap, no_sinks, no_head = GEMMA2, "GptOssForCausalLM", "GlmAsrForConditionalGeneration"
+    no_bias = "GPTJForCausalLM"  # its head's bias is loaded, and SGLang's LogitsProcessor has none
+    names = (NAME, no_cap, no_sinks, no_head, no_bias)
+    asked = (f"checks=[{RULE}]", "--python", str(SGLANG))
+    found = results(*(f"sglang:{name}" for name in names), *asked, status=1)
+    states = {name: found[name]["checks"][RULE] for name in names}
+    assert states == dict.fromkeys(names, "not-run") | {NAME: "passed", no_bias: "failed"}
+    reasons = {name: found[name]["details"][RULE].get("reason", "") for name in names}
+    assert reasons[no_cap] == NO_SOFT_CAP
+    assert "'sinks'" in reasons[no_sinks]
+    assert reasons[no_head].endswith("its twin has nothing for language_model.lm_head.weight")
     assert found[NAME]["details"]["subject"]["oracle"].endswith("and its logits")
+    (finding,) = found[no_bias]["findings"]
+    assert "its logits are 0.12 from those of transformers' GPTJForCausalLM" in finding["message"]
