@@ -101,13 +101,16 @@ def _outputs(model: Any, layers: list[Any], tokens: Tensor, expected: Outputs) -
         NotRun: the class computes something else than a row for each token.
     """
     if "logits" in expected:
-        # logits are of the last token of each text: these are all beginnings of the text
-        beginnings = [tokens[: end + 1] for end in range(len(tokens))]
-        made = _forward(model, layers, beginnings, logits=True)
+        made = _forward(model, layers, _beginnings(tokens), logits=True)
         rows = getattr(made, "next_token_logits", None)
         if isinstance(rows, Tensor):
             return {"logits": rows}
     return {"hidden states": _hidden_states(model, layers, tokens)}
+
+
+def _beginnings(tokens: Tensor) -> list[Tensor]:
+    """Return all beginnings of a text: of each, a class computes logits of the last token."""
+    return [tokens[: end + 1] for end in range(len(tokens))]
 
 
 def _hidden_states(model: Any, layers: list[Any], tokens: Tensor) -> Tensor:
@@ -129,9 +132,14 @@ def _hidden_states(model: Any, layers: list[Any], tokens: Tensor) -> Tensor:
     finally:
         for hook in hooks:
             hook.remove()
-    if not seen:
-        raise NotRun("it gives hidden states to no pooler of SGLang's, and returns none")
-    return seen[0]
+    if seen:
+        return seen[0]
+    pooling = getattr(getattr(model, "pooler", None), "pooling_type", None)
+    if getattr(pooling, "name", "") == "LAST":  # what a head of scores is given of each text
+        pooled = _forward(model, layers, _beginnings(tokens)).pooled_hidden_states
+        if isinstance(pooled, Tensor):
+            return pooled
+    raise NotRun("it gives hidden states to no pooler of SGLang's, and returns none")
 
 
 def _forward(model: Any, layers: list[Any], texts: list[Tensor], logits: bool = False) -> Any:
@@ -146,6 +154,7 @@ def _forward(model: Any, layers: list[Any], texts: list[Tensor], logits: bool = 
         token_to_kv_pool=_pool(layers, len(batch.input_ids)),
     )
     pools = "get_embedding" in inspect.signature(model.forward).parameters and not logits
+    batch.return_pooled_hidden_states = pools
     backend = TorchNativeAttnBackend(runner)
     backend.init_forward_metadata(batch)
     with (
@@ -213,7 +222,7 @@ def _batch(texts: list[Tensor]) -> tuple[Any, Any]:
     requests = ReqToTokenPool(len(texts), max(lengths), "cpu", enable_memory_saver=False)
     places = torch.arange(1, total + 1)
     rows = torch.arange(1, len(texts) + 1)
-    for row, place in zip(rows, places.split(lengths), strict=True):
+    for row, place in zip(rows, torch.split(places, lengths), strict=True):
         requests.req_to_token[row, : len(place)] = place.int()
     sizes = torch.tensor(lengths)
     positions = torch.cat([torch.arange(length) for length in lengths])
