@@ -248,7 +248,7 @@ def test_of_sglang_what_cannot_be_compared_is_not_run_and_what_differs_is_found(
     reasons = {name: found[name]["details"][RULE].get("reason", "") for name in names}
     assert reasons[no_cap] == NO_SOFT_CAP
     assert "'sinks'" in reasons[no_sinks]
-    assert reasons[no_head].endswith("its twin has nothing for language_model.lm_head.weight")
+    assert reasons[no_head].endswith("no tensor is loaded into language_model.lm_head.weight")
     assert found[NAME]["details"]["subject"]["oracle"].endswith("and its logits")
     (finding,) = found[no_bias]["findings"]
     assert "its logits are 0.12 from those of transformers' GPTJForCausalLM" in finding["message"]

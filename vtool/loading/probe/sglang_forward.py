@@ -58,7 +58,7 @@ def compare_with_twin(
     with _on_cpu(), torch.no_grad():
         found = compare_class(twin, partial(_outputs, model, layers), guessed=guessed)
     if found.items and (left := _unwritten(subject)):
-        raise NotRun(f"it computes something else, and its twin has nothing for {min(left)}")
+        raise NotRun(f"it computes something else, and no tensor is loaded into {min(left)}")
     return found
 
 
