@@ -27,7 +27,7 @@ from .twin_outputs import Outputs, Twin, compare_class
 CPU_FLAGS = ("_is_cpu", "is_cpu_")
 """Names under which SGLang's modules keep whether they run on a CPU."""
 NO_TRITON = "active drivers"
-"""What Triton says of a machine without a GPU."""
+"""The words of Triton on a machine without a GPU."""
 STATEFUL = frozenset({"MambaMixer2", "RadixLinearAttention"})
 """SGLang's layers with a state of their own, which kernels for GPUs compute."""
 TAKE_HIDDEN_STATES = {"LogitsProcessor": 1, "Pooler": 0, "CrossEncodingPooler": 0, "BertPooler": 0}
