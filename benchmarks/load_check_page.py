@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from vtool.diagnostics.rules_loading import CLASS_RULES, VLLM_CLASS_RULES
+from vtool.diagnostics.rules_loading import CLASS_RULES, FRAMEWORK_CLASS_RULES
 
 PAGE = Path(__file__).parent.parent / "docs" / "load-check-results.md"
 REASONS = (
@@ -109,7 +109,7 @@ def _checks(sweeps: Mapping[str, Mapping[str, Result]]) -> Iterator[str]:
     rows = []
     for version, results in sweeps.items():
         judged = _judged(results)
-        for rule in (*CLASS_RULES, *VLLM_CLASS_RULES):
+        for rule in (*CLASS_RULES, *FRAMEWORK_CLASS_RULES):
             states = Counter(result["checks"].get(rule) for result in judged)
             why = Counter(
                 _short(result["details"][rule]["reason"])

@@ -1,4 +1,4 @@
-"""`vtool load-check` for the tests, and the interpreter that has vLLM where there is one."""
+"""`vtool load-check` for the tests, and the interpreters that have vLLM and SGLang, if any."""
 
 import json
 import os
@@ -13,6 +13,10 @@ VLLM = os.environ.get("VTOOL_VLLM_PYTHON") or next(
     (str(path) for path in [ROOT / ".vllm-venv/bin/python"] if path.exists()), None
 )
 needs_vllm = pytest.mark.skipif(VLLM is None, reason="`make vllm-env` builds what it needs")
+SGLANG = os.environ.get("VTOOL_SGLANG_PYTHON") or (
+    str(ROOT / ".vllm-venv/bin/python") if (ROOT / ".vllm-venv/sglang").exists() else None
+)
+needs_sglang = pytest.mark.skipif(SGLANG is None, reason="`make sglang-env` builds what it needs")
 
 
 def load_check(*arguments: str, cwd: Path = ROOT) -> Completed:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.load_check_commands import VLLM, load_check, needs_vllm, results
-from vtool.diagnostics.rules_loading import VLLM_CLASS_RULES
+from vtool.diagnostics.rules_loading import FRAMEWORK_CLASS_RULES
 from vtool.loading.probe.formats import BY_NAME
 
 UNSAFE = {
@@ -75,9 +75,9 @@ def test_classes_of_vllm_are_asked_on_ranks_quantised_and_processed(
     of_vllm: dict[str, object],
 ) -> None:
     for name in ("LlamaForCausalLM", "Qwen3MoeForCausalLM"):
-        states = {rule: of_vllm[name]["checks"][rule] for rule in VLLM_CLASS_RULES}
+        states = {rule: of_vllm[name]["checks"][rule] for rule in FRAMEWORK_CLASS_RULES}
         without_experts = {"expert-mismatch": "not-run"} if name == "LlamaForCausalLM" else {}
-        assert states == dict.fromkeys(VLLM_CLASS_RULES, "passed") | without_experts
+        assert states == dict.fromkeys(FRAMEWORK_CLASS_RULES, "passed") | without_experts
     reason = of_vllm["LlamaForCausalLM"]["details"]["expert-mismatch"]["reason"]
     assert reason == "it has no experts"
     assert of_vllm["LlamaForCausalLM"]["details"]["quantised-load"]["measured"] == {

@@ -3,7 +3,7 @@
 from typing import get_args
 
 from vtool.config.schema.load_check import LoadCheck, Source
-from vtool.diagnostics.rules_loading import CLASS_RULES, VLLM_CLASS_RULES
+from vtool.diagnostics.rules_loading import CLASS_RULES, FRAMEWORK_CLASS_RULES
 from vtool.loading.grading import GRADERS
 from vtool.loading.probe import stale
 from vtool.loading.probe.audit import MEASUREMENTS
@@ -16,8 +16,8 @@ def test_each_check_has_a_measurement_and_a_grader() -> None:
 
 
 def test_each_check_is_a_rule_and_a_setting() -> None:
-    assert [check.rule for check in CHECKS] == [*CLASS_RULES, *VLLM_CLASS_RULES]
-    assert [check.rule for check in CHECKS if check.vllm_only] == list(VLLM_CLASS_RULES)
+    assert [check.rule for check in CHECKS] == [*CLASS_RULES, *FRAMEWORK_CLASS_RULES]
+    assert [check.rule for check in CHECKS if check.hosts] == list(FRAMEWORK_CLASS_RULES)
     setting = get_args(LoadCheck.model_fields["checks"].annotation)[0]
     assert set(get_args(setting)) == {check.rule for check in CHECKS}
 

@@ -21,7 +21,7 @@ from tests.loading.checkpoint.test_adapters import adapter
 from tests.rows import mixed_rows, write_rows
 from vtool.config.load import load_run
 from vtool.diagnostics import rules_folder
-from vtool.diagnostics.rules_loading import CLASS_RULES, VLLM_CLASS_RULES
+from vtool.diagnostics.rules_loading import CLASS_RULES, FRAMEWORK_CLASS_RULES
 from vtool.export.huggingface import export
 from vtool.families import FAMILIES
 from vtool.loading.probe.formats import BY_NAME, DEFAULT
@@ -333,7 +333,7 @@ def test_a_real_export_lands_whole_and_is_left_alone(
 ) -> None:
     found = judged[name]
     assert found["verdict"] == "clean"
-    passed = {*CLASS_RULES, *VLLM_CLASS_RULES, *(one.name for one in rules_folder.RULES)}
+    passed = {*CLASS_RULES, *FRAMEWORK_CLASS_RULES, *(one.name for one in rules_folder.RULES)}
     assert found["checks"] == dict.fromkeys(passed, "passed") | {"expert-mismatch": "not-run"}
     assert found["details"]["expert-mismatch"]["reason"] == "it has no experts"
     assert {finding["severity"] for finding in found["findings"]} <= {"note"}

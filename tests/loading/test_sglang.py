@@ -1,19 +1,14 @@
 """SGLang's classes, where `make sglang-env` has built what they need."""
 
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.load_check_commands import results
+from tests.cli.load_check_commands import SGLANG, needs_sglang, results
 
-ENVIRONMENT = Path(__file__).parents[2] / ".vllm-venv"
-BUILT = str(ENVIRONMENT / "bin/python") if (ENVIRONMENT / "sglang").exists() else None
-SGLANG = os.environ.get("VTOOL_SGLANG_PYTHON") or BUILT
-
-pytestmark = pytest.mark.skipif(SGLANG is None, reason="`make sglang-env` builds what it needs")
+pytestmark = needs_sglang
 STAND_IN = "load_format=runai_streamer (a stand-in with one buffer)"
 COPIES, KEEP = "LlamaForCausalLM", ("Qwen2ForRewardModel", "WhisperForConditionalGeneration")
 MISSPELT, MARKED, WITHOUT_A_TWIN, WITHOUT_NAMES, TAKES_NOTHING = (

@@ -1,17 +1,25 @@
-"""What a class computes, against transformers' class; and of vLLM's classes, in vLLM."""
+"""What a class computes, against transformers' class; and of frameworks' classes, in theirs."""
 
 import json
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.cli.load_check_commands import ROOT, VLLM, needs_vllm
+from tests.cli.load_check_commands import (
+    ROOT,
+    SGLANG,
+    VLLM,
+    needs_sglang,
+    needs_vllm,
+    results,
+)
 from vtool.loading.probe.errors import NotRun
 from vtool.loading.probe.facts import About, CheckFacts, Item, SubjectFacts
 from vtool.loading.probe.twin import OWN, save_twin
@@ -21,6 +29,8 @@ from vtool.loading.verdict import judge
 
 NAME = "Qwen2ForCausalLM"
 RULE = "computes-differently"
+GEMMA2 = "Gemma2ForCausalLM"
+NO_SOFT_CAP = "SGLang's attention in torch has no soft cap; its kernels for GPUs have"
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +138,15 @@ def test_what_another_rule_explains_is_said_once() -> None:
     assert judged.details[RULE] == {"reason": reason}
 
 
+def test_between_two_roundings_nothing_is_said(saved: Path) -> None:
+    twin = Twin(NAME, saved)
+    tokens = twin.tokens()
+    right = twin.outputs(tokens)["logits"]
+    near = right + 0.02 * right.norm() / right.numel() ** 0.5
+    with pytest.raises(NotRun, match="further than float32 rounds"):
+        compare({"logits": near}, twin, tokens)
+
+
 def test_logits_that_are_multiplied_are_told_apart(saved: Path) -> None:
     twin = Twin(NAME, saved)
     tokens = twin.tokens()
@@ -169,40 +188,13 @@ def test_only_a_class_that_is_its_twins_is_accused(
     assert judge("vllm:X", same, (RULE,)).checks == {RULE: "passed"}
 
 
-IN_VLLM = """
-import os, sys, tempfile
-from pathlib import Path
-from vtool.loading.probe.facts import write
-from vtool.loading.probe.vllm_host import VllmHost
-
-host = VllmHost()
-host.prepare(False)
-
-
-def judge(name, one="", other=""):
-    with tempfile.TemporaryDirectory() as folder:
-        subject = host.make_subject(name, Path(folder), lambda stage: None)
-        own, swap = type(subject.make()).load_weights, {one: other, other: one} if one else {}
-
-        def exchanged(self, weights):
-            def names():
-                for name, tensor in weights:
-                    part = next((each for each in swap if each in name), "")
-                    yield name.replace(part, swap[part]) if part else name, tensor
-
-            return own(self, names())
-
-        type(subject.make()).load_weights = exchanged
-        print("FACTS", write(subject.computed(subject)), flush=True)
-
-
-for asked in sys.argv[1:]:
-    if os.fork():
-        os.wait()
-    else:
-        judge(*asked.split())
-        os._exit(0)
-"""
+def compared(python: str, host: str, *asked: str) -> list[dict[str, Any]]:
+    """What each class computes, in the framework's interpreter; see `exchanged_loader`."""
+    command = [python, "-m", "tests.loading.exchanged_loader", host, *asked]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
+    lines = [line.split(" ", 1)[1] for line in done.stdout.splitlines() if line[:5] == "FACTS"]
+    assert len(lines) == len(asked), done.stdout + done.stderr[-2000:]
+    return [json.loads(line) for line in lines]
 
 
 @pytest.mark.full
@@ -218,8 +210,45 @@ def test_a_loader_of_vllm_that_exchanges_two_weights_is_found() -> None:
         "BertModel": False,
         "BertModel attention.self.query attention.self.key": True,
     }
-    command = [str(VLLM), "-c", IN_VLLM, *asked]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
-    lines = [line.split(" ", 1)[1] for line in done.stdout.splitlines() if line[:5] == "FACTS"]
-    found = [bool(json.loads(facts)["items"]) for facts in lines]
-    assert found == list(asked.values()), done.stdout + done.stderr[-2000:]
+    found = compared(str(VLLM), "vllm", *asked)
+    assert [bool(facts["items"]) for facts in found] == list(asked.values()), found
+
+
+@pytest.mark.full
+@needs_sglang
+def test_a_loader_of_sglang_that_exchanges_two_weights_is_found() -> None:
+    asked = {
+        "Qwen2ForCausalLM": False,
+        "Qwen2ForCausalLM gate_proj up_proj": True,
+        "Qwen3MoeForCausalLM": False,
+        "Qwen3MoeForCausalLM q_norm k_norm": True,
+        "MixtralForCausalLM .w1. .w3.": True,
+        "DeepseekV3ForCausalLM": False,
+        "Qwen3Model": False,
+        "Qwen3Model input_layernorm post_attention_layernorm": True,
+    }
+    found = compared(str(SGLANG), "sglang", *asked)
+    assert [bool(facts["items"]) for facts in found] == list(asked.values()), found
+    compared_outputs = [facts["measured"]["compared"] for facts in found[-3:]]
+    assert compared_outputs == ["logits", "hidden states", "hidden states"]
+    # as far apart as float32 rounds
+    assert all(facts["measured"]["distance"] < 1e-5 for facts in found if not facts["items"])
+
+
+@pytest.mark.full
+@needs_sglang
+def test_of_sglang_what_cannot_be_compared_is_not_run_and_what_differs_is_found() -> None:
+    no_cap, no_sinks, no_head = GEMMA2, "GptOssForCausalLM", "GlmAsrForConditionalGeneration"
+    no_bias = "GPTJForCausalLM"  # its head's bias is loaded, and SGLang's LogitsProcessor has none
+    names = (NAME, no_cap, no_sinks, no_head, no_bias)
+    asked = (f"checks=[{RULE}]", "--python", str(SGLANG))
+    found = results(*(f"sglang:{name}" for name in names), *asked, status=1)
+    states = {name: found[name]["checks"][RULE] for name in names}
+    assert states == dict.fromkeys(names, "not-run") | {NAME: "passed", no_bias: "failed"}
+    reasons = {name: found[name]["details"][RULE].get("reason", "") for name in names}
+    assert reasons[no_cap] == NO_SOFT_CAP
+    assert "'sinks'" in reasons[no_sinks]
+    assert reasons[no_head].endswith("no tensor is loaded into language_model.lm_head.weight")
+    assert found[NAME]["details"]["subject"]["oracle"].endswith("and its logits")
+    (finding,) = found[no_bias]["findings"]
+    assert "its logits are 0.12 from those of transformers' GPTJForCausalLM" in finding["message"]

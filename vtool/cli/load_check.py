@@ -179,10 +179,10 @@ def _nothing_changed(settings: "LoadCheck") -> str:
 
 def nothing_asked(result: "Result") -> bool:
     """Return True if no check of a class was run: of a folder, only the files were audited."""
-    from vtool.diagnostics.rules_loading import CLASS_RULES, VLLM_CLASS_RULES
+    from vtool.diagnostics.rules_loading import CLASS_RULES, FRAMEWORK_CLASS_RULES
 
     asked = [
-        result.checks[rule] for rule in CLASS_RULES + VLLM_CLASS_RULES if rule in result.checks
+        result.checks[rule] for rule in CLASS_RULES + FRAMEWORK_CLASS_RULES if rule in result.checks
     ]
     return result.verdict != "failed" and set(asked) <= {"not-run"}
 

@@ -313,7 +313,7 @@ RULES = (
 )
 """VT401 to VT412 and VT430 to VT438 are asked of classes; the others say why one could not be."""
 
-VLLM_CLASS_RULES = (
+FRAMEWORK_CLASS_RULES = (
     "shard-mismatch",
     "stale-after-processing",
     "quantised-load",
@@ -321,9 +321,9 @@ VLLM_CLASS_RULES = (
     "stage-mismatch",
     "expert-mismatch",
 )
-"""The checks of vLLM's classes alone, which are loaded by ranks, processed, quantized and run."""
+"""The checks of some frameworks' classes, which `vtool.loading.probe.checks.Check.hosts` names."""
 
 CLASS_RULES = tuple(
-    rule.name for rule in RULES if rule.code < "VT49" and rule.name not in VLLM_CLASS_RULES
+    rule.name for rule in RULES if rule.code < "VT49" and rule.name not in FRAMEWORK_CLASS_RULES
 )
 """The checks of a class, in order."""

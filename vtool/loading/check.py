@@ -11,8 +11,9 @@ from vtool.config.schema import LoadCheck
 from vtool.config.schema.load_check import Subjects
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.result import Result
-from vtool.diagnostics.rules_loading import CLASS_RULES, VLLM_CLASS_RULES
+from vtool.diagnostics.rules_loading import CLASS_RULES, FRAMEWORK_CLASS_RULES
 from vtool.loading.folders import HOST, Folder, audit_files
+from vtool.loading.probe.checks import BY_RULE
 from vtool.loading.probe.facts import Finished, ProbeRequest, Ready, Unusable
 from vtool.loading.subjects import (
     FOLDER,
@@ -150,8 +151,8 @@ def _on_one_host(
     """
     python = interpreter(settings.python, host)
     rules = asked_checks(settings)
-    if host == "vllm" and not settings.checks:
-        rules = (*rules, *VLLM_CLASS_RULES)
+    if not settings.checks:
+        rules += tuple(rule for rule in FRAMEWORK_CLASS_RULES if host in BY_RULE[rule].hosts)
     request = ProbeRequest(
         host=host,
         subjects=tuple(subject.name for subject in subjects) or None,

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from vtool.config.schema.base import Settings
-from vtool.diagnostics.rules_loading import CLASS_RULES, VLLM_CLASS_RULES
+from vtool.diagnostics.rules_loading import CLASS_RULES, FRAMEWORK_CLASS_RULES
 
 if TYPE_CHECKING:
     Check = str
 else:
-    Check = Literal[CLASS_RULES + VLLM_CLASS_RULES]
+    Check = Literal[CLASS_RULES + FRAMEWORK_CLASS_RULES]
 Source = Literal[
     "owned",
     "reusable_buffer",

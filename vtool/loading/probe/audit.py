@@ -102,7 +102,7 @@ def _load_and_check(
         if reason := _not_run(check, reference):
             found[check.rule] = CheckFacts(reason=reason)
         elif check.measurement != WATCHED and check.rule not in found:
-            if check.vllm_only:
+            if check.hosts:
                 keep(asked_for())
             progress(check.rule)
             if check.measurement == RANKS:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 WATCHED = "watched-load"
 RANKS = "two-ranks"
 RING = "reusable_buffer"
+VLLM = ("vllm",)
+"""Whose classes are loaded by ranks, processed, and quantized."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +28,8 @@ class Check:
     """Only a checkpoint with every tensor that the class takes gives it a meaning."""
     quantized_twin: bool = False
     """True if the quantized twin is checked too."""
-    vllm_only: bool = False
-    """Only vLLM's classes can be asked: they are loaded by ranks, processed, and quantized."""
+    hosts: tuple[str, ...] = ()
+    """The frameworks whose classes can be asked; none: every subject can be."""
 
 
 CHECKS = (
@@ -52,12 +54,12 @@ CHECKS = (
     Check("never-loaded", WATCHED, needs_all_names=True),
     Check("partly-loaded-tensor", WATCHED, stream_only=True, needs_all_names=True),
     Check("wrong-place", WATCHED, stream_only=True, needs_all_names=True),
-    Check("shard-mismatch", RANKS, vllm_only=True),
-    Check("stale-after-processing", "processing", vllm_only=True, quantized_twin=True),
-    Check("quantised-load", "quantized-twin", vllm_only=True),
-    Check("computes-differently", "outputs", vllm_only=True),
-    Check("stage-mismatch", RANKS, vllm_only=True),
-    Check("expert-mismatch", RANKS, vllm_only=True),
+    Check("shard-mismatch", RANKS, hosts=VLLM),
+    Check("stale-after-processing", "processing", hosts=VLLM, quantized_twin=True),
+    Check("quantised-load", "quantized-twin", hosts=VLLM),
+    Check("computes-differently", "outputs", hosts=("vllm", "sglang")),
+    Check("stage-mismatch", RANKS, hosts=VLLM),
+    Check("expert-mismatch", RANKS, hosts=VLLM),
 )
 BY_RULE = {check.rule: check for check in CHECKS}
 NEED_ALL_NAMES = tuple(check.rule for check in CHECKS if check.needs_all_names)

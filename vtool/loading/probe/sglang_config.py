@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from . import twin
@@ -153,11 +154,19 @@ def write(
     return checkpoint
 
 
-def read(folder: Path) -> Any:
-    """Return the folder's config, as SGLang reads it."""
+def read(folder: Path, dtype: torch.dtype | None = None) -> Any:
+    """Return the folder's config, as SGLang reads it.
+
+    Args:
+        dtype: said by it in the place of its own, and by its parts.
+    """
     from sglang.srt.utils.hf_transformers_utils import get_config
 
     config = get_config(str(folder), trust_remote_code=False)
     for field, value in FIELDS.items():
         setattr(config, field, value)
+    if dtype is not None:
+        parts = (getattr(config, name, None) for name in getattr(config, "sub_configs", ()))
+        for one in (config, *(part for part in parts if part is not None)):
+            one.dtype = dtype
     return config

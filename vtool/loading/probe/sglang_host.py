@@ -16,8 +16,9 @@ from torch import Tensor
 from . import sglang_config, twin
 from .constants import set_constants
 from .errors import NotRun, error_text
-from .facts import Origin
+from .facts import CheckFacts, Origin
 from .host import Host, Progress
+from .sglang_forward import compare_with_twin
 from .sglang_kernels import stand_in_for_kernels
 from .sglang_names import discover_names
 from .sglang_paths import drive
@@ -83,6 +84,7 @@ class SglangHost(Host):
         makers: list[Callable[[], Any]] = []
         checkpoint: Mapping[str, Tensor] | None = None
         of_twin: dict[str, Any] = {}
+        computed: Callable[[Subject], CheckFacts] | None = None
         for number, template in enumerate(sglang_config.templates(name, model_class)):
             home = folder / f"template{number}"
             home.mkdir()
@@ -106,6 +108,14 @@ class SglangHost(Host):
                     if own or unwritten <= len(named_parameters(model)) // 2:
                         checkpoint, like = tensors, template.like or ""
                         of_twin = twin.about_twin(name, like, model_class, saved, tensors, own)
+                        if not {"drop", "extra"} & template.entry.keys():
+                            computed = partial(
+                                compare_with_twin,
+                                make=_maker(model_class, home, torch.float32),
+                                class_name=like,
+                                folder=home / twin.OWN,
+                                guessed=_is_guessed(installer, template.entry),
+                            )
                         break
                     why.append(f"with {words}: {_why_unfit(make, tensors, unwritten)}")
             except Exception as error:
@@ -135,17 +145,29 @@ class SglangHost(Host):
                 no_twin="; ".join(why) if origin == "discovered" else None,
             ),
             paths=drive,
+            computed=computed,
         )
 
 
-def _maker(model_class: Any, folder: Path) -> Callable[[], Any]:
+def _is_guessed(installer: StubInstaller, entry: twin.Entry) -> bool:
+    """Return whether the class's config says what its twin's does not."""
+    return bool(installer.added_fields or {"json", "without"} & entry.keys())
+
+
+def _maker(model_class: Any, folder: Path, said: torch.dtype | None = None) -> Callable[[], Any]:
+    """Return what makes the class of a folder.
+
+    Args:
+        said: the dtype that its config says; None: bfloat16, whatever that says.
+    """
+
     def make() -> Any:
         gc.collect()  # the model before this one refers to itself
         torch.manual_seed(0)
         before = torch.get_default_dtype()
-        torch.set_default_dtype(torch.bfloat16)
+        torch.set_default_dtype(said or torch.bfloat16)
         try:
-            model = model_class(config=sglang_config.read(folder))
+            model = model_class(config=sglang_config.read(folder, said))
             model.eval()  # what it returns may be the part that it is passed on to
             return model
         finally:

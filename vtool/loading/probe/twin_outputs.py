@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from inspect import Parameter, signature
-from math import isnan
+from math import isinf, isnan
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .errors import NotRun
+from .errors import NotRun, error_text
 from .facts import CheckFacts, Item
 
 TOKENS = 12
@@ -24,6 +24,12 @@ Two classes may be as far apart. Of vLLM 0.32's classes that compute rightly, in
 1e-6 apart, where rounding moved outputs by 0.02 to 0.1; an exchange of two weights moves them by
 about 1.
 """
+SAME = 1 / 8
+"""The part of a rounding within which two classes compute the same.
+
+Between that and the whole of it nothing is said: another constant, as an approximation of GELU,
+or a router that chooses otherwise may be behind it.
+"""
 MOST_ROUNDING = 0.5
 """The part of their size by which rounding may move outputs: moved further, they tell nothing."""
 Outputs = Mapping[str, Tensor]
@@ -31,6 +37,10 @@ Outputs = Mapping[str, Tensor]
 
 Of an image, `image features`, of shape (rows, width).
 """
+OfText = Callable[[Tensor, Outputs], Outputs]
+"""Computes of the ids of a text one of the outputs that the twin has of it. Raises NotRun."""
+OfImage = Callable[[Mapping[str, Tensor]], Any]
+"""Computes what the language model is given of an image, in one tensor or several."""
 
 
 class Twin:
@@ -154,6 +164,62 @@ def distance(seen: Tensor, expected: Tensor) -> float:
     return float("inf") if isnan(found) else found
 
 
+def compare_class(
+    twin: Twin, of_text: OfText, of_image: OfImage | None = None, guessed: bool = False
+) -> CheckFacts:
+    """Compare what a loaded class computes in float32 of a text, and of an image, with its twin.
+
+    Args:
+        of_image: None where the class takes no image.
+        guessed: fields of the class's config were made up, and may mean something else.
+
+    Raises:
+        NotRun: there is nothing to compare.
+    """
+    found = _compare_text(twin, of_text)
+    images = _compare_image(twin, of_image) if of_image else CheckFacts()
+    found = CheckFacts((*found.items, *images.items), {**found.measured, **images.measured})
+    if found.items and guessed:
+        raise NotRun("it computes something else, and fields of its config were guessed")
+    return found
+
+
+def _compare_text(twin: Twin, of_text: OfText) -> CheckFacts:
+    tokens = twin.tokens()
+    expected = twin.outputs(tokens)
+    own = of_text(tokens, expected)
+    roundings = twin.roundings(lambda: twin.outputs(tokens), expected)
+    found = compare(own, expected, roundings)
+    name = found.measured["compared"]
+    if not found.items or isinf(found.measured["distance"]):  # of no numbers nothing depends
+        return found
+    ahead = _sees_ahead(lambda text: twin.outputs(text)[name], tokens)
+    if ahead != _sees_ahead(lambda text: of_text(text, expected)[name], tokens):
+        raise NotRun("one of them lets tokens of a text see later ones, the other does not")
+    return found
+
+
+def _sees_ahead(output: Callable[[Tensor], Tensor], tokens: Tensor) -> bool:
+    """Return whether the first row of an output depends on the last token, beyond rounding."""
+    other = tokens.clone()
+    other[-1] = tokens[0]
+    return distance(output(other)[0], output(tokens)[0]) > 1e-3
+
+
+def _compare_image(twin: Twin, of_image: OfImage) -> CheckFacts:
+    try:
+        image = twin.image()
+        expected = twin.features(image)
+        own = {"image features": joined(of_image(image))}
+        roundings = twin.roundings(lambda: twin.features(image), expected)
+        found = compare(own, expected, roundings)
+    except NotRun as why:
+        return CheckFacts((), {"images": f"not run: {why}"})
+    except Exception as error:  # a class may take images otherwise than these
+        return CheckFacts((), {"images": f"not run: {error_text(error)}"})
+    return CheckFacts(found.items, {"images": dict(found.measured)})
+
+
 def compare(own: Outputs, expected: Outputs, roundings: Mapping[str, float]) -> CheckFacts:
     """Compare what a class computes with what its twin does.
 
@@ -163,7 +229,8 @@ def compare(own: Outputs, expected: Outputs, roundings: Mapping[str, float]) -> 
         roundings: what `Twin.roundings` returned of it.
 
     Raises:
-        NotRun: the twin has no such output, or rounding moves it as far as anything could.
+        NotRun: the twin has no such output, rounding moves it as far as anything could, or what
+            they are apart is neither float32's rounding nor more than that of bfloat16.
     """
     ((name, seen),) = own.items()
     right = expected.get(name)
@@ -179,8 +246,14 @@ def compare(own: Outputs, expected: Outputs, roundings: Mapping[str, float]) -> 
         raise NotRun(f"rounding its weights moves its {name} by {rounding:.2g} of their size")
     found = distance(seen, right)
     measured: dict[str, Any] = {"compared": name, "distance": found, "rounding": rounding}
-    if found <= rounding:
+    if found <= rounding * SAME:
         return CheckFacts((), measured)
+    if found <= rounding:
+        raise NotRun(
+            f"its {name} are {found:.2g} from its twin's: further than float32 rounds, and no"
+            f" further than moving each weight by a unit in bfloat16's last place moves them"
+            f" ({rounding:.2g})"
+        )
     times = float((seen * right).sum() / right.square().sum().clamp_min(1e-30))
     if times > 0 and distance(seen / times, right) <= rounding:
         measured["times"] = times

@@ -5,19 +5,20 @@ values from a cache that only the engine has. All else is the class's own.
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .errors import NotRun, error_text
+from .errors import NotRun
 from .facts import CheckFacts
 from .sources import Owned
 from .subject import Subject
-from .twin_outputs import TOKENS, Outputs, Twin, compare, distance, joined
+from .twin_outputs import TOKENS, OfImage, Outputs, Twin, compare_class
 
 WRITTEN_OUT = frozenset(
     {"Attention", "MLAAttention", "EncoderOnlyAttention", "ChunkedLocalAttention"}
@@ -54,48 +55,19 @@ def compare_with_twin(
         ):
             twin = Twin(class_name, folder)
             model = _loaded(subject, config)
-            found = _compare_text(model, config, twin)
-            images = _compare_image(model, twin)
+            return compare_class(twin, partial(_outputs, model, config), _of_image(model), guessed)
     finally:
         config.model_config.dtype = dtype
-    found = CheckFacts((*found.items, *images.items), {**found.measured, **images.measured})
-    if found.items and guessed:
-        raise NotRun("it computes something else, and fields of its config were guessed")
-    return found
 
 
-def _compare_text(model: Any, config: Any, twin: Twin) -> CheckFacts:
-    tokens = twin.tokens()
-    expected = twin.outputs(tokens)
-    own = _outputs(model, config, tokens, expected)
-    roundings = twin.roundings(lambda: twin.outputs(tokens), expected)
-    found = compare(own, expected, roundings)
-    name = found.measured["compared"]
-    if found.items and _sees_ahead(lambda text: twin.outputs(text)[name], tokens) != _sees_ahead(
-        lambda text: _outputs(model, config, text, expected)[name], tokens
-    ):
-        raise NotRun("one of them lets tokens of a text see later ones, the other does not")
-    return found
-
-
-def _compare_image(model: Any, twin: Twin) -> CheckFacts:
-    """Compare what the language model is given of an image, where both compute that."""
+def _of_image(model: Any) -> OfImage | None:
+    """Return what computes the features of an image; None where the class takes none."""
     if not hasattr(model, "embed_multimodal"):
-        return CheckFacts()
+        return None
     for module in model.modules():
         if type(module).__name__ == "FusedMMInputNorm":  # pixels come normalized, as from anywhere
             module._forward_method = _pixels_as_they_are
-    try:
-        image = twin.image()
-        expected = twin.features(image)
-        own = {"image features": joined(model.embed_multimodal(**image))}
-        roundings = twin.roundings(lambda: twin.features(image), expected)
-        found = compare(own, expected, roundings)
-    except NotRun as why:
-        return CheckFacts((), {"images": f"not run: {why}"})
-    except Exception as error:  # a class may take images otherwise than these
-        return CheckFacts((), {"images": f"not run: {error_text(error)}"})
-    return CheckFacts(found.items, {"images": dict(found.measured)})
+    return lambda image: model.embed_multimodal(**image)
 
 
 def _loaded(subject: Subject, config: Any) -> Any:
@@ -144,13 +116,6 @@ def _outputs(model: Any, config: Any, tokens: Tensor, expected: Outputs) -> Outp
 
 def _pixels_as_they_are(pixels: Tensor, dtype: torch.dtype, *_: Any) -> Tensor:
     return pixels.to(dtype)
-
-
-def _sees_ahead(output: Callable[[Tensor], Tensor], tokens: Tensor) -> bool:
-    """Return whether the first row of an output depends on the last token, beyond rounding."""
-    other = tokens.clone()
-    other[-1] = tokens[0]
-    return distance(output(other)[0], output(tokens)[0]) > 1e-3
 
 
 @contextmanager
