@@ -118,7 +118,7 @@ def in_time() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", TOO_LARGE)
-@pytest.mark.parametrize("trusted", [True, False])
+@pytest.mark.parametrize("trusted", [pytest.param(True, marks=pytest.mark.full), False])
 def test_is_a_finding(
     name: str, trusted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

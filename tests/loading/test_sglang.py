@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.load_check_commands import SGLANG, needs_sglang, results
 
-pytestmark = needs_sglang
+pytestmark = [pytest.mark.full, needs_sglang]
 STAND_IN = "load_format=runai_streamer (a stand-in with one buffer)"
 COPIES, KEEP = "LlamaForCausalLM", ("Qwen2ForRewardModel", "WhisperForConditionalGeneration")
 MISSPELT, MARKED, WITHOUT_A_TWIN, WITHOUT_NAMES, TAKES_NOTHING = (
