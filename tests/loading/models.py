@@ -196,6 +196,25 @@ class Adds(Good):
             super().put(name, tensor)
 
 
+class ChangesGiven(Good):
+    """Adds one to what it is given, in the loader's memory."""
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        if name == "o.bias":
+            tensor += 1.0
+        super().put(name, tensor)
+
+
+class TurnsGiven(Good):
+    """Changes the shape of what it is given, and no value."""
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        if name == "o.weight":
+            tensor.t_()
+            tensor = tensor.t()
+        super().put(name, tensor)
+
+
 class Aliases(Good):
     def put(self, name: str, tensor: Tensor) -> None:
         if name == "o.weight":

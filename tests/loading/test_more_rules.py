@@ -414,3 +414,21 @@ def test_what_a_module_keeps_beside_its_parameters_is_compared_too() -> None:
     assert {"stale-reference", "aliased-parameter"} <= rules(
         KeepsOneInAnAttribute, models.checkpoint()
     )
+
+
+def test_a_class_that_changes_what_it_is_given_is_warned_of() -> None:
+    result = check_load_weights(models.ChangesGiven, models.checkpoint())
+    (finding,) = result.findings
+    assert (finding.rule, finding.severity) == ("reload-dependent", "warning")
+    assert finding.tensors == ("o.bias",)
+    assert "changes 1 of the tensors that it is given" in finding.message
+
+
+def test_another_shape_of_what_is_given_is_no_change() -> None:
+    assert rules(models.TurnsGiven, models.checkpoint()) == set()
+
+
+def test_a_parameter_that_is_the_loaders_memory_is_not_called_changed() -> None:
+    with pytest.raises(Findings) as found:
+        check_load_weights(models.Aliases, models.checkpoint())
+    assert {one.rule for one in found.value.diagnostics} == {"aliased-parameter", "stale-reference"}

@@ -115,7 +115,10 @@ RULES = (
         why="An updated policy is a mixture of old and new weights.",
         bad="self.weight.add_(tensor)",
         good="self.weight.copy_(tensor)",
-        fix="Make load_weights a function of what it is given only, buffers included.",
+        fix=(
+            "Make load_weights a function of what it is given only, buffers included, and change"
+            " nothing of that: tensor = tensor + 1, not tensor += 1."
+        ),
     ),
     Rule(
         name="aliased-parameter",

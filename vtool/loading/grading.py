@@ -234,6 +234,14 @@ def _grade_differences(
                 f" {_parameters(group)}"
             )
             yield _finding(rule, message, group, "note")
+        elif kind == "changed":
+            names = _tensors(group)
+            message = (
+                f"it changes {len(group)} of the tensors that it is given, in place: {listed(names)};"
+                " whoever keeps them and gives them again, as weight synchronization may, loads"
+                " other values"
+            )
+            yield _finding(rule, message, group, "warning")
         else:
             if kind == "hash":
                 how = "loaded in another process, whose sets have another order"

@@ -19,7 +19,7 @@ from .memory import resident_bytes
 from .processed import snapshot_everything
 from .quantized import quantized_stems
 from .reference import Reference
-from .sources import Owned, ReusableBuffer, buckets, other_values, shuffled
+from .sources import Compared, Owned, ReusableBuffer, buckets, other_values, shuffled
 from .stale import ring_of_buffers
 from .state import State, compare_states, named_parameters, snapshot
 from .subject import QuantizedTwin, Subject
@@ -180,8 +180,9 @@ def _several_calls(reference: Reference, checks: Checks) -> CheckFacts:
 
 
 def _second_load(reference: Reference, checks: Checks) -> CheckFacts:
-    """Load twice into one object, other values first."""
+    """Load twice into one object, other values first; look whether it changes what it is given."""
     checkpoint = reference.subject.checkpoint
+    source = Compared(checkpoint)
 
     def load() -> Any:
         try:
@@ -189,10 +190,11 @@ def _second_load(reference: Reference, checks: Checks) -> CheckFacts:
         except Exception:  # integers may be indices or sizes, of which not all are valid
             floats = {name for name, one in checkpoint.items() if one.is_floating_point()}
             model = reference.load(Owned(other_values(checkpoint, floats)))
-        reference.subject.load(model, Owned(checkpoint))
+        reference.subject.load(model, source)
         return model
 
-    return CheckFacts(reference.compare(load))
+    items = reference.compare(load)
+    return CheckFacts((*items, *(Item("changed", None, (name,)) for name in source.changed)))
 
 
 def _two_ranks(reference: Reference, rules: Sequence[str]) -> Checks:

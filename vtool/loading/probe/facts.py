@@ -43,6 +43,7 @@ class Item:
         "part",
         "place",
         "lost",
+        "changed",
     ] = "differs"
     """The form of the problem.
 
@@ -50,7 +51,7 @@ class Item:
     buffer that differs from object to object. `early` and `end`: where a class stops
     asking for tensors. `peak` and `after`: when it holds too many of them. `part`: a tensor of
     which some elements are never read. `place` and `lost`: beside a quantized weight, another's
-    scale or zero point, or none.
+    scale or zero point, or none. `changed`: tensors that the class changes in the loader's memory.
     """
     parameter: str | None = None
     """The parameter or buffer."""

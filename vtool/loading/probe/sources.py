@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .state import as_bytes
+from .state import as_bytes, same
 from .subject import Named
 from .threads import run_late_tasks
 
@@ -38,6 +38,24 @@ class Owned:
             self.given += 1
             yield name, self.checkpoint[name].clone()
         self.exhausted = True
+
+
+class Compared(Owned):
+    """Gives tensors as `Owned` does; `changed` has those whose values a class changes in place.
+
+    Each is looked at when the next one is asked for: who waits longer is not seen.
+    """
+
+    def __init__(self, checkpoint: Mapping[str, Tensor]) -> None:
+        super().__init__(checkpoint)
+        self.changed: list[str] = []
+
+    def __iter__(self) -> Iterator[Named]:
+        for name, tensor in super().__iter__():
+            memory = tensor.detach()  # keeps its shape, whatever becomes of the other's
+            yield name, tensor
+            if not same(memory, self.checkpoint[name]):
+                self.changed.append(name)
 
 
 class ReusableBuffer(Owned):
