@@ -38,9 +38,7 @@ def first_of_its_check(defect: Defect) -> bool:
 @pytest.mark.parametrize(
     "defect",
     [
-        pytest.param(
-            one, id=one.name, marks=() if first_of_its_check(one) else (pytest.mark.full,)
-        )
+        pytest.param(one, id=one.name, marks=() if first_of_its_check(one) else (pytest.mark.full,))
         for one in DEFECTS
     ],
 )
