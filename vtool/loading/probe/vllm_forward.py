@@ -51,6 +51,7 @@ def compare_with_twin(
             set_current_vllm_config(config),
             set_forward_context(None, config, num_tokens=TOKENS),
             _attention_written_out(),
+            torch.compiler.set_stance("force_eager"),  # compiling takes longer than all else
             torch.no_grad(),
         ):
             twin = Twin(class_name, folder)
