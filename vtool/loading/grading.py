@@ -237,9 +237,9 @@ def _grade_differences(
         elif kind == "changed":
             names = _tensors(group)
             message = (
-                f"it changes {len(group)} of the tensors that it is given, in place: {listed(names)};"
-                " whoever keeps them and gives them again, as weight synchronization may, loads"
-                " other values"
+                f"it changes {len(group)} of the tensors that it is given, in place:"
+                f" {listed(names)}; whoever keeps them and gives them again, as weight"
+                " synchronization may, loads other values"
             )
             yield _finding(rule, message, group, "warning")
         else:
