@@ -13,6 +13,7 @@ FOUND = Path(__file__).parents[2] / "docs/found"
 REPORTS = sorted(file for file in FOUND.glob("*.md") if file.name != "README.md")
 SAYS = {
     "sglang-glm-image-mlp": ("sglang", "the vision MLP is not loaded"),
+    "sglang-glm-ocr-merger": ("sglang", "512 of 4608 channels of the merger are not loaded"),
     "sglang-gptj-head-bias": ("sglang", "the bias of the head is dropped"),
     "sglang-llama4-text-experts": ("sglang", "no expert is loaded"),
     "sglang-longcat-norm-scales": ("sglang", "norms of one are scaled by [4.0, 2.0]"),
