@@ -114,7 +114,8 @@ def _search(
     unreached: set[str] = set()
     tried = written = 0
     for number, (name, parameter) in enumerate(parameters.items()):
-        progress(f"names: {number} of {len(parameters)}")
+        if number % 16 == 0:
+            progress(f"names: {number} of {len(parameters)}")
         if number > len(parameters) // 2 and written < GIVE_UP * tried:
             break
         kind = re.sub(r"\d+", "#", name)
@@ -129,13 +130,13 @@ def _search(
                 if kind in unreached
                 else [*worked, *(rename for rename in prefixes if rename not in worked)]
             )
+            tensor: Tensor | None = None  # drawn once, for the first name that is tried
             for rename in renames:
                 full = rename(candidate)
                 if full in found:
                     continue
-                tensor = (torch.randn(shape, generator=generator) * 0.5 + 0.01).to(
-                    torch.bfloat16 if parameter.is_floating_point() else parameter.dtype
-                )
+                if tensor is None:
+                    tensor = _random(shape, parameter, generator)
                 wrote, whole = _writes(load, parameter, full, tensor, left)
                 raised |= wrote and not whole
                 if wrote and (whole or keep_raising):
@@ -151,6 +152,12 @@ def _search(
     total = sum(parameter.numel() for parameter in parameters.values())
     reached = total - sum(_left(parameter) for parameter in parameters.values())
     return found, reached / max(total, 1), raised
+
+
+def _random(shape: tuple[int, ...], parameter: Tensor, generator: torch.Generator) -> Tensor:
+    """Return random values, in the dtype that a checkpoint has for a parameter."""
+    values = torch.randn(shape, generator=generator) * 0.5 + 0.01
+    return values.to(torch.bfloat16 if parameter.is_floating_point() else parameter.dtype)
 
 
 def _left(parameter: Tensor) -> int:

@@ -6,12 +6,13 @@ Where vLLM is stubbed: the table of replacements is `stubs.STUBS`.
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
 from . import vllm_folder, vllm_tiny
 from .errors import NotRun
@@ -79,6 +80,9 @@ class VllmHost(Host):
         with suppress(Exception):  # each config of a quantized class asks for all methods' modules
             quantization = importlib.import_module("vllm.model_executor.layers.quantization")
             quantization.get_quantization_config("compressed-tensors")
+        vllm_tiny.words_of(importlib.import_module("transformers"))
+        with suppress(ImportError, AttributeError):  # vLLM before 0.32 does not trace routers
+            _match_each_router_once()
         super().warm_up()
 
     def list_subjects(self) -> list[str]:
@@ -127,3 +131,25 @@ class VllmHost(Host):
             for name in ("nms", "qnms"):
                 given = "Tensor dets, Tensor scores, float iou_threshold"
                 self._library.define(f"{name}({given}) -> Tensor")
+
+
+def _match_each_router_once() -> None:
+    """Have vLLM's Transformers backend trace routers that are alike once, not at every layer.
+
+    It caches what it finds in other modules by their class, and not this: of a class with experts,
+    a trace for each layer of each object was nine tenths of all time (vLLM 0.32).
+    """
+    from vllm.model_executor.models.transformers.fusers.moe import MoEBlockFuser
+
+    match: Any = MoEBlockFuser._match_router
+    known: dict[Hashable, Any] = {}
+
+    def once(gate: nn.Module) -> Any:
+        plain = [item for item in vars(gate).items() if isinstance(item[1], bool | int | str)]
+        shapes = [(name, tensor.shape) for name, tensor in gate.state_dict().items()]
+        key = (type(gate), tuple(plain), tuple(shapes))
+        if key not in known:
+            known[key] = match(gate)
+        return known[key]
+
+    MoEBlockFuser._match_router = staticmethod(once)  # type: ignore[method-assign]

@@ -5,8 +5,9 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from torch import Tensor
@@ -206,9 +207,8 @@ class TinyArchitecture:
             return getattr(transformers, self.twin_class).config_class
         stem = ENDINGS.sub("", self.name)
         for module in (configs, transformers):
-            for word in dir(module):
-                if word.casefold() == f"{stem}Config".casefold():
-                    return getattr(module, word)
+            if word := words_of(module).get(f"{stem}Config".casefold()):
+                return getattr(module, word)
         home = sys.modules[self.models[self.served_as].load_model_cls().__module__]
         plain = transformers.PretrainedConfig
         there = (
@@ -251,6 +251,12 @@ class TinyArchitecture:
             by_name = "eagle3" if "agle3" in self.name else "mtp" if "MTP" in self.name else "eagle"
             _add_target(config, self.entry.get("drafts", by_name))
         return config
+
+
+@cache
+def words_of(module: ModuleType) -> Mapping[str, str]:
+    """Return a module's names by their lower case; those of transformers take a second to list."""
+    return {word.casefold(): word for word in reversed(dir(module))}  # of two, the first
 
 
 def _add_target(config: Any, method: str) -> None:
