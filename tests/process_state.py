@@ -88,6 +88,8 @@ def _torch_differences(before: TorchState | None, after: TorchState | None) -> I
 
 
 def _module_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    if before == after:  # of most tests, and a thousandth of the time of looking at each
+        return
     for name, module in before.items():
         if not _is_same(module, after.get(name)):
             yield f"sys.modules[{name!r}] was {'replaced' if name in after else 'removed'}"
@@ -116,6 +118,8 @@ def restore(state: ProcessState, *, numerics_only: bool = False) -> None:
             signal.signal(number, handler)
     # a copy is made in one piece, while making a list may collect garbage that imports modules
     modules = dict(sys.modules)
+    if modules == state.modules:
+        return
     for name in modules.keys() - state.modules.keys():
         if _stands_in(name, modules[name]):
             del sys.modules[name]

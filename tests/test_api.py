@@ -76,6 +76,7 @@ def test_threads_are_what_they_were_before(tmp_path: Path) -> None:
     torch.set_num_threads(1)
 
 
+@pytest.mark.full
 def test_the_model_is_the_exports_and_answers_as_the_command_does(
     result: vtool.TrainingResult, tmp_path: Path
 ) -> None:
@@ -127,6 +128,7 @@ def test_settings_are_compared_with_live_objects() -> None:
     assert vtool.compare({"optim.betas": (0.9, 0.999)}, {"optimizer": optimizer}) == []
 
 
+@pytest.mark.full
 def test_a_loader_is_checked() -> None:
     file = tests.loading.models.__file__
     report = vtool.load_check(

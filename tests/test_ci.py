@@ -57,6 +57,7 @@ def check(
     )
 
 
+@pytest.mark.full
 def test_the_action_annotates_the_lines_of_a_pull_request(folder: Path) -> None:
     done = check(folder, "recipes/*.yaml digits", "train.steps=60\noptim.lr=1e-3\n")
     assert done.returncode == 1
@@ -67,6 +68,7 @@ def test_the_action_annotates_the_lines_of_a_pull_request(folder: Path) -> None:
     assert check(folder, "recipes/nothing-*.yaml").returncode == 2
 
 
+@pytest.mark.full
 def test_the_action_takes_recipes_for_a_strangers(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

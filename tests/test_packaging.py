@@ -67,6 +67,7 @@ def test_no_test_and_no_script_is_in_it(site: Path) -> None:
     }
 
 
+@pytest.mark.full
 def test_the_wheel_finds_its_recipes_in_any_folder(site: Path, tmp_path: Path) -> None:
     from_wheel = run(
         site,

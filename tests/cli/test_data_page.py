@@ -87,6 +87,7 @@ def tar() -> str:
     return "{format: auto, path: rows.tar}"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "make", [sharegpt, *(pytest.param(make, marks=pytest.mark.full) for make in (disk, tar))]
 )

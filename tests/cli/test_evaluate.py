@@ -94,6 +94,7 @@ def test_processes_are_not_started_within_processes_nor_for_what_cannot_be_asked
     assert "torchrun has started 2 processes already" in output
 
 
+@pytest.mark.full
 def test_findings_have_their_exit_status(beside: Path) -> None:
     evaluate = ("evaluate", "digits", "digits", "--limit", "8")
     output = vtool(beside, *evaluate, "--choices", "0,1,x", status=1)

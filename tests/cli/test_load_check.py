@@ -20,6 +20,7 @@ from vtool.diagnostics.rules_loading import CLASS_RULES
 MODELS = tests.loading.models.__file__
 
 
+@pytest.mark.full
 def test_a_function_of_a_file_is_judged_in_a_process_of_its_own() -> None:
     subjects = [
         f"python:{MODELS}:{name}"
@@ -74,6 +75,7 @@ def test_a_factory_that_ends_its_process_is_told_with_its_status_and_last_words(
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("factory", ["hangs", "computes_for_ever"])
 def test_a_factory_that_does_not_end_is_stopped(factory: str) -> None:
     found = results(f"python:{MODELS}:{factory}", "limits.seconds=1", status=1)
@@ -91,6 +93,7 @@ def test_a_checkpoint_of_a_folder_takes_the_place_of_the_files_own(tmp_path: Pat
     assert [finding["parameter"] for finding in found["findings"]] == ["o.bias"]
 
 
+@pytest.mark.full
 def test_the_shard_of_a_tensor_is_named(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
@@ -124,6 +127,7 @@ def test_values_that_nobody_gave_are_not_called_the_users_own(tmp_path: Path) ->
     }
 
 
+@pytest.mark.full
 def test_settings_choose_the_checks() -> None:
     found = results(
         f"python:{MODELS}:KeepsAll",
@@ -150,7 +154,11 @@ def test_settings_choose_the_checks() -> None:
         (["--all", "vllm", "--checkpoint", "/tmp"], "none is named"),
         ([f"python:{MODELS}:Good", "--digest"], "error[ignored-setting"),
         (["vllm_all", "run.name=x"], "there is no setting `run`"),
-        (["sglang:LlamaForCausalLM", "--python", sys.executable], "cannot import sglang"),
+        pytest.param(
+            ["sglang:LlamaForCausalLM", "--python", sys.executable],
+            "cannot import sglang",
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_bad_input_is_told_and_nothing_is_judged(arguments: list[str], words: str) -> None:

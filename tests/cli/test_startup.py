@@ -24,6 +24,7 @@ def imported(*arguments: str) -> set[str]:
     return {name.partition(".")[0] for name in done.stderr.splitlines()[-1].split()}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -238,6 +238,7 @@ def test_verify_of_a_file_that_is_not_there_says_where_it_looked(tmp_path: Path)
     assert "path-not-found" in vtool(tmp_path, "verify", "none.jsonl", status=2)
 
 
+@pytest.mark.full
 def test_verify_of_a_recipe_audits_every_split(tmp_path: Path) -> None:
     """Proofs cannot be made on these rows: they would take far longer than the audit."""
     write_rows(tmp_path / "my.jsonl", ['{"messages": []}'] * 700 + [chat("a", "b")])

@@ -77,6 +77,7 @@ def test_a_recipe_for_a_large_model_asks_for_the_model_and_the_rows(name: str) -
     }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", TRAINED)
 @pytest.mark.parametrize("steps", [1, 9])
 def test_a_run_of_a_few_steps_is_refused_by_no_warm_up(name: str, steps: int) -> None:

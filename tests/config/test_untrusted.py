@@ -179,6 +179,7 @@ def test_paths_inside_are_checked(folder: Path) -> None:
     assert found.rule == "path-not-found"
 
 
+@pytest.mark.full
 def test_shipped_recipes_are_as_clean_as_without_it() -> None:
     from vtool.config.shipped import recipe_names
 

@@ -272,7 +272,7 @@ def test_a_row_with_more_text_than_may_be_is_refused(tmp_path: Path, workers: in
     assert "rows.jsonl:1 has 101 bytes of text; data.max_text_bytes is 100" in dropped.message
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.full)])
 def test_a_template_that_never_ends_is_one_finding_and_ends_the_audit(
     tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

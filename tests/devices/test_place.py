@@ -63,6 +63,7 @@ def asked(
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["npu", pytest.param("auto", marks=pytest.mark.full)])
 def test_a_rank_gets_the_npu_of_its_number_and_hccl(tmp_path: Path, kind: str) -> None:
     done = asked(tmp_path, kind, 2)

@@ -79,6 +79,7 @@ def test_this_machine_runs_what_the_tests_run(here: tuple[int, str, str]) -> Non
     assert " error" not in out.splitlines()[-1]
 
 
+@pytest.mark.full
 def test_no_line_of_the_table_is_wider_than_a_terminal(here: tuple[int, str, str]) -> None:
     table = here[1].partition("\n\n")[0]
     paths = (sys.executable, str(Path(sys.executable).resolve()))
@@ -100,6 +101,7 @@ def test_nothing_of_torch_is_imported_where_it_runs() -> None:
     assert done.stdout.splitlines()[-1] == "False"
 
 
+@pytest.mark.full
 def test_a_torch_that_raises_is_told_with_what_it_said(tmp_path: Path) -> None:
     package(
         tmp_path,
@@ -114,6 +116,7 @@ def test_a_torch_that_raises_is_told_with_what_it_said(tmp_path: Path) -> None:
     assert result["details"]["machine"]["engines"]["ddp, fsdp2"]["state"] == "not usable"
 
 
+@pytest.mark.full
 def test_a_torch_that_crashes_is_told(tmp_path: Path) -> None:
     package(tmp_path, "torch", "2.13.0", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
     _, result = document(site=tmp_path)
@@ -160,6 +163,7 @@ def test_torch_npu_without_cann_is_why_torch_does_not_import(tmp_path: Path) -> 
     assert "/nowhere, which is not there" in by_rule["cann-not-found"]["message"]
 
 
+@pytest.mark.full
 def test_a_version_outside_the_bounds_is_told_with_the_command(tmp_path: Path) -> None:
     package(tmp_path, "transformers", "4.57.0")
     code, result = document("digits", site=tmp_path)
@@ -168,6 +172,7 @@ def test_a_version_outside_the_bounds_is_told_with_the_command(tmp_path: Path) -
     assert finding["help"].startswith("pip install '")
 
 
+@pytest.mark.full
 def test_variables_of_an_npu_are_looked_at_where_they_are_set() -> None:
     code, result = document("load_check", ASCEND_RT_VISIBLE_DEVICES="1, 2")
     assert (code, [finding["rule"] for finding in result["findings"]]) == (
@@ -202,6 +207,7 @@ class TestOfARecipe:
         assert "load-check" not in result["details"]["machine"]
         assert list(result["details"]["machine"]["engines"]) == ["ddp"]
 
+    @pytest.mark.full
     def test_for_more_devices_than_there_are(self, quick: Path) -> None:
         code, result = document("digits", "device.kind=cuda", "launch.nproc=2", site=quick)
         assert (code, result["details"]["machine"]["torch"]["cuda"]) == (
@@ -217,6 +223,7 @@ class TestOfARecipe:
             "2",
         )
 
+    @pytest.mark.full
     def test_for_an_npu_on_a_machine_without(self, quick: Path) -> None:
         code, result = document("qwen2_5_vl_7b_npu", site=quick)
         assert code == 1
@@ -224,6 +231,7 @@ class TestOfARecipe:
         assert rules["extra-not-installed"]["help"] == "pip install 'vtool[npu]'"
         assert result["checks"]["device-missing"] == "not-run"
 
+    @pytest.mark.full
     def test_for_a_base_in_nf4_without_bitsandbytes(self, quick: Path) -> None:
         package(quick, "bitsandbytes", "0.1.0")
         code, result = document("digits_lora", "lora.base_dtype=nf4", site=quick)
@@ -251,17 +259,20 @@ class TestOfARecipe:
             )
             assert (code, result["findings"]) == (0, [])
 
+    @pytest.mark.full
     def test_no_package_is_told_twice(self, quick: Path) -> None:
         entry = "data.train=[{format: auto, path: rows.parquet}]"
         _, out, _ = doctor("rows", entry, site=quick)
         assert out.count("  transformers  ") == 1
 
+    @pytest.mark.full
     def test_of_megatron_in_another_release(self, quick: Path) -> None:
         package(quick, "megatron_core", "0.15.0")
         code, result = document("digits_megatron", site=quick)
         assert list(result["details"]["machine"]["engines"]) == ["megatron"]
         assert (code, result["findings"][0]["help"]) == (1, "pip install 'vtool[megatron]'")
 
+    @pytest.mark.full
     def test_of_frameworks(self, tmp_path: Path) -> None:
         fake = tmp_path / "python"
         fake.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
@@ -274,16 +285,19 @@ class TestOfARecipe:
         code, result = document("vllm_all", f"python='{tmp_path / 'nothing'}'")
         assert (code, result["findings"][0]["rule"]) == (1, "unusable-interpreter")
 
+    @pytest.mark.full
     def test_that_is_none(self) -> None:
         code, _, err = doctor("digts")
         assert code == 2
         assert "did you mean `digits`?" in err
 
+    @pytest.mark.full
     def test_whose_engine_is_no_engine(self, quick: Path) -> None:
         code, result = document("digits", "engine.kind=fsdp", site=quick)
         assert (code, result["findings"][0]["rule"]) == (1, "unknown-choice")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "format",
     [

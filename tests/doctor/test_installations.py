@@ -126,6 +126,7 @@ def test_families_that_a_release_computes_wrong_are_named(site: Path) -> None:
     assert (refused.rule, refused.parameter) == ("release-broken", "model.family")
 
 
+@pytest.mark.full
 def test_the_command_finds_the_interpreter_that_it_runs_in(tmp_path: Path) -> None:
     """A folder on PYTHONPATH hides the installed release, as a checkout does."""
     package(tmp_path, "peft", "0.30.0")

@@ -90,6 +90,7 @@ def test_a_rank_without_images_gets_the_gradient_of_one_process(
     assert relative_difference(first["gradients"], wanted[family]) <= TOLERANCE[family]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     "more",

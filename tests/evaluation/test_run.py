@@ -60,6 +60,7 @@ def test_answers_and_nll_do_not_depend_on_the_batch(
         assert a.confidence == pytest.approx(b.confidence, rel=1e-4)
 
 
+@pytest.mark.full
 def test_drawn_answers_follow_the_seed(evaluate: Callable[..., Evaluated], tmp_path: Path) -> None:
     first, again, other = (
         answers_of(evaluate(folder=tmp_path / name, temperature=2.0, seed=seed))

@@ -144,6 +144,7 @@ def test_what_the_user_has_set_offline_stays_so(
     assert hub.asked == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "told"),
     [
@@ -161,6 +162,7 @@ def test_what_the_hub_does_not_give_is_one_finding(
     assert "Traceback" not in output
 
 
+@pytest.mark.full
 def test_half_a_download_is_told_and_goes_on(hub: Hub, tmp_path: Path) -> None:
     hub.fails_after = 3
     output = vtool(tmp_path, "predict", "org/broken", "--question", "Hi?", status=2)

@@ -135,6 +135,7 @@ def test_strict_a_folder_whose_class_was_not_asked_has_not_passed(
     assert f"files clean, class not-run: {reason}" in done.stdout
 
 
+@pytest.mark.full
 def test_files_and_classes_are_named_together_and_told_in_that_order(tmp_path: Path) -> None:
     model = folder(tmp_path / "a=b", model={"a": f32(2, 3)})
     # Away from `make vllm-env`'s environment: which class loads the folder is not the question

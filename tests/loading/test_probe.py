@@ -59,6 +59,7 @@ def test_every_host_of_the_registry_opens_without_its_framework(name: str) -> No
     assert host.subjects_are_users == (name == "python")
 
 
+@pytest.mark.full
 def test_none_of_its_files_hides_a_module_of_others() -> None:
     """Python puts the folder of a script first in `sys.path`; the probe takes it out."""
     ready, finished, done = vtool.loading.worker.probe_events(
@@ -83,6 +84,7 @@ def test_an_interpreter_without_torch_is_reported(tmp_path: Path) -> None:
     assert "cannot import torch" in event.reason
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("end", "reason"),
     [
@@ -149,6 +151,7 @@ def _held(size: int) -> None:
     time.sleep(60)
 
 
+@pytest.mark.full
 def test_what_a_subject_leaves_in_temporary_folders_goes_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

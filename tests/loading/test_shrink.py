@@ -201,6 +201,7 @@ def test_one_layer_predicts_further_tokens_where_the_config_says_none(tmp_path: 
     }
 
 
+@pytest.mark.full
 def test_a_package_that_is_not_there_is_empty_where_it_is_imported() -> None:
     """Runs in a process of its own, since an empty package stays."""
     program = """

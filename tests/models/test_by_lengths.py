@@ -97,6 +97,7 @@ def test_a_packed_row_with_images_is_rows_of_their_own(family: str) -> None:
     assert apart <= 1e-5
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl"])
 def test_layers_with_a_window_pack_too(family: str) -> None:
     """transformers masks the window of rows of their own; here no mask is made."""

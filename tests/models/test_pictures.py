@@ -151,6 +151,7 @@ def test_too_many_pixels_are_refused_before_they_are_decoded(tmp_path: Path) -> 
         PictureReader(most_pixels=199).read(str(tmp_path / "cut.png"))
 
 
+@pytest.mark.full
 def test_a_large_photo_gives_no_warning_of_a_bomb(tmp_path: Path) -> None:
     file = tmp_path / "a.png"
     Image.new("1", (10_000, 9_000)).save(file)  # above the half of what Pillow refuses

@@ -23,6 +23,7 @@ from vtool.planning.plan import GIB, OVERHEAD
 pytestmark = pytest.mark.usefixtures("no_process_group")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("model", PUBLISHED)
 def test_a_config_of_published_sizes_has_the_published_number_of_parameters(model: str) -> None:
     from transformers import AutoConfig, AutoModelForImageTextToText

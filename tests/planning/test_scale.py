@@ -32,9 +32,10 @@ from vtool.planning.step import Step, measure_step
 from vtool.training.checkpoint_files import Shares, WrittenFile, name_files, tensor_files
 
 WORLDS = [8, 64, 1024]
+EACH_WORLD = [8, 64, pytest.param(1024, marks=pytest.mark.full)]
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", EACH_WORLD)
 def test_every_row_of_an_epoch_is_on_one_rank_once(world: int) -> None:
     rows = 2 * world + 3
     plan = Plan(rows, world, seed=7)
@@ -50,7 +51,7 @@ def test_every_row_of_an_epoch_is_on_one_rank_once(world: int) -> None:
     assert sorted(seen) == list(kept)
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", EACH_WORLD)
 def test_every_packed_row_of_a_step_is_on_one_rank_once(world: int) -> None:
     rows = max(100, world)
     lengths = [1 + number * 7919 % 500 for number in range(rows)]
@@ -81,7 +82,7 @@ def test_packing_gives_each_row_to_the_first_rank_of_the_fewest_tokens() -> None
     assert [[row for group in each for row in group] for each in packed] == expected
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", EACH_WORLD)
 def test_a_manifest_of_many_ranks_names_each_tensor_once(tmp_path: Path, world: int) -> None:
     written = []
     for rank in range(world):
@@ -111,7 +112,7 @@ def mesh_of(rank: int, world: int) -> Iterator[DeviceMesh]:
 
 
 @pytest.mark.usefixtures("no_process_group")
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", EACH_WORLD)
 def test_every_row_of_a_weight_is_read_by_one_rank_once(world: int) -> None:
     shapes = [(1500, 3), (1024,), (7, 5), (1, 1)]
     places: dict[tuple[int, ...], list[tuple[slice, ...]]] = {shape: [] for shape in shapes}
@@ -130,7 +131,7 @@ def test_every_row_of_a_weight_is_read_by_one_rank_once(world: int) -> None:
         assert all(each[1:] == tuple(slice(0, size) for size in shape[1:]) for each in found)
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", EACH_WORLD)
 def test_a_rank_takes_its_part_of_ten_thousand_tensors_within_a_moment(world: int) -> None:
     """It looks at every name and size, and copies, writes and digests its own alone."""
     named = [(str(number), torch.empty(2**22, device="meta")) for number in range(10_000)]

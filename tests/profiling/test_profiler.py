@@ -357,6 +357,7 @@ class TestPromises:
         with pytest.raises(Findings, match="run-folder-unwritable"):
             loop(tmp_path, made_run(folder, "any", *TORCH))
 
+    @pytest.mark.full
     def test_a_trace_above_its_limit_is_capped_and_said(self, folder: Path, tmp_path: Path) -> None:
         from vtool.profiling.trace import pack
 

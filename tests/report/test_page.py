@@ -332,6 +332,7 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(
     assert not list(run_folder.glob(".report.html*"))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("text", ["weights", "<!DOCTYPE html>\n<html lang='en'>my own</html>"])
 def test_a_page_takes_the_place_of_pages_alone(run_folder: Path, text: str) -> None:
     mine, empty = run_folder / "model.safetensors", run_folder / "empty.html"

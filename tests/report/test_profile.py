@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.report.test_page import ATTACK, Elements, page_of
 
 
@@ -99,6 +101,7 @@ def test_what_is_not_known_is_said_and_never_0(run_folder: Path) -> None:
     assert "rank 0: 7 operations" in text
 
 
+@pytest.mark.full
 def test_a_run_without_a_profile_has_no_such_part_and_a_damaged_one_says_so(
     run_folder: Path,
 ) -> None:

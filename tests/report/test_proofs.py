@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.report.test_page import ATTACK, Elements, page_of
 
 RECORD = {
@@ -36,6 +38,7 @@ def test_it_shows_each_proof_the_failed_ones_first_and_what_it_stands_on(run_fol
     assert ATTACK not in page
 
 
+@pytest.mark.full
 def test_a_run_without_proofs_says_so_and_what_cannot_be_read_is_not_shown(
     run_folder: Path,
 ) -> None:

@@ -109,6 +109,7 @@ def test_a_name_that_is_mistyped_is_told_with_what_is_like_it(
         assert ("of that name in runs/" in one.message) == ("/" not in given)
 
 
+@pytest.mark.full
 def test_settings_that_nest_without_end_do_not_hide_the_run(run_folder: Path) -> None:
     (run_folder / "config.yaml").write_text("[" * 50_000)
     run = read_run(run_folder)

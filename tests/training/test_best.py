@@ -94,6 +94,7 @@ def test_a_run_ends_when_no_better_score_comes(rows: Path) -> None:
     assert train(made(rows, "early", KEEP, EARLY), Ranks()).status == "already finished"
 
 
+@pytest.mark.full
 def test_a_run_that_was_killed_remembers_the_best_and_how_long_it_has_waited(rows: Path) -> None:
     train(made(rows, "straight", KEEP, EARLY, "checkpoint.keep_last=20"), Ranks())
     best, last = (result(rows / "straight")[key] for key in ("best", "stopped_early"))

@@ -71,7 +71,7 @@ def test_ranks_write_what_one_process_would_read(
     }
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 8, 64, 1024])
+@pytest.mark.parametrize("world", [1, 2, 3, 8, 64, pytest.param(1024, marks=pytest.mark.full)])
 def test_each_tensor_has_one_owner_and_the_shares_are_of_one_size(
     world: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,6 +100,7 @@ def two(folder: Path) -> list[dict[Any, dict[str, Any]]]:
     return run_ranks(taken, 2, made)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("engine", ENGINES)
 def test_never_stops_a_step_in_which_one_rank_would_wait_for_another(two: Any, engine: str) -> None:
     """Before it does, on every rank, with the rows that have no image."""

@@ -51,6 +51,7 @@ def test_a_constant_rate_goes_on_as_if_the_end_had_always_been_there(
         assert start(rows, "run", *constant, "train.steps=5", *more).status == "already finished"
 
 
+@pytest.mark.full
 def test_a_falling_rate_is_planned_anew_and_the_jump_is_told(
     rows: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -335,6 +335,7 @@ def test_a_run_that_was_moved_answers_still(folder: Path, name: str) -> None:
     assert predict(moved, [str(folder / "0-0.png")], "Is this number 0?", None, 3) is not None
 
 
+@pytest.mark.full
 def test_a_rank_stabilized_adapter_is_alpha_over_the_root_of_the_rank_everywhere(
     tmp_path: Path,
 ) -> None:

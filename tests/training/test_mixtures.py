@@ -201,6 +201,7 @@ def plain_lines(folder: Path) -> list[dict[str, Any]]:
     return without_times(read_lines(folder / "run/metrics.jsonl"))
 
 
+@pytest.mark.full
 def test_a_run_that_goes_on_from_any_step_ends_as_a_straight_one(folder: Path) -> None:
     start(folder)
     straight = plain_lines(folder)

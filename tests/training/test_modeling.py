@@ -144,6 +144,7 @@ def test_a_class_that_computes_the_same_trains_the_same_and_exports_the_same_byt
     ]
 
 
+@pytest.mark.full
 def test_a_folder_of_weights_gets_into_the_class_whole() -> None:
     """Files have other names for the weights than models do, which transformers knows of its own
     classes alone.
@@ -163,6 +164,7 @@ def test_a_folder_of_weights_gets_into_the_class_whole() -> None:
     assert losses[0] == losses[1]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "more",
     [

@@ -118,6 +118,7 @@ def test_a_model_with_windows_stops_megatron_before_a_step_though_no_rule_has_se
         made_run(folder, "megatron", "float32", config, *PACKED)
 
 
+@pytest.mark.full
 def test_layers_with_a_window_train_as_on_rows_of_their_own(folder: Path, tmp_path: Path) -> None:
     model = windowed(folder / "model", tmp_path / "model", sliding_window=9)
     runs = {
@@ -129,6 +130,7 @@ def test_layers_with_a_window_train_as_on_rows_of_their_own(folder: Path, tmp_pa
     assert relative_difference(packed.gradients, rows.gradients) <= 1e-7
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "glm4v"])
 def test_each_family_with_attention_alone_packs_as_well(folder: Path, family: str) -> None:
     given = (

@@ -151,6 +151,7 @@ def test_a_killed_run_ends_as_a_straight_one(
     assert one == other
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("engine", ["fsdp2", pytest.param("megatron", marks=pytest.mark.full)])
 def test_a_run_that_was_killed_after_its_last_checkpoint_still_ends(
     folder: Path, engine: str
@@ -228,6 +229,7 @@ def test_a_signal_before_the_first_step_ends_the_run_as_one_does(
     assert "Traceback" not in output or seconds < 1, output
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("nproc", "number", "status"),
     [

@@ -13,13 +13,12 @@ import pytest
 
 from tests.rows import chat, mixed_rows, picture, write_rows
 from tests.runs import messages, read_lines, request, without_times
-from vtool.config.schema import Lora
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
 from vtool.training.export_run import export_run
 from vtool.training.run_folder import RunFolder
 from vtool.training.sft import Outcome, train
-from vtool.training.start import check_rows, differences, find_start
+from vtool.training.start import check_rows, find_start
 
 
 @pytest.fixture
@@ -126,6 +125,7 @@ def test_a_run_does_not_go_on_in_another_order_of_its_rows(
     assert start(rows).status == "finished"
 
 
+@pytest.mark.full
 def test_two_processes_cannot_train_in_one_folder(rows: Path) -> None:
     hold = "import sys; from pathlib import Path; from vtool.training.run_folder import RunFolder; "
     hold += (
@@ -171,6 +171,7 @@ def test_a_damaged_checkpoint_is_told_passed_over_and_set_aside(
     assert [line["step"] for line in read_lines(folder / "metrics.discarded.jsonl")] == [4]
 
 
+@pytest.mark.full
 def test_an_export_says_that_a_newer_checkpoint_is_damaged(
     rows: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -185,6 +186,7 @@ def test_an_export_says_that_a_newer_checkpoint_is_damaged(
     assert step == int(older.name.removeprefix("step-"))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("setting", ["train.from", "checkpoint.resume"])
 def test_another_run_says_that_a_newer_checkpoint_of_it_is_damaged(
     rows: Path, setting: str, capsys: pytest.CaptureFixture[str]
@@ -269,6 +271,7 @@ def test_a_run_that_began_elsewhere_and_has_no_checkpoint_yet_begins_there_again
     assert [line["step"] for line in read_lines(rows.parent / "other/metrics.jsonl")] == [3, 4]
 
 
+@pytest.mark.full
 def test_a_run_with_checkpoints_does_not_pass_over_them_for_anothers(rows: Path) -> None:
     start(rows)
     elsewhere = f"run.dir={rows.parent / 'other'}"
@@ -294,6 +297,7 @@ def test_a_run_goes_back_to_an_earlier_step_of_its_own_and_throws_nothing_away(r
     assert [line["step"] for line in read_lines(folder / "metrics.discarded.jsonl")] == [3, 4]
 
 
+@pytest.mark.full
 def test_another_runs_checkpoint_with_other_rows_is_refused(rows: Path) -> None:
     start(rows)
     with rows.open("a") as file:
@@ -391,6 +395,7 @@ def test_another_picture_under_the_same_name_is_another_row(rows: Path) -> None:
     assert "data.train" in message
 
 
+@pytest.mark.full
 def test_a_damaged_result_is_told_with_the_remedy(rows: Path) -> None:
     start(rows)
     (rows.parent / "run/result.json").write_text('{"steps"')
@@ -424,6 +429,7 @@ def test_a_result_without_its_numbers_is_told(
     assert caught.value.diagnostics[0].rule == "not-a-run"
 
 
+@pytest.mark.full
 def test_a_changed_processor_and_lost_metrics_are_told_when_a_run_goes_on(
     rows: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -459,6 +465,7 @@ def test_a_checkpoint_that_is_none_is_refused(rows: Path) -> None:
     assert rule_of(rows, f"checkpoint.resume={empty}")[0] == "corrupt-checkpoint"
 
 
+@pytest.mark.full
 def test_a_setting_that_has_since_been_added_had_its_default(rows: Path) -> None:
     """A run that an older vtool began goes on; with another value it is another run."""
     start(rows)
@@ -470,21 +477,6 @@ def test_a_setting_that_has_since_been_added_had_its_default(rows: Path) -> None
     assert rule == "run-folder-taken"
     assert "optim.min_lr_ratio: 0.0 → 0.1" in message
     assert start(rows).status == "finished"
-
-
-def test_a_group_that_was_not_there_has_no_defaults() -> None:
-    rank = Lora.model_fields["rank"].default
-    assert differences({"lora": None}, {"lora": {"rank": rank}}) == [f"lora.rank: null → {rank}"]
-
-
-def test_differences_are_of_values_not_of_spelling() -> None:
-    assert differences({"a": {"b": 1.0}, "c": [1]}, {"a": {"b": 1}, "c": (1,)}) == []
-    assert differences({"a": None}, {"a": 2, "launch": {"nproc": 3}}) == ["a: null → 2"]
-
-
-@pytest.mark.parametrize("name", ["micro_batch_size", "micro_batch_tokens"])
-def test_a_run_that_lacked_memory_goes_on_with_smaller_micro_batches(name: str) -> None:
-    assert differences({"data": {name: 4096}}, {"data": {name: 1024}}) == []
 
 
 def test_a_lock_whose_file_cannot_be_closed_hides_nothing(tmp_path: Path) -> None:

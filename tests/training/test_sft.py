@@ -270,6 +270,7 @@ def test_rows_that_cannot_be_used_stop_the_run_before_it_writes_a_config(tmp_pat
     assert not (tmp_path / "run" / "config.yaml").exists()
 
 
+@pytest.mark.full
 def test_workers_change_nothing(tmp_path: Path) -> None:
     train(made_run(tmp_path, 10, (1,), "data.workers=0"), Ranks())
     train(made_run(tmp_path, 10, (1,), "data.workers=2", f"run.dir={tmp_path / 'other'}"), Ranks())

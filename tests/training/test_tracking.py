@@ -76,6 +76,7 @@ def test_what_an_earlier_start_has_written_past_the_checkpoint_is_not_shown(tmp_
     ]
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not has("wandb"), reason="not run: wandb is not installed")
 def test_wandb_keeps_the_run_in_its_folder_without_a_network(tmp_path: Path) -> None:
     from wandb.proto.wandb_internal_pb2 import Record

@@ -212,6 +212,7 @@ def test_a_mixed_batch_is_what_transformers_makes_of_each_row_alone(
                 assert (model(**inputs, use_cache=False).logits[0] - alone).abs().max() > 1e-3
 
 
+@pytest.mark.full
 @EACH
 def test_every_family_trains_on_them_and_all_its_gradients_are_finite(
     tmp_path: Path, name: str
@@ -228,6 +229,7 @@ def test_every_family_trains_on_them_and_all_its_gradients_are_finite(
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name",
     [

@@ -86,6 +86,7 @@ def test_a_run_begins_with_the_weights_it_names_to_the_bit(
     assert optimizer_of(opened.engine) == {} or engine == "megatron"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("source", ["", "/export"])
 def test_adapters_go_on_over_the_weights_that_they_are_for(
@@ -101,6 +102,7 @@ def test_adapters_go_on_over_the_weights_that_they_are_for(
     assert all(torch.equal(tensor, base[name]) for name, tensor in beneath.items())
 
 
+@pytest.mark.full
 def test_new_adapters_are_trained_over_whole_weights_which_the_run_keeps(
     folder: Path, tmp_path: Path
 ) -> None:

@@ -309,6 +309,7 @@ def run(*arguments: str) -> tuple[int, str]:
 
 
 class TestCommand:
+    @pytest.mark.full
     def test_a_recipe_passes_and_the_command_itself_imports_no_torch(self, tmp_path: Path) -> None:
         command = [sys.executable, "-c", PRINT_MODULES, "validate-config", "digits", "--live"]
         done = subprocess.run(

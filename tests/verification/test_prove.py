@@ -45,7 +45,7 @@ def context(folder: Path, *overrides: str) -> ProofContext:
 @pytest.mark.parametrize(
     "family",
     [
-        pytest.param(name, marks=[] if name in ("qwen2_5_vl", "qwen3_5") else pytest.mark.full)
+        pytest.param(name, marks=[] if name == "qwen3_5" else pytest.mark.full)
         for name in sorted(FAMILIES)
     ],
 )
@@ -75,6 +75,7 @@ def test_rows_of_every_kind_pass_with_adapters_and_frozen_parts(tmp_path: Path) 
         assert [proof.finding for proof in proved.proofs if proof.finding] == [], more
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("budget", "window"),
     [
@@ -123,6 +124,7 @@ def test_what_needs_images_is_not_run_where_no_row_has_one(tmp_path: Path) -> No
     }
 
 
+@pytest.mark.full
 def test_of_one_row_two_are_made(tmp_path: Path) -> None:
     rows = messages(write_rows(tmp_path / "rows.jsonl", [chat("What is it?", "It is one.")]))
     proved = prove(load_run("rows", [rows]).run, fast=True)

@@ -208,6 +208,7 @@ def test_however_small_a_step_is_what_is_trained_is_seen(setting: str) -> None:
     assert any(change.startswith(setting.partition("=")[0]) for change in proved.changes)
 
 
+@pytest.mark.full
 def test_healthy_rows_of_many_scripts_pass_whatever_a_recipe_does(
     tmp_path: Path, qwens: list[str]
 ) -> None:

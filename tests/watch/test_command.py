@@ -99,6 +99,7 @@ def test_a_signal_reaches_the_command(tmp_path: Path, number: signal.Signals) ->
     assert process.returncode == 9
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("to", "number"),
     [

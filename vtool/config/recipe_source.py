@@ -44,6 +44,19 @@ NOT_VALUES = (
 """Exceptions of PyYAML and OmegaConf at a value or a key that is not what it is written as."""
 
 
+_OMEGACONF = get_yaml_loader()
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Reads values as OmegaConf's own loader does, a SafeLoader, with libyaml where it is there.
+
+    OmegaConf's refuses a key that is there twice, as `read_yaml` has done before.
+    """
+
+    yaml_implicit_resolvers = _OMEGACONF.yaml_implicit_resolvers
+    yaml_constructors = _OMEGACONF.yaml_constructors
+
+
 class LeavesFolder(ValueError):
     """A defaults list of a recipe that is not trusted leads out of the folders it may use."""
 
@@ -85,7 +98,7 @@ class RecipeSource(ConfigSource):  # type: ignore[misc]  # Hydra's classes are n
         if problems := list(_bad_references(file, trusted=self.roots is None)):
             raise Findings(problems, fatal=True)
         try:
-            values = yaml.load(file.text, get_yaml_loader())  # a SafeLoader
+            values = yaml.load(file.text, _Loader)
             # Hydra reads references in defaults lists itself
             config = OmegaConf.create(
                 {

@@ -128,6 +128,7 @@ def test_line_ends_of_windows_and_a_mark_at_the_beginning_are_no_part_of_rows(
         assert [found.record(n) for n in range(len(found))] == rows
 
 
+@pytest.mark.full
 def test_a_line_of_100_mb_costs_its_own_row_and_no_other(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     with path.open("w") as file:
@@ -173,6 +174,7 @@ def test_a_broken_array_is_told_without_reading_what_follows(
         assert counted.read_bytes < 50_000
 
 
+@pytest.mark.full
 def test_an_array_is_found_without_being_in_memory_whole(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     row = json.dumps(chat("a" * 1000, "b"))

@@ -421,6 +421,7 @@ def test_without_megatron_core_the_command_that_installs_it_is_given(
     ]
 
 
+@pytest.mark.full
 def test_a_run_on_the_cpu_is_the_same_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     for there in (False, True):

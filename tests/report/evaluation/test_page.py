@@ -244,6 +244,7 @@ def test_an_evaluation_is_told_from_a_run(make: Made, run_folder: Path, tmp_path
     assert not is_evaluation(tmp_path / "nowhere")
 
 
+@pytest.mark.full
 @pytest.mark.browser
 @pytest.mark.parametrize("width", [400, pytest.param(1280, marks=pytest.mark.full)])
 def test_the_page_fits_its_window(make: Made, tmp_path: Path, width: int) -> None:

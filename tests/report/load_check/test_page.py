@@ -352,6 +352,7 @@ def dump(page: Path, profile: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.full
 @pytest.mark.browser
 @pytest.mark.parametrize("is_open", [False, True], ids=["closed", "open"])
 @pytest.mark.parametrize("width", [390, 1200])

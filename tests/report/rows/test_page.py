@@ -170,6 +170,7 @@ def test_the_page_loads_nothing_and_runs_nothing_whatever_rows_say() -> None:
     assert "⏎\n→\tand" in page
 
 
+@pytest.mark.full
 def test_a_page_of_many_and_of_long_rows_stays_small() -> None:
     turns = {"messages": [*chat("q", "a")["messages"]] * 400}
     long = [chat("why " * 4000, f"{n} because " * 4000) for n in range(8)]
@@ -207,6 +208,7 @@ def test_a_page_of_rows_that_are_left_out_is_refused(option: str) -> None:
     assert not Path("page.html").exists()
 
 
+@pytest.mark.full
 @pytest.mark.browser
 @pytest.mark.parametrize("width", [400, 1280])
 def test_nothing_is_wider_than_the_window(tmp_path: Path, width: int) -> None:

@@ -146,6 +146,7 @@ def test_the_same_document_gives_the_same_bytes(document: dict[str, Any], tmp_pa
     assert page_of(document, tmp_path) == page_of(document, tmp_path)
 
 
+@pytest.mark.full
 @pytest.mark.browser
 @pytest.mark.parametrize("width", [400, 1280])
 def test_nothing_is_wider_than_the_window(

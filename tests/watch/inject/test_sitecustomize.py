@@ -101,6 +101,7 @@ def test_two_watches_on_the_path_do_not_call_each_other_for_ever(
     assert kinds.count("micro") == 2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("code", ["import json", "import torch"])
 def test_what_makes_no_optimizer_leaves_nothing(tmp_path: Path, code: str) -> None:
     done = run(code=code, facts=tmp_path / "facts")
@@ -123,6 +124,7 @@ o.step()
     assert kinds == ["process", "blind", "ended"]
 
 
+@pytest.mark.full
 def test_an_isolated_interpreter_is_left_alone(tmp_path: Path) -> None:
     code = "import sys, torch.optim; print(any('vtool' in name for name in sys.modules))"
     done = run("-I", code=code, facts=tmp_path / "facts")

@@ -80,7 +80,7 @@ def judge_by_headers(
         name: entry.file.relative_to(users_folder).as_posix() for name, entry in entries.items()
     }
     files = names if len(set(names.values())) > 1 else {}
-    make = maker(found.config, device=None)
+    make = maker(found.config)
     try:
         with torch.device("meta"):
             model_class: Any = type(found.installer.run(make))

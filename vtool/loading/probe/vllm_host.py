@@ -68,6 +68,10 @@ class VllmHost(Host):
         )
         import vllm.model_executor.models.transformers
 
+        # for each object that is made, a tenth of all time; `vllm_paths` does it where it reloads
+        utils: Any = vllm.model_executor.model_loader.utils
+        utils.record_metadata_for_reloading = lambda model: None
+
         sizes = radio.VIT_TIMM_DIM_BY_NAME  # sizes that vLLM has by name, and no config says
         sizes.update(dict.fromkeys(sizes, (HIDDEN, LAYERS, HEADS, INTERMEDIATE)))
         return str(vllm.__version__)

@@ -13,7 +13,7 @@ from torch import Tensor
 from .checkpoint_files import temporary_checkpoint
 from .loading_paths import Protection, protection, run_paths
 from .processed import snapshot_everything
-from .reference import load_new
+from .reference import load_new, marked_object
 from .sources import Owned, ReusableBuffer
 from .state import compare_states, snapshot
 from .streaming_loaders import runai_version, use_small_buffer
@@ -70,10 +70,12 @@ def _reload(subject: Subject, config: Any) -> str:
     """
     from vllm.model_executor.model_loader.utils import process_weights_after_loading
 
-    reload_weights = _reload_weights(config)
+    reload_weights, record_metadata = _reload_weights(config), _record_metadata()
 
     def reloaded(source: Owned) -> dict[str, Tensor]:
-        model = load_new(subject, Owned(subject.checkpoint))
+        model = marked_object(subject)
+        record_metadata(model)
+        subject.load(model, Owned(subject.checkpoint))
         process_weights_after_loading(model, config.model_config, torch.device("cpu"))
         reload_weights(model, source)
         return snapshot(model)
@@ -106,15 +108,19 @@ def keeps_itself(reload_weights: Callable[[Any, Owned], None]) -> bool:
     """Return True if a class that keeps nothing is reloaded wrongly from a ring of one buffer."""
     checkpoint = {name: tensor + 1 for name, tensor in CopiesAtOnce().state_dict().items()}
     model = CopiesAtOnce()
-    try:
-        from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
-    except ImportError:  # before layers were reloaded one by one
-        pass
-    else:
-        record_metadata_for_reloading(model)
+    _record_metadata()(model)
     with torch.no_grad():
         reload_weights(model, ReusableBuffer(checkpoint, 1))
     return protection(checkpoint, snapshot(model)) == "unprotected"
+
+
+def _record_metadata() -> Callable[[Any], None]:
+    """Return vLLM's function that keeps what a reload of a new object needs."""
+    try:
+        from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
+    except ImportError:  # before layers were reloaded one by one
+        return lambda model: None
+    return record_metadata_for_reloading
 
 
 def _reload_weights(config: Any) -> Callable[[Any, Owned], None]:

@@ -5,7 +5,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -156,11 +155,11 @@ def read_config(folder: Path, cache: Any = None, **given: Any) -> Any:
     )
 
 
-def maker(config: Any, device: str | None = "cpu") -> Callable[[], Any]:
+def maker(config: Any) -> Callable[[], Any]:
     """Return a function that makes the model of a VllmConfig, with the same values each time.
 
-    Args:
-        device: where its tensors are made; None: where the caller has chosen.
+    Its tensors are on the default device: a context for the CPU would be asked at each call of
+    torch's.
     """
     from vllm.model_executor.model_loader.utils import initialize_model
     from vllm.model_executor.models import utils
@@ -175,8 +174,7 @@ def maker(config: Any, device: str | None = "cpu") -> Callable[[], Any]:
             compilation.static_all_moe_layers.clear()
         gc.collect()  # the model before this one refers to itself
         torch.manual_seed(0)
-        chosen = torch.device(device) if device else nullcontext()
-        with set_default_torch_dtype(config.model_config.dtype), chosen:
+        with set_default_torch_dtype(config.model_config.dtype):
             return initialize_model(vllm_config=config).eval()
 
     return make

@@ -1,0 +1,21 @@
+"""What differs between the settings of a run and those of the command that goes on with it."""
+
+import pytest
+
+from vtool.config.schema import Lora
+from vtool.training.start import differences
+
+
+def test_a_group_that_was_not_there_has_no_defaults() -> None:
+    rank = Lora.model_fields["rank"].default
+    assert differences({"lora": None}, {"lora": {"rank": rank}}) == [f"lora.rank: null → {rank}"]
+
+
+def test_differences_are_of_values_not_of_spelling() -> None:
+    assert differences({"a": {"b": 1.0}, "c": [1]}, {"a": {"b": 1}, "c": (1,)}) == []
+    assert differences({"a": None}, {"a": 2, "launch": {"nproc": 3}}) == ["a: null → 2"]
+
+
+@pytest.mark.parametrize("name", ["micro_batch_size", "micro_batch_tokens"])
+def test_a_run_that_lacked_memory_goes_on_with_smaller_micro_batches(name: str) -> None:
+    assert differences({"data": {name: 4096}}, {"data": {name: 1024}}) == []
