@@ -7,6 +7,7 @@ changed fails.
 """
 
 import compileall
+import gc
 import inspect
 import os
 import re
@@ -75,8 +76,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Write no bytecode once tests run; what they are collected from is written."""
+    """Write no bytecode once tests run, and leave what is imported out of garbage collections."""
     sys.dont_write_bytecode = True
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.each_family import EACH_FAMILY
 from vtool.config.load import load_run
 from vtool.config.schema import Image, Model
 from vtool.data.chat import IGNORED
@@ -14,7 +15,6 @@ from vtool.data.encode import Sample, encode_row, encode_rows
 from vtool.data.row import Row
 from vtool.data.tokens import texts_of_tokens, tokenize
 from vtool.diagnostics import Findings
-from vtool.families import FAMILIES
 from vtool.models.processor import Processor, new_processor
 
 CHATS = 2_000
@@ -156,7 +156,7 @@ def processor_of(family: str) -> Processor:
 
 
 @pytest.mark.parametrize("count", [200, pytest.param(CHATS, marks=pytest.mark.full)])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH_FAMILY)
 def test_rows_of_every_family_are_the_same_together_and_alone(family: str, count: int) -> None:
     good, refused = check_together(processor_of(family), count, seed=1)
     assert good > count / 2

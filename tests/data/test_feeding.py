@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.each_family import EACH_FAMILY
 from tests.rows import visual_rows, write_rows
 from tests.runs import encoded, messages, request, session
 from vtool.data.collate import Batch, collate
 from vtool.data.loader import EncodedRows, MicroBatch, load_steps
 from vtool.data.packing import collate_packed
 from vtool.data.visuals import PIXELS
-from vtool.families import FAMILIES
 from vtool.training.step import train_step
 from vtool.training.stop import StopRequest
 
@@ -31,7 +31,7 @@ def rows_of(folder: Path, family: str, *settings: str) -> tuple[EncodedRows, Enc
     return floats, replace(floats, as_bytes=True, cache={}), processor
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH_FAMILY)
 def test_a_batch_of_bytes_is_that_of_floats_once_it_is_moved(tmp_path: Path, family: str) -> None:
     """An image's patch has the bytes of one frame: where videos are images, those of all."""
     floats, as_bytes, processor = rows_of(tmp_path, family)

@@ -7,13 +7,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tests.each_family import EACH_FAMILY
 from tests.engines.ranks import run_ranks
 from vtool.data import head_nll
 from vtool.data.collate import Batch
 from vtool.data.head_nll import VocabularyShard, head_gives_nll, summed_nll_of_hidden
 from vtool.data.loss import summed_nll
 from vtool.engines.ranks import Ranks
-from vtool.families import FAMILIES
 from vtool.families.family import load_family
 from vtool.families.tokens import TokenIds
 from vtool.models.build import implementations
@@ -168,7 +168,7 @@ def test_ranks_with_their_share_of_a_padded_vocabulary_compute_the_same(dtype: t
     )
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", EACH_FAMILY)
 def test_the_head_of_each_family_gives_the_sum_of_its_logits(name: str) -> None:
     """A family that scales or caps its logits behind the head would fail here."""
     family = load_family(name)

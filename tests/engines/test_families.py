@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.each_family import EACH_FAMILY
 from tests.engines.ranks import run_ranks
 from tests.engines.test_exactness import reference, step_gradients
 from tests.models.tiny import tiny_model
@@ -79,7 +80,7 @@ def wanted(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH_FAMILY)
 def test_a_rank_without_images_gets_the_gradient_of_one_process(
     two: list[Any], wanted: Any, family: str, engine: str
 ) -> None:

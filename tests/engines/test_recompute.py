@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.each_family import EACH_FAMILY
 from tests.engines.parity import base_model, made_run
 from tests.engines.ranks import run_ranks
 from tests.models.tiny import tiny_model
@@ -150,7 +151,7 @@ def test_another_number_of_blocks_is_read_back(folder: Path, spread: str) -> Non
         assert said == (set() if asked == 5 else {CHECKPOINTING})
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", EACH_FAMILY)
 def test_blocks_are_counted_in_the_order_of_computation(name: str) -> None:
     model = tiny_model(name)
     size, blocks = FAMILIES[name].sizes["tiny"], load_family(name).recomputable(model)

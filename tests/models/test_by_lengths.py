@@ -19,6 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
+from tests.each_family import EACH_FAMILY
 from tests.models.rows import PACKED, Row, packed, padded, row
 from tests.models.tiny import tiny_model
 from tests.models.varlen_emulator import VarlenEmulator
@@ -336,7 +337,7 @@ def test_a_tower_waits_for_the_device_three_times(family: str) -> None:
 
 
 @of_the_newest
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH_FAMILY)
 def test_padded_rows_have_the_positions_that_transformers_gives_them(family: str) -> None:
     """Ahead of the forward pass, which reads a device for them eight times a row."""
     model = tiny_model(family, torch.float64).eval()
@@ -366,7 +367,7 @@ def test_experts_wait_and_the_tower_before_them_does_not() -> None:
 
 
 @of_the_newest
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH_FAMILY)
 def test_images_and_videos_at_once_have_the_index_of_all(family: str) -> None:
     indexer = tower_indexer(load_family(family), tiny_model(family))
     assert indexer is not None

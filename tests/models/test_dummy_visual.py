@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.each_family import EACH_FAMILY
 from tests.models.tiny import IDS, VOCABULARY, text_loss, tiny_model
 from tests.runs import gradients
-from vtool.families import FAMILIES
 from vtool.families.family import load_family
 from vtool.models.dummy_visual import dummy_visual_forward, dummy_visual_term
 from vtool.releases import enable_checkpointing
 
-EACH = pytest.mark.parametrize("name", FAMILIES)
+EACH = pytest.mark.parametrize("name", EACH_FAMILY)
 CPU = torch.device("cpu")
 
 

@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from tests.each_family import EACH_FAMILY
 from tests.mapped_files import bytes_in_memory
 from tests.models.published import INDEX, WHOLE, as_loaded, publish, untie, write
 from tests.models.tiny import IDS, VOCABULARY, tiny_model
 from vtool.config.schema import Model
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.common import materialize
-from vtool.families import FAMILIES
 from vtool.families.family import load_family
 from vtool.models.build import build_on_meta, implementations, load_model
 from vtool.models.mapped_weights import map_folder
@@ -64,7 +64,7 @@ def same(one: nn.Module, other: nn.Module) -> bool:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", EACH_FAMILY)
 def test_a_model_of_mapped_weights_is_the_one_that_transformers_loads(
     name: str, dtype: str, tmp_path: Path
 ) -> None:

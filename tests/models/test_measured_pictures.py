@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image, PngImagePlugin
 
-from vtool.families import FAMILIES
+from tests.each_family import EACH_FAMILY
 from vtool.families.family import load_family
 from vtool.models.pictures import PictureReader
 
@@ -131,7 +131,7 @@ def test_damage_that_decoding_finds_is_found_and_nothing_else(tmp_path: Path, ki
     assert found >= 30
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH_FAMILY)
 def test_patches_are_counted_as_the_image_processor_cuts_them(family: str) -> None:
     known = load_family(family)
     cutter = known.image_processor_class()(**asdict(known.facts.patches))

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from tests.each_family import EACH_FAMILY
 from tests.models.tiny import IDS, VOCABULARY
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.families import FAMILIES
 from vtool.families.family import load_family
 from vtool.models.model_class import describe_modeling, model_class, recorded_modeling
 
@@ -152,7 +152,7 @@ def test_a_file_imports_what_lies_beside_it(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("__pycache__/mine*"))
 
 
-@pytest.mark.parametrize("name", sorted(FAMILIES))
+@pytest.mark.parametrize("name", EACH_FAMILY)
 def test_a_copy_of_transformers_own_file_computes_what_that_does_to_the_bit(
     name: str, tmp_path: Path
 ) -> None:

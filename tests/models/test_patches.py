@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vtool.families import FAMILIES
+from tests.each_family import EACH_FAMILY
 from vtool.families.family import load_family
 from vtool.models import patches
 from vtool.models.patches import byte_values, image_bytes, image_patches
@@ -42,7 +42,7 @@ def uses_table(processor: Any, monkeypatch: pytest.MonkeyPatch) -> bool:
     return not called
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH_FAMILY)
 def test_every_family_has_the_patches_of_its_image_processor(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,7 +87,7 @@ def test_a_class_of_other_steps_cuts_images_itself(monkeypatch: pytest.MonkeyPat
     assert not uses_table(processor, monkeypatch)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH_FAMILY)
 def test_bytes_become_the_floats_of_every_familys_image_processor(family: str) -> None:
     for settings in ({}, {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.5, 0.25, 0.125]}):
         processor = processor_of(family, **settings)

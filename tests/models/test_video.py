@@ -17,6 +17,7 @@ import torch
 import transformers
 from PIL import Image
 
+from tests.each_family import EACH_FAMILY
 from tests.rows import frames, picture, visual_rows, write_rows
 from tests.runs import encoded, messages, request
 from vtool.config.schema import Image as ImageSettings
@@ -29,7 +30,7 @@ from vtool.families.frames import FrameRequest, sample_by_time
 from vtool.models.processor import Processor, load_processor
 from vtool.models.video import FILE
 
-EACH = pytest.mark.parametrize("name", FAMILIES)
+EACH = pytest.mark.parametrize("name", EACH_FAMILY)
 # Grey levels, over the least of the deviations that colours are divided by: torchvision's resizing
 # rounds in other places than PIL's.
 LEVELS = 2.5 / 255 / 0.2613

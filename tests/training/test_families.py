@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.each_family import EACH_FAMILY
 from tests.rows import mixed_rows, write_rows
 from tests.runs import encoded, messages, read_lines, request
 from vtool.data.collate import collate
@@ -36,14 +37,7 @@ def made_run(folder: Path, name: str, run: str, *more: str) -> Request:
     return request("rows", *overrides, *more)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        # `vtool verify`'s proofs are made on these two in `make test`, on the others in test-all
-        name if name in ("qwen2_5_vl", "qwen3_5") else pytest.param(name, marks=pytest.mark.full)
-        for name in FAMILIES
-    ],
-)
+@pytest.mark.parametrize("name", EACH_FAMILY)
 def test_it_trains_and_what_it_has_learnt_is_in_its_folder(tmp_path: Path, name: str) -> None:
     from transformers import AutoModelForImageTextToText
 

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.commands import run_vtool
 from tests.config.test_lora import found
+from tests.each_family import EACH_FAMILY
 from tests.engines.parity import base_model, made_run, traced
 from tests.engines.ranks import run_ranks
 from tests.models.test_nf4 import nearest
@@ -28,7 +29,6 @@ from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.evaluation.exported import load_exported
 from vtool.evaluation.subject import open_subject
 from vtool.evaluation.vllm import check_served
-from vtool.families import FAMILIES
 from vtool.families.family import load_family
 from vtool.families.tokens import TokenIds
 from vtool.models import nf4
@@ -170,7 +170,7 @@ def test_a_module_that_is_trained_whole_is_not_packed(folder: Path) -> None:
     assert json.loads(nf4.record([whole]))["llm_int8_skip_modules"][-1] == whole
 
 
-@pytest.mark.parametrize("name", list(FAMILIES))
+@pytest.mark.parametrize("name", EACH_FAMILY)
 def test_every_familys_language_model_is_packed_and_nothing_else(name: str) -> None:
     family = load_family(name)
     ids = TokenIds(image=1, video=2, vision_start=3, vision_end=4, end=5, pad=6)

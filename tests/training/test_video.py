@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from tests.each_family import EACH_FAMILY
 from tests.engines.parity import largest_relative, traced
 from tests.engines.ranks import run_ranks
 from tests.rows import chat, film, visual_rows, write_rows
@@ -31,7 +32,7 @@ from vtool.models.processor import Processor
 from vtool.training.session import Request
 from vtool.training.sft import train
 
-EACH = pytest.mark.parametrize("name", FAMILIES)
+EACH = pytest.mark.parametrize("name", EACH_FAMILY)
 
 
 def made_run(folder: Path, *more: str) -> Request:

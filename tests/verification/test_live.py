@@ -13,6 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from tests.cli.test_startup import PRINT_MODULES
+from tests.each_family import EACH_FAMILY
 from tests.engines.megatron.test_ddp_config import WRAP, local_layers, qwen2
 from tests.rows import chat, write_rows
 from vtool.cli.app import app
@@ -25,7 +26,6 @@ from vtool.config.schema.megatron import DdpConfig, Parallel
 from vtool.config.settings import arrivals
 from vtool.diagnostics import rules_live
 from vtool.engines.ranks import Ranks
-from vtool.families import FAMILIES
 from vtool.training import model_and_engine
 from vtool.training.observe_run import observe_run
 from vtool.verification import live
@@ -290,7 +290,7 @@ def test_a_shipped_recipe_has_nothing_against_it(folder: Path, name: str) -> Non
     assert sorted(path.name for path in folder.iterdir()) == ["live", "model", "rows.jsonl"]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", EACH_FAMILY)
 def test_a_recipe_of_any_family_has_nothing_against_it(tmp_path: Path, name: str) -> None:
     loaded = load_run(
         "digits", [f"model.family={name}", "model.gradient_checkpointing=true", "lora={rank: 2}"]

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.each_family import EACH_FAMILY
 from tests.engines.parity import base_model, windowed
 from tests.rows import chat, mixed_rows, write_rows
 from tests.runs import messages
@@ -42,13 +43,7 @@ def context(folder: Path, *overrides: str) -> ProofContext:
     return build_proof_context(load_run("digits", overrides).run, folder)
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        pytest.param(name, marks=[] if name == "qwen3_5" else pytest.mark.full)
-        for name in sorted(FAMILIES)
-    ],
-)
+@pytest.mark.parametrize("family", EACH_FAMILY)
 def test_the_fast_proofs_of_a_healthy_recipe_pass(family: str) -> None:
     proved = prove(load_run("digits", [f"model.family={family}"]).run, fast=True)
     states = proved.checks()
@@ -269,7 +264,7 @@ class TestTolerance:
 class TestReference:
     """The references are computations of their own; here they are held against transformers'."""
 
-    @pytest.mark.parametrize("family", sorted(FAMILIES))
+    @pytest.mark.parametrize("family", EACH_FAMILY)
     def test_positions_are_those_of_transformers(self, tmp_path: Path, family: str) -> None:
         rows = messages(
             write_rows(tmp_path / "rows.jsonl", mixed_rows(tmp_path, 6, text_only=(1,)))
@@ -289,7 +284,7 @@ class TestReference:
                 )
                 assert torch.equal(found[-3:, 0], reference.mrope_positions(small, sample))
 
-    @pytest.mark.parametrize("family", sorted(FAMILIES))
+    @pytest.mark.parametrize("family", EACH_FAMILY)
     def test_without_token_types_transformers_does_what_the_rule_says(
         self, tmp_path: Path, family: str
     ) -> None:
@@ -389,7 +384,7 @@ def test_proofs_on_two_processes_pass_on_the_recipes_engine() -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", EACH_FAMILY)
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
 def test_all_proofs_of_a_healthy_recipe_pass(family: str, engine: str) -> None:
     proved = prove(load_run("digits", [f"model.family={family}", f"engine={engine}"]).run)
