@@ -53,6 +53,8 @@ for number, handler in (
 typer.testing._get_command = cache(typer.testing._get_command)  # type: ignore[attr-defined]
 
 pytest_plugins = ["pytester"]
+MANY_MODULES = 100
+"""Modules that a test imports, as a large package, above which they are left out of collections."""
 _CACHE = tempfile.TemporaryDirectory(prefix="vtool-tests-")
 # audits are kept in the user's cache folder, and no test may find another's
 os.environ["XDG_CACHE_HOME"] = _CACHE.name
@@ -76,8 +78,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Write no bytecode once tests run, and leave what is imported out of garbage collections."""
+    """Write no bytecode once tests run; what they are collected from is written."""
     sys.dont_write_bytecode = True
+    _leave_imports_out_of_collections()
+
+
+def _leave_imports_out_of_collections() -> None:
+    """Keep the millions of objects of imported packages from being looked through again."""
     gc.collect()
     gc.freeze()
 
@@ -88,8 +95,11 @@ def _process_state(request: pytest.FixtureRequest) -> Iterator[None]:
     process_state.seed(0)
     before = process_state.snapshot()
     yield
-    leaks = process_state.differences(before, process_state.snapshot())
+    after = process_state.snapshot()
+    leaks = process_state.differences(before, after)
     process_state.restore(before)
+    if len(after.modules) > len(before.modules) + MANY_MODULES:
+        _leave_imports_out_of_collections()
     if leaks and request.config.getoption("--fail-on-leaks"):
         pytest.fail("left behind: " + "; ".join(leaks), pytrace=False)
 

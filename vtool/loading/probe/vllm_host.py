@@ -156,4 +156,4 @@ def _match_each_router_once() -> None:
             known[key] = match(gate)
         return known[key]
 
-    MoEBlockFuser._match_router = staticmethod(once)  # type: ignore[method-assign]
+    MoEBlockFuser._match_router = staticmethod(once)

@@ -120,7 +120,8 @@ def _record_metadata() -> Callable[[Any], None]:
         from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
     except ImportError:  # before layers were reloaded one by one
         return lambda model: None
-    return record_metadata_for_reloading
+    record: Callable[[Any], None] = record_metadata_for_reloading
+    return record
 
 
 def _reload_weights(config: Any) -> Callable[[Any, Owned], None]:
