@@ -2,9 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-# Tests wait for processes that they start: three workers keep two cores busy. Those that share
-# what is expensive to make stay on one of them.
-WORKERS ?= 3
+# Two workers; tests that share what is expensive to make stay on one of them.
+WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadscope -rs
 # Settings for `make demo`, as in: make demo DEMO="train.steps=60 run.name=short"
 DEMO ?=

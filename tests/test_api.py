@@ -68,6 +68,7 @@ def test_a_result_has_what_the_folder_has(result: vtool.TrainingResult) -> None:
     assert (result.folder / "report.html").exists()
 
 
+@pytest.mark.full
 def test_threads_are_what_they_were_before(tmp_path: Path) -> None:
     torch.set_num_threads(2)
     run = rows_run(tmp_path, "train={steps:1,epochs:null}", "device.threads=1")

@@ -129,7 +129,7 @@ def test_rows_that_would_end_in_a_traceback_are_findings(tmp_path: Path, workers
     assert all(len(finding.message) < 400 for finding in findings)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.full)])
 def test_an_error_that_no_rule_is_for_is_its_rows_own_finding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:

@@ -312,6 +312,7 @@ def gathered_after_forward(ranks: Ranks, made: Request) -> dict[str, bool]:
     } | {"head": not isinstance(module.get_input_embeddings().weight, DTensor)}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("freed", [True, False])
 def test_weights_are_freed_after_a_blocks_forward_pass_as_the_setting_says(
     tmp_path: Path, freed: bool

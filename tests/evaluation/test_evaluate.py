@@ -116,6 +116,7 @@ def test_answers_are_given_from_the_inputs_that_are_trained_on(
     assert abs(together.nll - alone.nll) < 1e-6
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_a_run_whose_scores_are_no_numbers_says_so_when_it_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str

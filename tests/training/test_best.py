@@ -146,6 +146,7 @@ def end(ranks: Ranks, run: Request) -> tuple[int, int]:
     return ranks.rank, done.step
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("engine", ["ddp", pytest.param("fsdp2", marks=pytest.mark.full)])
 def test_both_ranks_stop_after_the_same_step(rows: Path, engine: str) -> None:
     run = made(rows, f"two-{engine}", KEEP, EARLY, f"engine={engine}", "launch.nproc=2")

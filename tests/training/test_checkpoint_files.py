@@ -170,6 +170,7 @@ def two_files(written: Path, tmp_path: Path) -> Path:
     return shutil.copytree(written, tmp_path / "two")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["model", "optimizer"])
 @pytest.mark.parametrize("how", ["missing", "of the save before", "flipped"])
 def test_damage_to_the_file_of_one_rank_is_seen(two_files: Path, kind: str, how: str) -> None:

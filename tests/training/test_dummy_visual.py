@@ -112,6 +112,7 @@ def test_never_stops_a_step_in_which_one_rank_would_wait_for_another(two: Any, e
         assert "mixed.jsonl:" in seen["finding"].message
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("engine", ENGINES)
 def test_never_trains_rows_that_are_alike_as_auto_does(two: Any, engine: str) -> None:
     for rank in two:

@@ -68,11 +68,13 @@ def test_other_settings_are_named_and_nothing_is_touched(rows: Path) -> None:
     assert (rows.parent / "run" / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.full
 def test_settings_that_change_no_number_may_differ(rows: Path) -> None:
     start(rows)
     assert start(rows, "data.workers=1", "checkpoint.every_steps=2").status == "already finished"
 
 
+@pytest.mark.full
 def test_a_step_may_be_cut_into_other_micro_batches_when_a_run_goes_on(rows: Path) -> None:
     """As it must be when it goes on with another engine, on other devices:
 
@@ -108,6 +110,7 @@ def test_other_rows_are_refused_with_their_file(rows: Path) -> None:
     assert "rows.jsonl (9 rows" in message
 
 
+@pytest.mark.full
 def test_a_run_does_not_go_on_in_another_order_of_its_rows(
     rows: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +207,7 @@ def test_another_run_says_that_a_newer_checkpoint_of_it_is_damaged(
     assert {path: path.stat().st_mtime_ns for path in checkpoints.rglob("*")} == before
 
 
+@pytest.mark.full
 def test_a_run_with_damaged_checkpoints_only_is_not_begun_anew(rows: Path) -> None:
     start(rows)
     folder = rows.parent / "run"
@@ -386,6 +390,7 @@ def test_a_run_that_began_elsewhere_remembers_it_until_it_has_a_checkpoint(rows:
     assert [line["step"] for line in read_lines(rows.parent / "other/metrics.jsonl")] == [3, 4]
 
 
+@pytest.mark.full
 def test_another_picture_under_the_same_name_is_another_row(rows: Path) -> None:
     start(rows)
     (rows.parent / "run/result.json").unlink()

@@ -18,6 +18,7 @@ def light() -> Iterator[Forks]:
         yield made
 
 
+@pytest.mark.full
 def test_the_watch_is_in_forks_with_facts_alone(tmp_path: Path, forks: Forks) -> None:
     assert forks.run_text(SEEN, facts=tmp_path).stdout == "['vtool_watch']\n"
     assert forks.run_text(SEEN).stdout == "[]\n"
