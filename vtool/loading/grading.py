@@ -431,9 +431,10 @@ def reach_severity(facts: SubjectFacts) -> Severity:
 
 def reach_text(facts: SubjectFacts) -> str:
     """Return the end of a message: by which paths tensors that do not stay reach the class."""
-    if reachable := paths_in_state(facts, "unprotected"):
-        return f"; reached without a copy by {', '.join(reachable)}"
     protected = paths_in_state(facts, "protected")
+    if reachable := paths_in_state(facts, "unprotected"):
+        copies = f", with one by {', '.join(protected)}" if protected else ""
+        return f"; reached without a copy by {', '.join(reachable)}{copies}"
     return f"; it relies on the loader's copies ({', '.join(protected)})" if protected else ""
 
 

@@ -84,7 +84,9 @@ def _cause(findings: Sequence[Diagnostic]) -> str | None:
 def _without_verdict(subject: str, facts: SubjectFacts, rules: Sequence[str]) -> Result:
     failed = facts.status == "failed"
     findings = (Diagnostic("load-failed", f"{subject}: {facts.reason}"),) if failed else ()
-    checks = dict.fromkeys(rules, "not-run")
+    checks: dict[str, str] = dict.fromkeys(rules, "not-run")
+    if failed:
+        checks["load-failed"] = "failed"
     details = {rules[0]: {"reason": facts.reason}}
     return Result(subject, "failed" if failed else "not-run", checks, findings, details)
 

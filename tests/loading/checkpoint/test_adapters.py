@@ -125,6 +125,29 @@ def test_layers_that_the_base_does_not_have_are_of_another_base(tmp_path: Path) 
     assert "for another base" in finding.message
 
 
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({}, True),
+        ({"layers_to_transform": [0]}, False),
+        ({"target_modules": ["layers.0.self_attn.q_proj", "v_proj"]}, False),
+        ({"target_modules": ".*_proj"}, False),
+    ],
+)
+def test_a_layer_of_a_target_without_matrices_is_told(
+    more: dict[str, Any], told: bool, tmp_path: Path
+) -> None:
+    path = adapter(tmp_path / "adapter", with_config(**more))
+    layers = [f"model.layers.{number}.self_attn.q_proj.weight" for number in (0, 1)]
+    rest = ["model.layers.1.mlp.v_proj.weight", "model.embed_tokens.weight"]
+    folder(tmp_path / "base", model={name: f32(6, 8) for name in layers + rest})
+    found = findings(path)
+    assert [one.severity for one in found] == ["warning"] * told
+    assert all(
+        "has them of other layers: layers.1.self_attn.q_proj" in one.message for one in found
+    )
+
+
 def test_an_adapter_without_its_config_is_an_error(tmp_path: Path) -> None:
     path = adapter(tmp_path / "adapter")
     (path / "adapter_config.json").unlink()

@@ -20,6 +20,8 @@ _PART = re.compile(
     r"(?P<module>.+)\.lora_(?P<kind>embedding_)?(?P<part>[AB])(\.[^.]+)??(\.weight)?"
 )
 _PREFIX = "base_model.model."
+_CHOOSE_LAYERS = ("layers_to_transform", "layers_pattern", "exclude_modules", "target_parameters")
+"""Settings of PEFT by which some layers have no matrices on purpose."""
 _LARGEST = 16 * 2**20
 
 
@@ -219,7 +221,42 @@ def _base(
             f"lora_{part} {list(tensor.shape)}" for part, tensor in sorted(module.parts.items())
         )
         found.append(finding(message, expected=f"for {list(shape)}", seen=seen))
+    if not found:
+        found += _gaps(modules, config, shapes, finding)
     return found, f"{compared} of {len(modules)} modules compared with {name}"
+
+
+def _gaps(
+    modules: Sequence[_Module],
+    config: Mapping[str, Any],
+    shapes: Mapping[str, Sequence[int]],
+    finding: Any,
+) -> Iterator[Diagnostic]:
+    """Yield a warning about modules of the base that are targets and adapted in other layers only.
+
+    PEFT adapts, and saves, every module whose name ends with a target; what a file lacks it makes
+    anew, which changes nothing of the base.
+    """
+    targets = config.get("target_modules")
+    if not isinstance(targets, list) or any(config.get(name) for name in _CHOOSE_LAYERS):
+        return
+    adapted = {_tail(module.name.removeprefix(_PREFIX)) for module in modules}
+    kinds = {_kind(one) for one in adapted}
+    names = [_tail(name.removesuffix(".weight")) for name in shapes if name.endswith(".weight")]
+    absent = [
+        name
+        for name in names
+        if name not in adapted
+        and _kind(name) in kinds
+        and any(f".{name}".endswith(f".{target}") for target in targets)
+    ]
+    if absent:
+        message = (
+            f"the adapter has no matrices for targets of {CONFIG} that the base has, and has them"
+            f" of other layers: {listed([one.removeprefix('.') for one in absent])}; those modules"
+            " stay what they were"
+        )
+        yield finding(message, "warning")
 
 
 def _tail(name: str) -> str:

@@ -139,6 +139,8 @@ def _search(
                     tensor = _random(shape, parameter, generator)
                 wrote, whole = _writes(load, parameter, full, tensor, left)
                 raised |= wrote and not whole
+                if wrote and not whole:
+                    left = _left(parameter)  # what it wrote is not the next name's
                 if wrote and (whole or keep_raising):
                     found[full] = tensor
                     if rename in worked:

@@ -34,6 +34,9 @@ IMPORTED_BY_MOST = (
     "transformers.models.auto.processing_auto",
 )
 
+PLAIN = (bool, int, float, str, type(None), torch.dtype)
+"""Types of a router's attributes by which routers of one class are told apart."""
+
 
 class VllmHost(Host):
     """vLLM: a name of its registry, or the path of a checkpoint folder."""
@@ -141,17 +144,21 @@ def _match_each_router_once() -> None:
     """Have vLLM's Transformers backend trace routers that are alike once, not at every layer.
 
     It caches what it finds in other modules by their class, and not this: of a class with experts,
-    a trace for each layer of each object was nine tenths of all time (vLLM 0.32).
+    a trace for each layer of each object was nine tenths of all time (vLLM 0.32). A router with
+    more than plain attributes and tensors is traced each time.
     """
     from vllm.model_executor.models.transformers.fusers.moe import MoEBlockFuser
 
     match: Any = MoEBlockFuser._match_router
     known: dict[Hashable, Any] = {}
+    of_torch = nn.Module().__dict__.keys() - {"training"}
 
     def once(gate: nn.Module) -> Any:
-        plain = [item for item in vars(gate).items() if isinstance(item[1], bool | int | str)]
-        shapes = [(name, tensor.shape) for name, tensor in gate.state_dict().items()]
-        key = (type(gate), tuple(plain), tuple(shapes))
+        own = [(name, value) for name, value in vars(gate).items() if name not in of_torch]
+        if any(gate.children()) or not all(isinstance(value, PLAIN) for _, value in own):
+            return match(gate)
+        tensors = [*gate.named_parameters(), *gate.named_buffers()]
+        key = (type(gate), tuple(own), tuple((name, tensor.shape) for name, tensor in tensors))
         if key not in known:
             known[key] = match(gate)
         return known[key]
