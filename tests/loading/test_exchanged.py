@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from tests.loading import models
 from tests.loading.test_rules import errors
@@ -29,6 +31,44 @@ class TakesTheLayerBefore(models.Layers):
         _, layer, norm, kind = name.split(".")
         at = (2 * int(layer) + int(norm[-1]) - 1 + 1) % 4
         return f"layers.{at // 2}.norm{at % 2 + 1}.{kind}"
+
+
+class TransposesOne(models.Good):
+    """Of the square weights, the one that is fused with others."""
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        super().put(name, tensor.t() if name.startswith("k.") else tensor)
+
+
+class KeepsThemTheOtherWayRound(models.Good):
+    """As transformers' Conv1D does, of which one matrix is not square."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 20, bias=False)
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        super().put(name, tensor.t() if tensor.dim() == 2 else tensor)
+
+
+def test_a_square_weight_that_is_transposed_is_told() -> None:
+    result = check_load_weights(TransposesOne, models.checkpoint())
+    (finding,) = (one for one in result.findings if one.rule == "wrong-place")
+    assert finding.severity == "warning"
+    assert "1 square of the checkpoint's weights is transposed" in finding.message
+    assert (finding.parameter, finding.tensors) == ("qkv.weight", ("k.weight",))
+
+
+def test_files_that_keep_all_matrices_the_other_way_round_are_clean() -> None:
+    checkpoint = models.checkpoint() | {"up.weight": torch.randn(8, 20)}
+    result = check_load_weights(KeepsThemTheOtherWayRound, checkpoint)
+    assert result.verdict == "clean"
+    assert result.findings == ()
+
+
+def test_a_weight_that_is_its_own_transpose_says_nothing() -> None:
+    checkpoint = models.checkpoint() | {"k.weight": torch.eye(8)}
+    assert check_load_weights(TransposesOne, checkpoint).findings == ()
 
 
 def test_a_class_whose_names_are_the_files_is_clean() -> None:

@@ -12,6 +12,7 @@ from vtool.diagnostics import Diagnostic, Origin
 from vtool.diagnostics.diagnostic import Severity
 from vtool.loading.probe.checks import NEED_ALL_NAMES
 from vtool.loading.probe.facts import Item, SubjectFacts
+from vtool.loading.reach import reach_severity, reach_text
 from vtool.loading.words import listed
 
 K = TypeVar("K", bound=Hashable)
@@ -149,7 +150,20 @@ def _never_loaded(facts: SubjectFacts) -> Items:
 
 
 def _grade_wrong_place(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Diagnostic]:
-    """Yield an error where the names are those of files."""
+    """Yield an error where the names are those of files, and a warning of what is transposed.
+
+    Files may keep a matrix the other way round; so may they where the outputs agree.
+    """
+    if turned := [item for item in items if item.kind == "transposed"]:
+        outputs = facts.checks.get("computes-differently")
+        if outputs is None or outputs.reason or outputs.items:
+            verb = "is" if len(turned) == 1 else "are"
+            text = f"{len(turned)} square of the checkpoint's weights {verb} transposed by the load"
+            text += f", and no other: {listed(_tensors(turned))} in {_parameters(turned)}"
+            yield _finding(rule, text, turned, "warning")
+    items = [item for item in items if item.kind != "transposed"]
+    if not items:
+        return
     certain = facts.origin == "given" or _known(facts, _tensors(items))
     text = f"{_count('parameter', items, 'have')} each other's weights: {_parameters(items)}"
     first = items[0]
@@ -416,26 +430,6 @@ GRADERS: Mapping[str, Grader] = {
     "stage-mismatch": partial(_grade_shards, "on two stages of a pipeline"),
     "expert-mismatch": partial(_grade_shards, "on two ranks that share experts out"),
 }
-
-
-def paths_in_state(facts: SubjectFacts, state: str) -> list[str]:
-    """Return the framework's own ways of loading that are `protected`, or `unprotected`."""
-    return [path for path, found in facts.paths.items() if found == state]
-
-
-def reach_severity(facts: SubjectFacts) -> Severity:
-    """Return an error, unless every path of the framework keeps or copies its tensors."""
-    unprotected = paths_in_state(facts, "unprotected")
-    return "error" if unprotected or not paths_in_state(facts, "protected") else "warning"
-
-
-def reach_text(facts: SubjectFacts) -> str:
-    """Return the end of a message: by which paths tensors that do not stay reach the class."""
-    protected = paths_in_state(facts, "protected")
-    if reachable := paths_in_state(facts, "unprotected"):
-        copies = f", with one by {', '.join(protected)}" if protected else ""
-        return f"; reached without a copy by {', '.join(reachable)}{copies}"
-    return f"; it relies on the loader's copies ({', '.join(protected)})" if protected else ""
 
 
 def group_by(items: Iterable[Item], key: Callable[[Item], K]) -> dict[K, list[Item]]:

@@ -7,9 +7,10 @@ from typing import Any
 
 from vtool.diagnostics import Diagnostic, Origin
 from vtool.diagnostics.result import Result, Verdict
-from vtool.loading.grading import GRADERS, paths_in_state
+from vtool.loading.grading import GRADERS
 from vtool.loading.probe.checks import NEED_ALL_NAMES
 from vtool.loading.probe.facts import CheckFacts, Item, SubjectFacts
+from vtool.loading.reach import paths_in_state
 from vtool.loading.words import listed
 
 NO_SOURCE = CheckFacts(reason="the sources do not include the one that it needs")

@@ -44,6 +44,7 @@ class Item:
         "place",
         "lost",
         "changed",
+        "transposed",
     ] = "differs"
     """The form of the problem.
 
@@ -52,6 +53,7 @@ class Item:
     asking for tensors. `peak` and `after`: when it holds too many of them. `part`: a tensor of
     which some elements are never read. `place` and `lost`: beside a quantized weight, another's
     scale or zero point, or none. `changed`: tensors that the class changes in the loader's memory.
+    `transposed`: a square matrix that a parameter has the other way round.
     """
     parameter: str | None = None
     """The parameter or buffer."""

@@ -32,6 +32,7 @@ from .state import (
     snapshot,
 )
 from .subject import Subject
+from .transposed import transposed
 from .watch import Watch, loses, storage_address
 
 _ASKED_FOR_BIAS = re.compile(r"config\.\w*bias\b|getattr\([^()]*[\"']\w*bias\w*[\"']")
@@ -115,7 +116,10 @@ def watched_load(
             for name in whole
         ],
         "never-loaded": _never_loaded(unconsumed, kept),
-        "wrong-place": exchanged(came_from, {name: one.shape for name, one in after.items()}),
+        "wrong-place": [
+            *exchanged(came_from, {name: one.shape for name, one in after.items()}),
+            *transposed(came_from, before, subject.checkpoint),
+        ],
         "partly-written-parameter": [
             _partly_written(reference, name) for name, mask in gaps.items() if not mask.all()
         ],
