@@ -268,10 +268,10 @@ RULES = (
     Rule(
         name="wrong-place",
         code="VT438",
-        summary="Parameters of one shape hold each other's weights.",
+        summary="Parameters of one shape hold each other's weights, or a square one is transposed.",
         why=(
             "Every tensor is read and every parameter written, so nothing is missing; the model"
-            " computes with the wrong one of two weights."
+            " computes with the wrong one of two weights, or with one the wrong way round."
         ),
         bad='mapping = {"input_layernorm": "norm2", "post_attention_layernorm": "norm1"}',
         good='mapping = {"input_layernorm": "norm1", "post_attention_layernorm": "norm2"}',
