@@ -129,6 +129,14 @@ def evaluate_model(request: Request, say: Callable[[str], None]) -> Evaluated | 
     Raises:
         Findings: fatal where nothing could be asked.
     """
+    threads = torch.get_num_threads()
+    try:
+        return _evaluate(request, say)
+    finally:
+        torch.set_num_threads(threads)  # of a process that goes on, such as a notebook's
+
+
+def _evaluate(request: Request, say: Callable[[str], None]) -> Evaluated | None:
     ranks = Ranks.from_environment()
     named = named_metrics(request.metrics)
     subject, run = _opened(request)
