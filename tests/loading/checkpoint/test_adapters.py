@@ -144,8 +144,16 @@ def test_a_layer_of_a_target_without_matrices_is_told(
     found = findings(path)
     assert [one.severity for one in found] == ["warning"] * told
     assert all(
-        "has them of other layers: layers.1.self_attn.q_proj" in one.message for one in found
+        "has them of other layers: model.layers.1.self_attn.q_proj" in one.message for one in found
     )
+
+
+def test_a_tower_that_has_more_layers_than_the_adapted_model_says_nothing(tmp_path: Path) -> None:
+    path = adapter(tmp_path / "adapter")
+    base = [f"vision_tower.layers.{number}.self_attn.q_proj.weight" for number in range(3)]
+    base += ["model.layers.0.self_attn.q_proj.weight", "model.layers.1.mlp.v_proj.weight"]
+    folder(tmp_path / "base", model={name: f32(6, 8) for name in base})
+    assert findings(path) == []
 
 
 def test_an_adapter_without_its_config_is_an_error(tmp_path: Path) -> None:

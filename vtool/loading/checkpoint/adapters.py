@@ -197,7 +197,7 @@ def _base(
     for one in shapes:
         by_tail.setdefault(_tail(one), []).append(one)
     kinds = {_kind(tail) for tail in by_tail}
-    beyond, unlike, compared = [], [], 0
+    beyond, unlike, compared = [], [], []
     for module in modules:
         path = f"{module.name.removeprefix(_PREFIX)}.weight"
         there = [path] if path in shapes else by_tail.get(_tail(path), [])
@@ -205,7 +205,7 @@ def _base(
             beyond.append(module)
         if len(there) != 1:
             continue
-        compared += 1
+        compared.append(there[0])
         if not _fits(module, shapes[there[0]]):
             unlike.append((module, shapes[there[0]]))
     found = []
@@ -222,38 +222,43 @@ def _base(
         )
         found.append(finding(message, expected=f"for {list(shape)}", seen=seen))
     if not found:
-        found += _gaps(modules, config, shapes, finding)
-    return found, f"{compared} of {len(modules)} modules compared with {name}"
+        found += _gaps(modules, config, shapes, compared, finding)
+    return found, f"{len(compared)} of {len(modules)} modules compared with {name}"
 
 
 def _gaps(
     modules: Sequence[_Module],
     config: Mapping[str, Any],
     shapes: Mapping[str, Sequence[int]],
+    compared: Sequence[str],
     finding: Any,
 ) -> Iterator[Diagnostic]:
     """Yield a warning about modules of the base that are targets and adapted in other layers only.
 
     PEFT adapts, and saves, every module whose name ends with a target; what a file lacks it makes
-    anew, which changes nothing of the base.
+    anew, which changes nothing of the base. Of a part that no module was compared with, as a tower
+    whose layers are named as those of the language model, nothing is said.
+
+    Args:
+        shapes: of each tensor of the base.
+        compared: the base's tensors that the adapter's modules are for.
     """
     targets = config.get("target_modules")
     if not isinstance(targets, list) or any(config.get(name) for name in _CHOOSE_LAYERS):
         return
     adapted = {_tail(module.name.removeprefix(_PREFIX)) for module in modules}
-    kinds = {_kind(one) for one in adapted}
-    names = [_tail(name.removesuffix(".weight")) for name in shapes if name.endswith(".weight")]
+    kinds = {_kind(one) for one in compared}
+    names = [name.removesuffix(".weight") for name in shapes if _kind(name) in kinds]
     absent = [
         name
         for name in names
-        if name not in adapted
-        and _kind(name) in kinds
+        if _tail(name) not in adapted
         and any(f".{name}".endswith(f".{target}") for target in targets)
     ]
     if absent:
         message = (
             f"the adapter has no matrices for targets of {CONFIG} that the base has, and has them"
-            f" of other layers: {listed([one.removeprefix('.') for one in absent])}; those modules"
+            f" of other layers: {listed(absent)}; those modules"
             " stay what they were"
         )
         yield finding(message, "warning")
