@@ -36,10 +36,6 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # on every machine, but for those of `make test-gpu`.
 if os.environ.get("VTOOL_TESTS_ON_GPU") != "1":
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-# Where a test lets writes fail, Python would leave half of a module's bytecode beside it: it does
-# not look at how much was written, and whoever imports the module next fails. So bytecode is
-# written before the tests, and by none of them.
-os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 # A shell's background job ignores Ctrl-C, and nohup a closed terminal: so would all that tests
 # start and then signal.
 for number, handler in (
@@ -78,8 +74,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Write no bytecode once tests run; what they are collected from is written."""
+    """Write no bytecode once tests run; what they are collected from is written.
+
+    Where a test lets writes fail, Python would leave half of a module's bytecode beside it: it does
+    not look at how much was written, and whoever imports the module next fails.
+    """
     sys.dont_write_bytecode = True
+    # for what tests start; set before, it would hold for the workers, which would not keep what
+    # pytest makes of the files of tests: 6 s of CPU time for each
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     _leave_imports_out_of_collections()
 
 
