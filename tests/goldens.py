@@ -7,9 +7,11 @@ docs/time-machine.md, docs/trainer-sweep.md and README.md. A test holds each equ
 
 import json
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
+from tests.commands import vtool
 from tests.config.foreign import coming_from
 from tests.config.test_golden import GOLDEN, effective
 from tests.doctor import advisories_page
@@ -55,7 +57,7 @@ def generated() -> dict[Path, str]:
         installed.PAGE: installed.renew(installed.PAGE.read_text(encoding="utf-8")),
         trainer_sweep.PAGE: trainer_sweep.page(),
         ROOT / "README.md": time_machine.with_summary(
-            _with_figures((ROOT / "README.md").read_text(encoding="utf-8")),
+            _with_findings(_with_figures((ROOT / "README.md").read_text(encoding="utf-8"))),
             read_cases(),
             time_machine.read_results(time_machine.RESULTS),
         ),
@@ -84,6 +86,16 @@ def _with_figures(readme: str) -> str:
         readme, found = re.subn(rf"^(    {begin}: ).*$", f"    {line}", readme, flags=re.M)
         assert found == 1, f"README.md has no line `{begin}:`"
     return readme
+
+
+def _with_findings(readme: str) -> str:
+    """Return the README with what its example of `validate-config` prints."""
+    example = re.search(
+        r"^    \$ vtool (validate-config .*)\n((?:    .*\n|\n(?=    ))*)", readme, re.M
+    )
+    assert example, "README.md has no example of validate-config"
+    printed = vtool(ROOT, *example[1].split(), status=1)
+    return readme.replace(example[2], f"{textwrap.indent(printed.strip(), '    ')}\n")
 
 
 if __name__ == "__main__":
