@@ -32,7 +32,7 @@ def snapshot(step: int, millions: int) -> Snapshot:
         for mean in ("exp_avg", "exp_avg_sq")
     }
     model = {name: torch.randn(2000, 2000) for name in names}
-    return Snapshot(step, model.items(), state.items(), torch.zeros(9), {})
+    return Snapshot(step, lambda _: model.items(), lambda _: state.items(), torch.zeros(9), {})
 
 
 def steps(seconds: float) -> int:

@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from tests.campaign import mutate
+from tests.engines.state import held
 from tests.rows import picture
 from vtool.config.load import effective_yaml, examine
 from vtool.data.formats.llava import Llava
@@ -336,7 +337,8 @@ def prepare(place: Path) -> None:
     (place / "config.json").write_text("{}")
     picture(place / "a.png")
     one = {"weight": torch.arange(4.0)}
-    shot = checkpoint.Snapshot(4, one.items(), one.items(), torch.ones(3), {"seconds": 1.0})
+    of = held(one.items())
+    shot = checkpoint.Snapshot(4, of, of, torch.ones(3), {"seconds": 1.0})
     checkpoint.save(run / "checkpoints", shot, 1)
     _WEIGHTS[:] = [(place / _CHECKPOINT / "model.safetensors").read_bytes()]
     _MANIFESTS[:] = [json.loads((place / _CHECKPOINT / "manifest.json").read_bytes())]

@@ -6,9 +6,11 @@ ranks too.
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
+from math import prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,11 +27,16 @@ from vtool.data.loader import micro_batches, packed_micro_batches
 from vtool.data.packing import pack
 from vtool.data.plan import Plan
 from vtool.engines.fsdp2 import _place_of_share
-from vtool.engines.ranks import Ranks
 from vtool.planning.micro_batch import shape_of
 from vtool.planning.model import model_of
 from vtool.planning.step import Step, measure_step
-from vtool.training.checkpoint_files import Shares, WrittenFile, name_files, tensor_files
+from vtool.training.checkpoint_files import (
+    FILE_BYTES,
+    Shares,
+    WrittenFile,
+    name_files,
+    tensor_files,
+)
 
 WORLDS = [8, 64, 1024]
 EACH_WORLD = [8, 64, pytest.param(1024, marks=pytest.mark.full)]
@@ -134,12 +141,34 @@ def test_every_row_of_a_weight_is_read_by_one_rank_once(world: int) -> None:
 @pytest.mark.parametrize("world", EACH_WORLD)
 def test_a_rank_takes_its_part_of_ten_thousand_tensors_within_a_moment(world: int) -> None:
     """It looks at every name and size, and copies, writes and digests its own alone."""
-    named = [(str(number), torch.empty(2**22, device="meta")) for number in range(10_000)]
-    for rank in (1, world - 1):
-        began = time.process_time()
-        own = list(Shares(Ranks(rank, world)).of_this_rank(named))
-        assert time.process_time() - began < 0.5
-        assert 10_000 // world - 1 <= len(own) <= 10_000 // world + 1
+    began = time.process_time()
+    shares = Shares(world)
+    owners = Counter(shares(2**24) for _ in range(10_000))
+    assert time.process_time() - began < 0.5
+    assert set(owners) == set(range(world))
+    del owners[0]  # the first file is its, however many ranks there are
+    assert all(10_000 // world - 1 <= own <= 10_000 // world + 1 for own in owners.values())
+
+
+def layers_of(count: int) -> Iterator[int]:
+    """Yield the bytes of float32 weights and both means: an embedding, and layers like 7B's."""
+    shapes = [(152_064, 3584)]
+    shapes += [(3584, 3584), (512, 3584), (512, 3584), (3584,), (18_944, 3584)] * count
+    for _ in range(3):
+        yield from (4 * prod(shape) for shape in shapes)
+
+
+@pytest.mark.parametrize("world", EACH_WORLD)
+def test_a_save_brings_a_rank_its_share_and_no_more(world: int) -> None:
+    """What an owner is sent: at most all of each tensor of its own, and of the others nothing."""
+    sizes = list(layers_of(64))
+    shares = Shares(world)
+    received = Counter[int]()
+    for size in sizes:
+        received[shares(size)] += size
+    assert received.total() == sum(sizes)
+    # a tensor is not cut, and rank 0's first file may have been the last that it needed
+    assert max(received.values()) <= sum(sizes) / world + max(*sizes, FILE_BYTES)
 
 
 def planned(folder: Path, world: int) -> tuple[Step, list[torch.Size], float]:

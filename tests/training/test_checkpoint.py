@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from tests.engines.state import held
 from vtool.diagnostics import Diagnostic, Findings
+from vtool.engines.contract import everyone
 from vtool.training import checkpoint, checkpoint_writer
 from vtool.training.checkpoint import Snapshot, checkpoints, damage, load, newest, save
 from vtool.training.checkpoint_writer import Writer
@@ -19,8 +21,8 @@ def snapshot(step: int, size: int = 64) -> Snapshot:
     torch.manual_seed(step)
     return Snapshot(
         step,
-        {"w": torch.randn(size)}.items(),
-        {"w.exp_avg": torch.randn(size)}.items(),
+        held({"w": torch.randn(size)}.items()),
+        held({"w.exp_avg": torch.randn(size)}.items()),
         torch.arange(9),
         {"seconds": 1.25},
     )
@@ -33,7 +35,7 @@ def test_what_is_saved_is_loaded_to_the_bit(tmp_path: Path) -> None:
     assert loaded.state == {"seconds": 1.25}
     assert torch.equal(saved.visits, loaded.visits)
     for name in ("model", "optimizer"):
-        one, other = dict(getattr(saved, name)), getattr(loaded, name)
+        one, other = dict(getattr(saved, name)(everyone)), getattr(loaded, name)
         assert one.keys() == other.keys()
         assert all(
             torch.equal(one[key], other[key]) and one[key].dtype == other[key].dtype for key in one
@@ -117,7 +119,8 @@ def test_what_is_written_while_the_loop_goes_on_is_what_was_there_at_its_step(
 
     monkeypatch.setattr(checkpoint_writer, "write_share", slow)
     made = snapshot(3)
-    ((_, weight),), ((_, state),), visits = made.model, made.optimizer, made.visits
+    ((_, weight),), ((_, state),) = made.model(everyone), made.optimizer(everyone)
+    visits = made.visits
     with Writer(tmp_path, 2, asynchronous=True) as writer:
         writer.save(made)
         for tensor in (weight, state, visits):
@@ -125,8 +128,9 @@ def test_what_is_written_while_the_loop_goes_on_is_what_was_there_at_its_step(
         assert checkpoints(tmp_path) == []
         go_on.set()
     loaded, wanted = load(tmp_path / "step-000003"), snapshot(3)
-    assert torch.equal(loaded.model["w"], dict(wanted.model)["w"])
-    assert torch.equal(loaded.optimizer["w.exp_avg"], dict(wanted.optimizer)["w.exp_avg"])
+    assert torch.equal(loaded.model["w"], dict(wanted.model(everyone))["w"])
+    wanted_mean = dict(wanted.optimizer(everyone))["w.exp_avg"]
+    assert torch.equal(loaded.optimizer["w.exp_avg"], wanted_mean)
     assert torch.equal(loaded.visits, wanted.visits)
 
 

@@ -14,7 +14,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.engines.ranks import run_ranks
+from tests.engines.state import held
 from vtool.diagnostics import Findings
+from vtool.engines.contract import everyone
 from vtool.engines.ranks import Ranks
 from vtool.training import checkpoint_files
 from vtool.training.checkpoint import Snapshot, checkpoints, damage, load, newest, save
@@ -31,9 +33,13 @@ def tensors(step: int, prefix: str) -> Iterator[tuple[str, Tensor]]:
         yield f"{prefix}{number}", torch.randn(size, generator=made)
 
 
-def snapshot(step: int) -> Snapshot:
+def snapshot(step: int, rank: int = 0) -> Snapshot:
     return Snapshot(
-        step, tensors(step, "w"), tensors(-step, "m"), torch.arange(9), {"seconds": 1.0}
+        step,
+        held(tensors(step, "w"), rank),
+        held(tensors(-step, "m"), rank),
+        torch.arange(9),
+        {"seconds": 1.0},
     )
 
 
@@ -43,7 +49,7 @@ def write(
     checkpoint_files.FILE_BYTES = file_bytes  # of this rank's own process
     with Writer(folder, 2, asynchronous=asynchronous, ranks=ranks) as writer:
         for step in (1, 2, 3):
-            writer.save(snapshot(step))
+            writer.save(snapshot(step, ranks.rank))
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -57,7 +63,10 @@ def test_ranks_write_what_one_process_would_read(
     assert damage(path) is None
     found, made = load(path), snapshot(3)
     assert torch.equal(found.visits, made.visits)
-    for own, wanted in ((found.model, dict(made.model)), (found.optimizer, dict(made.optimizer))):
+    for own, wanted in (
+        (found.model, dict(made.model(everyone))),
+        (found.optimizer, dict(made.optimizer(everyone))),
+    ):
         assert own.keys() == wanted.keys()
         assert all(torch.equal(own[name], wanted[name]) for name in wanted)
     files = sorted(path.glob("model-*.safetensors"))
@@ -77,14 +86,14 @@ def test_each_tensor_has_one_owner_and_the_shares_are_of_one_size(
 ) -> None:
     monkeypatch.setattr(checkpoint_files, "FILE_BYTES", 1000)
     sizes = [(number * 7919) % 1000 + 1 for number in range(1500)]
-    named = [(str(number), torch.empty(size, device="meta")) for number, size in enumerate(sizes)]
-    own = [
-        [(name, one.nbytes) for name, one in Shares(Ranks(rank, world)).of_this_rank(named)]
-        for rank in range(world)
-    ]
-    assert sorted(name for each in own for name, _ in each) == sorted(name for name, _ in named)
-    share = [sum(size for _, size in each) for each in own]
-    assert max(share) - min(share) <= max(one.nbytes for _, one in named)
+    shares, again = Shares(world), Shares(world)
+    owners = [shares(size) for size in sizes]
+    assert owners == [again(size) for size in sizes]  # on any rank
+    assert set(owners) == set(range(world))
+    share = [0] * world
+    for owner, size in zip(owners, sizes, strict=True):
+        share[owner] += size
+    assert max(share) - min(share) <= max(sizes)
 
 
 def test_a_small_checkpoint_of_several_ranks_is_one_file_of_each_kind(tmp_path: Path) -> None:
@@ -109,13 +118,13 @@ def failing(ranks: Ranks, folder: Path, asynchronous: bool, full: int) -> list[s
     """Write a checkpoint, and then one while the disk of a rank is full; return what is said."""
     checkpoint_files.FILE_BYTES = 4 * 400
     with Writer(folder, 2, asynchronous=asynchronous, ranks=ranks) as writer:
-        writer.save(snapshot(1))
+        writer.save(snapshot(1, ranks.rank))
         writer.wait()
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         if ranks.rank == full:  # a limit on the size of files is that error of the same write
             resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
         try:
-            writer.save(snapshot(2))
+            writer.save(snapshot(2, ranks.rank))
             writer.wait()
         except Findings as findings:
             return [f"{one.rule}: {one.message}" for one in findings.diagnostics]
@@ -150,7 +159,7 @@ def _apart(ranks: Ranks, folder: Path) -> str:
     checkpoint_files.FILE_BYTES = 4 * 400
     own = folder if ranks.rank == 0 else folder / "of-another-node"
     try:
-        save(own, snapshot(1), 1, ranks=ranks)
+        save(own, snapshot(1, ranks.rank), 1, ranks=ranks)
     except Findings as findings:
         (one,) = findings.diagnostics
         return f"{one.message} {one.help}"
@@ -217,7 +226,8 @@ def test_files_of_one_process_and_of_several_have_transformers_names() -> None:
 
 def test_what_is_loaded_is_read_where_it_is_looked_into(tmp_path: Path) -> None:
     size = 64 * 2**20
-    made = Snapshot(1, [("w", torch.ones(size // 4))], [], torch.arange(3), {})
+    one, none = held([("w", torch.ones(size // 4))]), held([])
+    made = Snapshot(1, one, none, torch.arange(3), {})
     found = load(save(tmp_path, made, 1))
     before = _mapped_bytes("model.safetensors")
     assert found.model["w"][: 2**20].sum() == 2**20

@@ -170,8 +170,8 @@ def where_it_is_first(chat: Chat, _: Any) -> list[int]:
 
 def rounded(real: Any) -> Any:
     """The weights go through bfloat16 on their way into the file."""
-    return lambda self, adapter="merged": (
-        (name, tensor.to(torch.bfloat16).to(tensor.dtype)) for name, tensor in real(self, adapter)
+    return lambda self, *asked: (
+        (name, tensor.to(torch.bfloat16).to(tensor.dtype)) for name, tensor in real(self, *asked)
     )
 
 

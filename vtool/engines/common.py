@@ -1,13 +1,13 @@
 """The base of engines on a torch module's own parameters, and functions that engines share."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_
 
-from vtool.engines.contract import Group, Member
+from vtool.engines.contract import Group, Member, Owner, everyone
 from vtool.engines.ranks import Ranks
 from vtool.models.adapters import (
     Adapter,
@@ -103,14 +103,6 @@ def load_buffers(module: nn.Module, weights: Mapping[str, Tensor], prefix: str =
                 buffer.copy_(whole)
 
 
-def on_rank_zero(tensors: Iterable[tuple[str, Tensor]], ranks: Ranks) -> dict[str, Tensor]:
-    """Return whole tensors that every rank is given, in the CPU's memory of rank 0; else nothing.
-
-    A tensor that is on the CPU already is not copied.
-    """
-    return {name: tensor.detach().cpu() for name, tensor in tensors if ranks.rank == 0}
-
-
 def optimizer_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Return the optimizer's state as `<parameter>.<entry>`, as this rank has it."""
     return {
@@ -137,9 +129,9 @@ class TorchEngine:
     def gradients(self) -> dict[str, Tensor]:
         there = ((name, parameter.grad) for name, parameter in self.named_parameters())
         return {
-            name: self._gather(gradient).to("cpu", copy=True)
+            name: whole.to("cpu", copy=True)
             for name, gradient in there
-            if gradient is not None
+            if gradient is not None and (whole := self._gather(gradient, 0)) is not None
         }
 
     def optimizer_step(self, lr: float) -> None:
@@ -151,7 +143,9 @@ class TorchEngine:
     def evaluating(self) -> AbstractContextManager[None]:
         return evaluation_mode(self.module)
 
-    def iter_hf_weights(self, adapter: Adapter = "merged") -> Iterator[tuple[str, Tensor]]:
+    def iter_hf_weights(
+        self, adapter: Adapter = "merged", owner: Owner = everyone
+    ) -> Iterator[tuple[str, Tensor]]:
         tensors = model_tensors(self.module)
         packed = {
             saved_name(f"{path}.weight"): layer
@@ -161,21 +155,31 @@ class TorchEngine:
         for name, tensor in tensors.items():
             if is_adapter(name) != (adapter == "only"):
                 continue
-            whole = packed[name].unpacked() if name in packed else self._gather(tensor)
-            if whole.dtype == torch.bfloat16:  # of `lora.base_dtype`: what is merged is not rounded
-                whole = whole.float()
-            there = [part for part in parts_of(name) if part in tensors]
-            if adapter == "merged" and there:
-                parts = {part: self._gather(tensors[part]) for part in there}
+            layer = packed.get(name)
+            # of `lora.base_dtype`: what is merged is not rounded
+            narrow = layer is not None or tensor.dtype == torch.bfloat16
+            count = tensor.numel() if layer is None else layer.in_features * layer.out_features
+            to = owner(count * (4 if narrow else tensor.element_size()))
+            kept = self._gather(tensor, to)
+            there = parts_of(name) if adapter == "merged" else ()
+            gathered = {part: self._gather(tensors[part], to) for part in there if part in tensors}
+            if kept is None:
+                continue
+            whole = kept if layer is None else layer.unpacked()
+            whole = whole.float() if narrow else whole
+            parts = {part: one for part, one in gathered.items() if one is not None}
+            if parts:
                 whole = merge_parts(name, whole, parts, adapter_scale(self.module))
             yield name, whole
 
-    def model_state(self) -> Iterator[tuple[str, Tensor]]:
-        return self.iter_hf_weights("only" if has_adapters(self.module) else "merged")
+    def model_state(self, owner: Owner = everyone) -> Iterator[tuple[str, Tensor]]:
+        return self.iter_hf_weights("only" if has_adapters(self.module) else "merged", owner)
 
-    def optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
+    def optimizer_state(self, owner: Owner = everyone) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in optimizer_tensors(self.module, self.optimizer).items():
-            yield name, self._gather(tensor)
+            whole = self._gather(tensor, owner(tensor.numel() * tensor.element_size()))
+            if whole is not None:
+                yield name, whole
 
     def load_state(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
         adapted = has_adapters(self.module)
@@ -209,9 +213,12 @@ class TorchEngine:
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         return ((saved_name(name), parameter) for name, parameter in self.module.named_parameters())
 
-    def _gather(self, tensor: Tensor) -> Tensor:
-        """Return all of a tensor of which each rank may have its share."""
-        return tensor
+    def _gather(self, tensor: Tensor, to: int | None) -> Tensor | None:
+        """Return all of a tensor of which each rank may have its share, on rank `to` or on all.
+
+        Every rank calls it; those that are not to have the tensor get None.
+        """
+        return tensor if to in (None, self.ranks.rank) else None
 
     def _share(self, parameter: Tensor, whole: Tensor) -> Tensor:
         """Return what this rank keeps of a whole tensor, which has a parameter's rows."""

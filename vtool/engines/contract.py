@@ -22,6 +22,21 @@ from vtool.models.adapters import Adapter
 
 B = TypeVar("B")
 """A micro-batch, into which an engine does not look."""
+Owner = Callable[[int], int | None]
+"""Given the bytes of a whole tensor, the rank that is to have it; None: every rank is.
+
+All ranks ask it the same in the same order, once for each tensor, or once for tensors that an
+engine keeps as one matrix. It may count what it is asked, and answers alike on all of them.
+"""
+
+
+def everyone(_: int) -> None:
+    """Give a tensor to every rank; an `Owner`."""
+
+
+def rank_zero(_: int) -> int:
+    """Give a tensor to rank 0 alone; an `Owner`."""
+    return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,27 +156,31 @@ class Engine(Protocol):
         other rows.
         """
 
-    def iter_hf_weights(self, adapter: Adapter = "merged") -> Iterator[tuple[str, Tensor]]:
+    def iter_hf_weights(
+        self, adapter: Adapter = "merged", owner: Owner = everyone
+    ) -> Iterator[tuple[str, Tensor]]:
         """Yield parameters and persistent buffers by transformers' names, one whole tensor each.
 
         A tensor is yielded once, however many names it has. It is gathered when it is asked for, on
-        the engine's device and in the precision that it is trained in, and is given to every rank:
-        all ranks iterate at the same time, to the end. A tensor may be a weight itself: copy what
-        is kept.
+        the engine's device and in the precision that it is trained in. It is yielded to its owner,
+        and to no other rank, which gives its share of it and holds nothing of the rest; where it
+        has none, to every rank. All ranks iterate at the same time, to the end. A tensor may be a
+        weight itself: copy what is kept.
 
         Args:
             adapter: "merged": weights with adapters merged in; "none": weights without them;
                 "only": the adapters, by peft's names. Without adapters, the first two are equal,
                 and the last is empty.
+            owner: given the bytes of what is yielded, who has it.
         """
 
-    def model_state(self) -> Iterator[tuple[str, Tensor]]:
+    def model_state(self, owner: Owner = everyone) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors that a checkpoint keeps: all, or the adapters if there are any.
 
-        As `iter_hf_weights` does: whole, one at a time, to every rank.
+        As `iter_hf_weights` does: whole, one at a time, each to its owner.
         """
 
-    def optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
+    def optimizer_state(self, owner: Owner = everyone) -> Iterator[tuple[str, Tensor]]:
         """Yield the optimizer's state as `<parameter>.<entry>`, in the way of `model_state`."""
 
     def load_state(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:

@@ -170,9 +170,13 @@ class Fsdp2(common.TorchEngine):
                 for one in group.fsdp_params:
                     one.reset_sharded_param()
 
-    def _gather(self, tensor: Tensor) -> Tensor:
+    def _gather(self, tensor: Tensor, to: int | None) -> Tensor | None:
         there = tensor.to(self.ranks.device)
-        return there.full_tensor() if isinstance(there, DTensor) else there
+        if not isinstance(there, DTensor):
+            return super()._gather(there, to)
+        if to is None or self.ranks.world == 1:
+            return there.full_tensor()
+        return _gather_rows(there, to)
 
     def _share(self, parameter: Tensor, whole: Tensor) -> Tensor:
         if not isinstance(parameter, DTensor):
@@ -240,6 +244,18 @@ def _mesh(ranks: Ranks) -> DeviceMesh:
         assert ranks.world == 1, "launch sets up the group of several ranks"
         dist.init_process_group(store=HashStore(), rank=0, world_size=1)
     return init_device_mesh(ranks.device.type, (ranks.world,))
+
+
+def _gather_rows(tensor: DTensor, to: int) -> Tensor | None:
+    """Return all of a tensor on one rank; the others send their rows, and get None."""
+    mesh, own = tensor.device_mesh, tensor.to_local()
+    rows = -(-len(tensor) // mesh.size())
+    if len(own) < rows:  # the last ranks have fewer, or none; what is gathered is of one shape
+        own = torch.cat([own, own.new_zeros(rows - len(own), *own.shape[1:])])
+    whole = own.new_empty(mesh.size() * rows, *own.shape[1:]) if mesh.get_rank() == to else None
+    shares = None if whole is None else list(whole.chunk(mesh.size()))
+    dist.gather(own.contiguous(), shares, group=mesh.get_group(), group_dst=to)
+    return None if whole is None else whole[: len(tensor)]
 
 
 def _place_of_share(parameter: Any) -> tuple[slice, ...]:

@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vtool.diagnostics import Diagnostic, Findings
+from vtool.engines.contract import Owner
 from vtool.engines.ranks import Ranks
 from vtool.export.file_modes import share_mode
 from vtool.training.checkpoint_files import (
@@ -38,17 +39,21 @@ _FILES = ("progress.safetensors", "state.json")
 _NAME = re.compile(r"step-[0-9]+")
 
 
-Tensors = Iterable[tuple[str, Tensor]]
-"""Whole tensors by name, given to every rank: all ranks take them at the same time, to the end."""
+Pairs = Iterable[tuple[str, Tensor]]
+"""Whole tensors by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state that a run resumes from, as it is written."""
+    """The state that a run resumes from, as it is written.
+
+    Tensors are gathered when they are asked for, each on its owner: all ranks take what they are
+    given at the same time, to the end.
+    """
 
     step: int
-    model: Tensors
-    optimizer: Tensors
+    model: Callable[[Owner], Pairs]
+    optimizer: Callable[[Owner], Pairs]
     visits: Tensor
     """Visits of each kept row so far: int64 [rows]."""
     state: dict[str, Any]
@@ -93,30 +98,31 @@ def save(
     Raises:
         Findings: `checkpoint-not-saved`, on every rank; what was there before is untouched.
     """
-    return write_share(folder, share_of(snapshot, ranks), keep_last, synced, ranks)
+    share = share_of(snapshot, ranks.world)
+    return write_share(folder, snapshot, share, keep_last, synced, ranks)
 
 
-def share_of(snapshot: Snapshot, ranks: Ranks) -> Snapshot:
-    """Return a snapshot with the tensors that this rank writes, the model's to be taken first.
-
-    A tensor is that of the rank which has the fewest bytes so far: all ranks see the same tensors
-    in the same order, and so agree without a word.
-    """
-    shares = Shares(ranks)
-    model, optimizer = (shares.of_this_rank(getattr(snapshot, kind)) for kind in KINDS)
-    return replace(snapshot, model=model, optimizer=optimizer)
+def share_of(snapshot: Snapshot, world: int) -> dict[str, Pairs]:
+    """Return the tensors of each kind that this rank writes, to be taken in order of the kinds."""
+    shares = Shares(world)
+    return {kind: getattr(snapshot, kind)(shares) for kind in KINDS}
 
 
 def write_share(
-    folder: Path, share: Snapshot, keep_last: int, synced: Path | None, ranks: Ranks
+    folder: Path,
+    snapshot: Snapshot,
+    share: Mapping[str, Pairs],
+    keep_last: int,
+    synced: Path | None,
+    ranks: Ranks,
 ) -> Path:
     """Write a checkpoint of which each rank has its share: see `save`."""
-    target = folder / checkpoint_name(share.step)
+    target = folder / checkpoint_name(snapshot.step)
     writing = folder / f".writing-{target.name}"
     ranks.on_rank_zero(lambda: _begin(writing, target))
     writer = ShareWriter(writing, ranks)
     for kind in KINDS:
-        writer.write(kind, getattr(share, kind))
+        writer.write(kind, share[kind])
     told = ranks.all_gather_objects((writer.files, writer.error and _why(writer.error, folder)))
     files = [file for written, _ in told for file in written]
     failed = [(rank, error) for rank, (_, error) in enumerate(told) if error]
@@ -125,11 +131,11 @@ def write_share(
         if failed:
             raise _not_saved(writing, target, failed, ranks.world) from writer.error
         try:
-            _finish(writing, target, share, files, synced)
+            _finish(writing, target, snapshot, files, synced)
         except (OSError, SafetensorError) as error:
             failed_here = [(0, _why(error, folder))]
             raise _not_saved(writing, target, failed_here, ranks.world) from error
-        _remove_older(folder, share, keep_last)
+        _remove_older(folder, snapshot, keep_last)
 
     ranks.on_rank_zero(finish)
     return target

@@ -1,7 +1,7 @@
 """The tensor files of a checkpoint: each rank writes a share of whole tensors, and reads any.
 
 As fairscale's and DCP's "owner" layouts do, but of whole tensors: each file is one that safetensors
-opens by itself. A tensor is gathered, is written by one rank, and is let go.
+opens by itself. A tensor is gathered on one rank, which writes it and lets it go.
 """
 
 import hashlib
@@ -41,22 +41,16 @@ class WrittenFile:
 class Shares:
     """The shares of the ranks. Rank 0 has the first file; then the rank with the fewest bytes.
 
-    All ranks see the same tensors in the same order, and so agree without a word. A checkpoint that
-    is small, such as that of adapters, is one file of each kind.
+    An `Owner` of an engine's tensors: all ranks see the same ones in the same order, and so agree
+    without a word. A checkpoint that is small, such as that of adapters, is one file of each kind.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
-        self._rank = ranks.rank
+    def __init__(self, world: int) -> None:
         self._total = 0
-        self._fewest = [(0, rank) for rank in range(1, ranks.world)]
+        self._fewest = [(0, rank) for rank in range(1, world)]
 
-    def of_this_rank(self, pairs: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors that this rank writes. To be iterated to its end, as all ranks do."""
-        for name, tensor in pairs:
-            if self._owner(tensor.nbytes) == self._rank:
-                yield name, tensor
-
-    def _owner(self, size: int) -> int:
+    def __call__(self, size: int) -> int:
+        """Return the rank that writes the next tensor."""
         before, self._total = self._total, self._total + size
         if self._total <= FILE_BYTES:
             return 0

@@ -10,7 +10,6 @@ from torch import Tensor
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
 from vtool.training.checkpoint import ALONE, Snapshot, save, say, share_of, write_share
-from vtool.training.checkpoint_files import KINDS
 
 
 class Writer:
@@ -66,11 +65,13 @@ class Writer:
         if self._thread is None:
             save(self._to, snapshot, *self._how)
         else:
-            own = share_of(snapshot, self._ranks)
+            kept = replace(snapshot, visits=snapshot.visits.clone())
             # one by one, so that what an engine has gathered is freed on the way
-            model, optimizer = ([_copy(pair) for pair in getattr(own, kind)] for kind in KINDS)
-            copied = replace(own, model=model, optimizer=optimizer, visits=own.visits.clone())
-            self._writing = self._thread.submit(write_share, self._to, copied, *self._how)
+            share = {
+                kind: [_copy(pair) for pair in pairs]
+                for kind, pairs in share_of(snapshot, self._ranks.world).items()
+            }
+            self._writing = self._thread.submit(write_share, self._to, kept, share, *self._how)
 
     def wait(self) -> None:
         """Wait until the checkpoint being written is on the disk.

@@ -162,8 +162,8 @@ def evaluate_split(session: Session, split: str) -> Scores:
 
 
 def snapshot(session: Session, progress: Progress) -> Snapshot:
-    """Return the state that the run resumes from; tensors are gathered when they are taken."""
-    model, optimizer = session.engine.model_state(), session.engine.optimizer_state()
+    """Return the state that the run resumes from."""
+    model, optimizer = session.engine.model_state, session.engine.optimizer_state
     state = {
         "seconds": progress.seconds,
         "ranks": session.ranks.world,

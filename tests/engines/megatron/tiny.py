@@ -5,11 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vtool.engines.megatron.gathering import WEIGHT, Spread, gather, over_stages
 from vtool.engines.megatron.gpt_model import build_gpt, text_shape, transformer_fields
 from vtool.engines.megatron.groups import Groups
 from vtool.engines.megatron.language_model import replace_language
 from vtool.engines.megatron.pipeline import Stage
-from vtool.engines.megatron.weights import from_megatron, name_in_model, share_of
+from vtool.engines.megatron.weights import LanguageWeights, name_in_model, share_of
 
 IMAGE = 151
 
@@ -136,16 +137,22 @@ def with_megatron(
 
 def whole_weights(model: Any, groups: Groups) -> dict[str, Tensor]:
     """The language part's weights by transformers' names, from all ranks."""
-    shape = text_shape(model.config.get_text_config())
     gpt = model.model.language_model.gpt
-    mine = (
-        pair
-        for name, parameter in gpt.named_parameters()
-        for pair in from_megatron(
-            in_model(gpt, name), groups.gather_tensor_shares(parameter.detach()), shape
-        ).items()
-    )
-    return dict(Stage(groups.stages).over_stages(mine))
+    shape = text_shape(model.config.get_text_config())
+    weights = LanguageWeights.of(gpt, shape, groups.tensor_rank)
+    parameters = dict(gpt.named_parameters())
+    mine = [
+        Spread(
+            *(name, WEIGHT, weights, parameter.shape, parameter.dtype, None),
+            groups.tensor_size if weights.is_cut(name) else 1,
+            groups.stages.rank,
+        )
+        for name, parameter in parameters.items()
+    ]
+    found: dict[str, Tensor] = {}
+    for spread in over_stages(mine, groups):
+        found |= gather(spread, lambda name, _: parameters[name], groups, None) or {}
+    return found
 
 
 def in_model(gpt: Any, name: str) -> str:

@@ -22,7 +22,7 @@ from vtool.config.schema import Optim
 from vtool.config.schema.megatron import Megatron as MegatronSettings
 from vtool.diagnostics import Diagnostic
 from vtool.engines import common
-from vtool.engines.contract import B, EngineInputs, Group
+from vtool.engines.contract import B, EngineInputs, Group, Owner, everyone, rank_zero
 from vtool.engines.megatron import observe_megatron as live
 from vtool.engines.megatron.build import (
     Source,
@@ -208,21 +208,26 @@ class Megatron:
         with common.evaluation_mode(self.module):
             yield
 
-    def iter_hf_weights(self, adapter: Adapter = "merged") -> Iterator[tuple[str, Tensor]]:
+    def iter_hf_weights(
+        self, adapter: Adapter = "merged", owner: Owner = everyone
+    ) -> Iterator[tuple[str, Tensor]]:
         self._gather_weights()
         for one in self.both:
-            yield from self.stage.over_stages(one.hf_weights(adapter, self._scale))
+            yield from one.hf_weights(adapter, self._scale, owner)
 
-    def model_state(self) -> Iterator[tuple[str, Tensor]]:
-        return self.iter_hf_weights("only" if self._adapted else "merged")
+    def model_state(self, owner: Owner = everyone) -> Iterator[tuple[str, Tensor]]:
+        return self.iter_hf_weights("only" if self._adapted else "merged", owner)
 
     def gradients(self) -> dict[str, Tensor]:
-        mine = [one.gradients() if one in self.active else iter(()) for one in self.both]
-        return self._kept(pair for pairs in mine for pair in self.stage.over_stages(pairs))
+        return {
+            name: tensor.to("cpu", copy=True)
+            for one in self.both
+            for name, tensor in one.gradients(one in self.active, rank_zero)
+        }
 
-    def optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
+    def optimizer_state(self, owner: Owner = everyone) -> Iterator[tuple[str, Tensor]]:
         for one in self.both:
-            yield from self.stage.over_stages(one.state())
+            yield from one.state(owner)
 
     def load_state(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
         mine = {
@@ -271,10 +276,6 @@ class Megatron:
         with on_cpu(self.ranks.device):
             for one in self.both:
                 one.gather_weights()
-
-    def _kept(self, pairs: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
-        """Return a copy of all pairs on rank 0, in the CPU's memory; elsewhere nothing."""
-        return {name: tensor.to("cpu", copy=True) for name, tensor in pairs if self.ranks.rank == 0}
 
     def _record_tower(self, *_: Any) -> None:
         self._tower_ran = True

@@ -1,8 +1,8 @@
 """Megatron-core's process groups, and this rank's place in each."""
 
 import gc
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -10,6 +10,14 @@ import torch.distributed as dist
 from vtool.config.schema.megatron import Parallel
 from vtool.engines.megatron.shim import seed_megatron
 from vtool.engines.ranks import Ranks
+
+
+class Place(NamedTuple):
+    """A rank's place in each group of its own. No two ranks of the run have the same."""
+
+    tensor: int
+    copies: int
+    stage: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +42,15 @@ class Groups:
     """
     everyone: Any
     """The ranks that share a distributed optimizer: `model`, with the data parallel ones."""
+    rank: int
+    """This rank among all of the run."""
+    places: tuple[Place, ...]
+    """The place of each rank of the run."""
+
+    @property
+    def place(self) -> Place:
+        """The place of this rank."""
+        return Place(self.tensor_rank, self.copies.rank, self.stages.rank)
 
     def any_tensor_rank(self, condition: bool) -> bool:
         """Return true where any tensor parallel rank says so."""
@@ -83,7 +100,7 @@ def start_groups(parallel: Parallel, ranks: Ranks) -> Groups:
             group,
         )
 
-    return Groups(
+    groups = Groups(
         parallel_state.get_tensor_model_parallel_group(),
         parallel.tensor,
         parallel_state.get_tensor_model_parallel_rank(),
@@ -92,7 +109,12 @@ def start_groups(parallel: Parallel, ranks: Ranks) -> Groups:
         parallel_state.get_model_parallel_group(),
         among(parallel_state.get_data_parallel_group(with_context_parallel=True)),
         parallel_state.get_intra_distributed_optimizer_instance_group(),
+        ranks.rank,
+        (),
     )
+    # NCCL wants all ranks in the first thing that a group does, and pairs of them talk later.
+    dist.all_reduce(torch.zeros(1, device=ranks.device))
+    return replace(groups, places=tuple(ranks.all_gather_objects(groups.place)))
 
 
 def _end_groups() -> None:

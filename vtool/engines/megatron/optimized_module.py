@@ -20,7 +20,8 @@ from torch.nn.utils import get_total_norm
 
 from vtool.config.schema import Optim
 from vtool.config.schema.megatron import Megatron
-from vtool.engines.contract import Group, Member
+from vtool.engines.contract import Group, Member, Owner
+from vtool.engines.megatron.gathering import GRADIENT, WEIGHT, Spread, gather, over_stages
 from vtool.engines.megatron.groups import Groups
 from vtool.engines.megatron.megatron_optimizer import (
     MainShare,
@@ -79,6 +80,8 @@ class OptimizedModule:
         """Frozen parameters that the compute dtype cannot hold, in the precision that they came in,
         by name.
         """
+        self.pieces: dict[nn.Parameter, dict[int, tuple[int, int]]] = {}
+        """The elements that each rank among the copies updates, of what no rank updates alone."""
         self.ddp: Any = None
         self.optimizer: Any = None
         stages = self.groups.stages
@@ -96,6 +99,15 @@ class OptimizedModule:
         }
         self.optimizer = build_megatron_optimizer(self.ddp, options.optim, config, treatments)
         self.mains |= main_shares(self.optimizer)
+        spread = [one for one, main in self.mains.items() if not main.whole]
+        if spread:
+            theirs = self.groups.copies.all_gather_objects(
+                [(self.mains[one].start, self.mains[one].end) for one in spread]
+            )
+            self.pieces = {
+                one: {rank: span for rank, span in enumerate(spans) if span[1] > span[0]}
+                for one, *spans in zip(spread, *theirs, strict=True)
+            }
 
     def average_over_tensor_ranks(self) -> None:
         """Make the gradients the mean of the tensor parallel ranks'.
@@ -141,50 +153,67 @@ class OptimizedModule:
         if self.ddp is not None and self.ddp.use_forward_hook:
             self.ddp.start_param_sync(force_sync=True)
 
-    def hf_weights(self, adapter: Adapter, scale: float) -> Iterator[tuple[str, Tensor]]:
+    def hf_weights(
+        self, adapter: Adapter, scale: float, owner: Owner
+    ) -> Iterator[tuple[str, Tensor]]:
         """Yield transformers' names and whole tensors, one parameter after the other.
 
-        They have the precision that they are trained in, or came in.
+        They have the precision that they are trained in, or came in, but float32 at least.
 
         Args:
             adapter: see `vtool.engines.contract.Engine.iter_hf_weights`.
             scale: what an adapter is multiplied by.
+            owner: is asked once for a parameter, whatever the number of its tensors.
         """
-        owners = {whole: name for name in self.parameters for whole in self.map.names(name)}
-        for name in self.parameters:
-            if is_adapter(self.map.names(name)[0]) != (adapter == "only"):
+        spreads = over_stages([self._spread(one, WEIGHT) for one in self.parameters], self.groups)
+        named = {name: spread for spread in spreads for name in spread.names}
+        for spread in spreads:
+            if is_adapter(spread.names[0]) != (adapter == "only"):
                 continue
-            for whole, tensor in self._weight(name).items():
-                a, b = adapter_names(whole)
-                if adapter == "merged" and a in owners:
-                    pair = [self._weight(owners[one])[one] for one in (a, b)]
-                    yield whole, merge_adapter(tensor, pair[0], pair[1], scale)
-                else:
-                    yield whole, tensor
+            to = owner(spread.bytes())
+            whole = self._gather(spread, to)
+            for name in spread.names:
+                a, b = adapter_names(name)
+                merged = adapter == "merged" and a in named
+                pair = [self._gather(named[one], to) for one in (a, b) if merged]
+                if whole is None:
+                    continue
+                tensor = whole.pop(name)
+                for_a, for_b = pair or (None, None)
+                if for_a is not None and for_b is not None:
+                    tensor = merge_adapter(tensor, for_a[a], for_b[b], scale)
+                yield name, tensor
 
-    def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield transformers' names and whole gradients, of the parameters that have one."""
-        for name, parameter in self.parameters.items():
-            if parameter.requires_grad:
-                main = self.mains[parameter].tensor
-                yield from self._whole(name, None if main is None else main.grad).items()
+    def gradients(self, there: bool, owner: Owner) -> Iterator[tuple[str, Tensor]]:
+        """Yield transformers' names and whole gradients, of the parameters that have one.
 
-    def state(self) -> Iterator[tuple[str, Tensor]]:
+        Args:
+            there: whether this step has any.
+            owner: see `hf_weights`.
+        """
+        trained = [name for name, one in self.parameters.items() if there and one.requires_grad]
+        spreads = over_stages([self._spread(name, GRADIENT) for name in trained], self.groups)
+        for spread in spreads:
+            yield from (self._gather(spread, owner(spread.bytes())) or {}).items()
+
+    def state(self, owner: Owner) -> Iterator[tuple[str, Tensor]]:
         """Yield the optimizer's state as `<transformers' name>.<entry>`.
 
         Parameters that have never been updated have none.
         """
-        if not self.parameters:
-            return
-        for (name, parameter), step in zip(self.parameters.items(), self._steps(), strict=True):
-            if not step:
-                continue
-            own = self._entries(parameter)
+        own = [
+            replace(self._spread(name, MOMENTS[0]), steps=steps)
+            for name, steps in zip(self.parameters, self._steps(), strict=True)
+            if steps
+        ]
+        for spread in over_stages(own, self.groups):
             for entry in MOMENTS:
-                for whole, tensor in self._whole(name, own.get(entry)).items():
-                    yield f"{whole}.{entry}", tensor
-            for whole in self.map.names(name):
-                yield f"{whole}.step", torch.tensor(float(step))
+                to = owner(spread.bytes())
+                whole = self._gather(replace(spread, entry=entry), to) or {}
+                yield from ((f"{name}.{entry}", tensor) for name, tensor in whole.items())
+            for name in spread.names:
+                if owner(torch.float32.itemsize) in (None, self.groups.rank):
+                    yield f"{name}.step", torch.tensor(float(spread.steps))
 
     def load(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
         """Load whole tensors by transformers' names.
@@ -255,19 +284,29 @@ class OptimizedModule:
             members = tuple(Member(*owners[id(one)], one.dtype) for one in group["params"])
             yield Group(self.optimizer.optimizer, group, members)
 
-    def _weight(self, name: str) -> dict[str, Tensor]:
-        """Return the whole tensors of a parameter by transformers' names."""
+    def _spread(self, name: str, entry: str) -> Spread:
+        """Return where the elements of a parameter are, or of an entry of its state."""
         parameter = self.parameters[name]
-        if name in self.frozen:
-            share = self.frozen[name].to(parameter.device)
-            return self.map.join(name, self.groups.gather_tensor_shares(share))
-        whole = self._whole(name, self.mains[parameter].tensor)
-        return {each: tensor.float() for each, tensor in whole.items()}
+        pieces = self.pieces.get(parameter)
+        own = self._elements(name, entry) if pieces is None else None
+        shares = self.groups.tensor_size if self.map.is_cut(name) else 1
+        dtype = torch.float32 if own is None else own.dtype
+        stage = self.groups.stages.rank
+        return Spread(name, entry, self.map, parameter.shape, dtype, pieces, shares, stage)
 
-    def _whole(self, name: str, elements: Tensor | None) -> dict[str, Tensor]:
-        """Return whole tensors by transformers' names, from this rank's elements of them."""
-        share = self._over_copies(self.parameters[name], elements)
-        return self.map.join(name, self.groups.gather_tensor_shares(share))
+    def _gather(self, spread: Spread, to: int | None) -> dict[str, Tensor] | None:
+        """Return whole tensors by transformers' names on rank `to`, or on all; elsewhere None."""
+        return gather(spread, self._elements, self.groups, to)
+
+    def _elements(self, name: str, entry: str) -> Tensor | None:
+        """Return the elements of a parameter that this rank has, or of an entry of its state."""
+        parameter = self.parameters[name]
+        main = self.mains[parameter].tensor
+        if entry == WEIGHT:
+            return self.frozen.get(name, main)
+        if entry == GRADIENT:
+            return None if main is None else main.grad
+        return self._entries(parameter).get(entry)
 
     def _entries(self, parameter: nn.Parameter) -> dict[str, Tensor]:
         """Return the optimizer's state of a parameter on this rank."""
@@ -305,21 +344,7 @@ class OptimizedModule:
             if entries := self._entries(parameter):
                 counted = self._group(parameter) if self._counts_by_group else entries
                 steps[number] = int(counted["step"])
+        if not steps:
+            return []
         gathered = self.groups.copies.all_gather(steps)
         return [int(max(column)) for column in zip(*gathered, strict=True)]
-
-    def _over_copies(self, parameter: nn.Parameter, elements: Tensor | None) -> Tensor:
-        """Return a tensor of a parameter's shape, joined from the ranks with the same weights.
-
-        Each of them gives the elements that it updates.
-        """
-        main = self.mains[parameter]
-        if main.whole:
-            assert elements is not None
-            return elements.detach().view_as(parameter)
-        whole = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
-        if elements is not None:
-            whole[main.start : main.end] = elements.detach().view(-1)
-        # As integers: a sum with zeros then keeps every bit, −0.0 too.
-        dist.all_reduce(whole.view(torch.int32), group=self.groups.copies.group)
-        return whole.view_as(parameter)

@@ -91,36 +91,6 @@ class Stage:
         dist.broadcast(tensor, group=self.ranks.group, group_src=self.ranks.world - 1)
         return tensor
 
-    def over_stages(self, weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the named tensors of each stage, one stage after the other, on all of them.
-
-        A tensor of two stages, a tied embedding, comes once.
-        """
-        if self.ranks.world == 1:
-            yield from weights
-            return
-        seen: set[str] = set()
-        for stage in range(self.ranks.world):
-            while True:
-                pair = (
-                    next((pair for pair in weights if pair[0] not in seen), None)
-                    if stage == self.ranks.rank
-                    else None
-                )
-                header: list[Any] = [pair and (pair[0], pair[1].shape, pair[1].dtype)]
-                dist.broadcast_object_list(header, group=self.ranks.group, group_src=stage)
-                if header[0] is None:
-                    break
-                name, shape, dtype = header[0]
-                tensor = (
-                    torch.empty(shape, dtype=dtype, device=self.ranks.device)
-                    if pair is None
-                    else pair[1].contiguous()
-                )
-                dist.broadcast(tensor, group=self.ranks.group, group_src=stage)
-                seen.add(name)
-                yield name, tensor
-
 
 def without_tokens(
     module: Any, _arguments: Any, inputs: Mapping[str, Any]

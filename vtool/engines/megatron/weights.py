@@ -223,6 +223,10 @@ class LanguageWeights:
         in_model, tp, rank = self._in_model(name), self.tensor_size, self.tensor_rank
         return share_of(in_model, tensors, self.shape, tp, rank)
 
+    def is_cut(self, name: str) -> bool:
+        """Return whether each TP rank has a share of a parameter, not all of it."""
+        return partition_dim(self._in_model(name)) is not None
+
     def _in_model(self, name: str) -> str:
         return name_in_model(name, self.before, tied=self.tied)
 
@@ -241,6 +245,9 @@ class TowerWeights:
 
     def cut(self, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
         return tensors[saved_name(TOWER + name)]
+
+    def is_cut(self, name: str) -> bool:
+        return False
 
 
 def _kind(name: str) -> str:

@@ -90,17 +90,23 @@ def compute(context: ProofContext) -> ProofResult:
 
 
 def _gather_exports(session: "Session") -> "tuple[dict[str, Tensor], ...]":
-    """Return weights with adapters merged, weights without them, and the adapters, on the CPU."""
+    """Return weights with adapters merged, weights without them, and the adapters, on the CPU.
+
+    Rank 0 has them, and every rank calls it.
+    """
+    from vtool.engines.contract import rank_zero
+
+    engine = session.engine
     merged, base = (
         {
             name: tensor.detach().to("cpu", copy=True)
-            for name, tensor in session.engine.iter_hf_weights(kind)
+            for name, tensor in engine.iter_hf_weights(kind, rank_zero)
         }
         if kind == "merged" or session.run.lora
         else {}
         for kind in ("merged", "none")
     )
-    return merged, base, dict(session.engine.model_state()) if session.run.lora else {}
+    return merged, base, dict(engine.model_state(rank_zero)) if session.run.lora else {}
 
 
 def _write_exports(
