@@ -1,4 +1,4 @@
-"""What one rule says of one source line is one finding, in every format, with its subjects."""
+"""Findings of one rule at one source line are one finding, in every format, with its subjects."""
 
 import io
 import json
@@ -121,7 +121,7 @@ def test_json_keeps_each_subjects_findings_and_adds_those_of_lines() -> None:
 def test_notes_that_are_not_printed_are_counted_and_what_a_baseline_knows_is_one(
     tmp_path: Path,
 ) -> None:
-    """As of a whole framework: results whose failed checks have nothing but known findings."""
+    """A whole framework has results whose failed checks have nothing but known findings."""
     file = tmp_path / "known.json"
     compare(SHARED, file)
     stream = io.StringIO()

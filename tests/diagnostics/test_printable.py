@@ -1,4 +1,4 @@
-"""What others have written is printed escaped: no line of it is a command of GitHub's log."""
+"""Text by others is printed escaped: no line of it is a command of GitHub's log."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""What is printed of results: for reading, a line each, and for programs."""
+"""Results as they are printed: for reading, a line each, and for programs."""
 
 import io
 import json

@@ -75,7 +75,7 @@ def test_a_line_is_a_question_a_path_or_a_command(
 def test_the_last_prompt_of_a_chat_is_that_of_a_row_with_its_turns(
     asker: Asker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a rows file would have them, which is read and rendered by the code of training."""
+    """A rows file would have such turns, which the code of training reads and renders."""
     one, two = (str(picture(tmp_path / f"{seed}.png", seed=seed)) for seed in (1, 2))
     clip = str(film(tmp_path / "a.mp4", 10))
     asked: list[Prompt] = []

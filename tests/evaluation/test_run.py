@@ -171,7 +171,7 @@ def test_a_folder_is_held_by_one_process(made: tuple[Path, Path], tmp_path: Path
 def test_other_rows_of_the_same_files_are_refused(
     made: tuple[Path, Path], evaluate: Callable[..., Evaluated], tmp_path: Path
 ) -> None:
-    """The same model under another path, and the same file, are the same."""
+    """A model under another path, and an equal file, count as the same."""
     evaluate()
     moved = shutil.copytree(made[0], tmp_path / "moved")
     rows = shutil.copytree(made[1].parent, tmp_path / "rows") / made[1].name

@@ -1,4 +1,4 @@
-"""What a class computes, against transformers' class; and of frameworks' classes, in theirs."""
+"""Outputs of a class, against transformers' class; and of frameworks' classes, in theirs."""
 
 import json
 import subprocess
@@ -189,7 +189,7 @@ def test_only_a_class_that_is_its_twins_is_accused(
 
 
 def compared(python: str, host: str, *asked: str) -> list[dict[str, Any]]:
-    """What each class computes, in the framework's interpreter; see `exchanged_loader`."""
+    """Return the outputs of each class, in the framework's interpreter; see `exchanged_loader`."""
     command = [python, "-m", "tests.loading.exchanged_loader", host, *asked]
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
     lines = [line.split(" ", 1)[1] for line in done.stdout.splitlines() if line[:5] == "FACTS"]

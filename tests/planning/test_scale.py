@@ -1,4 +1,4 @@
-"""What many ranks share out, computed for all of them: no row and no tensor twice, none left out.
+"""Rows and tensors shared out among many ranks: none twice, none left out.
 
 That each tensor has one owner is held in `tests/training/test_checkpoint_files.py`, up to 1,024
 ranks too.
@@ -133,7 +133,7 @@ def test_every_row_of_a_weight_is_read_by_one_rank_once(world: int) -> None:
 
 @pytest.mark.parametrize("world", EACH_WORLD)
 def test_a_rank_takes_its_part_of_ten_thousand_tensors_within_a_moment(world: int) -> None:
-    """It looks at every name and size, and copies, writes and digests its own alone."""
+    """Each rank looks at every name and size, and copies, writes and digests its own alone."""
     named = [(str(number), torch.empty(2**22, device="meta")) for number in range(10_000)]
     for rank in (1, world - 1):
         began = time.process_time()

@@ -88,7 +88,7 @@ def run_of(folder: Path, name: str, *more: str, dtype: str = "float32") -> Reque
 def test_loss_and_gradients_are_those_of_a_base_with_the_same_numbers(
     folder: Path, dtype: str, world: int
 ) -> None:
-    """Of `unpacked` to the bit, and of the same in float64 as near as float32 comes."""
+    """Both equal those of `unpacked` to the bit, and of float64 as near as float32 comes."""
     runs = {
         "nf4": run_of(folder, f"nf4-{dtype}-{world}", NF4, dtype=dtype),
         "plain": run_of(folder, f"plain-{dtype}-{world}", dtype=dtype),

@@ -109,7 +109,7 @@ def predict(
 
 
 def _asked(question: str, of_run: bool, images: int, videos: int) -> str:
-    """Return what is asked, as a line."""
+    """Return the line that shows the question and counts its images and videos."""
     kinds = [
         f"{count} {kind}{'s' * (count > 1)}"
         for count, kind in ((images, "image"), (videos, "video"))

@@ -176,13 +176,13 @@ def render_question(row: Row, processor: Processor, videos: Sequence[str] = ()) 
 
 
 def all_texts(row: Row) -> list[str]:
-    """Return all that a row has of text: its messages', and its tools and reasoning as JSON."""
+    """Return every text of a row: of its messages, and its tools and reasoning as JSON."""
     offered = [row.tools, *(message.get(key) for message in row.messages for key in _OFFERED)]
     return [*row.texts(), *(json.dumps(value, ensure_ascii=False) for value in offered if value)]
 
 
 def control_tokens_in(texts: Sequence[str], special: Sequence[str]) -> list[str]:
-    """Return those of a tokenizer's special tokens that texts of rows contain."""
+    """Return a tokenizer's special tokens that occur in texts of rows."""
     return [token for token in special if any(token in text for text in texts)]
 
 
@@ -232,7 +232,7 @@ def _check_nothing_is_lost(row: Row, whole: str, processor: Processor) -> None:
 
 
 def _offered(row: Row) -> Iterator[tuple[int | None, str, Row]]:
-    """Yield whatever a row offers beside text: the message's place, the key, the row without it."""
+    """Yield each thing a row has beside text: the message's place, the key, the row without it."""
     if row.tools:
         yield None, "tools", replace(row, tools=None)
     for place, message in enumerate(row.messages):

@@ -79,7 +79,7 @@ def is_mixed(entries: Sequence[Source]) -> bool:
 
 
 def parts_of_epoch(entries: Sequence[Source], kept: Sequence[int]) -> tuple[Part, ...]:
-    """Return what each source gives to an epoch; nothing where each row comes once.
+    """Return the part of each source in an epoch; nothing where each row comes once.
 
     Args:
         kept: the usable rows of each.
@@ -98,7 +98,7 @@ def parts_of_epoch(entries: Sequence[Source], kept: Sequence[int]) -> tuple[Part
 
 
 def epoch_in_words(entries: Sequence[Source], counts: Sequence[SourceCounts]) -> str:
-    """Return what an epoch of a mixture has of each source; empty where each row comes once."""
+    """Return the samples of each source in an epoch, in words; empty where each row comes once."""
     parts = parts_of_epoch(entries, [count.kept for count in counts])
     each = [f"{part.samples:,} of {count.name}" for part, count in zip(parts, counts, strict=False)]
     total = sum(part.samples for part in parts)
@@ -129,7 +129,7 @@ def sources_that_give_nothing(
 def trained_on(
     run: Run, counts: Sequence[SourceCounts], visits: NDArray[np.int64], tokens: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """Return what each source has given to training, by its name.
+    """Return the counts of rows, samples and tokens that each source gave to training, by its name.
 
     Args:
         visits: of each kept row.

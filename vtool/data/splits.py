@@ -30,7 +30,7 @@ def held_back(groups: NDArray[np.uint64], split: str, share: float) -> NDArray[n
 
 
 def divide(settings: Split, audits: RowAudits) -> dict[str, RowAudits]:
-    """Return the audits of each split, of those of all rows.
+    """Divide the audits of all rows among the splits.
 
     A row that cannot be used is on no side; it is counted with the training split.
     """

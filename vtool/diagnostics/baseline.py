@@ -172,7 +172,7 @@ def _file(origin: Origin | None) -> str | None:
 
 
 def _key(entry: Mapping[str, Any]) -> str:
-    """Return what a finding is known by, as text: its parameters, where it has any.
+    """Return a finding's key, as text: its parameters, where it has any.
 
     What a message counts and lists of them may come in another order.
     """

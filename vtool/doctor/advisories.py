@@ -68,7 +68,7 @@ class Releases(_Strict):
         return version(self.fixed) if self.fixed else None
 
     def state(self, one: Version) -> State:
-        """Return what is known of a release."""
+        """Return the state of a release: affected, clean or unknown."""
         if version(self.since) <= one <= version(self.last):
             return "affected"
         if self._fixed is not None and one >= self._fixed:

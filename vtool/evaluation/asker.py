@@ -139,7 +139,7 @@ def _answer(tokens: Tensor, processor: Processor) -> Answer:
 
 
 def _streamer(tokenizer: Any, say: Callable[[str], object]) -> Any:
-    """Return what gives on the text of an answer as soon as no later token can change it."""
+    """Return a streamer that passes on the text of an answer once no later token can change it."""
     from transformers import TextStreamer
 
     streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)

@@ -34,7 +34,7 @@ class Compared:
     """Rows that the first model alone has right, and that the other alone has, of a proportion."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as against.json has it."""
+        """Return the comparison as against.json has it."""
         return asdict(self)
 
 

@@ -266,7 +266,7 @@ def _settings(
     kept: Sequence[int],
     asking: Asking,
 ) -> Mapping[str, Any]:
-    """Return all that an answer depends on; the size of batches is none of it."""
+    """Return every setting that an answer depends on; the size of batches is none of them."""
     asked = {"asked": len(kept), "rows_xxh3": xxhash.xxh3_64_hexdigest(repr(kept).encode())}
     return {
         "model": {"folder": str(subject.export.folder), "digest": subject.digest()},

@@ -264,7 +264,7 @@ class _Worker:
         return json.loads(line)
 
     def _ended(self) -> Findings:
-        """Return what is said of a process that has ended: its last words."""
+        """Return the finding about a vLLM process that has ended, with its last error."""
         code = self.process.wait()
         self.log.seek(0)
         lines = [line.strip() for line in self.log.read().splitlines() if line.strip()]

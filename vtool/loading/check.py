@@ -98,7 +98,7 @@ def check_subjects(
 
 
 def _place(subject: Named) -> str:
-    """Return what tells a subject from others: of a folder, where it leads to."""
+    """Return a key for a subject: of a folder, the path that it leads to."""
     try:
         return os.path.realpath(subject.name) if subject.host == FOLDER else subject.name
     except (OSError, ValueError):  # nobody may look at it, or no file can be called so

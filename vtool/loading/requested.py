@@ -85,7 +85,7 @@ def _group(override: str) -> str:
 
 
 def _served(run: Run) -> str:
-    """Return what is served of a run: its export, or before there is one, vLLM's class for it."""
+    """Return the subject that serves a run: its export, or before that, vLLM's class for it."""
     export = run.folder / "export"
     if (export / "config.json").is_file():
         return os.path.join(export, "")  # with a slash, that it is taken for nothing else

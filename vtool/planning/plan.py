@@ -29,7 +29,7 @@ MFU = 0.4
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The question to a plan, beside the recipe."""
+    """The question that a plan answers, beside the recipe: GPUs, memory, sizes of rows, price."""
 
     gpus: int = 1
     memory: int | None = None
@@ -119,7 +119,7 @@ class Plan:
         return {name: each / (self.seconds or 1) for name, each in a_step.items()}
 
     def measured(self) -> dict[str, Any]:
-        """Return it as plain values, for programs."""
+        """Return the plan's figures as plain values, for programs."""
         return {
             **{"gpus": self.asked.gpus, "micro_batch": asdict(self.shape)},
             **{"parameters": self.parameters, "trained": self.trained},
@@ -266,7 +266,7 @@ def _changes(run: Run, plan: Plan) -> Iterator[Change]:
 
 
 def candidates(run: Run, gpus: int) -> Iterator[tuple[tuple[str, ...], Run]]:
-    """Yield what may make a run fit, as it is typed, and the run that it makes.
+    """Yield changes that may make a run fit, as they are typed, each with the changed run.
 
     From the cheapest to the dearest: each change by itself, then all together up to it.
     """

@@ -59,7 +59,7 @@ def find_model(
 
 
 def _why_merge(adapter: dict[str, Any], folder: Path) -> str | None:
-    """Return what vLLM does not apply of an adapter by itself."""
+    """Return the reason why vLLM needs an adapter merged into its base; None where it does not."""
     if is_for_nf4(folder):
         return "its base is one in NF4, and vLLM would add it to the weights before that"
     if adapter.get("use_dora"):

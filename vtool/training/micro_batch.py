@@ -118,7 +118,7 @@ def bytes_of_pass(
 
 
 def bytes_of_head(run: Run, config: Any, tokens: int, *, whole_logits: bool = False) -> float:
-    """Return what the loss takes beside the layers, at its highest."""
+    """Return the bytes that the loss takes beside the layers, at its highest."""
     text, spread = config.get_text_config(), _spread(run)
     positions, entries = -(-tokens // spread.context), -(-text.vocab_size // spread.tensor)
     wide, narrow = (8 if run.model.dtype == "float64" else 4), 2 * (run.model.dtype == "bfloat16")
@@ -201,7 +201,7 @@ def _spread(run: Run) -> Parallel:
 
 
 def bytes_kept(run: Run, model: nn.Module, ranks: Ranks) -> float:
-    """Return what weights, gradients and the optimizer will take besides what is taken now.
+    """Return the bytes that weights, gradients and optimizer will take beside those taken now.
 
     Of a pipeline, on its first stage, which has the tower and the embeddings.
     """

@@ -70,7 +70,7 @@ def choose_recompute(run: Run, ledger: Ledger, folder: RunFolder, ranks: Ranks) 
 
 
 def chosen_in_words(chosen: Chosen, free: int) -> str:
-    """Say what was chosen, and by which figures."""
+    """Describe the chosen recomputation, and the figures behind it."""
     if chosen.without is None:
         return f"{_NAME}: full (auto): how much memory is free cannot be read here"
     line = (

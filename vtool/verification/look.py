@@ -41,7 +41,7 @@ SIGNS = {ord("\n"): "\u2424", ord("\t"): "\u2409"}
 
 
 def look_at(run: Run, split: str, rows: EncodedRows, audits: RowAudits) -> dict[str, Any]:
-    """Return what the page shows of a split."""
+    """Return the page's data about a split: its lengths, pictures, token budgets and rows."""
     table = audits.usable
     return {
         "split": split,

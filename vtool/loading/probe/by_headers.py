@@ -294,7 +294,7 @@ def _never_loaded(unread: Sequence[Item], missing: Mapping[str, int]) -> list[It
 def _values(
     folder: LargeFolder, layout: Layout, memory: int
 ) -> tuple[CheckFacts, Mapping[str, Any]]:
-    """Return what differs once values are loaded from a buffer that is used again.
+    """Return the values that differ once they are loaded from a buffer that is used again.
 
     Also return which values that was asked of, as in `SubjectFacts.values`.
     """

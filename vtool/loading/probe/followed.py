@@ -73,7 +73,7 @@ def follow(
 def _follow_weight(
     indexes: "_Indexes", stem: str, state: State, tensors: Sequence[str]
 ) -> list[Item]:
-    """Return what is astray of one parameter of weights.
+    """Return an item for each tensor that is misplaced in one parameter of weights.
 
     Args:
         tensors: those that go into it when nothing is quantized.
@@ -191,7 +191,7 @@ Astray = tuple[str, str, str | None, int]
 def _astray(
     indexes: _Indexes, stem: str, state: State, expert: int | None, channels: Lines
 ) -> Iterator[Astray]:
-    """Yield what is astray of one matrix.
+    """Yield the scales and biases of one weight matrix that are not where they belong.
 
     Args:
         channels: the sources of its weights.
@@ -268,7 +268,7 @@ def _of_whole_layers(part: Part, name: str, channels: Lines, lines: Lines) -> It
 def _paired(
     part: Part, layers: Sequence[str], lines: Lines
 ) -> Iterator[tuple[str, Sources | None]]:
-    """Yield each layer with what stands in its place.
+    """Yield each layer with the sources of the tensor in its place.
 
     Raises:
         _OutOfSight: there is more than one for each layer, and they are in no order.

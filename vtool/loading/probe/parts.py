@@ -77,7 +77,7 @@ class Compared:
         self.why_not.update(dict.fromkeys(names, reason))
 
     def add(self, other: "Compared") -> None:
-        """Take over what other parts have shown."""
+        """Add the results of other parts to these."""
         self.tensors |= other.tensors
         self.items += other.items
         self.why_not |= other.why_not
@@ -164,7 +164,7 @@ class Worker:
     free: int
 
     def compare(self) -> Compared:
-        """Return what differs. Raises LoadFailed: a file cannot be read."""
+        """Load and compare every part. Raises LoadFailed: a file cannot be read."""
         found = Compared()
         memory, ring = Memory(), Memory()
         for part in self.parts:

@@ -155,7 +155,7 @@ def _is_guessed(installer: StubInstaller, entry: twin.Entry) -> bool:
 
 
 def _maker(model_class: Any, folder: Path, said: torch.dtype | None = None) -> Callable[[], Any]:
-    """Return what makes the class of a folder.
+    """Return a function that builds the class of a folder.
 
     Args:
         said: the dtype that its config says; None: bfloat16, whatever that says.

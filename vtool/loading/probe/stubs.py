@@ -267,7 +267,7 @@ class StubInstaller:
         return step()
 
     def run_load(self, load: Callable[[], T]) -> T:
-        """Return what a load returns, once no field of a config is missing: nothing is replaced.
+        """Run a load, again while a field of a config is missing, and return its value unchanged.
 
         Raises:
             Exception: what the load raises for another reason.

@@ -79,7 +79,7 @@ class Ledger:
 
     @property
     def not_held(self) -> str:
-        """Why rows cannot be held against the data set."""
+        """The reason why rows cannot be held against the data set."""
         if self.data is None:
             return "the length of the data set is not known"
         if len(self.times) > self.data:

@@ -296,7 +296,7 @@ def _run(
 
 
 def _switches(given: dict[str, Any]) -> dict[str, bool]:
-    """Return what turns parts of a backbone on or off, such as BLIP's `is_decoder`."""
+    """Return the arguments that turn parts of a backbone on or off, such as BLIP's `is_decoder`."""
     return {
         name: value
         for name, value in given.items()

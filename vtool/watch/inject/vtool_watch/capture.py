@@ -54,7 +54,7 @@ class Hook:
 
 
 def _rotaries(base: Any) -> list[Any]:
-    """Return what is called with the positions of a text."""
+    """Return the modules that compute rotary embeddings from the positions of a text."""
     return [
         module
         for name, module in base.named_modules()
@@ -122,7 +122,7 @@ class Capture:
         return hooked | {id(module) for module in _rotaries(self.found.base)}
 
     def close(self) -> None:
-        """Take all hooks away."""
+        """Remove the hooks and drop every record."""
         for handle in self._handles:
             handle.remove()
         self._handles, self.records, self.ledger = [], [], []

@@ -236,7 +236,7 @@ _SMALL = ("attention_mask", "position_ids", "cu_seq_lens_q", "image_grid_thw", "
 
 
 def keep(inputs: dict[str, Any], ids: Tensor, micro: int) -> Seen:
-    """Return what the ledger needs of a batch."""
+    """Copy the small inputs of a batch, and the checksums of its pixels, for the ledger."""
     small: dict[str, Any] = {
         name: _copy(value)
         for name in _SMALL
@@ -260,7 +260,7 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def _of_images(name: str, sums: Tensor, inputs: dict[str, Any]) -> list[bytes]:
-    """Return what tells the images of a batch apart: of several patches where there are grids."""
+    """Return a key for each image of a batch: of several patches where there are grids."""
     grid = next((inputs.get(g) for g, p, _ in VISUALS if p == name), None)
     raw, one = bytes_of(sums), sums.element_size()
     if isinstance(grid, Tensor) and sum(patches := _patches(grid)) == len(sums):

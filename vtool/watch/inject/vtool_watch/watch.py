@@ -497,4 +497,4 @@ class Watch:
 
 
 def _nothing(*_: Any) -> None:
-    """Take what a model that was let go still says."""
+    """Ignore the reports of a model that is no longer watched."""
