@@ -23,8 +23,7 @@ from tests.cli.load_check_commands import (
 from vtool.loading.probe.errors import NotRun
 from vtool.loading.probe.facts import About, CheckFacts, Item, SubjectFacts
 from vtool.loading.probe.twin import OWN, save_twin
-from vtool.loading.probe.twin_outputs import Outputs, Twin
-from vtool.loading.probe.twin_outputs import compare as compare_outputs
+from vtool.loading.probe.twin_outputs import Outputs, Twin, compare_outputs
 from vtool.loading.verdict import judge
 
 NAME = "Qwen2ForCausalLM"

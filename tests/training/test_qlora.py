@@ -27,7 +27,7 @@ from vtool.data.loader import load_steps
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.evaluation.exported import load_exported
-from vtool.evaluation.subject import open_subject
+from vtool.evaluation.subject import open_model
 from vtool.evaluation.vllm import check_served
 from vtool.families.family import load_family
 from vtool.families.tokens import TokenIds
@@ -347,7 +347,7 @@ def test_a_server_is_given_the_merged_model(trained: Path) -> None:
     model, _ = find_model(str(run), None, True, said.append)
     assert model.adapter is None
     assert model.folder == run / "merged"
-    subject = open_subject(str(run / "export"))
+    subject = open_model(str(run / "export"))
     with pytest.raises(Findings, match="NF4") as raised:
         check_served(subject, 1)
     assert raised.value.diagnostics[0].rule in ("vllm-failed", "extra-not-installed")

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vtool.config.schema import Run, Source
-from vtool.data.plan import Part, weighted
+from vtool.data.plan import SourceShare, weighted
 from vtool.data.row_audits import RowAudits
 from vtool.data.sources import Rows
 from vtool.diagnostics import Diagnostic
@@ -78,7 +78,7 @@ def is_mixed(entries: Sequence[Source]) -> bool:
     return weights or any(entry.repeat is not None for entry in entries)
 
 
-def parts_of_epoch(entries: Sequence[Source], kept: Sequence[int]) -> tuple[Part, ...]:
+def parts_of_epoch(entries: Sequence[Source], kept: Sequence[int]) -> tuple[SourceShare, ...]:
     """Return the part of each source in an epoch; nothing where each row comes once.
 
     Args:
@@ -94,7 +94,7 @@ def parts_of_epoch(entries: Sequence[Source], kept: Sequence[int]) -> tuple[Part
             round(count * (1 if entry.repeat is None else entry.repeat))
             for entry, count in zip(entries, kept, strict=True)
         ]
-    return tuple(Part(*each) for each in zip(kept, samples, strict=True))
+    return tuple(SourceShare(*each) for each in zip(kept, samples, strict=True))
 
 
 def epoch_in_words(entries: Sequence[Source], counts: Sequence[SourceCounts]) -> str:

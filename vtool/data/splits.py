@@ -75,7 +75,7 @@ def empty_sides(settings: Data, parts: Mapping[str, RowAudits]) -> list[Diagnost
     return found
 
 
-def in_words(settings: Split, parts: Mapping[str, RowAudits]) -> dict[str, str]:
+def splits_in_words(settings: Split, parts: Mapping[str, RowAudits]) -> dict[str, str]:
     """Return, for each split that is held back, how many rows and groups that are."""
     rows = sum(len(part.usable) for part in parts.values())
     said = {}

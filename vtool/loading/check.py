@@ -192,8 +192,8 @@ def _on_one_host(
             if known and subject.host in FRAMEWORKS and subject.name not in known:
                 result = _not_run(subject, rules, (unknown_name(subject, known),))
             else:
-                took = {"seconds": event.seconds, "peak_mib": event.peak >> 20}
-                result = judge(str(subject), event.facts, rules, settings.allow, took)
+                cost = {"seconds": event.seconds, "peak_mib": event.peak >> 20}
+                result = judge(str(subject), event.facts, rules, settings.allow, cost)
             if subject.host == FOLDER:
                 result = folders[subject.name].with_class(result)
             yield Progress(0, total, result, event.seconds)

@@ -30,17 +30,6 @@ THREADS = 2
 MARGIN = 96 * 2**20
 """Bytes that a part leaves free of what may be taken."""
 BY_PARTS = "the folder is loaded by parts, and this asks for loads of all of it at once"
-ANSWERED = (
-    "iterator-not-exhausted",
-    "unwritten-parameter",
-    "partly-written-parameter",
-    "unconsumed-tensor",
-    "lossy-cast",
-    "never-loaded",
-    "wrong-place",
-    "partly-loaded-tensor",
-)
-"""The rules that a load without values answers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ def _by_hash(node: ast.AST) -> bool:
     return False
 
 
-def differences(
+def differences_by_seed(
     expected: State,
     unwritten: Mapping[str, Tensor],
     *,

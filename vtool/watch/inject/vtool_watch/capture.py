@@ -13,7 +13,7 @@ from .learnt import Record
 from .model import Found, drops, is_recorded
 from .norm import of_norm
 from .places import evenly
-from .rows import Seen, keep
+from .rows import KeptBatch, keep
 from .settings import Settings
 
 _OUTER = ("input_ids", "attention_mask", "position_ids", "pixel_values", "pixel_values_videos")
@@ -72,7 +72,7 @@ class Capture:
         self.looking = False
         self.want_alone = False
         self.records: list[Record] = []
-        self.ledger: list[Seen] = []
+        self.ledger: list[KeptBatch] = []
         self.skipped: dict[str, str] = {}
         self.window = 0
         self.kept = 0
@@ -84,7 +84,7 @@ class Capture:
         self._outer: dict[str, Any] = {}
         self._row_mask: Any = None
         """The mask of rows × positions, where the model makes one of four dimensions of it."""
-        self._pending: tuple[dict[str, Any], dict[str, Any], Seen | None] | None = None
+        self._pending: tuple[dict[str, Any], dict[str, Any], KeptBatch | None] | None = None
         self._norm: tuple[Tensor, Tensor] | None = None
         self._micro = 0
         self._names = list(inspect.signature(type(found.base).forward).parameters)[1:]
@@ -329,7 +329,7 @@ class Capture:
             self.share = self.settings.tokens // len(records)
         return records
 
-    def take_ledger(self) -> list[Seen]:
+    def take_ledger(self) -> list[KeptBatch]:
         """Return the batches seen since."""
         seen, self.ledger = self.ledger, []
         return seen

@@ -74,7 +74,9 @@ def find_models(owned: Iterable[int]) -> list[Found]:
             key = id(head if layout is None else layout.gpt)
             size = len(parameters), sum(1 for _ in module.modules())
             if sizes.get(key, (-1, -1)) < size:
-                found[key] = describe(module, head) if layout is None else of_gpt(module, layout)
+                found[key] = (
+                    describe_model(module, head) if layout is None else of_gpt(module, layout)
+                )
                 sizes[key] = size
         except ReferenceError:  # a dead proxy
             continue
@@ -124,8 +126,8 @@ def _ends(model: Any, text: Any) -> tuple[int, ...]:
     return tuple(ends) if isinstance(ends, (list, tuple)) else () if ends is None else (ends,)
 
 
-def describe(model: Any, head: Any) -> Found:
-    """Return the parts of a model."""
+def describe_model(model: Any, head: Any) -> Found:
+    """Find the parts of a model that the watch needs: backbone, head and special tokens."""
     base = _backbone(model, head)
     config = model.config
     text = megatron.text_of(config)
