@@ -38,7 +38,7 @@ REASONS = (
 """Groups of reasons for no verdict; the first one whose pattern is found."""
 MOST_REASONS = 3
 OUTPUTS = ("logits", "hidden states", "image features")
-"""What a class computes and transformers' class too, in the words of `details.subject.oracle`."""
+"""Outputs of a class that are compared, in the words of `details.subject.oracle`."""
 Result = Mapping[str, Any]
 
 

@@ -93,7 +93,7 @@ def measure_split(folder: Path, count: int) -> None:
     from vtool.data.sources import Rows
     from vtool.models.processor import new_processor
     from vtool.training.setup import read_texts
-    from vtool.verification.look import look_at
+    from vtool.verification.split_summary import summarize_split
 
     with (folder / "rows.jsonl").open("w") as out:
         for number, (question, answer) in enumerate(texts(count)):
@@ -110,7 +110,7 @@ def measure_split(folder: Path, count: int) -> None:
     _say("split", _best(lambda: [*told_of_split("train", run.data, rows, audits)]), count)
     _say("split, beside another", _best(lambda: told_of_splits(run.data, sources, every)), count)
     _say("near", _once(lambda: find_near({"train": rows}, {"train": audits})), count)
-    _say("page", _once(lambda: look_at(run, "train", encoded, audits)), count)
+    _say("page", _once(lambda: summarize_split(run, "train", encoded, audits)), count)
 
 
 def _say(what: str, seconds: float, rows: int) -> None:

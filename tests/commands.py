@@ -24,7 +24,7 @@ from vtool.cli.app import app
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """What a command has printed, and its exit status."""
+    """The output of a command that has ended, and its exit status."""
 
     status: int
     stdout: str

@@ -1,4 +1,4 @@
-"""What a process has read of the files that it has mapped."""
+"""The bytes that a process has read of the files that it has mapped."""
 
 from pathlib import Path
 

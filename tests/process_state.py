@@ -27,7 +27,7 @@ builds a model: nothing that a test leaves."""
 
 @dataclass(frozen=True, slots=True)
 class TorchState:
-    """What torch and transformers hold for the whole process."""
+    """The state that torch and transformers hold for the whole process."""
 
     threads: int
     dtype: Any
@@ -59,7 +59,7 @@ def snapshot() -> ProcessState:
 
 
 def differences(before: ProcessState, after: ProcessState) -> list[str]:
-    """Return what has changed between two snapshots, a line each."""
+    """Return the differences between two snapshots, a line each."""
     found = [*_torch_differences(before.torch, after.torch)]
     for name in sorted(before.environment.keys() | after.environment.keys()):
         old, new = before.environment.get(name), after.environment.get(name)

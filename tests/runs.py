@@ -47,7 +47,7 @@ def encoded(made: Request) -> tuple[EncodedRows, Processor]:
 
 
 TIMES = ("seconds", "data_seconds", "data_share")
-"""What is never the same in two runs."""
+"""The metrics that are never the same in two runs."""
 
 
 def without_times(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

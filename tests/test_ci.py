@@ -1,4 +1,4 @@
-"""What other repositories use of this one: the GitHub Action and the hook of pre-commit."""
+"""The GitHub Action and the hook of pre-commit, which other repositories use."""
 
 import json
 import os

@@ -113,7 +113,7 @@ def test_the_heads_loss_in_chunks_is_that_of_all_logits(
 
 
 def test_attention_of_torch_has_heads_that_share_keys(gpu: torch.device) -> None:
-    """What the FLOPs of a plan and of a profile count."""
+    """The FLOPs of a plan and of a profile count such heads."""
     q, k, v = (torch.randn(1, heads, 8, 64, device=gpu) for heads in (4, 2, 2))
     assert scaled_dot_product_attention(q, k, v, enable_gqa=True).shape == q.shape
 

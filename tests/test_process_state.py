@@ -1,4 +1,4 @@
-"""What tests leave behind is put back, and named."""
+"""Tests that leave something behind: it is put back, and they are named."""
 
 import os
 import signal

@@ -182,7 +182,7 @@ ASKED = {
 
 
 class TestOneRange:
-    """What is tested, what is asked for, and what the environments have are one thing."""
+    """The tested, the required and the installed releases are one range."""
 
     def test_the_oldest_of_a_range_is_the_oldest_tested(self) -> None:
         for name, tested in TESTED.items():

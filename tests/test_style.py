@@ -1,4 +1,4 @@
-"""What a reader can rely on in every file: docstrings that say something, lengths, one spelling."""
+"""Rules for every file: docstrings that say something, lengths, one spelling."""
 
 import ast
 import re
@@ -11,10 +11,32 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "vtool").rglob("*.py"))
-OPENERS = re.compile(r"(What|Whether|Those|The same|Of|As|Where|How|Which|That|Its?|They)\b")
-"""A docstring that begins so describes something else than the thing it stands at."""
+OTHERS = sorted(
+    file
+    for folder in ("tests", "benchmarks", "timemachine")
+    for file in (ROOT / folder).rglob("*.py")
+)
+OPENERS = re.compile(
+    r"(What|Whether|Those|The same|Of|As|Where|How|Which|That|Its?|They"
+    r"|(Return|Yield|Say|Print|Take|Note) (what|whatever|so many|those|it|them|all))\b"
+)
+"""A docstring that begins so does not name the thing it stands at, or the value returned."""
+HELP = ("vtool/cli/doctor.py", "vtool/cli/plan.py")
+"""The docstrings of these commands are printed by their `--help`."""
+NOT_YET = (
+    "vtool/engines/",
+    "vtool/training/best.py",
+    "vtool/training/checkpoint",
+    "vtool/training/eight_bit.py",
+    "vtool/training/finish.py",
+    "vtool/training/start.py",
+    "vtool/config/megatron_ddp.py",
+)
+"""Files that other branches have open; remove this once they are merged and mended."""
 BRITISH = re.compile(
-    r"\b(optimis|initialis|quantis(?!ed-load|ed_tensors)|normalis|serialis|colour)", re.I
+    r"\b(optimis|initialis|quantis(?!ed-load|ed_tensors)|normalis|serialis|colour|behaviour"
+    r"|modelling)",
+    re.I,
 )
 """But for the published names `quantised-load`, a rule, and `quantised_tensors`, a key."""
 CODE_SPAN = re.compile(r"- \w+: (`+)(?:(?!\1).)+\1")
@@ -35,7 +57,14 @@ def docstrings(file: Path) -> Iterator[tuple[int, str]]:
 
 @pytest.mark.parametrize(
     ("text", "found"),
-    [("What it has.", True), ("Those of the model.", True), ("Return the rows.", False)],
+    [
+        ("What it has.", True),
+        ("Those of the model.", True),
+        ("Return what it has.", True),
+        ("Take all hooks away.", True),
+        ("Return the rows.", False),
+        ("Say whether it has rows.", False),
+    ],
 )
 def test_a_docstring_that_opens_without_its_subject_is_told(text: str, found: bool) -> None:
     assert bool(OPENERS.match(text)) == found
@@ -44,9 +73,10 @@ def test_a_docstring_that_opens_without_its_subject_is_told(text: str, found: bo
 def test_a_docstring_begins_with_a_verb_or_names_the_thing() -> None:
     wrong = [
         f"{file.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
-        for file in SOURCES
+        for file in [*SOURCES, *OTHERS]
         for line, text in docstrings(file)
         if OPENERS.match(text.strip())
+        and not str(file.relative_to(ROOT)).startswith((*HELP, *NOT_YET))
     ]
     assert wrong == [], f"{len(wrong)} of them:\n" + "\n".join(wrong[:40])
 

@@ -95,7 +95,7 @@ def _result(
 
 
 def _read(kept: Path) -> dict[str, Any]:
-    """Return what was kept of a case; nothing where it was not written to its end."""
+    """Return the kept result of a case; nothing where it was not written to its end."""
     try:
         return dict(json.loads(kept.read_text("utf-8")))
     except (OSError, ValueError):

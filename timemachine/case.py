@@ -45,10 +45,10 @@ class Wheels(_Strict):
     installed: tuple[str, ...] = ()
     """Packages of vtool's own environment that both sides use as they are there."""
     over: Literal["", "vllm"] = ""
-    """What both sides lie over: vLLM's environment (`make vllm-env`), or torch and little more."""
+    """The wheels and packages below both sides: vLLM's environment, or torch and little more."""
 
     def of(self, side: str) -> tuple[str, ...]:
-        """Return all wheels of one side."""
+        """Return the wheels of one side."""
         return (*(self.unsafe if side == "unsafe" else self.clean), *self.both)
 
 
@@ -59,21 +59,21 @@ class Case(_Strict):
     """The file's name: `PROJECT-NUMBER[-word]`."""
     project: str
     number: int
-    """Of the issue or the pull request."""
+    """The number of the issue or the pull request."""
     thread: str = ""
-    """Where upstream tells of it, if the number is of no issue there."""
+    """The address where upstream tells of it, if the number is of no issue there."""
     defect: str
     kind: Literal["command", "public-api"]
-    """Whether a command watches what a user runs, or a function of the release is called alone."""
+    """`command`: it watches what a user runs; `public-api`: a function is called alone."""
     wheels: Wheels
     script: str = ""
     """The script that a user would have run, where there is one: a file beside this one."""
     command: str
-    """What is typed; {python} is that of the side, {script} the script, {NAME} a wheel's folder."""
+    """The command; {python} is that of the side, {script} the script, {NAME} a wheel's folder."""
     rule: str
     """The rule that has to speak at the unsafe side."""
     observable: str
-    """How the finding can be checked without vtool."""
+    """A check of the finding without vtool."""
     remark: str = ""
 
     @property

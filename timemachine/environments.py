@@ -67,7 +67,7 @@ class Environment:
     python: Path
     trees: tuple[Tree, ...]
     versions: dict[str, str]
-    """Of the wheels, and of torch."""
+    """The versions of the wheels, and of torch."""
 
 
 def make_environment(
@@ -221,7 +221,7 @@ def _link(
 
 
 def _all_links(environment: Path, hidden: set[str]) -> dict[str, Path]:
-    """Return what all packages of an environment have on the path, but for some.
+    """Return the links to the packages of an environment, but for some.
 
     Raises:
         NotHad: where it is not there.
@@ -252,7 +252,7 @@ def _site(environment: Path) -> Path:
 
 
 def _links(names: Iterable[str], hidden: set[str]) -> dict[str, Path]:
-    """Return what the packages of these names, and all that they require, have on the path.
+    """Return the links to the packages of these names, and to all that they require.
 
     Raises:
         NotHad: for a package that is not installed here.

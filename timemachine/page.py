@@ -166,7 +166,7 @@ def _table(cases: Sequence[Case], results: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _told(case: Case, result: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what the case's rule says of the unsafe side."""
+    """Return the finding of the case's rule at the unsafe side."""
     findings: list[Mapping[str, Any]] = result["sides"]["unsafe"]["findings"]
     return next(one for one in findings if one["rule"] == case.rule)
 

@@ -49,7 +49,7 @@ class Side:
 
 
 def outcome_of(case: Case, sides: Mapping[str, Side]) -> str:
-    """Return what a case has shown: `seen`, or how it fell short, in words."""
+    """Return the outcome of a case: `seen`, or how it fell short, in words."""
     for name in case.sides:
         side = sides[name]
         if side.state != "ran":

@@ -1,4 +1,4 @@
-"""What the rows measure with: a device, rows with JPEG files, and sessions of any size."""
+"""Devices, rows with JPEG files, and sessions of any size, with which the rows measure."""
 
 import contextlib
 import io

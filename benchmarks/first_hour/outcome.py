@@ -1,4 +1,4 @@
-"""What a row says."""
+"""The outcome of one row of the first hour: its state, numbers and reason."""
 
 import json
 from contextlib import suppress
@@ -17,7 +17,7 @@ class Outcome:
     numbers: dict[str, Any] = field(default_factory=dict)
 
     def plain(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return the outcome as plain values, for JSON."""
         return asdict(self)
 
     def write(self, file: Path) -> None:
@@ -28,7 +28,7 @@ class Outcome:
 
     @classmethod
     def read(cls, file: Path) -> "Outcome | None":
-        """Return what was written; None where nothing was."""
+        """Read the outcome in a file; None where none was written."""
         with suppress(OSError, ValueError):
             return cls(**json.loads(file.read_text("utf-8")))
         return None

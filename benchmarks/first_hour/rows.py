@@ -116,7 +116,7 @@ def attention(size: str | None) -> Iterator[Outcome]:
 
 
 def _with_gradients(compute: Callable[..., Tensor], given: list[Tensor]) -> list[Tensor]:
-    """Return what is computed, and the gradients of what it is computed from."""
+    """Return the result of a computation, and the gradients of its inputs."""
     own = [one.detach().requires_grad_() for one in given]
     out = compute(*own)
     weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out)
@@ -408,7 +408,7 @@ def speed(size: str | None) -> Iterator[Outcome]:
 def _timed(
     run: Any, here: torch.device, *, real: bool, peak: float, flops_per_token: float | None
 ) -> dict[str, float]:
-    """Return what the second half of a run's steps reach."""
+    """Return the rates that the second half of a run's steps reach."""
     session = open_session(run, here, real=real)
     progress = Progress.of(len(session.rows["train"].rows))
     total = session.total_steps

@@ -159,7 +159,7 @@ class _Bench:
                 tally.problem(kind, f"{what}: {done.status} {end}")
 
     def said(self, done: template.Forked, hit: bool, word: str) -> list[str]:
-        """Return what is wrong with how the command ended."""
+        """Return the problems of the way in which the command ended."""
         failed = any(done.status.values())
         found = []
         if done.hung:

@@ -38,7 +38,7 @@ PHASES = {
     "result": "vtool.training.finish:write_atomically",
     "report": "vtool.report:write_report",
 }
-"""What a kill can come before or after, by name."""
+"""The function that a kill comes before or after, by the name of its phase."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Kill:
     call: int = 1
     after: bool = False
     moment: float = 0.0
-    """As a share of the run's usual time, where there is no phase."""
+    """The share of the run's usual time, where there is no phase."""
 
     def __str__(self) -> str:
         where = (

@@ -76,7 +76,7 @@ def write_all_rows(folder: Path) -> Path:
 
 
 def content(run: Path) -> dict[str, Any]:
-    """Return what does not depend on time: metrics, weights, state, export, answers, ledger."""
+    """Return the content that no time changes: metrics, weights, state, export, answers, ledger."""
     found: dict[str, Any] = {}
     for file in sorted(run.rglob("*")):
         name = file.relative_to(run).as_posix()

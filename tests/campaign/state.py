@@ -1,4 +1,4 @@
-"""What a campaign has done so far: kept in a folder, so that it goes on where it was stopped."""
+"""The state of a campaign, kept in a folder, so that it goes on where it was stopped."""
 
 import json
 import os
@@ -29,7 +29,7 @@ class Tally:
     seconds: float = 0.0
     counts: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
-    """What was found wrong, each with what repeats it; a kind of problem is listed once."""
+    """Problems that were found, each with what repeats it; a kind of problem is listed once."""
     measured: dict[str, Any] = field(default_factory=dict)
 
     def draw(self, number: int) -> random.Random:
@@ -56,7 +56,7 @@ class State:
 
     @staticmethod
     def read(folder: Path, seed: int) -> "State":
-        """Return what was done before under this seed, in this folder or as the page shows it."""
+        """Read the state under this seed, from this folder or as the page shows it."""
         file = folder / "state.json"
         state = State(folder, seed)
         if not file.exists() and KEPT.exists() and json.loads(KEPT.read_text())["seed"] == seed:

@@ -1,4 +1,4 @@
-"""What is fuzzed: how an input is made, who judges it, and what is wrong with the answer.
+"""The readers that are fuzzed: how an input is made, who judges it, and what is wrong.
 
 Code under test raises nothing but `Findings`; whatever else leaves it is a crash. Oracles are the
 reader of safetensors, and plain loaders of a few lines that are written here.
@@ -38,12 +38,12 @@ from vtool.training.run_folder import RunFolder
 SHOWN = 300
 Make = Callable[[random.Random, Any], bytes]
 Answer = tuple[bool, str | None]
-"""Whether an input is refused, and what is wrong with that already, without an oracle."""
+"""True for a refused input; and the problem of that, known without an oracle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was said of an input, and what is wrong with that."""
+    """The answer about an input, and the problem of that answer."""
 
     told: str
     problem: str | None = None
@@ -56,14 +56,14 @@ class Target:
 
     weight: int
     file: str
-    """Where an input is written, below the place of all."""
+    """The path of an input, below the folder of all."""
     ask: Callable[[Path], Answer]
     refusal: Callable[[Path], str | None]
     """Return why an oracle refuses the file; None where it takes it."""
     trees: Sequence[Any]
     make: Make = mutate.as_json
     both: bool = False
-    """What the oracle takes may not be refused."""
+    """True where no input that the oracle takes may be refused."""
 
     def judge(self, draw: random.Random, place: Path) -> Verdict:
         tree = copy.deepcopy(draw.choice(self.trees))

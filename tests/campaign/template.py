@@ -27,7 +27,7 @@ PATIENCE = 600.0
 GRACE = 20.0
 """Seconds that the other ranks have after SIGTERM, once one has failed."""
 Prepare = Callable[[int], object]
-"""What a child does before its command, given its rank; what it returns is called at its end."""
+"""A function that a child calls with its rank before its command; its result runs at the end."""
 
 
 @dataclass
@@ -81,7 +81,7 @@ class Forked:
 
     @property
     def printed(self) -> str:
-        """Return what all ranks printed: nothing where they were killed before they could."""
+        """Return the output of all ranks: empty where they were killed before they could print."""
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
 

@@ -110,7 +110,7 @@ def test_an_input_that_crashes_its_reader_is_a_problem(
 
 def test_memory_that_grows_is_found_and_memory_that_stays_is_not() -> None:
     def judged(growth: float, unshared: float = 0.0) -> list[str]:
-        """Of a run with 1.2 GB, of which 0.2 GB are its own at first."""
+        """Judge a run with 1.2 GB, of which 0.2 GB are its own at first."""
         samples = []
         for step in range(1, 400):
             grown = 2e8 * growth * step / 400

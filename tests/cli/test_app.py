@@ -1,4 +1,4 @@
-"""How the command line ends."""
+"""The ends of the command line: exit statuses, and no traceback."""
 
 import signal
 import subprocess
@@ -40,7 +40,7 @@ def test_a_ctrl_c_after_the_command_ends_the_process_without_a_traceback() -> No
 
 
 def test_a_ctrl_c_that_code_in_c_has_replaced_by_its_own_error_is_no_traceback() -> None:
-    """As safetensors' does, which leaves neither `__cause__` nor `__context__`."""
+    """Safetensors' error is one, which leaves neither `__cause__` nor `__context__`."""
     replaced = (
         "import os, signal, sys;"
         "signal.signal(signal.SIGINT, signal.default_int_handler);"

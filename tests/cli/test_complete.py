@@ -1,4 +1,4 @@
-"""What a shell completes, in typer's own protocol; it costs little and prints nothing else."""
+"""Completion in a shell, in typer's own protocol; it costs little and prints nothing else."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ HERE = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 def words(line: str, shell: str = "bash") -> list[str]:
-    """Return what is completed at the end of a line, as the shell is told."""
+    """Return the completions at the end of a line, as the shell is told."""
     typed = line.split(" ")
     environment = {
         "_VTOOL_COMPLETE": f"complete_{shell}",

@@ -1,4 +1,4 @@
-"""What every checking command says in SARIF, against the schema of SARIF 2.1.0.
+"""The SARIF of every checking command, against the schema of SARIF 2.1.0.
 
 The schema is OASIS's, in the form of SchemaStore's `sarif-2.1.0-rtm.5.json`, as the npm package
 @microsoft/jest-sarif 1.0.0-beta.0 has it.

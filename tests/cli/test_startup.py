@@ -1,4 +1,4 @@
-"""What a command does not import, it does not wait for."""
+"""A command does not import, and so does not wait for, packages that it does not use."""
 
 import subprocess
 import sys

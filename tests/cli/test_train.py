@@ -1,4 +1,4 @@
-"""What a newcomer does: train on the digits, ask the model, export it, look at the page."""
+"""A newcomer's first commands: train on the digits, ask the model, export it, read the page."""
 
 import json
 import subprocess
@@ -39,7 +39,7 @@ def test_a_run_says_how_it_ended(trained: tuple[Path, str]) -> None:
 
 
 def _last_lines(output: str) -> list[str]:
-    """Return what a run says of its result, without progress and findings, which are told apart."""
+    """Return the lines of a run's result, without progress and findings, which are told apart."""
     said = ("ledger: ", "test exact match: ", "export: ", "report: ")
     return [line for line in output.splitlines() if line.startswith(said)]
 

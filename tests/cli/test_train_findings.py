@@ -1,7 +1,4 @@
-"""What was found beside the training:
-
-printed, and an error is the command's exit status, after all that the run made.
-"""
+"""Findings beside the training are printed; an error among them sets the exit status."""
 
 import json
 from pathlib import Path

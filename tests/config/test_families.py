@@ -1,4 +1,4 @@
-"""What stands against a family, or against a model's folder, is said before anything is loaded."""
+"""An unfit family or model folder is reported before anything is loaded."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is larger than any recipe is a finding, before time and memory are spent on it."""
+"""A recipe larger than any real one is a finding, before time and memory are spent on it."""
 
 import time
 from collections.abc import Callable, Iterator

@@ -296,7 +296,7 @@ class TestLists:
 
 
 class TestArguments:
-    """What is not KEY=VALUE."""
+    """Arguments that are not KEY=VALUE."""
 
     def test_every_bad_one_is_reported_with_how_to_write_it(self) -> None:
         bad = [

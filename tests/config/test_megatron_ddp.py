@@ -1,4 +1,4 @@
-"""What wrap_config and ddp_config come to, and everything that is refused.
+"""The fields of wrap_config and ddp_config, and every one that is refused.
 
 Without megatron-core.
 """

@@ -21,7 +21,7 @@ MEGATRON = ["digits", "engine=megatron"]
 
 
 def install(site: Path, version: str, *fields: str) -> None:
-    """What pip leaves of a release whose DDP config has these fields."""
+    """Write the files that pip leaves of a release whose DDP config has these fields."""
     source = site / FILE
     source.parent.mkdir(parents=True)
     body = "".join(f"    {field}: bool = False\n" for field in fields)

@@ -1,4 +1,4 @@
-"""Where a value comes from, to the column; and what `--show` writes of it."""
+"""The origin of a value, to the column; and the output of `--show`."""
 
 from pathlib import Path
 

@@ -15,7 +15,7 @@ from vtool.diagnostics import Findings
 
 SHIPPED = sorted(path.stem for path in Path(load.__file__).parents[2].glob("recipes/*.yaml"))
 LOADED = {"load_check", "rl_weight_sync", "runai", "vllm_all"}
-"""Those of `load-check`, which train nothing."""
+"""The recipes of `load-check`, which train nothing."""
 TRAINED = [name for name in SHIPPED if name not in LOADED]
 OF_A_MODEL_FOLDER = [name for name in SHIPPED if name.startswith("qwen")]
 

@@ -33,10 +33,7 @@ BOMB = "a0: &a0 [1]\n" + "".join(
 
 @pytest.fixture(autouse=True)
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the examples name:
-
-    rows/train.jsonl, models/qwen, models/my_model.py and recipes/digits.yaml.
-    """
+    """Write the files that the examples name: rows, models and a recipe."""
     monkeypatch.chdir(tmp_path)
     for folder in ("rows", "recipes"):
         Path(folder).mkdir(parents=True)
@@ -114,7 +111,7 @@ def only(*overrides: str) -> Diagnostic:
 
 
 class TestYaml:
-    """What other readers let pass, or say without a place."""
+    """YAML that other readers let pass, or refuse without a place."""
 
     @pytest.mark.parametrize(
         ("text", "place", "words"),
@@ -162,7 +159,7 @@ class TestYaml:
 
 
 class TestDefaultsList:
-    """What a recipe is composed of."""
+    """The defaults list, of which a recipe is composed."""
 
     @pytest.mark.parametrize(
         ("text", "rule", "place", "help"),
@@ -201,7 +198,7 @@ class TestDefaultsList:
 
 
 class TestRecipeNames:
-    """What is no recipe."""
+    """Names of which there is no recipe."""
 
     def test_a_file_without_its_ending_is_suggested(self) -> None:
         Path("mine.yaml").write_text("defaults: [digits]\n")
@@ -215,7 +212,7 @@ class TestRecipeNames:
 
 
 class TestTraining:
-    """How long."""
+    """The length of training."""
 
     def test_neither_steps_nor_epochs(self) -> None:
         assert only("train.steps=null").rule == "steps-or-epochs"
@@ -293,7 +290,7 @@ class TestDroppedInputs:
 
 
 class TestModel:
-    """Where weights come from."""
+    """The sources of weights."""
 
     def test_nothing_says_what_to_train(self) -> None:
         assert only("model.size=null").rule == "conflicting-model-source"
@@ -348,7 +345,7 @@ class TestPaths:
 
 
 class TestReferences:
-    """What a value leads to."""
+    """References from one value to another."""
 
     @pytest.mark.parametrize(
         ("text", "places"),

@@ -1,4 +1,4 @@
-"""What help says of a misspelt key, a misspelt word, and a value of another type."""
+"""The help on a misspelt key, a misspelt word, and a value of another type."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What is refused of a YAML file, whatever is done with it afterwards, and where it stands."""
+"""YAML files that are refused, whatever is done with them then, and the place of each error."""
 
 from pathlib import Path
 

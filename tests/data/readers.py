@@ -1,4 +1,4 @@
-"""What tests of readers share: rows of a layout, read from lines, and what is refused of them."""
+"""Helpers for tests of readers: rows of a layout, read from lines, and their findings."""
 
 from pathlib import Path
 from typing import Any

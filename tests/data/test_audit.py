@@ -88,7 +88,7 @@ def test_a_thousand_bad_rows_are_counted_not_listed(tmp_path: Path) -> None:
 
 
 def test_what_every_row_has_is_told_of_one(tmp_path: Path) -> None:
-    """As of a chat template that writes an image twice: it is not the rows'."""
+    """A chat template that writes an image twice does so in every row: no row is to blame."""
     _, findings = audit_of(rows_of(tmp_path, [chat("a", "")] * 1000))
     assert [finding.rule for finding in findings] == [
         "no-assistant-turn",

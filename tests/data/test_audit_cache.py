@@ -182,7 +182,7 @@ def test_another_processor_is_another_audit(folder: Path, change: Any) -> None:
 
 def test_a_tokenizer_that_is_python_code_has_no_entry(folder: Path) -> None:
     class Slow:
-        """Of transformers' tokenizers, those without Rust's have no `backend_tokenizer`."""
+        """A tokenizer of transformers without Rust's, which has no `backend_tokenizer`."""
 
     rows = rows_of(folder)
     rows.processor = replace(rows.processor, tokenizer=Slow())

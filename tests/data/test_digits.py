@@ -33,7 +33,7 @@ def test_each_digit_is_in_each_split_in_proportion() -> None:
 
 
 def test_as_many_scans_of_each_digit_as_uci_says() -> None:
-    """Of its documentation's table, the test part."""
+    """The counts are from the table in UCI's documentation, the test part."""
     shown = Counter(
         int(row.messages[1]["content"])
         for source in SPLITS.values()

@@ -110,7 +110,7 @@ def test_a_run_with_bytes_trains_the_same_to_the_bit(
 def test_on_a_gpu_batches_come_as_bytes_in_pinned_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What needs CUDA is recorded in its place: that every tensor is pinned, and none twice."""
+    """CUDA's part is recorded in its place: every tensor is pinned, and none twice."""
     floats, _, _ = rows_of(tmp_path, "qwen2_5_vl")
     pinned: list[Tensor] = []
     monkeypatch.setattr(Tensor, "pin_memory", lambda self: pinned.append(self) or self)

@@ -13,7 +13,7 @@ from vtool.config.schema.formats.names import source_names
 from vtool.data.detect import entry
 from vtool.data.ledgers import with_held_back
 from vtool.data.mixture import parts_of_epoch
-from vtool.data.plan import Part
+from vtool.data.plan import SourceShare
 from vtool.data.sources import Rows
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
@@ -71,14 +71,14 @@ def test_a_limit_takes_rows_from_all_over_and_a_higher_one_the_same_and_more(row
     [
         ([{}, {}], [10, 20], ()),
         ([{"weight": 2.0}], [10], ()),
-        ([{"weight": 3.0}, {"weight": 1.0}], [30, 90], (Part(30, 30), Part(90, 10))),
-        ([{"repeat": 2.5}, {}], [10, 20], (Part(10, 25), Part(20, 20))),
-        ([{"repeat": 0.25}], [10], (Part(10, 2),)),
+        ([{"weight": 3.0}, {"weight": 1.0}], [30, 90], (SourceShare(30, 30), SourceShare(90, 10))),
+        ([{"repeat": 2.5}, {}], [10, 20], (SourceShare(10, 25), SourceShare(20, 20))),
+        ([{"repeat": 0.25}], [10], (SourceShare(10, 2),)),
         ([{"weight": 3.0}, {"weight": 1.0}], [], ()),
     ],
 )
 def test_an_epoch_has_what_weights_and_repeats_say(
-    settings: list[dict[str, Any]], kept: list[int], parts: tuple[Part, ...]
+    settings: list[dict[str, Any]], kept: list[int], parts: tuple[SourceShare, ...]
 ) -> None:
     assert parts_of_epoch([source(**each) for each in settings], kept) == parts
 

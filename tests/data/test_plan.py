@@ -6,7 +6,7 @@ from hashlib import sha256
 import numpy as np
 import pytest
 
-from vtool.data.plan import Part, Plan, share, weighted
+from vtool.data.plan import Plan, SourceShare, share, weighted
 
 
 def test_an_epoch_has_every_row_once_and_no_step_crosses_it() -> None:
@@ -74,7 +74,7 @@ def test_orders_are_those_of_the_releases_before() -> None:
     assert digest(MIXED, 40) == "01d4ebaf8e3ff202ef7278a0b1f392ad9bd75d544a848ac6d9f6ea19af4250a4"
 
 
-MIXED = Plan(130, 16, 7, (Part(100, 60), Part(30, 75)))
+MIXED = Plan(130, 16, 7, (SourceShare(100, 60), SourceShare(30, 75)))
 
 
 def counted(plan: Plan, steps: int) -> np.ndarray:
@@ -112,7 +112,7 @@ def test_how_often_a_row_comes_is_known_without_the_order_and_counted_with_it(st
 
 
 def test_a_mixture_of_any_size_keeps_no_order_in_memory() -> None:
-    plan = Plan(10**9, 64, 0, (Part(4 * 10**8, 10**9), Part(6 * 10**8, 10**7)))
+    plan = Plan(10**9, 64, 0, (SourceShare(4 * 10**8, 10**9), SourceShare(6 * 10**8, 10**7)))
     tracemalloc.start()
     try:
         for step in (1, 2, 10**6, plan.steps_per_epoch, plan.steps_per_epoch + 1):

@@ -1,4 +1,4 @@
-"""What is told of rows that can all be used."""
+"""Findings about rows that can all be used."""
 
 import json
 import re

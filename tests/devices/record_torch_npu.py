@@ -95,7 +95,7 @@ def _method(wheel: zipfile.ZipFile, file: str, owner: str | None, name: str) -> 
 
 
 def _names(wheel: zipfile.ZipFile, file: str, owner: str) -> list[str]:
-    """What is set in a class's body."""
+    """Return the names that a class's body sets."""
     body = _class(wheel, f"{PROFILER}/{file}", owner).body
     return [ast.unparse(node.targets[0]) for node in body if isinstance(node, ast.Assign)]
 

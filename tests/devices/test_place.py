@@ -1,4 +1,4 @@
-"""Where a rank computes.
+"""The device on which a rank computes.
 
 No NPU is here, nor CANN, without which torch_npu cannot be imported: nothing of this has run on
 hardware. What stands for it has the names and the arguments that the wheel of torch_npu declares

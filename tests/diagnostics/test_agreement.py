@@ -8,7 +8,7 @@ import re
 import pytest
 
 from vtool.diagnostics import RULES, Diagnostic
-from vtool.diagnostics.render import render, summary
+from vtool.diagnostics.render import render_results, summary
 from vtool.diagnostics.result import Result, count, exit_code
 
 NAMES = (
@@ -87,7 +87,7 @@ def test_every_format_counts_what_it_prints(seed: int) -> None:
 
 def _printed(results: list[Result], form: str) -> str:
     stream = io.StringIO()
-    render(results, form, command="verify", stream=stream)
+    render_results(results, form, command="verify", stream=stream)
     return stream.getvalue()
 
 

@@ -1,4 +1,4 @@
-"""What one rule says of one source line is one finding, in every format, with its subjects."""
+"""Findings of one rule at one source line are one finding, in every format, with its subjects."""
 
 import io
 import json
@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from vtool.diagnostics import Diagnostic, Origin
-from vtool.diagnostics.baseline import compare
+from vtool.diagnostics.baseline import compare_with_baseline
 from vtool.diagnostics.by_line import by_line, count_lines
-from vtool.diagnostics.render import render
+from vtool.diagnostics.render import render_results
 from vtool.diagnostics.result import Result, count, exit_code
 
 RULES = ("stale-reference", "unwritten-parameter", "partly-written-parameter")
@@ -31,7 +31,7 @@ def unsafe(subject: str, *findings: Diagnostic) -> Result:
 
 def printed(results: list[Result], form: str, command: str = "load-check") -> str:
     stream = io.StringIO()
-    render(results, form, command=command, stream=stream)
+    render_results(results, form, command=command, stream=stream)
     return stream.getvalue()
 
 
@@ -94,14 +94,14 @@ def test_what_other_words_say_of_a_subject_stands_beside_its_name() -> None:
 
 def test_what_a_baseline_knows_of_one_class_is_new_of_another(tmp_path: Path) -> None:
     file = tmp_path / "known.json"
-    compare(SHARED[:1], file)
-    results = list(compare(SHARED, file).results)
+    compare_with_baseline(SHARED[:1], file)
+    results = list(compare_with_baseline(SHARED, file).results)
     text = printed(results, "full")
     assert text.startswith("error[stale-reference VT401]: vllm:B: ")
     known = "  - vllm:A: bytes of what came later (known: in the baseline) (note)\n"
     assert f"  - vllm:B\n  - vllm:C\n{known}" in text
     assert exit_code(results) == 1
-    assert exit_code(compare(SHARED[:1], file).results) == 0
+    assert exit_code(compare_with_baseline(SHARED[:1], file).results) == 0
 
 
 def test_json_keeps_each_subjects_findings_and_adds_those_of_lines() -> None:
@@ -121,16 +121,16 @@ def test_json_keeps_each_subjects_findings_and_adds_those_of_lines() -> None:
 def test_notes_that_are_not_printed_are_counted_and_what_a_baseline_knows_is_one(
     tmp_path: Path,
 ) -> None:
-    """As of a whole framework: results whose failed checks have nothing but known findings."""
+    """A whole framework has results whose failed checks have nothing but known findings."""
     file = tmp_path / "known.json"
-    compare(SHARED, file)
+    compare_with_baseline(SHARED, file)
     stream = io.StringIO()
-    results = list(compare(SHARED, file).results)
-    render(results, "full", command="load-check", stream=stream, notes=False)
+    results = list(compare_with_baseline(SHARED, file).results)
+    render_results(results, "full", command="load-check", stream=stream, notes=False)
     assert stream.getvalue() == "1 note (3 by subject); checks: 3 failed\n"
     stream = io.StringIO()
-    new = compare([*SHARED, unsafe("vllm:D", stale("vllm:D"))], file).results
-    render(list(new), "full", command="load-check", stream=stream, notes=False)
+    new = compare_with_baseline([*SHARED, unsafe("vllm:D", stale("vllm:D"))], file).results
+    render_results(list(new), "full", command="load-check", stream=stream, notes=False)
     assert "error[stale-reference VT401]: vllm:D: " in stream.getvalue()
     assert "  - vllm:A: bytes of what came later (known: in the baseline) (note)\n" in (
         stream.getvalue()

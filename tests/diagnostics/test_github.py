@@ -11,10 +11,7 @@ from vtool.diagnostics.printable import printable
 
 
 def parsed(line: str) -> tuple[str, dict[str, str], str]:
-    """As GitHub's runner reads a line (actions/runner, ActionCommand.TryParseV2):
-
-    split first, unescape then.
-    """
+    """Split, then unescape a line, as GitHub's runner does (ActionCommand.TryParseV2)."""
     assert "\n" not in line
     assert "\r" not in line
     match = re.fullmatch(r"::(\w+) (.*?)::(.*)", line)

@@ -1,4 +1,4 @@
-"""What others have written is printed escaped: no line of it is a command of GitHub's log."""
+"""Text by others is printed escaped: no line of it is a command of GitHub's log."""
 
 import io
 import json
@@ -12,7 +12,7 @@ import pytest
 from vtool.cli.load_check_text import describe_subjects, digests, last_line
 from vtool.diagnostics import Diagnostic, Origin
 from vtool.diagnostics.printable import Lines, printable
-from vtool.diagnostics.render import as_json, render
+from vtool.diagnostics.render import as_json, render_results
 from vtool.diagnostics.result import Result
 from vtool.report.load_check.page import render as render_page
 
@@ -39,7 +39,7 @@ def result(name: str) -> Result:
 
 def printed(name: str, format: str) -> str:
     stream = io.StringIO()
-    render([result(name)], format, command="load-check", stream=stream, options=(name,))
+    render_results([result(name)], format, command="load-check", stream=stream, options=(name,))
     return stream.getvalue()
 
 
@@ -137,6 +137,6 @@ def test_the_line_that_an_excerpt_shows_is_escaped(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_bytes(b"{\x1b[2J\x08\xe2\x80\xa8::error::\n")
     finding = Diagnostic("broken-row", "no", origin=Origin(str(tmp_path / "rows.jsonl"), 1, 1))
     stream = io.StringIO()
-    render([Result.of_findings("x", [finding])], "full", command="verify", stream=stream)
+    render_results([Result.of_findings("x", [finding])], "full", command="verify", stream=stream)
     assert unsafe(stream.getvalue()) == set()
     assert "{\ufffd[2J" in stream.getvalue()

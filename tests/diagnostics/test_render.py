@@ -1,4 +1,4 @@
-"""What is printed of results: for reading, a line each, and for programs."""
+"""Results as they are printed: for reading, a line each, and for programs."""
 
 import io
 import json
@@ -8,7 +8,7 @@ import pytest
 
 from vtool import __version__
 from vtool.diagnostics import Diagnostic, Origin
-from vtool.diagnostics.render import render
+from vtool.diagnostics.render import render_results
 from vtool.diagnostics.result import Result, exit_code
 
 ERROR = Diagnostic(
@@ -36,7 +36,7 @@ class Terminal(io.StringIO):
 
 def printed(*results: Result, format: str = "full", stream: io.StringIO | None = None) -> str:
     stream = stream or io.StringIO()
-    render(results, format, command="validate-config", stream=stream)
+    render_results(results, format, command="validate-config", stream=stream)
     return stream.getvalue()
 
 

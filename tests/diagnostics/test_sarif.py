@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from vtool.diagnostics import RULES, Diagnostic, Origin
-from vtool.diagnostics.render import render
+from vtool.diagnostics.render import render_results
 from vtool.diagnostics.result import Result
 
 FINDINGS = (
@@ -45,7 +45,7 @@ RESULTS = (
 @pytest.fixture(scope="module")
 def run() -> dict[str, Any]:
     stream = io.StringIO()
-    render(RESULTS, "sarif", command="load-check", stream=stream)
+    render_results(RESULTS, "sarif", command="load-check", stream=stream)
     log = json.loads(stream.getvalue())
     assert set(log) == {"$schema", "version", "runs"}
     assert log["version"] == "2.1.0"
@@ -119,7 +119,7 @@ def test_fingerprints_tell_findings_apart(run: dict[str, Any], version: str) -> 
 
 def test_no_result_at_all_was_no_success() -> None:
     stream = io.StringIO()
-    render(
+    render_results(
         [Result("digts", "not-run", {}, (Diagnostic("unknown-recipe", "x"),))],
         "sarif",
         command="verify",

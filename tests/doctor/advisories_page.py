@@ -51,7 +51,7 @@ def _counts(known: Advisories) -> Iterator[str]:
     for one in known.advisories:
         way = "in the time machine" if one.case else "by another run of ours" if one.seen else ""
         ways[way or ("reported" if one.verified.startswith("reported") else "by reading")] += 1
-    still = sum(one.is_open for one in known.advisories)
+    still = sum(one.releases is not None and one.fixed is None for one in known.advisories)
     yield _wrap(
         f"{len(known.advisories)} advisories of {len(known.packages)} packages, {still} of them"
         f" not fixed in any release. Verified: {', '.join(f'{n} {w}' for w, n in ways.items())}."

@@ -47,7 +47,7 @@ def package(
     requires: str = "",
     entry: str = "",
 ) -> None:
-    """What pip leaves of a package."""
+    """Write the files that pip leaves of a package."""
     about = site / f"{name}-{version}.dist-info"
     about.mkdir(parents=True)
     needs = f"Requires-Dist: {requires}\n" if requires else ""
@@ -135,10 +135,7 @@ def test_a_torch_that_hangs_is_told_in_time(tmp_path: Path) -> None:
 
 
 def test_torch_npu_without_cann_is_why_torch_does_not_import(tmp_path: Path) -> None:
-    """As torch and torch_npu 2.13.0 do it:
-
-    torch loads its backends by their entry point, unless it is told not to.
-    """
+    """Torch 2.13.0 loads torch_npu by its entry point, unless it is told not to."""
     loading = (
         "import os\nif os.environ.get('TORCH_DEVICE_BACKEND_AUTOLOAD') != '0': import torch_npu\n"
     )

@@ -13,7 +13,7 @@ BUG, UNKNOWN = "known-silent-bug", "release-unknown"
 
 
 def install(site: Path, name: str, version: str, module: str | None = None, **files: str) -> Path:
-    """What pip leaves of a package: metadata, and a module that fails where it is imported."""
+    """Write a package's metadata, and a module that fails where it is imported."""
     about = site / f"{name.replace('-', '_')}-{version}.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")

@@ -1,4 +1,4 @@
-"""The same few steps on any engine, for tests and for the benchmark to compare."""
+"""A few equal steps on any engine, for tests and for the benchmark to compare."""
 
 import hashlib
 import json
@@ -33,18 +33,18 @@ WINDOWS = {
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What one rank has seen of a run."""
+    """The record of one rank's run."""
 
     losses: list[float]
     norms: list[float]
     """Before clipping."""
     gradients: dict[str, torch.Tensor]
-    """Of step 1, before clipping."""
+    """The gradients of step 1, before clipping."""
     before: dict[str, torch.Tensor]
     weights: dict[str, torch.Tensor]
     """After the last step."""
     digests: list[str]
-    """Of all weights as this rank sees them, after each step; where they were asked for."""
+    """The digests of this rank's weights after each step, where they were asked for."""
 
 
 def base_model(folder: Path) -> Path:

@@ -48,7 +48,7 @@ def made_run(
 
 
 def step_gradients(ranks: Ranks, made: Request) -> dict[str, Any]:
-    """What an engine leaves in the gradients after the first global step."""
+    """Return the gradients that an engine has after the first global step."""
     torch.set_num_threads(1)
     opened, _ = session(made, ranks)
     run, kept = opened.run, opened.ledgers["train"].kept
@@ -223,7 +223,7 @@ def test_recomputed_activations_give_the_same_gradient_to_the_bit(
 
 @BOTH
 def test_each_block_is_recomputed_where_it_is_asked_for(tmp_path: Path, engine: str) -> None:
-    """Its forward pass runs twice a step: once forwards, and once on the way back."""
+    """A recomputed block's forward pass runs twice a step: forwards, and on the way back."""
     for on, runs in (("false", 1), ("true", 2)):
         opened, _ = session(
             made_run(
@@ -273,7 +273,7 @@ def test_weights_that_stay_gathered_between_the_passes_change_no_gradient(tmp_pa
 def test_offloading_to_the_cpu_that_computes_is_said_to_change_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, told: bool
 ) -> None:
-    """Where device.kind is cpu, the rules of settings have said it already."""
+    """With device.kind=cpu, the rules of settings have said it already."""
     session(
         made_run(
             tmp_path,
@@ -291,9 +291,7 @@ def test_offloading_to_the_cpu_that_computes_is_said_to_change_nothing(
 
 
 def gathered_after_forward(ranks: Ranks, made: Request) -> dict[str, bool]:
-    """Whether a layer's, the tower's and the head's weights are still whole when the forward pass
-    has ended.
-    """
+    """Tell whose weights are whole after the forward pass: a layer's, the tower's, the head's."""
     torch.set_num_threads(1)
     opened, _ = session(made, ranks)
     rows, module = opened.rows["train"], opened.engine.module

@@ -34,7 +34,7 @@ RUNS = [
     *(("ddp", "float64", 1e-12), ("fsdp2", "float64", 1e-12)),
     *((spread, "float32", 5e-7) for spread in SPREAD),
 ]
-"""How a run is spread, its dtype, and how far its gradient may be from the plain one in float64."""
+"""The layout of a run, its dtype, and its gradient's tolerance against a plain one in float64."""
 
 
 def untied(model: Path, folder: Path) -> Path:

@@ -73,7 +73,7 @@ def of_engine(ranks: Ranks, made: Mapping[str, Request]) -> dict[str, dict[str, 
 
 
 def expected(made: Request) -> dict[str, Tensor]:
-    """The same of a model that transformers has loaded whole, in one process."""
+    """Return the parameters of a model that transformers has loaded whole, in one process."""
     path = made.run.model.path
     assert path is not None
     model: Any = as_loaded(Path(path), load_family("qwen2_5_vl").model_class())

@@ -169,7 +169,7 @@ def variants(folder: Path) -> dict[str, list[dict[str, dict[str, Any]]]]:
 
 
 def declared(folder: Path, name: str) -> set[str]:
-    """What is to be trained, said by the names of transformers alone."""
+    """Return the parameters to be trained, by the names of transformers alone."""
     from safetensors import safe_open
     from transformers import Qwen2_5_VLForConditionalGeneration
 
@@ -339,10 +339,7 @@ def test_a_part_has_its_own_rate_and_decay(folder: Path) -> None:
 
 
 def gathered_before_each(ranks: Ranks, made: Request) -> tuple[list[int], int]:
-    """How many collectives had been run when each tensor of the stream came;
-
-    and how many tensors the state of the model has.
-    """
+    """Count the collectives before each tensor of the stream, and the tensors of the model."""
     torch.set_num_threads(1)
     engine = session(made, ranks)[0].engine
     count = [0]
@@ -382,9 +379,7 @@ def test_each_tensor_is_gathered_when_it_is_asked_for(folder: Path, engine: str)
 
 
 def state_around_a_step_without_images(ranks: Ranks, made: Request) -> list[dict[str, Tensor]]:
-    """What a checkpoint would hold before and after a step whose loss hangs on nothing that is
-    trained.
-    """
+    """Return the state before and after a step whose loss depends on no trained weight."""
     torch.set_num_threads(1)
     opened, progress = session(made, ranks)
     engine, kept = opened.engine, opened.ledgers["train"].kept

@@ -1,4 +1,4 @@
-"""What ranks say to each other, on two processes."""
+"""Messages between ranks, on two processes."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from vtool.engines.ranks import Ranks
 
 
 def _raised(ranks: Ranks) -> tuple[str, str, bool]:
-    """What is raised on a rank where the first one's work ends with a finding."""
+    """Return the error on a rank where the first one's work ends with a finding."""
 
     def work() -> None:
         raise Findings(Diagnostic("not-a-run", "of the first rank"), fatal=True)
@@ -30,7 +30,7 @@ def test_a_finding_of_the_first_rank_is_known_as_shared_on_all_so_that_one_speak
 
 
 def _said(ranks: Ranks, folder: str) -> tuple[Any, ...]:
-    """What ranks hear of each other whose device has no values at all."""
+    """Exchange values between ranks whose device has no values at all."""
     dist.destroy_process_group()
     dist.init_process_group(
         "cpu:gloo,cuda:gloo",  # in the place of "cpu:gloo,cuda:nccl", which wants CUDA

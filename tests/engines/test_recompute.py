@@ -71,7 +71,7 @@ def blocks_of(opened: Session) -> dict[int, Any]:
 
 
 def one_step(ranks: Ranks, runs: dict[str, Request]) -> dict[str, Any]:
-    """Of each run: the gradient, how often each block has run, and what read-back says of it."""
+    """Return each run's gradient, how often each block has run, and the result of read-back."""
     torch.set_num_threads(1)
     return {name: _one_step(ranks, each) for name, each in runs.items()}
 
@@ -142,7 +142,7 @@ def test_gradients_are_equal_to_the_bit_and_the_asked_blocks_run_twice(
 @pytest.mark.full
 @pytest.mark.parametrize("spread", SPREAD)
 def test_another_number_of_blocks_is_read_back(folder: Path, spread: str) -> None:
-    """Of a pipeline each rank sees its own blocks; together they see a difference."""
+    """In a pipeline each rank sees its own blocks; together they see a difference."""
     if SPREAD[spread][0] == "megatron" and importlib.util.find_spec("megatron") is None:
         pytest.skip("megatron-core is not installed")
     by_rank = run_ranks(one_step, 2, {"5": made(folder, spread, "5")})

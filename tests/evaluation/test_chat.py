@@ -21,7 +21,7 @@ from vtool.data.messages_layout import parse_row
 from vtool.diagnostics import Findings
 from vtool.evaluation.asker import Asker, Reader
 from vtool.evaluation.chat import Chat, Typed, answer, understand
-from vtool.evaluation.subject import open_subject
+from vtool.evaluation.subject import open_model
 from vtool.families import FAMILIES
 
 
@@ -33,7 +33,7 @@ def run(made: tuple[Path, Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def asker(run: Path) -> Asker:
-    return Reader.of(open_subject(str(run))).load()
+    return Reader.of(open_model(str(run))).load()
 
 
 def test_a_line_is_a_question_a_path_or_a_command(
@@ -75,7 +75,7 @@ def test_a_line_is_a_question_a_path_or_a_command(
 def test_the_last_prompt_of_a_chat_is_that_of_a_row_with_its_turns(
     asker: Asker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a rows file would have them, which is read and rendered by the code of training."""
+    """A rows file would have such turns, which the code of training reads and renders."""
     one, two = (str(picture(tmp_path / f"{seed}.png", seed=seed)) for seed in (1, 2))
     clip = str(film(tmp_path / "a.mp4", 10))
     asked: list[Prompt] = []

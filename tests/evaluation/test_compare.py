@@ -8,7 +8,7 @@ import pytest
 
 from vtool.diagnostics import Findings
 from vtool.evaluation.asking import Asked
-from vtool.evaluation.compare import Compared, compare_answers
+from vtool.evaluation.compare import MetricDifference, compare_answers
 from vtool.evaluation.metrics import METRICS as KNOWN
 from vtool.evaluation.metrics import Metric
 from vtool.evaluation.scoring import score_answers
@@ -39,7 +39,7 @@ def answers(given: list[str], nll: float | None = 1.0) -> list[Asked]:
     ]
 
 
-def compared(first: list[Asked], other: list[Asked]) -> dict[str, Compared]:
+def compared(first: list[Asked], other: list[Asked]) -> dict[str, MetricDifference]:
     found = compare_answers(
         (first, score_answers(first, METRICS)), (other, score_answers(other, METRICS))
     )

@@ -27,7 +27,7 @@ def images(tmp_path: Path) -> list[str]:
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, run: Path, *question: Any) -> tuple[Row, set[str]]:
-    """What the model is really asked: the chat, and the names of the inputs."""
+    """Return the chat and the names of the inputs that the model is really given."""
     seen: dict[str, Any] = {}
     encode, generate = asking.encode_question, asking.generate_tokens
 

@@ -24,7 +24,7 @@ from vtool.engines.ranks import Ranks
 from vtool.evaluation.asking import Asking, ask_rows, prompt_of
 from vtool.evaluation.rows import load_settings, open_questions
 from vtool.evaluation.run import Evaluated, Request, evaluate_model
-from vtool.evaluation.subject import open_subject
+from vtool.evaluation.subject import open_model
 from vtool.models.answers import Sampling
 from vtool.models.base_files import digests
 
@@ -74,7 +74,7 @@ def test_nll_and_confidence_are_those_of_one_plain_forward_pass(
     made: tuple[Path, Path], evaluate: Callable[..., Evaluated]
 ) -> None:
     done = evaluate()
-    subject = open_subject(str(made[0]))
+    subject = open_model(str(made[0]))
     settings = load_settings(str(made[1]), ())
     questions = open_questions(str(made[1]), settings, subject.processor(settings.data), Ranks())
     model = subject.load()
@@ -91,7 +91,7 @@ def test_nll_and_confidence_are_those_of_one_plain_forward_pass(
 
 def test_a_right_answers_nll_is_taken_from_its_generation(made: tuple[Path, Path]) -> None:
     """The reference of each row becomes the model's own answer: then no second pass is made."""
-    subject = open_subject(str(made[0]))
+    subject = open_model(str(made[0]))
     settings = load_settings(str(made[1]), ())
     rows = open_questions(str(made[1]), settings, subject.processor(settings.data), Ranks()).rows
     model = subject.load()
@@ -121,7 +121,7 @@ def test_a_right_answers_nll_is_taken_from_its_generation(made: tuple[Path, Path
 
 
 def test_the_prompt_of_a_sample_is_the_rows_own(made: tuple[Path, Path]) -> None:
-    subject = open_subject(str(made[0]))
+    subject = open_model(str(made[0]))
     settings = load_settings(str(made[1]), ())
     rows = open_questions(str(made[1]), settings, subject.processor(settings.data), Ranks()).rows
     for index in range(len(rows.rows)):
@@ -171,7 +171,7 @@ def test_a_folder_is_held_by_one_process(made: tuple[Path, Path], tmp_path: Path
 def test_other_rows_of_the_same_files_are_refused(
     made: tuple[Path, Path], evaluate: Callable[..., Evaluated], tmp_path: Path
 ) -> None:
-    """The same model under another path, and the same file, are the same."""
+    """A model under another path, and an equal file, count as the same."""
     evaluate()
     moved = shutil.copytree(made[0], tmp_path / "moved")
     rows = shutil.copytree(made[1].parent, tmp_path / "rows") / made[1].name
@@ -300,7 +300,7 @@ def test_an_adapter_whose_base_has_moved_says_where_it_looked(tmp_path: Path) ->
         json.dumps({"base_model_name_or_path": str(gone)})
     )
     with pytest.raises(Findings, match=str(gone)) as raised:
-        open_subject(str(tmp_path / "adapter"))
+        open_model(str(tmp_path / "adapter"))
     assert raised.value.fatal
     assert "--base FOLDER" in (raised.value.diagnostics[0].help or "")
 
@@ -314,10 +314,10 @@ def test_an_adapter_is_not_put_over_other_weights_than_its_run_began_with(tmp_pa
     named = {"base_model_name_or_path": str(base)}
     (adapter / "adapter_config.json").write_text(json.dumps(named))
     (tmp_path / "run/base.json").write_text(json.dumps(digests(base)))
-    assert open_subject(str(adapter)).is_adapter
+    assert open_model(str(adapter)).is_adapter
     (base / "model.safetensors").write_bytes(b"Weights")
     with pytest.raises(Findings, match=r"base-changed.*began with: model\.safetensors") as raised:
-        open_subject(str(adapter))
+        open_model(str(adapter))
     assert raised.value.fatal
 
 
@@ -327,8 +327,8 @@ def test_a_run_is_found_by_its_name(
     (tmp_path / "runs").mkdir()
     shutil.copytree(made[0], tmp_path / "runs" / "mine")
     monkeypatch.chdir(tmp_path)
-    assert open_subject("mine").export.folder == Path("runs/mine/export")
-    assert open_subject("mine").digest() == open_subject(str(made[0])).digest()
+    assert open_model("mine").export.folder == Path("runs/mine/export")
+    assert open_model("mine").digest() == open_model(str(made[0])).digest()
 
 
 def test_a_recipe_without_test_rows_is_refused() -> None:

@@ -17,7 +17,7 @@ import vtool.evaluation.vllm as asking_vllm
 from tests.runs import read_lines
 from vtool.diagnostics import Findings
 from vtool.evaluation.run import Request, evaluate_model
-from vtool.evaluation.subject import open_subject
+from vtool.evaluation.subject import open_model
 
 Evaluate = Callable[..., Any]
 
@@ -86,7 +86,7 @@ def test_it_is_given_the_prompt_with_a_token_for_each_image_and_the_reference_be
     assert settings["temperature"] == 0
     assert settings["engine"]["limit_mm_per_prompt"] == {"image": 2, "video": 0}
     assert settings["engine"]["mm_processor_kwargs"]["use_fast"] is False
-    subject = open_subject(request_to.model)
+    subject = open_model(request_to.model)
     assert subject.run is not None
     image = subject.processor(subject.run.data).ids.image
     assert len(sent) == 6
@@ -141,6 +141,6 @@ def test_ranks_are_refused(
     request_to: Request, worker: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker(WORKER)
-    subject = open_subject(request_to.model)
+    subject = open_model(request_to.model)
     with pytest.raises(Findings, match="there are 2 ranks"):
         asking_vllm.check_served(subject, 2)

@@ -1,7 +1,4 @@
-"""What is exported is what was trained, with all that its server needs;
-
-and nothing that is there is lost.
-"""
+"""The export is the trained model, with all that its server needs; nothing there is lost."""
 
 import json
 import shutil
@@ -124,7 +121,7 @@ def test_an_export_that_cannot_be_written_leaves_the_one_before(base: Path) -> N
 def test_weights_kept_in_float32_beside_a_model_in_bfloat16_are_opened_in_float32(
     rows: Path, base: Path
 ) -> None:
-    """As Megatron-core has them: its tower computes in bfloat16, and is saved from float32."""
+    """Megatron-core has such a tower: it computes in bfloat16, and is saved from float32."""
     from transformers import AutoModelForImageTextToText
 
     model = AutoModelForImageTextToText.from_pretrained(base)

@@ -1,4 +1,4 @@
-"""What the test of each family asks of it."""
+"""Helpers that the test of each family asks for its facts."""
 
 from vtool.config.load import examine
 from vtool.families import FAMILIES
@@ -12,7 +12,7 @@ def frames_shown(name: str) -> list[int]:
 
 
 def text_of_four_frames(name: str) -> str:
-    """Return what stands in the place of a video of four frames, a third of a second apart."""
+    """Return the text in the place of a video of four frames, a third of a second apart."""
     family = load_family(name)
     return family.video_text(family.facts.token_names, [0, 1, 2, 3], 3.0, 2)
 
@@ -23,7 +23,7 @@ def components(name: str, *modules: str) -> list[str]:
 
 
 def layers_named_in_help(name: str) -> str:
-    """Return what is said to whoever names a linear layer that the family does not have."""
+    """Return the help for a linear layer that the family does not have."""
     overrides = (f"model.family={name}", "lora={targets: [nothing_like_it]}")
     (finding,) = examine("digits", overrides).findings
     assert finding.rule == "lora-target"

@@ -27,7 +27,7 @@ def test_in_float64_its_experts_compute_the_same_without_torchs_grouped_product(
 
 
 def test_files_have_the_experts_matrices_as_published_ones_do(tmp_path: Path) -> None:
-    """Of the 30B: gate_up_proj [128, 2048, 1536] and down_proj [128, 768, 2048], inputs first."""
+    """The 30B has gate_up_proj [128, 2048, 1536] and down_proj [128, 768, 2048], inputs first."""
     family, model = load_family(NAME), tiny_model(NAME)
     model.save_pretrained(tmp_path, **family.save_arguments(model.state_dict()))
     shapes = {name: list(one.shape) for name, one in load_file(tmp_path / FILE).items()}

@@ -15,7 +15,7 @@ from tests.commands import run_vtool, vtool
 from tests.hub.stand_in import Hub, serving
 from vtool.config.load import effective_yaml, load_run
 from vtool.diagnostics import Findings
-from vtool.hub.cache import find_snapshot, missing_files
+from vtool.hub.cache import find_cached_model, missing_files
 from vtool.hub.download import download
 from vtool.hub.names import HubName, hub_name
 
@@ -188,15 +188,15 @@ def test_modelscopes_cache_comes_second_where_it_is_installed(
     model = HubName("Qwen/Qwen2.5-VL", None)
     monkeypatch.setattr("vtool.hub.cache.find_spec", lambda name: name != "modelscope" or None)
     with pytest.raises(Findings, match="hub-model-absent"):
-        find_snapshot(model)
+        find_cached_model(model)
     monkeypatch.setattr("vtool.hub.cache.find_spec", lambda name: True)
     with pytest.raises(Findings, match="hub-incomplete"):
-        find_snapshot(model)
+        find_cached_model(model)
     (folder / "model.safetensors").write_text("")
-    assert find_snapshot(model).folder == folder
-    assert find_snapshot(model).commit is None
+    assert find_cached_model(model).folder == folder
+    assert find_cached_model(model).commit is None
     with pytest.raises(Findings, match="hub-model-absent"):  # which revision it is, nobody knows
-        find_snapshot(HubName("Qwen/Qwen2.5-VL", "v1"))
+        find_cached_model(HubName("Qwen/Qwen2.5-VL", "v1"))
 
 
 def test_shards_that_the_index_names_are_missed(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_a_strangers_recipe_asks_neither_hub_nor_cache(
     def refused(*_: object) -> None:
         raise AssertionError("the cache was looked at")
 
-    monkeypatch.setattr("vtool.config.hub_model.find_snapshot", refused)
+    monkeypatch.setattr("vtool.config.hub_model.find_cached_model", refused)
     text = f"defaults: [digits, _self_]\nmodel: {{path: {NAME}, size: null}}\n"
     (tmp_path / "theirs.yaml").write_text(text)
     output = vtool(tmp_path, "validate-config", "theirs.yaml", "--untrusted")

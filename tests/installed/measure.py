@@ -1,4 +1,4 @@
-"""What ran with which releases, measured and kept in `measured.json`; docs/install.md shows it.
+"""Measure which releases work, and keep it in `measured.json`; docs/install.md shows it.
 
 python -m tests.installed.measure releases 5.10.4 5.19.0    # of transformers, over this
 python -m tests.installed.measure end oldest                # after `make test-oldest`

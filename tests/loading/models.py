@@ -237,7 +237,7 @@ class NarrowClone(Narrow):
 
 
 class HalfRange(Good):
-    """Its own dtype has a longer mantissa than bfloat16, and ends at 65504."""
+    """A dtype of its own, with a longer mantissa than bfloat16, which ends at 65504."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -83,7 +83,7 @@ MISTAKES: tuple[Callable[[], None], ...] = (
 
 
 def found_with(mistake: Callable[[], None], folder: Path) -> dict[str, Any]:
-    """Return what each check on two ranks says of the class with a mistake in it."""
+    """Return the findings of each check on two ranks about the class with a mistake in it."""
     subject = TinyArchitecture(NAME, folder, lambda stage: None).make_subject()
     model = load_new(subject, Owned(subject.checkpoint))
     alone = held_by(model)

@@ -16,7 +16,7 @@ from vtool.loading.verdict import judge
 
 
 class ExchangesLayers(models.Layers):
-    """Of the fused weights alone."""
+    """A class that exchanges layers, in the fused weights alone."""
 
     def renamed(self, name: str) -> str:
         return name.translate(str.maketrans("01", "10")) if "fused" in name else name
@@ -34,14 +34,14 @@ class TakesTheLayerBefore(models.Layers):
 
 
 class TransposesOne(models.Good):
-    """Of the square weights, the one that is fused with others."""
+    """A class that transposes one square weight, which is fused with others."""
 
     def put(self, name: str, tensor: Tensor) -> None:
         super().put(name, tensor.t() if name.startswith("k.") else tensor)
 
 
 class KeepsThemTheOtherWayRound(models.Good):
-    """As transformers' Conv1D does, of which one matrix is not square."""
+    """A class that stores weights as transformers' Conv1D does; one matrix is not square."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What is found of a class is known by the same fingerprint in every process, threads or not."""
+"""Findings of a class have the same fingerprint in every process, threads or not."""
 
 import json
 import os

@@ -11,7 +11,7 @@ from tests.loading import models
 from vtool.config.schema.load_check import Format as FormatName
 from vtool.loading.probe.audit import audit, judged_facts
 from vtool.loading.probe.facts import CheckFacts
-from vtool.loading.probe.formats import BY_NAME, FORMATS, Format, Part
+from vtool.loading.probe.formats import BY_NAME, FORMATS, Format, LayerTensor
 from vtool.loading.probe.quantized import quantize_checkpoint
 from vtool.loading.probe.state import named_parameters
 from vtool.loading.probe.subject import QuantizedTwin, Subject
@@ -47,7 +47,7 @@ class Net(nn.Module):
             ("w13", 2 * OUTPUTS, INPUTS, 2),
             ("w2", INPUTS, OUTPUTS, 1),
         ):
-            for part in form.parts if form else [Part("weight", torch.bfloat16, _shape)]:
+            for part in form.parts if form else [LayerTensor("weight", torch.bfloat16, _shape)]:
                 shape = part.shape(outputs, inputs)
                 if part.channels is None and not part.values:
                     shape = (count,)
@@ -56,7 +56,7 @@ class Net(nn.Module):
                 held = nn.Parameter(torch.zeros(shape, dtype=part.dtype), requires_grad=False)
                 self.layers.register_parameter(f"{fused}_{self.named(part)}", held)
 
-    def named(self, part: Part) -> str:
+    def named(self, part: LayerTensor) -> str:
         return part.name
 
     def load_weights(self, weights: models.Weights) -> None:
@@ -127,7 +127,7 @@ class ZerosIntoWrongExpert(Net):
 class ReadsAnotherName(Net):
     """Has `weight_scale`, where the checkpoint has `weight_scale_inv`, and skips what it lacks."""
 
-    def named(self, part: Part) -> str:
+    def named(self, part: LayerTensor) -> str:
         return part.name.removesuffix("_inv")
 
     def put(self, path: Sequence[str], kind: str, tensor: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""What stays out of a class is one finding, which says what the class computes with instead."""
+"""A weight that is never loaded is one finding, which says what the class computes with instead."""
 
 from dataclasses import replace
 

@@ -54,7 +54,7 @@ def whole(model: Model, name: str, tensor: Tensor) -> None:
 
 
 def told(weights: Mapping[str, Tensor], **put: Put) -> dict[tuple[str, ...], str]:
-    """What the rule says of a model's load: the message of each tensor."""
+    """Return the rule's message about each tensor of a model's load."""
     rules = ["partly-loaded-tensor"]
     facts = facts_of(lambda: Model(**put), weights, rules, 1, ["owned"])
     result = judge("it", facts, rules)

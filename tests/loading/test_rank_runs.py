@@ -21,7 +21,7 @@ FOUND = {
 
 @pytest.fixture(scope="module")
 def said() -> dict[str, Any]:
-    """What every check on two ranks says of each mistake, in one interpreter."""
+    """Return the findings of every check on two ranks about each mistake, in one interpreter."""
     script = Path(__file__).parent / "rank_runs.py"
     done = subprocess.run([str(VLLM), str(script)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

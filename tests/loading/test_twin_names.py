@@ -1,4 +1,4 @@
-"""What is said of a twin's names: its own, those that the table adds, those that were changed."""
+"""The names of a twin: its own, those that the table adds, those that were changed."""
 
 import torch
 

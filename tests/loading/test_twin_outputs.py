@@ -1,4 +1,4 @@
-"""What a class computes, against transformers' class; and of frameworks' classes, in theirs."""
+"""Outputs of a class, against transformers' class; and of frameworks' classes, in theirs."""
 
 import json
 import subprocess
@@ -23,8 +23,7 @@ from tests.cli.load_check_commands import (
 from vtool.loading.probe.errors import NotRun
 from vtool.loading.probe.facts import About, CheckFacts, Item, SubjectFacts
 from vtool.loading.probe.twin import OWN, save_twin
-from vtool.loading.probe.twin_outputs import Outputs, Twin
-from vtool.loading.probe.twin_outputs import compare as compare_outputs
+from vtool.loading.probe.twin_outputs import Outputs, Twin, compare_outputs
 from vtool.loading.verdict import judge
 
 NAME = "Qwen2ForCausalLM"
@@ -189,7 +188,7 @@ def test_only_a_class_that_is_its_twins_is_accused(
 
 
 def compared(python: str, host: str, *asked: str) -> list[dict[str, Any]]:
-    """What each class computes, in the framework's interpreter; see `exchanged_loader`."""
+    """Return the outputs of each class, in the framework's interpreter; see `exchanged_loader`."""
     command = [python, "-m", "tests.loading.exchanged_loader", host, *asked]
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
     lines = [line.split(" ", 1)[1] for line in done.stdout.splitlines() if line[:5] == "FACTS"]

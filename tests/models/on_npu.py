@@ -35,7 +35,7 @@ from vtool.training.model_and_engine import prepare_model
 CPU = torch.device("cpu")
 LENGTHS = (5, 1, 6)
 Case = tuple[str, Callable[[], Tensor], Tensor, Tensor]
-"""Its name, what is computed on an NPU, what is to come out, and of which tokens."""
+"""The case's name, the computation on an NPU, the expected result, and the tokens it is of."""
 
 
 class OnNpu(TorchFunctionMode):

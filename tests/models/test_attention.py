@@ -148,7 +148,7 @@ def test_rows_without_documents_are_transformers_own(model: Any) -> None:
 def test_a_prompt_that_is_padded_on_the_left_is_one_that_an_npu_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its operator's converter wants each token to see itself, and transformers lets padding see
+    """The operator's converter wants each token to see itself, and transformers lets padding see
     nothing.
     """
     keep = torch.tensor([[1] * 9, [0] * 3 + [1] * 6]).bool()
@@ -182,10 +182,7 @@ def test_what_would_be_ignored_beside_documents_is_refused(wrong: str) -> None:
 
 @pytest.fixture(scope="module")
 def on_npu() -> dict[str, Any]:
-    """What a process has computed whose tensors are on an NPU, or say so;
-
-    through the operator's emulation, never on hardware.
-    """
+    """Return the results of a process with tensors on an NPU, by its emulation alone."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.models.on_npu"], capture_output=True, text=True, check=False
     )

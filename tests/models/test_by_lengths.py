@@ -71,7 +71,7 @@ def largest(one: Tensor, other: Tensor) -> float:
 
 
 def compared(plain: Any, model: Any, alone: list[Row]) -> tuple[float, dict[str, float]]:
-    """How far logits and gradients of one packed row are from those of rows of their own."""
+    """Return how far logits and gradients of a packed row are from those of rows of their own."""
     out = model(**packed(model, alone).arguments(), use_cache=False).logits[0]
     weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     (out * weight).sum().backward()
@@ -356,7 +356,7 @@ def test_padded_rows_have_the_positions_that_transformers_gives_them(family: str
 
 @of_the_newest
 def test_experts_wait_and_the_tower_before_them_does_not() -> None:
-    """Which expert computes what is a question of values."""
+    """Values decide which expert computes, so the experts wait for the device."""
     model = by_kernel(tiny_model("qwen3_vl_moe", torch.float64), "varlen")
     batch = packed(model, [rows(model)[2]])
     with torch.no_grad(), counted_waits(CPU) as waits:
@@ -405,7 +405,7 @@ def test_a_dummy_image_is_not_asked_for_its_size(monkeypatch: pytest.MonkeyPatch
 
 @of_the_newest
 def test_a_class_of_the_users_own_gets_no_index() -> None:
-    """What its tower does with sizes is its own."""
+    """The tower of such a class may do anything with sizes."""
     family = load_family("qwen2_5_vl")
     plain = tiny_model("qwen2_5_vl")
     assert pickle.loads(pickle.dumps(tower_indexer(family, plain))) is not None, "for data workers"
@@ -470,7 +470,7 @@ def test_windows_of_one_length_in_one_call_are_those_one_after_the_other(
 
 
 def test_a_profile_counts_the_flops_that_no_shape_says(tmp_path: Path) -> None:
-    """As torch counts those of SDPA, forward and backward; without a mark MFU would be too low."""
+    """Torch counts SDPA so, forward and backward; without a mark MFU would be too low."""
     spans = Spans.of(LENGTHS)
     q, k, v = of_heads(spans.tokens)
     with (

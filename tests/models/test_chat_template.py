@@ -26,7 +26,7 @@ def test_the_template_loops_over_nothing_but_the_content_itself() -> None:
 
 @pytest.mark.full
 def test_a_text_without_spaces_takes_no_longer_than_its_length() -> None:
-    """As a file in base64: the training of a tokenizer takes the square of a word's length."""
+    """Base64 is such a text: training a tokenizer takes the square of a word's length."""
     names = load_family("qwen2_5_vl").facts.token_names
     word = "".join(random.Random(0).choices("abcdefghijklmnop", k=200_000))
     train_tokenizer(["warm"], names)

@@ -140,7 +140,7 @@ def test_a_pass_that_fails_leaves_the_weights_where_they_were(name: str) -> None
 
 @EACH
 def test_an_addition_in_place_would_raise_or_write_into_what_others_hold(name: str) -> None:
-    """Where the embedding is frozen and the model made to give gradients to its inputs, as for
+    """With a frozen embedding, and a model made to give gradients to its inputs, as for
     adapters, its output is a leaf.
     """
     model = tiny_model(name)
@@ -168,7 +168,7 @@ def test_an_addition_in_place_would_raise_or_write_into_what_others_hold(name: s
 
 @EACH
 def test_the_smallest_image_is_of_the_towers_own_patches(name: str) -> None:
-    """Of another size than the family's: nothing of it is written down."""
+    """Patches have another size than the family's: nothing of it is written down."""
     from transformers import AutoModelForImageTextToText
 
     config = load_family(name).random_config("tiny", VOCABULARY, IDS)

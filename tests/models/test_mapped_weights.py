@@ -51,7 +51,7 @@ def mapped(folder: Path, name: str, dtype: str = "float32") -> Any:
 
 
 def same(one: nn.Module, other: nn.Module) -> bool:
-    """The same names, dtypes and bits, of parameters and of all buffers."""
+    """Tell whether names, dtypes and bits are the same, of parameters and of all buffers."""
 
     def tensors(model: nn.Module) -> dict[str, Tensor]:
         return {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -115,7 +115,7 @@ def test_nothing_is_read_until_it_is_looked_into(tmp_path: Path) -> None:
 
 
 def refused(folder: Path, name: str = "qwen2_5_vl") -> Diagnostic:
-    """What stands against a folder, mapped or whole."""
+    """Return the finding about a folder, mapped or whole."""
     with pytest.raises(Findings) as caught:
         map_folder(folder, name, HOW)
     with pytest.raises(Findings) as whole:

@@ -1,4 +1,4 @@
-"""A modelling file of the user's own:
+"""A modeling file of the user's own:
 
 copies of every family's are taken; what does not fit is one finding, with the file's own line.
 """
@@ -156,7 +156,7 @@ def test_a_file_imports_what_lies_beside_it(tmp_path: Path) -> None:
 def test_a_copy_of_transformers_own_file_computes_what_that_does_to_the_bit(
     name: str, tmp_path: Path
 ) -> None:
-    """As it is, with its relative imports.
+    """The file is copied unchanged, with its relative imports.
 
     Its class is another, and not derived from transformers'.
     """

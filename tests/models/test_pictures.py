@@ -33,7 +33,7 @@ def saved(folder: Path, name: str) -> Path:
 
 
 def grey(value: Any) -> Any:
-    """What 0 to 4095 is in 8 bits, in exact whole numbers."""
+    """Return 0 to 4095 in 8 bits, in exact whole numbers."""
     return (510 * value.astype(np.int64) + 4095) // (2 * 4095)
 
 

@@ -111,7 +111,7 @@ def test_a_rate_that_no_file_has_shows_a_frame_at_least_and_all_at_most(
 
 
 def test_ticks_beyond_two_to_a_frame_change_nothing() -> None:
-    """As many as transformers goes through (video_processing_glm4v.py, `sample_frames`)."""
+    """Transformers goes through so many (video_processing_glm4v.py, `sample_frames`)."""
     for total in (1, 2, 7, 30, 301):
         for rate in (0.1, 10.0, 23.976, 29.97):
             for fps in (rate / 3, rate, 1.7 * rate, 2 * rate, 2.1 * rate, 3.7 * rate, 100 * rate):
@@ -177,7 +177,7 @@ def reloaded(folder: Path, name: str) -> Processor:
 
 
 def test_a_folder_without_a_word_of_videos_has_those_of_its_images(tmp_path: Path) -> None:
-    """As transformers reads it: of the two first files that are there."""
+    """Transformers reads the first of two files that is there."""
     _, processor = rows_of(tmp_path, "qwen2_5_vl")
     processor.save(tmp_path / "saved")
     (tmp_path / "saved" / FILE).unlink()

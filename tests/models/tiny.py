@@ -23,7 +23,7 @@ def tiny_model(name: str, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def text_loss(model: Any) -> Tensor:
-    """Of two rows without an image: a scalar."""
+    """Return the loss of two rows without an image: a scalar."""
     ids = torch.randint(7, VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(1))
     logits = model(
         input_ids=ids,

@@ -1,4 +1,4 @@
-"""What transformers' own processors make of videos. Run by an interpreter that has torchvision:
+"""Record transformers' own results for videos. Run by an interpreter that has torchvision:
 `python FILE FOLDER`.
 
 FOLDER has `asked.json`, a list of {family, folder, text, frames, fps, indices, total, images}, and

@@ -116,7 +116,7 @@ def model_of_recipe(recipe: str) -> str:
 
 @contextlib.contextmanager
 def given(recipe: str) -> Iterator[list[str]]:
-    """Yield what a recipe leaves open: its model's folder, without weights, and rows."""
+    """Yield the values that a recipe leaves open: its model's folder, without weights, and rows."""
     with tempfile.TemporaryDirectory() as folder:
         write_config(model_of_recipe(recipe), Path(folder) / "model")
         rows = write_rows(Path(folder) / "rows.jsonl", [chat("What?", "That.")])
@@ -146,7 +146,7 @@ def plan_lines(recipe: str, gpus: tuple[int, ...] = GPUS) -> list[str]:
 
 
 def head(recipe: str) -> dict[int, Said]:
-    """Return what a recipe's head says, by the number of GPUs."""
+    """Return the figures in a recipe's head, by the number of GPUs."""
     text = (share("recipes") / f"{recipe}.yaml").read_text(encoding="utf-8")
     lines = text.partition(f"{_BEGIN}\n")[2].splitlines()
     found = {}

@@ -16,7 +16,7 @@ from vtool.planning.plan import (
     OVERHEAD,
     Asked,
     Change,
-    Plan,
+    MemoryPlan,
     _more_gpus,
     candidates,
     make_plan,
@@ -27,13 +27,13 @@ from vtool.planning.text import lines, remedy, verdict
 pytestmark = pytest.mark.usefixtures("no_process_group")
 
 
-def plan_of(device: int, memory: int | None, *changes: Change) -> Plan:
+def plan_of(device: int, memory: int | None, *changes: Change) -> MemoryPlan:
     """A plan of a rank that needs so many bytes."""
     step = Step(dict.fromkeys(KINDS, 0) | {"activations": device}, 0, 10**12, 0)
     shape = Shape(1, 64, 0, 0, 0, packed=False)
     asked = Asked(2, memory, peak=1e12, price=3.0)
     sizes = {"chunks": 1, "logits": 0, "load": 0, "save": 0, "checkpoint": 0}
-    return Plan(
+    return MemoryPlan(
         asked, shape, 1, 1, step, offloaded=False, micro_batches=4, changes=changes, **sizes
     )
 

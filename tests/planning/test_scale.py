@@ -1,4 +1,4 @@
-"""What many ranks share out, computed for all of them: no row and no tensor twice, none left out.
+"""Rows and tensors shared out among many ranks: none twice, none left out.
 
 That each tensor has one owner is held in `tests/training/test_checkpoint_files.py`, up to 1,024
 ranks too.
@@ -140,7 +140,7 @@ def test_every_row_of_a_weight_is_read_by_one_rank_once(world: int) -> None:
 
 @pytest.mark.parametrize("world", EACH_WORLD)
 def test_a_rank_takes_its_part_of_ten_thousand_tensors_within_a_moment(world: int) -> None:
-    """It looks at every name and size, and copies, writes and digests its own alone."""
+    """Each rank looks at every name and size, and copies, writes and digests its own alone."""
     began = time.process_time()
     shares = Shares(world)
     owners = Counter(shares(2**24) for _ in range(10_000))
@@ -160,7 +160,7 @@ def layers_of(count: int) -> Iterator[int]:
 
 @pytest.mark.parametrize("world", EACH_WORLD)
 def test_a_save_brings_a_rank_its_share_and_no_more(world: int) -> None:
-    """What an owner is sent: at most all of each tensor of its own, and of the others nothing."""
+    """An owner is sent at most all of each of its own tensors, and nothing of the others."""
     sizes = list(layers_of(64))
     shares = Shares(world)
     received = Counter[int]()

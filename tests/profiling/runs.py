@@ -50,10 +50,7 @@ def opened(path: Path) -> dict[str, Any]:
 
 
 def break_rules(trace: dict[str, Any]) -> list[str]:
-    """Where a trace breaks the rules of the Trace Event Format:
-
-    each event's kind, and what that kind must have.
-    """
+    """Return the events of a trace that break the rules of the Trace Event Format."""
     needed = {
         "X": ("name", "pid", "tid", "ts", "dur"),
         "i": ("name", "pid", "tid", "ts"),

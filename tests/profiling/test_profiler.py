@@ -289,7 +289,7 @@ def loop(
 
 
 class TestPromises:
-    """What was promised is there, or it is said."""
+    """Every promised file is there, or a finding says that it is not."""
 
     def test_a_disk_that_is_full_is_told_with_the_file(self, folder: Path, tmp_path: Path) -> None:
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -407,7 +407,7 @@ class TestPromises:
 
 
 class TestBeforeTheStart:
-    """What only the run knows."""
+    """Checks that need values which only the run knows."""
 
     def opened(
         self,

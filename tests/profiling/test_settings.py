@@ -1,7 +1,4 @@
-"""What is asked of the profiler is what its live objects do:
-
-the settings that act once the loop has begun.
-"""
+"""The profiler's live objects follow the settings that act once the loop has begun."""
 
 from pathlib import Path
 

@@ -56,7 +56,7 @@ addEventListener("message", (message) => {
 
 
 def measure(page: Path, profile: Path, width: int, is_open: bool) -> dict[str, Any]:
-    """Return what a browser measures of the page, by a script that its policy lets run once."""
+    """Return a browser's measurements of the page, by a script that its policy lets run once."""
     if BROWSER is None:
         pytest.skip("not run: there is no Chromium here, so nobody looked at the page in a browser")
     text = page.read_text(encoding="utf-8").replace(

@@ -1,4 +1,4 @@
-"""What was proved before the run, on its page."""
+"""The proofs of a run, made before it, on its page."""
 
 import json
 from pathlib import Path

@@ -61,7 +61,7 @@ def serve(
     max_tokens: int,
     options: dict[str, Any],
 ) -> list[dict[str, Any]]:
-    """What vLLM answers."""
+    """Return the answers of vLLM."""
     from vllm import LLM, SamplingParams
     from vllm.lora.request import LoRARequest
 
@@ -100,7 +100,7 @@ def serve(
 
 
 def lora_options(adapter: str | None) -> dict[str, Any]:
-    """What vLLM must be told before it applies an adapter, of the tower too."""
+    """Return the options with which vLLM applies an adapter, of the tower too."""
     if adapter is None:
         return {}
     rank = json.loads((Path(adapter) / "adapter_config.json").read_text())["r"]
@@ -113,7 +113,7 @@ def lora_options(adapter: str | None) -> dict[str, Any]:
 
 
 def process(model: str, request: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-    """What the folder's processor makes of a request, without vLLM."""
+    """Return the inputs that the folder's processor makes of a request, without vLLM."""
     from transformers import AutoProcessor
 
     processor = AutoProcessor.from_pretrained(model, local_files_only=True, **options)

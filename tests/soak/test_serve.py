@@ -125,7 +125,7 @@ def _words(process: int) -> str:
 
 
 def _wait_until_gone(process: int) -> None:
-    """It is nobody's child here: the kernel tells of its end by its descriptor."""
+    """Wait for a process that is nobody's child here: its descriptor tells of its end."""
     try:
         descriptor = os.pidfd_open(process)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""What `vtool train` exports, opened by transformers and served by vLLM:
+"""Exports of `vtool train`, opened by transformers and served by vLLM:
 
 the same prompt, the same answers, the same probabilities.
 """
@@ -219,7 +219,7 @@ def served(
     asked: list[Asked],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Any:
-    """What the server resizes images with;
+    """Return the package with which the server resizes images;
 
     its answers; and those to each scan's question with the next scan's image.
     """

@@ -1,4 +1,4 @@
-"""What a case has shown, from what both sides have printed."""
+"""The outcome of a case, from the output of both sides."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A modelling file as a user has one:
+"""A modeling file as a user has one:
 
 the family's class, with a forward pass of its own that computes the same.
 """

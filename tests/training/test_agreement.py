@@ -18,9 +18,7 @@ WorkerResult = list[tuple[str, str]]
 
 
 def told(ranks: Ranks, made: list[tuple[Request, Request]]) -> list[WorkerResult]:
-    """What each run is refused for, of which rank 0 is given the first request, and the other rank
-    the second.
-    """
+    """Return why each run is refused, whose ranks are given one of two requests each."""
     return [_told(ranks, both[ranks.rank]) for both in made]
 
 

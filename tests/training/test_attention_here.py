@@ -1,4 +1,4 @@
-"""What stands against `model.attention` is told by name, before rows are read."""
+"""Problems of `model.attention` are told by name, before rows are read."""
 
 import sys
 from pathlib import Path

@@ -35,7 +35,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def look(ranks: Ranks, folder: Path, unreadable: int | None) -> tuple[str, list[str]]:
-    """Return what is found, and the files that this rank has read."""
+    """Return the problem found, and the files that this rank has read."""
     read: list[str] = []
 
     def noted(files: list[Path]) -> dict[Path, str]:

@@ -1,4 +1,4 @@
-"""What a run prints while it trains."""
+"""The output of a run while it trains."""
 
 import io
 import sys

@@ -165,7 +165,7 @@ def saved(run: Path) -> dict[str, torch.Tensor]:
 def test_a_run_that_goes_on_is_one_that_was_not_stopped_to_the_bit(
     folder: Path, engine: str, world: int
 ) -> None:
-    """Its states are eight bits wide, saved and loaded again, on any engine."""
+    """States are eight bits wide, saved and loaded again, on any engine."""
     more = ("checkpoint={every_steps:1,keep_last:9}", "device.threads=1")
     last = folder / engine / "checkpoints/step-000005"
     run_ranks(finish, world, run_of(folder, engine, engine, *more), last)
@@ -229,7 +229,7 @@ def restored(ranks: Ranks, made: Request, checkpoint: Path) -> dict[str, torch.T
 
 @pytest.mark.full
 def test_ranks_that_share_out_rows_round_as_one_rank_does() -> None:
-    """Of any number of rows, one or none among them."""
+    """Parameters have any number of rows, one or none among them."""
     for whole, *shares in run_ranks(shared_steps, 3):
         for one, shared in zip(whole, *shares, strict=True):
             assert torch.equal(one, shared)

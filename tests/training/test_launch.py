@@ -154,7 +154,7 @@ def _left_alone(rank: int, folder: Path) -> None:
 
 @pytest.mark.full
 def test_a_rank_whose_peer_has_gone_is_told_from_one_that_fails_itself(tmp_path: Path) -> None:
-    """It prints one line and no traceback: what happened is with the other rank."""
+    """Such a rank prints one line and no traceback: the error is the other rank's."""
     multiprocessing.spawn(_left_alone, (tmp_path,), nprocs=2)
     assert (tmp_path / "seen").read_text().startswith("True")
     assert not launch._lost_a_peer(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))

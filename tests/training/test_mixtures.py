@@ -47,7 +47,7 @@ def start(folder: Path, *more: str, mixed: str = MIXED, split: str = SPLIT) -> O
 
 
 def visits(folder: Path, step: int) -> np.ndarray:
-    """How often each row of all sources is in the first steps, as the checkpoint has it."""
+    """Return how often each row of all sources was visited, as the checkpoint has it."""
     found = load_file(folder / f"run/checkpoints/step-{step:06d}/progress.safetensors")
     return found["visits"].numpy()
 

@@ -1,4 +1,4 @@
-"""Runs with a modelling file of the user's own:
+"""Runs with a modeling file of the user's own:
 
 from the command line to a folder that anybody opens.
 """

@@ -108,7 +108,7 @@ def seen_of(made: dict[str, Request], two: list[dict[str, Look]], digits: Any) -
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What a run of the digits sees before it has looked at a row."""
+    """Open a run of the digits before it has looked at a row."""
     from vtool.config.load import load_run
     from vtool.verification.shrink_run import shrink_run
     from vtool.verification.small_session import open_small_session
@@ -149,7 +149,7 @@ def test_every_setting_that_is_said_to_be_read_back_is_seen(
 
 
 def other(run: Run, name: str) -> Run | None:
-    """The same run with another value of a setting, where it has the setting and a value."""
+    """Return the run with another value of a setting, where it has the setting and a value."""
     *groups, leaf = name.split(".")
     owners: list[Any] = [run]
     for group in groups:

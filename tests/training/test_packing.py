@@ -100,7 +100,7 @@ def test_a_row_that_is_longer_than_the_budget_stops_the_run_before_a_step(folder
 def test_a_model_with_windows_stops_megatron_before_a_step_though_no_rule_has_seen_its_folder(
     folder: Path, tmp_path: Path
 ) -> None:
-    """As of a recipe that was read before the model was there."""
+    """Such a recipe was read before the model was there."""
     made = made_run(folder, "megatron", "float32", folder / "model", *PACKED)
     config = windowed(folder / "model", tmp_path / "model")
     later = replace(

@@ -27,7 +27,7 @@ from vtool.data.loader import load_steps
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.evaluation.exported import load_exported
-from vtool.evaluation.subject import open_subject
+from vtool.evaluation.subject import open_model
 from vtool.evaluation.vllm import check_served
 from vtool.families.family import load_family
 from vtool.families.tokens import TokenIds
@@ -88,7 +88,7 @@ def run_of(folder: Path, name: str, *more: str, dtype: str = "float32") -> Reque
 def test_loss_and_gradients_are_those_of_a_base_with_the_same_numbers(
     folder: Path, dtype: str, world: int
 ) -> None:
-    """Of `unpacked` to the bit, and of the same in float64 as near as float32 comes."""
+    """Both equal those of `unpacked` to the bit, and of float64 as near as float32 comes."""
     runs = {
         "nf4": run_of(folder, f"nf4-{dtype}-{world}", NF4, dtype=dtype),
         "plain": run_of(folder, f"plain-{dtype}-{world}", dtype=dtype),
@@ -348,7 +348,7 @@ def test_a_server_is_given_the_merged_model(trained: Path) -> None:
     model, _ = find_model(str(run), None, True, said.append)
     assert model.adapter is None
     assert model.folder == run / "merged"
-    subject = open_subject(str(run / "export"))
+    subject = open_model(str(run / "export"))
     with pytest.raises(Findings, match="NF4") as raised:
         check_served(subject, 1)
     assert raised.value.diagnostics[0].rule in ("vllm-failed", "extra-not-installed")

@@ -1,4 +1,4 @@
-"""What a run's numbers say against it: spikes with their rows, one answer to every row."""
+"""Suspicious numbers of a run: spikes with their rows, one answer to every row."""
 
 import json
 from collections.abc import Sequence

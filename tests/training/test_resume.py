@@ -99,9 +99,9 @@ def kill(process: subprocess.Popen[str]) -> None:
 
 
 def written(folder: Path) -> dict[str, Any]:
-    """What two runs must share:
+    """Return the results that two runs must share.
 
-    every metric but the times, and the bytes of the last weights and counts.
+    They are every metric but the times, and the bytes of the last weights and counts.
     """
     last = folder / "checkpoints" / f"step-{STEPS:06d}"
     metrics = without_times(read_lines(folder / "metrics.jsonl"))
@@ -156,7 +156,7 @@ def test_a_killed_run_ends_as_a_straight_one(
 def test_a_run_that_was_killed_after_its_last_checkpoint_still_ends(
     folder: Path, engine: str
 ) -> None:
-    """What is left is the test split: its first forward pass is the tower's own."""
+    """Only the test split is left: its first forward pass is the tower's own."""
     arguments = command(
         folder,
         "run",

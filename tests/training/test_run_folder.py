@@ -76,10 +76,7 @@ def test_settings_that_change_no_number_may_differ(rows: Path) -> None:
 
 @pytest.mark.full
 def test_a_step_may_be_cut_into_other_micro_batches_when_a_run_goes_on(rows: Path) -> None:
-    """As it must be when it goes on with another engine, on other devices:
-
-    the same losses, but for rounding.
-    """
+    """A run that goes on with another engine needs this: its losses are equal but for rounding."""
     start(rows)
     folder = rows.parent / "run"
     losses = [line["loss"] for line in read_lines(folder / "metrics.jsonl") if "loss" in line]

@@ -70,7 +70,7 @@ def model_of(made: Request, rows: EncodedRows, processor: Processor, folder: Pat
 # By hand: what each family's processor writes for a video of frames, so many a second, and what is
 # given to the tower of it.
 def written(name: str, count: int, fps: float) -> list[str]:
-    """What stands before each run of video tokens, and behind it;
+    """Return the text before each run of video tokens, and behind it;
 
     the runs of the patches along time stand between these.
     """

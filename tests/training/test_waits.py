@@ -1,4 +1,4 @@
-"""What in a step waits for the device: one place of ours, and those of transformers' classes."""
+"""Places in a step that wait for the device: one of ours, and those of transformers' classes."""
 
 from pathlib import Path
 

@@ -80,13 +80,13 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What one rank has seen of one run."""
+    """The view of one rank on one run."""
 
     seen: list[Observed]
     findings: list[str]
-    """Of the comparison of all ranks."""
+    """Findings of the comparison of all ranks."""
     of_one: list[str]
-    """The same, where rank 1 has seen another value of `optim.eps`."""
+    """Findings where rank 1 has seen another value of `optim.eps`."""
 
 
 def requests(folder: Path) -> dict[str, Request]:

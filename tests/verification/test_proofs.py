@@ -37,7 +37,7 @@ def test_the_rule_of_a_proof_is_in_the_table_of_rules(proof: Proof) -> None:
 
 @pytest.mark.parametrize("proof", PROOFS, ids=NAMES)
 def test_a_proof_that_passed_is_printed_as_what_holds(proof: Proof) -> None:
-    """Its name and summary say what is wrong, and would read as if that had passed."""
+    """The name and summary say what is wrong, and would read as if that had passed."""
     assert proof.rule.holds.endswith(".")
     assert proof.rule.claim("passed") == proof.rule.claim("not-run") == proof.rule.holds
     assert proof.rule.claim("failed") == proof.rule.summary

@@ -1,4 +1,4 @@
-"""Which setting a trainer of TRL has that asks for answers alone."""
+"""The setting with which a trainer of TRL trains on answers alone."""
 
 from typing import Any
 

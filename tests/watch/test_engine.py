@@ -1,4 +1,4 @@
-"""What may happen to gradients between the last backward pass and the optimizer."""
+"""Changes to gradients between the last backward pass and the optimizer."""
 
 from pathlib import Path
 

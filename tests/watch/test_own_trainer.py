@@ -57,7 +57,7 @@ RUNS: dict[str, Sequence[str]] = {
 }
 LAUNCHED = "ddp, two ranks"
 IN_SOAK = ("packed, two ranks", "fsdp2", "megatron, data", "megatron, pipeline", "glm4v")
-"""What these have is also in others, or in the watch's own tests of Megatron-core."""
+"""Runs whose cases are also in others, or in the watch's own tests of Megatron-core."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What a loss has beside cross entropy, where rounding moves a little of it into other readings."""
+"""Terms of a loss beside cross entropy, where rounding moves a little of one into the others."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What is said of TrainCheck's errors is held by runs."""
+"""Runs that hold the claims about TrainCheck's errors."""
 
 from tests.watch.runs import planted, traincheck
 

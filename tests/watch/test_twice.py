@@ -1,4 +1,4 @@
-"""What is done once too often, or taken back: steps, gradients, marks of texts."""
+"""Work done once too often, or taken back: steps, gradients, marks of texts."""
 
 from pathlib import Path
 

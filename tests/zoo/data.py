@@ -20,7 +20,7 @@ CUT = Train(
 
 
 def relabelled(change: Any) -> Any:
-    """Of `label_chat`: the same chat with other labels, made by `change(chat)`."""
+    """Return a `label_chat` that gives the same chat other labels, made by `change(chat)`."""
 
     def wrong(real: Any) -> Any:
         def label(split: Any, tokens: Any, processor: Any) -> Chat:
@@ -89,7 +89,7 @@ def placeholder_left(real: Any) -> Any:
 
 
 def forgets_thoughts(real: Any) -> Any:
-    """As Qwen3's own template: what is before </think> is kept in the last turn alone."""
+    """Qwen3's own template does this: text before </think> is kept in the last turn alone."""
 
     def template(names: Any) -> str:
         last = "{% for message in messages %}{% set whole = message['content'] %}"
@@ -101,7 +101,7 @@ def forgets_thoughts(real: Any) -> Any:
 
 
 def answers_alone(real: Any) -> Any:
-    """Of each turn what is behind its reasoning."""
+    """Keep of each turn only the text behind its reasoning."""
     written, kept = "{{ message['content'] }}", "{{ message['content'].split('</think>')[-1] }}"
     return lambda names: real(names).replace(written, kept, 1)
 

@@ -59,7 +59,7 @@ def made(folder: Path, *more: str) -> Request:
 
 
 def findings_of(work: Callable[[], Sequence[Diagnostic]]) -> tuple[Diagnostic, ...]:
-    """What is said, raised or given back; what the work prints goes nowhere."""
+    """Return the findings of some work, raised or returned; its output goes nowhere."""
     with redirect_stdout(io.StringIO()):
         try:
             return tuple(work())
@@ -156,7 +156,7 @@ class Train:
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """The same on two ranks, which have the defect too. Of what both say, what rank 0 does."""
+    """A training on two ranks, which both have the defect; the findings are rank 0's."""
 
     overrides: tuple[str, ...] = ()
 
@@ -279,7 +279,7 @@ class Exported:
 
 
 def on_ranks(world: int, work: Callable[..., Any], *asked: Any) -> tuple[Diagnostic, ...]:
-    """Return what rank 0 finds by `work(ranks, *asked)`, a function of a module.
+    """Return the findings of rank 0 by `work(ranks, *asked)`, a function of a module.
 
     A rank is not forked from this process, whose libraries have threads; it puts the defect that
     is injected here into its own code.
@@ -296,5 +296,5 @@ def _inject(ranks: Ranks, defect: str | None, work: Callable[..., Any], asked: A
 
 
 def instead_of(**given: Any) -> Callable[[Any], Any]:
-    """Of a function: the same, told something else by these names."""
+    """Return a defect that calls the real function with these arguments replaced."""
     return lambda real: lambda *args, **more: real(*args, **(more | given))

@@ -84,7 +84,7 @@ def without_types(real: Any) -> Any:
 
 
 def first_image_alone(real: Any) -> Any:
-    """Of a row's images the first one has its own positions, and the others those of text."""
+    """The first image of a row has its own positions, and the others those of text."""
 
     def get_rope_index(
         self: Any,
@@ -107,7 +107,7 @@ def first_image_alone(real: Any) -> Any:
 
 
 def carried_on(real: Any) -> Any:
-    """Where a row ends is where the next one of the batch begins."""
+    """Each row of a batch begins at the position where the one before it ends."""
 
     def get_rope_index(self: Any, *given: Any, **more: Any) -> Any:
         positions, deltas = real(self, *given, **more)

@@ -56,7 +56,7 @@ def at_the_epochs_end(real: Any) -> Any:
 
 
 def loses_bytes(real: Any) -> Any:
-    """What was in the page cache when the machine went down."""
+    """The bytes in the page cache are lost when the machine goes down."""
 
     def flush(path: Path) -> None:
         real(path)
@@ -90,7 +90,7 @@ def everybodys_rows(real: Any) -> Any:
 
 
 def empty_file(real: Any) -> Any:
-    """What is read is a handle that nothing was written through."""
+    """The handle that is read is one that nothing was written through."""
 
     def pack(source: Any, target: Path, *given: Any, **more: Any) -> Any:
         packed = real(source, target, *given, **more)

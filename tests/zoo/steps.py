@@ -81,7 +81,7 @@ def counts_rows(real: Any) -> Any:
 
 
 def everything_learns(real: Any) -> Any:
-    """What prepares a model for its optimizer switches every gradient on."""
+    """The function that prepares a model for its optimizer switches every gradient on."""
     return lambda module, *more: real(module.requires_grad_(True), *more)
 
 

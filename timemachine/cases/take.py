@@ -12,7 +12,7 @@ def take(file, name, within=None, **names):
 
 
 def take_all(file, wanted, within=None, **names):
-    """Return all that these functions and constants look up: what is given, and each other.
+    """Return every name that these functions and constants look up: those given, and each other.
 
     Of decorators those stay that are given.
     """

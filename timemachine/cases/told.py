@@ -1,4 +1,4 @@
-"""Print what a function of vtool's has found, as its commands do with --format json."""
+"""Print the findings of a function of vtool's, as its commands do with --format json."""
 
 import json
 

@@ -1,1 +1,1 @@
-"""Which of transformers' classes its Trainer trains wrongly under accumulation."""
+"""A sweep over transformers' classes that its Trainer trains wrongly under accumulation."""

@@ -1,4 +1,4 @@
-"""What a sweep has seen of each class, as it is kept in a file."""
+"""The results of a sweep over classes, as they are kept in a file."""
 
 import json
 from collections.abc import Mapping
@@ -10,12 +10,12 @@ from timemachine.page import write
 
 RESULTS = Path(__file__).parent / "results.json"
 AS_GOOD_AS_ONE = 0.01
-"""How far from 1 the ratio of two norms may be: rows have one length, and nothing is random."""
+"""The largest distance from 1 of a ratio of two norms: rows have one length, nothing is random."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What was seen of a class: by its gradients, and by `vtool watch`."""
+    """The result of a class: by its gradients, and by `vtool watch`."""
 
     state: str
     """`ran`; or `not-run`, `raised`, `crashed` or `hung`: then `reason` says why."""
@@ -25,7 +25,7 @@ class Trained:
     rules: tuple[str, ...] = ()
     """Rules of the watch that have an error or a warning."""
     read: bool = False
-    """Whether the watch could read what is learnt, and how its gradient arrived."""
+    """True where the watch could read the learnt tokens and the arrival of their gradient."""
 
     @property
     def is_wrong(self) -> bool:
@@ -34,7 +34,7 @@ class Trained:
 
     @property
     def told(self) -> str:
-        """What was seen, in a line."""
+        """The result, in a line."""
         if self.state != "ran":
             return f"{self.state}: {self.reason}"
         says = ", ".join(self.rules) or ("nothing" if self.read else "not run")
@@ -42,7 +42,7 @@ class Trained:
 
 
 class Environment(Protocol):
-    """What a sweep was run with."""
+    """The code and releases that a sweep was run with."""
 
     digest: str
     versions: Mapping[str, str]

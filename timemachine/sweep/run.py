@@ -59,7 +59,7 @@ class Sweep:
         return known(name)
 
     def still_holds(self, kept: Mapping[str, Any]) -> dict[str, Trained]:
-        """Return those of earlier results that were had with this code and these releases."""
+        """Return the earlier results that were had with this code and these releases."""
         return dict(kept["classes"]) if kept["digest"] == self.digest else {}
 
     def run(self, name: str) -> Trained:

@@ -1,4 +1,4 @@
-"""Which of transformers' classes may be trained wrongly by Trainer: read, not run.
+"""Find transformers' classes that Trainer may train wrongly: read, not run.
 
 Trainer asks whether a class's forward takes `**kwargs`. If so it hands over `num_items_in_batch`,
 and leaves it to the class to divide. A class whose loss never sees it divides by nothing more than

@@ -47,9 +47,9 @@ def chat(
         from vtool.diagnostics.progress import working
         from vtool.evaluation.asker import Reader
         from vtool.evaluation.chat import Chat
-        from vtool.evaluation.subject import open_subject
+        from vtool.evaluation.subject import open_model
 
-        subject = open_subject(model, base)
+        subject = open_model(model, base)
         reader = Reader.of(subject)
         _say(f"loading {subject.in_words()}")
         with working("loading the model"):

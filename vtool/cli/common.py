@@ -69,9 +69,11 @@ def print_results(
         told: findings that the command itself has told a reader.
     """
     from vtool.config.resources import opened
-    from vtool.diagnostics.render import render
+    from vtool.diagnostics.render import render_results
 
-    render(results, format, command=command, stream=stream or sys.stdout, locate=opened, told=told)
+    render_results(
+        results, format, command=command, stream=stream or sys.stdout, locate=opened, told=told
+    )
 
 
 def print_and_exit(

@@ -11,7 +11,7 @@ from vtool.cli.formats import Format
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from vtool.evaluation.compare import Compared
+    from vtool.evaluation.compare import MetricDifference
     from vtool.evaluation.run import Evaluated
     from vtool.evaluation.scoring import Score
 
@@ -129,7 +129,7 @@ def evaluate(
         asked = evaluate_on_ranks(requests, nproc)
         if not asked:  # a rank that is not the first
             return
-        compared = compare(*asked) if len(asked) == 2 else ()
+        compared = compare_evaluations(*asked) if len(asked) == 2 else ()
         pages = [write_page(each) for each in asked]
         if format not in MACHINE:
             for each, page in zip(asked, pages, strict=True):
@@ -171,7 +171,7 @@ def _check_settings(given: "Sequence[str]") -> None:
             raise Findings(Diagnostic("unknown-key", message, help), fatal=True)
 
 
-def compare(first: "Evaluated", other: "Evaluated") -> "tuple[Compared, ...]":
+def compare_evaluations(first: "Evaluated", other: "Evaluated") -> "tuple[MetricDifference, ...]":
     """Compare two evaluations of the same rows, and write the result beside the first one's."""
     import os
 
@@ -197,7 +197,7 @@ def write_page(done: "Evaluated") -> str:
         return f"not written: {error}; then: {retry}"
 
 
-def print_comparison(compared: "Sequence[Compared]", model: str, against: str) -> None:
+def print_comparison(compared: "Sequence[MetricDifference]", model: str, against: str) -> None:
     """Print how two models differ on the same rows."""
     from vtool.diagnostics.printable import printable
 
@@ -207,7 +207,7 @@ def print_comparison(compared: "Sequence[Compared]", model: str, against: str) -
         typer.echo(printable(line))
 
 
-def _difference(one: "Compared") -> tuple[str, str, str]:
+def _difference(one: "MetricDifference") -> tuple[str, str, str]:
     """Return a difference, its interval, and what says if it is more than chance."""
     if one.alone is None:
         tested = "" if one.p is None else f"p {_p(one.p)} (bootstrap)"

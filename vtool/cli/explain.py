@@ -58,11 +58,11 @@ def _print_advisory(topic: str) -> bool:
     if not re.fullmatch(r"[a-z]+[-#]\d+[-\w]*", topic):
         return False
     from vtool.doctor.advisories import advisories
-    from vtool.doctor.silent_bugs import describe
+    from vtool.doctor.silent_bugs import describe_advisory
 
     name, known = topic.replace("#", "-"), advisories().by_name
     if name in known:
-        typer.echo(describe(known[name]))
+        typer.echo(describe_advisory(known[name]))
     elif name.partition("-")[0] in {one.partition("-")[0] for one in known}:
         from vtool.diagnostics.near_miss import did_you_mean, near
 

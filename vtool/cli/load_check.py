@@ -88,7 +88,7 @@ def load_check(
         table,
     )
     from vtool.diagnostics import Findings
-    from vtool.diagnostics.render import MACHINE, render
+    from vtool.diagnostics.render import MACHINE, render_results
     from vtool.loading.check import Progress, check_subjects
     from vtool.loading.requested import in_named_order, load_check_settings
 
@@ -140,7 +140,7 @@ def load_check(
     (sys.stderr if format in MACHINE else sys.stdout).writelines(
         f"{line}\n" for line in recorded.lines
     )
-    render(
+    render_results(
         results,
         format,
         command="load-check",
@@ -224,10 +224,10 @@ def _record(
             f"baseline: nothing is recorded in {baseline}, because not everything was checked"
         )
     elif baseline is not None:
-        from vtool.diagnostics.baseline import compare
+        from vtool.diagnostics.baseline import compare_with_baseline
 
         try:
-            compared = compare(results, baseline)
+            compared = compare_with_baseline(results, baseline)
         except Findings as findings:
             failed.append(str(findings))
         else:
@@ -260,7 +260,7 @@ def can_write(baseline: Path | None, html: Path | None) -> None:
     """Check before anything is run that both files can be written."""
     from tempfile import TemporaryFile
 
-    from vtool.diagnostics.baseline import compare
+    from vtool.diagnostics.baseline import compare_with_baseline
 
     for file, option in ((baseline, "--baseline"), (html, "--html")):
         try:
@@ -268,7 +268,7 @@ def can_write(baseline: Path | None, html: Path | None) -> None:
         except OSError as error:  # a name that is too long, or a folder that nobody may look into
             raise typer.BadParameter(f"{file}: {error.strerror}", param_hint=option) from error
         if there and file is not None and file == baseline:
-            compare((), file)
+            compare_with_baseline((), file)
     for file, option in ((baseline, "--baseline"), (html, "--html")):
         if file is None or (file == baseline and file.is_file()):
             continue

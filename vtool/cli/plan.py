@@ -10,7 +10,7 @@ from vtool.cli.formats import Format
 
 if TYPE_CHECKING:
     from vtool.diagnostics.result import Result
-    from vtool.planning.plan import Plan
+    from vtool.planning.plan import MemoryPlan
 
 
 def plan(
@@ -106,7 +106,7 @@ def _check_numbers(memory: float | None, peak: float | None, price: float | None
         raise typer.BadParameter("--price is a number of money for an hour, and goes with --peak")
 
 
-def _result(recipe: str, made: "Plan") -> "Result":
+def _result(recipe: str, made: "MemoryPlan") -> "Result":
     from vtool.diagnostics import Diagnostic
     from vtool.diagnostics.result import Result
     from vtool.planning.text import remedy, verdict

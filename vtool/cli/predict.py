@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from vtool.diagnostics import Diagnostic
-    from vtool.evaluation.subject import Subject
+    from vtool.evaluation.subject import EvaluatedModel
 
 
 def predict(
@@ -85,9 +85,9 @@ def predict(
         raise typer.BadParameter(message, param_hint="--out")
     with exit_on_findings("predict", model):
         begin_with_training("vtool predict")
-        from vtool.evaluation.subject import open_subject
+        from vtool.evaluation.subject import open_model
 
-        subject = open_subject(model, base)
+        subject = open_model(model, base)
         if of_rows:
             found = _answer_rows(subject, given, max_new_tokens, batch, out)
             if found:
@@ -109,7 +109,7 @@ def predict(
 
 
 def _asked(question: str, of_run: bool, images: int, videos: int) -> str:
-    """Return what is asked, as a line."""
+    """Return the line that shows the question and counts its images and videos."""
     kinds = [
         f"{count} {kind}{'s' * (count > 1)}"
         for count, kind in ((images, "image"), (videos, "video"))
@@ -120,7 +120,11 @@ def _asked(question: str, of_run: bool, images: int, videos: int) -> str:
 
 
 def _answer_rows(
-    subject: "Subject", given: "Sequence[str]", max_new_tokens: int, batch: int, out: Path | None
+    subject: "EvaluatedModel",
+    given: "Sequence[str]",
+    max_new_tokens: int,
+    batch: int,
+    out: Path | None,
 ) -> "list[Diagnostic]":
     """Write the answers to the rows of a file, and return what is wrong with any of these."""
     import json

@@ -8,7 +8,7 @@ import typer
 from vtool.cli import complete
 
 if TYPE_CHECKING:
-    from vtool.evaluation.subject import Subject
+    from vtool.evaluation.subject import EvaluatedModel
 
 
 def serve(
@@ -98,7 +98,7 @@ def serve(
     raise typer.Exit(status)
 
 
-def _example(subject: "Subject") -> tuple[str, Path | None]:
+def _example(subject: "EvaluatedModel") -> tuple[str, Path | None]:
     """Return a question, and an image of the run's to ask it about."""
     from vtool.diagnostics import Findings
     from vtool.evaluation.predict import first_question

@@ -156,13 +156,13 @@ class _Page:
         from vtool.cli.common import exit_on_findings, print_results
         from vtool.diagnostics.render import MACHINE, as_json
         from vtool.watch.conclude import conclude_folder
-        from vtool.watch.text import describe
+        from vtool.watch.text import describe_results
 
         with exit_on_findings("watch", subject, self.format):
             concluded = conclude_folder(folder, subject, self.tokenizer, status)
         results, lines = self._compare(concluded)
         if self.format not in MACHINE:
-            stream.writelines(f"{line}\n" for line in describe(results))
+            stream.writelines(f"{line}\n" for line in describe_results(results))
         print_results(results, "watch", self.format, stream)
         if self.html is not None:
             from vtool.report.watch import write_watch
@@ -177,12 +177,12 @@ class _Page:
 
     def _compare(self, results: "Sequence[Result]") -> "tuple[Sequence[Result], list[str]]":
         from vtool.diagnostics import Findings
-        from vtool.diagnostics.baseline import compare
+        from vtool.diagnostics.baseline import compare_with_baseline
 
         if self.baseline is None:
             return results, []
         try:
-            compared = compare(results, self.baseline)
+            compared = compare_with_baseline(results, self.baseline)
         except Findings as findings:
             self.failed.append(str(findings))
             return results, []

@@ -204,7 +204,7 @@ _REFERENCE = "a reference"
 
 @contextmanager
 def _hydra_as_of(release: str) -> Iterator[None]:
-    """Hydra's behaviour of a release, without its hints for those who come from an older one."""
+    """Hydra's behavior of a release, without its hints for those who come from an older one."""
     state = version.VersionBase.instance()
     before = state.version_base
     version.setbase(release)

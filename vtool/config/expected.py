@@ -75,7 +75,7 @@ def weight_decay(setting: str, value: float) -> Callable[[bool], Expected]:
 
 
 def recomputed_blocks(model: Model) -> Callable[[int], Expected]:
-    """Return what is expected of a block, by its place in the order of computation, from 0."""
+    """Return a function that says of a block, by its place from 0, whether it computes again."""
     return lambda place: Expected(
         CHECKPOINTING, AGAIN if place < model.recomputed(place + 1) else KEPT
     )
@@ -84,7 +84,7 @@ def recomputed_blocks(model: Model) -> Callable[[int], Expected]:
 def adapted_layer(
     lora: Lora, components: Collection[str | None] | None = None
 ) -> Callable[..., Expected | None]:
-    """Return what is expected of a linear layer, by its name and its component: an adapter or none.
+    """Return a function that expects, by a linear layer's name and component, an adapter or none.
 
     Args:
         components: those that are trained; None for a model of which that is not known.
@@ -106,7 +106,7 @@ def adapted_layer(
 
 
 def trained_whole(lora: Lora) -> Callable[..., Expected]:
-    """Return what is expected of a module by its name: a copy that is trained whole, or none."""
+    """Return a function that expects, by a module's name, a copy that is trained whole, or none."""
     return lambda layer, _component=None: Expected(
         "lora.modules_to_save",
         "a copy that is trained whole" if _is_whole(layer, lora) else "none",
@@ -114,7 +114,7 @@ def trained_whole(lora: Lora) -> Callable[..., Expected]:
 
 
 def kept_in_nf4(_layer: str, component: str | None = None) -> Expected:
-    """Return what is expected of a frozen layer: the language model's are packed, and no others."""
+    """Return the dtype expected of a frozen layer: only the language model's are packed."""
     kept = "nf4" if component in ("language", None) else "float32"
     what = "" if kept == "nf4" else f"a {component} in {kept} beside "
     return Expected("lora.base_dtype", kept, what)
@@ -169,7 +169,7 @@ def _in_context(run: Run) -> dict[str, Any]:
 
 
 def _by_length(run: Run) -> dict[str, Expectation]:
-    """Return what is expected of settings that mean steps, where there are so many of them."""
+    """Return the expected warm-up and epochs, which depend on the number of steps."""
     optim, train = run.optim, run.train
 
     def warmup(total: int) -> Expected:
@@ -204,7 +204,7 @@ def _micro_batch(data: Data, rows: int) -> Expected | None:
 
 
 def _entry(entries: Sequence[Source], prefix: str, leaf: str, number: int) -> Expected:
-    """Return what is expected of one entry of a list of rows."""
+    """Return the expected file or setting of one entry of a list of rows."""
     value = None
     if number < len(entries):
         file = entries[number].files().get(leaf)

@@ -7,7 +7,7 @@ from vtool.config.partial import without
 from vtool.config.schema import Run
 from vtool.config.schema.base import NotValid
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.hub.cache import find_snapshot
+from vtool.hub.cache import find_cached_model
 from vtool.hub.names import hub_name
 
 _NAME = "model.path"
@@ -39,7 +39,7 @@ def with_hub_folder(run: Run, origins: Origins) -> tuple[Run, Run, tuple[Diagnos
         )
         return run, run, (wrong,)
     try:
-        found = find_snapshot(given, _NAME)
+        found = find_cached_model(given, _NAME)
     except Findings as findings:
         near = origins.near(_NAME)
         told = tuple(

@@ -156,7 +156,7 @@ def bad_sizes(parallel: Parallel, *, world: int | None, language: Language | Non
 
 
 def _bad_world(parallel: Parallel, world: int) -> list[Problem]:
-    """Return what the sizes' product says against the number of processes."""
+    """Return the problem of a number of processes that the parallel sizes do not divide."""
     if not world % parallel.sharing:
         return []
     names = ("tensor", "pipeline", "context")

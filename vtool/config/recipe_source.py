@@ -230,7 +230,7 @@ class Composer:
         return {path: file for source in self.sources for path, file in source.files.items()}
 
     def defaults_list(self, overrides: Sequence[Override], *, skip_missing: bool = False) -> Any:
-        """Return what the recipe is composed of, in order, with the overrides that set values.
+        """Return the files that compose the recipe, in order, with the overrides that set values.
 
         Raises:
             ValueError: it is too much.

@@ -31,7 +31,7 @@ def masked(value: Any) -> Any:
 
 
 def unmasked(value: Any) -> Any:
-    """Return what `masked` was given."""
+    """Return a value with its references as they were before `masked` hid them."""
     if isinstance(value, str):
         return value.replace(_MARK, "${")
     if isinstance(value, dict):
@@ -110,7 +110,7 @@ class _State:
     spent: int = 0
 
     def value(self, place: Key) -> Any:
-        """Return what is at a place, with its references followed."""
+        """Return the value at a place, with its references followed."""
         if place in self.done:
             return self.done[place]
         if place in self.active:
@@ -131,7 +131,7 @@ class _State:
         return value
 
     def node(self, place: Key) -> Any:
-        """Return what is written at a place that is there."""
+        """Return the value at an existing place as it is written, references not followed."""
         found = self.raw
         for key in place:
             found = _inside(found, key)
@@ -157,7 +157,7 @@ class _State:
         return None
 
     def evaluated(self, text: str, place: Key, rule: str = "configValue") -> Any:
-        """Return what OmegaConf's grammar makes of a text."""
+        """Return the value of a text by OmegaConf's grammar."""
         if len(text) > LONGEST_REFERENCE:
             raise _Broken(f"a text of {len(text)} characters; at most {LONGEST_REFERENCE} are read")
         mode = "DEFAULT_MODE" if rule == "configValue" else "VALUE_MODE"
@@ -173,7 +173,7 @@ class _State:
         return value
 
     def reference(self, key: str, place: Key, default: Any = _MISSING) -> Any:
-        """Return what `${key}` in the text at a place leads to."""
+        """Return the value that `${key}` in the text at a place leads to."""
         target = self.target(key, place)
         value = self.find(target) if target is not None else _MISSING
         if value is _MISSING or (isinstance(value, str) and value == "???"):
@@ -215,7 +215,7 @@ class _State:
         return value
 
     def call(self, name: str, given: tuple[Any, ...], place: Key) -> Any:
-        """Return what a resolver of OmegaConf's makes of its arguments."""
+        """Return the value that a resolver of OmegaConf's makes of its arguments."""
         if name == "oc.env" and not self.read_environment:
             raise _Unread
         if name not in _ARGUMENTS:

@@ -116,7 +116,7 @@ class Spot:
 
     @property
     def name(self) -> str:
-        """Dotted."""
+        """The setting's name, dotted."""
         return ".".join(self.keys)
 
 

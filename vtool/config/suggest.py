@@ -120,7 +120,7 @@ def _of_another_trainer(spot: Spot) -> str | None:
 
 
 def _of_another_kind(spot: Spot) -> list[tuple[str, tuple[str, ...]]]:
-    """Return what tells apart the groups that have an unknown key, where another was chosen."""
+    """Return, of each other kind of group that has the key, the field that chooses it."""
     return [
         next(
             (name, found)

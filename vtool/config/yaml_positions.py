@@ -113,7 +113,7 @@ _BEGUN = {
 
 
 def not_yaml(name: str, error: yaml.YAMLError, text: str = "") -> Findings:
-    """Return what is wrong as findings, at the line that is to be changed.
+    """Return the findings about a text that is not YAML, at the line that is to be changed.
 
     Args:
         name: the file's.
@@ -149,7 +149,7 @@ def not_yaml(name: str, error: yaml.YAMLError, text: str = "") -> Findings:
 
 
 def _told(problem: str, at: yaml.Mark, lines: list[str]) -> tuple[str, int, int] | None:
-    """Return what the parser's problem means, with the line and column, from 0, to be changed."""
+    """Return the cause of a parser's problem, with the line and column, from 0, to be changed."""
     line = lines[at.line] if at.line < len(lines) else ""
     here, indent = line[: at.column], _indent(line)
     reason, where = "", (at.line, at.column)
@@ -274,5 +274,5 @@ def _refused(rule: str, message: str, origin: Origin) -> Findings:
 
 
 def _place(name: str, mark: Any) -> Origin:
-    """YAML counts from 0."""
+    """Return the origin at a mark of YAML's, which counts from 0."""
     return Origin(name, mark.line + 1, mark.column + 1)

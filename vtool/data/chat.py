@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from vtool.data.renderings import NONE_KNOWN, Renderings, answers_nothing, render
+from vtool.data.renderings import NONE_KNOWN, Renderings, answers_nothing, render_beginning
 from vtool.data.row import Row, refuse
 from vtool.data.template_limits import LimitedTemplate
 from vtool.data.tokens import tokenize
@@ -91,18 +91,18 @@ def split_chat(
             f"{row.id}: the first turn is the assistant's, so that it answers nothing",
             row.origin,
         )
-    whole = render(row, len(row.messages), processor, prompt=False, known=known)
+    whole = render_beginning(row, len(row.messages), processor, prompt=False, known=known)
     _check_nothing_is_lost(row, whole, processor)
     put = _Videos(row, whole, videos, processor)
     texts: list[str] = []
     turns: list[Turn] = []
     done = 0
     for place in row.supervised():
-        before = render(row, place, processor, prompt=True, known=known)
+        before = render_beginning(row, place, processor, prompt=True, known=known)
         after = (
             whole
             if place + 1 == len(row.messages)
-            else render(row, place + 1, processor, prompt=False, known=known)
+            else render_beginning(row, place + 1, processor, prompt=False, known=known)
         )
         if not whole.startswith(before) or not whole.startswith(after):
             raise refuse(
@@ -170,19 +170,19 @@ def render_prompt(
 @LimitedTemplate()
 def render_question(row: Row, processor: Processor, videos: Sequence[str] = ()) -> tuple[int, ...]:
     """Return the token ids of a chat that waits for an answer."""
-    whole = render(row, len(row.messages), processor, prompt=True)
+    whole = render_beginning(row, len(row.messages), processor, prompt=True)
     text = _Videos(row, whole, videos, processor)(whole)
     return tuple(tokenize(processor.tokenizer, [text])[0])
 
 
 def all_texts(row: Row) -> list[str]:
-    """Return all that a row has of text: its messages', and its tools and reasoning as JSON."""
+    """Return every text of a row: of its messages, and its tools and reasoning as JSON."""
     offered = [row.tools, *(message.get(key) for message in row.messages for key in _OFFERED)]
     return [*row.texts(), *(json.dumps(value, ensure_ascii=False) for value in offered if value)]
 
 
 def control_tokens_in(texts: Sequence[str], special: Sequence[str]) -> list[str]:
-    """Return those of a tokenizer's special tokens that texts of rows contain."""
+    """Return a tokenizer's special tokens that occur in texts of rows."""
     return [token for token in special if any(token in text for text in texts)]
 
 
@@ -210,7 +210,7 @@ def _check_nothing_is_lost(row: Row, whole: str, processor: Processor) -> None:
     """Refuse a row with content, beside text, that the template leaves out."""
     for place, key, without in _offered(row):
         try:
-            same = render(without, len(row.messages), processor, prompt=False) == whole
+            same = render_beginning(without, len(row.messages), processor, prompt=False) == whole
         except Findings as found:  # the template cannot do without it
             if found.diagnostics[0].rule == "template-too-costly":
                 raise
@@ -232,7 +232,7 @@ def _check_nothing_is_lost(row: Row, whole: str, processor: Processor) -> None:
 
 
 def _offered(row: Row) -> Iterator[tuple[int | None, str, Row]]:
-    """Yield whatever a row offers beside text: the message's place, the key, the row without it."""
+    """Yield each thing a row has beside text: the message's place, the key, the row without it."""
     if row.tools:
         yield None, "tools", replace(row, tools=None)
     for place, message in enumerate(row.messages):

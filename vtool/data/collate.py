@@ -35,7 +35,7 @@ class Documents:
         object.__setattr__(self, "spans", Spans.of(self.lengths))
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Documents":
-        """Return them with the tensor of their spans changed."""
+        """Return these documents with the tensors of their spans changed."""
         made = replace(self)
         object.__setattr__(made, "spans", self.spans.map(change))
         return made
@@ -77,7 +77,7 @@ class Batch:
     vision tower. Without them it asks the device for the same numbers."""
 
     def arguments(self) -> dict[str, Any]:
-        """Return all of the model's keyword arguments: `inputs`, and what are no tensors."""
+        """Return the model's keyword arguments: `inputs`, and the values that are no tensors."""
         packed = {} if self.documents is None else {"documents": self.documents.spans}
         return {**self.inputs, **packed, **self.towers}
 
@@ -90,7 +90,7 @@ class Batch:
         )
 
     def to(self, device: torch.device) -> "Batch":
-        """Return it on a device, with floats in the place of bytes.
+        """Return the batch on a device, with floats in the place of bytes.
 
         The CPU goes on meanwhile, where the memory is pinned.
         """

@@ -101,7 +101,7 @@ def _readable(path: str) -> Source | None:
 
 
 def told(source: Mapping[str, Any]) -> str:
-    """Return what a source's `describe` says, as a sentence has it: 12 rows of LLaVA conversations.
+    """Return a source's `describe` as words: 12 rows of LLaVA conversations.
 
     Empty for rows without a layout.
     """
@@ -111,7 +111,7 @@ def told(source: Mapping[str, Any]) -> str:
 
 
 def told_of_copy(source: Mapping[str, Any]) -> str:
-    """Return what is said of a source that is read from a copy; empty for any other one."""
+    """Return the message about a source that is read from a copy; empty for any other one."""
     if "copied_to" not in source:
         return ""
     size = source["largest_group"] / 2**20
@@ -201,7 +201,7 @@ def _of_info(path: str) -> Source:
 
 
 def _in_info(path: Path) -> str | None:
-    """Return what to write where a `dataset_info.json` beside a file names it."""
+    """Return the entry to write where a `dataset_info.json` beside a file names it."""
     info = path.parent / INFO
     try:
         entries = read_info(info) if info.is_file() else {}

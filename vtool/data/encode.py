@@ -181,7 +181,7 @@ _T = TypeVar("_T")
 
 
 def _each(make: Callable[..., _T], *given: Any) -> _T | Exception:
-    """Return what a function returns for a row, or the exception that it raises."""
+    """Call a function for a row, and return its value, or the exception that it raises."""
     try:
         return make(*given)
     except MemoryError:  # of the machine, not of the row

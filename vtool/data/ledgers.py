@@ -9,7 +9,7 @@ from vtool.data.loader import EncodedRows
 from vtool.data.mixture import epoch_in_words, sources_that_give_nothing
 from vtool.data.quality import told_of_splits
 from vtool.data.row_audits import RowAudits
-from vtool.data.splits import divide, empty_sides, in_words
+from vtool.data.splits import divide, empty_sides, splits_in_words
 from vtool.diagnostics import Diagnostic
 
 
@@ -44,7 +44,7 @@ def build_ledgers(
     sources = {split: each.rows for split, each in rows.items()}
     shared = told_of_splits(settings, sources, {split: parts[split] for split in rows})
     empty = empty_sides(settings, {split: parts[split] for split in _divided(settings)})
-    said = in_words(settings.split, parts)
+    said = splits_in_words(settings.split, parts)
     made = {}
     for split, encoded in rows.items():
         ledger, findings = build_ledger(encoded, parts[split], split)

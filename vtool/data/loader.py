@@ -105,7 +105,7 @@ class EncodedRows(Dataset[Batch]):
         return fits
 
     def prompt(self, index: int) -> Prompt:
-        """Return what is before row `index`'s last supervised turn, encoded."""
+        """Return the encoded part of row `index` before its last supervised turn."""
         return self.prompts.get(index) or encode_prompt(self.rows, index, self.processor)
 
 

@@ -51,7 +51,7 @@ def scores_by_row(model: Callable[..., Any], batch: Batch) -> tuple[Tensor, Tens
 
 
 def _head_output(model: Callable[..., Any], batch: Batch) -> Tensor:
-    """Return what the head computes of the positions from which a token is predicted.
+    """Return the head's output at the positions from which a token is predicted.
 
     Logits [B, K, V], if nobody asks it for something else.
     """

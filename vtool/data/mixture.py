@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vtool.config.schema import Run, Source
-from vtool.data.plan import Part, weighted
+from vtool.data.plan import SourceShare, weighted
 from vtool.data.row_audits import RowAudits
 from vtool.data.sources import Rows
 from vtool.diagnostics import Diagnostic
@@ -78,8 +78,8 @@ def is_mixed(entries: Sequence[Source]) -> bool:
     return weights or any(entry.repeat is not None for entry in entries)
 
 
-def parts_of_epoch(entries: Sequence[Source], kept: Sequence[int]) -> tuple[Part, ...]:
-    """Return what each source gives to an epoch; nothing where each row comes once.
+def parts_of_epoch(entries: Sequence[Source], kept: Sequence[int]) -> tuple[SourceShare, ...]:
+    """Return the part of each source in an epoch; nothing where each row comes once.
 
     Args:
         kept: the usable rows of each.
@@ -94,11 +94,11 @@ def parts_of_epoch(entries: Sequence[Source], kept: Sequence[int]) -> tuple[Part
             round(count * (1 if entry.repeat is None else entry.repeat))
             for entry, count in zip(entries, kept, strict=True)
         ]
-    return tuple(Part(*each) for each in zip(kept, samples, strict=True))
+    return tuple(SourceShare(*each) for each in zip(kept, samples, strict=True))
 
 
 def epoch_in_words(entries: Sequence[Source], counts: Sequence[SourceCounts]) -> str:
-    """Return what an epoch of a mixture has of each source; empty where each row comes once."""
+    """Return the samples of each source in an epoch, in words; empty where each row comes once."""
     parts = parts_of_epoch(entries, [count.kept for count in counts])
     each = [f"{part.samples:,} of {count.name}" for part, count in zip(parts, counts, strict=False)]
     total = sum(part.samples for part in parts)
@@ -129,7 +129,7 @@ def sources_that_give_nothing(
 def trained_on(
     run: Run, counts: Sequence[SourceCounts], visits: NDArray[np.int64], tokens: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """Return what each source has given to training, by its name.
+    """Return the counts of rows, samples and tokens that each source gave to training, by its name.
 
     Args:
         visits: of each kept row.

@@ -49,7 +49,7 @@ class Near:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class NearDuplicates:
     """Rows that were compared, and those found near another; rows that are equal count once."""
 
     near: tuple[Near, ...]
@@ -59,7 +59,7 @@ class Compared:
     """Rows with too few words."""
 
 
-def find_near(rows: Mapping[str, Rows], audits: Mapping[str, RowAudits]) -> Compared:
+def find_near(rows: Mapping[str, Rows], audits: Mapping[str, RowAudits]) -> NearDuplicates:
     """Compare the usable rows of all splits with those before them; training rows come first."""
     compared, short, seen = dict.fromkeys(audits, 0), dict.fromkeys(audits, 0), set[int]()
     most = sum(len(audit.usable) for audit in audits.values())
@@ -79,7 +79,7 @@ def find_near(rows: Mapping[str, Rows], audits: Mapping[str, RowAudits]) -> Comp
             else:
                 short[split] += 1
     near = tuple(_verified(rows, _Places(places, begins), keys[: len(places)]))
-    return Compared(near, compared, short)
+    return NearDuplicates(near, compared, short)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +95,14 @@ class _Places:
         return split, self.indices[place]
 
 
-def told_of_near(compared: Compared, rows: Mapping[str, Rows]) -> dict[str, tuple[Diagnostic, ...]]:
+def told_of_near(
+    compared: NearDuplicates, rows: Mapping[str, Rows]
+) -> dict[str, tuple[Diagnostic, ...]]:
     """Return by split the rows that are near another one of it, or one that is trained on."""
     return {split: tuple(_told(split, compared, rows)) for split in compared.rows}
 
 
-def _told(split: str, compared: Compared, rows: Mapping[str, Rows]) -> Iterator[Diagnostic]:
+def _told(split: str, compared: NearDuplicates, rows: Mapping[str, Rows]) -> Iterator[Diagnostic]:
     mine = [one for one in compared.near if one.split == split]
     for others in dict.fromkeys(one.other_split for one in mine):
         found = [one for one in mine if one.other_split == others]

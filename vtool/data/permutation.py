@@ -21,7 +21,7 @@ def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def permute(places: NDArray[np.int64], size: int, key: Sequence[int]) -> NDArray[np.int64]:
-    """Return what a permutation of `size` values has at some places; nothing else is computed.
+    """Return the values of a permutation of `size` at some places; no others are computed.
 
     This formula must never change: a run that goes on needs the order that it began with.
 

@@ -18,7 +18,7 @@ _AT_ONCE = 2**16
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SourceShare:
     """One source's part of an epoch."""
 
     rows: int
@@ -37,7 +37,7 @@ class Plan:
     rows: int
     global_batch_size: int
     seed: int
-    parts: tuple[Part, ...] = ()
+    parts: tuple[SourceShare, ...] = ()
     """Sources that give more or less than each row once an epoch. Empty: all rows, once."""
 
     @property
@@ -83,7 +83,7 @@ class Plan:
         out of an epoch comes before any is repeated.
         """
         epochs, rest = divmod(steps, self.steps_per_epoch)
-        parts = self.parts or (Part(self.rows, self.rows),)
+        parts = self.parts or (SourceShare(self.rows, self.rows),)
         rows = [part.rows for part in parts]
         fewest = [epochs * part.samples // part.rows for part in parts]
         most = [-(-(epochs + bool(rest)) * part.samples // part.rows) for part in parts]

@@ -27,7 +27,7 @@ _BY_CHANCE = 1e-4
 def told_of_split(
     split: str, settings: Data, rows: Rows, audits: RowAudits
 ) -> Iterator[Diagnostic]:
-    """Yield what is told of one split."""
+    """Yield the findings about the rows of one split: their texts, copies, ids and answers."""
     table = audits.usable
     # data.root says where they are expected, and a row with another one is refused
     yield from _of_text(split, rows, table, but=("files-outside-folder",) if settings.root else ())

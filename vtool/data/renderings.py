@@ -14,7 +14,7 @@ _MOST_TURNS = 32
 """Messages of a chat that is rendered with others: the texts of all its beginnings are kept."""
 
 
-def render(
+def render_beginning(
     row: Row, turns: int, processor: Processor, *, prompt: bool, known: Renderings = NONE_KNOWN
 ) -> str:
     """Return the text of a chat's first messages.

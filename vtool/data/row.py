@@ -94,7 +94,7 @@ class RowReader(Protocol):
         """
 
     def describe(self) -> dict[str, Any]:
-        """Return what identifies these rows: the format; of a file, its path, digest and rows."""
+        """Return the facts that identify these rows: format, and a file's path, digest and rows."""
 
 
 def refuse(

@@ -64,7 +64,7 @@ class RowAudit:
 
     @classmethod
     def of(cls, index: int, sample: Sample) -> "RowAudit":
-        """Return what the encoded row alone says: everything but its files and findings."""
+        """Build an audit from the encoded row alone: everything but its files and findings."""
         return cls(
             index=index,
             tokens=len(sample.input_ids),
@@ -158,7 +158,7 @@ class RowAudits:
 
     @property
     def usable(self) -> NDArray[np.void]:
-        """The rows of the table that nothing stands against."""
+        """The rows of the table that can be used: they have no finding."""
         if self.table["usable"].all():
             return self.table  # without a copy
         usable: NDArray[np.void] = self.table[self.table["usable"]]

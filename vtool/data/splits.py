@@ -30,7 +30,7 @@ def held_back(groups: NDArray[np.uint64], split: str, share: float) -> NDArray[n
 
 
 def divide(settings: Split, audits: RowAudits) -> dict[str, RowAudits]:
-    """Return the audits of each split, of those of all rows.
+    """Divide the audits of all rows among the splits.
 
     A row that cannot be used is on no side; it is counted with the training split.
     """
@@ -75,7 +75,7 @@ def empty_sides(settings: Data, parts: Mapping[str, RowAudits]) -> list[Diagnost
     return found
 
 
-def in_words(settings: Split, parts: Mapping[str, RowAudits]) -> dict[str, str]:
+def splits_in_words(settings: Split, parts: Mapping[str, RowAudits]) -> dict[str, str]:
     """Return, for each split that is held back, how many rows and groups that are."""
     rows = sum(len(part.usable) for part in parts.values())
     said = {}

@@ -119,7 +119,7 @@ def _of_file(row: Row, path: str, fps: float | None, processor: VideoProcessor) 
         ) from error
 
 
-def _decode(path: str, pick: Callable[[int, float], list[int]]) -> Clip:
+def _decode(path: str, choose_frames: Callable[[int, float], list[int]]) -> Clip:
     """Decode a file from its first frame to its last; keep those picked.
 
     How many frames there are stands in the file, where it is not a stream; where that is wrong, it
@@ -127,7 +127,7 @@ def _decode(path: str, pick: Callable[[int, float], list[int]]) -> Clip:
     """
     declared, rate, promised, still = _declared(path)
     total = declared or _count(path)
-    indices = pick(total, rate) if total else []
+    indices = choose_frames(total, rate) if total else []
     decoded = _frames(path, frozenset(indices))
     found = decoded.total
     if not found:
@@ -141,7 +141,7 @@ def _decode(path: str, pick: Callable[[int, float], list[int]]) -> Clip:
         )
     if found != total:  # an edit list leaves out what the file has
         total = found
-        indices = pick(total, rate)
+        indices = choose_frames(total, rate)
         decoded = _frames(path, frozenset(indices))
     if decoded.damaged is not None:
         raise _Undecodable(f"frame {decoded.damaged + 1} is damaged")

@@ -245,6 +245,6 @@ def joined_pixels(name: str, pixels: Sequence[Tensor], processor: Processor) -> 
 
 
 def tables(processor: Processor) -> dict[str, ByteValues | None]:
-    """Return what is made of the bytes of each of a model's inputs, by its name."""
+    """Return, by a model input's name, the table of the values that its bytes stand for."""
     cutters = (processor.image_processor, processor.video.frames)
     return {name: byte_values(cutter) for name, cutter in zip(PIXELS, cutters, strict=True)}

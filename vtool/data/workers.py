@@ -33,7 +33,7 @@ class StepCosts:
         return int(min(spare_cores, enough))
 
     def in_words(self, workers: int, spare_cores: int) -> str:
-        """Return what was decided, and from what, in a line."""
+        """Return the number of workers chosen, and the measured times behind it, in a line."""
         few = f", of {spare_cores} spare cores" if workers == spare_cores else ""
         return (
             f"data.workers=auto: {workers} for each rank{few}; the rows of a step take"
@@ -42,7 +42,7 @@ class StepCosts:
 
 
 def measured(steps: Iterator[T], count: int) -> Generator[T, None, StepCosts]:
-    """Yield so many steps, and return what one costs.
+    """Yield the next `count` steps, and return the seconds that one of them costs.
 
     Of the rest of a step the least is taken: evaluations and checkpoints are between some steps.
     Of its data the most: rows that are kept from the audit cost nothing.

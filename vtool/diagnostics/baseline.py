@@ -24,7 +24,7 @@ _INSTALLED = re.compile(r"\S*/site-packages/")
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class BaselineComparison:
     """Results, after a baseline was recorded or held against them."""
 
     results: tuple[Result, ...]
@@ -51,7 +51,7 @@ class Compared:
         )
 
 
-def compare(results: Sequence[Result], file: Path) -> Compared:
+def compare_with_baseline(results: Sequence[Result], file: Path) -> BaselineComparison:
     """Record the errors and warnings of these results, or find those that the file knows.
 
     They are recorded where there is no such file. A finding is known by its subject, rule, file and
@@ -73,7 +73,7 @@ def compare(results: Sequence[Result], file: Path) -> Compared:
         _write(file, entries)
         left = Counter(map(_key, entries))
         marked, _ = _mark(results, left.copy())
-        return Compared(marked, True, len(entries), ())
+        return BaselineComparison(marked, True, len(entries), ())
     entries = _read(file)
     marked, left = _mark(results, Counter(map(_key, entries)))
     asked = {
@@ -90,7 +90,7 @@ def compare(results: Sequence[Result], file: Path) -> Compared:
             left[_key(entry)] -= 1
             gone.append(f"{entry['subject']}: {entry['rule']}: {entry['message']}")
     known = sum(1 for one in marked for finding in one.findings if finding.message.endswith(KNOWN))
-    return Compared(marked, False, known, tuple(gone))
+    return BaselineComparison(marked, False, known, tuple(gone))
 
 
 def fingerprint(subject: str, finding: Diagnostic) -> str:
@@ -172,7 +172,7 @@ def _file(origin: Origin | None) -> str | None:
 
 
 def _key(entry: Mapping[str, Any]) -> str:
-    """Return what a finding is known by, as text: its parameters, where it has any.
+    """Return a finding's key, as text: its parameters, where it has any.
 
     What a message counts and lists of them may come in another order.
     """

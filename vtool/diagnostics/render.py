@@ -23,7 +23,7 @@ BY_LINE = frozenset({"load-check"})
 """Commands whose subjects share lines of code: what is found at one of them is told once."""
 
 
-def render(
+def render_results(
     results: Sequence[Result],
     format: str,
     *,

@@ -18,9 +18,6 @@ from vtool.diagnostics import RULES
 
 FILE = Path(__file__).with_name("advisories.yaml")
 
-Evidence = Literal["ran", "read", "reported"]
-"""`ran`: both its effect and its absence were seen; `read`: the code of that release was read;
-`reported`: upstream says so."""
 Trainer = Literal["vtool", "transformers", "trl", "llamafactory", "ms-swift", "verl"]
 """Whose settings can show a condition; `vtool` stands for its own recipes."""
 FROM: tuple[Trainer, ...] = ("verl", "trl", "llamafactory", "ms-swift")
@@ -39,6 +36,9 @@ class _Strict(BaseModel):
 
 class Releases(_Strict):
     """The edges of the releases that have a bug, each as `VERSION EVIDENCE`.
+
+    Evidence is `ran`, where both its effect and its absence were seen; `read`, where the code of
+    that release was read; or `reported`, where upstream says so.
 
     Between `since` and `last` every release has it. Nothing is said about a release that lies
     between an edge with the bug and one without.
@@ -68,7 +68,7 @@ class Releases(_Strict):
         return version(self.fixed) if self.fixed else None
 
     def state(self, one: Version) -> State:
-        """Return what is known of a release."""
+        """Return the state of a release: affected, clean or unknown."""
         if version(self.since) <= one <= version(self.last):
             return "affected"
         if self._fixed is not None and one >= self._fixed:
@@ -206,11 +206,6 @@ class Advisory(_Strict):
         """The oldest release without it again."""
         fixed = self.releases.fixed if self.releases else None
         return version(fixed) if fixed else None
-
-    @property
-    def is_open(self) -> bool:
-        """Tell whether no release is without it."""
-        return self.releases is not None and self.fixed is None
 
     @property
     def state(self) -> str:

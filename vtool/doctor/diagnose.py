@@ -191,7 +191,7 @@ def _of_torch(machine: Machine, answer: TorchAnswer | None) -> Iterator[Diagnost
 def _of_npu(
     machine: Machine, answer: TorchAnswer | None, needs: Needs | None
 ) -> Iterator[Diagnostic]:
-    """Yield what is wrong with torch_npu and with Ascend's variables.
+    """Yield the problems of torch_npu and of Ascend's variables.
 
     A package that works is not complained of, however it is set up.
     """

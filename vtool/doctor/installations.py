@@ -17,7 +17,7 @@ from vtool.releases import TESTED, Installed, find_installed, installed_version
 
 
 def installation_problems() -> Iterator[Diagnostic]:
-    """Yield what is wrong with the files of the packages that a run is computed with."""
+    """Yield the problems of the files of the packages that a run is computed with."""
     for name in TESTED:
         found = _apart(find_installed([name]))
         if not found:
@@ -30,7 +30,7 @@ def installation_problems() -> Iterator[Diagnostic]:
 
 
 def release_problems(needs: Needs | None) -> Iterator[Diagnostic]:
-    """Yield what is known of the releases that are installed.
+    """Yield the known problems of the installed releases.
 
     Args:
         needs: those of a recipe; without one, every model family is looked at.
@@ -68,7 +68,7 @@ def _twice(name: str, found: list[Installed]) -> Iterator[Diagnostic]:
 
 
 def _left_behind(name: str, one: Installed) -> Iterator[Diagnostic]:
-    """Yield what pip leaves of a package where it is stopped: ~ in the place of a letter."""
+    """Yield a finding for a package that pip left half changed: ~ in the place of a letter."""
     left = [file.name for file in one.about.parent.glob(f"~{name[1:]}*")]
     if left:
         yield Diagnostic(
@@ -110,7 +110,7 @@ def _version_in(file: Path) -> str | None:
 
 
 def _half_upgraded(one: Installed) -> Iterator[Diagnostic]:
-    """Yield what a package asks for that is installed in another release."""
+    """Yield the requirements of a package of which another release is installed."""
     for line in metadata.PathDistribution(one.about).requires or ():
         asked = Requirement(line)
         if asked.marker is not None and not asked.marker.evaluate({"extra": ""}):

@@ -151,7 +151,7 @@ def look_up(distributions: Sequence[str], module: str, paths: Sequence[str]) -> 
 
 
 def _origin(one: metadata.Distribution) -> dict[str, Any] | None:
-    """Return what pip has noted of an install that is from no index; None where it is damaged."""
+    """Return pip's record of an install that is from no index; None where it is damaged."""
     try:
         origin = json.loads(one.read_text("direct_url.json") or "{}")
     except (OSError, ValueError):

@@ -44,7 +44,7 @@ class Package:
 
 
 def packages() -> tuple[Package, ...] | None:
-    """Return all packages, extras included.
+    """Return every package that vtool requires, extras included.
 
     None where vtool itself is not installed, and so has no metadata.
     """

@@ -214,7 +214,7 @@ def examine(
     )
 
 
-def describe(one: Advisory) -> str:
+def describe_advisory(one: Advisory) -> str:
     """Return an advisory in full, as `vtool explain` prints it."""
     rows = {
         "releases": one.where,

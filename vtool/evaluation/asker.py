@@ -15,7 +15,7 @@ from vtool.data.encode import Prompt, encode_question
 from vtool.data.row import Row
 from vtool.devices import kind_here, kind_of
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.evaluation.subject import Subject
+from vtool.evaluation.subject import EvaluatedModel
 from vtool.models.generate import generate_tokens
 from vtool.models.pictures import PictureReader
 from vtool.models.processor import Processor, load_processor
@@ -35,7 +35,7 @@ class Answer:
 class Reader:
     """Makes prompts of chats, as the model's run did; the weights are not there yet."""
 
-    subject: Subject
+    subject: EvaluatedModel
     processor: Processor
     dropped: tuple[str, ...]
     """Inputs that the model was trained without."""
@@ -43,7 +43,7 @@ class Reader:
     """The most tokens of a chat that the model has positions for, where its config says so."""
 
     @classmethod
-    def of(cls, subject: Subject, data: Data | None = None) -> "Reader":
+    def of(cls, subject: EvaluatedModel, data: Data | None = None) -> "Reader":
         """Load a model's processor.
 
         Args:
@@ -139,7 +139,7 @@ def _answer(tokens: Tensor, processor: Processor) -> Answer:
 
 
 def _streamer(tokenizer: Any, say: Callable[[str], object]) -> Any:
-    """Return what gives on the text of an answer as soon as no later token can change it."""
+    """Return a streamer that passes on the text of an answer once no later token can change it."""
     from transformers import TextStreamer
 
     streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)

@@ -43,7 +43,7 @@ class Typed:
 
 
 def understand(line: str) -> Typed:
-    """Return what a typed line means."""
+    """Parse a typed line: a path, a command or a question."""
     text = line.strip()
     if not text:
         return Typed("nothing")
@@ -98,7 +98,7 @@ def _unquoted(text: str) -> str:
 
 
 def _kind_of_path(path: str) -> str | None:
-    """Return what a line that is a path shows; None where it is no path.
+    """Return whether a line that is a path shows an image or a video; None where it is no path.
 
     That is a file that is there, or one word that ends as a file of pictures does.
     """

@@ -20,7 +20,7 @@ from vtool.intervals import (
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class MetricDifference:
     """A metric's difference between two models: the first one's mean over rows − the other's."""
 
     metric: str
@@ -34,13 +34,13 @@ class Compared:
     """Rows that the first model alone has right, and that the other alone has, of a proportion."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as against.json has it."""
+        """Return the comparison as against.json has it."""
         return asdict(self)
 
 
 def compare_answers(
     first: tuple[Sequence[Asked], Scored], other: tuple[Sequence[Asked], Scored]
-) -> tuple[Compared, ...]:
+) -> tuple[MetricDifference, ...]:
     """Compare two models by each metric that both have scores of.
 
     Raises:
@@ -77,14 +77,14 @@ def _same_rows(answers: Sequence[Asked], others: Sequence[Asked]) -> bool:
 
 def _of_metric(
     name: str, values: Sequence[float], others: Sequence[float], *, proportion: bool
-) -> Compared:
+) -> MetricDifference:
     differences = np.subtract(values, others).tolist()
     low, high, p = paired_bootstrap(differences)
     mean = float(np.mean(differences))
     if not proportion:
-        return Compared(name, mean, low, high, p)
+        return MetricDifference(name, mean, low, high, p)
     alone = sum(each > 0 for each in differences), sum(each < 0 for each in differences)
-    return Compared(name, mean, low, high, mcnemar(*alone), alone)
+    return MetricDifference(name, mean, low, high, mcnemar(*alone), alone)
 
 
 def _whole(name: str) -> Whole | None:
@@ -94,14 +94,14 @@ def _whole(name: str) -> Whole | None:
 
 def _of_whole(
     name: str, whole: Whole, answers: Sequence[Asked], others: Sequence[Asked]
-) -> Compared:
+) -> MetricDifference:
     """Compare the scores of all answers together, as they are reported, not the rows' own."""
     first, second = whole_rows(whole, answers), whole_rows(whole, others)
     low, high, p = paired_corpus_bootstrap(first, second, whole.of)
-    return Compared(name, whole.of(first.sum(0)) - whole.of(second.sum(0)), low, high, p)
+    return MetricDifference(name, whole.of(first.sum(0)) - whole.of(second.sum(0)), low, high, p)
 
 
-def _of_nll(answers: Sequence[Asked], others: Sequence[Asked]) -> Compared | None:
+def _of_nll(answers: Sequence[Asked], others: Sequence[Asked]) -> MetricDifference | None:
     """Return the difference in nats a supervised token; None where an NLL is not a number."""
     pairs = [(one.nll, two.nll) for one, two in zip(answers, others, strict=True)]
     if any(one is None or two is None for one, two in pairs):
@@ -109,4 +109,4 @@ def _of_nll(answers: Sequence[Asked], others: Sequence[Asked]) -> Compared | Non
     sums = [(one or 0.0) - (two or 0.0) for one, two in pairs]
     counts = [one.supervised for one in answers]
     low, high = bootstrap_interval(sums, counts)
-    return Compared(NLL, sum(sums) / sum(counts), low, high, None)
+    return MetricDifference(NLL, sum(sums) / sum(counts), low, high, None)

@@ -74,7 +74,7 @@ class Scores:
         return metrics
 
     def findings(self, split: str) -> list[Diagnostic]:
-        """Return what is wrong with these scores; none of it ends a run."""
+        """Return the problems of these scores; none of them ends a run."""
         if math.isfinite(self.nll):
             return []
         message = f"the NLL of data.{split}, {self.samples} rows, is {self.nll}"

@@ -11,7 +11,7 @@ from vtool.data.row import Row
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.evaluation.asker import Answer, Reader
 from vtool.evaluation.exported import find_export, own_settings
-from vtool.evaluation.subject import Subject
+from vtool.evaluation.subject import EvaluatedModel
 
 _TYPED = dict.fromkeys(
     ("missing-image", "missing-video"), "paths are relative to the folder you are in"
@@ -41,12 +41,12 @@ def predict(
     """
     export = find_export(run)
     text = question if question is not None else first_question(run)
-    subject = Subject(run, export, own_settings(run, export.folder))
+    subject = EvaluatedModel(run, export, own_settings(run, export.folder))
     return predict_subject(subject, images, text, system, max_new_tokens, videos)
 
 
 def predict_subject(
-    subject: Subject,
+    subject: EvaluatedModel,
     images: Sequence[str],
     text: str,
     system: str | None,

@@ -15,7 +15,7 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.evaluation.asker import Asker, Reader
 from vtool.evaluation.evaluate import chunks
 from vtool.evaluation.rows import load_settings
-from vtool.evaluation.subject import Subject, with_own_reading
+from vtool.evaluation.subject import EvaluatedModel, with_own_reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class _Waiting:
 
 
 def answer_rows(
-    subject: Subject,
+    subject: EvaluatedModel,
     rows: str,
     given: Sequence[str],
     max_new_tokens: int,

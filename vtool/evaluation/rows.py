@@ -32,7 +32,7 @@ class Questions:
     ledger: Ledger
 
     def identity(self) -> dict[str, Any]:
-        """Return what tells these rows from others."""
+        """Return the files, kept rows and digest of images that identify these rows."""
         return {
             "files": list(self.ledger.sources),
             "kept": len(self.ledger.kept),
@@ -40,7 +40,7 @@ class Questions:
         }
 
     def values(self, key: str, rows: Sequence[int]) -> dict[int, str]:
-        """Return what each of these rows has at a key of its own."""
+        """Return, by row, the value at a key that the row's own record has."""
         found = {}
         for index in rows:
             reader, within = self.rows.rows.find(index)

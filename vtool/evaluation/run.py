@@ -24,7 +24,7 @@ from vtool.evaluation.results import score_and_keep
 from vtool.evaluation.rows import Questions, load_settings, open_questions
 from vtool.evaluation.scoring import Scored
 from vtool.evaluation.store import Store
-from vtool.evaluation.subject import Subject, open_subject, with_own_reading
+from vtool.evaluation.subject import EvaluatedModel, open_model, with_own_reading
 from vtool.evaluation.vllm import asked_with_vllm, check_served
 from vtool.models.answers import Sampling
 
@@ -65,7 +65,7 @@ class Request:
 class Evaluated:
     """A model's answers to rows, and their scores."""
 
-    subject: Subject
+    subject: EvaluatedModel
     store: Store
     answers: tuple[Asked, ...]
     scored: Scored
@@ -86,7 +86,7 @@ def evaluate_models(requests: Sequence[Request], say: Callable[[str], None]) -> 
     there = dist.is_initialized()
     found = []
     for request in requests[1:]:  # a wrong name is said before the first model is asked
-        open_subject(request.model, request.base)
+        open_model(request.model, request.base)
     try:
         for place, request in enumerate(requests):
             if place and not Ranks.from_environment().rank:
@@ -105,15 +105,15 @@ def check_request(request: Request, nproc: int) -> None:
         Findings: fatal.
     """
     if request.engine:
-        check_served(open_subject(request.model, request.base), nproc)
+        check_served(open_model(request.model, request.base), nproc)
     named_metrics(request.metrics)
     _, run = _opened(request)
     place(run, 0, nproc)
 
 
-def _opened(request: Request) -> tuple[Subject, Run]:
+def _opened(request: Request) -> tuple[EvaluatedModel, Run]:
     """Find the model, and compose the settings by which it is shown the rows."""
-    subject = open_subject(request.model, request.base)
+    subject = open_model(request.model, request.base)
     run = load_settings(request.rows, request.given)
     given = {one.lstrip("+~").partition("=")[0] for one in request.given}
     return subject, with_own_reading(run, subject.run, given)
@@ -189,7 +189,7 @@ def _silent(line: str) -> None:
 
 
 def _ask(
-    subject: Subject,
+    subject: EvaluatedModel,
     store: Store,
     questions: Questions,
     kept: Sequence[int],
@@ -216,7 +216,7 @@ def _ask(
 
 
 def _answering(
-    subject: Subject,
+    subject: EvaluatedModel,
     questions: Questions,
     own: Sequence[int],
     asking: Asking,
@@ -233,7 +233,7 @@ def _answering(
     return nullcontext(ask_rows(model, questions.rows, own, asking))
 
 
-def _loaded(subject: Subject, ranks: Ranks) -> Any:
+def _loaded(subject: EvaluatedModel, ranks: Ranks) -> Any:
     """Load the model on every rank; where one cannot, all raise what it has found."""
     model: Any = None
     problem: Findings | None = None
@@ -260,13 +260,13 @@ def _asking(request: Request, run: Run, questions: Questions) -> Asking:
 
 
 def _settings(
-    subject: Subject,
+    subject: EvaluatedModel,
     run: Run,
     questions: Questions,
     kept: Sequence[int],
     asking: Asking,
 ) -> Mapping[str, Any]:
-    """Return all that an answer depends on; the size of batches is none of it."""
+    """Return every setting that an answer depends on; the size of batches is none of them."""
     asked = {"asked": len(kept), "rows_xxh3": xxhash.xxh3_64_hexdigest(repr(kept).encode())}
     return {
         "model": {"folder": str(subject.export.folder), "digest": subject.digest()},

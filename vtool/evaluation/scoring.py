@@ -177,7 +177,7 @@ def _score(
 
 
 def _remarks(metrics: Sequence[Metric], answers: Sequence[Asked]) -> Iterator[str]:
-    """Yield what must be known beside the scores of all answers together."""
+    """Yield the metrics' remarks on their scores of all answers together."""
     for metric in metrics:
         if metric.whole is not None:
             remark = metric.whole.remark(whole_rows(metric.whole, answers).sum(0))
@@ -186,7 +186,7 @@ def _remarks(metrics: Sequence[Metric], answers: Sequence[Asked]) -> Iterator[st
 
 
 def whole_rows(whole: Whole, answers: Sequence[Asked]) -> NDArray[np.float64]:
-    """Return what each answer adds to the sums of a score of all."""
+    """Return the terms that each answer adds to the sums of a corpus score."""
     return whole.rows([one.answer for one in answers], [one.reference for one in answers])
 
 
@@ -224,7 +224,7 @@ def _no_numbers(answers: Sequence[Asked]) -> Iterator[Diagnostic]:
 
 
 def _notes(answers: Sequence[Asked], choices: Sequence[str]) -> Iterator[str]:
-    """Yield what the scores alone do not say."""
+    """Yield notes on the answers that no score shows: none of the choices, or all the same."""
     if choices:
         none = [one for one in answers if choice_of(one.answer, choices) is None]
         if none:

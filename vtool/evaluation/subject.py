@@ -13,7 +13,7 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
 from vtool.diagnostics.progress import tell
 from vtool.evaluation.exported import Export, find_export, load_exported, own_settings
-from vtool.hub.cache import find_snapshot
+from vtool.hub.cache import find_cached_model
 from vtool.hub.download import download_absent
 from vtool.hub.names import HubName, hub_name
 from vtool.models.base_files import RECORD, check_same, digests
@@ -30,8 +30,8 @@ _OF_A_MODEL = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.txt", "*.model"
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
-    """A model that is asked."""
+class EvaluatedModel:
+    """A model that answers questions: a run's export, a folder, or an adapter on its base."""
 
     given: Path
     export: Export
@@ -120,17 +120,17 @@ def _of_hub(model: HubName) -> Path:
     """Return the folder of a hub's model, which is downloaded where it is not there.
 
     Raises:
-        Findings: as `find_snapshot` and `download`; fatal.
+        Findings: as `find_cached_model` and `download`; fatal.
     """
     try:
-        return find_snapshot(model).folder
+        return find_cached_model(model).folder
     except Findings as findings:
         if not download_absent(findings.diagnostics, tell):
             raise
-        return find_snapshot(model).folder
+        return find_cached_model(model).folder
 
 
-def open_subject(given: str, base: Path | None = None) -> Subject:
+def open_model(given: str, base: Path | None = None) -> EvaluatedModel:
     """Find a model by its folder, or by the name of a run in `runs/`.
 
     Args:
@@ -143,7 +143,7 @@ def open_subject(given: str, base: Path | None = None) -> Subject:
     path = find_folder(given)
     try:
         export = find_export(path, base)
-        subject = Subject(path, export, own_settings(path, export.folder))
+        subject = EvaluatedModel(path, export, own_settings(path, export.folder))
         if subject.is_adapter:
             _check_base(export)
         return subject

@@ -24,7 +24,7 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import SharedFindings
 from vtool.evaluation.asking import Asked, Asking, asked_row, prompt_of
 from vtool.evaluation.evaluate import chunks
-from vtool.evaluation.subject import Subject
+from vtool.evaluation.subject import EvaluatedModel
 from vtool.models.adapters import CONFIG
 from vtool.models.answers import row_seed
 from vtool.models.model_class import recorded_modeling
@@ -59,7 +59,7 @@ def interpreter() -> str:
     raise Findings(Diagnostic("extra-not-installed", message, help), fatal=True)
 
 
-def check_served(subject: Subject, ranks: int) -> None:
+def check_served(subject: EvaluatedModel, ranks: int) -> None:
     """Refuse what vLLM cannot be asked, before rows are read.
 
     Raises:
@@ -96,7 +96,7 @@ class _Question:
 
 @contextmanager
 def asked_with_vllm(
-    subject: Subject,
+    subject: EvaluatedModel,
     rows: EncodedRows,
     order: Sequence[int],
     asking: Asking,
@@ -143,7 +143,7 @@ def _answers(
 
 
 def _settings(
-    subject: Subject, rows: EncodedRows, asking: Asking, longest: int, images: int
+    subject: EvaluatedModel, rows: EncodedRows, asking: Asking, longest: int, images: int
 ) -> dict[str, Any]:
     image = rows.settings.image
     sizes = {"min_pixels": image.min_pixels, "max_pixels": image.max_pixels}
@@ -264,7 +264,7 @@ class _Worker:
         return json.loads(line)
 
     def _ended(self) -> Findings:
-        """Return what is said of a process that has ended: its last words."""
+        """Return the finding about a vLLM process that has ended, with its last error."""
         code = self.process.wait()
         self.log.seek(0)
         lines = [line.strip() for line in self.log.read().splitlines() if line.strip()]

@@ -91,7 +91,7 @@ def export_adapter(
 def about_base(
     settings: Lora | None, base: Path, folder: Path, *, merged: bool
 ) -> list[Diagnostic]:
-    """Return what is to be known of an export whose base was in NF4: that base is no folder's.
+    """Return the note on an export whose base was in NF4: that base is no folder's.
 
     Args:
         settings: of the adapter.

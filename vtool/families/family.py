@@ -74,7 +74,7 @@ class Family:
         )
 
     def text_config(self, table: Mapping[str, int]) -> dict[str, Any]:
-        """Return what a random model's text config has besides what all families have."""
+        """Return the fields that a random model's text config has besides those of all families."""
         return {"rope_parameters": rope(table["hidden"] // table["heads"])}
 
     def vision_config(self, table: Mapping[str, int]) -> dict[str, Any]:
@@ -159,7 +159,7 @@ class Family:
         )
 
     def tower_index(self, vision: Any, grids: Tensor) -> dict[str, Tensor]:
-        """Return what the tower reads off the sizes of its images, by transformers' arguments.
+        """Return the positions and lengths that the tower derives from the sizes of its images.
 
         Args:
             vision: the tower's config.
@@ -173,7 +173,7 @@ class Family:
         }
 
     def features(self, output: Any) -> Iterator[Tensor]:
-        """Yield all tensors that `get_image_features` hands to the language model.
+        """Yield the tensors that `get_image_features` hands to the language model.
 
         They are unpacked as transformers' own forward pass does.
         """

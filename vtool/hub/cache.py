@@ -17,15 +17,15 @@ _LISTED = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A model in the cache."""
+class CachedModel:
+    """A model in the hub's cache on this machine: its folder and its commit."""
 
     folder: Path
     commit: str | None
     """None in ModelScope's cache, which does not say it."""
 
 
-def find_snapshot(model: HubName, parameter: str | None = None) -> Snapshot:
+def find_cached_model(model: HubName, parameter: str | None = None) -> CachedModel:
     """Return a model's folder in the cache, of its revision; nothing is downloaded.
 
     Args:
@@ -49,11 +49,11 @@ def find_snapshot(model: HubName, parameter: str | None = None) -> Snapshot:
         raise absent(model, message, parameter, "hub-incomplete") from error
     except (errors.LocalEntryNotFoundError, errors.HFValidationError, OSError) as error:
         if (folder := _in_modelscope(model)) is not None:
-            return Snapshot(_whole(model, folder, parameter), None)
+            return CachedModel(_whole(model, folder, parameter), None)
         message = f"{model} is no folder here, and no model in the cache of the hub"
         raise absent(model, message, parameter) from error
     folder = _whole(model, Path(found), parameter)
-    return Snapshot(folder, folder.name)
+    return CachedModel(folder, folder.name)
 
 
 def _whole(model: HubName, folder: Path, parameter: str | None) -> Path:

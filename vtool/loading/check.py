@@ -98,7 +98,7 @@ def check_subjects(
 
 
 def _place(subject: Named) -> str:
-    """Return what tells a subject from others: of a folder, where it leads to."""
+    """Return a key for a subject: of a folder, the path that it leads to."""
     try:
         return os.path.realpath(subject.name) if subject.host == FOLDER else subject.name
     except (OSError, ValueError):  # nobody may look at it, or no file can be called so
@@ -192,8 +192,8 @@ def _on_one_host(
             if known and subject.host in FRAMEWORKS and subject.name not in known:
                 result = _not_run(subject, rules, (unknown_name(subject, known),))
             else:
-                took = {"seconds": event.seconds, "peak_mib": event.peak >> 20}
-                result = judge(str(subject), event.facts, rules, settings.allow, took)
+                cost = {"seconds": event.seconds, "peak_mib": event.peak >> 20}
+                result = judge(str(subject), event.facts, rules, settings.allow, cost)
             if subject.host == FOLDER:
                 result = folders[subject.name].with_class(result)
             yield Progress(0, total, result, event.seconds)

@@ -140,7 +140,7 @@ def _grade_never_loaded(rule: str, items: Items, facts: SubjectFacts) -> Iterabl
 
 
 def _never_loaded(facts: SubjectFacts) -> Items:
-    """Return what a class leaves out for certain, where that was asked."""
+    """Return the tensors that a class leaves out for certain, where that was checked."""
     check = facts.checks.get("never-loaded")
     return [
         item

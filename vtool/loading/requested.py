@@ -9,7 +9,7 @@ from vtool.config.schema import LoadCheck, Run
 from vtool.config.shipped import recipe_names
 from vtool.diagnostics.result import Result
 from vtool.families import FAMILIES
-from vtool.hub.cache import find_snapshot
+from vtool.hub.cache import find_cached_model
 from vtool.hub.names import hub_name
 from vtool.loading.subjects import no_subject
 
@@ -37,7 +37,7 @@ def load_check_settings(
 
     Raises:
         Findings: what stands against the recipe; `unknown-subject`, where nothing is named; as
-            `find_snapshot`, of a model that is named as the hub does.
+            `find_cached_model`, of a model that is named as the hub does.
         ValueError: both subjects and a framework are named.
     """
     recipe, typed, named = DEFAULT_RECIPE, {}, list(subjects)
@@ -52,7 +52,7 @@ def load_check_settings(
             recipe = word
     for place, word in enumerate(named):
         if model := hub_name(word):
-            named[place] = os.path.join(find_snapshot(model).folder, "")
+            named[place] = os.path.join(find_cached_model(model).folder, "")
             typed[named[place]] = word
     settings = load_load_check(recipe, overrides).load_check
     chosen = settings.subjects
@@ -85,7 +85,7 @@ def _group(override: str) -> str:
 
 
 def _served(run: Run) -> str:
-    """Return what is served of a run: its export, or before there is one, vLLM's class for it."""
+    """Return the subject that serves a run: its export, or before that, vLLM's class for it."""
     export = run.folder / "export"
     if (export / "config.json").is_file():
         return os.path.join(export, "")  # with a slash, that it is taken for nothing else

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from vtool.diagnostics import Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
-from vtool.diagnostics.render import render
+from vtool.diagnostics.render import render_results
 from vtool.diagnostics.result import Result
 from vtool.diagnostics.rules_loading import CLASS_RULES
 
@@ -20,7 +20,7 @@ class WeightsDoNotLand(Findings):
     def __str__(self) -> str:
         result = Result.of_findings("", self.diagnostics)
         text = StringIO()
-        render([result], "full", command="load-check", stream=text)
+        render_results([result], "full", command="load-check", stream=text)
         *findings, last = text.getvalue().rstrip().split("\n")
         return "\n".join([last.partition("; checks: ")[0], *findings]).rstrip()
 

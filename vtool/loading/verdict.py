@@ -29,19 +29,19 @@ def judge(
     facts: SubjectFacts,
     rules: Sequence[str],
     allow: Sequence[str] = (),
-    took: Mapping[str, Any] | None = None,
+    cost: Mapping[str, Any] | None = None,
 ) -> Result:
     """Return a subject's result.
 
     Args:
         rules: the rules that are checked.
         allow: patterns of parameters and tensors that may be left unwritten or unread.
-        took: the time and the largest resident memory of the subject's process.
+        cost: the time and the largest resident memory of the subject's process.
     """
     if facts.status != "judged":
         return _without_verdict(subject, facts, rules)
     checks: dict[str, str] = {}
-    details: dict[str, dict[str, Any]] = {"subject": _describe(facts, took)}
+    details: dict[str, dict[str, Any]] = {"subject": _describe(facts, cost)}
     findings: list[Diagnostic] = []
     for rule in rules:
         check = facts.checks.get(rule, NO_SOURCE)
@@ -101,7 +101,7 @@ def _located(finding: Diagnostic, subject: str, facts: SubjectFacts) -> Diagnost
     return replace(finding, message=message, origin=finding.origin or own)
 
 
-def _describe(facts: SubjectFacts, took: Mapping[str, Any] | None) -> dict[str, Any]:
+def _describe(facts: SubjectFacts, cost: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return whose checkpoint went into which class, and what of the class was replaced."""
     about = facts.about
     twin_of = f"transformers' {about.like}" if about.like else "the class itself"
@@ -118,7 +118,7 @@ def _describe(facts: SubjectFacts, took: Mapping[str, Any] | None) -> dict[str, 
         "fields_guessed": about.fields,
         "no_twin": about.no_twin,
         "threads": any(check.by_chance for check in facts.checks.values()) and THREADS,
-        "took": took,
+        "took": cost,
         "values": facts.values and _values(facts.values),
     }
     # what a clean verdict rests on

@@ -232,7 +232,7 @@ def has_adapters(model: nn.Module) -> bool:
 
 
 def adapter_scale(model: Any) -> float:
-    """Return what B · A is multiplied by, in a model with adapters."""
+    """Return the factor of B · A in a model with adapters."""
     config = model.peft_config["default"]
     return float(config.lora_alpha / (math.sqrt(config.r) if config.use_rslora else config.r))
 

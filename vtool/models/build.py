@@ -48,7 +48,7 @@ def model_config(settings: Model, processor: Processor, vocabulary: int | None =
 
 
 def implementations(dtype: torch.dtype, attention: str) -> dict[str, Any]:
-    """Return what transformers' constructors are given of a dtype, and of how to compute.
+    """Return transformers' arguments for a dtype and an attention implementation.
 
     Its default for experts, torch's grouped product, has no float64: there each computes by itself.
     """

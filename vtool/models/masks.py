@@ -116,7 +116,7 @@ def to_tnd(lengths: Sequence[int]) -> list[int]:
 
 
 def multiple_of(tensor: int, context: int) -> int:
-    """Return what a row's length must be a multiple of under tensor and context parallelism.
+    """Return the divisor of each row's length under tensor and context parallelism.
 
     With the latter each rank has two pieces, one from the front and one from the back, so that all
     have as much to do, and each two pieces are shared out among the tensor parallel ranks once

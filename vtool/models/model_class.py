@@ -1,8 +1,8 @@
-"""The class that a run's model is built of: transformers' own, or one of the user's modelling file.
+"""The class that a run's model is built of: transformers' own, or one of the user's modeling file.
 
 Such a file is imported, and so run: it is named in a recipe or on the command line, and never
 looked for in a model's or a run's folder. Its class need not derive from transformers': a copy of
-the family's modelling file, edited, does not. What is asked of it is tried on a tiny model. Its
+the family's modeling file, edited, does not. What is asked of it is tried on a tiny model. Its
 weights must be those of the family's class, by name and shape, so that folders are read and written
 by that one, which alone knows the names that weights have in files; and whatever opens an export
 finds an ordinary model of the family.
@@ -66,7 +66,7 @@ def class_of(module: nn.Module) -> type:
 
 
 def describe_modeling(modeling: str) -> dict[str, str]:
-    """Return what a run records of the class: its file, its name, and the file's digest."""
+    """Return the run's record of the class: its file, its name, and the file's digest."""
     file, name = split_modeling(modeling)
     return {
         "file": str(file.resolve()),

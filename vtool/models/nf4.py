@@ -213,7 +213,7 @@ def bytes_of(model: nn.Module) -> dict[Tensor, int]:
 
 
 def record(whole: Sequence[str]) -> str:
-    """Return what an adapter's folder says of a base in NF4: how transformers makes the same.
+    """Return the config with which transformers makes the same NF4 base, for an adapter's folder.
 
     Args:
         whole: the modules that are trained whole.

@@ -180,7 +180,7 @@ def _adapter(name: str, layer: Any, of: tuple[str, ...]) -> Iterator[Observed]:
 
 
 def base_dtype(layer: Any) -> str:
-    """Return what a layer's weight is kept in: a dtype, or how it is packed.
+    """Return the dtype of a layer's weight, or the type in which it is packed.
 
     A layer of bitsandbytes' own says that of its weight.
     """

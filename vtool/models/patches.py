@@ -40,7 +40,7 @@ class ByteValues:
     """The values of a patch: channels · frames · patch_size²."""
 
     def of(self, patches: Tensor) -> Tensor:
-        """Return what the vision tower is given, on the device of the patches.
+        """Return the pixel values for the vision tower, on the device of the patches.
 
         Args:
             patches: uint8 [P, width] of a video, or [P, channels · patch_size²] of an image, which

@@ -57,11 +57,11 @@ class Spans:
 
     @property
     def tokens(self) -> int:
-        """The tokens of all."""
+        """The number of tokens of every span together."""
         return sum(self.lengths)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Spans":
-        """Return them with other tensors, such as those on another device."""
+        """Return these spans with changed tensors, such as moved to another device."""
         order = None if self.order is None else change(self.order)
         return Spans(self.lengths, change(self.ends), order)
 

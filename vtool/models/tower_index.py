@@ -49,7 +49,7 @@ class TowerIndex:
         return {**self.places, **ends, **longest, "spans": tuple(self.spans.values())}
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "TowerIndex":
-        """Return it with all tensors changed, such as moved to a device."""
+        """Return the index with every tensor changed, such as moved to a device."""
         places = {name: change(tensor) for name, tensor in self.places.items()}
         return TowerIndex(places, {name: one.map(change) for name, one in self.spans.items()})
 

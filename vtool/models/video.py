@@ -255,7 +255,7 @@ def video_processor(family: Family, given: Mapping[str, Any]) -> VideoProcessor:
 
 
 def video_settings_in(folder: Path) -> dict[str, Any]:
-    """Return what a folder says of videos, or of images, where it says nothing of videos.
+    """Return a folder's settings for videos, or those for images where it has none for videos.
 
     It is looked for where transformers looks, in its order.
     """

@@ -120,8 +120,8 @@ def build_batch(module: Any, family: Family, shape: Shape) -> Batch:
     )
 
 
-def in_words(shape: Shape) -> str:
-    """Say a shape in a line's words."""
+def shape_in_words(shape: Shape) -> str:
+    """Return the rows, images and tokens of a micro-batch as words for a line."""
     row = "a packed row" if shape.packed else plural(shape.rows, "row")
     of = f" of {plural(shape.image_tokens, 'token')} in each"
     images = plural(shape.images, "image") + of if shape.images else "no image"

@@ -29,7 +29,7 @@ MFU = 0.4
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The question to a plan, beside the recipe."""
+    """The question that a plan answers, beside the recipe: GPUs, memory, sizes of rows, price."""
 
     gpus: int = 1
     memory: int | None = None
@@ -60,8 +60,8 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """The needs of each rank. All sizes are bytes."""
+class MemoryPlan:
+    """The memory, traffic and time that each rank of a run needs. All sizes are bytes."""
 
     asked: Asked
     shape: Shape
@@ -119,7 +119,7 @@ class Plan:
         return {name: each / (self.seconds or 1) for name, each in a_step.items()}
 
     def measured(self) -> dict[str, Any]:
-        """Return it as plain values, for programs."""
+        """Return the plan's figures as plain values, for programs."""
         return {
             **{"gpus": self.asked.gpus, "micro_batch": asdict(self.shape)},
             **{"parameters": self.parameters, "trained": self.trained},
@@ -140,7 +140,7 @@ class Plan:
         }
 
 
-def make_plan(run: Run, asked: Asked) -> Plan:
+def make_plan(run: Run, asked: Asked) -> MemoryPlan:
     """Compute the plan of a recipe.
 
     Raises:
@@ -170,7 +170,7 @@ def make_plan(run: Run, asked: Asked) -> Plan:
     narrow = 2 if run.model.dtype == "bfloat16" else wide
     rows = rows_of_block(len(head), narrow)
     saved = (wide * trained if run.lora else whole) + step.state
-    plan = Plan(
+    plan = MemoryPlan(
         asked=asked,
         shape=shape,
         parameters=parameters,
@@ -240,7 +240,7 @@ def _on_device(step: Step, *, offloaded: bool) -> int:
     return sum(size for kind, size in step.memory.items() if kind not in on_host)
 
 
-def _changes(run: Run, plan: Plan) -> Iterator[Change]:
+def _changes(run: Run, plan: MemoryPlan) -> Iterator[Change]:
     """Yield the smallest change with which a run fits, or the one of all tried that saves most."""
     room, gpus = plan.asked.room, plan.asked.gpus
     assert room is not None, "whether it fits was asked"
@@ -266,7 +266,7 @@ def _changes(run: Run, plan: Plan) -> Iterator[Change]:
 
 
 def candidates(run: Run, gpus: int) -> Iterator[tuple[tuple[str, ...], Run]]:
-    """Yield what may make a run fit, as it is typed, and the run that it makes.
+    """Yield changes that may make a run fit, as they are typed, each with the changed run.
 
     From the cheapest to the dearest: each change by itself, then all together up to it.
     """

@@ -2,19 +2,19 @@
 
 from collections.abc import Iterator
 
-from vtool.planning.micro_batch import in_words
-from vtool.planning.plan import ERROR, GIB, MFU, Change, Plan
+from vtool.planning.micro_batch import shape_in_words
+from vtool.planning.plan import ERROR, GIB, MFU, Change, MemoryPlan
 from vtool.planning.recompute import Choice
 from vtool.planning.step import KINDS
 from vtool.words import plural
 
 
-def lines(plan: Plan) -> Iterator[str]:
+def lines(plan: MemoryPlan) -> Iterator[str]:
     """Yield the lines of a plan."""
     asked, step = plan.asked, plan.step
     yield (
         f"{plan.parameters:,} parameters, {plan.trained:,} of them trained; ranks: {asked.gpus};"
-        f" micro-batch: {in_words(plan.shape)}"
+        f" micro-batch: {shape_in_words(plan.shape)}"
     )
     yield "each rank, at its peak:"
     for kind in KINDS:
@@ -54,7 +54,7 @@ def lines(plan: Plan) -> Iterator[str]:
     yield verdict(plan)
 
 
-def verdict(plan: Plan) -> str:
+def verdict(plan: MemoryPlan) -> str:
     """Say whether it fits."""
     if plan.asked.memory is None:
         return "whether it fits was not asked: --memory GIB"
@@ -69,7 +69,7 @@ def verdict(plan: Plan) -> str:
     return f"fits: {there}"
 
 
-def remedy(plan: Plan) -> str:
+def remedy(plan: MemoryPlan) -> str:
     """Say the smallest change with which it fits."""
     room = plan.asked.room or 0
     adapters = "" if plan.trained < plan.parameters else "train adapters (lora), "
@@ -102,7 +102,7 @@ def _count(number: float, noun: str) -> str:
     return f"{number:.3g} {noun}s"
 
 
-def _of_change(plan: Plan, change: Change) -> str:
+def _of_change(plan: MemoryPlan, change: Change) -> str:
     gpus = [f"--gpus {change.gpus}"] if change.gpus != plan.asked.gpus else []
     return " ".join([*change.settings, *gpus])
 

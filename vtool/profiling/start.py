@@ -18,7 +18,7 @@ NSYS = ("NSYS_PROFILING_SESSION_ID", "QUADD_INJECTION_PROXY", "CUDA_INJECTION64_
 def profile_problems(
     settings: Profiler, ranks: Ranks, total: int, environment: Mapping[str, str] = os.environ
 ) -> Iterator[Diagnostic]:
-    """Yield what is wrong with the profile of a run of `total` steps, on this rank."""
+    """Yield the problems of a profile of a run of `total` steps, on this rank."""
     yield from past_the_end(settings, total)
     yield from outside_the_world(settings, ranks.world)
     yield from wrong_device(settings, ranks.device.type)

@@ -69,7 +69,7 @@ class Tool(Protocol):
         """Write what was recorded of these steps to files whose names begin with the stem's."""
 
     def problem(self, path: Path, steps: Sequence[int]) -> str | None:
-        """Return what is wrong with a file that `write` has written; None where it is whole."""
+        """Return the problem of a file that `write` has written; None where it is whole."""
 
 
 def make_tool(settings: Settings, device: torch.device, folder: Path, rank: int) -> Tool:
@@ -269,7 +269,7 @@ def in_columns(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def check_table(path: Path) -> str | None:
-    """Return what is wrong with a table; None where there is a line in it."""
+    """Return the problem of a written table; None where there is a line in it."""
     with path.open(newline="") as file:
         if path.suffix == ".csv":
             rows = list(csv.DictReader(file))

@@ -229,7 +229,7 @@ def highest_points(
 
 
 def check_trace(path: Path, steps: Sequence[int], device: str) -> str | None:
-    """Return what is wrong with a trace that was written.
+    """Return the problem of a written trace.
 
     None where it parses and has all steps and, of a CUDA device, its work.
     """

@@ -118,7 +118,7 @@ def swatches(count: int) -> list[tuple[str, str]]:
 
 
 def charts(runs: Sequence[RunFiles]) -> list[Chart]:
-    """Return all charts, the runs laid over each other in the order given."""
+    """Return the charts of a report, the runs laid over each other in the order given."""
     rows = (rows for run in runs for rows in (run.steps, run.evaluations))
     last = max((row.step for records in rows for row in records), default=1)
     return [_chart(plan, runs, last) for plan in _PLANS]

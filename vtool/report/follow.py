@@ -198,7 +198,7 @@ def _left(run: RunFiles, total: int | None) -> str:
 
 
 def sparkline(values: list[float]) -> str:
-    """Return all values as one line of text; a gap where a stretch has no finite value."""
+    """Draw values as one line of text; a gap where a stretch has no finite value."""
     buckets = min(_SPARK_WIDTH, len(values))
     stretches = [
         values[index * len(values) // buckets : (index + 1) * len(values) // buckets]

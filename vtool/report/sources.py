@@ -45,7 +45,7 @@ def _counted(source: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _given(gave: Any, samples: float | None) -> tuple[str, ...]:
-    """Return what a source gave to training; nothing for rows that are not trained on."""
+    """Return the cells on a source's part in training; nothing for rows that are not trained on."""
     if not isinstance(gave, dict):
         return ("",) * 5
     own = number(gave, "samples")

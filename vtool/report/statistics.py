@@ -140,7 +140,7 @@ class Pair:
 
 
 def pairs(predictions: Sequence[Prediction]) -> list[Pair]:
-    """Return what was confused most, where there are too many classes for a matrix; else nothing.
+    """Return the answers confused most, where there are too many classes for a matrix.
 
     Where references are hardly ever the same they are no classes.
     """

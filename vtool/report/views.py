@@ -155,7 +155,7 @@ def _why_untested(run: RunFiles) -> str:
 
 
 def checks(run: RunFiles) -> list[Check]:
-    """Return what the run checked, failures first.
+    """Return the checks of the run, failures first.
 
     A check that is not known to have run is never among the passed.
     """
@@ -271,7 +271,7 @@ def history(run: RunFiles) -> list[str]:
 
 
 def notices(run: RunFiles) -> list[str]:
-    """Return what is missing or does not fit together."""
+    """Return notes on records of the run that are missing or do not fit together."""
     found = list(run.notices)
     positions = [step.step for step in run.steps]
     again = sum(after <= before for before, after in pairwise(positions))

@@ -8,7 +8,7 @@ from typing import Any
 
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.progress import working
-from vtool.evaluation.subject import Subject, find_folder, open_subject
+from vtool.evaluation.subject import EvaluatedModel, find_folder, open_model
 from vtool.models.adapters import CONFIG
 from vtool.models.nf4 import is_for_nf4
 from vtool.serving.command import Model, largest_rank
@@ -25,7 +25,7 @@ def find_model(
     write: bool,
     say: Callable[[str], object],
     base: Path | None = None,
-) -> tuple[Model, Subject]:
+) -> tuple[Model, EvaluatedModel]:
     """Find the model to serve; export or merge it where that has not been done.
 
     Args:
@@ -36,14 +36,14 @@ def find_model(
         base: where the weights under an adapter are, in the place of what the adapter says.
 
     Raises:
-        Findings: as `open_subject` and `export_run`; `not-servable`; fatal.
+        Findings: as `open_model` and `export_run`; `not-servable`; fatal.
     """
     path = find_folder(given)
     folder = RunFolder(path)
     if write and folder.checkpoints.is_dir() and not folder.export.exists():
         say(f"{given} has no export yet: vtool export {shlex.quote(given)}")
         _export(path, merge=False)
-    subject = open_subject(given, base)
+    subject = open_model(given, base)
     export, run = subject.export, subject.run
     if run is not None and run.model.modeling is not None:
         say(f"vLLM runs its own class of {export.family}: what {run.model.modeling} computes")
@@ -59,7 +59,7 @@ def find_model(
 
 
 def _why_merge(adapter: dict[str, Any], folder: Path) -> str | None:
-    """Return what vLLM does not apply of an adapter by itself."""
+    """Return the reason why vLLM needs an adapter merged into its base; None where it does not."""
     if is_for_nf4(folder):
         return "its base is one in NF4, and vLLM would add it to the weights before that"
     if adapter.get("use_dora"):

@@ -74,7 +74,7 @@ def check_heads(run: Run, model: nn.Module, kind: str) -> None:
 
 
 def _not_in_kernels(chosen: str, config: Any) -> Iterator[tuple[str, str]]:
-    """Yield what a model asks for that a kernel has not, and what it has."""
+    """Yield each feature of a model that a kernel lacks, and the values that it supports."""
     text, vision = config.get_text_config(), config.vision_config
     rate = getattr(text, "attention_dropout", 0.0)
     if rate and chosen != "flash_attention_2":

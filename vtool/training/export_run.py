@@ -113,7 +113,7 @@ def export_run(path: Path, output: Path | None = None, *, merge: bool = False) -
 
 
 def about_export(path: Path, exported: Path, *, merge: bool) -> list[Diagnostic]:
-    """Return what is to be known of a run's export: see `about_base`.
+    """Return the notes on a run's export: see `about_base`.
 
     Raises:
         Findings: `not-a-run`.

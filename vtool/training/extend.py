@@ -28,7 +28,7 @@ class Extension:
     """The rate of the next step, by the later end."""
 
     def in_words(self, optim: Optim) -> str:
-        """Return what is done to the run, for its first lines."""
+        """Describe the change of the run's length and schedule, for its first lines."""
         said = f"extended from {self.planned_steps} to {self.steps} steps: "
         if self.rate == self.planned_rate:
             return f"{said}the learning rate goes on at {self.rate:.3g} ({optim.schedule})"

@@ -53,8 +53,8 @@ def choose_micro_batch(run: Run, model: nn.Module, ledger: Ledger, ranks: Ranks)
         size //= 2
     if ranks.rank == 0:
         print(
-            f"data.micro_batch_size: {size} (auto): about {in_words(needed(size))} for {size} of"
-            f" the longest rows, of {tokens} tokens; {in_words(max(0.0, free))} are free",
+            f"data.micro_batch_size: {size} (auto): about {size_in_words(needed(size))} for {size}"
+            f" of the longest rows, of {tokens} tokens; {size_in_words(max(0.0, free))} are free",
             flush=True,
         )
     data = run.data.model_copy(update={"micro_batch_size": size})
@@ -118,7 +118,7 @@ def bytes_of_pass(
 
 
 def bytes_of_head(run: Run, config: Any, tokens: int, *, whole_logits: bool = False) -> float:
-    """Return what the loss takes beside the layers, at its highest."""
+    """Return the bytes that the loss takes beside the layers, at its highest."""
     text, spread = config.get_text_config(), _spread(run)
     positions, entries = -(-tokens // spread.context), -(-text.vocab_size // spread.tensor)
     wide, narrow = (8 if run.model.dtype == "float64" else 4), 2 * (run.model.dtype == "bfloat16")
@@ -181,9 +181,9 @@ def say_state(run: Run, model: nn.Module, ranks: Ranks) -> None:
         sum(_trained_bytes(each, run) for each in whole if each.requires_grad) / shares,
     )
     print(
-        f"plan: each rank keeps {in_words(weights + state)}: weights {in_words(weights)},"
-        f" gradients and the optimizer's state {in_words(state)}; a step's activations come on top"
-        " (vtool plan)",
+        f"plan: each rank keeps {size_in_words(weights + state)}: weights {size_in_words(weights)},"
+        f" gradients and the optimizer's state {size_in_words(state)}; a step's activations come on"
+        " top (vtool plan)",
         flush=True,
     )
 
@@ -201,7 +201,7 @@ def _spread(run: Run) -> Parallel:
 
 
 def bytes_kept(run: Run, model: nn.Module, ranks: Ranks) -> float:
-    """Return what weights, gradients and the optimizer will take besides what is taken now.
+    """Return the bytes that weights, gradients and optimizer will take beside those taken now.
 
     Of a pipeline, on its first stage, which has the tower and the embeddings.
     """
@@ -243,6 +243,6 @@ def _available() -> float:
         return 0.0  # a micro-batch of 1 needs no more than any does
 
 
-def in_words(size: float) -> str:
-    """Return bytes in words."""
+def size_in_words(size: float) -> str:
+    """Return a number of bytes as MiB or GiB, for a line."""
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"

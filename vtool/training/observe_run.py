@@ -33,7 +33,7 @@ def check_arrival(session: Session, origins: Origins | None) -> None:
 
 
 def observe_run(session: Session) -> list[Observed]:
-    """Return what this rank's live objects have of the settings."""
+    """Return the values of the settings that this rank's live objects have."""
     component = session.family.component
     engine = list(session.engine.observe(component))
     peak = schedule.highest(session.rate, session.total_steps)

@@ -74,7 +74,7 @@ def parameter_groups(
 def observe_groups(
     groups: Iterable[Group], peak: float, component: Callable[[str], str]
 ) -> Iterator[Observed]:
-    """Yield what live optimizers have of the settings `optim`, and the dtype that they update.
+    """Yield the live optimizers' values of the settings `optim`, and the dtype that they update.
 
     Args:
         peak: the highest learning rate of the live schedule, which a group multiplies by its own
@@ -99,7 +99,7 @@ def observe_groups(
 
 
 def observe_group(optimizer: Any, group: Any, where: str) -> Iterator[Observed]:
-    """Yield what one group of any AdamW has of the settings that all groups share."""
+    """Yield one AdamW group's values of the settings that all groups share."""
     decoupled = (
         isinstance(optimizer, torch.optim.AdamW)
         or group.get("decoupled_weight_decay")

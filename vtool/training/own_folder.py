@@ -76,7 +76,7 @@ class _Plain(yaml.SafeLoader):
 
 
 def written_settings(file: Path) -> Any:
-    """Return what a run's config.yaml holds.
+    """Return the settings in a run's config.yaml.
 
     Raises:
         OSError, ValueError: it cannot be read.

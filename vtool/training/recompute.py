@@ -19,7 +19,7 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.progress import working
 from vtool.engines.ranks import Ranks
 from vtool.scratch import scratch_folder
-from vtool.training.micro_batch import free_memory, in_words
+from vtool.training.micro_batch import free_memory, size_in_words
 from vtool.training.run_folder import RunFolder
 
 _NAME = "model.gradient_checkpointing"
@@ -70,14 +70,14 @@ def choose_recompute(run: Run, ledger: Ledger, folder: RunFolder, ranks: Ranks) 
 
 
 def chosen_in_words(chosen: Chosen, free: int) -> str:
-    """Say what was chosen, and by which figures."""
+    """Describe the chosen recomputation, and the figures behind it."""
     if chosen.without is None:
         return f"{_NAME}: full (auto): how much memory is free cannot be read here"
     line = (
         f"{_NAME}: {chosen.setting} (auto): {chosen.blocks} of {chosen.of} blocks compute again,"
-        f" for {in_words(chosen.device)} a rank, of {in_words(free)} that are free"
+        f" for {size_in_words(chosen.device)} a rank, of {size_in_words(free)} that are free"
     )
-    return line + (f"; {in_words(chosen.without)} with none" if chosen.blocks else "")
+    return line + (f"; {size_in_words(chosen.without)} with none" if chosen.blocks else "")
 
 
 def _choose(run: Run, ledger: Ledger, folder: RunFolder, ranks: Ranks, free: int) -> Chosen:

@@ -42,7 +42,7 @@ def highest(rate: Callable[[int], float], total: int) -> float:
 
 
 def observe_schedule(rate: Callable[[int], float], total: int) -> Iterator[Observed]:
-    """Yield what a live schedule has of the settings `optim`, from its rates alone.
+    """Yield a live schedule's values of the settings `optim`, from its rates alone.
 
     A setting that has several values with which the rates would be the same is left out, as over
     few steps.

@@ -130,7 +130,7 @@ def set_up_run(
 
 
 def _with_workers(run: Run, ranks: Ranks) -> Run:
-    """Return a run whose data workers are said.
+    """Return the run with `data.workers` set, where its recipe leaves that open.
 
     On CUDA rows are encoded beside the training process, which queues kernels; a CPU that computes
     the model has no cores to spare, and what touches an NPU does not survive a fork.
@@ -142,7 +142,7 @@ def _with_workers(run: Run, ranks: Ranks) -> Run:
 
 
 def _print_ledger(run: Run, split: str, ledger: Ledger) -> None:
-    """Print what a split's rows are, and what is told of them."""
+    """Print a split's sources, row counts and warnings."""
     for source in () if ledger.held_back else ledger.sources:
         if "layout" in source:
             print(f"data.{split}: {told(source)}", flush=True)

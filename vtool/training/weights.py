@@ -68,7 +68,7 @@ class Weights:
         return [adapter] if adapter.exists() else sorted(self.folder.glob("*.safetensors"))
 
     def in_words(self) -> str:
-        """Return what a run begins with, for its first lines."""
+        """Return the line that names the weights a run begins with."""
         what = "the adapter" if self.adapted else "the weights"
         return (
             f"begins with {what} of {self.folder}: its optimizer, schedule, rows and ledger are its"
@@ -76,7 +76,7 @@ class Weights:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what a run keeps of them, with the digest of each file."""
+        """Return the run's record of its first weights, with the digest of each file."""
         return {
             "path": str(self.folder.resolve()),
             "kind": "adapter" if self.adapted else "model",
@@ -171,7 +171,7 @@ _Problem = tuple[str, str | None]
 
 
 def _of_the_model(found: Weights, model: Model) -> Iterator[_Problem]:
-    """Yield what differs between the config of the weights and the model of the recipe."""
+    """Yield each difference between the config of the weights and the model of the recipe."""
     from transformers import AutoConfig
 
     def read(folder: Path) -> Any:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vtool.diagnostics import Diagnostic
-from vtool.verification.rounding import differences, tolerances
+from vtool.verification.rounding import tensor_distances, tolerances
 
 
 def compare_logits(
@@ -43,7 +43,7 @@ def compare_logits(
     ours = logits(exported)
     if shapes := _shapes(ours, theirs):
         return [Diagnostic("export-differs", shapes)]
-    worst = max(differences(ours, theirs, allowed), key=lambda one: one.ratio)
+    worst = max(tensor_distances(ours, theirs, allowed), key=lambda one: one.ratio)
     if worst.ratio <= 1:
         return []
     message = (

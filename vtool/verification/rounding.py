@@ -63,7 +63,7 @@ def tolerances(
     return {name: root * value for name, value in allowed.items()}
 
 
-def differences(
+def tensor_distances(
     ours: Mapping[str, Tensor],
     theirs: Mapping[str, Tensor],
     allowed: Mapping[str, float],

@@ -12,15 +12,15 @@ from vtool.data.audit_cache import audit_split, usual_cache
 from vtool.data.chat import IGNORED
 from vtool.data.ledgers import SplitAudit, build_ledgers, with_held_back
 from vtool.data.loader import EncodedRows
-from vtool.data.near import FEWEST_WORDS, Compared, find_near, told_of_near
+from vtool.data.near import FEWEST_WORDS, NearDuplicates, find_near, told_of_near
 from vtool.data.row_audits import RowAudits
 from vtool.data.sources import Rows, open_splits
 from vtool.devices import own_cores
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.models.processor import new_processor
 from vtool.training.setup import read_texts
-from vtool.verification.look import look_at
 from vtool.verification.pieces import render_example
+from vtool.verification.split_summary import summarize_split
 
 FIRST = 5
 """The number of rows that are shown without being asked for."""
@@ -110,7 +110,7 @@ def audit_rows(
     return [_with_near(audit, compared) for audit in made]
 
 
-def _with_near(audit: Audit, compared: Compared | None) -> Audit:
+def _with_near(audit: Audit, compared: NearDuplicates | None) -> Audit:
     """Return an audit with how many rows were compared, or why none were."""
     rule = "near-duplicate-rows"
     if compared is None:
@@ -147,7 +147,7 @@ def _audit_split(
         (*audited.findings, *audited.shared, *warnings(ledger, run, split)),
         render_example(rows.sample(ledger.kept[0]), rows.processor) if ledger.kept else None,
         tuple(_show(rows, index, audits.findings.get(index)) for index in dict.fromkeys(indices)),
-        look_at(run, split, rows, audits) if look else None,
+        summarize_split(run, split, rows, audits) if look else None,
     )
 
 

@@ -17,7 +17,7 @@ from vtool.training.step import train_step
 from vtool.training.stop import StopRequest
 from vtool.verification.context import ProofContext
 from vtool.verification.proofs.proof import Difference
-from vtool.verification.rounding import differences
+from vtool.verification.rounding import tensor_distances
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def compare_gradients(
     reference, found = context.reference, []
     for case, data in cases.items():
         step = take_step(*context.open(**data))
-        found += differences(step.gradients, reference.gradient, reference.tolerances, case)
+        found += tensor_distances(step.gradients, reference.gradient, reference.tolerances, case)
     return found
 
 

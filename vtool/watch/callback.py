@@ -7,11 +7,11 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from vtool.diagnostics.render import render
+from vtool.diagnostics.render import render_results
 from vtool.watch import start
 from vtool.watch.conclude import conclude
 from vtool.watch.reading import read_facts
-from vtool.watch.text import describe
+from vtool.watch.text import describe_results
 
 
 class WatchCallback(TrainerCallback):  # type: ignore[misc]
@@ -44,7 +44,7 @@ class WatchCallback(TrainerCallback):  # type: ignore[misc]
         try:
             watched = replace(read_facts(self.folder), unended=0)  # this process has yet to end
             results = conclude(watched, str(self.folder), self.tokenizer)
-            sys.stderr.writelines(f"{line}\n" for line in describe(results))
-            render(results, "full", command="watch", stream=sys.stderr)
+            sys.stderr.writelines(f"{line}\n" for line in describe_results(results))
+            render_results(results, "full", command="watch", stream=sys.stderr)
         except Exception as error:  # such as a folder that is gone
             sys.stderr.write(f"vtool watch: nothing is concluded of this training: {error}\n")

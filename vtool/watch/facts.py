@@ -165,7 +165,7 @@ class Micro:
 
     @property
     def terms(self) -> dict[str, float]:
-        """Return what the loss has beside cross entropy, as parts of a token's weight."""
+        """Return the loss's terms beside cross entropy, as parts of a token's weight."""
         if not self.has_terms:
             return {}
         names = {"smooth": "label smoothing", "z": "a z-loss", "entropy": "an entropy term"}
@@ -284,7 +284,7 @@ class Facts:
 
     @property
     def model(self) -> Fact:
-        """Return what is known of the model, from the first process that has it."""
+        """Return the facts about the model, from the first process that has them."""
         return next(iter(self.of("model")), {})
 
     @property

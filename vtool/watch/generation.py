@@ -7,7 +7,7 @@ from jinja2.parser import Parser
 
 
 class Generation(Extension):
-    """Print what is inside the tag."""
+    """A Jinja tag, `{% generation %}`, that prints the text inside it and nothing else."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 asks for a class attribute)
 

@@ -10,7 +10,7 @@ from vtool.watch.reading import UNENDED
 _MOST, _REPEATS = 160, 4
 
 
-def describe(results: Sequence[Result]) -> Iterator[str]:
+def describe_results(results: Sequence[Result]) -> Iterator[str]:
     """Yield lines about each model: what it is, what was read, and what it learnt first."""
     for result in results:
         seen = result.details.get("watch")

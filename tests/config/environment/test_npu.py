@@ -24,7 +24,7 @@ ALLOC = "PYTORCH_NPU_ALLOC_CONF"
 
 
 def found(text: str, npus: int = 8, cores: int = 16) -> list[Diagnostic]:
-    """What is found in `A=1;B=2`."""
+    """Return the findings about `A=1;B=2`."""
     variables = dict(part.split("=", 1) for part in text.split(";"))
     return list(check_variables(variables, npus=npus, cores=cores))
 

@@ -1,4 +1,4 @@
-"""What a path is, and what is refused of it before any row is read."""
+"""The kind of a path, and the paths that are refused before any row is read."""
 
 import json
 import os
@@ -100,7 +100,7 @@ def test_a_packed_file_is_refused(tmp_path: Path, head: bytes, name: str) -> Non
 def test_text_in_utf_16_is_one_finding_and_can_be_mended(
     tmp_path: Path, code: str, name: str
 ) -> None:
-    """As PowerShell writes it."""
+    """PowerShell writes such files."""
     rows = [chat("aü", "b"), chat("c", "d")]
     text = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
     mark = b"\xfe\xff" if code.endswith("be") else b""

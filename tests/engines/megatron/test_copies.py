@@ -1,6 +1,4 @@
-"""What tensor parallel ranks have copies of stays the same on all of them, to the bit, whatever
-order a kernel adds up in.
-"""
+"""Copies on tensor parallel ranks stay equal to the bit, whatever order a kernel adds up in."""
 
 from typing import Any
 

@@ -93,10 +93,11 @@ def local_layers() -> Iterator[None]:
 
 
 def drift(ranks: Ranks) -> dict[str, tuple[bool, list[float]]]:
-    """Of a model of mbridge's `get_model`, given no config and given ours.
+    """Train a model of mbridge's `get_model`, given no config and given ours.
 
-    Whether its DDP is for a distributed optimizer, and how far the weights of two ranks are apart
-    after each step of the plain one.
+    Returns:
+        Whether its DDP is for a distributed optimizer, and how far the weights of two ranks are
+        apart after each step of the plain one.
     """
     from megatron.core.distributed import finalize_model_grads
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer

@@ -205,7 +205,7 @@ def build(
 
 
 def copied(engine: Megatron) -> list[Tensor]:
-    """What two ranks have the same of.
+    """Return the parameters that two ranks have the same values of.
 
     Data parallel ones of everything, tensor parallel ones of what is not cut (norms, and the
     tower), stages of a tied embedding.

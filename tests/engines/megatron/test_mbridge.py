@@ -104,7 +104,7 @@ def test_what_mbridge_builds_trains_as_one_process_does(tied: bool) -> None:
 def test_what_mbridge_would_set_otherwise_is_what_the_settings_say(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Its own config fuses mask and softmax, and has sequence parallelism wherever there is tensor
+    """Mbridge's own config fuses mask and softmax, and has sequence parallelism with any tensor
     parallelism; it prints, too.
     """
     configs = []

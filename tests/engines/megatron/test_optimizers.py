@@ -1,4 +1,4 @@
-"""Of whichever Adam megatron-core has found, the state is saved and taken up whole."""
+"""The state of whichever Adam megatron-core has found is saved and taken up whole."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -70,7 +70,7 @@ class GroupAdam(torch.optim.Optimizer):
 
 @contextmanager
 def found_by_megatron() -> Iterator[None]:
-    """Where megatron-core has Transformer Engine's FusedAdam, if that is installed."""
+    """Put an Adam where megatron-core has Transformer Engine's FusedAdam, if that is installed."""
     import megatron.core.optimizer
 
     with pytest.MonkeyPatch.context() as patch:

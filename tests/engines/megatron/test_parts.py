@@ -44,7 +44,7 @@ DATA, TENSOR, SEQUENCE, STAGES = (
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is trained."""
+    """The parts that a run trains, and how it is spread."""
 
     freeze: Freeze = field(default_factory=Freeze)
     lora: Lora | None = None

@@ -103,7 +103,7 @@ def tiny_batch(*, left: bool = False) -> dict[str, Tensor]:
 def with_megatron(
     model: nn.Module, groups: Groups, *, sequence: bool = False, **settings: Any
 ) -> Any:
-    """The same model with its language part, and the weights of that, in megatron-core.
+    """Return the model with its language part, and the weights of that, in megatron-core.
 
     `settings`: of its `TransformerConfig`.
     """

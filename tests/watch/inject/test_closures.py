@@ -41,7 +41,7 @@ def outside(tmp_path_factory: pytest.TempPathFactory, run: Run, plain: dict[str,
 
 
 def told(facts: Path) -> list[dict[str, object]]:
-    """Return what was read of each micro-batch."""
+    """Return the facts that were read of each micro-batch."""
     names = ("step", "index", "supervised", "read", "not_next", "sum")
     return [{name: fact[name] for name in names} for fact in tiny.facts(facts, "micro")]
 

@@ -23,7 +23,7 @@ def config(kind: str) -> Any:
 
 
 def of_transformers(kind: str) -> Tensor:
-    """Return what get_rope_index of transformers' class gives, [3, tokens]."""
+    """Return the positions by get_rope_index of transformers' class, [3, tokens]."""
     made = config(kind)
     model: Any = transformers.MODEL_MAPPING[type(made)]
     own: Any = SimpleNamespace(config=made)

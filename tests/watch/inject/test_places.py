@@ -1,4 +1,4 @@
-"""What stands on a device, and where new tensors are made: errors here end a process on a GPU."""
+"""The devices of tensors, old and new: errors here end a process on a GPU."""
 
 import os
 from collections.abc import Callable
@@ -63,7 +63,7 @@ def test_bytes_are_those_of_another_device_moved() -> None:
 
 
 def test_a_default_device_changes_nothing(tmp_path: Path) -> None:
-    """As where a trainer calls `torch.set_default_device("cuda")`: meta has no values at all."""
+    """A trainer may call `torch.set_default_device("cuda")`: meta has no values at all."""
     plain = Loop(tmp_path / "plain")
     plain.run(1)
     other = Loop(tmp_path / "other")
@@ -99,7 +99,7 @@ def test_places_are_even_and_there_whatever_the_default_dtype() -> None:
 
 
 def test_a_guess_that_the_head_does_not_have_is_searched_for() -> None:
-    """As of the id of an image's place: on a GPU, to read such a row ends the process."""
+    """The id of an image's place is such a guess: on a GPU, to read such a row ends the process."""
     case = make(dtype=torch.float64)
     beyond = make(dtype=torch.float64)
     guess = beyond.target.clone()
@@ -190,7 +190,7 @@ SET: dict[str, tuple[Callable[[], object], bool]] = {
 
 @pytest.mark.parametrize("name", SET)
 def test_tf32_is_known_by_whichever_setting(name: str) -> None:
-    """Of torch's two ways to set it, the older one cannot be read where the newer was used."""
+    """Torch has two ways to set it, and the older one cannot be read where the newer was used."""
     setting, expected = SET[name]
     newer = hasattr(torch.backends, "fp32_precision")
     if not newer and name in ("tf32", "ieee", "tf32 of all"):
@@ -225,7 +225,7 @@ def test_tf32_is_a_rounding_of_float32_on_a_gpu_alone(allowed: bool) -> None:
 
 
 def test_random_states_of_a_device_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of devices other than CUDA too; what stands for one here has a state for each of two."""
+    """Devices other than CUDA count too; the stand-in for one here has a state for each of two."""
     states = {torch.device("xpu", 0): "a", torch.device("xpu", 1): "b"}
 
     class Module:

@@ -42,7 +42,7 @@ def run(
 
 @pytest.fixture(scope="module")
 def plain(forks: Forks) -> str:
-    """Return what the program prints without a watch."""
+    """Return the output of the program without a watch."""
     return forks.run_text(TRAINS).stdout
 
 

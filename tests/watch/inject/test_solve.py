@@ -1,4 +1,4 @@
-"""What is read from gradients, against losses whose targets and weights are known."""
+"""Targets and weights read from gradients, against losses where they are known."""
 
 import pytest
 import torch

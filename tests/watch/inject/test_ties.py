@@ -1,4 +1,4 @@
-"""Whether a head is tied, and whether its config says so: freshly built models are as they say."""
+"""Tied heads, and configs that say so: freshly built models are as they say."""
 
 from pathlib import Path
 

@@ -442,7 +442,7 @@ def test_the_folder_is_the_owners_alone(tmp_path: Path) -> None:
 
 def test_loaders_of_other_packages_are_known_by_their_name() -> None:
     class StatefulDataLoader:
-        """As torchdata has it, and verl uses it: no class of torch's."""
+        """Torchdata's loader, which verl uses: no class of torch's."""
 
         dataset, batch_size = range(7), 2
 

@@ -1,4 +1,4 @@
-"""What runs vary in, and what goes wrong in them: a function each."""
+"""Variations of runs, and mistakes in them: a function each."""
 
 import random
 from collections.abc import Callable
@@ -92,7 +92,7 @@ def no_end(rows: list[Row]) -> list[Row]:
 
 
 def part_of_prompt(rows: list[Row]) -> list[Row]:
-    """Of every second prompt, the question is learnt."""
+    """Train on the question of every second prompt."""
 
     def taught(at: int, row: Row) -> Row:
         labels = list(row["labels"])

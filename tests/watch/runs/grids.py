@@ -25,7 +25,7 @@ def config(text: dict[str, Any]) -> Any:
 
 
 def of_rows(taken: list[Row], ids: Any) -> Batch:
-    """Return what a processor hands over beside the ids of padded rows."""
+    """Return the inputs that a processor makes beside the ids of padded rows."""
     import torch
 
     draw = torch.Generator().manual_seed(sum(sum(row["input_ids"]) for row in taken))

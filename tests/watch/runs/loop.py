@@ -90,7 +90,7 @@ class Recipe:
     trainer: str = "loop"
     """A loop of one's own, or `hf`: transformers' Trainer."""
     arguments: dict[str, Any] = field(default_factory=dict)
-    """Of transformers' Trainer."""
+    """The arguments of transformers' Trainer."""
     own_loss: Callable[..., Any] | None = None
     """Trainer's compute_loss_func."""
     engine: str = "ddp"
@@ -110,7 +110,7 @@ class Recipe:
     every: int = 0
     data: Callable[[list[Row]], list[Row]] = lambda rows: rows
     order: Callable[[int, int, int], list[int]] | None = None
-    """Which rows a rank has: (rank, world, number of rows)."""
+    """A function that chooses a rank's rows: (rank, world, number of rows)."""
     collated: Callable[[Batch], Batch] = lambda batch: batch
     loss: Callable[[Any, Any, Any], Any] | None = None
     """The sum over tokens: (logits, labels, model)."""

@@ -45,7 +45,7 @@ def divide(model: Any, step: int, rank: int) -> None:
 
 
 def clip_unscaled(clip: float) -> Callable[[Any, int, int], None]:
-    """Return what divides gradients first, and then clips them."""
+    """Return a hook that unscales gradients first, and then clips them."""
 
     def before_step(model: Any, step: int, rank: int) -> None:
         import torch

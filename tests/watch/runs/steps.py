@@ -4,7 +4,7 @@ from copy import deepcopy
 from typing import Any
 
 _KEPT: list[Any] = []
-"""What must stay alive as long as the process."""
+"""Objects that must stay alive as long as the process."""
 
 
 def twice(model: Any, optimizer: Any) -> None:

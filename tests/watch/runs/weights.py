@@ -1,4 +1,4 @@
-"""What writes weights between two steps."""
+"""Trainers that write weights between two steps."""
 
 from typing import Any
 

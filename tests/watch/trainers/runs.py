@@ -14,7 +14,7 @@ BIN = HERE.parents[2] / ".trainers"
 class Run:
     trainer: str
     command: Callable[[Path, Path], list[str]]
-    """Of the folder with model and rows, and the one that the run writes into."""
+    """The command, by the folder with model and rows, and the one that the run writes into."""
     found: frozenset[tuple[str, str]] = frozenset()
     """Rules with their severity: all that is found, and nothing else."""
     environment: Mapping[str, str] = field(default_factory=dict)

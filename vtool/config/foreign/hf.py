@@ -99,7 +99,7 @@ class _Translation:
     notes: list[str] = field(default_factory=list)
 
     def value(self, name: str) -> Any:
-        """Return what is in force of a setting there: what is given, or the trainer's default."""
+        """Return the value in force of their setting: the one given, or the trainer's default."""
         given = self.theirs.given
         self.theirs.judged.add(name)
         return given[name] if name in given else self.trainer.fields.get(name)
@@ -116,7 +116,7 @@ class _Translation:
         self._run()
 
     def _words(self) -> None:
-        """Take over what one word says by itself."""
+        """Convert every setting that has a counterpart by itself."""
         theirs = self.theirs
         adapters = self.trainer.adapters(theirs.given)
         for name, word in WORDS.items():

@@ -47,7 +47,7 @@ class Theirs:
         return default if value is None else value
 
     def put(self, ours: str, value: Any, theirs: str) -> None:
-        """Set one of ours, where theirs stands."""
+        """Set one of our settings, at the place where theirs stands."""
         *groups, last = keys = ours.split(".")
         group = self.values
         for key in groups:

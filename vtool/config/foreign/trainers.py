@@ -61,7 +61,7 @@ class Trainer:
         return value if isinstance(value, int) and value > 0 else None
 
     def replaced(self, word: str) -> str | None:
-        """Return what has taken the place of a word that an earlier release had."""
+        """Return the setting that replaced one of an earlier release, by its old name."""
         found = _REPLACED.get(word)
         return found[1] if found and (found[0] is None or found[0] in self.fields) else None
 

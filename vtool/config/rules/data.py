@@ -187,6 +187,6 @@ def given_in(entry: Source) -> dict[str, object]:
 
 
 def rows_of(entry: Source) -> tuple[object, ...]:
-    """Return what tells an entry's rows from others: its files, whichever path leads there."""
+    """Return a key for an entry's rows: its files, by whichever path, and its selection."""
     files = entry.files()
     return *(os.path.realpath(file) for file in files.values()), *entry.own_rows().items()

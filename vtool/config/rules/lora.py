@@ -16,7 +16,7 @@ _EMBEDDINGS = ("lm_head", "model.language_model.embed_tokens")
 def _problem(
     setting: str, target: str, layers: Mapping[str, tuple[str, ...]], components: Sequence[str]
 ) -> tuple[str, str] | None:
-    """Return what is wrong with a name in `setting`, and what to do; None where nothing is."""
+    """Return the message and help about a wrong name in `setting`; None where it is right."""
     named = [component for component, names in layers.items() if select_layers(names, (target,))]
     if not named:
         ends = sorted({_end(name) for names in layers.values() for name in names})
@@ -37,7 +37,7 @@ def _problem(
 def _unknown_module(
     module: str, layers: Mapping[str, tuple[str, ...]], components: Sequence[str]
 ) -> tuple[str, str] | None:
-    """Return what is wrong with a name in `lora.modules_to_save`, and what to do."""
+    """Return the message and help about a wrong name in `lora.modules_to_save`; None if right."""
     known = {name: component for component, names in layers.items() for name in _modules(names)}
     known |= dict.fromkeys(_EMBEDDINGS, "language")
     named = {component for name, component in known.items() if ends_in(name, module)}

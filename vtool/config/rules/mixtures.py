@@ -92,7 +92,7 @@ def source_listed_twice(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 
 
 def _place(entry: Source) -> tuple[object, ...]:
-    """Return what tells an entry's rows from others, however they are read."""
+    """Return a key for an entry's rows that is the same however they are read."""
     if not entry.files():
         return rows_of(entry)
     return tuple(

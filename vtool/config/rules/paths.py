@@ -51,7 +51,7 @@ def _missing(
 
 
 def _at_recipe(path: Path, written: Origin | None) -> str | None:
-    """Return what to write where a relative path would be right from the recipe's own folder."""
+    """Return help for a relative path that would be right from the recipe's own folder."""
     if written is None or written.line is None or path.is_absolute():
         return None
     there = Path(written.file).parent / path
@@ -59,7 +59,7 @@ def _at_recipe(path: Path, written: Origin | None) -> str | None:
 
 
 def _why_missing(path: Path) -> str:
-    """Return what keeps a file from being found."""
+    """Return the reason why a file is not found, as the end of a sentence."""
     try:
         os.stat(path)
     except FileNotFoundError:
@@ -104,7 +104,7 @@ def model_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 
 @settings_rule(PATH_NOT_FOUND)
 def modeling_file(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """The modelling file is there."""
+    """The modeling file is there."""
     if run.model.modeling is not None and is_well_formed(run.model.modeling):
         file, _ = split_modeling(run.model.modeling)
         if not os.path.isfile(file):

@@ -58,7 +58,7 @@ class Model(Settings):
         default=None, min_length=1
     )
     """A class of your own in the place of transformers' of the family, as FILE.py:CLASS: the
-    family's modelling file, edited, or a class derived from its own. The file is imported, and so
+    family's modeling file, edited, or a class derived from its own. The file is imported, and so
     run. Null: transformers' own.
     """
     init: Literal["pretrained", "random"] | None = None

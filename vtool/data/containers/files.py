@@ -26,7 +26,7 @@ _STREAM = b"\xff\xff\xff\xff"  # a message of Arrow's stream format begins so, a
 
 
 def kind_of(path: Path) -> Kind:
-    """Return what a file is, by its first bytes.
+    """Return the kind of a file, by its first bytes.
 
     Raises:
         Findings: `path-not-found`; `broken-row`, where it is packed, and has no random access, is

@@ -75,7 +75,7 @@ def _may_go_on(error: Exception, text: str) -> bool:
 
 
 def _read(source: TextIOWrapper, least: int, path: Path) -> str:
-    """Return what follows, twice as much as is there, so that a long row is not slow."""
+    """Read the next text, as much as there is already, so that a long row is not slow."""
     try:
         return source.read(max(CHUNK, least))
     except UnicodeDecodeError as error:

@@ -122,7 +122,7 @@ class ParquetRows:
         return arrow.concat_tables(tables).column(name)
 
     def describe(self) -> dict[str, Any]:
-        """Return what identifies the rows, and the file that they are read from."""
+        """Return the path, digest and number of the rows, and the copy that is read, if any."""
         copied = {"copied_to": str(self.copy), "largest_group": self.largest} if self.copy else {}
         return {"path": str(self.path), "sha256": self.digest, "rows": len(self), **copied}
 

@@ -50,7 +50,7 @@ class Records(Protocol):
         """Return a row in the layout `messages` with what the container has beside it."""
 
     def describe(self) -> dict[str, Any]:
-        """Return what identifies these rows: path, digest and number."""
+        """Return the path, digest and number of these rows, which identify them."""
 
 
 def open_records(

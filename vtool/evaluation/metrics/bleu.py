@@ -50,7 +50,7 @@ def _of(sums: NDArray[np.float64]) -> float:
 
 
 def _remark(sums: NDArray[np.float64]) -> str | None:
-    """Return what explains a 0 of right answers."""
+    """Return the reason for a BLEU of 0, where no answer has four words in a row."""
     if sums[-1] > 0:
         return None
     return "no answer has four words in a row, which BLEU counts: it is 0 whatever they say"

@@ -79,7 +79,7 @@ class _Pass:
         self.turn = threading.Condition()
 
     def work(self) -> None:
-        """Take blocks until there are none."""
+        """Read and check blocks until none is left."""
         buffer = np.empty(BLOCK, np.uint8)
         descriptor, opened = -1, None
         try:

@@ -19,7 +19,7 @@ from .memory import resident_bytes
 from .processed import snapshot_everything
 from .quantized import quantized_stems
 from .reference import Reference
-from .sources import Compared, Owned, ReusableBuffer, buckets, other_values, shuffled
+from .sources import ChangeRecorder, Owned, ReusableBuffer, buckets, other_values, shuffled
 from .stale import ring_of_buffers
 from .state import State, compare_states, named_parameters, snapshot
 from .subject import QuantizedTwin, Subject
@@ -182,7 +182,7 @@ def _several_calls(reference: Reference, checks: Checks) -> CheckFacts:
 def _second_load(reference: Reference, checks: Checks) -> CheckFacts:
     """Load twice into one object, other values first; look whether it changes what it is given."""
     checkpoint = reference.subject.checkpoint
-    source = Compared(checkpoint)
+    source = ChangeRecorder(checkpoint)
 
     def load() -> Any:
         try:

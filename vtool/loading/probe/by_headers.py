@@ -30,17 +30,6 @@ THREADS = 2
 MARGIN = 96 * 2**20
 """Bytes that a part leaves free of what may be taken."""
 BY_PARTS = "the folder is loaded by parts, and this asks for loads of all of it at once"
-ANSWERED = (
-    "iterator-not-exhausted",
-    "unwritten-parameter",
-    "partly-written-parameter",
-    "unconsumed-tensor",
-    "lossy-cast",
-    "never-loaded",
-    "wrong-place",
-    "partly-loaded-tensor",
-)
-"""The rules that a load without values answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +283,7 @@ def _never_loaded(unread: Sequence[Item], missing: Mapping[str, int]) -> list[It
 def _values(
     folder: LargeFolder, layout: Layout, memory: int
 ) -> tuple[CheckFacts, Mapping[str, Any]]:
-    """Return what differs once values are loaded from a buffer that is used again.
+    """Return the values that differ once they are loaded from a buffer that is used again.
 
     Also return which values that was asked of, as in `SubjectFacts.values`.
     """

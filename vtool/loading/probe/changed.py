@@ -68,7 +68,7 @@ def changed_files(package: Path, since: str) -> frozenset[Path]:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Return what git prints in a folder; None where it fails, or is not there."""
+    """Return the output of git in a folder; None where it fails, or is not there."""
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *arguments],

@@ -46,7 +46,7 @@ class Covered:
 
 
 def cover(whole: Place, written: Iterable[Place]) -> Covered:
-    """Return what the writes have covered of a parameter, each element counted once."""
+    """Return the part of a parameter that the writes cover, each element counted once."""
     of, runs, count = whole.numel, [], 0
     for place in written:
         found = _runs(place)

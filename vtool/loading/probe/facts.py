@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
 T = TypeVar("T")
-Origin = Literal["given", "twin", "discovered"]
+CheckpointSource = Literal["given", "twin", "discovered"]
 """The source of a checkpoint.
 
 The user; a tiny model of transformers' class; or the names that the class was found to take. Only
@@ -141,7 +141,7 @@ class SubjectFacts:
     status: Status
     reason: str = ""
     """Why there is nothing to judge; of what was judged, why not every check was come to."""
-    origin: Origin = "given"
+    origin: CheckpointSource = "given"
     streams: bool = True
     """The subject takes an iterator, not a folder."""
     about: About = About()

@@ -50,12 +50,12 @@ def as_component(value: Any) -> Any:
     return config
 
 
-def in_words(value: Any) -> Any:
+def value_in_words(value: Any) -> Any:
     """Return a value for a report: of a config, only the name of its class."""
     from transformers import PretrainedConfig
 
     if isinstance(value, list):
-        return [in_words(entry) for entry in value]
+        return [value_in_words(entry) for entry in value]
     return f"a {type(value).__name__}" if isinstance(value, PretrainedConfig) else value
 
 

@@ -17,7 +17,7 @@ from .audit import audit, judged_facts
 from .checkpoint_files import read_folder
 from .errors import LoadFailed, error_text
 from .facts import SubjectFacts
-from .hash_seeds import depends_on_hashes, differences
+from .hash_seeds import depends_on_hashes, differences_by_seed
 from .host import Host, Progress
 from .state import named_tensors
 from .subject import Subject, describe_class
@@ -72,7 +72,9 @@ class FileHost(Host):
         subject = subject_of_factory(factory, checkpoint, files)
         if not depends_on_hashes(subject.code):
             return subject
-        compared = partial(differences, name=name, checkpoint=self.checkpoint, folder=folder)
+        compared = partial(
+            differences_by_seed, name=name, checkpoint=self.checkpoint, folder=folder
+        )
         return replace(subject, elsewhere=compared)
 
 

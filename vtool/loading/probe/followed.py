@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .facts import Item
-from .formats import Format, Part
+from .formats import Format, LayerTensor
 from .quantized import Quantized, quantized_stems
 from .state import MARKS, State, as_bytes, mark, marked, named_parameters
 
@@ -73,7 +73,7 @@ def follow(
 def _follow_weight(
     indexes: "_Indexes", stem: str, state: State, tensors: Sequence[str]
 ) -> list[Item]:
-    """Return what is astray of one parameter of weights.
+    """Return an item for each tensor that is misplaced in one parameter of weights.
 
     Args:
         tensors: those that go into it when nothing is quantized.
@@ -96,7 +96,7 @@ def _follow_weight(
         whole &= all(channels)
         if not any(channels):
             continue
-        for parameter, of, there, channel in _astray(indexes, stem, state, expert, channels):
+        for parameter, of, there, channel in _misplaced(indexes, stem, state, expert, channels):
             found.setdefault((parameter, of, there), []).append((channel, expert))
     items = [_item(indexes, *key, places) for key, places in found.items()]
     for tensor in () if whole else tensors:
@@ -116,7 +116,7 @@ def mark_for_following(model: Any, form: Format) -> None:
                 tensor.untyped_storage().fill_(NOT_A_NUMBER)  # type: ignore[attr-defined]
 
 
-def _mark(part: Part) -> int:
+def _mark(part: LayerTensor) -> int:
     return NOT_A_NUMBER if part.of_input and part.needed else MARKS[0]
 
 
@@ -135,10 +135,10 @@ class _Indexes:
         self.form, self.given = form, given
         self._known: dict[tuple[str, object], dict[bytes, Sources]] = {}
 
-    def size(self, part: Part, layer: str) -> int:
+    def size(self, part: LayerTensor, layer: str) -> int:
         return self.given.tensors[f"{layer}.{part.name}"].numel()
 
-    def lines(self, part: Part, held: Tensor, size: int = 1) -> Lines:
+    def lines(self, part: LayerTensor, held: Tensor, size: int = 1) -> Lines:
         """Return the sources of what a parameter holds, along the dimension that knows more.
 
         Args:
@@ -146,18 +146,18 @@ class _Indexes:
         """
         index = self._index(part, held)
         if part.channels is None:
-            ways = [held.reshape(-1, size)] if held.numel() % size == 0 else []
+            layouts = [held.reshape(-1, size)] if held.numel() % size == 0 else []
         elif held.dim() == 2:
-            ways = [held, held.t()] if part.axis == 0 else [held.t(), held]
+            layouts = [held, held.t()] if part.axis == 0 else [held.t(), held]
         else:
-            ways = [held.reshape(-1, 1)]
+            layouts = [held.reshape(-1, 1)]
         read = [
-            [None if empty else index.get(line, UNKNOWN) for line, empty in _lines(way, part)]
-            for way in ways
+            [None if empty else index.get(line, UNKNOWN) for line, empty in _lines(layout, part)]
+            for layout in layouts
         ]
         return max(read, key=lambda lines: sum(map(bool, lines)), default=[UNKNOWN])
 
-    def _index(self, part: Part, held: Tensor) -> Mapping[bytes, Sources]:
+    def _index(self, part: LayerTensor, held: Tensor) -> Mapping[bytes, Sources]:
         key = part.name, held.dtype
         if key not in self._known:
             found: dict[bytes, set[Source]] = {}
@@ -173,7 +173,7 @@ class _Indexes:
         return self._known[key]
 
 
-def _lines(tensor: Tensor, part: Part) -> Iterator[tuple[bytes, bool]]:
+def _lines(tensor: Tensor, part: LayerTensor) -> Iterator[tuple[bytes, bool]]:
     """Yield the bytes of each row, and whether they are a mark: nothing was written there."""
     if not tensor.numel():
         return
@@ -184,14 +184,14 @@ def _lines(tensor: Tensor, part: Part) -> Iterator[tuple[bytes, bool]]:
         yield row.tobytes(), nothing
 
 
-Astray = tuple[str, str, str | None, int]
+Misplaced = tuple[str, str, str | None, int]
 """A parameter; the tensor that belongs there; the one that is there, if any; the channel."""
 
 
-def _astray(
+def _misplaced(
     indexes: _Indexes, stem: str, state: State, expert: int | None, channels: Lines
-) -> Iterator[Astray]:
-    """Yield what is astray of one matrix.
+) -> Iterator[Misplaced]:
+    """Yield the scales and biases of one weight matrix that are not where they belong.
 
     Args:
         channels: the sources of its weights.
@@ -226,8 +226,10 @@ def _by_channel(lines: Lines, each: int) -> Lines:
     ]
 
 
-def _of_channels(part: Part, name: str, channels: Lines, lines: Lines) -> Iterator[Astray]:
-    """Yield the channels of which a scale, or what else a channel or a few have, is astray."""
+def _of_channels(
+    part: LayerTensor, name: str, channels: Lines, lines: Lines
+) -> Iterator[Misplaced]:
+    """Yield the channels of which a scale, or what else a channel or a few have, is misplaced."""
     each = part.channels or 1
     if len(lines) != -(-len(channels) // each):
         raise _OutOfSight(f"{name} has {len(lines)} for {len(channels)} output channels")
@@ -244,8 +246,10 @@ def _of_channels(part: Part, name: str, channels: Lines, lines: Lines) -> Iterat
             yield name, f"{_layer(weight)}.{part.name}", f"{_layer(found)}.{part.name}", channel
 
 
-def _of_whole_layers(part: Part, name: str, channels: Lines, lines: Lines) -> Iterator[Astray]:
-    """Yield the layers of which a scale of the whole weight, or of its input, is astray.
+def _of_whole_layers(
+    part: LayerTensor, name: str, channels: Lines, lines: Lines
+) -> Iterator[Misplaced]:
+    """Yield the layers of which a scale of the whole weight, or of its input, is misplaced.
 
     A fused parameter has one scale for each layer, in their order, or as many for a layer as it
     takes the place of.
@@ -266,9 +270,9 @@ def _of_whole_layers(part: Part, name: str, channels: Lines, lines: Lines) -> It
 
 
 def _paired(
-    part: Part, layers: Sequence[str], lines: Lines
+    part: LayerTensor, layers: Sequence[str], lines: Lines
 ) -> Iterator[tuple[str, Sources | None]]:
-    """Yield each layer with what stands in its place.
+    """Yield each layer with the sources of the tensor in its place.
 
     Raises:
         _OutOfSight: there is more than one for each layer, and they are in no order.

@@ -24,7 +24,7 @@ IGNORE = ("lm_head", r"re:.*\bgate$", r"re:.*router.*")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LayerTensor:
     """A tensor that a quantized linear layer has, in place of its weight or beside it."""
 
     name: str
@@ -52,7 +52,7 @@ class Format:
     """The name, as in the setting `formats`."""
     config: Mapping[str, Any]
     """The `quantization_config` of config.json."""
-    parts: tuple[Part, ...]
+    parts: tuple[LayerTensor, ...]
     """The weight first; none where a framework does not give its tensors to the class."""
     multiples: tuple[int, int] = (1, 1)
     """Numbers that O and I have to be multiples of."""
@@ -92,11 +92,11 @@ def _blocks(outputs: int, inputs: int) -> tuple[int, int]:
 _FLOAT8 = {"num_bits": 8, "type": "float"}
 _INT8 = {"num_bits": 8, "type": "int"}
 _INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP}
-_BY_ROW = Part("weight_scale", torch.float32, lambda outputs, inputs: (outputs, 1))
+_BY_ROW = LayerTensor("weight_scale", torch.float32, lambda outputs, inputs: (outputs, 1))
 _PACKED_ROWS = (
-    Part("weight_packed", torch.int32, lambda outputs, inputs: (outputs, inputs // PACKED)),
-    Part("weight_scale", torch.bfloat16, _groups),
-    Part(
+    LayerTensor("weight_packed", torch.int32, lambda outputs, inputs: (outputs, inputs // PACKED)),
+    LayerTensor("weight_scale", torch.bfloat16, _groups),
+    LayerTensor(
         "weight_shape",
         torch.int64,
         lambda outputs, inputs: (2,),
@@ -106,14 +106,16 @@ _PACKED_ROWS = (
     ),
 )
 _COLUMNS = (
-    Part(
+    LayerTensor(
         "qzeros",
         torch.int32,
         lambda outputs, inputs: (inputs // GROUP, outputs // PACKED),
         axis=1,
         channels=PACKED,
     ),
-    Part("scales", torch.bfloat16, lambda outputs, inputs: (inputs // GROUP, outputs), axis=1),
+    LayerTensor(
+        "scales", torch.bfloat16, lambda outputs, inputs: (inputs // GROUP, outputs), axis=1
+    ),
 )
 FORMATS: tuple[Format, ...] = (
     Format(
@@ -124,7 +126,10 @@ FORMATS: tuple[Format, ...] = (
             {**_FLOAT8, "strategy": "channel"},
             {**_FLOAT8, "strategy": "token", "dynamic": True},
         ),
-        (Part("weight", torch.float8_e4m3fn, lambda outputs, inputs: (outputs, inputs)), _BY_ROW),
+        (
+            LayerTensor("weight", torch.float8_e4m3fn, lambda outputs, inputs: (outputs, inputs)),
+            _BY_ROW,
+        ),
     ),
     Format(
         # one scale for a weight, and one for its input, as llm-compressor's FP8
@@ -135,9 +140,9 @@ FORMATS: tuple[Format, ...] = (
             {**_FLOAT8, "strategy": "tensor", "dynamic": False},
         ),
         (
-            Part("weight", torch.float8_e4m3fn, lambda outputs, inputs: (outputs, inputs)),
-            Part("weight_scale", torch.float32, lambda outputs, inputs: (1,), channels=None),
-            Part(
+            LayerTensor("weight", torch.float8_e4m3fn, lambda outputs, inputs: (outputs, inputs)),
+            LayerTensor("weight_scale", torch.float32, lambda outputs, inputs: (1,), channels=None),
+            LayerTensor(
                 "input_scale",
                 torch.float32,
                 lambda outputs, inputs: (1,),
@@ -157,8 +162,8 @@ FORMATS: tuple[Format, ...] = (
             "modules_to_not_convert": ["lm_head"],
         },
         (
-            Part("weight", torch.float8_e4m3fn, lambda outputs, inputs: (outputs, inputs)),
-            Part("weight_scale_inv", torch.float32, _blocks, channels=BLOCK[0]),
+            LayerTensor("weight", torch.float8_e4m3fn, lambda outputs, inputs: (outputs, inputs)),
+            LayerTensor("weight_scale_inv", torch.float32, _blocks, channels=BLOCK[0]),
         ),
         multiples=(BLOCK[0], 1),
         left_out="modules_to_not_convert",
@@ -172,7 +177,7 @@ FORMATS: tuple[Format, ...] = (
             {**_INT8, "strategy": "channel"},
             {**_INT8, "strategy": "token", "dynamic": True},
         ),
-        (Part("weight", torch.int8, lambda outputs, inputs: (outputs, inputs)), _BY_ROW),
+        (LayerTensor("weight", torch.int8, lambda outputs, inputs: (outputs, inputs)), _BY_ROW),
     ),
     Format(
         # as llm-compressor's W4A16
@@ -187,7 +192,7 @@ FORMATS: tuple[Format, ...] = (
         _compressed("pack-quantized", {**_INT4, "symmetric": False}, None),
         (
             *_PACKED_ROWS,
-            Part(
+            LayerTensor(
                 "weight_zero_point",
                 torch.int32,
                 lambda outputs, inputs: (outputs // PACKED, inputs // GROUP),
@@ -207,14 +212,14 @@ FORMATS: tuple[Format, ...] = (
             "lm_head": False,
         },
         (
-            Part(
+            LayerTensor(
                 "qweight",
                 torch.int32,
                 lambda outputs, inputs: (inputs // PACKED, outputs),
                 axis=1,
             ),
             *_COLUMNS,
-            Part(
+            LayerTensor(
                 "g_idx",
                 torch.int32,
                 lambda outputs, inputs: (inputs,),
@@ -238,7 +243,7 @@ FORMATS: tuple[Format, ...] = (
             "modules_to_not_convert": None,
         },
         (
-            Part(
+            LayerTensor(
                 "qweight",
                 torch.int32,
                 lambda outputs, inputs: (inputs, outputs // PACKED),

@@ -61,7 +61,7 @@ def _by_hash(node: ast.AST) -> bool:
     return False
 
 
-def differences(
+def differences_by_seed(
     expected: State,
     unwritten: Mapping[str, Tensor],
     *,
@@ -69,7 +69,7 @@ def differences(
     checkpoint: str | None,
     folder: Path,
 ) -> dict[str, Difference]:
-    """Return what comes out otherwise in a process with another seed, if anything does.
+    """Return the tensors that come out otherwise in a process with another hash seed.
 
     Args:
         expected: the tensors that were loaded in this process.

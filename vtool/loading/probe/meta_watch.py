@@ -22,7 +22,7 @@ COPIES = frozenset({"clone", "_to_copy", "contiguous"})
 
 
 def storage_key(tensor: Tensor) -> int:
-    """Return what tells the tensor's storage from others that are there."""
+    """Return a key for the tensor's storage, unique among those alive."""
     return int(tensor.untyped_storage()._cdata)
 
 

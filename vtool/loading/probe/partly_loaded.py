@@ -15,7 +15,7 @@ Changed = Callable[[Collection[str]], Mapping[str, Tensor]]
 
 
 def unread(reference: Reference, suspects: Collection[str]) -> list[str]:
-    """Return those tensors whose values make no difference to what is loaded.
+    """Return the tensors whose values make no difference to the loaded model.
 
     Args:
         suspects: those that no operation was seen to read.

@@ -32,8 +32,8 @@ _LIBC.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Parameters, and every tensor of the checkpoint that goes into one of them."""
+class LoadPart:
+    """Parameters that are loaded together, and every tensor that goes into one of them."""
 
     parameters: tuple[str, ...]
     tensors: tuple[str, ...]
@@ -64,7 +64,7 @@ class Memory:
 
 
 @dataclass
-class Compared:
+class ComparedTensors:
     """The tensors whose values were loaded and compared, and what differed."""
 
     tensors: set[str] = field(default_factory=set)
@@ -76,14 +76,14 @@ class Compared:
         """Note tensors that are not compared."""
         self.why_not.update(dict.fromkeys(names, reason))
 
-    def add(self, other: "Compared") -> None:
-        """Take over what other parts have shown."""
+    def add(self, other: "ComparedTensors") -> None:
+        """Add the results of other parts to these."""
         self.tensors |= other.tensors
         self.items += other.items
         self.why_not |= other.why_not
 
 
-def parts_of(layout: Layout, sizes: Mapping[str, int], most: int = LARGEST_PART) -> list[Part]:
+def parts_of(layout: Layout, sizes: Mapping[str, int], most: int = LARGEST_PART) -> list[LoadPart]:
     """Return the parts to load: parameters that share a tensor together, and others as they fit.
 
     Args:
@@ -107,16 +107,16 @@ def parts_of(layout: Layout, sizes: Mapping[str, int], most: int = LARGEST_PART)
         group[0][parameter] = None
         group[1].update(dict.fromkeys(tensors))
         of_tensor |= dict.fromkeys(group[1], group)
-    parts: list[Part] = []
+    parts: list[LoadPart] = []
     taken = most + 1
     for parameters, names in groups:
         size = sum(sizes[name] for name in parameters)
         if parts and taken + size <= most:
             last = parts[-1]
-            parts[-1] = Part((*last.parameters, *parameters), (*last.tensors, *names))
+            parts[-1] = LoadPart((*last.parameters, *parameters), (*last.tensors, *names))
             taken += size
         else:
-            parts.append(Part(tuple(parameters), tuple(names)))
+            parts.append(LoadPart(tuple(parameters), tuple(names)))
             taken = size
     return parts
 
@@ -126,9 +126,9 @@ def compare_parts(
     load: Load,
     layout: Layout,
     entries: Mapping[str, Entry],
-    parts: Sequence[Part],
+    parts: Sequence[LoadPart],
     free: int,
-) -> Compared:
+) -> ComparedTensors:
     """Load every part from one buffer that is used again, and compare it with what was in it.
 
     What a class computes before it writes is compared with a load from memory that stays.
@@ -140,7 +140,7 @@ def compare_parts(
     share = free // len(models)
     few = [part for part in parts if _needed(models[0], part, entries)[0] <= share]
     large = [part for part in parts if _needed(models[0], part, entries)[0] > share]
-    found = Compared()
+    found = ComparedTensors()
     workers = [
         Worker(model, load, layout, entries, few[number :: len(models)], share)
         for number, model in enumerate(models)
@@ -160,18 +160,20 @@ class Worker:
     load: Load
     layout: Layout
     entries: Mapping[str, Entry]
-    parts: Sequence[Part]
+    parts: Sequence[LoadPart]
     free: int
 
-    def compare(self) -> Compared:
-        """Return what differs. Raises LoadFailed: a file cannot be read."""
-        found = Compared()
+    def compare(self) -> ComparedTensors:
+        """Load and compare every part. Raises LoadFailed: a file cannot be read."""
+        found = ComparedTensors()
         memory, ring = Memory(), Memory()
         for part in self.parts:
             self._compare_part(part, memory, ring, found)
         return found
 
-    def _compare_part(self, part: Part, memory: Memory, ring: Memory, found: Compared) -> None:
+    def _compare_part(
+        self, part: LoadPart, memory: Memory, ring: Memory, found: ComparedTensors
+    ) -> None:
         needed, more = _needed(self.model, part, self.entries)
         names = [name for name in self.entries if name in set(part.tensors)]
         if needed > self.free:
@@ -201,7 +203,7 @@ class Worker:
         found.tensors.update(name for name in names if name not in found.why_not)
 
     def _again(
-        self, names: Sequence[str], seen: Mapping[str, Tensor], found: Compared
+        self, names: Sequence[str], seen: Mapping[str, Tensor], found: ComparedTensors
     ) -> list[str]:
         """Load a part once more, from memory that stays, and add what differs.
 
@@ -210,7 +212,9 @@ class Worker:
             writes other values than its tensors' where it only copies them.
         """
         with Real(self.model, tuple(seen), None):
-            right = _Places(self.model, Part(tuple(seen), tuple(names)), self.layout, self.entries)
+            right = _Places(
+                self.model, LoadPart(tuple(seen), tuple(names)), self.layout, self.entries
+            )
             kept: list[Named] = []
             self.load(self.model, _owned(self.entries, names, kept))
             for name, buffer in kept:  # a class may collect all of them before it copies
@@ -237,7 +241,7 @@ def _came_from(layout: Layout, parameters: Iterable[str]) -> list[str]:
     return sorted({name for parameter in parameters for name in layout.came_from[parameter]})
 
 
-def _needed(model: Any, part: Part, entries: Mapping[str, Entry]) -> tuple[int, int]:
+def _needed(model: Any, part: LoadPart, entries: Mapping[str, Entry]) -> tuple[int, int]:
     """Return the bytes of a part with its buffer, and of a second load beside it."""
     tensors = _tensors(model, part.parameters)
     parameters = sum(tensor.nbytes for tensor in tensors.values())
@@ -351,7 +355,7 @@ class _Places:
     """Compares each tensor of a part with every place that it was to be copied to."""
 
     def __init__(
-        self, model: Any, part: Part, layout: Layout, entries: Mapping[str, Entry]
+        self, model: Any, part: LoadPart, layout: Layout, entries: Mapping[str, Entry]
     ) -> None:
         self.entries = entries
         self.state = _tensors(model, part.parameters)

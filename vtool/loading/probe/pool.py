@@ -140,7 +140,7 @@ class Pool:
         shutil.rmtree(child.folder, ignore_errors=True)  # 391 tiny checkpoints are a gigabyte
 
     def _facts(self, child: Child, status: int) -> SubjectFacts:
-        """Return what the child has written; a check that it did not come to has a reason."""
+        """Read the facts that the child wrote; a check that it did not come to has a reason."""
         stage_file, result = child.folder / "stage", child.folder / "result.json"
         stage = stage_file.read_text() if stage_file.exists() else "start"
         reason = f"{child.killed or _describe_end(status, child.folder / 'log')} (at: {stage})"

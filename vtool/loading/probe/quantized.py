@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .errors import NotRun
-from .formats import Format, Part
+from .formats import Format, LayerTensor
 from .state import State
 
 SEED = 3
@@ -115,7 +115,7 @@ def _fits(tensor: Tensor, form: Format) -> bool:
 
 
 def _values(
-    part: Part, layer: str, outputs: int, inputs: int, generator: torch.Generator
+    part: LayerTensor, layer: str, outputs: int, inputs: int, generator: torch.Generator
 ) -> Tensor:
     """Return the values of a part: others for each layer, or for each module that layers are in."""
     if part.values is not None:

@@ -109,12 +109,12 @@ def _outputs(model: Any, layers: list[Any], tokens: Tensor, expected: Outputs) -
 
 
 def _beginnings(tokens: Tensor) -> list[Tensor]:
-    """Return all beginnings of a text: of each, a class computes logits of the last token."""
+    """Return every beginning of a text: a class computes logits of the last token alone."""
     return [tokens[: end + 1] for end in range(len(tokens))]
 
 
 def _hidden_states(model: Any, layers: list[Any], tokens: Tensor) -> Tensor:
-    """Return what the class gives to its pooler, or to its head, of each token."""
+    """Return the hidden states of each token that the class gives to its pooler, or to its head."""
     seen: list[Tensor] = []
 
     def keep(_: Any, given: tuple[Any, ...], named: dict[str, Any], place: int) -> None:

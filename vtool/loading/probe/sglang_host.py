@@ -16,7 +16,7 @@ from torch import Tensor
 from . import sglang_config, twin
 from .constants import set_constants
 from .errors import NotRun, error_text
-from .facts import CheckFacts, Origin
+from .facts import CheckFacts, CheckpointSource
 from .host import Host, Progress
 from .sglang_forward import compare_with_twin
 from .sglang_kernels import stand_in_for_kernels
@@ -124,7 +124,7 @@ class SglangHost(Host):
                 break
         if not makers:
             raise NotRun(f"construction: {why[0]}")
-        origin: Origin = "twin"
+        origin: CheckpointSource = "twin"
         if checkpoint is None:
             progress("names")
             make = makers[0]
@@ -155,7 +155,7 @@ def _is_guessed(installer: StubInstaller, entry: twin.Entry) -> bool:
 
 
 def _maker(model_class: Any, folder: Path, said: torch.dtype | None = None) -> Callable[[], Any]:
-    """Return what makes the class of a folder.
+    """Return a function that builds the class of a folder.
 
     Args:
         said: the dtype that its config says; None: bfloat16, whatever that says.

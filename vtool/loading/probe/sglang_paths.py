@@ -113,10 +113,10 @@ def _streamer(weights: ReusableBuffer) -> Iterator[None]:
         def get_tensors(self) -> Iterator[Named]:
             yield from weights
 
-    stand_in: Any = ModuleType(STREAMER)
-    stand_in.SafetensorsStreamer = SafetensorsStreamer
+    streamer: Any = ModuleType(STREAMER)
+    streamer.SafetensorsStreamer = SafetensorsStreamer
     before = sys.modules.get(STREAMER)
-    sys.modules[STREAMER] = stand_in
+    sys.modules[STREAMER] = streamer
     try:
         yield
     finally:

@@ -40,7 +40,7 @@ class Owned:
         self.exhausted = True
 
 
-class Compared(Owned):
+class ChangeRecorder(Owned):
     """Gives tensors as `Owned` does; `changed` has those whose values a class changes in place.
 
     Each is looked at when the next one is asked for: who waits longer is not seen.

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from . import sglang_stubs, vllm_stubs
 from .errors import error_text
-from .field_guesses import guess_field, in_words
+from .field_guesses import guess_field, value_in_words
 
 MOST_ATTEMPTS = 60
 T = TypeVar("T")
@@ -267,7 +267,7 @@ class StubInstaller:
         return step()
 
     def run_load(self, load: Callable[[], T]) -> T:
-        """Return what a load returns, once no field of a config is missing: nothing is replaced.
+        """Run a load, again while a field of a config is missing, and return its value unchanged.
 
         Raises:
             Exception: what the load raises for another reason.
@@ -290,7 +290,7 @@ class StubInstaller:
         if not bases & {"PretrainedConfig", "PreTrainedConfig"} or key in self.added_fields:
             return False
         value = self.fields[key] if key in self.fields else guess_field(error.name, self.fields)
-        self.added_fields[key] = in_words(value)
+        self.added_fields[key] = value_in_words(value)
         setattr(owner, error.name, value)
         return True
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .facts import About, CheckFacts, Difference, Origin
+from .facts import About, CheckFacts, CheckpointSource, Difference
 from .formats import Format
 from .held import Held
 from .quantized import Quantized
@@ -30,7 +30,7 @@ class Subject:
     """The tensors that are loaded, in the order in which a loader gives them."""
     load: Callable[[Any, Iterable[Named]], object]
     """Load tensors into an object."""
-    origin: Origin
+    origin: CheckpointSource
     """The checkpoint's origin: the user; a tiny model of transformers' class; or `discover`.
 
     Only of the user's own is it certain that the class must take all of it.

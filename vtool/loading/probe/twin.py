@@ -209,7 +209,7 @@ def about_twin(
     taken: Iterable[str],
     own: bool = False,
 ) -> dict[str, Any]:
-    """Return what `About` says of a twin.
+    """Return the facts about a twin that `About` has.
 
     Args:
         name: the architecture's, whose entry of the table may add tensors.
@@ -233,7 +233,7 @@ def load_error(
     checkpoint: Mapping[str, Tensor],
     run: Callable[[Callable[[], Any]], Any] = lambda step: step(),
 ) -> str | None:
-    """Return what a load of a checkpoint raises, in one line; None where it comes to its end.
+    """Return the error that a checkpoint's load raises, in one line; None where it succeeds.
 
     Args:
         run: runs the load, and may run it again where it raises.

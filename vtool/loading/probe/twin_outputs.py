@@ -189,7 +189,7 @@ def _compare_text(twin: Twin, of_text: OfText) -> CheckFacts:
     expected = twin.outputs(tokens)
     own = of_text(tokens, expected)
     roundings = twin.roundings(lambda: twin.outputs(tokens), expected)
-    found = compare(own, expected, roundings)
+    found = compare_outputs(own, expected, roundings)
     name = found.measured["compared"]
     if not found.items or isinf(found.measured["distance"]):  # of no numbers nothing depends
         return found
@@ -212,7 +212,7 @@ def _compare_image(twin: Twin, of_image: OfImage) -> CheckFacts:
         expected = twin.features(image)
         own = {"image features": joined(of_image(image))}
         roundings = twin.roundings(lambda: twin.features(image), expected)
-        found = compare(own, expected, roundings)
+        found = compare_outputs(own, expected, roundings)
     except NotRun as why:
         return CheckFacts((), {"images": f"not run: {why}"})
     except Exception as error:  # a class may take images otherwise than these
@@ -220,8 +220,8 @@ def _compare_image(twin: Twin, of_image: OfImage) -> CheckFacts:
     return CheckFacts(found.items, {"images": dict(found.measured)})
 
 
-def compare(own: Outputs, expected: Outputs, roundings: Mapping[str, float]) -> CheckFacts:
-    """Compare what a class computes with what its twin does.
+def compare_outputs(own: Outputs, expected: Outputs, roundings: Mapping[str, float]) -> CheckFacts:
+    """Compare a class's outputs with those of its twin, a tiny model of transformers' class.
 
     Args:
         own: what the class computes: one output.

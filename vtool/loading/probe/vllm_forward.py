@@ -62,7 +62,7 @@ def compare_with_twin(
 
 
 def _of_image(model: Any) -> OfImage | None:
-    """Return what computes the features of an image; None where the class takes none."""
+    """Return a function that computes an image's features; None where the class takes no image."""
     if not hasattr(model, "embed_multimodal"):
         return None
     for module in model.modules():

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .checkpoint_files import write_checkpoint
 from .errors import NotRun
-from .facts import About, CheckFacts, Origin
+from .facts import About, CheckFacts, CheckpointSource
 from .formats import DEFAULT, Format
 from .held import Held, held_by
 from .quantized import quantize_checkpoint, unfit
@@ -188,7 +188,7 @@ def vllm_subject(
     checkpoint: Mapping[str, Tensor],
     model: Any,
     load: Callable[[Any, Iterable[Named]], object],
-    origin: Origin,
+    origin: CheckpointSource,
     about: About,
     twin: tuple[str, Path, bool] | None,
 ) -> Subject:

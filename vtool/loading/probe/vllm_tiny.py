@@ -16,7 +16,7 @@ from . import twin
 from .constants import set_constants, shrink_constants
 from .discover import discover
 from .errors import NotRun, error_text
-from .facts import Origin
+from .facts import CheckpointSource
 from .host import Progress
 from .state import named_parameters
 from .stubs import STUBS, Stub, StubInstaller
@@ -114,7 +114,7 @@ class TinyArchitecture:
                 self.why_no_twin = f"it does not take what transformers' {self.twin_class} saves"
                 if error := twin.load_error(make, saved or {}):
                     self.why_no_twin += f": {error}"
-        origin: Origin = "twin"
+        origin: CheckpointSource = "twin"
         if checkpoint is None:
             self.progress("names")
             origin = "discovered"

@@ -96,7 +96,7 @@ def _differing(
 
 
 def _model_name(path: str) -> str:
-    """Return what a model is called: its folder's name, or its run's."""
+    """Return a model's short name: its folder's, or its run's."""
     parts = Path(path).parts
     name = parts[-2] if len(parts) > 1 and parts[-1] == "export" else (parts or ("",))[-1]
     return name or path

@@ -24,7 +24,7 @@ def own_lines(document: Mapping[str, Any]) -> list[list[list[Finding]]]:
 
 
 def finding_parts(findings: Sequence[Finding]) -> dict[str, Any]:
-    """Return what is shown of the findings of one subject at one line, the gravest first."""
+    """Return the page's parts for one subject's findings at one line, the gravest first."""
     first = findings[0]
     names = dict.fromkeys(name for one in findings for name in _parameters(one))
     return {
@@ -38,7 +38,7 @@ def finding_parts(findings: Sequence[Finding]) -> dict[str, Any]:
 def line_parts(
     document: Mapping[str, Any], subjects: Mapping[int, Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return what is shown of each line, the gravest first, then those of most subjects.
+    """Return the page's parts for each line, the gravest first, then those of most subjects.
 
     Args:
         subjects: what the page knows of each subject (`id`, `name`, `verdict`), by the place of its

@@ -128,7 +128,7 @@ def _subject(
 
 
 def _oracle_kind(oracle: str) -> str:
-    """Return what the verdict rests on without the class's name, to choose subjects by.
+    """Return the kind of oracle without the class's name, to choose subjects by.
 
     It is made of the words that `details.subject.oracle` has: `the names of transformers' X and its
     logits`.
@@ -163,7 +163,7 @@ def _cell(result: Mapping[str, Any], rule: str) -> tuple[str, str, str]:
 
 
 def _facts(found: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    """Return what was measured, as names and lines of text."""
+    """Return the measured facts, as names and lines of text."""
     return [
         (name.replace("_", " "), _texts(value))
         for name, value in found.items()

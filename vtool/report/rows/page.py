@@ -53,7 +53,7 @@ def render(document: Mapping[str, Any]) -> str:
 
 
 def _part(result: Mapping[str, Any], place: int) -> dict[str, Any]:
-    """Return what the page has of one result: of a split, or of a recipe's proofs."""
+    """Return the page's section for one result: of a split, or of a recipe's proofs."""
     look: Mapping[str, Any] | None = result.get("details", {}).get("look")
     split = look["split"] if look else None
     return {
@@ -191,7 +191,7 @@ def _lines(text: str) -> str:
 
 
 def _unlooked(look: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what the page does not show, or was not looked at to make it."""
+    """Yield notes on the rows and sizes that the page does not show or was made without."""
     pictures, budgets = look["pictures"], look["budgets"]
     if pictures["rows_looked_at"] < pictures["rows"]:
         yield (

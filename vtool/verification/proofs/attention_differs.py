@@ -38,7 +38,7 @@ def compute(context: ProofContext) -> ProofResult:
     expected, allowed = context.reference.logits, context.reference.tolerances
     model = context.model()
     model.set_attn_implementation("eager")  # type: ignore[operator]
-    found = rounding.differences(reference.row_logits(context, model), expected, allowed)
+    found = rounding.tensor_distances(reference.row_logits(context, model), expected, allowed)
     return check_differences(RULE, what, found, "attention computes something else")
 
 

@@ -82,7 +82,7 @@ def compute(context: ProofContext) -> ProofResult:
 
 
 def _tower_problem(step: "Step", tower: set[str]) -> str:
-    """Return what is wrong with the tower's gradients; nothing where they are 0."""
+    """Return the problem of the tower's gradients; empty where they are 0."""
     for name in sorted(tower):
         gradient = step.gradients.get(name)
         if gradient is None:
@@ -99,7 +99,7 @@ def _tower_problem(step: "Step", tower: set[str]) -> str:
 
 
 def _not_finite_with_nan_tower(context: ProofContext, rows: list[int]) -> list[str]:
-    """Return what is not finite in a step whose dummy forward goes through a tower of NaN."""
+    """Return the gradients that are not finite where the dummy forward meets a tower of NaN."""
     try:
         step = _text_step(context, rows, dummy="always", nan=True)
     except Findings as findings:  # the loop checks loss and norm itself

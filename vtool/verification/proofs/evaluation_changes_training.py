@@ -88,7 +88,7 @@ def compute(context: ProofContext) -> ProofResult:
 
 
 def _switches(module: Any) -> Iterator[tuple[str, bool]]:
-    """Yield what of a model says how it computes, by name."""
+    """Yield the switches of a model that decide how it computes, by name."""
     for name, part in module.named_modules():
         for switch in ("training", "gradient_checkpointing"):
             if isinstance(value := getattr(part, switch, None), bool):

@@ -80,7 +80,7 @@ def compute(context: ProofContext) -> ProofResult:
             if name == "adapter":
                 add_saved_adapter(model, context.folder / "adapter")
             with torch.no_grad():
-                found += rounding.differences(logits(model), trained, allowed, name)
+                found += rounding.tensor_distances(logits(model), trained, allowed, name)
         return found
 
     found = context.ranks.on_rank_zero(compare_exports)

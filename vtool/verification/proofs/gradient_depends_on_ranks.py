@@ -51,7 +51,7 @@ def compute(context: ProofContext) -> ProofResult:
             batches = steps.split_between_ranks(context, session, images, texts)
         step = steps.take_step(session, progress, batches)
         if context.ranks.rank == 0:
-            found += rounding.differences(step.gradients, expected, allowed, case)
+            found += rounding.tensor_distances(step.gradients, expected, allowed, case)
     if context.ranks.rank:
         return not_run(RULE, what, "")  # gradients are gathered on rank 0
     return check_differences(

@@ -60,7 +60,7 @@ def compute(context: ProofContext) -> ProofResult:
         name = reference.row_name(row)
         for case, logits, end in padded:
             ours = logits[row, max(0, end - length) : end or length]
-            found += rounding.differences({name: ours}, {name: expected[name]}, allowed, case)
+            found += rounding.tensor_distances({name: ours}, {name: expected[name]}, allowed, case)
     return check_differences(RULE, what, found, "a row's logits depend on the rows beside it")
 
 

@@ -14,7 +14,7 @@ from vtool.verification.proofs.proof import (
 )
 
 if TYPE_CHECKING:
-    from vtool.data.plan import Part
+    from vtool.data.plan import SourceShare
 
 RULE = Rule(
     name="rows-lost",
@@ -85,7 +85,7 @@ def _plan_problem(context: ProofContext) -> str:
     return "the second epoch has its rows in the order of the first" if same else ""
 
 
-def _parts(context: ProofContext) -> "tuple[Part, ...]":
+def _parts(context: ProofContext) -> "tuple[SourceShare, ...]":
     """Return the parts of an epoch of the recipe's mixture, of as many rows as are planned."""
     from vtool.data.mixture import parts_of_epoch
 

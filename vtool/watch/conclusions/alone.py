@@ -125,7 +125,7 @@ def _texts_unparted(facts: Facts) -> int:
 
 
 def _certain(facts: Facts) -> str | None:
-    """Return what is seen that is not to be, of what the model is given alone."""
+    """Return the message about tokens that are seen and must not be, by the inputs alone."""
     if held := _texts_unparted(facts):
         return (
             f"rows of the data set hold up to {held} texts each, whose lengths it has, and the"

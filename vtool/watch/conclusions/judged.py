@@ -31,7 +31,7 @@ def _even(values: list[float], tolerance: float) -> bool:
 
 
 def _normalization(micros: list[Micro]) -> str:
-    """Return what sizes of weights are equal, over rows of the same step."""
+    """Return the kind of normalization: which tokens or answers weigh the same in a step."""
     rows = [(micro, row) for micro in micros for row in micro.rows if row.solved]
     tolerance = 2 * max(micro.single for micro in micros)
     inside = [

@@ -60,7 +60,7 @@ _LEAST_ROWS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class RowCounts:
     """The count of how often each row was seen."""
 
     times: Counter[str]
@@ -79,7 +79,7 @@ class Ledger:
 
     @property
     def not_held(self) -> str:
-        """Why rows cannot be held against the data set."""
+        """The reason why rows cannot be held against the data set."""
         if self.data is None:
             return "the length of the data set is not known"
         if len(self.times) > self.data:
@@ -101,7 +101,7 @@ class Ledger:
         return copies <= self.data <= most
 
 
-def ledger_of(facts: Facts) -> Ledger:
+def count_rows(facts: Facts) -> RowCounts:
     """Count the rows of all ranks."""
     times = Counter(digest for one in facts.of("rows") for digest in one.get("rows") or ())
     loaders = {
@@ -111,12 +111,12 @@ def ledger_of(facts: Facts) -> Ledger:
         if loader.get("rows")
     }
     if len(loaders) != 1:  # which of several is the one of an evaluation cannot be told
-        return Ledger(times, None, 0)
+        return RowCounts(times, None, 0)
     ((rows, loader),) = loaders.items()
     batch = int(loader.get("batch") or 1) * facts.world
     by_weights = loader.get("sampler") == "WeightedRandomSampler"
     left_out = batch - 1 if loader.get("drop_last") else 0
-    return Ledger(times, rows, left_out, by_weights, facts.world > 1 and rows % batch > 0)
+    return RowCounts(times, rows, left_out, by_weights, facts.world > 1 and rows % batch > 0)
 
 
 def _uneven(facts: Facts) -> Outcome:
@@ -124,42 +124,42 @@ def _uneven(facts: Facts) -> Outcome:
         return Outcome(not_run=facts.skipped("ledger") or "no row was seen")
     if facts.not_data_parallel:
         return Outcome(not_run=f"ranks share their rows ({facts.not_data_parallel})")
-    ledger = ledger_of(facts)
+    counts = count_rows(facts)
     measured = {
-        "seen": ledger.seen,
-        "different": len(ledger.times),
-        "times": {f"{n} x": rows for n, rows in sorted(Counter(ledger.times.values()).items())},
-        "in the data": ledger.data,
+        "seen": counts.seen,
+        "different": len(counts.times),
+        "times": {f"{n} x": rows for n, rows in sorted(Counter(counts.times.values()).items())},
+        "in the data": counts.data,
     }
-    if ledger.data is None or len(ledger.times) > ledger.data or ledger.seen < ledger.data:
-        return Outcome(not_run=ledger.not_held, measured=measured)
-    missing = ledger.data - len(ledger.times)
-    one = _too_few(ledger, missing) if missing > ledger.left_out else _too_often(ledger)
+    if counts.data is None or len(counts.times) > counts.data or counts.seen < counts.data:
+        return Outcome(not_run=counts.not_held, measured=measured)
+    missing = counts.data - len(counts.times)
+    one = _too_few(counts, missing) if missing > counts.left_out else _too_often(counts)
     return Outcome((one,) if one else (), measured=measured)
 
 
-def _too_few(ledger: Ledger, missing: int) -> Diagnostic:
-    most = max(ledger.times.values())
+def _too_few(counts: RowCounts, missing: int) -> Diagnostic:
+    most = max(counts.times.values())
     told = (
-        f"{ledger.seen} rows were shown, of a data set of {ledger.data}: {len(ledger.times)}"
+        f"{counts.seen} rows were shown, of a data set of {counts.data}: {len(counts.times)}"
         f" different ones, one of them {most} times"
     )
-    if ledger.by_weights or ledger.is_of_duplicates:
+    if counts.by_weights or counts.is_of_duplicates:
         copies = f"as it would be where the data has {missing} rows more than once"
-        message = f"{told}; {'rows are drawn by weights' if ledger.by_weights else copies}"
+        message = f"{told}; {'rows are drawn by weights' if counts.by_weights else copies}"
         return found(UNEVEN, message, severity="note")
     return found(UNEVEN, f"{told}, so {missing} never, or too seldom")
 
 
-def _too_often(ledger: Ledger) -> Diagnostic | None:
+def _too_often(counts: RowCounts) -> Diagnostic | None:
     """Hold the rows of whole epochs, none of which is missing, against each other."""
-    assert ledger.data
-    most, least = max(ledger.times.values()), min(ledger.times.values())
-    by_design = ledger.by_weights or ledger.fills_up or ledger.left_out
-    if by_design or ledger.seen % ledger.data or most == least:
+    assert counts.data
+    most, least = max(counts.times.values()), min(counts.times.values())
+    by_design = counts.by_weights or counts.fills_up or counts.left_out
+    if by_design or counts.seen % counts.data or most == least:
         return None
     message = (
-        f"in {ledger.seen // ledger.data} epochs of {ledger.data} rows one row was shown {most}"
+        f"in {counts.seen // counts.data} epochs of {counts.data} rows one row was shown {most}"
         f" times, and another one {'once' if least == 1 else f'{least} times'}"
     )
     return found(UNEVEN, message)

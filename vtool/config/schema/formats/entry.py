@@ -38,7 +38,7 @@ class RowsEntry(Settings):
         return {}
 
     def own_rows(self) -> dict[str, object]:
-        """Return what tells its rows from those of others, beside its files."""
+        """Return the settings that choose its rows, beside its files."""
         return {
             name: value
             for name, value in self.model_dump().items()

@@ -17,7 +17,7 @@ _LENGTHS_OF_TEXTS = re.compile(r"(packed_)?(seq|sequence)s?_?(len|length)s?")
 
 
 def loss_scale(optimizer: Any) -> float:
-    """Return what a GradScaler multiplied the loss by: gradients are divided by it at the step."""
+    """Return the factor of a GradScaler on the loss, by which the step divides gradients."""
     for each in _scalers():
         if id(optimizer) in each._per_optimizer_states:
             return float(each.get_scale())
@@ -36,12 +36,12 @@ def _scalers() -> list[torch.amp.GradScaler]:
 
 
 def scales() -> list[float]:
-    """Return what the loss scalers alive multiply by."""
+    """Return the factors of the loss scalers alive."""
     return [float(each.get_scale()) for each in _scalers()]
 
 
 def around() -> dict[str, Any]:
-    """Return what is known of the data, and of what the trainer was asked for."""
+    """Return the facts about the data loaders, and the settings that the trainer was given."""
     return {"data": loaders(), "asks": _asks()}
 
 
@@ -77,7 +77,7 @@ def loaders() -> list[dict[str, Any]]:
 
 
 def _loader(kind: str, data: Any, settings: Any) -> dict[str, Any]:
-    """Return what is known of a loader, from itself or from its sampler of batches."""
+    """Return the facts about a loader, from itself or from its sampler of batches."""
     return {
         "loader": kind,
         "dataset": type(data).__name__,

@@ -24,8 +24,8 @@ class NotRun(Exception):
     """Says why rows cannot be computed by themselves."""
 
 
-def compare(found: Found, record: Record) -> dict[str, Any]:
-    """Return the fields of `alone`.
+def compare_alone(found: Found, record: Record) -> dict[str, Any]:
+    """Compare rows in their batch with the same rows alone; return the fields of `alone`.
 
     Tolerance: what moving the output of every layer by one rounding of the arithmetic does, times
     the root of the longest sum in float32, whose terms are rounded one by one; times 2 in 16 bits,
@@ -296,7 +296,7 @@ def _run(
 
 
 def _switches(given: dict[str, Any]) -> dict[str, bool]:
-    """Return what turns parts of a backbone on or off, such as BLIP's `is_decoder`."""
+    """Return the arguments that turn parts of a backbone on or off, such as BLIP's `is_decoder`."""
     return {
         name: value
         for name, value in given.items()

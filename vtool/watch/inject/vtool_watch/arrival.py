@@ -22,7 +22,7 @@ _OF_IMAGES = re.compile(r"vision|visual", re.IGNORECASE)
 
 
 def left_to_divide(optimizer: Any) -> float:
-    """Return what a step divides gradients by: a GradScaler leaves it to fused optimizers."""
+    """Return the divisor of the gradients at a step: a GradScaler leaves it to fused optimizers."""
     scale = getattr(optimizer, "grad_scale", None)
     return float(scale) if isinstance(scale, Tensor) else 1.0
 
@@ -231,7 +231,7 @@ class Reference:
 
 
 def _of_correction(update: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
-    """Return what an update may be off where 1 − βᵗ is taken in float32 (capturable, compiled)."""
+    """Return an update's error where 1 − βᵗ is taken in float32 (capturable, compiled)."""
     step = float(state.get("step", 0)) + 1
     off: Tensor = update.abs() * sum(2.0**-24 / (1 - float(b) ** step) for b in group["betas"])
     return off

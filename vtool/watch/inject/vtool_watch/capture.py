@@ -13,7 +13,7 @@ from .learnt import Record
 from .model import Found, drops, is_recorded
 from .norm import of_norm
 from .places import evenly
-from .rows import Seen, keep
+from .rows import KeptBatch, keep
 from .settings import Settings
 
 _OUTER = ("input_ids", "attention_mask", "position_ids", "pixel_values", "pixel_values_videos")
@@ -54,7 +54,7 @@ class Hook:
 
 
 def _rotaries(base: Any) -> list[Any]:
-    """Return what is called with the positions of a text."""
+    """Return the modules that compute rotary embeddings from the positions of a text."""
     return [
         module
         for name, module in base.named_modules()
@@ -72,7 +72,7 @@ class Capture:
         self.looking = False
         self.want_alone = False
         self.records: list[Record] = []
-        self.ledger: list[Seen] = []
+        self.ledger: list[KeptBatch] = []
         self.skipped: dict[str, str] = {}
         self.window = 0
         self.kept = 0
@@ -84,7 +84,7 @@ class Capture:
         self._outer: dict[str, Any] = {}
         self._row_mask: Any = None
         """The mask of rows × positions, where the model makes one of four dimensions of it."""
-        self._pending: tuple[dict[str, Any], dict[str, Any], Seen | None] | None = None
+        self._pending: tuple[dict[str, Any], dict[str, Any], KeptBatch | None] | None = None
         self._norm: tuple[Tensor, Tensor] | None = None
         self._micro = 0
         self._names = list(inspect.signature(type(found.base).forward).parameters)[1:]
@@ -122,7 +122,7 @@ class Capture:
         return hooked | {id(module) for module in _rotaries(self.found.base)}
 
     def close(self) -> None:
-        """Take all hooks away."""
+        """Remove the hooks and drop every record."""
         for handle in self._handles:
             handle.remove()
         self._handles, self.records, self.ledger = [], [], []
@@ -329,7 +329,7 @@ class Capture:
             self.share = self.settings.tokens // len(records)
         return records
 
-    def take_ledger(self) -> list[Seen]:
+    def take_ledger(self) -> list[KeptBatch]:
         """Return the batches seen since."""
         seen, self.ledger = self.ledger, []
         return seen

@@ -11,7 +11,7 @@ from torch import Tensor
 from .digests import bytes_of, digest_of
 from .model import Found
 from .places import multiplies_in_tf32
-from .rows import Seen, documents, row_mask
+from .rows import KeptBatch, documents, row_mask
 from .solve import SLACK, Solution
 
 ROUNDING = {
@@ -36,7 +36,7 @@ class Record:
     names: list[str]
     dropout: str | None
     """`on`, or `off` in evaluation mode; None: the model has none."""
-    seen: Seen | None
+    seen: KeptBatch | None
     window: int = 0
     version: int = 0
     """The number of changes of the weights so far."""

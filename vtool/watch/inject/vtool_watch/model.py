@@ -74,7 +74,9 @@ def find_models(owned: Iterable[int]) -> list[Found]:
             key = id(head if layout is None else layout.gpt)
             size = len(parameters), sum(1 for _ in module.modules())
             if sizes.get(key, (-1, -1)) < size:
-                found[key] = describe(module, head) if layout is None else of_gpt(module, layout)
+                found[key] = (
+                    describe_model(module, head) if layout is None else of_gpt(module, layout)
+                )
                 sizes[key] = size
         except ReferenceError:  # a dead proxy
             continue
@@ -124,8 +126,8 @@ def _ends(model: Any, text: Any) -> tuple[int, ...]:
     return tuple(ends) if isinstance(ends, (list, tuple)) else () if ends is None else (ends,)
 
 
-def describe(model: Any, head: Any) -> Found:
-    """Return the parts of a model."""
+def describe_model(model: Any, head: Any) -> Found:
+    """Find the parts of a model that the watch needs: backbone, head and special tokens."""
     base = _backbone(model, head)
     config = model.config
     text = megatron.text_of(config)
@@ -151,7 +153,7 @@ def describe(model: Any, head: Any) -> Found:
 
 
 def _backbone(model: Any, head: Any) -> Any:
-    """Return what gives the head its hidden states."""
+    """Return the module that gives the head its hidden states."""
     base = _base(model, head)
     if base is model and getattr(model.config, "is_encoder_decoder", False):
         return getattr(model, "decoder", base)  # T5: encoder and decoder stand beside the head
@@ -244,7 +246,7 @@ def whole(tensor: Any) -> Any:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return what this process holds of a tensor."""
+    """Return this process's own part of a tensor, detached."""
     detached: Any = tensor.detach()
     found: Tensor = detached.to_local() if hasattr(detached, "to_local") else detached
     return found
@@ -277,7 +279,7 @@ def head_tensors(found: Found) -> list[Tensor]:
 
 
 def as_head(found: Found, tensors: list[Tensor]) -> Head:
-    """Return what is solved with, of the head's whole tensors."""
+    """Build the head to solve with from its whole tensors: weight, and bias if it has one."""
     return Head(tensors[0], tensors[1] if len(tensors) > 1 else None, found.scale, found.cap)
 
 

@@ -27,7 +27,7 @@ class Agreement:
         """Why nothing is voted on any more."""
 
     def decide(self, question: str, ranks: Sequence[int], ready: bool) -> bool:
-        """Return what all ranks decide: whether each of them is there and ready."""
+        """Return the decision of all ranks: whether each of them is there and ready."""
         if self.over is not None:
             return False
         try:

@@ -220,7 +220,7 @@ def visuals_of(
 
 
 @dataclass
-class Seen:
+class KeptBatch:
     """A batch as the ledger keeps it until the step: small, and nothing waited for the device."""
 
     inputs: dict[str, Any]
@@ -235,8 +235,8 @@ class Seen:
 _SMALL = ("attention_mask", "position_ids", "cu_seq_lens_q", "image_grid_thw", "video_grid_thw")
 
 
-def keep(inputs: dict[str, Any], ids: Tensor, micro: int) -> Seen:
-    """Return what the ledger needs of a batch."""
+def keep(inputs: dict[str, Any], ids: Tensor, micro: int) -> KeptBatch:
+    """Copy the small inputs of a batch, and the checksums of its pixels, for the ledger."""
     small: dict[str, Any] = {
         name: _copy(value)
         for name in _SMALL
@@ -252,7 +252,7 @@ def keep(inputs: dict[str, Any], ids: Tensor, micro: int) -> Seen:
         small[name] = _images(value) or True
     mask = inputs.get("attention_mask")
     axes = mask.dim() if isinstance(mask, Tensor) else None
-    return Seen(small, _copy(ids), sums, micro, axes)
+    return KeptBatch(small, _copy(ids), sums, micro, axes)
 
 
 def _copy(tensor: Tensor) -> Tensor:
@@ -260,7 +260,7 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def _of_images(name: str, sums: Tensor, inputs: dict[str, Any]) -> list[bytes]:
-    """Return what tells the images of a batch apart: of several patches where there are grids."""
+    """Return a key for each image of a batch: of several patches where there are grids."""
     grid = next((inputs.get(g) for g, p, _ in VISUALS if p == name), None)
     raw, one = bytes_of(sums), sums.element_size()
     if isinstance(grid, Tensor) and sum(patches := _patches(grid)) == len(sums):
@@ -280,7 +280,7 @@ def _texts_of(ids: Tensor, texts: list[Document]) -> list[bytes]:
     ]
 
 
-def ledger(seen: Seen, config: Any) -> dict[str, Any]:
+def ledger(seen: KeptBatch, config: Any) -> dict[str, Any]:
     """Return the fields of `rows`, but for `data` and `inputs`."""
     ids = seen.ids.cpu()
     inputs = {n: v.cpu() if isinstance(v, Tensor) else v for n, v in seen.inputs.items()}

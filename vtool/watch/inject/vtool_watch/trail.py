@@ -59,7 +59,7 @@ class Trail:
         }
 
     def behind(self, step: int, found: Found, optimizer: Any) -> None:
-        """Note what a step has made."""
+        """Record the digests and some values of the weights that a step has written."""
         self._behind = step, _digests(found, optimizer)
         self._made = _coordinates(found, self._behind[1])
 
@@ -77,7 +77,7 @@ def _coordinates(found: Found, names: dict[str, str]) -> dict[str, Tensor]:
 def _written(
     moved: list[str], was: dict[str, Tensor], made: dict[str, Tensor], now: dict[str, Tensor]
 ) -> dict[str, Any] | None:
-    """Return what something else than the step has made of the tensors that it moved.
+    """Return the change that something other than the step made to the tensors that it moved.
 
     `share`: the part of the step that is left; `rest`: what that does not explain of it.
     """

@@ -30,7 +30,7 @@ from .model import (
 )
 from .mrope import placed
 from .ranks import Agreement, agreement, ranks_of
-from .rows import Seen, ledger
+from .rows import KeptBatch, ledger
 from .settings import Settings
 from .solve import precision_for, solve
 from .trail import Trail
@@ -58,7 +58,7 @@ class Watch:
         self._shared_out = False
         self._alone_done = False
         self._said: set[tuple[str, str]] = set()
-        self._waiting: list[tuple[int, Seen]] = []
+        self._waiting: list[tuple[int, KeptBatch]] = []
         self._written = time.monotonic()
         self._agreement: Agreement | None = None
         self._asked = False
@@ -408,7 +408,7 @@ class Watch:
                 raise alone.NotRun("a pass through Megatron-core is of all ranks")
             if not kept.get("inputs"):
                 raise alone.NotRun("the first micro-batch was not kept (VTOOL_WATCH_MIB)")
-            fact = alone.compare(self.found, record)
+            fact = alone.compare_alone(self.found, record)
             self._alone_done = self._alone_done or len(fact["documents"]) > 1
             self.say("alone", **fact)
         except alone.NotRun as why:
@@ -497,4 +497,4 @@ class Watch:
 
 
 def _nothing(*_: Any) -> None:
-    """Take what a model that was let go still says."""
+    """Ignore the reports of a model that is no longer watched."""

@@ -1,4 +1,4 @@
-"""Collect what the page of `vtool verify --html` shows of a split: counts, and a few whole rows.
+"""Collect counts and a few whole rows of a split for the page of `vtool verify --html`.
 
 All of it is plain values, as many for a million rows as for a hundred.
 """
@@ -40,8 +40,8 @@ SIGNS = {ord("\n"): "\u2424", ord("\t"): "\u2409"}
 """Unicode's signs for a new line and a tab: a backslash and an n may also be what a text has."""
 
 
-def look_at(run: Run, split: str, rows: EncodedRows, audits: RowAudits) -> dict[str, Any]:
-    """Return what the page shows of a split."""
+def summarize_split(run: Run, split: str, rows: EncodedRows, audits: RowAudits) -> dict[str, Any]:
+    """Return the page's data about a split: its lengths, pictures, token budgets and rows."""
     table = audits.usable
     return {
         "split": split,
