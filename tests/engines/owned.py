@@ -1,4 +1,4 @@
-"""What each rank is given of tensors that have owners, and how much memory it takes for them."""
+"""The tensors that each rank is given where they have owners, and the memory taken for them."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -22,7 +22,7 @@ class Owned:
     """One rank's part of it; the questions are those that the owner was asked."""
 
     whole: dict[str, Tensor] = field(default_factory=dict)
-    """What it is given where every rank is given everything."""
+    """The tensors that it is given where every rank is given everything."""
     asked: list[tuple[int, int]] = field(default_factory=list)
     """The bytes, and the rank that was answered."""
     given: list[tuple[int, str, Tensor]] = field(default_factory=list)
@@ -48,7 +48,7 @@ class _Made(TorchDispatchMode):
 
 
 def take(taken: Taken, ranks: Ranks) -> Owned:
-    """Take what a rank is given where all own everything, and where they own in turn."""
+    """Collect the tensors of a rank where all own everything, and where they own in turn."""
     found = Owned({name: tensor.clone() for name, tensor in taken(everyone)})
 
     def in_turn(size: int) -> int:
@@ -105,7 +105,7 @@ def _tensors(tree: Any) -> Iterable[Tensor]:
 
 
 def _is_message(tensor: Tensor) -> bool:
-    """Whether it is of objects or numbers on their way between ranks: no weight is like them."""
+    """Return true for objects or numbers on their way between ranks: no weight is like them."""
     return tensor.dim() <= 1 and tensor.dtype not in (torch.float32, torch.bfloat16)
 
 

@@ -214,12 +214,12 @@ class TorchEngine:
         return ((saved_name(name), parameter) for name, parameter in self.module.named_parameters())
 
     def _gather(self, tensor: Tensor, to: int | None) -> Tensor | None:
-        """Return all of a tensor of which each rank may have its share, on rank `to` or on all.
+        """Return the whole of a tensor, which may be sharded, on rank `to` or on all ranks.
 
         Every rank calls it; those that are not to have the tensor get None.
         """
         return tensor if to in (None, self.ranks.rank) else None
 
     def _share(self, parameter: Tensor, whole: Tensor) -> Tensor:
-        """Return what this rank keeps of a whole tensor, which has a parameter's rows."""
+        """Return this rank's share of a whole tensor, which has a parameter's rows."""
         return whole

@@ -191,7 +191,7 @@ class Engine(Protocol):
         """
 
     def observe(self, component: Callable[[str], str]) -> Iterator[Observed]:
-        """Yield what the engine's live objects have of the settings `engine`, `model` and `lora`.
+        """Yield the settings `engine`, `model` and `lora` as the engine's live objects have them.
 
         Every rank calls it; nothing is computed or communicated.
 

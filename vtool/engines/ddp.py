@@ -112,7 +112,7 @@ class Ddp(common.TorchEngine):
 
 
 def observe_ddp(parallel: DistributedDataParallel) -> Iterator[Observed]:
-    """Yield what torch's DistributedDataParallel has of the settings of engine=ddp.
+    """Yield the settings of engine=ddp as torch's DistributedDataParallel has them.
 
     It is what its reducer was built with.
     """

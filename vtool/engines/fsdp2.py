@@ -247,7 +247,7 @@ def _mesh(ranks: Ranks) -> DeviceMesh:
 
 
 def _gather_rows(tensor: DTensor, to: int) -> Tensor | None:
-    """Return all of a tensor on one rank; the others send their rows, and get None."""
+    """Return the whole of a tensor on one rank; the others send their rows, and get None."""
     mesh, own = tensor.device_mesh, tensor.to_local()
     rows = -(-len(tensor) // mesh.size())
     if len(own) < rows:  # the last ranks have fewer, or none; what is gathered is of one shape

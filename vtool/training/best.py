@@ -51,7 +51,7 @@ class Marks:
         return Marks(best, reference, kept["waited"], kept["stopped"])
 
     def as_dict(self) -> dict[str, Any]:
-        """Return them as JSON."""
+        """Return the marks as JSON."""
         return asdict(self)
 
     def extended(self) -> "Marks":

@@ -225,7 +225,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def damage(checkpoint: Path, digests: Digests = digest_here) -> str | None:
-    """Return what is wrong with a checkpoint's files, or None if no byte has changed."""
+    """Return the damage of a checkpoint's files in words, or None if no byte has changed."""
     try:
         return next(_damages(checkpoint, digests), None)
     except Findings:  # a ValueError too: what keeps a rank from looking is no damage

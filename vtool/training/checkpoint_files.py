@@ -132,7 +132,7 @@ def name_files(folder: Path, written: Sequence[WrittenFile]) -> dict[str, dict[s
 
 
 def tensor_files(manifest: Iterable[str], kind: str) -> list[str]:
-    """Return those of a kind among the names of a manifest, in order.
+    """Return the names in a manifest of the files of a kind, in order.
 
     Raises:
         LookupError: of those that it lacks.

@@ -112,7 +112,7 @@ class AdamW8bit(torch.optim.AdamW):
 
 @cache
 def table_of(signed: bool) -> Tensor:
-    """Return what each code stands for, float32 [256], ascending from -1 or 0 to 1.
+    """Return the value of each code, float32 [256], ascending from -1 or 0 to 1.
 
     An exponent of ten, and the rest of the bits for the fraction: the larger a number, the more
     (arXiv 1511.04561, and 2110.02861 without a sign).

@@ -100,7 +100,7 @@ def _take_best(session: Session, progress: Progress) -> tuple[int, list[Diagnost
 
 
 def _ending(session: Session, progress: Progress, exported: int) -> dict[str, Any]:
-    """Return what a result says of the step that is exported, and of an end before the last."""
+    """Return a result's entries on the exported step, and on an end before the last."""
     marks, said = progress.marks, {}
     if marks.best is not None:
         said["best"] = {**asdict(marks.best), "exported": exported == marks.best.step}

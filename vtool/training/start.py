@@ -280,7 +280,7 @@ def check_rows(origin: RunFolder, ledgers: Mapping[str, Mapping[str, Any]]) -> N
 
 
 def _rows(ledger: Mapping[str, Any]) -> list[Any]:
-    """Return what identifies a split's rows, wherever their files are."""
+    """Return an identity of a split's rows that does not depend on where their files are."""
     files = [
         {key: value for key, value in file.items() if key not in _PLACES}
         for file in ledger.get("files", [])

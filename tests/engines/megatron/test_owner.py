@@ -34,7 +34,7 @@ ADAPTED = ("tp2", "pp2")
 
 
 def of_spread_models(ranks: Ranks, cases: dict[str, dict[str, Any]]) -> dict[str, Owned]:
-    """What ranks are given of models that have been trained for a step."""
+    """Return the tensors that ranks are given of models trained for a step."""
     found = {}
     for name, case in cases.items():
         engine = build(case, ranks, tied=True)
@@ -49,7 +49,7 @@ def of_spread_models(ranks: Ranks, cases: dict[str, dict[str, Any]]) -> dict[str
 
 
 def of_adapted_models(ranks: Ranks, dtype: torch.dtype) -> dict[str, Owned]:
-    """What ranks are given of a model with adapters; in bfloat16 its base is kept beside it."""
+    """Return the tensors that ranks are given of a model with adapters, over any dtype."""
     scenario, found = SCENARIOS["adapters everywhere"], {}
     for name in ADAPTED:
         settings = Settings(kind="megatron", **CASES[name])

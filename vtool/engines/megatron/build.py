@@ -49,7 +49,7 @@ class Source:
 
     @staticmethod
     def of(module: Any, weights: Mapping[str, Tensor]) -> "Source":
-        """Return what is needed of a model, whose parameters are shared, not copied.
+        """Return the parts of a model that are used here; its parameters are shared, not copied.
 
         Args:
             weights: see `vtool.engines.contract.EngineInputs`.

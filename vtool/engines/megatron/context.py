@@ -38,7 +38,7 @@ def scatter_tokens(tokens: Tensor, group: Any) -> Tensor:
 
 
 def gather_tokens(tokens: Tensor, group: Any) -> Tensor:
-    """Return all tokens on each rank, in order, from the pieces of each.
+    """Gather the tokens of all ranks on each of them, in order.
 
     Their gradients are summed on the way back.
     """

@@ -63,7 +63,7 @@ Elements = Callable[[str, str], Tensor | None]
 
 
 def over_stages(own: list[Spread], groups: Groups) -> list[Spread]:
-    """Return what all stages have, one stage after the other; each of them gives its own.
+    """Return the items of all stages, one stage after the other; each gives its own.
 
     What two stages have, a tied embedding, is the first one's.
     """

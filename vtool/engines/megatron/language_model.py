@@ -213,7 +213,7 @@ def _positions(given: Tensor | None, rows: int, length: int, device: torch.devic
 
 
 def _mask(kept: Tensor) -> Tensor | None:
-    """Return what each token must not see, bool [B, 1, S, S]; None where causal says it all.
+    """Return the mask of what each token must not see, bool [B, 1, S, S]; None if causal alone.
 
     A row that is padded at its end needs no mask: nothing before the padding sees it. Megatron-core
     takes None for causal, and adds nothing to a mask that it is given.

@@ -82,7 +82,7 @@ def answer_other_stages() -> None:
 
 
 def main_shares(optimizer: Any) -> dict[nn.Parameter, MainShare]:
-    """Return what an optimizer updates in the place of parameters: float32 copies, or shares."""
+    """Return the tensors that an optimizer updates for parameters: float32 copies, or shares."""
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
     from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params
 

@@ -43,7 +43,7 @@ def observe_bridge(gpt: Any, bridge: Any) -> Iterator[Observed]:
 
 
 def observe_language(gpt: Any, before: int) -> Iterator[Observed]:
-    """Yield what a `GPTModel`, or this stage's share of one, has of the settings.
+    """Yield the settings as a `GPTModel`, or this stage's share of one, has them.
 
     Args:
         before: the tower's blocks, which come first.
@@ -109,7 +109,7 @@ def observe_megatron_adapters(
 def observe_megatron_ddp(
     ddp: Any, where: str = "megatron-core's DistributedDataParallel", *, overlaps: bool = True
 ) -> Iterator[Observed]:
-    """Yield what megatron-core's DDP has of the settings.
+    """Yield the settings as megatron-core's DDP has them.
 
     Args:
         overlaps: whether its collectives overlap with computation as the settings say; the tower's
@@ -138,7 +138,7 @@ def observe_megatron_ddp(
 
 
 def observe_megatron_optimizer(optimizer: Any) -> Iterator[Observed]:
-    """Yield what one of megatron-core's optimizers, or a chain of them, has of the settings."""
+    """Yield the settings as a megatron-core optimizer, or a chain of them, has them."""
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
     for one in getattr(optimizer, "chained_optimizers", None) or [optimizer]:
