@@ -5,7 +5,7 @@ from pathlib import Path
 from tests.watch.made import Fact, healthy, write
 from vtool.diagnostics.result import Result
 from vtool.watch.conclude import conclude_folder
-from vtool.watch.text import describe
+from vtool.watch.text import describe_results
 
 
 def test_the_first_row_is_shown_where_it_is_learnt() -> None:
@@ -26,7 +26,7 @@ def test_the_first_row_is_shown_where_it_is_learnt() -> None:
         "unended": 0,
     }
     shown = {**seen, "rows": [{"tokens": [*prompt, *told, *pads]}]}
-    *_, line = describe([Result("run", "clean", {}, (), {"watch": shown})])
+    *_, line = describe_results([Result("run", "clean", {}, (), {"watch": shown})])
     assert "asked0" in line
     assert " … " in line
     assert line.endswith("⟦fine<end>⟧<pad> x 50")
@@ -37,6 +37,6 @@ def test_models_that_are_trained_together_are_told_apart(tmp_path: Path) -> None
     second = [{**fact, "model": 1} for fact in first]
     write(tmp_path, [*healthy(steps=1)[:1], *first[:-1], *second])
     results = conclude_folder(tmp_path, "run", None)
-    lines = [line for line in describe(results) if line.startswith("watched")]
+    lines = [line for line in describe_results(results) if line.startswith("watched")]
     read = "36 learnt tokens read in 2 micro-batches of 1 step"
     assert lines == [f"watched: TinyForCausalLM {number}, AdamW: {read}" for number in (0, 1)]

@@ -12,11 +12,11 @@ from tests.watch.made import changed, healthy, write
 from tests.watch.test_conclusions import PLANTED
 from vtool.watch.conclude import conclude_folder
 from vtool.watch.reading import read_facts
-from vtool.watch.text import describe
+from vtool.watch.text import describe_results
 
 
 def lines(folder: Path) -> list[str]:
-    return list(describe(conclude_folder(folder, "run", None)))
+    return list(describe_results(conclude_folder(folder, "run", None)))
 
 
 def test_a_disk_that_fills_costs_one_line_and_the_page_says_that_there_is_no_end(

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tests.watch.inject import tiny
 from vtool.watch.inject.vtool_watch.alone import _looks_ahead, _switches
-from vtool.watch.inject.vtool_watch.model import _is_tie_meant, describe
+from vtool.watch.inject.vtool_watch.model import _is_tie_meant, describe_model
 
 
 class Outer(nn.Module):
@@ -49,14 +49,14 @@ class Parts(nn.Module):
 def test_the_backbone_is_what_gives_the_head_its_hidden_states(head_is_inside: bool) -> None:
     text = tiny.Model()
     outer: Any = Outer(text, head_is_inside)
-    found = describe(outer, text.lm_head)
+    found = describe_model(outer, text.lm_head)
     assert found.base is (text.model if head_is_inside else outer.model)
     assert found.norm is text.model.norm
 
 
 def test_a_base_that_is_named_is_taken() -> None:
     text = tiny.Model()
-    assert describe(text, text.lm_head).base is text.model
+    assert describe_model(text, text.lm_head).base is text.model
 
 
 class TiedConfig:
@@ -78,7 +78,7 @@ def test_a_config_that_contradicts_its_text_models_says_nothing_of_the_head(
 ) -> None:
     model: Any = tiny.Model()
     model._tied_weights_keys = ["lm_head.weight"]
-    found = describe(model, model.lm_head)
+    found = describe_model(model, model.lm_head)
     model.config = TiedConfig(whole, text)
     assert _is_tie_meant(found) is meant
 
@@ -104,7 +104,7 @@ def test_the_decoder_of_t5_gives_its_head_what_the_config_scales() -> None:
 
     sizes = {"vocab_size": 64, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1}
     model: Any = T5ForConditionalGeneration(T5Config(**sizes, num_heads=2, dropout_rate=0.0)).eval()
-    found = describe(model, model.lm_head)
+    found = describe_model(model, model.lm_head)
     assert found.base is model.decoder
     seen: list[Tensor] = []
     model.decoder.register_forward_hook(lambda *given: seen.append(given[2].last_hidden_state))
@@ -119,7 +119,7 @@ def test_a_decoder_alone_in_a_wrapper_is_what_is_called() -> None:
 
     sizes = {"vocab_size": 64, "hidden_size": 16, "ffn_dim": 32, "num_hidden_layers": 1}
     model: Any = OPTForCausalLM(OPTConfig(**sizes, num_attention_heads=2, word_embed_proj_dim=16))
-    assert describe(model, model.lm_head).base is model.model.decoder
+    assert describe_model(model, model.lm_head).base is model.model.decoder
 
 
 def test_what_a_backbone_was_switched_to_is_kept_for_rows_by_themselves() -> None:
