@@ -1,10 +1,12 @@
 """The Python interface, as docs/python.md shows it."""
 
+import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_type
 
 import pytest
 import torch
@@ -44,6 +46,75 @@ def test_importing_it_imports_nothing_heavy() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "set()"
+
+
+def test_every_name_is_there_and_is_listed() -> None:
+    assert set(vtool.__all__) <= set(dir(vtool))
+    assert all(hasattr(vtool, name) for name in vtool.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = vtool.Nothing  # type: ignore[attr-defined]
+
+
+def test_what_a_function_returns_or_raises_has_a_type(result: vtool.TrainingResult) -> None:
+    """mypy checks these, as it does for who writes them in a project of their own."""
+    loaded = vtool.load("digits")
+    assert_type(loaded, vtool.Loaded)
+    assert_type(result.findings, tuple[vtool.Diagnostic, ...])
+    assert_type(vtool.Findings(()).diagnostics, tuple[vtool.Diagnostic, ...])
+    proved: Callable[..., vtool.ProofReport] = vtool.verify
+    audited: Callable[..., vtool.Ledger] = vtool.audit
+    checked: Callable[..., vtool.LoadCheckReport] = vtool.load_check
+    assert_type(vtool.LoadCheckReport(()).results, tuple[vtool.Result, ...])
+    assert isinstance(loaded, vtool.Loaded)
+    assert all(map(callable, (proved, audited, checked)))
+
+
+SWITCHES = """
+import os, sys
+from pathlib import Path
+import vtool
+{before}
+def state():
+    from huggingface_hub import constants
+    from huggingface_hub.utils import are_progress_bars_disabled
+    from transformers.utils.logging import is_progress_bar_enabled
+    switches = constants.HF_HUB_OFFLINE, are_progress_bars_disabled(), is_progress_bar_enabled()
+    return dict(os.environ), switches
+environment = dict(os.environ)
+from vtool.libraries import libraries_prepared
+with libraries_prepared():
+    inside, switches = state()
+    print({{*inside}} - {{*environment}}, switches)
+after, switches = state()
+print(after == environment, switches)
+"""
+
+
+@pytest.mark.parametrize("before", ["", "import transformers"])
+def test_libraries_are_told_for_the_call_and_then_as_they_were(tmp_path: Path, before: str) -> None:
+    names = ("HF_HUB_OFFLINE", "HF_HUB_DISABLE_PROGRESS_BARS", "OMP_WAIT_POLICY")
+    done = subprocess.run(
+        [sys.executable, "-c", SWITCHES.format(before=before)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={name: value for name, value in os.environ.items() if name not in names},
+    )
+    inside, after = done.stdout.splitlines()
+    assert all(name in inside for name in (*names, "VTOOL_SET_OFFLINE"))
+    assert inside.endswith("(True, True, False)")
+    assert after == "True (False, False, True)"
+
+
+def test_what_the_user_has_told_libraries_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vtool.libraries import libraries_prepared
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    with libraries_prepared():
+        assert os.environ["HF_HUB_OFFLINE"] == "0"
+        assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert "OMP_WAIT_POLICY" not in os.environ
 
 
 def test_a_function_stays_one_after_the_package_it_imports_from(

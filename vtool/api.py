@@ -98,9 +98,12 @@ class TrainingResult:
             An instance of transformers' class, or of the one that `model.modeling` names; of a run
             with adapters, the base with the adapters in it.
         """
-        from vtool.evaluation.exported import load_exported
+        from vtool.libraries import libraries_prepared
 
-        return load_exported(self.folder)
+        with libraries_prepared():
+            from vtool.evaluation.exported import load_exported
+
+            return load_exported(self.folder)
 
     def predict(
         self,
@@ -116,10 +119,12 @@ class TrainingResult:
             question: what to ask; the question of the run's first test row where it is left out.
             max_new_tokens: the longest answer, in tokens.
         """
-        from vtool.evaluation.predict import predict
+        from vtool.libraries import libraries_prepared
 
         pictures = image if isinstance(image, Sequence) and not isinstance(image, str) else [image]
-        with ExitStack() as stack:
+        with libraries_prepared(), ExitStack() as stack:
+            from vtool.evaluation.predict import predict
+
             files = [_file(picture, stack) for picture in pictures]
             return predict(self.folder, files, question, None, max_new_tokens).text
 
@@ -127,8 +132,9 @@ class TrainingResult:
 def train(run: "Loaded", *, preflight: bool = True) -> TrainingResult:
     """Train a run, or go on with it from its newest checkpoint, as `vtool train sft` does.
 
-    With `launch.nproc` above 1 the ranks are processes of their own. Torch's number of threads is
-    what it was before, afterwards.
+    With `launch.nproc` above 1 the ranks are processes of their own. Nothing is fetched from a hub,
+    and no progress bars are drawn. Torch's number of threads, the environment and the libraries'
+    switches are what they were before, afterwards.
 
     Args:
         run: what `vtool.load` returns.
@@ -142,15 +148,17 @@ def train(run: "Loaded", *, preflight: bool = True) -> TrainingResult:
     require_training("vtool.train")
     from vtool.config.load import effective_yaml
     from vtool.diagnostics import Findings
+    from vtool.libraries import libraries_prepared
     from vtool.report import write_report
     from vtool.scratch import scratch_folder
-    from vtool.training.launch import launch
-    from vtool.training.session import Request
-    from vtool.verification.preflight import preflight_record
 
-    proofs = preflight_record(run.run, enabled=preflight)
-    request = Request(run.run, run.plain, effective_yaml(run), run.origins, proofs)
-    with scratch_folder() as folder:
+    with libraries_prepared(), scratch_folder() as folder:
+        from vtool.training.launch import launch
+        from vtool.training.session import Request
+        from vtool.verification.preflight import preflight_record
+
+        proofs = preflight_record(run.run, enabled=preflight)
+        request = Request(run.run, run.plain, effective_yaml(run), run.origins, proofs)
         saved = _SavedFindings(folder / "findings")
         try:
             outcome = launch(request, saved)
@@ -185,10 +193,13 @@ def verify(
     from vtool.config.environment.packages import require_training
 
     require_training("vtool.verify")
-    from vtool.verification.proofs import proof_names
-    from vtool.verification.prove import prove
+    from vtool.libraries import libraries_prepared
 
-    return prove(run.run, only=proof_names(only), fast=fast, full_size=full_size)
+    with libraries_prepared():
+        from vtool.verification.proofs import proof_names
+        from vtool.verification.prove import prove
+
+        return prove(run.run, only=proof_names(only), fast=fast, full_size=full_size)
 
 
 def compare(asked: Mapping[str, Any], objects: Mapping[str, Any]) -> "list[Diagnostic]":
@@ -305,10 +316,14 @@ def audit(rows: str | PathLike[str], *overrides: str) -> "Ledger":
 
     require_training("vtool.audit")
     from vtool.config.load import load_rows_file
-    from vtool.data.detect import detected
-    from vtool.verification.rows import audit_rows
+    from vtool.libraries import libraries_prepared
 
-    audits = audit_rows(detected(load_rows_file(str(rows), overrides).run))
+    run = load_rows_file(str(rows), overrides).run
+    with libraries_prepared():
+        from vtool.data.detect import detected
+        from vtool.verification.rows import audit_rows
+
+        audits = audit_rows(detected(run))
     findings = tuple(finding for audit in audits for finding in audit.findings)
     return replace(audits[0].ledger, findings=findings)
 

@@ -45,7 +45,7 @@ def test_a_ctrl_c_that_code_in_c_has_replaced_by_its_own_error_is_no_traceback()
         "import os, signal, sys;"
         "signal.signal(signal.SIGINT, signal.default_int_handler);"
         "import vtool.cli.app as cli\n"
-        "def app():\n"
+        "def app(obj):\n"
         "    try:\n"
         "        os.kill(os.getpid(), signal.SIGINT)\n"
         "        while True: pass\n"

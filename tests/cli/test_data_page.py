@@ -12,6 +12,7 @@ import pytest
 import vtool
 from tests.commands import vtool as run
 from tests.rows import picture, write_rows
+from vtool.data.formats import LAYOUTS
 
 PAGE = Path(__file__).parents[2] / "docs/data.md"
 SAMPLES = {
@@ -21,7 +22,7 @@ SAMPLES = {
     )
 }
 SHORT = ("train={steps: 2, epochs: null}", "optim.warmup_steps=1", "data.global_batch_size=2")
-LAYOUTS = ("messages", "llava", "alpaca", "swift", "trl", "cauldron", "llama_factory")
+NAMES = [layout.format for layout in LAYOUTS]
 
 
 @pytest.fixture(autouse=True)
@@ -50,10 +51,10 @@ def source_of(layout: str) -> str:
 
 
 def test_every_layout_has_a_sample() -> None:
-    assert tuple(SAMPLES) == LAYOUTS
+    assert sorted(SAMPLES) == sorted(NAMES)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", NAMES)
 def test_each_sample_is_a_row_to_train_on(layout: str) -> None:
     source = source_of(layout)
     rows = "cats.json" if layout == "llama_factory" else "rows.jsonl"

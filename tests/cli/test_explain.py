@@ -10,6 +10,8 @@ from vtool.config.settings import all_settings
 from vtool.config.shipped import recipe_names
 from vtool.diagnostics import RULES
 
+ROOT = Path(__file__).parents[2]
+
 
 def explain(*topic: str) -> tuple[int, str, str]:
     result = CliRunner().invoke(app, ["explain", *topic])
@@ -33,6 +35,21 @@ def test_a_rule_by_its_name_or_code(topic: str) -> None:
     assert code == 0
     assert out.startswith("unknown-key (VT101, error)\n")
     assert all(text in out for text in (rule.summary, rule.why, rule.bad, rule.good, rule.fix))
+
+
+@pytest.mark.parametrize(
+    ("topic", "files"),
+    [
+        ("source-listed-twice", ["vtool/config/rules/mixtures.py"]),
+        ("trained-set-differs", ["vtool/verification/proofs/trained_set_differs.py"]),
+        ("special-token-doubled", ["vtool/watch/conclusions/doubled.py"]),
+        ("unknown-key", []),  # raised wherever settings are read
+    ],
+)
+def test_a_rule_with_a_check_of_its_own_names_its_file(topic: str, files: list[str]) -> None:
+    _, out, _ = explain(topic)
+    assert [line.split()[1] for line in out.splitlines() if line.startswith("  file: ")] == files
+    assert all((ROOT / file).is_file() for file in files)
 
 
 def test_a_setting_with_its_type_default_and_purpose() -> None:

@@ -2,10 +2,15 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
-from vtool.cli.app import main
+from vtool.cli.app import app, main
+from vtool.cli.command import Command
+from vtool.cli.watch import WatchCommand
 
 PRINT_MODULES = (
     "import sys, atexit; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); from"
@@ -84,6 +89,18 @@ def test_help_lists_every_command() -> None:
         assert f"  {command} " in done.stdout
 
 
+def commands(group: Any) -> Iterator[Any]:
+    for each in group.commands.values():
+        yield from commands(each) if hasattr(each, "commands") else [each]
+
+
+def test_every_command_says_what_its_process_does_before_it() -> None:
+    found = list(commands(get_command(app)))
+    assert all(isinstance(each, Command | WatchCommand) for each in found)
+    short = {each.name for each in found if type(each) is Command}
+    assert short == {"validate-config", "convert", "explain"}
+
+
 def test_the_version_is_that_of_the_package() -> None:
     from vtool import __version__
 
@@ -98,7 +115,7 @@ def test_a_ctrl_c_before_the_command_runs_leaves_no_traceback(
 ) -> None:
     """The command line is still being built, or is ending."""
 
-    def interrupted() -> None:
+    def interrupted(**_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("vtool.cli.app.app", interrupted)

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from vtool.config.expected import expected_settings
+from vtool.config.load import load_run
 from vtool.config.schema.base import ActsLater, ReadBack
 from vtool.config.settings import all_settings, arrivals
 
@@ -170,3 +172,8 @@ def test_the_readers_are_there(reader: str) -> None:
     for name in path.split("."):
         found = getattr(found, name)
     assert callable(found)
+
+
+def test_no_object_is_expected_to_have_what_acts_later() -> None:
+    later = {name for name, arrival in arrivals().items() if arrival == ActsLater()}
+    assert later.isdisjoint(expected_settings(load_run("digits").run))

@@ -3,11 +3,15 @@
 Without megatron-core.
 """
 
+import ast
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from vtool.config.megatron_ddp import live_fields, problems
+from vtool.config.environment.machine import find_distribution
+from vtool.config.megatron_ddp import CONFLICTS, live_fields, problems
+from vtool.config.megatron_versions import FILE
 from vtool.config.schema.megatron import DdpConfig, WrapConfig
 
 
@@ -23,6 +27,25 @@ def found(
             WrapConfig(**(wrap or {})), DdpConfig(**(ddp or {})), dtype=dtype, cpu=cpu
         )
     ]
+
+
+def test_what_is_harmless_is_megatron_cores_own_default() -> None:
+    found = find_distribution("megatron-core")
+    if found is None:
+        pytest.skip("megatron-core is not installed")
+    source = ast.parse(Path(str(found.locate_file(FILE))).read_text("utf-8"))
+    (config,) = (each for each in source.body if isinstance(each, ast.ClassDef))
+    defaults = {
+        each.target.id: ast.literal_eval(each.value)
+        for each in config.body
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name) and each.value
+    }
+    asked = [each for each in CONFLICTS if "which would have no effect" in each.why]
+    names = {each.parameter.removeprefix("ddp_config."): each.harmless for each in asked}
+    assert len(names) > 10
+    assert {name: defaults[name] for name in names if name in defaults} == {
+        name: harmless for name, harmless in names.items() if name in defaults
+    }
 
 
 DISTRIBUTED = {"use_distributed_optimizer": True}

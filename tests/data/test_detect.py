@@ -10,6 +10,7 @@ from tests.data.readers import open_rows
 from tests.rows import chat, write_rows
 from vtool.data.containers.parquet import ParquetRows
 from vtool.data.detect import detect
+from vtool.data.formats import LAYOUTS
 from vtool.diagnostics import Diagnostic, Findings
 
 TURNS = {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
@@ -29,6 +30,10 @@ def uncertain(path: Path) -> Diagnostic:
         detect(str(path))
     (found,) = caught.value.diagnostics
     return found
+
+
+def test_there_is_a_row_of_every_layout_that_needs_no_setting_but_its_path() -> None:
+    assert KNOWN.keys() == {layout.format for layout in LAYOUTS} - {"cauldron", "llama_factory"}
 
 
 @pytest.mark.parametrize("format", KNOWN)

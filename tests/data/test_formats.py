@@ -11,11 +11,13 @@ import pytest
 from tests.rows import chat, write_rows
 from vtool.config import schema
 from vtool.config.schema import MessagesSource
-from vtool.config.schema.formats import ENTRY_SETTINGS, FORMATS
-from vtool.config.schema.formats.entry import MIXTURE_SETTINGS
+from vtool.config.schema.formats import ENTRY_SETTINGS, FORMATS, PLACES
+from vtool.config.schema.formats.entry import MIXTURE_SETTINGS, RowsEntry
 from vtool.data import formats
-from vtool.data.formats import READERS
+from vtool.data.chats import ChatReader
+from vtool.data.formats import LAYOUTS, READERS
 from vtool.data.json_lines import JsonLines
+from vtool.data.row import RowReader
 from vtool.data.sources import Rows
 from vtool.diagnostics import Findings
 
@@ -28,25 +30,60 @@ def format_of(entry: Any) -> str:
 def test_a_format_has_its_settings_its_reader_and_a_file_for_each() -> None:
     files = {module.name for module in iter_modules(formats.__path__)}
     assert {format_of(entry) for entry in FORMATS} == READERS.keys() == files
-    assert set(get_args(get_args(schema.Source)[0])) == set(FORMATS)
     for entry in FORMATS:
         assert entry.__module__ == f"vtool.config.schema.formats.{format_of(entry)}"
         assert import_module(f"vtool.data.formats.{format_of(entry)}").__doc__
 
 
-@pytest.mark.parametrize("entry", FORMATS, ids=format_of)
-def test_a_reader_says_every_setting_that_it_was_opened_with(entry: Any, tmp_path: Path) -> None:
-    rows = write_rows(tmp_path / "rows.jsonl", [chat("a", "b")])
-    info = tmp_path / "dataset_info.json"
+def classes_of(package: Any) -> set[type]:
+    """The classes that a package's files define, and do not import."""
+    names = [f"{package.__name__}.{each.name}" for each in iter_modules(package.__path__)]
+    return {
+        each
+        for name in names
+        for each in vars(import_module(name)).values()
+        if isinstance(each, type) and each.__module__ == name
+    }
+
+
+def test_every_class_of_settings_and_every_reader_that_a_file_has_is_listed() -> None:
+    settings = {each for each in classes_of(schema.formats) if issubclass(each, RowsEntry)}
+    assert settings - {RowsEntry} == set(FORMATS)
+    readers = {each for each in classes_of(formats) if hasattr(each, "describe")}
+    assert readers == {opened.__self__ for opened in READERS.values()}  # type: ignore[attr-defined]
+    assert {each for each in readers if issubclass(each, ChatReader)} == set(LAYOUTS)
+
+
+def opened(entry: Any, folder: Path) -> tuple[Any, RowReader]:
+    """An entry with a value for each of its own settings, and its reader, of rows in a folder."""
+    folder.mkdir()
+    rows = write_rows(folder / "rows.jsonl", [chat("a", "b")])
+    info = folder / "dataset_info.json"
     info.write_text(json.dumps({"mine": {"file_name": rows.name}}))
     choices: dict[str, Any] = {"format": format_of(entry), "split": "test", "path": str(rows)}
-    choices |= {"image_folder": str(tmp_path), "ignore": ["notes", "score"], "texts": "rows"}
+    choices |= {"image_folder": str(folder), "ignore": ["notes", "score"], "texts": "rows"}
     choices |= {"dataset": "mine"} | (
         {"path": str(info)} if "dataset" in entry.model_fields else {}
     )
     own = entry.model_fields.keys() - set(MIXTURE_SETTINGS)
     made = entry.model_validate({name: choices[name] for name in own}, strict=False)
-    told = READERS[made.format](made, None).describe()
+    return made, READERS[made.format](made, None)
+
+
+@pytest.mark.parametrize("entry", FORMATS, ids=format_of)
+def test_what_is_another_once_its_files_are_moved_is_marked_as_a_place(
+    entry: Any, tmp_path: Path
+) -> None:
+    """A run goes on with rows that lie elsewhere."""
+    before, now = (opened(entry, tmp_path / name)[1].describe() for name in ("before", "now"))
+    assert {name for name in before if before[name] != now[name]} <= PLACES
+    assert before.keys() == now.keys()
+
+
+@pytest.mark.parametrize("entry", FORMATS, ids=format_of)
+def test_a_reader_says_every_setting_that_it_was_opened_with(entry: Any, tmp_path: Path) -> None:
+    made, reader = opened(entry, tmp_path / "rows")
+    own, told = entry.model_fields.keys() - set(MIXTURE_SETTINGS), reader.describe()
     found = {name: told[name] for name in told if name in ENTRY_SETTINGS}
     assert found == json.loads(made.model_dump_json(include=own))
     assert json.loads(json.dumps(told)) == told, "a resumed run compares what JSON keeps"

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from vtool.cli.chat import chat
+from vtool.cli.command import Command, LongCommand, OwnProcess
 from vtool.cli.convert import convert
 from vtool.cli.doctor import doctor
 from vtool.cli.evaluate import evaluate
@@ -35,20 +36,20 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(train, name="train")
-app.command()(validate_config)
-app.command()(load_check)
-app.command()(plan)
+app.command(cls=Command)(validate_config)
+app.command(cls=LongCommand)(load_check)
+app.command(cls=LongCommand)(plan)
 app.command(cls=ExitAtOnceCommand)(verify)
-app.command()(convert)
+app.command(cls=Command)(convert)
 app.command(cls=WatchCommand)(watch)
-app.command()(export)
-app.command()(predict)
-app.command()(chat)
-app.command()(serve)
+app.command(cls=LongCommand)(export)
+app.command(cls=LongCommand)(predict)
+app.command(cls=LongCommand)(chat)
+app.command(cls=LongCommand)(serve)
 app.command(cls=ExitAtOnceCommand)(evaluate)
-app.command()(report)
-app.command()(explain)
-app.command()(doctor)
+app.command(cls=LongCommand)(report)
+app.command(cls=Command)(explain)
+app.command(cls=LongCommand)(doctor)
 
 
 def _version(requested: bool) -> None:
@@ -64,13 +65,6 @@ def root(
     ] = False,
 ) -> None:
     """Fine-tune vision-language models, and prove that nothing went silently wrong."""
-
-
-LONG = (
-    *("train", "plan", "verify", "export", "load-check", "predict"),
-    *("evaluate", "chat", "serve", "report", "doctor"),
-)
-"""Commands that take seconds: they say that they have begun. So does any with `--live`."""
 
 
 def is_interrupt(error: BaseException | None) -> bool:
@@ -102,21 +96,6 @@ def note_interrupts() -> list[int]:
     return came
 
 
-def prepare_libraries() -> None:
-    """Set what libraries read of the environment, where the user has not.
-
-    They fetch nothing at run time (a download is a process of its own, vtool/hub/download.py), and
-    their progress bars would break up the output. OpenMP's threads wait by spinning unless told not
-    to: beside one other busy process, training was then 17 times slower.
-    """
-    import os
-
-    if "HF_HUB_OFFLINE" not in os.environ:
-        os.environ |= {"HF_HUB_OFFLINE": "1", "VTOOL_SET_OFFLINE": "1"}
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-
 def main() -> None:
     """Run the command line and end the process.
 
@@ -129,9 +108,6 @@ def main() -> None:
     import traceback
     from contextlib import suppress
 
-    # A command that is watched keeps its own environment.
-    if sys.argv[1:2] != ["watch"]:
-        prepare_libraries()
     # A name that the terminal's encoding lacks is escaped; it must not end the command.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -140,13 +116,9 @@ def main() -> None:
     # training/launch.py), and torchrun would call that a failure.
     completing = prepare_completion()
     at_once, code = "TORCHELASTIC_RUN_ID" in os.environ, 2
-    if sys.argv[1:2] and (sys.argv[1] in LONG or "--live" in sys.argv[2:]):
-        from vtool.diagnostics.progress import announce_start
-
-        announce_start(f"vtool {sys.argv[1]}")
     interrupts = note_interrupts()
     try:
-        app()
+        app(obj=OwnProcess())
     except SystemExit as end:
         at_once |= isinstance(end, ExitAtOnce)
         if not isinstance(end.code, int | None):

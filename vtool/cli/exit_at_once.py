@@ -3,14 +3,15 @@
 from typing import Any
 
 import typer
-from typer.core import TyperCommand
+
+from vtool.cli.command import LongCommand
 
 
 class ExitAtOnce(SystemExit):
     """The end of a process that has nothing left to close."""
 
 
-class ExitAtOnceCommand(TyperCommand):
+class ExitAtOnceCommand(LongCommand):
     """A command that ends the process without taking Python's modules apart.
 
     For a command that imports torch and transformers: to take them apart takes 1 to 1.5 s.

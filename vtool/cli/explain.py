@@ -99,6 +99,23 @@ def _print_rule(rule: "Rule") -> None:
     typer.echo(f"{rule.name} ({rule.code}, {rule.severity})\n{rule.summary}\n")
     for head, text in rows:
         typer.echo(f"  {head + ':':<5} {text}")
+    for file in _files_of(rule):
+        typer.echo(f"  file: {file}")
+
+
+def _files_of(rule: "Rule") -> list[str]:
+    """Return the files with a check of a rule; none for one that is raised in several places."""
+    from vtool.config.rules import SETTINGS_RULES
+    from vtool.verification.proofs import PROOFS
+    from vtool.watch.conclusions import CHECKS
+
+    checks = [
+        *((each.rule, each.check) for each in SETTINGS_RULES),
+        *((each.rule, each.compute) for each in PROOFS),
+        *((each.rule, each.conclude) for each in CHECKS),
+    ]
+    names = dict.fromkeys(check.__module__ for its, check in checks if its == rule)
+    return [f"{name.replace('.', '/')}.py" for name in names]
 
 
 def _print_recipe(topic: str, path: "Path") -> None:

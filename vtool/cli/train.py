@@ -6,6 +6,7 @@ import typer
 from typer.core import TyperGroup
 
 from vtool.cli import complete
+from vtool.cli.command import LongCommand
 from vtool.cli.startup import no_collections
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def train() -> None:
     """Train a model."""
 
 
-@app.command()
+@app.command(cls=LongCommand)
 def sft(
     recipe: Annotated[
         str, typer.Argument(autocompletion=complete.recipe, help="A recipe's name, or a YAML file.")

@@ -32,7 +32,10 @@ class StopOn(StrEnum):
 
 
 class WatchCommand(TyperCommand):
-    """A command that takes all behind `--` as it is: options there are another command's."""
+    """A command that takes all behind `--` as it is: options there are another command's.
+
+    That one keeps its environment, so nothing is prepared here.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse what is before `--`, and keep what is behind it."""

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from vtool.config.origins import COMMAND_LINE, Origins
+from vtool.config.schema.formats import PLACES
 
 # Other relative paths, and those of the command line, begin in the working folder.
 _NAMES = (
@@ -14,7 +15,6 @@ _NAMES = (
     "checkpoint.resume",
     "run.dir",
 )
-_OF_ROWS = ("path", "image_folder")
 
 
 def place_beside_recipe(values: dict[str, Any], origins: Origins) -> None:
@@ -26,7 +26,7 @@ def place_beside_recipe(values: dict[str, Any], origins: Origins) -> None:
     for split in ("train", "validation", "test"):
         entries = data.get(split) if isinstance(data, dict) else None
         for number, entry in enumerate(entries if isinstance(entries, list) else ()):
-            for leaf in _OF_ROWS:
+            for leaf in PLACES:
                 _place(entry, leaf, f"data.{split}.{number}.{leaf}", origins)
 
 

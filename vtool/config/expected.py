@@ -191,8 +191,10 @@ def _by_length(run: Run) -> dict[str, Expectation]:
 def _rows(data: Data) -> dict[str, Expectation]:
     found: dict[str, Expectation] = {"data.micro_batch_size": lambda rows: _micro_batch(data, rows)}
     for split, entries in data.splits.items():
-        for leaf in (leaf for entry in entries for leaf in type(entry).model_fields):
-            found[f"data.{split}.{leaf}"] = partial(_entry, entries, f"data.{split}", leaf)
+        for entry in entries:
+            for leaf, field in type(entry).model_fields.items():
+                if isinstance(arrival_of(type(entry), field), ReadBack):
+                    found[f"data.{split}.{leaf}"] = partial(_entry, entries, f"data.{split}", leaf)
     return found
 
 

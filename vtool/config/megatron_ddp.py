@@ -9,10 +9,12 @@ effect is a conflict. Measured with megatron-core 0.16.1, whose files are named 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from vtool.config.schema.base import NotValid
 from vtool.config.schema.megatron import DdpConfig, WrapConfig
+from vtool.config.schema.training import Optim
+from vtool.diagnostics.near_miss import one_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +68,22 @@ _DISTRIBUTED = "use_distributed_optimizer"
 _FSDP = "only Megatron FSDP reads it, and the DDP of this engine is megatron-core's plain one"
 _EIGHT_BITS = "weights are gathered in the dtype of model.dtype"
 _IGNORED = "it is silently ignored"
+_OPTIMIZERS = one_of(get_args(Optim.model_fields["name"].annotation))
 
 # Fields that the plain DDP never reads (distributed/distributed_data_parallel.py,
 # param_and_grad_buffer.py), or that ask for what is not built here. Megatron-core's own default of
 # each is harmless.
+_OF_FSDP: Mapping[Any, tuple[str, ...]] = {
+    False: (
+        *("use_megatron_fsdp", "use_custom_fsdp", "keep_fp8_transpose_cache"),
+        *("fsdp_double_buffer", "fsdp_manual_registration"),
+    ),
+    True: ("gradient_reduce_div_fusion", "preserve_fp32_weights"),
+    "no_shard": ("data_parallel_sharding_strategy", "outer_dp_sharding_strategy"),
+    None: ("suggested_communication_unit_size",),
+}
 _UNREAD = (
-    ("use_megatron_fsdp", _FSDP, False),
-    ("use_custom_fsdp", _FSDP, False),
-    ("data_parallel_sharding_strategy", _FSDP, "no_shard"),
-    ("outer_dp_sharding_strategy", _FSDP, "no_shard"),
-    ("gradient_reduce_div_fusion", _FSDP, True),
-    ("suggested_communication_unit_size", _FSDP, None),
-    ("preserve_fp32_weights", _FSDP, True),
-    ("keep_fp8_transpose_cache", _FSDP, False),
-    ("fsdp_double_buffer", _FSDP, False),
-    ("fsdp_manual_registration", _FSDP, False),
+    *((name, _FSDP, default) for default, names in _OF_FSDP.items() for name in names),
     ("fp8_param_gather", _EIGHT_BITS, False),
     ("reuse_grad_buf_for_mxfp8_param_ag", _EIGHT_BITS, False),
     (
@@ -103,7 +106,7 @@ _NOT_BUILT = (
     ("is_value_model", "a model is trained with its language head"),
     (
         "use_layer_wise_distributed_optimizer",
-        "it goes with the optimizer Muon, and optim.name is adamw",
+        f"it goes with the optimizer Muon, and optim.name takes {_OPTIMIZERS}",
     ),
     ("use_megatron_fsdp", "the engine fsdp2 shards weights: engine=fsdp2"),
 )

@@ -4,8 +4,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
+from vtool.config.schema.formats.entry import MIXTURE_SETTINGS, RowsEntry
 from vtool.data.containers.columns import read_json_text
 from vtool.data.containers.records import open_records
 from vtool.data.groups import group_of_value
@@ -77,6 +78,12 @@ class ChatReader(ABC):
         self.urls, self.group = urls, group
         self.records = open_records(path, label, whatever_its_name=whatever_its_name)
         self.folder = folder or str(_beside(Path(path)))
+
+    @classmethod
+    def open(cls, entry: RowsEntry, label: str | None, **more: Any) -> Self:
+        """Open an entry's rows: each of its settings is an argument of its name."""
+        own = entry.model_dump(exclude={"format", *MIXTURE_SETTINGS})
+        return cls(label=label, **own, **more)
 
     @staticmethod
     @abstractmethod

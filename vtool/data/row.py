@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from reprlib import Repr
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from vtool.diagnostics import Diagnostic, Findings, Origin
 
@@ -95,6 +95,25 @@ class RowReader(Protocol):
 
     def describe(self) -> dict[str, Any]:
         """Return the facts that identify these rows: format, and a file's path, digest and rows."""
+
+
+class FormatReader(RowReader, Protocol):
+    """The reader of a format of rows, which is listed in `vtool.data.formats`."""
+
+    format: ClassVar[str]
+
+    @classmethod
+    def open(cls, entry: Any, label: str | None, **more: Any) -> RowReader:
+        """Open an entry's rows.
+
+        Args:
+            entry: the settings of this format.
+            label: the beginning of its rows' names, where two files of a split have one name.
+            more: what else a `ChatReader` takes.
+
+        Raises:
+            Findings: what cannot be opened.
+        """
 
 
 def refuse(

@@ -9,13 +9,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from vtool.config.schema.formats import PLACES
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import Ranks
 from vtool.evaluation.asking import Asked
 
 _FIELDS = {each.name for each in fields(Asked)}
 _LOCK, _SETTINGS = ".lock", "settings.json"
-_PLACES = ("folder", "path", "image_folder")
+_PLACES = {"folder", *PLACES}
 """Paths of files, which say nothing where their digest is the same."""
 _DIGESTS = ("digest", "sha256")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vtool.config.schema import Run
+from vtool.config.schema.formats import PLACES
 from vtool.config.schema.training import OF_ITS_OWN
 from vtool.config.settings import all_settings
 from vtool.diagnostics import Diagnostic, Findings
@@ -42,7 +43,7 @@ FREE = (
 SAME_ROWS = ("rows", "kept", "tokens", "supervised_tokens", "images", "videos", "images_xxh3")
 
 # What a ledger says of its files beside that: where they are, and how they are read.
-_PLACES = ("path", "image_folder", "copied_to", "largest_group")
+_NOT_COMPARED = {*PLACES, "copied_to", "largest_group"}
 
 _DEFAULTS = {
     setting.name: None if setting.field.is_required() else setting.field.default
@@ -282,7 +283,7 @@ def check_rows(origin: RunFolder, ledgers: Mapping[str, Mapping[str, Any]]) -> N
 def _rows(ledger: Mapping[str, Any]) -> list[Any]:
     """Return an identity of a split's rows that does not depend on where their files are."""
     files = [
-        {key: value for key, value in file.items() if key not in _PLACES}
+        {key: value for key, value in file.items() if key not in _NOT_COMPARED}
         for file in ledger.get("files", [])
     ]
     # a run of an older vtool had no videos to count

@@ -1,12 +1,15 @@
 """Metrics against closed forms and the numbers of their papers' definitions."""
 
 import math
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 
 import pytest
 
 from vtool.diagnostics import Findings
-from vtool.evaluation.metrics import METRICS, NAMES, metrics_for, named_metrics
+from vtool.evaluation import metrics
+from vtool.evaluation.metrics import METRICS, NAMES, Metric, metrics_for, named_metrics
 from vtool.evaluation.metrics.anls import edits
 from vtool.evaluation.metrics.boxes import overlap
 from vtool.evaluation.metrics.choices import accuracy, choice_of, found_in
@@ -14,6 +17,15 @@ from vtool.evaluation.metrics.choices import accuracy, choice_of, found_in
 
 def score(name: str, answer: str, reference: str) -> float:
     return METRICS[name].score(answer, reference)
+
+
+def test_every_metric_that_a_file_has_is_listed_once() -> None:
+    found: list[Metric] = []
+    for each in iter_modules(metrics.__path__):
+        there = vars(import_module(f"{metrics.__name__}.{each.name}"))
+        found += [value for value in there.values() if isinstance(value, Metric)]
+    assert {each.name: each for each in found} == METRICS
+    assert len(found) == len(METRICS), "two have one name"
 
 
 def test_exact_match_looks_past_spaces_around_a_text_alone() -> None:

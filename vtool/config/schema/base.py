@@ -29,6 +29,11 @@ class NotReadable:
 Arrival = ReadBack | ActsLater | NotReadable
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A mark of a setting that says where files are, and nothing of what is in them."""
+
+
 class NotValid(Exception):
     """A setting is read that has no valid value, or none that is known (`config/partial.py`)."""
 

@@ -1,16 +1,26 @@
 """Rows whose layout is found from the first of them, and said; what is not certain is refused."""
 
-from typing import Any
+from typing import Any, ClassVar, Self
 
-from vtool.data.chats import ChatReader
-from vtool.data.row import Row
+from vtool.config.schema.formats.auto import AutoSource
+from vtool.data.row import Row, RowReader
 
 
 class Auto:
     """Rows of one file or folder, in the layout that was found."""
 
-    def __init__(self, reader: ChatReader) -> None:
+    format: ClassVar = "auto"
+
+    def __init__(self, reader: RowReader) -> None:
         self.reader = reader
+
+    @classmethod
+    def open(cls, entry: AutoSource, label: str | None, **more: Any) -> Self:
+        from vtool.data.detect import detect  # it asks the layouts, this package's list
+        from vtool.data.formats import READERS
+
+        found = detect(entry.path)
+        return cls(READERS[found.format](found, label, **more))
 
     def __len__(self) -> int:
         return len(self.reader)

@@ -9,10 +9,11 @@ imports scikit-learn and scipy wherever it finds them, which costs each start of
 import gzip
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from vtool.config.schema.formats.digits import DigitsSource
 from vtool.data.row import Row
 
 QUESTION = "Which digit is shown?"
@@ -24,9 +25,15 @@ _SHARES = {"train": 0.7, "validation": 0.1, "test": 0.2}
 class Digits:
     """One split of the scans: 1258 for training, 180 for validation, 359 for the test."""
 
+    format: ClassVar = "digits"
+
     def __init__(self, split: str) -> None:
         self.split = split
         self.members = _split()[split]
+
+    @classmethod
+    def open(cls, entry: DigitsSource, label: str | None, **more: Any) -> Self:
+        return cls(entry.split)
 
     def __len__(self) -> int:
         return len(self.members)

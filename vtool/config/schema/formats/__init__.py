@@ -1,9 +1,10 @@
 """The settings of all formats of rows; `vtool.data.formats` has their readers."""
 
-from typing import Annotated
+from typing import Annotated, get_args
 
 from pydantic import Field
 
+from vtool.config.schema.base import Place
 from vtool.config.schema.formats.alpaca import AlpacaSource
 from vtool.config.schema.formats.auto import AutoSource
 from vtool.config.schema.formats.cauldron import CauldronSource
@@ -26,18 +27,15 @@ Source = Annotated[
     | TrlSource,
     Field(discriminator="format"),
 ]
-FORMATS = (
-    DigitsSource,
-    LlavaSource,
-    MessagesSource,
-    AlpacaSource,
-    AutoSource,
-    CauldronSource,
-    LlamaFactorySource,
-    SwiftSource,
-    TrlSource,
-)
+FORMATS: tuple[type[Source], ...] = get_args(get_args(Source)[0])
 ENTRY_SETTINGS = frozenset(name for entry in FORMATS for name in entry.model_fields)
 """The names of all settings that an entry of some format has."""
+PLACES = frozenset(
+    name
+    for entry in FORMATS
+    for name, field in entry.model_fields.items()
+    if Place() in field.metadata
+)
+"""The names of those that say where files are."""
 
-__all__ = ["ENTRY_SETTINGS", "FORMATS", "DigitsSource", "LlavaSource", "MessagesSource", "Source"]
+__all__ = ["ENTRY_SETTINGS", "FORMATS", "PLACES", "DigitsSource", "MessagesSource", "Source"]

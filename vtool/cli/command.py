@@ -1,0 +1,43 @@
+"""What a process does before it runs its command."""
+
+from typing import Any
+
+from typer.core import TyperCommand
+
+from vtool.libraries import prepare_libraries
+
+
+class OwnProcess:
+    """The `obj` of a command's context, in a process that was started to run the command."""
+
+
+class Command(TyperCommand):
+    """A command that uses libraries in its own process, and is short unless it is `--live`."""
+
+    def takes_long(self, ctx: Any) -> bool:
+        """Return whether it takes seconds: it then says that it has begun."""
+        return bool(ctx.params.get("live"))
+
+    def invoke(self, ctx: Any) -> Any:
+        """Prepare the process, where it is the command's own, and run the command."""
+        if isinstance(ctx.obj, OwnProcess):
+            prepare_libraries()
+            if self.takes_long(ctx):
+                from vtool.diagnostics.progress import announce_start
+
+                announce_start(f"vtool {_first_word(ctx)}")
+        return super().invoke(ctx)
+
+
+class LongCommand(Command):
+    """A command that takes seconds."""
+
+    def takes_long(self, ctx: Any) -> bool:
+        return True
+
+
+def _first_word(ctx: Any) -> str:
+    """Return the word behind `vtool`: a group's, of a command in one."""
+    while ctx.parent is not None and ctx.parent.parent is not None:
+        ctx = ctx.parent
+    return str(ctx.info_name)
