@@ -1,4 +1,4 @@
-"""What libraries are told by the environment: to fetch nothing, to draw no bars, to wait idly."""
+"""Variables that make libraries fetch nothing, draw no progress bars and wait idly."""
 
 import os
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ def prepare_libraries() -> list[str]:
 
 @contextmanager
 def libraries_prepared() -> Iterator[None]:
-    """Do so for a while, in a process that goes on with other things, and put everything back.
+    """Prepare libraries for a while, in a process that goes on, and put everything back.
 
     huggingface_hub and transformers read the variables once, when they are imported: that is done
     before, and their own switches are set. OpenMP, too, reads its variable once: where torch was

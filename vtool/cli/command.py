@@ -1,4 +1,4 @@
-"""What a process does before it runs its command."""
+"""Commands that prepare their process: what libraries read, and a word that it has begun."""
 
 from typing import Any
 

@@ -47,7 +47,7 @@ class Conflict:
     """The values that make it a conflict: of DDP fields, `model.dtype`, and `device` "cpu"."""
 
     def problem(self, facts: Mapping[str, Any]) -> Problem | None:
-        """Return what is wrong with the field where it is given, or None.
+        """Return the conflict of the field where it is given, or None.
 
         Args:
             facts: values by the names of `parameter` and `when`; a name that is missing is false.
