@@ -1,5 +1,6 @@
 """A command does not import, and so does not wait for, packages that it does not use."""
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -119,7 +120,11 @@ def test_a_ctrl_c_before_the_command_runs_leaves_no_traceback(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("vtool.cli.app.app", interrupted)
-    with pytest.raises(SystemExit) as ended:
-        main()
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main()
+    finally:
+        signal.signal(signal.SIGINT, handler)  # it lets a second one end the process at once
     assert ended.value.code == 130
     assert capsys.readouterr().err == "stopped\n"
