@@ -1,4 +1,4 @@
-"""What libraries are told by the environment: to fetch nothing, to draw no bars, to wait idly."""
+"""The switches of libraries: they fetch nothing, draw no bars, and wait idly."""
 
 import os
 from collections.abc import Iterator

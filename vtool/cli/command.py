@@ -1,4 +1,4 @@
-"""What a process does before it runs its command."""
+"""The classes of commands, which prepare a process before they run in it."""
 
 from typing import Any
 
