@@ -1,4 +1,4 @@
-"""Variables that make libraries fetch nothing, draw no progress bars and wait idly."""
+"""The switches of libraries: they fetch nothing, draw no bars, and wait idly."""
 
 import os
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ def prepare_libraries() -> list[str]:
 
 @contextmanager
 def libraries_prepared() -> Iterator[None]:
-    """Prepare libraries for a while, in a process that goes on, and put everything back.
+    """Do so for a while, in a process that goes on with other things, and put everything back.
 
     huggingface_hub and transformers read the variables once, when they are imported: that is done
     before, and their own switches are set. OpenMP, too, reads its variable once: where torch was

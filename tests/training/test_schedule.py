@@ -7,6 +7,7 @@ import torch
 from vtool.config.schema import Optim
 from vtool.training.optimizer import OPTIMIZERS, build_optimizer, parameter_groups
 from vtool.training.schedule import SCHEDULES, learning_rate, observe_schedule
+from vtool.verification.proof_settings import RATES
 
 
 def test_the_warm_up_is_a_line_to_the_highest_rate() -> None:
@@ -106,6 +107,7 @@ def test_the_lowest_rates_are_those_of_transformers(share: float) -> None:
 def test_every_schedule_and_optimizer_of_the_schema_has_its_function_and_no_other() -> None:
     for setting, functions in (("schedule", SCHEDULES), ("name", OPTIMIZERS)):
         assert set(get_args(Optim.model_fields[setting].annotation)) == functions.keys()
+    assert RATES.keys() == OPTIMIZERS.keys(), "the rate at which the proofs see its steps"
 
 
 def test_only_tensors_of_two_or_more_dimensions_decay() -> None:

@@ -1,4 +1,4 @@
-"""Commands that prepare their process: what libraries read, and a word that it has begun."""
+"""The classes of commands, which prepare a process before they run in it."""
 
 from typing import Any
 

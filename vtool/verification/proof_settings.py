@@ -11,10 +11,10 @@ from vtool.verification.shrink_run import shrink_run
 
 FEWEST, MOST = 4, 32
 """Tokens of an image: enough that its positions are not those of text, and not too many."""
-RATE = 1e-3
-"""A learning rate whose first step changes every float32 weight."""
+RATES = {"adamw": 1e-3}
+"""By optimizer, a learning rate whose first step changes every float32 weight."""
 FACTOR = 10.0
-"""The largest ratio of `RATE` and the rate of a part of the model."""
+"""The largest ratio of that rate and the rate of a part of the model."""
 LARGEST_EPS, SMALLEST_CLIP = 1e-8, 1.0
 
 
@@ -67,9 +67,10 @@ def _visible_steps(optim: schema.Optim, changes: list[str]) -> dict[str, Any]:
     """Return settings with which one step changes every trained parameter in float32.
 
     AdamW's first step is lr · g / (|g| + eps), which is lr where |g| is far above eps. So the rates
-    of parts are within a factor of 10 of `RATE`, and neither eps nor clipping makes steps small.
+    of parts are within a factor of 10 of that in `RATES`, and neither eps nor clipping makes steps
+    small.
     """
-    groups = {}
+    groups, rate = {}, RATES[optim.name]
     for name in ("vision", "projector", "language"):
         part: schema.Part = getattr(optim.groups, name)
         if part.lr is not None:
@@ -80,9 +81,9 @@ def _visible_steps(optim: schema.Optim, changes: list[str]) -> dict[str, Any]:
                     f"optim.groups.{name}.lr {factor:g} → {visible:g} of optim.lr, which one step"
                     " shows"
                 )
-            groups[name] = part.model_copy(update={"lr": RATE * visible})
+            groups[name] = part.model_copy(update={"lr": rate * visible})
     update: dict[str, Any] = {
-        "lr": RATE,
+        "lr": rate,
         "warmup_steps": 0,
         "warmup_ratio": None,
         "schedule": "constant",
