@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tests.report.test_browser import BROWSER, OFFLINE, measure
+from tests.report.test_browser import BROWSER, dump_dom, measure
 from tests.report.test_page import ATTACK, Elements
 from vtool.report.evaluation import is_evaluation, write_evaluation
 
@@ -266,8 +265,5 @@ def test_the_filter_runs_under_the_pages_own_policy(make: Made, tmp_path: Path) 
     if BROWSER is None:
         pytest.skip("not run: there is no Chromium here, so nobody ran the filter")
     page = write_evaluation(make("one", [line(0, "no"), line(1, "yes")]))
-    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", *OFFLINE]
-    command += [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", page.as_uri()]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    (form,) = Elements(ran.stdout).having("form")
+    (form,) = Elements(dump_dom(page, tmp_path / "profile")).having("form")
     assert "hidden" not in form, "the script has run and shows the filter"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.loading.checkpoint.folders import ONE, folder, of, sharded
-from tests.report.test_browser import BROWSER, OFFLINE, measure
+from tests.report.test_browser import BROWSER, dump_dom, measure
 from tests.report.test_page import ATTACK, Elements
 from vtool.diagnostics import Diagnostic, Origin
 from vtool.diagnostics.render import as_json
@@ -319,7 +319,7 @@ def test_the_filter_shows_the_subjects_and_lines_that_are_asked_for(tmp_path: Pa
     (tmp_path / "asking.html").write_text(
         page.replace("</body>", ASKED.replace("ASKED", asked)), encoding="utf-8"
     )
-    text = dump(tmp_path / "asking.html", tmp_path / "profile")
+    text = dump_dom(tmp_path / "asking.html", tmp_path / "profile", "--virtual-time-budget=5000")
     seen = json.loads(html.unescape(text.partition("<body>")[2].partition("</body>")[0]))
     for one, (subjects, lines, names) in expected.items():
         said = f"{subjects} of 4 subjects, {lines} of 2 findings shown"
@@ -333,23 +333,9 @@ def test_the_filter_runs_under_the_pages_own_policy(tmp_path: Path) -> None:
     if BROWSER is None:
         pytest.skip("not run: there is no Chromium here, so nobody ran the filter")
     page_of(of_lines(), tmp_path)
-    text = dump(tmp_path / "page.html", tmp_path / "profile")
+    text = dump_dom(tmp_path / "page.html", tmp_path / "profile", "--virtual-time-budget=5000")
     assert "hidden" not in text.partition('<form id="filter"')[2].partition(">")[0]
     assert "4 of 4 subjects, 2 of 2 findings shown" in text
-
-
-def dump(page: Path, profile: Path) -> str:
-    """Return a page as a browser has it after its scripts have run."""
-    options = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", *OFFLINE)
-    options += ("--virtual-time-budget=5000",)
-    done = subprocess.run(
-        [str(BROWSER), *options, f"--user-data-dir={profile}", "--dump-dom", page.as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    return done.stdout
 
 
 @pytest.mark.full

@@ -302,7 +302,7 @@ PLACES = [
     (watch.arrival, "Reference"),
     (watch.arrival, "Frozen"),
     (watch.arrival, "group_facts"),
-    (watch.alone, "compare"),
+    (watch.alone, "compare_alone"),
 ]
 
 
