@@ -13,7 +13,6 @@ import tests.loading.models
 import tests.loading.threaded
 from tests.cli.load_check_commands import ROOT
 
-RUNS = 10
 MODELS = [f"python:{tests.loading.models.__file__}:{name}" for name in ("KeepsAll", "SkipsV")]
 THREADED = [
     f"python:{tests.loading.threaded.__file__}:{name}"
@@ -44,14 +43,16 @@ def fingerprints(document: dict[str, Any]) -> set[tuple[str, str, str, str]]:
     return found
 
 
-@pytest.mark.full
 @pytest.mark.timeout(1800)
-def test_ten_processes_with_other_hash_seeds_find_the_same_and_a_baseline_misses_nothing(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    "processes", [pytest.param(3, marks=pytest.mark.full), pytest.param(10, marks=pytest.mark.soak)]
+)
+def test_processes_with_other_hash_seeds_find_the_same_and_a_baseline_misses_nothing(
+    tmp_path: Path, processes: int
 ) -> None:
     known = tmp_path / "known.json"
     seen = []
-    for seed in range(RUNS):
+    for seed in range(processes):
         more = ("limits.seconds=300", "--format", "json", "--baseline", str(known))
         done = run(seed, *MODELS, *THREADED, *more)
         assert done.returncode == 0, done.stderr
