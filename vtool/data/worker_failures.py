@@ -56,8 +56,7 @@ def named_worker_failures(
     try:
         yield
     except (RuntimeError, ConnectionError, FileNotFoundError, EOFError) as error:
-        if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
-            raise
+        # whatever is called out here could raise what the handler raises
         try:
             found = _finding(error, in_work(), name)
         except RuntimeError:  # torch's handler came only now; it raises once for a worker
@@ -70,13 +69,15 @@ def named_worker_failures(
 def _finding(
     error: Exception, in_work: RowsInWork | None, name: Callable[[int], str]
 ) -> Findings | None:
-    """Return the finding of the workers that were lost; None where none was."""
+    """Return the finding of the workers that were lost; None for any other error."""
+    torchs = isinstance(error, RuntimeError)
+    if torchs and "DataLoader worker" not in str(error):
+        return None
     if not (lost := _lost(in_work)):
         return None
     where = ", ".join(
         f"{f'at {name(row)}' if row >= 0 else 'between rows'} (process {pid})" for pid, row in lost
     )
-    torchs = isinstance(error, RuntimeError)
     told = f"; {str(error).partition(' It is possible')[0]}" if torchs else ""
     return refuse("data-worker-failed", f"a data worker ended by itself {where}{told}", None)
 
