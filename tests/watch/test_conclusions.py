@@ -1,18 +1,14 @@
 """Conclusions follow from facts: each mistake has its rule, and what was not seen is no pass."""
 
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
 
 import pytest
 
 from tests.watch.made import LENGTHS, Change, Fact, changed, cut_layers, healthy, micro, q, write
-from vtool.diagnostics import Rule
 from vtool.diagnostics.result import Result
-from vtool.watch import conclusions
 from vtool.watch.conclude import conclude_folder
-from vtool.watch.conclusions import CHECKS, RULES, Check
+from vtool.watch.conclusions import CHECKS
 
 PER_MICRO = {index: sum(lengths) for index, lengths in enumerate(LENGTHS)}
 
@@ -348,18 +344,6 @@ def test_gradients_that_no_parameter_has_are_not_looked_at(tmp_path: Path) -> No
         "gradient-of-other-rows",
     ):
         assert result.checks[name] == "not-run"
-
-
-def test_every_check_and_rule_that_a_file_has_is_listed_once() -> None:
-    checks: list[Check] = []
-    own: dict[str, Rule] = {}
-    for each in iter_modules(conclusions.__path__):
-        there = vars(import_module(f"{conclusions.__name__}.{each.name}"))
-        checks += there.get("CHECKS", ())
-        own |= {value.name: value for value in there.values() if isinstance(value, Rule)}
-    assert {check.name for check in checks} == {check.name for check in CHECKS}
-    assert len(checks) == len(CHECKS)
-    assert sorted(own) == sorted(rule.name for rule in RULES)
 
 
 def test_every_check_has_a_mistake_that_it_finds() -> None:

@@ -56,7 +56,7 @@ def named_worker_failures(
     try:
         yield
     except (RuntimeError, ConnectionError, FileNotFoundError, EOFError) as error:
-        # whatever is called out here could raise what the handler raises
+        # no call stands before this `try`: the handler's error may come at any call
         try:
             found = _finding(error, in_work(), name)
         except RuntimeError:  # torch's handler came only now; it raises once for a worker
