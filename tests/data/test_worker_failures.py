@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch.utils.data import get_worker_info
 
 from tests.rows import chat, mixed_rows, write_rows
@@ -16,7 +17,7 @@ from vtool.data.inspect_rows import inspect_rows
 from vtool.data.loader import EncodedRows, MicroBatch, load_steps
 from vtool.data.row import Row
 from vtool.data.sources import Rows
-from vtool.data.worker_failures import RowsInWork, named_worker_failures
+from vtool.data.worker_failures import RowsInWork, with_named_failures
 from vtool.diagnostics import Findings
 
 ROWS, BAD = 12, 7
@@ -64,6 +65,13 @@ def message_of(work: Callable[[], object]) -> str:
     return str(message)
 
 
+def failing(error: Exception) -> Callable[[], None]:
+    def work() -> None:
+        raise error
+
+    return work
+
+
 @pytest.mark.parametrize("ended_by", [signal.SIGKILL, signal.SIGSEGV])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_batch_that_is_lost_names_its_row(
@@ -74,11 +82,9 @@ def test_a_batch_that_is_lost_names_its_row(
         rows, range(ROWS // 2), lambda step: [MicroBatch((2 * step, 2 * step + 1))], workers
     )
 
-    def train() -> None:
-        with named_worker_failures(lambda: rows.in_work, rows.rows.name):
-            list(steps)
-
-    assert f"rows.jsonl:{BAD + 1} (process " in message_of(train)
+    assert f"rows.jsonl:{BAD + 1} (process " in message_of(
+        lambda: with_named_failures(lambda: list(steps), lambda: rows.in_work, rows.rows.name)
+    )
 
 
 def test_an_audit_that_is_lost_names_its_row(
@@ -123,12 +129,28 @@ def test_another_error_is_left_as_it_is(tmp_path: Path, error: Exception) -> Non
     rows = encoded(request("rows", messages(tmp_path / "rows.jsonl")))[0]
     steps = load_steps(rows, range(4), lambda step: [MicroBatch((step,))], 1)
     next(steps)  # there is a worker, and it is well
-    with (
-        pytest.raises(type(error)) as raised,
-        named_worker_failures(lambda: rows.in_work, rows.rows.name),
-    ):
-        raise error
+    with pytest.raises(type(error)) as raised:
+        with_named_failures(failing(error), lambda: rows.in_work, rows.rows.name)
     assert raised.value is error
+
+
+def test_torchs_handler_may_come_while_a_pipes_error_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = crashing_rows(tmp_path, monkeypatch)
+    handler = RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed.")
+    comes = iter([True])
+
+    def in_work() -> RowsInWork:
+        if next(comes, False):
+            raise handler
+        work = RowsInWork(1)
+        work._marks[0] = torch.tensor([2**22 + 1, BAD])  # no process has this number
+        return work
+
+    with pytest.raises(Findings) as raised:
+        with_named_failures(failing(ConnectionResetError(104, "reset")), in_work, rows.rows.name)
+    assert f"at {rows.rows.name(BAD)} (process " in str(raised.value)
 
 
 def test_without_workers_nothing_is_noted(tmp_path: Path) -> None:
@@ -136,8 +158,5 @@ def test_without_workers_nothing_is_noted(tmp_path: Path) -> None:
     in_work.mark(3)  # this process is no data worker
     assert not in_work.lost()
     error = ConnectionResetError(104, "Connection reset by peer")
-    with (
-        pytest.raises(ConnectionResetError),
-        named_worker_failures(lambda: None, str),
-    ):
-        raise error
+    with pytest.raises(ConnectionResetError):
+        with_named_failures(failing(error), lambda: None, str)

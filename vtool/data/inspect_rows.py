@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from traceback import extract_tb
 
@@ -17,7 +18,7 @@ from vtool.data.row import Row, shown
 from vtool.data.row_audits import RowAudit, RowAudits, Stamp
 from vtool.data.sources import Rows
 from vtool.data.text_traits import traits_of
-from vtool.data.worker_failures import RowsInWork, named_worker_failures
+from vtool.data.worker_failures import RowsInWork, with_named_failures
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.progress import tick
 
@@ -33,7 +34,8 @@ def inspect_rows(rows: EncodedRows, indices: Sequence[int], workers: int) -> Row
 
     A chat template that takes too long ends it: the others would wait for it as long.
     """
-    return RowAudits.of(_inspected(rows, indices, workers))
+    audits = partial(RowAudits.of, _inspected(rows, indices, workers))
+    return with_named_failures(audits, lambda: rows.in_work, rows.rows.name)
 
 
 def _inspected(rows: EncodedRows, indices: Sequence[int], workers: int) -> Iterator[RowAudit]:
@@ -42,13 +44,12 @@ def _inspected(rows: EncodedRows, indices: Sequence[int], workers: int) -> Itera
     groups = [tuple(indices[at : at + size]) for at in range(0, len(indices), size)]
     done = 0
     rows.in_work = RowsInWork(workers) if workers else None
-    with named_worker_failures(lambda: rows.in_work, rows.rows.name):
-        for audits in DataLoader(_Inspector(rows), None, sampler=groups, num_workers=workers):
-            yield from audits
-            done += len(audits)
-            tick(done, len(indices), "rows")
-            if audits and _is_last(audits[-1]):
-                break
+    for audits in DataLoader(_Inspector(rows), None, sampler=groups, num_workers=workers):
+        yield from audits
+        done += len(audits)
+        tick(done, len(indices), "rows")
+        if audits and _is_last(audits[-1]):
+            break
     rows.in_work = None
 
 

@@ -3,8 +3,9 @@
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +13,8 @@ from torch.utils.data import get_worker_info
 
 from vtool.data.row import refuse
 from vtool.diagnostics import Findings
+
+T = TypeVar("T")
 
 _SECONDS_TO_END = 2.0
 """A pipe breaks before the process at its other end can be seen to be gone."""
@@ -38,28 +41,33 @@ class RowsInWork:
         return [(pid, row) for pid, row in marks if pid and pid not in alive]
 
 
-@contextmanager
-def named_worker_failures(
-    in_work: Callable[[], RowsInWork | None], name: Callable[[int], str]
-) -> Iterator[None]:
-    """Raise a finding in the place of the error that torch or a pipe raises for a lost worker.
+def with_named_failures(
+    work: Callable[[], T],
+    in_work: Callable[[], RowsInWork | None],
+    name: Callable[[int], str],
+) -> T:
+    """Return what `work` returns; name the row of a data worker that ends by itself meanwhile.
 
-    torch raises it wherever the process is, as its handler of SIGCHLD does.
+    torch raises its error wherever the process is, as its handler of SIGCHLD does: at a call, or as
+    a function begins. So this is no context manager: the error could come as its `__exit__` begins,
+    outside of any `try`.
 
     Args:
+        work: the function that takes what the workers make.
         in_work: returns the rows in work, once there are workers.
         name: returns a row's name.
 
     Raises:
-        Findings: `data-worker-failed`, for a worker that has ended by itself.
+        Findings: `data-worker-failed`, for a worker that has ended by itself, in the place of the
+            error that torch or a pipe raises.
     """
     try:
-        yield
+        return work()
     except (RuntimeError, ConnectionError, FileNotFoundError, EOFError) as error:
-        # no call stands before this `try`: the handler's error may come at any call
+        # no call stands before this `try`
         try:
             found = _finding(error, in_work(), name)
-        except RuntimeError:  # torch's handler came only now; it raises once for a worker
+        except RuntimeError:  # torch's handler came only now; it raises once for a loader
             found = _finding(error, in_work(), name)
         if found is None:
             raise

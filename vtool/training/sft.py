@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from vtool.data.worker_failures import named_worker_failures
+from vtool.data.worker_failures import with_named_failures
 from vtool.diagnostics import RULES, Diagnostic
 from vtool.diagnostics.printable import printable
 from vtool.diagnostics.progress import working
@@ -92,10 +92,13 @@ def _train(request: Request, folder: RunFolder, ranks: Ranks) -> Outcome:
         Display(first, last, silent=ranks.rank > 0) as display,
         open_profiler(run, ranks, folder.path, first, last, display.say) as profiler,
         open_trackers(request, folder.path, first, ranks) as trackers,
-        named_worker_failures(lambda: train_rows.in_work, train_rows.rows.name),
     ):
         tools = LoopTools(writer, stop, display, trackers, profiler)
-        signal = train_loop(session, progress, tools)
+        signal = with_named_failures(
+            partial(train_loop, session, progress, tools),
+            lambda: train_rows.in_work,
+            train_rows.rows.name,
+        )
         ranks.on_rank_zero(writer.wait)
     findings = [*profiler.verify(), *trackers.findings, *tools.findings]
     findings += ranks.on_rank_zero(lambda: _changed_sources(session))
