@@ -26,7 +26,7 @@ def test_every_value_of_a_shipped_recipe_is_where_its_origin_says() -> None:
     origins = loaded.origins
     assert str(origins.of("optim.lr")).startswith("recipes/digits.yaml:")
     assert at(origins.of("optim.lr")).startswith("3.0e-3")
-    assert at(origins.of("data.train.0.split")).startswith("train}")
+    assert at(origins.of("data.train.0.split")).startswith("train, shifted: true}")
     assert at(origins.of("optim.betas.1")).startswith("0.98]")
     assert at(origins.of("evaluation.generate.max_new_tokens")).startswith("4}")
 

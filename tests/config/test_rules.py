@@ -250,7 +250,7 @@ class TestEvaluatedRows:
     def test_every_entry_is_compared(self) -> None:
         Path("rows/other.jsonl").touch()
         other = "{format: messages, path: rows/other.jsonl}"
-        rows = f"[{other}, {{format: digits, split: train}}]"
+        rows = f"[{other}, {{format: digits, split: train}}]"  # the recipe trains on it, shifted
         found = findings("digits", f"data.validation={rows}", f"data.test={rows}")
         assert [one.parameter for one in found] == ["data.validation.1", "data.test.1"]
         assert findings("digits", f"data.test=[{other}]") == ()

@@ -3,11 +3,14 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pytest
+from PIL import Image
 
 from vtool.data.formats import digits
 from vtool.data.formats.digits import Digits
 
 SPLITS = {split: Digits(split) for split in ("train", "validation", "test")}
+SHIFTED = Digits("train", shifted=True)
 
 
 def test_every_scan_is_in_one_split() -> None:
@@ -62,3 +65,29 @@ def test_a_row_shows_the_scan_that_its_answer_names() -> None:
         *scan, digit = table[int(row.id.rpartition(":")[2])]
         assert row.messages[1]["content"] == str(digit)
         assert np.abs(np.asarray(row.images[0])[..., 0].ravel() / 255 * 16 - scan).max() < 0.05
+
+
+MOVES = {"up": (-2, 0), "down": (2, 0), "left": (0, -2), "right": (0, 2)}
+
+
+@pytest.mark.parametrize("end", MOVES)
+def test_a_shifted_scan_is_moved_by_half_a_pixel(end: str) -> None:
+    """A pixel of the scan is 3.5 of the picture's; what comes in at an edge is black."""
+    moved = [index for index in range(len(SHIFTED)) if SHIFTED.name(index).endswith(f":{end}")]
+    assert len(moved) == 1258
+    for row in map(SHIFTED.row, moved[::50]):
+        member = int(row.id.split(":")[2])
+        scan = SPLITS["train"].row(SPLITS["train"].members.index(member))
+        assert row.messages == scan.messages
+        large = np.asarray(scan.images[0].resize((28, 28), Image.Resampling.BICUBIC))
+        padded = np.pad(large, ((2, 2), (2, 2), (0, 0)))
+        down, right = MOVES[end]
+        expected = padded[2 - down : 30 - down, 2 - right : 30 - right]
+        assert np.array_equal(np.asarray(row.images[0]), expected)
+
+
+def test_every_shifted_row_has_a_name_of_its_own() -> None:
+    names = {SHIFTED.name(index) for index in range(len(SHIFTED))}
+    assert len(names) == len(SHIFTED) == 5 * 1258
+    assert names > {SPLITS["train"].name(index) for index in range(1258)}
+    assert SHIFTED.name(0) == SPLITS["train"].name(0) == SHIFTED.row(0).id

@@ -61,7 +61,12 @@ def opened(entry: Any, folder: Path) -> tuple[Any, RowReader]:
     info = folder / "dataset_info.json"
     info.write_text(json.dumps({"mine": {"file_name": rows.name}}))
     choices: dict[str, Any] = {"format": format_of(entry), "split": "test", "path": str(rows)}
-    choices |= {"image_folder": str(folder), "ignore": ["notes", "score"], "texts": "rows"}
+    choices |= {
+        "image_folder": str(folder),
+        "ignore": ["notes", "score"],
+        "texts": "rows",
+        "shifted": True,
+    }
     choices |= {"dataset": "mine"} | (
         {"path": str(info)} if "dataset" in entry.model_fields else {}
     )

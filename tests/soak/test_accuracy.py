@@ -13,6 +13,9 @@ import pytest
 from tests.runs import read_lines
 from vtool.families import FAMILIES
 
+ROWS = 5 * 1258
+SAMPLES = 3 * ROWS + 9 * 32
+
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(5))
@@ -38,12 +41,12 @@ def test_the_test_scans_are_read(tmp_path: Path, seed: int) -> None:
     assert result["test_exact_match"] >= 0.97
     assert result["steps"] <= 600
     assert result["peak_memory_mib"] <= 2048
-    # What was seen is counted from the batches: 15 epochs of 1258 rows, each row 15 times.
-    assert result["ledger"]["distinct"] == 1258
+    # What was seen is counted from the batches: three epochs of 197 steps, and 9 steps.
+    assert result["ledger"]["distinct"] == ROWS
     samples = sum(
         line["samples"] for line in read_lines(tmp_path / "run/metrics.jsonl") if "loss" in line
     )
-    assert result["ledger"]["samples"] == samples == 15 * 1258
+    assert result["ledger"]["samples"] == samples == SAMPLES
 
 
 @pytest.mark.soak
@@ -80,7 +83,7 @@ def test_two_processes_of_each_engine_read_them_as_well(
     )
     assert result["test_exact_match"] >= 0.97
     assert result["steps"] <= 600
-    assert result["ledger"]["samples"] == 15 * 1258
+    assert result["ledger"]["samples"] == SAMPLES
 
 
 @pytest.mark.soak

@@ -46,7 +46,7 @@ def with_named_failures(
     in_work: Callable[[], RowsInWork | None],
     name: Callable[[int], str],
 ) -> T:
-    """Return what `work` returns; name the row of a data worker that ends by itself meanwhile.
+    """Call a function, and name the row of each data worker that ends by itself meanwhile.
 
     torch raises its error wherever the process is, as its handler of SIGCHLD does: at a call, or as
     a function begins. So this is no context manager: the error could come as its `__exit__` begins,
@@ -56,6 +56,9 @@ def with_named_failures(
         work: the function that takes what the workers make.
         in_work: returns the rows in work, once there are workers.
         name: returns a row's name.
+
+    Returns:
+        What the function returns.
 
     Raises:
         Findings: `data-worker-failed`, for a worker that has ended by itself, in the place of the

@@ -22,39 +22,63 @@ _SPLIT_SEED = 0
 _SHARES = {"train": 0.7, "validation": 0.1, "test": 0.2}
 
 
+_SIDE = 28
+"""Pixels of a moved scan's side: 3.5 of them are one of the scan."""
+_MOVES = {"": (0, 0), ":up": (0, -2), ":down": (0, 2), ":left": (-2, 0), ":right": (2, 0)}
+"""Pixels of a moved scan, to the right and down, by how the row's name ends."""
+
+
 class Digits:
     """One split of the scans: 1258 for training, 180 for validation, 359 for the test."""
 
     format: ClassVar = "digits"
 
-    def __init__(self, split: str) -> None:
+    def __init__(self, split: str, shifted: bool = False) -> None:
         self.split = split
         self.members = _split()[split]
+        self.shifted = shifted
+        self.moves = list(_MOVES) if shifted else [""]
 
     @classmethod
     def open(cls, entry: DigitsSource, label: str | None, **more: Any) -> Self:
-        return cls(entry.split)
+        return cls(entry.split, entry.shifted)
 
     def __len__(self) -> int:
-        return len(self.members)
+        return len(self.members) * len(self.moves)
 
     def name(self, index: int) -> str:
-        return f"digits:{self.split}:{self.members[index]}"
+        member, move = self._at(index)
+        return f"digits:{self.split}:{member}{move}"
+
+    def _at(self, index: int) -> tuple[int, str]:
+        """Return which scan a row shows, and how it is moved."""
+        move, place = divmod(index, len(self.members))
+        return self.members[place], self.moves[move]
 
     def row(self, index: int) -> Row:
         from PIL import Image
 
         scans, targets = _load()
-        scan = scans[self.members[index]]  # 8 × 8, values 0 … 16
-        picture = Image.fromarray(np.round(scan * (255 / 16)).astype(np.uint8)).convert("RGB")
+        member, move = self._at(index)
+        scan = scans[member]  # 8 × 8, values 0 … 16
+        picture = Image.fromarray(np.round(scan * (255 / 16)).astype(np.uint8))
+        if move:
+            large = picture.resize((_SIDE, _SIDE), Image.Resampling.BICUBIC)
+            picture = Image.new("L", large.size)
+            picture.paste(large, _MOVES[move])
         messages: list[dict[str, Any]] = [
             {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": QUESTION}]},
-            {"role": "assistant", "content": str(targets[self.members[index]])},
+            {"role": "assistant", "content": str(targets[member])},
         ]
-        return Row(self.name(index), messages, [picture])
+        return Row(self.name(index), messages, [picture.convert("RGB")])
 
     def describe(self) -> dict[str, Any]:
-        return {"format": "digits", "split": self.split, "rows": len(self)}
+        return {
+            "format": "digits",
+            "split": self.split,
+            "shifted": self.shifted,
+            "rows": len(self),
+        }
 
 
 @cache

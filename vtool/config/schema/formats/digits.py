@@ -15,3 +15,9 @@ class DigitsSource(RowsEntry):
     """The source of the rows, and their format."""
     split: Literal["train", "validation", "test"]
     """The part of the one fixed, stratified split."""
+    shifted: bool = False
+    """Add each scan four times more, moved by half a pixel up, down, left and right."""
+
+    def own_rows(self) -> dict[str, object]:
+        """Return the split alone: a moved scan is no other scan."""
+        return {name: value for name, value in super().own_rows().items() if name != "shifted"}
