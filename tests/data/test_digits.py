@@ -91,3 +91,12 @@ def test_every_shifted_row_has_a_name_of_its_own() -> None:
     assert len(names) == len(SHIFTED) == 5 * 1258
     assert names > {SPLITS["train"].name(index) for index in range(1258)}
     assert SHIFTED.name(0) == SPLITS["train"].name(0) == SHIFTED.row(0).id
+
+
+def test_the_rows_of_one_scan_are_held_back_together() -> None:
+    groups: dict[str, set[int | None]] = {}
+    for row in map(SHIFTED.row, range(len(SHIFTED))):
+        groups.setdefault(row.id.split(":")[2], set()).add(row.group)
+    together = [group for each in groups.values() for group in each]
+    assert len(groups) == len(together) == len(set(together)) == 1258
+    assert None not in together

@@ -45,7 +45,7 @@ class Row:
     thinking: bool | None = None
     """The argument `enable_thinking` that verl gives the chat template for it; None for none."""
     group: int | None = None
-    """The group that the recipe's `data.split.group` puts it into; None: its content decides."""
+    """The group that `data.split.group` or the format puts it into; None: its content decides."""
 
     def texts(self) -> Iterator[str]:
         """Yield the text of every message."""

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from vtool.config.schema.formats.digits import DigitsSource
+from vtool.data.groups import group_of_value
 from vtool.data.row import Row
 
 QUESTION = "Which digit is shown?"
@@ -70,7 +71,9 @@ class Digits:
             {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": QUESTION}]},
             {"role": "assistant", "content": str(targets[member])},
         ]
-        return Row(self.name(index), messages, [picture.convert("RGB")])
+        # the five rows of one scan are held back together
+        group = group_of_value(member) if self.shifted else None
+        return Row(self.name(index), messages, [picture.convert("RGB")], group=group)
 
     def describe(self) -> dict[str, Any]:
         return {
