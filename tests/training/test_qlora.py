@@ -5,6 +5,7 @@ The reference is a base in float32 whose files have the numbers that NF4's table
 
 import json
 import re
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -320,6 +321,17 @@ def test_an_export_says_that_it_is_for_a_base_in_nf4(trained: Path) -> None:
     finished(Ranks(), plain)
     assert about_export(trained / "plain-run", trained, merge=True) == []
     assert not nf4.is_for_nf4(trained / "plain-run/export")
+
+
+@pytest.mark.full
+def test_an_adapter_whose_record_was_not_copied_is_still_for_a_base_in_nf4(
+    trained: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(trained / "straight/export", tmp_path / "export")
+    (tmp_path / "export" / nf4.RECORD).unlink()
+    assert nf4.is_for_nf4(tmp_path / "export")
+    (tmp_path / "export/adapter_model.safetensors").write_bytes(b"cut")
+    assert not nf4.is_for_nf4(tmp_path / "export")
 
 
 @pytest.mark.full
