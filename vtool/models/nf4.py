@@ -27,7 +27,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 RECORD = "base_quantization.json"
 """The file of an adapter's folder that says its base was in NF4, and how to make that."""
 IN_NF4 = {"base_dtype": "nf4"}
-"""What the head of an adapter's tensors says too: who copies these alone has the other base."""
+"""The note in the head of an adapter's tensors, for a folder that they alone were copied into."""
 _KIND, _PACKAGE = "nf4", "bitsandbytes"
 _NOT_OF_THE_BASE = (".lora_", ".modules_to_save.", ".original_module")
 

@@ -188,7 +188,10 @@ def _not_saved(
     shutil.rmtree(writing, ignore_errors=True)
     why = "; ".join(f"rank {rank}: {error}" if world > 1 else error for rank, error in failed)
     message = f"{target} could not be written: {why}"
-    help = "each rank writes its share: run.dir must be a folder that all nodes share, with space on each"
+    help = (
+        "each rank writes its share: make room where that rank writes; run.dir must be a folder"
+        " that all nodes share"
+    )
     several = world > 1 and any(rank for rank, _ in failed)
     return Findings(
         Diagnostic("checkpoint-not-saved", message, help if several else None, parameter="run.dir")
