@@ -97,7 +97,7 @@ def test_a_manifest_of_many_ranks_names_each_tensor_once(tmp_path: Path, world: 
             name = f"{kind}-of-rank-{rank:05d}-00000.safetensors"
             (tmp_path / name).write_bytes(b"1")
             tensors = (f"{kind}.{rank}.a", f"{kind}.{rank}.b")
-            written.append(WrittenFile(kind, name, 1, "digest", tensors))
+            written.append(WrittenFile(kind, name, 1, "digest", tensors, 1))
     manifest = name_files(tmp_path, written)
     assert len(manifest) == 2 * world
     for kind in ("model", "optimizer"):

@@ -18,6 +18,7 @@ from tests.engines.state import held
 from vtool.diagnostics import Findings
 from vtool.engines.contract import everyone
 from vtool.engines.ranks import Ranks
+from vtool.loading.checkpoint.audit import audit_folder
 from vtool.training import checkpoint_files
 from vtool.training.checkpoint import Snapshot, checkpoints, damage, load, newest, save
 from vtool.training.checkpoint_files import Shares, tensor_files
@@ -78,6 +79,8 @@ def test_ranks_write_what_one_process_would_read(
     assert {file.name: sorted(load_file(file)) for file in files} == {
         file.name: sorted(name for name in index if index[name] == file.name) for file in files
     }
+    # a checkpoint has no config.json: whoever opens it as a model gives one
+    assert {finding.rule for finding in audit_folder(path).findings} == {"no-config"}
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 8, 64, pytest.param(1024, marks=pytest.mark.full)])

@@ -36,6 +36,8 @@ class WrittenFile:
     bytes: int
     sha256: str
     tensors: tuple[str, ...]
+    tensor_bytes: int
+    """Bytes of the tensors alone, which an index of several files adds up."""
 
 
 class Shares:
@@ -96,7 +98,8 @@ class ShareWriter:
         except (OSError, SafetensorError) as error:
             self.error = error
             return
-        self.files.append(WrittenFile(kind, path.name, size, sha256, tuple(tensors)))
+        held = sum(tensor.nbytes for tensor in tensors.values())
+        self.files.append(WrittenFile(kind, path.name, size, sha256, tuple(tensors), held))
 
 
 def name_files(folder: Path, written: Sequence[WrittenFile]) -> dict[str, dict[str, int | str]]:
@@ -125,7 +128,7 @@ def name_files(folder: Path, written: Sequence[WrittenFile]) -> dict[str, dict[s
             flush(empty)
             found[empty.name] = {"bytes": empty.stat().st_size, "sha256": digest(empty)}
         if len(own) > 1:
-            index = {"metadata": {"total_size": sum(file.bytes for file in own)}}
+            index = {"metadata": {"total_size": sum(file.tensor_bytes for file in own)}}
             text = json.dumps({**index, "weight_map": weight_map}, indent=1)
             (folder / f"{kind}.safetensors.index.json").write_text(text)
     return found

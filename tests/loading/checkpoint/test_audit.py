@@ -96,6 +96,14 @@ def test_a_trainers_checkpoint_is_not_its_own_duplicate(tmp_path: Path) -> None:
     passes(folder(tmp_path, model={"a": f32(2)}, optimizer={"a": f32(2, seed=1)}))
 
 
+def test_shards_of_an_optimizer_are_no_stale_shards_of_the_model(tmp_path: Path) -> None:
+    sharded(tmp_path)
+    for number, name in enumerate(("a.exp_avg", "c.exp_avg"), 1):
+        shard = tmp_path / f"optimizer-{number:05d}-of-00002.safetensors"
+        shard.write_bytes(encode({name: f32(2)}))
+    passes(tmp_path)
+
+
 def test_other_weights_beside_an_index_are_not_stale_shards(tmp_path: Path) -> None:
     sharded(tmp_path)
     (tmp_path / "consolidated.safetensors").write_bytes(encode({"layers.0.wq.weight": f32(3)}))

@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 from vtool.diagnostics import Diagnostic
 from vtool.loading.checkpoint import strict_json
 from vtool.loading.checkpoint.about_file import about_file
+from vtool.loading.checkpoint.files import is_weights
 from vtool.loading.checkpoint.headers import LARGEST_HEADER, Header
 from vtool.loading.words import listed
 
@@ -108,7 +109,9 @@ def compare_with_headers(
     known = {tensor for tensors in index.shards.values() for tensor in tensors}
     for name, header in headers.items():
         unknown = tuple(tensor.name for tensor in header.tensors if tensor.name not in known)
-        if unknown and (name in index.shards or _SHARD.fullmatch(name)):
+        # shards of an optimizer's state have an index of their own
+        shard = _SHARD.fullmatch(name) and is_weights(header.file)
+        if unknown and (name in index.shards or shard):
             message = (
                 f"{name} holds {listed(unknown)}, which the index does not name: loaders that"
                 f" follow the index skip {_them(unknown)}"
