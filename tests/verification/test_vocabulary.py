@@ -1,5 +1,7 @@
 """Proofs of a recipe with a large vocabulary: the tiny model has only the tokens of the rows."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,7 @@ import torch
 
 from vtool.config.load import load_run
 from vtool.data.chat import IGNORED
+from vtool.diagnostics import Findings
 from vtool.models.build import model_config
 from vtool.models.processor import new_processor
 from vtool.verification.context import ProofContext, build_proof_context
@@ -71,3 +74,25 @@ def test_its_proofs_pass(folder: Path) -> None:
     assert [(proof.rule, proof.state, proof.reason) for proof in proved.proofs] == [
         (rule, "passed", "") for rule in rules
     ]
+
+
+def test_a_row_with_a_token_that_the_folders_model_does_not_have_is_found(
+    folder: Path, context: ProofContext, tmp_path: Path
+) -> None:
+    _, samples = context.encoded
+    highest = max(int(sample.input_ids.max()) for sample in samples)
+    short = shutil.copytree(folder, tmp_path / "short")
+    config = json.loads((short / "config.json").read_text())
+    run = load_run("digits", [f"model.path={short}", "model.size=null"]).run
+
+    def proved_with(rows: int) -> None:
+        config["text_config"]["vocab_size"] = rows
+        (short / "config.json").write_text(json.dumps(config))
+        build_proof_context(run, tmp_path)
+
+    proved_with(highest + 1)
+    with pytest.raises(Findings) as raised:
+        proved_with(highest)
+    (finding,) = raised.value.diagnostics
+    assert finding.rule == "token-without-embedding"
+    assert f"up to {highest}, " in finding.message

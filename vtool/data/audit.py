@@ -14,6 +14,7 @@ from vtool.data.loader import EncodedRows
 from vtool.data.mixture import SourceCounts, count_sources
 from vtool.data.quality import told_of_split
 from vtool.data.row_audits import RowAudits
+from vtool.data.vocabulary import told_of_ids
 from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.printable import Lines
 from vtool.models.pictures import TRAITS
@@ -204,6 +205,7 @@ def build_ledger(
     )
     if split == "train" and len(kept) and not ledger.ends:
         findings.append(_no_end(rows, ledger))
+    findings += told_of_ids(split, rows, kept)
     ledger = replace(ledger, told=tuple(told_of_split(split, rows.settings, rows.rows, audits)))
     return ledger, _cap(findings, len(rows.rows))
 

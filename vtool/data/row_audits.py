@@ -43,6 +43,8 @@ class RowAudit:
     truncated: bool = False
     cut: int = 0
     ends: int = 0
+    highest: int = 0
+    """The highest of its token ids."""
     images_digest: int = 0
     digest: int = 0
     """XXH3 of token ids, labels, images and videos: what a batch must be made of."""
@@ -74,11 +76,15 @@ class RowAudit:
             truncated=sample.truncated,
             cut=sample.cut,
             ends=sample.ends,
+            highest=int(sample.input_ids.max()),
             traits=sample.traits,
         )
 
 
-_NUMBERS = ("tokens", "supervised", "images", "videos", "turns", "answer", "cut", "ends")
+_NUMBERS = (
+    *("tokens", "supervised", "images", "videos", "turns", "answer", "cut", "ends"),
+    "highest",
+)
 _DIGESTS = ("images_digest", "digest", "question", "answer_digest", "given_id", "group")
 ROW = np.dtype(
     [

@@ -1,4 +1,4 @@
-"""Rules VT649 to VT655: the layouts of rows, and the files that they are in."""
+"""Rules VT649 to VT655, VT663: the layouts of rows, their files, and their model's vocabulary."""
 
 from vtool.diagnostics.rule import Rule
 
@@ -84,5 +84,22 @@ RULES = (
         good='{"messages": [{"role": "user", …}, {"role": "assistant", …}]}',
         fix="Write rows with the answers that are to be learnt, or use a trainer for that task.",
         stage="row",
+    ),
+    Rule(
+        name="token-without-embedding",
+        code="VT663",
+        summary="Rows have token ids that the model's embedding does not have.",
+        why=(
+            "The first step that meets one ends in an IndexError, or, on a GPU, in a failed"
+            " assertion of a kernel. Where the tokenizer is another model's, all other tokens are"
+            " wrong too."
+        ),
+        bad="tokens added to the tokenizer of model.path, and its weights as they were",
+        good="the tokenizer of the weights; or weights with a row for each token that was added",
+        fix=(
+            "Take the tokenizer that the weights were trained with. Where tokens were added to it,"
+            " give the model rows for them (resize_token_embeddings), and save both."
+        ),
+        stage="split",
     ),
 )

@@ -23,6 +23,8 @@ class Processor:
     video: VideoProcessor
     ids: TokenIds
     pictures: PictureReader = field(default_factory=PictureReader)
+    vocabulary: int | None = None
+    """The rows of the model's embedding, by its config.json; None: as many as the tokenizer has."""
 
     @property
     def names(self) -> TokenNames:
@@ -138,8 +140,11 @@ def load_processor(
     ]:
         what = f"config.json names token ids that the tokenizer has not: {', '.join(strange)}"
         raise Findings(_unusable(folder, what))
+    vocabulary = getattr(config.get_text_config(), "vocab_size", None)
     return with_sizes(
-        Processor(tokenizer, image_processor, videos, ids), image or Image(), video or Video()
+        Processor(tokenizer, image_processor, videos, ids, vocabulary=vocabulary),
+        image or Image(),
+        video or Video(),
     )
 
 

@@ -24,6 +24,8 @@ from vtool.data.loader import EncodedRows, MicroBatch
 from vtool.data.row import Row
 from vtool.data.row_audits import RowAudit, RowAudits
 from vtool.data.sources import Rows, open_split
+from vtool.data.vocabulary import beyond_vocabulary
+from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
 from vtool.families.family import Family, load_family
 from vtool.models.build import build_model, model_config
@@ -188,6 +190,8 @@ def build_proof_context(
     processor = new_processor(recipe_run.model, run.data.image, texts, run.data.video)
     rows, samples, selection = select_rows(source, processor, run, recipe_run)
     changes += selection
+    if beyond := beyond_vocabulary("data.train", processor, samples):
+        raise Findings(beyond)
     run = update_section(run, "data", global_batch_size=PROCESSES * len(rows), workers=0)
     vocabulary = choose_vocabulary(processor, samples, whole=full_size)
     if (whole := len(processor.tokenizer)) != len(vocabulary):

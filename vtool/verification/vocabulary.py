@@ -48,7 +48,8 @@ class Vocabulary:
             part: None if token is None else int(self.ids(torch.tensor(token)))
             for part, token in asdict(processor.ids).items()
         }
-        return replace(processor, ids=TokenIds(**given))  # type: ignore[arg-type]
+        ids = TokenIds(**given)  # type: ignore[arg-type]
+        return replace(processor, ids=ids, vocabulary=len(self))
 
     def ids(self, tokens: Tensor) -> Tensor:
         """Convert the tokenizer's ids into this vocabulary's."""
