@@ -192,6 +192,26 @@ class TestFoldersThatAreDamaged:
         )
         assert "padded to 72 rows" in str(finding.help)
 
+    @pytest.mark.parametrize("rows", [VOCABULARY + 8, VOCABULARY - 8])
+    @pytest.mark.parametrize("both", [False, True])
+    def test_a_tied_head_that_is_saved_too_has_other_rows(
+        self, rows: int, both: bool, model: Path, tmp_path: Path
+    ) -> None:
+        embedding = embedding_of(model).bfloat16()
+        width = embedding.shape[1]
+        head = torch.zeros(rows, width).bfloat16()
+        folder = publish(
+            model,
+            tmp_path / "padded",
+            lm_head_weight=head,
+            embed_tokens_weight=head if both else embedding,
+        )
+        finding = refused(folder)
+        told = f"lm_head.weight is [{rows}, {width}], and by config.json [{VOCABULARY}, {width}]"
+        assert f"{2 if both else 1} mismatched keys: " in finding.message
+        assert told in finding.message
+        assert ("padded to 72 rows" in str(finding.help)) == (rows > VOCABULARY)
+
     def test_a_weight_has_another_shape(self, model: Path, tmp_path: Path) -> None:
         finding = refused(publish(model, tmp_path / "other", k_proj_bias=torch.zeros(3)))
         assert "mismatched keys: " in finding.message

@@ -13,6 +13,7 @@ from vtool.models.mapped_weights import (
     check_report,
     check_ties,
     does_not_load,
+    not_loaded,
     weight_files,
 )
 from vtool.models.model_class import model_class
@@ -176,7 +177,8 @@ def load_model(
         Findings: `model-does-not-load`; what stands against `model.modeling`.
     """
     kind = model_class(family_name, modeling)
-    check_numbers(weight_files(folder))
+    files = weight_files(folder)
+    check_numbers(files)
     try:
         model, report = (
             load_family(family_name)
@@ -190,7 +192,7 @@ def load_model(
             )
         )
     except Exception as error:  # the loader raises whatever its reader of a broken file raises
-        raise does_not_load(f"{folder}: {first_line(error)}") from error
+        raise not_loaded(folder, files, error) from error
     check_report(folder, report)
     check_ties(folder, model)
     if modeling is None:

@@ -8,6 +8,7 @@ read from the disk. What has to be joined of several tensors is joined in memory
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,7 @@ def map_folder(folder: Path, family_name: str, how: Mapping[str, Any]) -> Mapped
     except Findings:
         raise
     except Exception as error:  # the loader raises whatever its reader of a broken file raises
-        raise does_not_load(f"{folder}: {first_line(error)}") from error
+        raise not_loaded(folder, files, error) from error
     check_report(folder, report)
     check_ties(folder, model)
     kept = model.state_dict().keys()
@@ -145,6 +146,37 @@ def check_numbers(files: Iterable[Path]) -> None:
             )
 
 
+def not_loaded(folder: Path, files: Iterable[Path], error: Exception) -> Findings:
+    """Return the finding of what the loader raised, or of the shapes that made it raise.
+
+    Before it tells shapes, it compares a tied head that is saved too with the embedding, and of a
+    tensor in another shape it has no values.
+    """
+    from transformers import AutoConfig
+
+    with suppress(OSError, ValueError, AttributeError, SafetensorError):
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        text = config.get_text_config()
+        wanted = [text.vocab_size, text.hidden_size]
+        shapes = {name: shape for file in files for name, shape in _shapes(file)}
+        mismatched = [
+            (name, shape, wanted)
+            for name, shape in shapes.items()
+            if name.endswith(_VOCABULARY) and shape != wanted
+        ]
+        try:
+            check_report(folder, {"mismatched_keys": mismatched})
+        except Findings as found:
+            return found
+    return does_not_load(f"{folder}: {first_line(error)}")
+
+
+def _shapes(file: Path) -> Iterator[tuple[str, list[int]]]:
+    opened: Any = safe_open(file, "pt")
+    for name in opened.keys():  # noqa: SIM118 - it is no dict
+        yield name, opened.get_slice(name).get_shape()
+
+
 def _read(files: tuple[Path, ...]) -> Iterator[tuple[str, Tensor]]:
     for file in files:
         opened: Any = safe_open(file, "pt")
@@ -160,13 +192,13 @@ def check_report(folder: Path, report: Mapping[str, Any]) -> None:
     """
     said = []
     for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
-        if found := sorted(report[kind], key=str):
+        if found := sorted(report.get(kind, ()), key=str):
             told = ", ".join(_told(one) for one in found[:_SHOWN])
             said.append(f"{len(found)} {kind.replace('_', ' ')}: {told}")
     if not said:
         return
     help = None
-    for name, own, wanted in (one for one in report["mismatched_keys"] if len(one) == 3):
+    for name, own, wanted in (one for one in report.get("mismatched_keys", ()) if len(one) == 3):
         if name.endswith(_VOCABULARY) and own[1:] == wanted[1:] and own[0] > wanted[0]:
             help = (
                 f"its vocabulary is padded to {own[0]} rows: take the rows beyond {wanted[0]} away,"
