@@ -80,6 +80,37 @@ def test_a_config_without_a_vision_part_is_no_model_to_train(name: str, tmp_path
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("method", ["fp8", "bitsandbytes", "gptq", "awq", "compressed-tensors"])
+def test_a_folder_that_is_quantized_already_is_told_before_anything_is_loaded(
+    name: str, method: str, tmp_path: Path
+) -> None:
+    given = [f"model.family={name}", folder(tmp_path, name), "model.size=null"]
+    config = json.loads((tmp_path / "config.json").read_text())
+    for said, refused in (({"quant_method": method, "bits": 4}, True), ({}, False), (None, False)):
+        config["quantization_config"] = said
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        if refused:
+            finding = only(*given)
+            assert finding.rule == "not-a-model-folder"
+            assert (
+                f"is quantized already: its config.json has a quantization_config ({method})"
+                in (finding.message)
+            )
+            assert "take quantization_config out of config.json" in str(finding.help)
+        else:
+            assert examine("digits", given).findings == ()
+
+
+def test_a_note_of_how_a_base_is_quantized_beside_an_export_is_no_quantized_folder(
+    tmp_path: Path,
+) -> None:
+    given = folder(tmp_path, "qwen2_5_vl")
+    note = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    (tmp_path / "base_quantization.json").write_text(json.dumps(note))
+    assert examine("digits", [given, "model.size=null"]).findings == ()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize(
     ("vision", "processor", "said"),
     [

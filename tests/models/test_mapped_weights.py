@@ -182,6 +182,18 @@ class TestFoldersThatAreDamaged:
         message = refused(folder).message
         assert f"{file} has 1 tensors of eight-bit integers, such as {name}: codes" in message
 
+    @pytest.mark.parametrize("at", ["", "text_config"])
+    def test_its_config_says_that_it_is_quantized(self, at: str, folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        method = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+        (config[at] if at else config)["quantization_config"] = method
+        (folder / "config.json").write_text(json.dumps(config))
+        finding = refused(folder)
+        assert "is quantized already: its config.json has a quantization_config (fp8)" in (
+            finding.message
+        )
+        assert "train from the weights that it was made of" in str(finding.help)
+
     def test_a_vocabulary_is_padded(self, model: Path, tmp_path: Path) -> None:
         _, width = embedding_of(model).shape
         padded = torch.zeros(VOCABULARY + 8, width).bfloat16()

@@ -178,7 +178,7 @@ def load_model(
     """
     kind = model_class(family_name, modeling)
     files = weight_files(folder)
-    check_numbers(files)
+    check_numbers(folder, files)
     try:
         model, report = (
             load_family(family_name)

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.families.family import load_family
+from vtool.families.images import read_json
+from vtool.families.quantization import QUANTIZED_HELP, quantized_already
 from vtool.models.on_meta import parameters_on_meta
 from vtool.models.processor import first_line
 
@@ -95,7 +97,7 @@ def map_folder(folder: Path, family_name: str, how: Mapping[str, Any]) -> Mapped
 
     if not (files := weight_files(folder)):
         return None
-    check_numbers(files)
+    check_numbers(folder, files)
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         saved = {name: _AsSaved(tensor) for name, tensor in _read(files)}
@@ -122,12 +124,16 @@ def map_folder(folder: Path, family_name: str, how: Mapping[str, Any]) -> Mapped
     return MappedWeights({name: tensor.detach() for name, tensor in named}, files)
 
 
-def check_numbers(files: Iterable[Path]) -> None:
+def check_numbers(folder: Path, files: Iterable[Path]) -> None:
     """Check that no weight is saved as a quantizer's codes: their scales are in no file then.
+
+    Nor is the folder one of those whose config.json says how it is quantized.
 
     Raises:
         Findings: `model-does-not-load`.
     """
+    if said := quantized_already(read_json(folder / "config.json")):
+        raise does_not_load(f"{folder} is {said}", QUANTIZED_HELP)
     for file in files:
         try:
             opened: Any = safe_open(file, "pt")

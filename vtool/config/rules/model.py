@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from vtool.config.origins import Origins
 from vtool.config.rules.rule import settings_rule
@@ -20,6 +21,7 @@ from vtool.families.modeling_file import (
     is_well_formed,
     split_modeling,
 )
+from vtool.families.quantization import QUANTIZED_HELP, quantized_already
 
 _RULE = "conflicting-model-source"
 
@@ -38,17 +40,20 @@ def _problem(folder: Path, family: str) -> tuple[str | None, str | None]:
         return f"has a config.json that cannot be read: {error}", None
     found = config.get("model_type") if isinstance(config, dict) else None
     if found == family:
-        return (
-            None
-            if isinstance(config.get("vision_config"), dict)
-            else (
-                "has a config.json without a vision_config: transformers would make up a tower of"
-                " its default size"
-            )
-        ), None
+        return _problem_of_own(config), None
     if found is None:
         return "has a config.json without a model_type", None
     return f"is a model of type {found}, but model.family is {family}", str(found)
+
+
+def _problem_of_own(config: dict[str, Any]) -> str | None:
+    """Return why a model of the right family cannot be trained."""
+    if not isinstance(config.get("vision_config"), dict):
+        return (
+            "has a config.json without a vision_config: transformers would make up a tower of its"
+            " default size"
+        )
+    return f"is {said}" if (said := quantized_already(config)) else None
 
 
 @settings_rule(
@@ -102,7 +107,8 @@ def conflicting_model_source(run: Run, origins: Origins) -> Iterator[Diagnostic]
         name="not-a-model-folder",
         code="VT209",
         summary=(
-            "model.path is no folder of a model of model.family, or of one without a vision part."
+            "model.path is no folder of a model of model.family, or of one without a vision part or"
+            " of quantized weights."
         ),
         why="The wrong architecture loads with weights missing, or not at all.",
         bad="model.path=rows",
@@ -140,6 +146,8 @@ def not_a_model_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             help = f"set model.family={seen}, or give another folder"
         elif seen:
             help = f"give a model of one of {', '.join(FAMILIES)}; {ANOTHER_FAMILY}"
+        elif problem.startswith("is quantized"):
+            help = QUANTIZED_HELP
         yield Diagnostic(
             "not-a-model-folder",
             f"{folder} {problem}",
