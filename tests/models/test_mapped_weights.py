@@ -135,6 +135,35 @@ def test_files_of_another_format_are_not_mapped_and_are_loaded_whole(tmp_path: P
     assert same(load_model(folder, "qwen2_5_vl", torch.float32, "sdpa"), loaded)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_weights_of_each_floating_dtype_are_loaded(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = saved("qwen2_5_vl", tmp_path / "one")
+    tensors = {name: one.to(dtype) for name, one in load_file(model / WHOLE).items()}
+    save_file(tensors, model / WHOLE, metadata={"format": "pt"})
+    assert same(
+        mapped(model, "qwen2_5_vl"), as_loaded(model, load_family("qwen2_5_vl").model_class())
+    )
+
+
+def test_a_counter_that_is_an_integer_in_the_model_is_one_in_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = saved("qwen2_5_vl", tmp_path / "one")
+    kind = load_family("qwen2_5_vl").model_class()
+    begun = kind.__init__
+
+    def with_counter(self: Any, *args: Any, **more: Any) -> None:
+        begun(self, *args, **more)
+        self.model.visual.register_buffer("counter", torch.zeros(2, dtype=torch.int64))
+
+    monkeypatch.setattr(kind, "__init__", with_counter)
+    counted = {**load_file(model / WHOLE), "visual.counter": torch.tensor([3, 4])}
+    save_file(counted, model / WHOLE, metadata={"format": "pt"})
+    weights = map_folder(model, "qwen2_5_vl", HOW)
+    assert weights is not None
+    assert weights.tensors["model.visual.counter"].tolist() == [3, 4]
+
+
 class TestFoldersThatAreDamaged:
     @pytest.fixture
     def model(self, tmp_path: Path) -> Path:
@@ -181,6 +210,29 @@ class TestFoldersThatAreDamaged:
         save_file({**tensors, name: codes}, file, metadata={"format": "pt"})
         message = refused(folder).message
         assert f"{file} has 1 tensors of eight-bit integers, such as {name}: codes" in message
+
+    @pytest.mark.parametrize(
+        ("dtype", "name_of_it"),
+        [
+            (torch.int16, "I16"),
+            (torch.int32, "I32"),
+            (torch.int64, "I64"),
+            (torch.bool, "BOOL"),
+            (torch.complex64, "C64"),
+        ],
+    )
+    def test_a_weight_is_saved_in_a_dtype_of_other_numbers(
+        self, dtype: torch.dtype, name_of_it: str, folder: Path
+    ) -> None:
+        file = folder / "model-00002-of-00002.safetensors"
+        tensors = load_file(file)
+        name = next(name for name in tensors if name.endswith("_proj.weight"))
+        changed = torch.ones_like(tensors[name], dtype=dtype)
+        save_file({**tensors, name: changed}, file, metadata={"format": "pt"})
+        finding = refused(folder)
+        assert f"{file} has 1 tensors of dtype {name_of_it}, such as {name}, " in finding.message
+        assert "float32" in str(finding.help)
+        assert "lora.base_dtype" not in str(finding.help)
 
     @pytest.mark.parametrize("at", ["", "text_config"])
     def test_its_config_says_that_it_is_quantized(self, at: str, folder: Path) -> None:

@@ -178,7 +178,7 @@ def load_model(
     """
     kind = model_class(family_name, modeling)
     files = weight_files(folder)
-    check_numbers(folder, files)
+    check_numbers(folder, files, family_name)
     try:
         model, report = (
             load_family(family_name)

@@ -7,6 +7,7 @@ read from the disk. What has to be joined of several tensors is joined in memory
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ _SHOWN = 3
 _VOCABULARY = ("embed_tokens.weight", "lm_head.weight")
 _CODES = ("I8", "U8")
 """The dtypes of quantized weights' codes, which transformers would cast."""
+_FLOATING = re.compile("B?F[0-9]")
+"""The beginnings of dtypes of floating-point numbers, as safetensors names them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,7 @@ def map_folder(folder: Path, family_name: str, how: Mapping[str, Any]) -> Mapped
 
     if not (files := weight_files(folder)):
         return None
-    check_numbers(folder, files)
+    check_numbers(folder, files, family_name)
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         saved = {name: _AsSaved(tensor) for name, tensor in _read(files)}
@@ -124,10 +127,11 @@ def map_folder(folder: Path, family_name: str, how: Mapping[str, Any]) -> Mapped
     return MappedWeights({name: tensor.detach() for name, tensor in named}, files)
 
 
-def check_numbers(folder: Path, files: Iterable[Path]) -> None:
-    """Check that no weight is saved as a quantizer's codes: their scales are in no file then.
+def check_numbers(folder: Path, files: Iterable[Path], family_name: str) -> None:
+    """Check that weights are saved as numbers, which a quantizer's codes are not.
 
-    Nor is the folder one of those whose config.json says how it is quantized.
+    Codes would be taken for numbers: their scales are in no file. Nor is the folder one of those
+    whose config.json says how it is quantized.
 
     Raises:
         Findings: `model-does-not-load`.
@@ -136,20 +140,56 @@ def check_numbers(folder: Path, files: Iterable[Path]) -> None:
         raise does_not_load(f"{folder} is {said}", QUANTIZED_HELP)
     for file in files:
         try:
-            opened: Any = safe_open(file, "pt")
-            codes = [
-                name
-                for name in opened.keys()  # noqa: SIM118 - it is no dict
-                if opened.get_slice(name).get_dtype() in _CODES
-            ]
+            dtypes = {name: dtype for name, dtype, _ in _headers(file)}
         except (OSError, SafetensorError):  # its loader says what is wrong with it
             continue
-        if codes:
-            raise does_not_load(
-                f"{file} has {len(codes)} tensors of eight-bit integers, such as {codes[0]}: codes"
-                " of a quantized weight, which would be taken for its numbers",
-                "name the folder that it was quantized from",
-            )
+        other = {name: dtype for name, dtype in dtypes.items() if not _FLOATING.match(dtype)}
+        if other and (weights := _without_counters(other, folder, family_name)):
+            raise _no_numbers(file, weights)
+
+
+def _no_numbers(file: Path, weights: Mapping[str, str]) -> Findings:
+    """Return the finding of weights, by name, that are saved in such dtypes."""
+    first, dtype = next(iter(weights.items()))
+    alike = [one for one in weights.values() if one == dtype or {one, dtype} <= set(_CODES)]
+    if dtype in _CODES:
+        return does_not_load(
+            f"{file} has {len(alike)} tensors of eight-bit integers, such as {first}: codes of a"
+            " quantized weight, which would be taken for its numbers",
+            "name the folder that it was quantized from",
+        )
+    return does_not_load(
+        f"{file} has {len(alike)} tensors of dtype {dtype}, such as {first}, a weight of"
+        " floating-point numbers: what was saved in this dtype is not the weight as it was",
+        "name the folder that it was made from, with weights in float32, bfloat16 or float16",
+    )
+
+
+def _without_counters(
+    saved: Mapping[str, str], folder: Path, family_name: str
+) -> Mapping[str, str]:
+    """Return tensors without those of buffers, which may well be integers in the model."""
+    from transformers import AutoConfig
+
+    made = load_family(family_name).model_class()
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        with parameters_on_meta():
+            model = made._from_config(config)
+    except Exception:  # the loader, which comes after this, says what is wrong with it
+        return saved
+    buffers = {_end(name) for name, one in model.named_buffers() if not one.is_floating_point()}
+    ignored = tuple(model._keys_to_ignore_on_load_unexpected or ())
+    return {
+        name: dtype
+        for name, dtype in saved.items()
+        if _end(name) not in buffers and not any(re.search(one, name) for one in ignored)
+    }
+
+
+def _end(name: str) -> str:
+    """Return the part of a name that is the same in files and in the model."""
+    return ".".join(name.split(".")[-2:])
 
 
 def not_loaded(folder: Path, files: Iterable[Path], error: Exception) -> Findings:
@@ -164,7 +204,7 @@ def not_loaded(folder: Path, files: Iterable[Path], error: Exception) -> Finding
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         text = config.get_text_config()
         wanted = [text.vocab_size, text.hidden_size]
-        shapes = {name: shape for file in files for name, shape in _shapes(file)}
+        shapes = {name: shape for file in files for name, _, shape in _headers(file)}
         mismatched = [
             (name, shape, wanted)
             for name, shape in shapes.items()
@@ -177,10 +217,12 @@ def not_loaded(folder: Path, files: Iterable[Path], error: Exception) -> Finding
     return does_not_load(f"{folder}: {first_line(error)}")
 
 
-def _shapes(file: Path) -> Iterator[tuple[str, list[int]]]:
+def _headers(file: Path) -> Iterator[tuple[str, str, list[int]]]:
+    """Yield name, dtype and shape of each tensor of a safetensors file."""
     opened: Any = safe_open(file, "pt")
     for name in opened.keys():  # noqa: SIM118 - it is no dict
-        yield name, opened.get_slice(name).get_shape()
+        one = opened.get_slice(name)
+        yield name, one.get_dtype(), one.get_shape()
 
 
 def _read(files: tuple[Path, ...]) -> Iterator[tuple[str, Tensor]]:
