@@ -101,6 +101,38 @@ def test_a_folder_that_is_quantized_already_is_told_before_anything_is_loaded(
             assert examine("digits", given).findings == ()
 
 
+@pytest.mark.parametrize(
+    ("files", "named", "found"),
+    [
+        (("model.safetensors", "a.safetensors", "b.safetensors"), ("a", "b"), "a.safetensors to b"),
+        (("model.safetensors", "a.safetensors"), ("model", "a"), "a.safetensors, which"),
+        # an index of the one file; of a save whose files are gone; of shards alone
+        (("model.safetensors",), ("model",), None),
+        (("model.safetensors",), ("a", "b"), None),
+        (("a.safetensors", "b.safetensors"), ("a", "b"), None),
+        (("a.safetensors", "b.safetensors", "consolidated.safetensors"), ("a", "b"), None),
+        (("model.safetensors", "adapter_model.safetensors"), None, None),
+        (("model.safetensors", "a.safetensors"), None, None),
+    ],
+)
+def test_two_saves_in_one_folder_are_told_apart(
+    files: tuple[str, ...], named: tuple[str, ...] | None, found: str | None, tmp_path: Path
+) -> None:
+    given = [folder(tmp_path, "qwen2_5_vl"), "model.size=null"]
+    for file in files:
+        (tmp_path / file).touch()
+    if named is not None:
+        weight_map = {f"layer.{place}": f"{one}.safetensors" for place, one in enumerate(named)}
+        index = json.dumps({"weight_map": weight_map})
+        (tmp_path / "model.safetensors.index.json").write_text(index)
+    told = examine("digits", given).findings
+    assert [(one.rule, one.severity) for one in told] == (
+        [("two-saves-in-folder", "warning")] if found else []
+    )
+    if found:
+        assert "model.safetensors is read, and " + found in told[0].message
+
+
 def test_a_note_of_how_a_base_is_quantized_beside_an_export_is_no_quantized_folder(
     tmp_path: Path,
 ) -> None:

@@ -38,7 +38,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in ("rows", "recipes"):
         Path(folder).mkdir(parents=True)
     Path("rows/train.jsonl").touch()
-    for name, patch in (("qwen", 14), ("mixed", 16)):
+    for name, patch in (("qwen", 14), ("mixed", 16), ("twice", 14)):
         Path(f"models/{name}").mkdir(parents=True)
         Path(f"models/{name}/config.json").write_text(
             json.dumps({"model_type": "qwen2_5_vl", "vision_config": {"patch_size": patch}})
@@ -46,6 +46,10 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         Path(f"models/{name}/preprocessor_config.json").write_text(
             json.dumps({"patch_size": 14, "merge_size": 2})
         )
+    one, index = "model.safetensors", {"weight_map": {"a": "model-00001-of-00001.safetensors"}}
+    for name in (one, *index["weight_map"].values()):
+        Path(f"models/twice/{name}").touch()
+    Path(f"models/twice/{one}.index.json").write_text(json.dumps(index))
     Path("models/my_model.py").write_text("class MyModel: ...\n")
     Path("recipes/digits.yaml").write_text("defaults: [digits]\n")
 

@@ -51,6 +51,7 @@ SETTINGS_RULES: tuple[SettingsRule, ...] = (
     model.not_a_model_class,
     engine.modeling_on_megatron,
     model.patch_mismatch,
+    model.two_saves_in_folder,
     model.recompute_beyond_blocks,
     lora.nothing_to_train,
     lora.lora_target,

@@ -246,6 +246,51 @@ def patch_mismatch(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     )
 
 
+_WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+@settings_rule(
+    Rule(
+        name="two-saves-in-folder",
+        code="VT251",
+        summary="model.path has two saves of the weights: one file, and an index of others.",
+        why=(
+            "A save into a folder that had one already leaves both there. transformers, and so a"
+            " run, reads the one file; a server may read the other save."
+        ),
+        bad="model.path=models/twice",
+        good="model.path=models/qwen",
+        fix="Take the files of the save away that is not meant, its index included.",
+        severity="warning",
+    ),
+)
+def two_saves_in_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """model.path has one save of the weights.
+
+    An index that names the one file is healthy, and so is one whose files are not there.
+    """
+    if run.model.path is None or not os.path.isfile(Path(run.model.path) / _WHOLE):
+        return
+    folder = Path(run.model.path)
+    try:
+        named = {str(name) for name in read_json(folder / _INDEX)["weight_map"].values()}
+    except (TypeError, KeyError, AttributeError):
+        return
+    # what is named elsewhere is not looked at
+    beside = {name for name in named - {_WHOLE} if os.path.basename(name) == name}
+    if not (others := sorted(name for name in beside if os.path.isfile(folder / name))):
+        return
+    more = f" to {others[-1]}" if len(others) > 1 else ""
+    yield Diagnostic(
+        "two-saves-in-folder",
+        f"{folder} has two saves of the weights: {_WHOLE} is read, and {others[0]}{more}, which"
+        f" {_INDEX} names, {'are' if more else 'is'} not",
+        f"take {_INDEX} and its files away; or {_WHOLE}, where the others are meant",
+        "model.path",
+        origins.near("model.path"),
+    )
+
+
 def _blocks(run: Run) -> tuple[int, int] | None:
     """Return the number of the tower's blocks and of the language model's layers.
 
