@@ -100,6 +100,6 @@ RULES = (
             "Take the tokenizer that the weights were trained with. Where tokens were added to it,"
             " give the model rows for them (resize_token_embeddings), and save both."
         ),
-        stage="split",
+        stage="row",
     ),
 )
