@@ -26,7 +26,8 @@ def qwen_like(folder: Path) -> Path:
         run.model, run.data.image, ["system user assistant\nWhat is this? It is a cat."]
     )
     processor.save(folder)
-    model_config(run.model, processor).save_pretrained(folder)
+    # one row more than this tokenizer has tokens: of the two newlines
+    model_config(run.model, processor, len(processor.tokenizer) + 1).save_pretrained(folder)
     file = folder / "tokenizer.json"
     made = json.loads(file.read_text())
     made["normalizer"] = {"type": "NFC"}
