@@ -219,6 +219,8 @@ class TestFoldersThatAreDamaged:
             (torch.int64, "I64"),
             (torch.bool, "BOOL"),
             (torch.complex64, "C64"),
+            (torch.float8_e4m3fn, "F8_E4M3"),
+            (torch.float8_e5m2, "F8_E5M2"),
         ],
     )
     def test_a_weight_is_saved_in_a_dtype_of_other_numbers(
@@ -230,7 +232,7 @@ class TestFoldersThatAreDamaged:
         changed = torch.ones_like(tensors[name], dtype=dtype)
         save_file({**tensors, name: changed}, file, metadata={"format": "pt"})
         finding = refused(folder)
-        assert f"{file} has 1 tensors of dtype {name_of_it}, such as {name}, " in finding.message
+        assert f"{file} has 1 tensors of dtype {name_of_it}, such as {name}: " in finding.message
         assert "float32" in str(finding.help)
         assert "lora.base_dtype" not in str(finding.help)
 

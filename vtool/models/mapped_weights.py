@@ -30,8 +30,8 @@ _SHOWN = 3
 _VOCABULARY = ("embed_tokens.weight", "lm_head.weight")
 _CODES = ("I8", "U8")
 """The dtypes of quantized weights' codes, which transformers would cast."""
-_FLOATING = re.compile("B?F[0-9]")
-"""The beginnings of dtypes of floating-point numbers, as safetensors names them."""
+_PLAIN = re.compile("B?F(16|32|64)")
+"""The dtypes of a weight that is not quantized, as safetensors names them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ def check_numbers(folder: Path, files: Iterable[Path], family_name: str) -> None
             dtypes = {name: dtype for name, dtype, _ in _headers(file)}
         except (OSError, SafetensorError):  # its loader says what is wrong with it
             continue
-        other = {name: dtype for name, dtype in dtypes.items() if not _FLOATING.match(dtype)}
+        other = {name: dtype for name, dtype in dtypes.items() if not _PLAIN.fullmatch(dtype)}
         if other and (weights := _without_counters(other, folder, family_name)):
             raise _no_numbers(file, weights)
 
@@ -159,8 +159,8 @@ def _no_numbers(file: Path, weights: Mapping[str, str]) -> Findings:
             "name the folder that it was quantized from",
         )
     return does_not_load(
-        f"{file} has {len(alike)} tensors of dtype {dtype}, such as {first}, a weight of"
-        " floating-point numbers: what was saved in this dtype is not the weight as it was",
+        f"{file} has {len(alike)} tensors of dtype {dtype}, such as {first}: a weight"
+        " that was saved in this dtype is not what it was",
         "name the folder that it was made from, with weights in float32, bfloat16 or float16",
     )
 
