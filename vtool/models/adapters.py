@@ -15,7 +15,7 @@ from vtool.config.schema import Freeze, Lora, trained_components
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.families.family import Family
 from vtool.families.linear_layers import is_inside, select_layers
-from vtool.models.nf4 import IN_NF4, RECORD, import_bitsandbytes, missing_package, record
+from vtool.models.nf4 import RECORD, import_bitsandbytes, missing_package, record
 from vtool.models.on_meta import stand_ins
 from vtool.models.processor import first_line
 
@@ -217,14 +217,13 @@ def write_adapter(settings: Lora, tensors: Mapping[str, Tensor], base: Path, fol
         key: sorted(value) if isinstance(value, set) else value for key, value in config.items()
     }
     (folder / CONFIG).write_text(json.dumps(plain, indent=2, sort_keys=True, default=str) + "\n")
-    metadata = {"format": "pt"}
     if settings.base_dtype == "nf4":
         (folder / RECORD).write_text(record(whole))
-        metadata |= IN_NF4
     save_file(
         {name: tensor.contiguous() for name, tensor in tensors.items()},
         folder / WEIGHTS,
-        metadata=metadata,
+        # one entry: safetensors writes several in an order that is another each time
+        metadata={"format": "pt"},
     )
 
 

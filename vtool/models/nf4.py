@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -26,8 +25,6 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """The dtypes of weights that bitsandbytes quantizes."""
 RECORD = "base_quantization.json"
 """The file of an adapter's folder that says its base was in NF4, and how to make that."""
-IN_NF4 = {"base_dtype": "nf4"}
-"""The note in the head of an adapter's tensors, for a folder that they alone were copied into."""
 _KIND, _PACKAGE = "nf4", "bitsandbytes"
 _NOT_OF_THE_BASE = (".lora_", ".modules_to_save.", ".original_module")
 
@@ -232,10 +229,4 @@ def record(whole: Sequence[str]) -> str:
 
 def is_for_nf4(folder: Path) -> bool:
     """Return whether an adapter's folder says that its base was in NF4."""
-    if (folder / RECORD).exists():
-        return True
-    try:
-        with safe_open(folder / "adapter_model.safetensors", "pt") as file:
-            return IN_NF4.items() <= (file.metadata() or {}).items()
-    except (OSError, SafetensorError):  # whoever reads the tensors says what is wrong
-        return False
+    return (folder / RECORD).exists()
