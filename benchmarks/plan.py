@@ -95,7 +95,7 @@ def planned(folder: Path, case: str) -> int:
     from vtool.planning.step import measure_step
 
     run, world = run_of(folder, case), CASES[case][1]
-    return measure_step(run, model_of(run), world, shape_of(run)).peak
+    return measure_step(run, model_of(run), world, shape_of(run, world)).peak
 
 
 def anonymous() -> int:
@@ -163,7 +163,7 @@ def taken(folder: Path, case: str, rank: int) -> int:
     before = anonymous()
     prepare_model(run, module, weights)
     engine: Any = build_engine(run, module, Ranks(rank, world, rank, world), weights)
-    batch = build_batch(module, load_family(run.model.family), shape_of(run))
+    batch = build_batch(module, load_family(run.model.family), shape_of(run, world))
     if world > 1 and "VTOOL_BENCH_GLOO" not in os.environ:
         reduce_and_gather_by_pieces(engine)
     highest, done = [0], threading.Event()

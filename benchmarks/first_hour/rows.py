@@ -229,7 +229,7 @@ def _planned_and_taken(size: str | None, settings: Sequence[str]) -> tuple[int, 
         )
         session = open_session(run, torch.device("cpu") if not real else here, real=real)
         module, engine = session.engine.module, session.engine
-        shape = shape_of(run)
+        shape = shape_of(run, 1)
         batch = build_batch(module, session.family, shape).to(session.ranks.device)
         said = measure_step(run, _on_meta(run, session), 1, shape)
         nll = micro_batch_nll(session, dummy=True)

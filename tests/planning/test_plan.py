@@ -34,7 +34,7 @@ def plan_of(device: int, memory: int | None, *changes: Change) -> MemoryPlan:
     asked = Asked(2, memory, peak=1e12, price=3.0)
     sizes = {"chunks": 1, "logits": 0, "load": 0, "save": 0, "checkpoint": 0}
     return MemoryPlan(
-        asked, shape, 1, 1, step, offloaded=False, micro_batches=4, changes=changes, **sizes
+        asked, shape, 1, 1, step, offloaded=False, micro_batches=4, rows=4, changes=changes, **sizes
     )
 
 
@@ -46,6 +46,29 @@ def test_what_fits_leaves_room_for_the_driver() -> None:
     assert "the plan's own error" in verdict(plan_of(room, 80 * GIB))
     assert verdict(plan_of(GIB, 80 * GIB)).startswith("fits: 1.00 GiB of 80.00 GiB")
     assert verdict(plan_of(room + 1, 80 * GIB)).startswith("does not fit")
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+def test_a_plan_has_the_rows_that_a_rank_gets(tmp_path: Path, engine: str) -> None:
+    """32 rows of 3 ranks are 11, 11 and 10: not the 32 that a micro-batch may have."""
+    given = ("data.max_length=64", "data.global_batch_size=32", f"engine={engine}")
+    wide, narrow = (
+        make_plan(run_of(tmp_path, *given, f"data.micro_batch_size={rows}"), Asked(3, images=1))
+        for rows in (32, 11)
+    )
+    assert wide.shape.rows == 11
+    assert wide.feeding() == {"images": 11, "tokens": 11 * 64}
+    assert wide.step == narrow.step
+    four = make_plan(run_of(tmp_path, *given, "data.micro_batch_size=4"), Asked(3, images=1))
+    # of three micro-batches the last has 3 rows
+    assert (four.micro_batches, four.feeding()["tokens"]) == (3, 11 * 64)
+
+
+def test_a_smaller_micro_batch_is_proposed_where_a_rank_has_several_rows(tmp_path: Path) -> None:
+    run = run_of(tmp_path, "data.global_batch_size=8", "data.micro_batch_size=4")
+    for gpus, proposed in ((4, True), (8, False)):
+        found = [name for chosen, _ in candidates(run, gpus) for name in chosen]
+        assert ("data.micro_batch_size=1" in found) == proposed
 
 
 def test_time_and_feeding_follow_the_peak() -> None:

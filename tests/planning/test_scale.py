@@ -177,7 +177,7 @@ def planned(folder: Path, world: int) -> tuple[Step, list[torch.Size], float]:
     module = model_of(run)
     shapes = [parameter.shape for parameter in module.parameters()]
     began = time.process_time()
-    step = measure_step(run, module, world, shape_of(run))
+    step = measure_step(run, module, world, shape_of(run, world))
     return step, shapes, time.process_time() - began
 
 

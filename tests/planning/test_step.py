@@ -27,7 +27,7 @@ SIZES = ("data.max_length=64", "data.global_batch_size=2")
 
 
 def plan(run: Run, world: int) -> Step:
-    return measure_step(run, model_of(run), world, shape_of(run))
+    return measure_step(run, model_of(run), world, shape_of(run, world))
 
 
 def real_peak(run: Run) -> int:
@@ -36,7 +36,7 @@ def real_peak(run: Run) -> int:
     weights = {name: torch.zeros(one.shape) for name, one in module.named_parameters()}
     prepare_model(run, module, weights)
     engine: Any = build_engine(run, module, Ranks(), weights)
-    batch = build_batch(module, load_family(run.model.family), shape_of(run))
+    batch = build_batch(module, load_family(run.model.family), shape_of(run, 1))
     tracker = MemTracker()
     tracker.track_external(module, engine.optimizer)
     with tracker:

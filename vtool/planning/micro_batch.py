@@ -39,13 +39,15 @@ class Shape:
         return self.rows * (self.tokens - 1 - max(first - 1, 0))
 
 
-def shape_of(run: Run, tokens: int | None = None, images: int | None = None) -> Shape:
-    """Return the largest micro-batch that a recipe allows.
+def shape_of(run: Run, world: int, tokens: int | None = None, images: int | None = None) -> Shape:
+    """Return the largest micro-batch that a recipe allows one of so many ranks.
 
     Its images are as large as they may be, and take up to three quarters of a row. All other tokens
-    are supervised.
+    are supervised. It has no more rows than a rank gets of a step, and a packed row no more tokens
+    than these have.
 
     Args:
+        world: the ranks.
         tokens: of a row, where that is not `data.max_length` or `data.micro_batch_tokens`.
         images: of a row, where they are not to fill it.
 
@@ -53,7 +55,13 @@ def shape_of(run: Run, tokens: int | None = None, images: int | None = None) -> 
         ValueError: where the recipe does not say how long a row is, or images do not fit into it.
     """
     data, packed = run.data, run.data.packing != "none"
-    tokens = tokens or (data.micro_batch_tokens if packed else data.max_length)
+    share = run.rows_of_rank(world)
+    if tokens is None:
+        tokens = data.max_length
+        if packed:
+            assert data.micro_batch_tokens is not None, "a rule demands it"
+            most = data.micro_batch_tokens if tokens is None else share * tokens
+            tokens = min(data.micro_batch_tokens, most)
     if tokens is None:
         raise ValueError("the recipe does not bound its rows: set data.max_length, or --tokens")
     sizes = FAMILIES[run.model.family].patches
@@ -67,8 +75,23 @@ def shape_of(run: Run, tokens: int | None = None, images: int | None = None) -> 
         images = (3 * tokens // 4) // (each + 2) if each else 0
     elif images and not each:
         raise ValueError(f"{images} images do not fit into a row of {tokens} tokens")
-    rows = 1 if packed or data.micro_batch_size == "auto" else data.micro_batch_size
+    rows = 1 if packed or data.micro_batch_size == "auto" else min(data.micro_batch_size, share)
     return Shape(rows, tokens, images, across * merged, each, packed)
+
+
+def passes_of(run: Run, world: int, shape: Shape) -> int:
+    """Return the micro-batches of a rank in a step; of packed rows, the most that there can be.
+
+    `data.packing.pack` gives the longest row that is left to the rank with the fewest tokens, so
+    none gets more than its share of rows of the greatest length. It opens a row only for what fits
+    into no other: any two of a rank have more tokens than the budget, and n of them more than half
+    of n budgets.
+    """
+    share = run.rows_of_rank(world)
+    if not shape.packed:
+        return -(-share // shape.rows)
+    tokens = share * min(run.data.max_length or shape.tokens, shape.tokens)
+    return min(share, max(1, -(-2 * tokens // shape.tokens) - 1))
 
 
 def _folder_pixels(run: Run) -> int | None:

@@ -11,7 +11,7 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.progress import working
 from vtool.families.images import read_json
 from vtool.models.nf4 import missing_package
-from vtool.planning.micro_batch import Shape, shape_of
+from vtool.planning.micro_batch import Shape, passes_of, shape_of
 from vtool.planning.model import model_of
 from vtool.planning.recompute import Choice, count_blocks, fewest_blocks, with_blocks
 from vtool.planning.step import Step, measure_step
@@ -82,6 +82,8 @@ class MemoryPlan:
     """On the disk, of all ranks."""
     micro_batches: int
     """The micro-batches of a rank in a step; of packed rows, at most."""
+    rows: int
+    """The rows of a rank in a step; of packed rows, at most."""
     idle: int = 0
     """The ranks that a step has no row for: they compute another's for nothing."""
     choice: Choice | None = None
@@ -114,8 +116,8 @@ class MemoryPlan:
 
     def feeding(self) -> dict[str, float]:
         """Return the images and tokens that a rank's loader must give, a step or a second."""
-        rows = self.micro_batches * self.shape.rows
-        a_step = {"images": rows * self.shape.images, "tokens": rows * self.shape.tokens}
+        each = {"images": self.shape.images, "tokens": self.shape.tokens}
+        a_step = {name: self.rows * count for name, count in each.items()}
         return {name: each / (self.seconds or 1) for name, each in a_step.items()}
 
     def measured(self) -> dict[str, Any]:
@@ -152,10 +154,11 @@ def make_plan(run: Run, asked: Asked) -> MemoryPlan:
             Diagnostic("not-planned", what, "plan it with engine=fsdp2", "engine.kind"), fatal=True
         )
     try:
-        shape = shape_of(run, asked.tokens, asked.images)
+        shape = shape_of(run, asked.gpus, asked.tokens, asked.images)
     except ValueError as error:
         raise Findings(Diagnostic("not-planned", str(error)), fatal=True) from error
     module = model_of(run)
+    passes = passes_of(run, asked.gpus, shape)
     head = module.get_output_embeddings().weight
     largest = max(one.numel() * one.element_size() for one in module.parameters())
     whole = sum(one.numel() * one.element_size() for one in module.parameters())
@@ -182,7 +185,8 @@ def make_plan(run: Run, asked: Asked) -> MemoryPlan:
         load=largest,
         save=min(saved, FILE_BYTES + largest if asked.gpus > 1 else saved),
         checkpoint=saved,
-        micro_batches=-(-run.data.global_batch_size // (asked.gpus * shape.rows)),
+        micro_batches=passes,
+        rows=passes if shape.packed else run.rows_of_rank(asked.gpus),
         idle=max(0, asked.gpus - run.data.global_batch_size),
         choice=choice,
     )
@@ -250,7 +254,7 @@ def _changes(run: Run, plan: MemoryPlan) -> Iterator[Change]:
             changed,
             model_of(changed),
             gpus,
-            shape_of(changed, plan.asked.tokens, plan.asked.images),
+            shape_of(changed, gpus, plan.asked.tokens, plan.asked.images),
         )
         size = _on_device(step, offloaded=_is_offloaded(changed))
         if size < (best.device if best else plan.device):
@@ -309,7 +313,9 @@ def _candidates(run: Run, gpus: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
     data, engine = run.data, run.engine
     if _has_narrow_files(run):
         yield "lora.base_dtype=bfloat16", {"lora": {"base_dtype": "bfloat16"}}
-    if data.packing == "none" and data.micro_batch_size not in (1, "auto"):
+    # of a rank that gets one row, it changes nothing
+    several = data.micro_batch_size not in (1, "auto") and run.rows_of_rank(gpus) > 1
+    if data.packing == "none" and several:
         yield "data.micro_batch_size=1", {"data": {"micro_batch_size": 1}}
     if isinstance(engine, Ddp) and gpus > 1 and not engine.gradient_as_bucket_view:
         view = engine.model_copy(update={"gradient_as_bucket_view": True})

@@ -100,7 +100,7 @@ def main(folder_name: str) -> None:
     result: Chosen | Findings
     try:
         reserved = OVERHEAD if task.on_device else 0
-        asked = Asked(task.world, task.free, task.tokens, task.images, reserved=reserved)
+        asked = Asked(task.world, task.free, images=task.images, reserved=reserved)
         plan = make_plan(task.run, asked)
         assert plan.choice is not None, "auto was asked for"
         if plan.fits:

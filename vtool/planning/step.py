@@ -31,7 +31,7 @@ from vtool.engines.ranks import Ranks
 from vtool.families.family import load_family
 from vtool.models.adapters import saved_name
 from vtool.models.on_meta import not_a_number
-from vtool.planning.micro_batch import Shape, build_batch
+from vtool.planning.micro_batch import Shape, build_batch, passes_of
 from vtool.planning.shapes import FirstShares, ShapesMode
 from vtool.planning.windows import attend_by_size
 from vtool.profiling.flops import attention_flops
@@ -81,7 +81,7 @@ def measure_step(run: Run, module: nn.Module, world: int, shape: Shape) -> Step:
         world: the ranks.
     """
     assert isinstance(run.engine, Ddp | Fsdp2), "others are refused before"
-    passes = -(-run.data.global_batch_size // (world * shape.rows))
+    passes = passes_of(run, world, shape)
     sharded = isinstance(run.engine, Fsdp2)
     family = load_family(run.model.family)
     prepare_model(run, module, not_a_number(module))

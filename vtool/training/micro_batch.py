@@ -36,8 +36,6 @@ def choose_micro_batch(run: Run, model: nn.Module, ledger: Ledger, ranks: Ranks)
     """Return the run with a micro-batch of a number, the same on all ranks; rank 0 says it."""
     if run.data.micro_batch_size != "auto":
         return run
-    sharing = run.engine.parallel.sharing if isinstance(run.engine, Megatron) else 1
-    share = -(-run.data.global_batch_size // max(1, ranks.world // sharing))
     tokens = max(ledger.lengths, default=1)
     merged = load_family(run.model.family).facts.patches.merge_size ** 2
     patches = merged * tokens if ledger.images + ledger.videos else 0
@@ -47,7 +45,7 @@ def choose_micro_batch(run: Run, model: nn.Module, ledger: Ledger, ranks: Ranks)
     )
     free = free_memory(ranks) - bytes_kept(run, model, ranks)
     room = min(own for (own,) in ranks.all_gather([max(0.0, free * SHARE_TAKEN)]))
-    size = min(share, MOST_ROWS)
+    size = min(run.rows_of_rank(ranks.world), MOST_ROWS)
     size = 1 << (size.bit_length() - 1)
     while size > 1 and needed(size) > room:
         size //= 2

@@ -36,7 +36,6 @@ class Task:
     """Bytes that the fullest rank's device has free."""
     on_device: bool
     """True for a GPU's or an NPU's bytes, of which the libraries of its ranks take some."""
-    tokens: int | None
     images: int | None
 
 
@@ -91,14 +90,14 @@ def _choose(run: Run, ledger: Ledger, folder: RunFolder, ranks: Ranks, free: int
         update["device"] = run.device.model_copy(update={"kind": "cpu"})
         if isinstance(run.engine, Fsdp2):  # there is nowhere to offload to
             update["engine"] = run.engine.model_copy(update={"cpu_offload": False})
-    packed = run.data.packing != "none"
+    # rows are as long as the longest one: how full a packed row can be is the plan's to say
+    update["data"] = run.data.model_copy(update={"max_length": max(2, *ledger.lengths)})
     return _plan(
         Task(
             run.model_copy(update=update),
             ranks.world,
             free,
             on_device,
-            None if packed else max(2, *ledger.lengths),
             None if ledger.images + ledger.videos else 0,
         )
     )

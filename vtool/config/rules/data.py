@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from vtool.config.origins import Origins
 from vtool.config.rules.rule import settings_rule
-from vtool.config.schema import Megatron, Run, Source
+from vtool.config.schema import Run, Source
 from vtool.diagnostics import Diagnostic, Rule
 
 
@@ -36,14 +36,13 @@ def micro_batch_larger_than_share(run: Run, origins: Origins) -> Iterator[Diagno
     """
     if run.data.packing != "none" or run.data.micro_batch_size == "auto":
         return
-    # processes that compute the same rows
-    sharing = run.engine.parallel.sharing if isinstance(run.engine, Megatron) else 1
+    world = run.launch.nproc or 1
     micro, rows, processes = (
         run.data.micro_batch_size,
         run.data.global_batch_size,
-        max(1, (run.launch.nproc or 1) // sharing),
+        run.sharers(world),
     )
-    share = -(-rows // processes)
+    share = run.rows_of_rank(world)
     name, origin = "data.micro_batch_size", origins.near("data.micro_batch_size")
     if micro > rows:
         yield Diagnostic(

@@ -53,6 +53,15 @@ class Run(Settings):
         """The run's own folder."""
         return Path(self.run.dir or f"runs/{self.run.name}")
 
+    def rows_of_rank(self, world: int) -> int:
+        """Return the most rows of a step that one of so many processes gets (`data.plan.share`)."""
+        return -(-self.data.global_batch_size // self.sharers(world))
+
+    def sharers(self, world: int) -> int:
+        """Return how many of so many processes share the rows of a step: those with rows apart."""
+        sharing = self.engine.parallel.sharing if isinstance(self.engine, Megatron) else 1
+        return max(1, world // sharing)
+
 
 KINDS: dict[str, type[Settings]] = {"sft": Run, "load_check": LoadCheck}
 """The schema of each `kind` of recipe."""
