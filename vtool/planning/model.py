@@ -5,9 +5,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from vtool.config.schema import Run
+from vtool.diagnostics import Findings
 from vtool.families.family import load_family
 from vtool.families.tokens import TokenIds
 from vtool.models.build import build_on_meta
+from vtool.models.mapped_weights import does_not_load
+from vtool.models.processor import first_line
 from vtool.scratch import scratch_folder
 
 # A tokenizer that is trained on rows has at most so many tokens (models/tokenizer.py).
@@ -27,9 +30,52 @@ def model_of(run: Run) -> Any:
     if settings.starts_from == "pretrained" or settings.path is not None:
         assert settings.path is not None, "a rule demands it"
         folder = Path(settings.path)
-        return build_on_meta(settings, _PROCESSOR, folder, run.run.seed, config=folder)
+        _check_config(folder)
+        try:
+            return build_on_meta(settings, _PROCESSOR, folder, run.run.seed, config=folder)
+        except Findings:
+            raise
+        except Exception as error:
+            if settings.modeling is not None:  # it is the user's class, and shows where it fails
+                raise
+            raise _no_model(error) from error
     assert settings.size is not None, "a rule demands it"
     config = load_family(settings.family).random_config(settings.size, TRAINED_VOCABULARY, _IDS)
     with scratch_folder() as scratch:
         config.save_pretrained(scratch)
         return build_on_meta(settings, _PROCESSOR, scratch, run.run.seed)
+
+
+def _check_config(folder: Path) -> None:
+    """Refuse a config.json that no model can be loaded by, as `train` does once it loads.
+
+    A plan reads no weights: of a folder that is quantized, it would be one of the original.
+    """
+    from transformers import AutoConfig
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # its classes check themselves, each with exceptions of its own
+        raise _no_model(error) from error
+    if not isinstance(named := getattr(config, "quantization_config", None), dict):
+        return
+    method = named.get("quant_method")
+    bits = next((bits for bits in ("4bit", "8bit") if named.get(f"load_in_{bits}")), None)
+    # transformers passes over a method that it does not know, and loads the weights as they are
+    if method in (None, *AUTO_QUANTIZATION_CONFIG_MAPPING) or bits:
+        how = method or (f"bitsandbytes, {bits}" if bits else "no quant_method")
+        raise does_not_load(
+            f"{folder}: its config.json has a quantization_config ({how}): the folder is quantized"
+            " already, and its weights are not those that a run trains",
+            "name the original, whose weights are not quantized",
+        )
+
+
+def _no_model(error: Exception) -> Findings:
+    """Return the finding of what transformers raises of a config."""
+    # huggingface_hub says which check failed, and what it was about in the exception behind it
+    told = error.__cause__ or error if first_line(error).endswith(":") else error
+    return does_not_load(
+        f"no model can be built of its config.json: {type(told).__name__}: {first_line(told)}"
+    )

@@ -4,6 +4,9 @@ torch's FakeTensorMode computes no values at all; but a vision tower looks at th
 images, and a mask says how many features go where. These are small, and are computed.
 """
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -53,6 +56,17 @@ def _integers(indices: Any) -> list[Any]:
         else:
             found.append(one)
     return found
+
+
+@contextmanager
+def without_tracebacks() -> Iterator[None]:
+    """Let torch not print what an operation raises, before whoever catches it says so in a line."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 class FirstShares(TorchFunctionMode):

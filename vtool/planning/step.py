@@ -32,7 +32,7 @@ from vtool.families.family import load_family
 from vtool.models.adapters import saved_name
 from vtool.models.on_meta import not_a_number
 from vtool.planning.micro_batch import Shape, build_batch, passes_of
-from vtool.planning.shapes import FirstShares, ShapesMode
+from vtool.planning.shapes import FirstShares, ShapesMode, without_tracebacks
 from vtool.planning.windows import attend_by_size
 from vtool.profiling.flops import attention_flops
 from vtool.training.eight_bit import AdamW8bit, bytes_of_means
@@ -87,7 +87,8 @@ def measure_step(run: Run, module: nn.Module, world: int, shape: Shape) -> Step:
     prepare_model(run, module, not_a_number(module))
     attend_by_size(module)
     weights = _on_meta(module)
-    with _other_ranks_are_fake(world if sharded else 1) as ranks, ShapesMode():
+    fake = _other_ranks_are_fake(world if sharded else 1)
+    with fake as ranks, ShapesMode(), without_tracebacks():
         # A conversion would swap each fake parameter for another, which torch refuses of some.
         module.to = lambda *_, **__: module  # type: ignore[method-assign]
         with FirstShares():
