@@ -2,8 +2,8 @@
 
     python -m tests.planning.recipe_heads [RECIPE…]
 
-takes a quarter of an hour for all. No weights are needed: a model's folder is a config.json of its
-published sizes.
+takes a quarter to half an hour for all. No weights are needed: a model's folder is a config.json of
+its published sizes.
 """
 
 import contextlib
