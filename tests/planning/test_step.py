@@ -1,5 +1,6 @@
 """A rank's step without values, against the same step with them."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from vtool.config.schema import Run
 from vtool.data.loss import summed_nll
 from vtool.engines.ranks import Ranks
 from vtool.families.family import load_family
-from vtool.planning.micro_batch import build_batch, shape_of
+from vtool.models.tower_index import tower_indexer
+from vtool.planning.micro_batch import Shape, build_batch, shape_of
 from vtool.planning.model import model_of
-from vtool.planning.step import _NO_HOOK, Step, measure_step
+from vtool.planning.step import _NO_HOOK, Step, _places, measure_step
 from vtool.releases import fsdp_groups
 from vtool.training.eight_bit import AdamW8bit
 from vtool.training.model_and_engine import build_engine, prepare_model
@@ -160,3 +162,36 @@ def test_more_ranks_keep_less_each(tmp_path: Path) -> None:
     kept = [step.memory["weights"] + step.memory["optimizer"] for step in (two, many)]
     assert kept[1] == pytest.approx(kept[0] / 32, rel=0.1)  # rows that do not divide are padded
     assert many.memory["activations"] == pytest.approx(two.memory["activations"], rel=0.05)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "glm4v"])
+def test_places_are_those_that_the_model_would_find_itself(tmp_path: Path, family: str) -> None:
+    run = run_of(tmp_path, f"model={family}_tiny", "data.max_length=64", "data.micro_batch_size=3")
+    shape = Shape(3, 64, 5, 4, 4, packed=False)
+    module, of = model_of(run), load_family(family)
+    batch = build_batch(module, of, shape)
+    indexer = tower_indexer(of, module)
+    assert indexer is not None
+    found = _places(batch, module, shape, indexer)
+    names = ("mm_token_type_ids", "image_grid_thw", "attention_mask")
+    given = {name: batch.inputs[name] for name in names}
+    positions, _ = module.model.get_rope_index(batch.inputs["input_ids"], **given)
+    assert torch.equal(found["inputs"]["position_ids"], positions)
+    index, whole = found["towers"]["image_index"], indexer.index(batch.inputs["image_grid_thw"])
+    assert all(torch.equal(index.places[name], one) for name, one in whole.places.items())
+    assert all(index.spans[name].lengths == one.lengths for name, one in whole.spans.items())
+    patches = found["inputs"]["image_grid_thw"].prod(-1).sum()
+    assert patches == len(batch.inputs["pixel_values"])
+
+
+def test_a_step_of_many_images_takes_no_longer(tmp_path: Path) -> None:
+    """What is done for each image was a minute and a half of this one."""
+    run = run_of(tmp_path, "data.max_length=64", "data.global_batch_size=2")
+    plan(run, 1)  # imports
+    seconds = []
+    for images in (20, 20_000):
+        began = time.process_time()
+        shape = Shape(1, 4 * images, images, 2, 1, packed=False)
+        measure_step(run, model_of(run), 1, shape)
+        seconds.append(time.process_time() - began)
+    assert seconds[1] < 15 + seconds[0]

@@ -21,6 +21,9 @@ class Family:
     put.
     """
 
+    reads_sizes_of_images = False
+    """The tower reads the sizes of its images even where it is given their index."""
+
     def __init__(self, facts: FamilyFacts):
         self.facts = facts
 

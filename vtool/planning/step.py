@@ -7,7 +7,7 @@ and no other rank is there: torch's process group `fake` answers for them.
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from types import SimpleNamespace
 from typing import Any
@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from vtool.config.schema import Ddp, Fsdp2, Run
+from vtool.data.collate import Batch
 from vtool.data.loss import summed_nll
 from vtool.data.packing import with_positions
 from vtool.engines import common
@@ -31,6 +32,7 @@ from vtool.engines.ranks import Ranks
 from vtool.families.family import load_family
 from vtool.models.adapters import saved_name
 from vtool.models.on_meta import not_a_number
+from vtool.models.tower_index import TowerIndex, TowerIndexer, tower_indexer
 from vtool.planning.micro_batch import Shape, build_batch, passes_of
 from vtool.planning.shapes import FirstShares, ShapesMode, without_tracebacks
 from vtool.planning.windows import attend_by_size
@@ -84,6 +86,7 @@ def measure_step(run: Run, module: nn.Module, world: int, shape: Shape) -> Step:
     passes = passes_of(run, world, shape)
     sharded = isinstance(run.engine, Fsdp2)
     family = load_family(run.model.family)
+    indexer = tower_indexer(family, module)
     prepare_model(run, module, not_a_number(module))
     attend_by_size(module)
     weights = _on_meta(module)
@@ -93,7 +96,9 @@ def measure_step(run: Run, module: nn.Module, world: int, shape: Shape) -> Step:
         module.to = lambda *_, **__: module  # type: ignore[method-assign]
         with FirstShares():
             engine: Any = build_engine(run, module, ranks, weights)
-        batch = with_positions(build_batch(module, family, shape), module)
+        batch = build_batch(module, family, shape)
+        with _disable_current_modes():
+            batch = replace(batch, **_places(batch, module, shape, indexer))
         whole = not family.computes_as_known(module)
         tracker: Any
         if sharded:
@@ -141,6 +146,46 @@ def _on_meta(module: nn.Module) -> dict[str, Tensor]:
                 there = parameter.detach().to("meta")
                 part._parameters[name] = nn.Parameter(there, parameter.requires_grad)
     return {saved_name(name): tensor for name, tensor in not_a_number(module).items()}
+
+
+def _places(
+    batch: Batch, module: nn.Module, shape: Shape, indexer: TowerIndexer | None
+) -> dict[str, Any]:
+    """Return what replaces a batch's inputs and towers: as a run has it from its loader.
+
+    Positions and a tower's index are loops over images, of many small operations: under torch's
+    trackers, they took minutes for some thousands. Rows and images are alike, so they are made of
+    one row and of one image.
+    """
+    rows = {name: one for name, one in batch.inputs.items() if name != "pixel_values"}
+    first = {name: one[: max(1, len(one) // shape.rows)] for name, one in rows.items()}
+    towers: dict[str, TowerIndex] = {}
+    if indexer is not None and shape.images:
+        one = indexer.index(batch.inputs["image_grid_thw"][:1])
+        towers["image_index"] = _repeated(one, shape.rows * shape.images)
+    of_row = with_positions(replace(batch, inputs=first, towers=towers), module)
+    found = of_row.inputs.get("position_ids")
+    if found is None:
+        return {"towers": towers}
+    inputs = {**batch.inputs, "position_ids": found.repeat(1, shape.rows, 1)}
+    if indexer is not None and towers and not indexer.family.reads_sizes_of_images:
+        # frames of one image: features are cut at images, and put together again as they were
+        grids = inputs["image_grid_thw"]
+        inputs["image_grid_thw"] = torch.cat([grids[:, :1].sum(0, keepdim=True), grids[:1, 1:]], 1)
+    return {"inputs": inputs, "towers": towers}
+
+
+def _repeated(index: TowerIndex, count: int) -> TowerIndex:
+    """Return the index of so many images that are alike."""
+    found: TowerIndex | None = None
+    while count:
+        if count % 2:
+            found = index if found is None else found.joined(index)
+        count //= 2
+        if count:
+            index = index.joined(index)
+    assert found is not None, "there is one"
+    return found
 
 
 def _run_pass(engine: Engine, batch: Any, *, whole: bool) -> None:

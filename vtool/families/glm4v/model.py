@@ -13,6 +13,8 @@ _ROTATED = 0.5
 class Glm4v(Family):
     """GLM-4.1V: a video is sampled and written by time."""
 
+    reads_sizes_of_images = True  # to interpolate its embeddings of places
+
     def text_config(self, table: Mapping[str, int]) -> dict[str, Any]:
         rotated = rope(table["hidden"] // table["heads"], _ROTATED, partial_rotary_factor=_ROTATED)
         # transformers' q, k and v always have biases, and it reads no such field; vLLM has them
