@@ -64,6 +64,14 @@ def test_a_plan_has_the_rows_that_a_rank_gets(tmp_path: Path, engine: str) -> No
     assert (four.micro_batches, four.feeding()["tokens"]) == (3, 11 * 64)
 
 
+def test_rows_of_text_alone_are_planned_on_fsdp2(tmp_path: Path) -> None:
+    """No rank gathers the tower, and none has a gradient of it."""
+    made = make_plan(run_of(tmp_path, "data.max_length=64", "engine=fsdp2"), Asked(2, images=0))
+    with_one = make_plan(run_of(tmp_path, "data.max_length=64", "engine=fsdp2"), Asked(2, images=1))
+    assert made.step.memory["gradients"] < with_one.step.memory["gradients"]
+    assert made.step.sent < with_one.step.sent
+
+
 def test_a_smaller_micro_batch_is_proposed_where_a_rank_has_several_rows(tmp_path: Path) -> None:
     run = run_of(tmp_path, "data.global_batch_size=8", "data.micro_batch_size=4")
     for gpus, proposed in ((4, True), (8, False)):

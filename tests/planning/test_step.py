@@ -185,7 +185,7 @@ def test_places_are_those_that_the_model_would_find_itself(tmp_path: Path, famil
 
 
 def test_a_step_of_many_images_takes_no_longer(tmp_path: Path) -> None:
-    """What is done for each image was a minute and a half of this one."""
+    """The work for each image was minutes of this one."""
     run = run_of(tmp_path, "data.max_length=64", "data.global_batch_size=2")
     plan(run, 1)  # imports
     seconds = []

@@ -151,7 +151,7 @@ def _on_meta(module: nn.Module) -> dict[str, Tensor]:
 def _places(
     batch: Batch, module: nn.Module, shape: Shape, indexer: TowerIndexer | None
 ) -> dict[str, Any]:
-    """Return what replaces a batch's inputs and towers: as a run has it from its loader.
+    """Return the inputs and towers of a batch, as a run has them from its loader.
 
     Positions and a tower's index are loops over images, of many small operations: under torch's
     trackers, they took minutes for some thousands. Rows and images are alike, so they are made of
@@ -214,7 +214,18 @@ class _Tracker(_PeakOfAll, MemTracker):  # type: ignore[no-untyped-call]
 
 
 class _FsdpTracker(_PeakOfAll, FSDPMemTracker):  # type: ignore[no-untyped-call]
-    pass
+    def _fsdp_param_group_post_backward(self, fsdp_mod: Any, orig: Any) -> Any:
+        """Pass over what was never gathered: the tower, where there is no image."""
+        tracked = super()._fsdp_param_group_post_backward(fsdp_mod, orig)
+
+        def inner(*args: Any, **more: Any) -> None:
+            group = fsdp_mod._get_fsdp_state()._fsdp_param_group
+            ever = group is None or all(
+                hasattr(one, "_unsharded_param") for one in group.fsdp_params
+            )
+            (tracked if ever else orig)(*args, **more)
+
+        return inner
 
 
 class _Counting(TorchDispatchMode):
