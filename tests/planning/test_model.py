@@ -16,7 +16,6 @@ from vtool.planning.model import _IDS, model_of
 from vtool.planning.plan import Asked, make_plan
 
 FAMILY = "qwen2_5_vl"
-FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 
 
 def folder_of(folder: Path, **text: Any) -> Path:
@@ -56,31 +55,6 @@ def test_a_config_that_makes_no_model_is_a_finding(
 def test_the_reason_is_that_of_the_check_and_not_its_name(tmp_path: Path) -> None:
     message = refused(folder_of(tmp_path, num_hidden_layers=7))
     assert "`num_hidden_layers` (7) must be equal to the number of `layer_types`" in message
-
-
-@pytest.mark.parametrize(
-    ("named", "said"),
-    [
-        (FP8, "(fp8)"),
-        ({"quant_method": "gptq", "bits": 4}, "(gptq)"),
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "(bitsandbytes)"),
-        ({"load_in_8bit": True}, "(bitsandbytes, 8bit)"),
-        ({"bits": 4}, "(no quant_method)"),
-        ({"quant_method": "of nobody"}, None),
-        (None, None),
-    ],
-)
-def test_a_quantized_folder_is_not_planned_as_its_original(
-    tmp_path: Path, named: dict[str, Any] | None, said: str | None
-) -> None:
-    path = folder_of(tmp_path) / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": named}))
-    if said is None:
-        assert model_of(run_of(tmp_path, f"model.path={tmp_path}", "model.size=null"))
-    else:
-        message = refused(tmp_path)
-        assert said in message
-        assert "the folder is quantized already" in message
 
 
 def test_such_a_folder_ends_the_command_with_one(tmp_path: Path) -> None:

@@ -47,29 +47,13 @@ def model_of(run: Run) -> Any:
 
 
 def _check_config(folder: Path) -> None:
-    """Refuse a config.json that no model can be loaded by, as `train` does once it loads.
-
-    A plan reads no weights: of a folder that is quantized, it would be one of the original.
-    """
+    """Refuse a config.json that no model can be loaded by, as `train` does once it loads."""
     from transformers import AutoConfig
-    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # its classes check themselves, each with exceptions of its own
         raise _no_model(error) from error
-    if not isinstance(named := getattr(config, "quantization_config", None), dict):
-        return
-    method = named.get("quant_method")
-    bits = next((bits for bits in ("4bit", "8bit") if named.get(f"load_in_{bits}")), None)
-    # transformers passes over a method that it does not know, and loads the weights as they are
-    if method in (None, *AUTO_QUANTIZATION_CONFIG_MAPPING) or bits:
-        how = method or (f"bitsandbytes, {bits}" if bits else "no quant_method")
-        raise does_not_load(
-            f"{folder}: its config.json has a quantization_config ({how}): the folder is quantized"
-            " already, and its weights are not those that a run trains",
-            "name the original, whose weights are not quantized",
-        )
 
 
 def _no_model(error: Exception) -> Findings:
