@@ -159,3 +159,15 @@ def test_a_config_that_is_no_models_is_told(run: Path, tmp_path: Path, text: str
     with pytest.raises(Findings) as caught:
         predicting.predict(tmp_path, [], "What?", None, 4)
     assert (caught.value.diagnostics[0].rule, caught.value.fatal) == ("not-a-run", True)
+
+
+def test_a_question_whose_tokens_the_embedding_does_not_have_is_refused(
+    run: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(run / "export", tmp_path / "export")
+    config = json.loads((tmp_path / "export" / "config.json").read_text())
+    config["text_config"]["vocab_size"] = 10
+    (tmp_path / "export" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(Findings, match=r"token-without-embedding.*embedding has 10 rows") as caught:
+        predicting.predict(tmp_path / "export", [], "What?", None, 4)
+    assert caught.value.fatal

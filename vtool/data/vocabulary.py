@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vtool.data.encode import Sample
+from vtool.data.encode import Prompt, Sample
 from vtool.data.loader import EncodedRows
 from vtool.diagnostics import Diagnostic
 from vtool.models.processor import Processor
@@ -46,7 +46,7 @@ def told_of_ids(split: str, rows: EncodedRows, kept: NDArray[np.void]) -> Iterat
 
 
 def beyond_vocabulary(
-    where: str, processor: Processor, samples: Sequence[Sample]
+    where: str, processor: Processor, samples: Sequence[Sample | Prompt]
 ) -> Diagnostic | None:
     """Return the finding of a few encoded rows; None where the embedding has all of their ids."""
     if (vocabulary := processor.vocabulary) is None:
@@ -55,8 +55,8 @@ def beyond_vocabulary(
     if (highest := max(ids, default=0)) < vocabulary:
         return None
     return _finding(
-        f"{where}: rows have token ids up to {highest}",
-        f"the first ones have {_named(ids, processor)}",
+        f"{where}: token ids go up to {highest}",
+        f"there are {_named(ids, processor)}",
         vocabulary,
     )
 

@@ -13,6 +13,7 @@ from vtool.config.schema import Data
 from vtool.data.collate import collate_prompts
 from vtool.data.encode import Prompt, encode_question
 from vtool.data.row import Row
+from vtool.data.vocabulary import beyond_vocabulary
 from vtool.devices import kind_here, kind_of
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.evaluation.subject import EvaluatedModel
@@ -68,13 +69,16 @@ class Reader:
         """Encode a chat that waits for an answer.
 
         Raises:
-            Findings: what is wrong with its texts and files (VT6xx); `beyond-context`.
+            Findings: what is wrong with its texts and files (VT6xx); `beyond-context`,
+                `token-without-embedding`.
         """
         prompt = encode_question(row, self.processor)
         tokens = len(prompt.input_ids)
         if self.positions is not None and tokens >= self.positions:
             message = f"{row.id} has {tokens} tokens, and the model takes {self.positions}"
             raise Findings(Diagnostic("beyond-context", message, origin=row.origin))
+        if beyond := beyond_vocabulary(row.id, self.processor, [prompt]):
+            raise Findings(beyond)
         return prompt
 
     def load(self) -> "Asker":
