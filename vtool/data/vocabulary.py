@@ -5,7 +5,6 @@ model more rows than its tokenizer has tokens.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,7 +71,7 @@ def _are_padded(split: str, rows: EncodedRows, kept: NDArray[np.void]) -> bool:
 def _named(ids: Sequence[int], processor: Processor) -> str:
     """Return the ids that the embedding does not have, with their tokens, each once."""
     assert processor.vocabulary is not None, "it was asked for"
-    beyond: Any = sorted({token for token in ids if token >= processor.vocabulary})
+    beyond = sorted({token for token in ids if token >= processor.vocabulary})
     names = [
         f"{token} ({processor.tokenizer.convert_ids_to_tokens(token)})" for token in beyond[:_SHOWN]
     ]

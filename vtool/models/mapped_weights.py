@@ -144,7 +144,7 @@ def check_numbers(folder: Path, files: Iterable[Path], family_name: str) -> None
         except (OSError, SafetensorError):  # its loader says what is wrong with it
             continue
         other = {name: dtype for name, dtype in dtypes.items() if not _PLAIN.fullmatch(dtype)}
-        if other and (weights := _without_counters(other, folder, family_name)):
+        if other and (weights := _without_buffers(other, folder, family_name)):
             raise _no_numbers(file, weights)
 
 
@@ -165,9 +165,7 @@ def _no_numbers(file: Path, weights: Mapping[str, str]) -> Findings:
     )
 
 
-def _without_counters(
-    saved: Mapping[str, str], folder: Path, family_name: str
-) -> Mapping[str, str]:
+def _without_buffers(saved: Mapping[str, str], folder: Path, family_name: str) -> Mapping[str, str]:
     """Return tensors without those of buffers, which may well be integers in the model."""
     from transformers import AutoConfig
 
