@@ -2,7 +2,7 @@
 
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -233,6 +233,12 @@ def _no_end(rows: EncodedRows, ledger: Ledger) -> Diagnostic:
         " data.on_overlong=drop, data.max_dropped_rows=N",
         parameter="data.max_length",
     )
+
+
+def ledger_checks(ledgers: Iterable[Ledger]) -> dict[str, str]:
+    """Return the verdicts on the splits of a run that began: what is an error did not let it."""
+    cut = any(ledger.cut for ledger in ledgers)
+    return dict.fromkeys(ROW_RULES, "passed") | ({"answer-cut-off": "failed"} if cut else {})
 
 
 def warnings(ledger: Ledger, run: Run, split: str) -> Iterator[Diagnostic]:

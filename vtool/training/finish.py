@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vtool.data.audit import ROW_RULES
+from vtool.data.audit import ledger_checks
 from vtool.data.loader import EncodedRows
 from vtool.data.mixture import trained_on
 from vtool.diagnostics import Diagnostic
@@ -25,7 +25,7 @@ from vtool.training.checkpoint import best_before, checkpoint_name
 from vtool.training.digests import on_rank_zero_by_all
 from vtool.training.extend import read_extensions
 from vtool.training.own_folder import write_atomically
-from vtool.training.remarks import can_differ, one_answer, spike_findings, spikes_of
+from vtool.training.remarks import answer_checks, one_answer, spike_findings, spikes_of
 from vtool.training.run_folder import RunFolder
 from vtool.training.samples import describe, write_picture
 from vtool.training.session import Progress, Session, evaluate_split, restore_checkpoint
@@ -68,8 +68,7 @@ def finish(
     result = _result(session, progress, counts, scores, peak_mib)
     result |= _ending(session, progress, exported)
     result["spikes"] = spikes
-    result["checks"]["constant-answer"] = "passed" if scores and can_differ(scores) else "not-run"
-    result["checks"] |= dict.fromkeys(more, "passed")
+    result["checks"] |= answer_checks(scores) | dict.fromkeys(more, "passed")
     result["checks"] |= {
         finding.rule: "failed"
         for finding in (*found, *lost, *of_test)
@@ -204,7 +203,6 @@ def _result(
         result["from"] = json.loads(session.folder.begun_from.read_text())
     if extensions := read_extensions(session.folder):
         result["extended"] = extensions
-    cut = any(split.cut for split in session.ledgers.values())
     return result | {
         "train_seconds": progress.seconds,
         "parameters": session.engine.size,
@@ -214,11 +212,10 @@ def _result(
         "peak_memory_mib": peak_mib,
         "ranks": session.ranks.world,
         "threads": torch.get_num_threads(),
-        # A run in which one of these had failed would not have come here. That truncation cuts
-        # answers is a warning at its start.
+        # A run in which a step's check or the balance had failed would not have come here.
         "checks": (
-            dict.fromkeys((*ROW_RULES, *STEP_RULES, "ledger-mismatch"), "passed")
-            | ({"answer-cut-off": "failed"} if cut else {})
+            ledger_checks(session.ledgers.values())
+            | dict.fromkeys((*STEP_RULES, "ledger-mismatch"), "passed")
         ),
         "versions": {
             "vtool": __version__,

@@ -70,7 +70,7 @@ def one_answer(scores: Scores, split: str) -> list[Diagnostic]:
     """Return a finding where all answers to a split's rows are one, and their references differ."""
     answers = {answer.answer for answer in scores.answers}
     expected = {answer.reference for answer in scores.answers}
-    if not can_differ(scores) or len(answers) > 1:
+    if not _can_differ(scores) or len(answers) > 1:
         return []
     (answer,) = answers
     said = f"{answer[:80]!r}{' …' if len(answer) > 80 else ''}"
@@ -81,7 +81,12 @@ def one_answer(scores: Scores, split: str) -> list[Diagnostic]:
     return [Diagnostic("constant-answer", message)]
 
 
-def can_differ(scores: Scores) -> bool:
+def answer_checks(scores: Scores | None) -> dict[str, str]:
+    """Return the verdict of `one_answer` where it finds nothing: `passed`, or `not-run`."""
+    return {"constant-answer": "passed" if scores and _can_differ(scores) else "not-run"}
+
+
+def _can_differ(scores: Scores) -> bool:
     """Return whether rows are enough, and different enough, that equal answers say something."""
     return (
         scores.samples >= FEWEST_ANSWERS
