@@ -1,11 +1,36 @@
 """Merged weights against peft's own layer, and against the formula in float64."""
 
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from vtool.config.schema import Lora
 from vtool.models import adapters
+
+
+@pytest.mark.parametrize("dtype", ["nf4", "float32", "bfloat16"])
+def test_an_adapters_folder_says_that_its_base_is_in_nf4_without_the_file_that_says_how(
+    dtype: Any, tmp_path: Path
+) -> None:
+    from peft import PeftConfig
+
+    stem = "base_model.model.up.lora_"
+    tensors = {f"{stem}A.weight": torch.ones(2, 6), f"{stem}B.weight": torch.ones(9, 2)}
+    settings = Lora(rank=2, alpha=4.0, base_dtype=dtype)
+    adapters.write_adapter(settings, tensors, tmp_path / "base", tmp_path)
+    assert adapters.is_for_nf4(tmp_path) == (dtype == "nf4")
+    (tmp_path / "base_quantization.json").unlink(missing_ok=True)
+    assert adapters.is_for_nf4(tmp_path) == (dtype == "nf4")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # peft warns of what it does not know
+        assert PeftConfig.from_pretrained(str(tmp_path)).r == 2
+    (tmp_path / adapters.CONFIG).write_text(json.dumps({"auto_mapping": None}))
+    assert not adapters.is_for_nf4(tmp_path)
 
 
 class Small(nn.Module):

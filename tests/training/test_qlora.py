@@ -32,6 +32,7 @@ from vtool.evaluation.vllm import check_served
 from vtool.families.family import load_family
 from vtool.families.tokens import TokenIds
 from vtool.models import nf4
+from vtool.models.adapters import CONFIG, is_for_nf4
 from vtool.models.build import load_model
 from vtool.models.on_meta import parameters_on_meta
 from vtool.serving.model import find_model
@@ -264,9 +265,15 @@ def test_merged_and_opened_again_it_computes_what_was_trained(trained: Path) -> 
     assert float((beside - live).abs().max()) <= 1e-5 * float(live.abs().max())
     (trained / "straight/export" / nf4.RECORD).rename(trained / "hidden")
     try:
+        still = logits_of(trained, load_exported(trained / "straight"))
+        config = trained / "straight/export" / CONFIG
+        said = config.read_text()
+        config.write_text(json.dumps(json.loads(said) | {"auto_mapping": None}))
         wrong = logits_of(trained, load_exported(trained / "straight"))
+        config.write_text(said)
     finally:
         (trained / "hidden").rename(trained / "straight/export" / nf4.RECORD)
+    assert torch.equal(still, beside)
     assert float((wrong - live).abs().max()) > 1e-3 * float(live.abs().max())
 
 
@@ -319,7 +326,7 @@ def test_an_export_says_that_it_is_for_a_base_in_nf4(trained: Path) -> None:
     plain = run_of(trained, "plain-run", "train.steps=1", "optim.warmup_steps=0")
     finished(Ranks(), plain)
     assert about_export(trained / "plain-run", trained, merge=True) == []
-    assert not nf4.is_for_nf4(trained / "plain-run/export")
+    assert not is_for_nf4(trained / "plain-run/export")
 
 
 @pytest.mark.full

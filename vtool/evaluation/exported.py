@@ -14,10 +14,10 @@ from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.families import FAMILIES
 from vtool.families.family import load_family
-from vtool.models.adapters import CONFIG, add_saved_adapter, base_of_adapter
+from vtool.models.adapters import CONFIG, add_saved_adapter, base_of_adapter, is_for_nf4
 from vtool.models.build import load_model
 from vtool.models.model_class import recorded_modeling
-from vtool.models.nf4 import is_for_nf4, keep_in_nf4
+from vtool.models.nf4 import keep_in_nf4
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,10 +25,9 @@ from vtool.engines.ranks import SharedFindings
 from vtool.evaluation.asking import Asked, Asking, asked_row, prompt_of
 from vtool.evaluation.evaluate import chunks
 from vtool.evaluation.subject import EvaluatedModel
-from vtool.models.adapters import CONFIG
+from vtool.models.adapters import CONFIG, is_for_nf4
 from vtool.models.answers import row_seed
 from vtool.models.model_class import recorded_modeling
-from vtool.models.nf4 import is_for_nf4
 from vtool.vllm_python import VARIABLE, vllm_python
 
 _WORKER = Path(__file__).with_name("vllm_worker.py")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from vtool.config.schema import Freeze, Lora, trained_components
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.families.family import Family
+from vtool.families.images import read_json
 from vtool.families.linear_layers import is_inside, select_layers
 from vtool.models.nf4 import RECORD, import_bitsandbytes, missing_package, record
 from vtool.models.on_meta import stand_ins
@@ -23,6 +24,7 @@ Adapter = Literal["merged", "none", "only"]
 """The weights to take of a model with adapters: with these merged in, without, or these alone."""
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX, _SAVED = "base_model.model.", "lora.modules_to_save"
+_IN_NF4 = {"base_quantization": "nf4"}
 
 
 def freeze_components(model: nn.Module, family: Family, freeze: Freeze) -> None:
@@ -212,19 +214,31 @@ def write_adapter(settings: Lora, tensors: Mapping[str, Tensor], base: Path, fol
         "base_model_name_or_path": str(base.resolve()),
         "inference_mode": True,
     }
+    if settings.base_dtype == "nf4":
+        # a field that peft opens, and that says how its base is made
+        config["auto_mapping"] = _IN_NF4
+        (folder / RECORD).write_text(record(whole))
     # peft keeps names as a set, and the order of a set is another in each process.
     plain = {
         key: sorted(value) if isinstance(value, set) else value for key, value in config.items()
     }
     (folder / CONFIG).write_text(json.dumps(plain, indent=2, sort_keys=True, default=str) + "\n")
-    if settings.base_dtype == "nf4":
-        (folder / RECORD).write_text(record(whole))
     save_file(
         {name: tensor.contiguous() for name, tensor in tensors.items()},
         folder / WEIGHTS,
         # one entry: safetensors writes several in an order that is another each time
         metadata={"format": "pt"},
     )
+
+
+def is_for_nf4(folder: Path) -> bool:
+    """Return whether an adapter's folder says that its base was in NF4: by a file, or its config's.
+
+    The file may be left behind where a folder is copied for a server.
+    """
+    config = read_json(folder / CONFIG)
+    said = config.get("auto_mapping") if isinstance(config, dict) else None
+    return (folder / RECORD).exists() or said == _IN_NF4
 
 
 def has_adapters(model: nn.Module) -> bool:

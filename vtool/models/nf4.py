@@ -9,7 +9,6 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -225,8 +224,3 @@ def record(whole: Sequence[str]) -> str:
         "llm_int8_skip_modules": ["lm_head", "model.visual", *whole],
     }
     return json.dumps(said, indent=2) + "\n"
-
-
-def is_for_nf4(folder: Path) -> bool:
-    """Return whether an adapter's folder says that its base was in NF4."""
-    return (folder / RECORD).exists()

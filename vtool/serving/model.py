@@ -9,8 +9,7 @@ from typing import Any
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.progress import working
 from vtool.evaluation.subject import EvaluatedModel, find_folder, open_model
-from vtool.models.adapters import CONFIG
-from vtool.models.nf4 import is_for_nf4
+from vtool.models.adapters import CONFIG, is_for_nf4
 from vtool.serving.command import Model, largest_rank
 from vtool.training.export_run import export_run
 from vtool.training.run_folder import RunFolder

@@ -18,11 +18,17 @@ from torch import Tensor, nn
 from vtool.config.schema import Lora, Model, Run
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.families import FAMILIES
-from vtool.models.adapters import CONFIG, WEIGHTS, base_of_adapter, is_adapter, saved_name
+from vtool.models.adapters import (
+    CONFIG,
+    WEIGHTS,
+    base_of_adapter,
+    is_adapter,
+    is_for_nf4,
+    saved_name,
+)
 from vtool.models.base_files import digest
 from vtool.models.build import build_model
 from vtool.models.mapped_weights import MappedWeights
-from vtool.models.nf4 import is_for_nf4
 from vtool.models.observe_model import measure_config
 from vtool.models.processor import Processor, first_line
 from vtool.training.checkpoint import best_before, damage, newest, passed_over
