@@ -86,7 +86,8 @@ def test_a_folder_that_is_quantized_already_is_told_before_anything_is_loaded(
 ) -> None:
     given = [f"model.family={name}", folder(tmp_path, name), "model.size=null"]
     config = json.loads((tmp_path / "config.json").read_text())
-    for said, refused in (({"quant_method": method, "bits": 4}, True), ({}, False), (None, False)):
+    quantized = {"quant_method": method, "bits": 4}
+    for said, refused in ((quantized, True), (method, True), ({}, False), (None, False)):
         config["quantization_config"] = said
         (tmp_path / "config.json").write_text(json.dumps(config))
         if refused:

@@ -16,7 +16,7 @@ def quantized_already(config: Any) -> str | None:
     parts = (config, config.get("text_config")) if isinstance(config, dict) else ()
     for part in parts:
         said = part.get("quantization_config") if isinstance(part, dict) else None
-        if isinstance(said, dict) and said:
-            method = said.get("quant_method", "not named")
+        if said:
+            method = said.get("quant_method", "not named") if isinstance(said, dict) else said
             return f"quantized already: its config.json has a quantization_config ({method})"
     return None
