@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from vtool.models.build import model_config
 from vtool.models.processor import new_processor
 from vtool.verification.context import ProofContext, build_proof_context
 from vtool.verification.prove import prove
+from vtool.verification.vocabulary import choose_vocabulary
 
 WORDS = 4000
 
@@ -59,6 +61,22 @@ def test_the_model_has_the_tokens_of_the_rows_and_they_are_told_apart(
         assert int(context.vocabulary.kept[token]) == getattr(processor.ids, part)
         assert token in context.vocabulary.special
     assert context.bare.config.image_token_id == context.processor.ids.image  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_tokenizer_may_leave_ids_out(context: ProofContext, *, whole: bool) -> None:
+    class Tokens:
+        """A tokenizer of fewer tokens than its highest id."""
+
+        all_special_ids = (0, 1)
+
+        def __len__(self) -> int:
+            return 9
+
+    processor, samples = context.encoded
+    chosen = choose_vocabulary(replace(processor, tokenizer=Tokens()), samples, whole=whole)
+    for sample in samples:
+        assert torch.equal(chosen.kept[chosen.convert_sample(sample).input_ids], sample.input_ids)
 
 
 @pytest.mark.full

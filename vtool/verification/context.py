@@ -194,7 +194,7 @@ def build_proof_context(
         raise Findings(beyond)
     run = update_section(run, "data", global_batch_size=PROCESSES * len(rows), workers=0)
     vocabulary = choose_vocabulary(processor, samples, whole=full_size)
-    if (whole := len(processor.tokenizer)) != len(vocabulary):
+    if (whole := len(processor.tokenizer)) > len(vocabulary):
         changes += (f"a vocabulary of {whole} tokens → the {len(vocabulary)} that these rows use",)
     encoded = (processor, samples)
     processor = vocabulary.convert_processor(processor)

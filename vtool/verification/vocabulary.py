@@ -65,10 +65,10 @@ def choose_vocabulary(
     named = {token for token in asdict(processor.ids).values() if token is not None} | set(
         processor.tokenizer.all_special_ids
     )
-    size = len(processor.tokenizer)
+    used = named | {int(token) for sample in samples for token in sample.input_ids}
+    size = max(len(processor.tokenizer), max(used) + 1)  # a tokenizer may leave ids out
     if whole or size <= LARGE:
         return Vocabulary(torch.arange(size), frozenset(named))
-    used = named | {int(token) for sample in samples for token in sample.input_ids}
     plain = (token for token in range(size) if token not in used)
     kept = torch.tensor(
         sorted(used | {token for token, _ in zip(plain, range(PLAIN), strict=False)})
