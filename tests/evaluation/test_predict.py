@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 import vtool.evaluation.asker as asking
 import vtool.evaluation.predict as predicting
@@ -14,6 +15,8 @@ from tests.evaluation.conftest import Exported
 from tests.rows import decompression_bomb, film, picture
 from vtool.data.row import Row
 from vtool.diagnostics import Findings
+from vtool.evaluation.predict_rows import answer_rows
+from vtool.evaluation.subject import open_model
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +162,22 @@ def test_a_config_that_is_no_models_is_told(run: Path, tmp_path: Path, text: str
     with pytest.raises(Findings) as caught:
         predicting.predict(tmp_path, [], "What?", None, 4)
     assert (caught.value.diagnostics[0].rule, caught.value.fatal) == ("not-a-run", True)
+
+
+def test_rows_of_a_model_whose_padding_token_has_no_embedding_are_asked_one_by_one(
+    made: tuple[Path, Path], tmp_path: Path
+) -> None:
+    run, rows = made
+    shutil.copytree(run / "export", tmp_path / "export")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "export")
+    tokenizer.add_special_tokens({"pad_token": "<added>"})
+    tokenizer.save_pretrained(tmp_path / "export")
+    both = [
+        [each.answer for *_, each in answer_rows(open_model(str(folder)), str(rows), (), 3, 4, str)]
+        for folder in (run / "export", tmp_path / "export")
+    ]
+    assert both[0] == both[1]
+    assert None not in both[0]
 
 
 def test_a_question_whose_tokens_the_embedding_does_not_have_is_refused(

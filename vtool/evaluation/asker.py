@@ -102,9 +102,13 @@ class Asker:
 
     @property
     def at_once(self) -> bool:
-        """True if prompts can be asked in one batch: without a mask, padding would be read."""
-        heeds = getattr(self.model, "heeds_masks", True)
-        return heeds and "attention_mask" not in self.reader.dropped
+        """True if prompts can be asked in one batch.
+
+        Without a mask, padding would be read; and its token may have no row in the embedding.
+        """
+        processor, heeds = self.reader.processor, getattr(self.model, "heeds_masks", True)
+        padded = processor.vocabulary is None or processor.ids.pad < processor.vocabulary
+        return padded and heeds and "attention_mask" not in self.reader.dropped
 
     def answer(
         self,
