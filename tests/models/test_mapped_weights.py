@@ -164,6 +164,37 @@ def test_a_counter_that_is_an_integer_in_the_model_is_one_in_its_files(
     assert weights.tensors["model.visual.counter"].tolist() == [3, 4]
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool, torch.float8_e4m3fn])
+@pytest.mark.parametrize("file", ["pytorch_model.bin", "pytorch_model-00001-of-00001.bin"])
+def test_a_weight_in_a_bin_file_is_saved_in_a_dtype_of_other_numbers(
+    dtype: torch.dtype, file: str, tmp_path: Path
+) -> None:
+    folder = saved("qwen2_5_vl", tmp_path / "model")
+    tensors = load_file(folder / WHOLE)
+    name = next(name for name in tensors if name.endswith("_proj.weight"))
+    tensors[name] = torch.ones_like(tensors[name], dtype=dtype)
+    torch.save(tensors, folder / file)
+    (folder / WHOLE).unlink()
+    index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, file)}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    with pytest.raises(Findings) as caught:
+        load_model(folder, "qwen2_5_vl", torch.float32, "sdpa")
+    (finding,) = caught.value.diagnostics
+    assert finding.rule == "model-does-not-load"
+    assert f"{folder / file} has 1 tensors of " in finding.message
+    assert f"such as {name}: " in finding.message
+
+
+def test_a_weight_that_two_files_have_alike_is_one(tmp_path: Path) -> None:
+    folder = publish(saved("qwen2_5_vl", tmp_path / "one"), tmp_path / "model")
+    one, other = (folder / f"model-0000{number}-of-00002.safetensors" for number in (1, 2))
+    name, tensor = next(iter(load_file(one).items()))
+    save_file({**load_file(other), name: tensor}, other, metadata={"format": "pt"})
+    assert same(
+        mapped(folder, "qwen2_5_vl"), as_loaded(folder, load_family("qwen2_5_vl").model_class())
+    )
+
+
 class TestFoldersThatAreDamaged:
     @pytest.fixture
     def model(self, tmp_path: Path) -> Path:
@@ -177,6 +208,13 @@ class TestFoldersThatAreDamaged:
         (folder / "model-00002-of-00002.safetensors").unlink()
         message = refused(folder).message
         assert f"{folder / INDEX} names model-00002-of-00002.safetensors, not in" in message
+
+    def test_files_are_of_two_saves_that_were_cut_otherwise(self, folder: Path) -> None:
+        one, other = (folder / f"model-0000{number}-of-00002.safetensors" for number in (1, 2))
+        name, tensor = next(iter(load_file(one).items()))
+        save_file({**load_file(other), name: tensor + 1}, other, metadata={"format": "pt"})
+        message = refused(folder).message
+        assert f"{other} has {name} with other values than {one}: they are of two" in message
 
     def test_the_index_is_no_index(self, folder: Path) -> None:
         (folder / INDEX).write_text("{}")
@@ -277,12 +315,25 @@ class TestFoldersThatAreDamaged:
         assert f"{2 if both else 1} mismatched keys: " in finding.message
         assert told in finding.message
         assert ("padded to 72 rows" in str(finding.help)) == (rows > VOCABULARY)
+        # else the embedding would no longer fit
+        assert (f"set vocab_size={rows} in its config.json" in str(finding.help)) == both
 
     def test_a_weight_has_another_shape(self, model: Path, tmp_path: Path) -> None:
         finding = refused(publish(model, tmp_path / "other", k_proj_bias=torch.zeros(3)))
         assert "mismatched keys: " in finding.message
         assert "k_proj.bias is [3], and by config.json [" in finding.message
         assert finding.help is None or "padded" not in finding.help
+
+    def test_the_configs_vocabulary_is_larger_than_the_weights(
+        self, model: Path, tmp_path: Path
+    ) -> None:
+        config = json.loads((model / "config.json").read_text())
+        config["text_config"]["vocab_size"] = VOCABULARY + 8
+        (model / "config.json").write_text(json.dumps(config))
+        finding = refused(publish(model, tmp_path / "padded"))
+        assert finding.help == (
+            f"set vocab_size={VOCABULARY} in its config.json, in text_config where it has one"
+        )
 
     def test_a_weight_is_missing_and_another_is_not_the_models(self, model: Path) -> None:
         tensors = load_file(model / WHOLE)

@@ -10,10 +10,12 @@ from vtool.config.schema import Model
 from vtool.families.family import load_family
 from vtool.models.mapped_weights import (
     check_numbers,
+    check_one_save,
     check_report,
     check_ties,
     does_not_load,
     not_loaded,
+    pickled_files,
     weight_files,
 )
 from vtool.models.model_class import model_class
@@ -177,8 +179,9 @@ def load_model(
         Findings: `model-does-not-load`; what stands against `model.modeling`.
     """
     kind = model_class(family_name, modeling)
-    files = weight_files(folder)
+    files = weight_files(folder) or pickled_files(folder)
     check_numbers(folder, files, family_name)
+    check_one_save(files)
     try:
         model, report = (
             load_family(family_name)

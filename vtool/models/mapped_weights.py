@@ -8,12 +8,13 @@ read from the disk. What has to be joined of several tensors is joined in memory
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
@@ -25,13 +26,15 @@ from vtool.models.on_meta import parameters_on_meta
 from vtool.models.processor import first_line
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_PICKLED = ("pytorch_model.bin", "pytorch_model-*-of-*.bin")
 _SHOWN = 3
 # What a tool that rounds a vocabulary up changes, by the ends of names.
-_VOCABULARY = ("embed_tokens.weight", "lm_head.weight")
-_CODES = ("I8", "U8")
+_EMBEDDING = "embed_tokens.weight"
+_VOCABULARY = (_EMBEDDING, "lm_head.weight")
+_CODES = ("I8", "U8", "int8", "uint8")
 """The dtypes of quantized weights' codes, which transformers would cast."""
-_PLAIN = re.compile("B?F(16|32|64)")
-"""The dtypes of a weight that is not quantized, as safetensors names them."""
+_PLAIN = re.compile("B?F(16|32|64)|b?float(16|32|64)")
+"""The dtypes of a weight that is not quantized, as safetensors and torch name them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,15 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
     return files
 
 
+def pickled_files(folder: Path) -> tuple[Path, ...]:
+    """Return the files of weights that torch.save wrote, which transformers reads where no others.
+
+    They are one, or several that an index names.
+    """
+    named = (sorted(folder.glob(pattern)) for pattern in _PICKLED)
+    return tuple(next((files for files in named if files), ()))
+
+
 def map_folder(folder: Path, family_name: str, how: Mapping[str, Any]) -> MappedWeights | None:
     """Map the weights of a folder, every one of them accounted for.
 
@@ -101,6 +113,7 @@ def map_folder(folder: Path, family_name: str, how: Mapping[str, Any]) -> Mapped
     if not (files := weight_files(folder)):
         return None
     check_numbers(folder, files, family_name)
+    check_one_save(files)
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         saved = {name: _AsSaved(tensor) for name, tensor in _read(files)}
@@ -141,11 +154,37 @@ def check_numbers(folder: Path, files: Iterable[Path], family_name: str) -> None
     for file in files:
         try:
             dtypes = {name: dtype for name, dtype, _ in _headers(file)}
-        except (OSError, SafetensorError):  # its loader says what is wrong with it
+        except Exception:  # its loader says what is wrong with it
             continue
         other = {name: dtype for name, dtype in dtypes.items() if not _PLAIN.fullmatch(dtype)}
         if other and (weights := _without_buffers(other, folder, family_name)):
             raise _no_numbers(file, weights)
+
+
+def check_one_save(files: Sequence[Path]) -> None:
+    """Check that no weight has other values in one safetensors file than in another.
+
+    transformers takes one of them, whatever the index says.
+
+    Raises:
+        Findings: `model-does-not-load`.
+    """
+    seen: dict[str, Path] = {}
+    for file in files if len(files) > 1 else ():
+        with suppress(OSError, SafetensorError):  # its loader says what is wrong with it
+            for name, _, _ in _headers(file):
+                first = seen.setdefault(name, file)
+                if first != file and not torch.equal(_tensor(first, name), _tensor(file, name)):
+                    raise does_not_load(
+                        f"{file} has {name} with other values than {first}: they are of two saves",
+                        "copy the model's folder again, with every file, into an empty one",
+                    )
+
+
+def _tensor(file: Path, name: str) -> Tensor:
+    opened: Any = safe_open(file, "pt")
+    tensor: Tensor = opened.get_tensor(name)
+    return tensor
 
 
 def _no_numbers(file: Path, weights: Mapping[str, str]) -> Findings:
@@ -198,7 +237,7 @@ def not_loaded(folder: Path, files: Iterable[Path], error: Exception) -> Finding
     """
     from transformers import AutoConfig
 
-    with suppress(OSError, ValueError, AttributeError, SafetensorError):
+    with suppress(Exception):  # of a file that cannot be read, the loader has said so
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         text = config.get_text_config()
         wanted = [text.vocab_size, text.hidden_size]
@@ -216,7 +255,11 @@ def not_loaded(folder: Path, files: Iterable[Path], error: Exception) -> Finding
 
 
 def _headers(file: Path) -> Iterator[tuple[str, str, list[int]]]:
-    """Yield name, dtype and shape of each tensor of a safetensors file."""
+    """Yield name, dtype and shape of each tensor of a file, of which no weight is read."""
+    if file.suffix == ".bin":
+        for name, tensor in torch.load(file, map_location="meta", weights_only=True).items():
+            yield name, str(tensor.dtype).removeprefix("torch."), [*tensor.shape]
+        return
     opened: Any = safe_open(file, "pt")
     for name in opened.keys():  # noqa: SIM118 - it is no dict
         one = opened.get_slice(name)
@@ -243,16 +286,29 @@ def check_report(folder: Path, report: Mapping[str, Any]) -> None:
             said.append(f"{len(found)} {kind.replace('_', ' ')}: {told}")
     if not said:
         return
-    help = None
-    for name, own, wanted in (one for one in report.get("mismatched_keys", ()) if len(one) == 3):
-        if name.endswith(_VOCABULARY) and own[1:] == wanted[1:] and own[0] > wanted[0]:
-            help = (
-                f"its vocabulary is padded to {own[0]} rows: take the rows beyond {wanted[0]} away,"
-                f" or set vocab_size={own[0]} in its config.json"
-            )
     raise does_not_load(
-        f"{folder} does not hold exactly this model's weights. {'; '.join(said)}", help
+        f"{folder} does not hold exactly this model's weights. {'; '.join(said)}",
+        _help_of_rows([one for one in report.get("mismatched_keys", ()) if len(one) == 3]),
     )
+
+
+def _help_of_rows(mismatched: Iterable[tuple[str, Any, Any]]) -> str | None:
+    """Return the help of a vocabulary that has other rows than config.json says."""
+    rows = {
+        name.endswith(_EMBEDDING): (own[0], wanted[0])
+        for name, own, wanted in mismatched
+        if name.endswith(_VOCABULARY) and own[1:] == wanted[1:]
+    }
+    if not rows:
+        return None
+    own, wanted = rows.get(True) or rows[False]
+    ways, padded = [], own > wanted
+    if padded:
+        ways.append(f"take the rows beyond {wanted} away")
+    if True in rows:  # else the embedding is as config.json says
+        ways.append(f"set vocab_size={own} in its config.json, in text_config where it has one")
+    said = f"its vocabulary is padded to {own} rows: " if padded else ""
+    return said + ", or ".join(ways) or None
 
 
 def _told(key: Any) -> str:
