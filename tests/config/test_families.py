@@ -79,6 +79,21 @@ def test_a_config_without_a_vision_part_is_no_model_to_train(name: str, tmp_path
     assert "vision_config" in finding.message
 
 
+@pytest.mark.parametrize("text", [None, {}, []])
+def test_a_config_with_an_empty_language_part_is_no_model_to_train(
+    text: Any, tmp_path: Path
+) -> None:
+    given = folder(tmp_path, "qwen2_5_vl")
+    config = json.loads((tmp_path / "config.json").read_text()) | {"text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    finding = only(given)
+    assert finding.rule == "not-a-model-folder"
+    assert f"text_config is {json.dumps(text)}: " in finding.message
+    # the sizes of published ones stand beside it
+    (tmp_path / "config.json").write_text(json.dumps(config | {"hidden_size": 64}))
+    assert examine("digits", [given, "model.size=null"]).findings == ()
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("method", ["fp8", "bitsandbytes", "gptq", "awq", "compressed-tensors"])
 def test_a_folder_that_is_quantized_already_is_told_before_anything_is_loaded(

@@ -53,6 +53,12 @@ def _problem_of_own(config: dict[str, Any]) -> str | None:
             "has a config.json without a vision_config: transformers would make up a tower of its"
             " default size"
         )
+    text = config.get("text_config", config)
+    if not (isinstance(text, dict) and text) and "hidden_size" not in config:
+        return (
+            f"has a config.json whose text_config is {json.dumps(text)}: transformers would make up"
+            " a language model of its default size"
+        )
     return f"is {said}" if (said := quantized_already(config)) else None
 
 
