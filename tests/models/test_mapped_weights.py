@@ -220,6 +220,13 @@ class TestFoldersThatAreDamaged:
         (folder / INDEX).write_text("{}")
         assert f"{folder / INDEX} cannot be read" in refused(folder).message
 
+    def test_the_index_has_no_metadata(self, folder: Path) -> None:
+        weight_map = json.loads((folder / INDEX).read_text())["weight_map"]
+        (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+        finding = refused(folder)
+        assert f"{folder / INDEX} has no `metadata`" in finding.message
+        assert finding.help == 'add "metadata": {} to it'
+
     def test_a_file_ends_too_early(self, folder: Path) -> None:
         file = folder / "model-00002-of-00002.safetensors"
         file.write_bytes(file.read_bytes()[:-100])

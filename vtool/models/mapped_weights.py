@@ -66,7 +66,8 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
     They are none where weights are in another format.
 
     Raises:
-        Findings: `model-does-not-load`, of a file that the index names and that is not there.
+        Findings: `model-does-not-load`, of a file that the index names and that is not there, or
+            of an index that transformers does not open.
     """
     if (folder / WHOLE).exists():
         return (folder / WHOLE,)
@@ -74,10 +75,14 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
     if not index.exists():
         return ()
     try:
-        names = dict.fromkeys(json.loads(index.read_text())["weight_map"].values())
+        said = json.loads(index.read_text())
+        names = dict.fromkeys(said["weight_map"].values())
         files = tuple(folder / name for name in sorted(names))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise does_not_load(f"{index} cannot be read: {first_line(error)}") from error
+    if not isinstance(said.get("metadata"), dict):
+        message = f"{index} has no `metadata`, without which transformers opens none of its files"
+        raise does_not_load(message, 'add "metadata": {} to it')
     if missing := [file.name for file in files if not file.exists()]:
         more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
         message = f"{index} names {', '.join(missing[:_SHOWN])}{more}, not in that folder"
