@@ -31,7 +31,7 @@ def _found(named: Path) -> list[Path]:
             runs = Path("runs")
             found = sorted(runs.glob(f"{_plain(str(named))}-*=*"))
             return [path for path in found if (path / "config.yaml").is_file()] or [named]
-    except OSError:  # it is said of the folder what is wrong with it
+    except OSError:  # the caller reports what is wrong with the folder
         pass
     return [named]
 

@@ -22,7 +22,7 @@ def start(
     """Watch what this process trains from now on, in a notebook or a loop of one's own.
 
     Call it before the optimizer is made. `vtool watch --read FOLDER` says what was found, also
-    while the run goes on.
+    while the run continues.
 
     Args:
         folder: where the facts go; it must be empty, or not be there yet.

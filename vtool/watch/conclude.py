@@ -54,8 +54,8 @@ def conclude(
     results = _conclude_models(watched, subject, tokenizer, status)
     if status is None:
         return results
-    told = {"command": {"status": status}}
-    return [replace(result, details={**result.details, **told}) for result in results]
+    command = {"command": {"status": status}}
+    return [replace(result, details={**result.details, **command}) for result in results]
 
 
 def _conclude_models(
@@ -92,11 +92,11 @@ def conclude_model(facts: Facts, subject: str, watched: Watched) -> Result:
     checks = {name: outcome.state for name, outcome in outcomes.items()}
     details: dict[str, Mapping[str, Any]] = {}
     for name, outcome in outcomes.items():
-        told: dict[str, Any] = {"measured": dict(outcome.measured)} if outcome.measured else {}
+        detail: dict[str, Any] = {"measured": dict(outcome.measured)} if outcome.measured else {}
         if checks[name] == "not-run":
-            told["reason"] = outcome.not_run
-        if told:
-            details[name] = told
+            detail["reason"] = outcome.not_run
+        if detail:
+            details[name] = detail
     with suppress(*_DAMAGED):
         details["watch"] = picture(facts, watched)
     errors = any(finding.severity == "error" for finding in findings)
@@ -159,8 +159,8 @@ def _nothing(watched: Watched, subject: str, status: int | None) -> Result:
             " not reach it"
         )
     help = "copy the folder again, or run the command again" if watched.damaged else None
-    told = f"the command ended with status {status}: {why}" if status else why
-    return _not_run(subject, told, help)
+    message = f"the command ended with status {status}: {why}" if status else why
+    return _not_run(subject, message, help)
 
 
 def _not_run(subject: str, why: str, help: str | None = None) -> Result:

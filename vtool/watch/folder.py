@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 INJECT = Path(__file__).parent / "inject"
-"""The folder that goes on PYTHONPATH."""
+"""The folder that is put on PYTHONPATH."""
 FACTS = "rank*.jsonl"
 
 

@@ -81,7 +81,7 @@ def _rows(facts: Facts) -> list[dict[str, Any]]:
 
 
 def _tokens(facts: Facts, tokens: Tokens, row: Sequence[int] | None) -> list[dict[str, Any]]:
-    """Return the tokens of a row: each with its weight as a target, or None where it is none."""
+    """Return the tokens of a row, each with its weight as a target, or None where it is none."""
     weights = dict(
         zip(
             (at + 1 for at in tokens.position),

@@ -39,16 +39,16 @@ def _silent(facts: Facts) -> Outcome:
             mine = [one for one in passes if int(one[key]) == which]
             if {int(one["step"]) for one in mine} != steps or any(not one["why"] for one in mine):
                 continue
-            told = name.format(which if key == "rank" else which + 1)
-            message = f"{told} nothing is learnt in {len(steps)} steps, {len(mine)} passes"
+            place = name.format(which if key == "rank" else which + 1)
+            message = f"{place} nothing is learnt in {len(steps)} steps, {len(mine)} passes"
             certain = key == "rank" and len(mine) >= _PASSES
             help = None if certain else "nothing, if few of the rows have anything to learn"
             severity = "warning" if certain else "note"
             return Outcome((found(SILENT, message, help=help, severity=severity),))
     rows = _silent_rows(passes)
     if rows and len(steps) > 2:
-        told = ", ".join(str(row + 1) for row in rows[:4])
-        message = f"of row {told} of each batch nothing is learnt, in {len(passes)} passes"
+        numbers = ", ".join(str(row + 1) for row in rows[:4])
+        message = f"of row {numbers} of each batch nothing is learnt, in {len(passes)} passes"
         certain = len(passes) >= _PASSES and not facts.is_judged
         help = None if certain else "nothing, if few of the rows have anything to learn"
         severity = "warning" if certain else "note"

@@ -100,7 +100,7 @@ class Process:
             return driven
         alive = {id(each) for each in self.optimizers}
         own = _parameters(optimizer)
-        for watch in self.watches:  # its optimizer was made anew, or is wrapped by this one
+        for watch in self.watches:  # its optimizer was made again, or is wrapped by this one
             first = watch.step == 0 and not watch.stepping  # nor within a step of its driver's
             if (watch.driver not in alive or first) and own & _of_model(watch):
                 watch.driver = id(optimizer)
@@ -143,7 +143,7 @@ class Process:
             watch.after_step(optimizer)
 
     def _other(self, optimizer: Any) -> None:
-        """Tell watches of a step by another optimizer than theirs, of parameters that both have."""
+        """Report a step of another optimizer to the watches whose parameters it shares."""
         others = [w for w in self.watches if w.driver != id(optimizer) and w.capture.looking]
         if self.within or not others:
             return
@@ -161,7 +161,7 @@ class Process:
             watch.leave_out("the optimizer did not call the closure that it was given")
 
     def say_recorded(self, optimizer: Any) -> None:
-        """Say that a step was recorded in a CUDA graph: of what it replays, nothing is seen."""
+        """Report a step that was recorded in a CUDA graph: nothing is seen of its replays."""
         for watch in self.owners(optimizer):
             watch.skip("learnt", "steps are recorded in a CUDA graph; what it replays is not seen")
 
@@ -184,7 +184,7 @@ class Process:
         )
 
     def end(self) -> None:
-        """Say that the process is over."""
+        """Write that the process has ended."""
         if self._ended or os.getpid() != self.pid:
             return
         self._ended = True
@@ -270,7 +270,7 @@ def _made(optimizer: Any) -> None:
 
 @_guarded
 def _before(optimizer: Any, args: Any, kwargs: Any) -> Any:
-    """Look at a step; where a closure makes its passes (as in Lightning), behind these."""
+    """Look at a step; where a closure makes its passes (as in Lightning), after these."""
     if torch.compiler.is_compiling():  # a compiled step: what is here would be compiled with it
         return None
     process = _State.process

@@ -31,7 +31,7 @@ class Settings:
         return self.mib << 20
 
     def looks_at(self, step: int) -> bool:
-        """Tell whether a step is looked at, by its number alone."""
+        """Return whether a step is looked at, by its number alone."""
         return step < self.steps or (self.every > 0 and (step + 1) % self.every == 0)
 
 
