@@ -43,7 +43,7 @@ def results(runs: Sequence[RunFiles]) -> list[tuple[str, list[Stat]]]:
 def differences(runs: Sequence[RunFiles]) -> list[tuple[str, list[str | None]]]:
     """Return the settings, data and versions that are not the same in all runs.
 
-    None stands for a run that does not have it.
+    None is the value of a run that does not have it.
     """
     lines = []
     for describe in (_settings, _data, _made_with):

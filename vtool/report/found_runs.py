@@ -37,5 +37,5 @@ def _found(named: Path) -> list[Path]:
 
 
 def _plain(name: str) -> str:
-    """Return a name for `glob`, in which nothing stands for other names."""
+    """Return a name for `glob` with its special characters escaped."""
     return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)

@@ -170,7 +170,7 @@ def checks(run: RunFiles) -> list[Check]:
 
 
 def check_counts(states: Iterable[str]) -> str:
-    """Return `12 passed, 1 failed, 2 not run`, without what there is none of."""
+    """Return `12 passed, 1 failed, 2 not run`, without the counts that are 0."""
     counts = Counter(states)
     return ", ".join(
         f"{counts[state]} {state.replace('-', ' ')}"

@@ -27,7 +27,7 @@ def start(
     Args:
         folder: where the facts go; it must be empty, or not be there yet.
         steps: how many optimizer steps are read whole.
-        every: look again every so many steps; 0 is never.
+        every: look again each time after this many steps; 0 is never.
         tokens: how many learnt tokens of a step are solved.
         memory: MiB that may be held on the device.
         text: keep the ids of rows.

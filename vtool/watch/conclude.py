@@ -126,14 +126,14 @@ def _outcome(check: Check, facts: Facts) -> Outcome:
         return Outcome(not_run=f"the facts are damaged: {type(error).__name__} {error}")
     if outcome.findings or outcome.not_run:
         return outcome
-    # what a look has found stands; where it was cut short, it is no pass
+    # findings of a look are kept; where it was cut short, the check has not passed
     if errors := facts.errors_of(check.look):
         return replace(outcome, not_run=errors[0])
     return outcome
 
 
 def _cut_short(facts: Facts, watched: Watched) -> str | None:
-    """Return why facts that are missing may have said something else, or None."""
+    """Return why missing facts may change what is concluded, or None."""
     if watched.damaged:
         return f"lines of the facts are damaged ({watched.damaged}), and what they said is lost"
     steps = max((int(one.get("steps") or 0) for one in watched.processes), default=0)

@@ -207,7 +207,7 @@ class Micro:
         return None if found is None or self.solved < self.supervised else int(found)
 
     def positions(self, behind: int = 0) -> int:
-        """Count the positions of all rows, without so many at the end of each."""
+        """Count the positions of all rows, without the last `behind` of each."""
         shape = [int(size) for size in self.fact.get("shape") or ()]
         return shape[0] * (shape[1] - behind) if len(shape) == 2 else 0
 

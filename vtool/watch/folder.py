@@ -23,7 +23,7 @@ class WatchOptions:
     text: bool = True
 
     def variables(self, folder: Path) -> dict[str, str]:
-        """Return the environment variables that say all this, without PYTHONPATH."""
+        """Return the environment variables for these options, without PYTHONPATH."""
         return {
             "VTOOL_WATCH_TO": str(folder.resolve()),
             "VTOOL_WATCH_STEPS": str(self.steps),

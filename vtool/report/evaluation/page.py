@@ -174,7 +174,7 @@ def _against(against: Mapping[str, Any], named: Collection[str]) -> dict[str, An
 
 
 def _compared(one: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    """Return a metric, the difference, its interval, and what says if it is more than chance."""
+    """Return a metric, the difference, its interval, and whether it is beyond chance, in words."""
     value, low, high, p = (finite(one.get(key)) for key in ("difference", "low", "high", "p"))
     alone: Sequence[Any] = _list(one.get("alone"))
     say = percent if alone else number

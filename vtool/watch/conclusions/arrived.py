@@ -124,7 +124,7 @@ def gradients_differ(facts: Facts) -> bool:
 
 
 def _thrown_away(facts: Facts) -> tuple[int, int] | None:
-    """Return how many of a step's passes left nothing, if some did in every step, and of how many.
+    """Return how many passes of a step left nothing, and of how many, if some did in every step.
 
     One step alone may be one that a loss scaler gave up.
     """
@@ -152,7 +152,7 @@ def not_arrived(facts: Facts) -> str | None:
 
 
 def named(names: Sequence[str], count: int) -> str:
-    """Return the first of so many names."""
+    """Return the first names, and how many of `count` are left."""
     rest = count - len(names[:3])
     return ", ".join(names[:3]) + (f" and {rest} more" if rest > 0 else "")
 

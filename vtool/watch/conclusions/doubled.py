@@ -1,4 +1,4 @@
-"""Marks that stand twice: a text that begins, or an answer that ends, once too often."""
+"""Special tokens that are doubled: a text that begins, or an answer that ends, once too often."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Weights from step to step: replicas that part, and parameters that stand still."""
+"""Weights from step to step: replicas that diverge, and parameters that do not move."""
 
 from collections import Counter
 

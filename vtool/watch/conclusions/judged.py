@@ -22,7 +22,7 @@ JUDGED = Rule(
 
 
 _ROWS = 6
-"""Rows of a rank, over all steps, of which one sign is no chance."""
+"""Rows of a rank, over all steps, whose equal sign is no coincidence."""
 
 
 def _even(values: list[float], tolerance: float) -> bool:
@@ -54,10 +54,10 @@ def _normalization(micros: list[Micro]) -> str:
 
 
 def _turned_ranks(micros: list[Micro]) -> list[int]:
-    """Return the ranks of which all rows are pushed down, where all of the others are pushed up.
+    """Return the ranks whose rows are all pushed down, where those of all others are pushed up.
 
-    Pairs of a preference, and answers to one prompt, have both signs on a rank. That one has not in
-    so many rows is no chance.
+    Pairs of a preference, and answers to one prompt, have both signs on a rank. One sign in so many
+    rows is no coincidence.
     """
     signs: dict[int, list[bool]] = {}
     for micro in micros:

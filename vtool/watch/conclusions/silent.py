@@ -1,4 +1,4 @@
-"""Ranks, micro-batches and rows of a batch of which nothing is learnt, step after step."""
+"""Ranks, micro-batches and rows of a batch from which nothing is learnt, step after step."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ SILENT = Rule(
     severity="warning",
 )
 _PASSES = 6
-"""So many without a learnt token are no chance, where others have some."""
+"""So many without a learnt token are no coincidence, where others have some."""
 _WITHOUT = "no position has a gradient"
 
 
@@ -57,7 +57,7 @@ def _silent(facts: Facts) -> Outcome:
 
 
 def _silent_rows(passes: Sequence[Fact]) -> list[int]:
-    """Return the places in a batch of which no row is learnt in any pass, where others are."""
+    """Return the places in a batch from which no row is learnt in any pass, where others are."""
     sizes = {tuple(one.get("shape") or ())[:1] for one in passes}
     if len(sizes) != 1 or () in sizes:
         return []

@@ -59,7 +59,7 @@ def _asks() -> str | None:
 
 
 def loaders() -> list[dict[str, Any]]:
-    """Return the data loaders alive, and those of which only the loop over them is left."""
+    """Return the live data loaders, also those of which only the iterator is left."""
     found: list[dict[str, Any]] = []
     loops: list[dict[str, Any]] = []
     for each in gc.get_objects():

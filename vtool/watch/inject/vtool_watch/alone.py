@@ -161,7 +161,7 @@ def targets_seen(record: Record, true_hides: bool) -> dict[str, Any] | None:
     elif mask.is_floating_point() and bool(mask.max() <= 0):
         sees = mask[:, 0] == 0
     else:
-        return None  # 1 may stand for what is seen
+        return None  # 1 may mean that a position is seen
     at = record.at.to(mask.device)
     counts, own = {}, record.alone.get("row_mask")
     if isinstance(own, Tensor) and tuple(own.shape) == (rows, length):

@@ -166,7 +166,7 @@ class Capture:
         ids = given.get("input_ids") if ids is None else ids
         if ids is None and outer.get("input_ids") is not None:  # it is given embeddings
             mask = given.get("attention_mask")
-            if isinstance(mask, Tensor) and mask.dim() > 2:  # it says more than the rows' own
+            if isinstance(mask, Tensor) and mask.dim() > 2:  # it has more than a mask of rows
                 self._row_mask, outer["attention_mask"] = outer["attention_mask"], None
             given = {**given, **{k: v for k, v in outer.items() if v is not None}}
             given["embeddings_given"] = True
@@ -247,7 +247,7 @@ class Capture:
             }
         self.records.append(record)
         if norm is not None and norm[1].data_ptr() != held.data_ptr():
-            norm = None  # something stands between the norm and the head
+            norm = None  # something is between the norm and the head
         version = hidden._version
 
         def read(gradient: Tensor | None) -> None:

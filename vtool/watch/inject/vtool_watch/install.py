@@ -82,7 +82,7 @@ class Process:
         self.searched += time.perf_counter() - begin
 
     def gone(self, optimizer_id: int) -> None:
-        """Let go of models whose optimizer is no more: nothing of ours keeps a model alive."""
+        """Release models whose optimizer is gone: nothing of ours keeps a model alive."""
         for watch in [w for w in self.watches if w.driver == optimizer_id]:
             mine = _of_model(watch)
             heirs = [o for o in self.optimizers if id(o) != optimizer_id and _parameters(o) & mine]
@@ -166,7 +166,7 @@ class Process:
             watch.skip("learnt", "steps are recorded in a CUDA graph; what it replays is not seen")
 
     def record(self, callables: Any) -> None:
-        """Let go of models of which CUDA graphs are about to be made: these allow no hooks."""
+        """Release models that are about to be recorded in CUDA graphs, which allow no hooks."""
         given = callables if isinstance(callables, (tuple, list)) else (callables,)
         inside = {id(m) for each in given if isinstance(each, nn.Module) for m in each.modules()}
         for watch in self.watches:
@@ -324,7 +324,7 @@ def _record(callables: Any) -> None:
 
 
 def _before_graphs() -> None:
-    """Let go of a model before CUDA graphs are made of it."""
+    """Release a model before CUDA graphs are made of it."""
     cuda: Any = torch.cuda
     graphed = getattr(cuda, "make_graphed_callables", None)
     if graphed is None:

@@ -12,7 +12,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that `VTOOL_WATCH_*` says."""
+    """All settings of the variables `VTOOL_WATCH_*`."""
 
     folder: str
     steps: int = 3
