@@ -12,7 +12,7 @@ from vtool.watch.conclusions import CHECKS, NOT_FACTS, NOTHING_READ
 from vtool.watch.conclusions.check import Check, Outcome
 from vtool.watch.conclusions.learnt import nothing_read
 from vtool.watch.facts import Facts
-from vtool.watch.picture import picture
+from vtool.watch.page_facts import page_facts
 from vtool.watch.reading import UNENDED, Watched, read_facts
 from vtool.watch.turns import find_turns, load_tokenizer
 
@@ -98,7 +98,7 @@ def conclude_model(facts: Facts, subject: str, watched: Watched) -> Result:
         if detail:
             details[name] = detail
     with suppress(*_DAMAGED):
-        details["watch"] = picture(facts, watched)
+        details["watch"] = page_facts(facts, watched)
     errors = any(finding.severity == "error" for finding in findings)
     if not errors and not any(micro.supervised and micro.is_read for micro in facts.micros):
         early = None if facts.of("micro") else _cut_short(facts, watched)

@@ -10,7 +10,7 @@ from vtool.watch.reading import Watched
 _ROWS, _TOKENS, _BARS, _DOCUMENTS = 8, 600, 256, 64
 
 
-def picture(facts: Facts, watched: Watched) -> dict[str, Any]:
+def page_facts(facts: Facts, watched: Watched) -> dict[str, Any]:
     """Return the first rows token by token, weights by micro-batch, documents, and the rest."""
     model = facts.model
     process: Mapping[str, Any] = next(iter(watched.processes), {})
