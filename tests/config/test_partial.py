@@ -24,7 +24,7 @@ def rules(*overrides: str) -> list[str]:
 
 
 @pytest.mark.parametrize("broken", ["device.numa=nod", "device.nmua=node", "device.threads=0"])
-def test_a_typo_beside_what_a_rule_reads_hides_nothing_of_it(broken: str) -> None:
+def test_a_typo_next_to_what_a_rule_reads_hides_nothing_of_it(broken: str) -> None:
     conflicts = rules(*CONFLICTS).count("megatron-ddp-conflict")
     assert conflicts >= 2
     found = rules(*CONFLICTS, broken)

@@ -96,7 +96,7 @@ def test_an_audit_that_is_lost_names_its_row(
     )
 
 
-def test_a_picture_that_crashes_the_audit_is_told_with_its_row(
+def test_a_picture_that_crashes_the_audit_is_reported_with_its_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vtool.data import encode

@@ -169,7 +169,7 @@ def test_a_prompt_that_is_padded_on_the_left_is_one_that_an_npu_takes(
 
 
 @pytest.mark.parametrize("wrong", ["a mask", "two rows", "other lengths"])
-def test_what_would_be_ignored_beside_documents_is_refused(wrong: str) -> None:
+def test_what_would_be_ignored_with_documents_is_refused(wrong: str) -> None:
     rows = 2 if wrong == "two rows" else 1
     q = k = v = torch.zeros(rows, 2, 6, 4)
     mask = torch.ones(1, 1, 6, 6, dtype=torch.bool) if wrong == "a mask" else None

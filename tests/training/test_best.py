@@ -118,7 +118,7 @@ def test_a_run_that_was_killed_remembers_the_best_and_how_long_it_has_waited(row
 
 
 @pytest.mark.full
-def test_a_run_goes_on_from_anothers_checkpoint_with_its_best(rows: Path) -> None:
+def test_a_run_resumes_from_anothers_checkpoint_with_its_best(rows: Path) -> None:
     train(made(rows, "first", KEEP, "checkpoint.keep_last=20"), Ranks())
     best = result(rows / "first")["best"]
     after = f"checkpoint.resume={rows}/first/checkpoints/step-{best['step'] + 1:06d}"
@@ -128,7 +128,7 @@ def test_a_run_goes_on_from_anothers_checkpoint_with_its_best(rows: Path) -> Non
 
 
 @pytest.mark.full
-def test_a_best_checkpoint_that_is_damaged_is_told_and_the_last_is_exported(rows: Path) -> None:
+def test_a_best_checkpoint_that_is_damaged_is_reported_and_the_last_is_exported(rows: Path) -> None:
     train(made(rows, "damaged", KEEP), Ranks())
     folder, best = rows / "damaged", result(rows / "damaged")["best"]
     (folder / "result.json").unlink()

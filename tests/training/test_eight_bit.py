@@ -162,7 +162,7 @@ def saved(run: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.full
 @pytest.mark.parametrize(("engine", "world"), [("ddp", 1), ("fsdp2", 2)])
-def test_a_run_that_goes_on_is_one_that_was_not_stopped_to_the_bit(
+def test_a_run_that_resumes_is_one_that_was_not_stopped_to_the_bit(
     folder: Path, engine: str, world: int
 ) -> None:
     """States are eight bits wide, saved and loaded again, on any engine."""
@@ -194,7 +194,7 @@ def test_a_run_that_goes_on_is_one_that_was_not_stopped_to_the_bit(
 
 
 @pytest.mark.full
-def test_a_run_goes_on_with_another_engine_on_another_number_of_ranks(folder: Path) -> None:
+def test_a_run_resumes_with_another_engine_on_another_number_of_ranks(folder: Path) -> None:
     """One rank of ddp, two of fsdp2, and one again: each begins with the states that were saved.
 
     Gradients are summed in another order on two ranks, so that codes may differ by one from then

@@ -94,7 +94,7 @@ NAMES = ["fsdp2", "ddp", "fsdp2-2-1", "fsdp2-ddp", "fsdp2-2-1-2", "fsdp2-ddp-fsd
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_goes_on_with_the_same_losses_and_scores(folder: Path, name: str) -> None:
+def test_it_resumes_with_the_same_losses_and_scores(folder: Path, name: str) -> None:
     straight = {
         line["step"]: line
         for line in read_lines(folder / "straight/metrics.jsonl")

@@ -126,7 +126,7 @@ NAMES = [
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", NAMES)
-def test_it_trains_scores_and_goes_on_as_one_process_does(folder: Path, name: str) -> None:
+def test_it_trains_scores_and_resumes_as_one_process_does(folder: Path, name: str) -> None:
     straight = {line["step"]: line for line in read_lines(folder / "straight/metrics.jsonl")}
     ours = read_lines(folder / name / "metrics.jsonl")
     assert [line["step"] for line in ours] == list(range(ours[0]["step"], 7))

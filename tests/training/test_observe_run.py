@@ -89,7 +89,7 @@ def test_on_two_ranks_of_every_engine_everything_has_arrived(two: list[dict[str,
     } == set()
 
 
-def test_what_one_rank_alone_has_is_told_by_every_rank(two: list[dict[str, Look]]) -> None:
+def test_what_one_rank_alone_has_is_reported_by_every_rank(two: list[dict[str, Look]]) -> None:
     for rank in two:
         for name, one in rank.items():
             assert one.of_one == [

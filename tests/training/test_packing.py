@@ -149,7 +149,7 @@ def test_each_family_with_attention_alone_packs_as_well(folder: Path, family: st
     assert packed.digests != rows.digests
 
 
-def test_convolutions_and_states_that_go_on_into_the_next_document_are_refused(
+def test_convolutions_and_states_that_continue_into_the_next_document_are_refused(
     folder: Path,
 ) -> None:
     with pytest.raises(

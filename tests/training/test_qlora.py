@@ -208,7 +208,7 @@ def trained(folder: Path) -> Path:
 
 
 @pytest.mark.full
-def test_a_run_that_goes_on_is_one_that_was_not_stopped_to_the_bit(trained: Path) -> None:
+def test_a_run_that_resumes_is_one_that_was_not_stopped_to_the_bit(trained: Path) -> None:
     straight, resumed = trained / "straight", trained / "resumed"
     last = Path("checkpoints/step-000005")
     assert files_of(straight / last)
@@ -323,7 +323,7 @@ def test_an_export_says_that_it_is_for_a_base_in_nf4(trained: Path) -> None:
 
 
 @pytest.mark.full
-def test_it_goes_on_over_no_other_base(trained: Path) -> None:
+def test_it_resumes_over_no_other_base(trained: Path) -> None:
     for source in ("straight", "straight/export"):
         start = f"train.from={trained / source}"
         with pytest.raises(Findings) as raised:
@@ -400,7 +400,7 @@ def test_another_kind_of_four_bits_is_no_choice() -> None:
     ]
 
 
-def test_a_missing_package_is_told_before_rows_are_read(
+def test_a_missing_package_is_reported_before_rows_are_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_rows(*_: Any) -> None:

@@ -361,7 +361,7 @@ def test_a_video_file_is_trained_on_and_asked_about(tmp_path: Path) -> None:
         "data.global_batch_size=2",
     )
     assert train(made, Ranks()).status == "finished"
-    told = json.loads((tmp_path / "films/export/video_preprocessor_config.json").read_text())
-    assert told["size"] == {"shortest_edge": 784, "longest_edge": 8192}
+    saved = json.loads((tmp_path / "films/export/video_preprocessor_config.json").read_text())
+    assert saved["size"] == {"shortest_edge": 784, "longest_edge": 8192}
     clip = str(tmp_path / "a.mp4")
     assert predict(tmp_path / "films", [], "<video>What?", None, 2, [clip]).tokens <= 2

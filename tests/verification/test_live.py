@@ -338,16 +338,16 @@ class TestCommand:
             "passed",
             "not-run",
         ]
-        told = result["details"]["setting-not-arrived"]
-        assert told["processes"] == 2
-        assert told["smaller"][:2] == ["engine.parallel.tensor 4 → 2", "launch.nproc 8 → 2"]
+        details = result["details"]["setting-not-arrived"]
+        assert details["processes"] == 2
+        assert details["smaller"][:2] == ["engine.parallel.tensor 4 → 2", "launch.nproc 8 → 2"]
         assert {
             "engine.wrap_config.use_distributed_optimizer",
             "optim.betas",
             "engine.parallel.sequence",
-        } <= set(told["read"])
-        assert "device.kind" in told["not_asked"]
-        assert "device.kind" not in told["read"]
+        } <= set(details["read"])
+        assert "device.kind" in details["not_asked"]
+        assert "device.kind" not in details["read"]
         assert "--live is on the CPU" in result["details"]["device-not-used"]["reason"]
         assert sorted(path.name for path in folder.iterdir()) == ["model", "rows.jsonl"]
 
@@ -376,11 +376,11 @@ class TestCommand:
             lambda module, _settings, part: build(module, without, part),
         )
         threads = torch.get_num_threads()
-        told = observe_small_run(
+        observed = observe_small_run(
             LiveTask(loaded.run, shrink_run(loaded.run), loaded.origins), tmp_path, 0
         )
         torch.set_num_threads(threads)
-        monkeypatch.setattr(live, "_observe_in_processes", lambda *_given: [told])
+        monkeypatch.setattr(live, "_observe_in_processes", lambda *_given: [observed])
         code, out = run("digits")
         assert code == 1
         assert (

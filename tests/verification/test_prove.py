@@ -214,7 +214,7 @@ def test_rows_that_cannot_be_used_are_a_finding(tmp_path: Path) -> None:
     assert [finding.rule for finding in raised.value.diagnostics] == ["no-rows"]
 
 
-def test_a_run_that_goes_on_from_another_step_takes_other_rows_and_is_told(
+def test_a_run_that_resumes_from_another_step_takes_other_rows_and_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def forgetful(engine: Any, checkpoint: Path) -> Progress:
@@ -360,7 +360,7 @@ def test_an_in_place_write_is_named_with_its_line(
 
 
 @pytest.mark.full
-def test_a_process_that_ends_without_a_word_is_told_with_its_last_one(
+def test_a_process_that_ends_without_a_result_is_reported_with_its_last_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     here_alone = types.ModuleType("here_alone")

@@ -192,7 +192,7 @@ DEFECTS = (
         ROWS,
         "vtool.models.tokenizer:chat_template",
         answers_alone,
-        told="turn 2 says",
+        mentions="turn 2 says",
     ),
     Defect(
         "first-image-only",

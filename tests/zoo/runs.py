@@ -222,7 +222,7 @@ DEFECTS = (
         TWO,
         "vtool.training.session:Plan",
         own_order,
-        told="run.seed",
+        mentions="run.seed",
     ),
     Defect(
         "ranks-alike",

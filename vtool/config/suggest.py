@@ -87,8 +87,8 @@ def _as_list(name: str, given: object) -> str | None:
 def meant_key(spot: Spot) -> str:
     """Return a question about the settings that an unknown key may have been meant for."""
     key, group = spot.keys[-1], ".".join(spot.keys[:-1])
-    if spot.owners == (DdpConfig,) and (told := of_another_release(key)):
-        return told
+    if spot.owners == (DdpConfig,) and (answer := of_another_release(key)):
+        return answer
     if "." in key:
         outer, _, inner = key.partition(".")
         return f"in a file, groups are nested: `{outer}: {{{inner}: …}}`"

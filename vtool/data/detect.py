@@ -100,7 +100,7 @@ def _readable(path: str) -> Source | None:
         return None
 
 
-def told(source: Mapping[str, Any]) -> str:
+def describe_source(source: Mapping[str, Any]) -> str:
     """Return a source's `describe` as words: 12 rows of LLaVA conversations.
 
     Empty for rows without a layout.
@@ -110,7 +110,7 @@ def told(source: Mapping[str, Any]) -> str:
     return f"{rows} of {kind}" if kind else ""
 
 
-def told_of_copy(source: Mapping[str, Any]) -> str:
+def copy_message(source: Mapping[str, Any]) -> str:
     """Return the message about a source that is read from a copy; empty for any other one."""
     if "copied_to" not in source:
         return ""
@@ -160,10 +160,10 @@ def _nothing(records: Records, unknown: Mapping[int, Mapping[str, Any]], path: s
     """Return the exception for rows of no known layout."""
     if not unknown:
         why = "has no row" if not len(records) else "has no row among the first that can be read"
-        told = Diagnostic(
+        finding = Diagnostic(
             "layout-not-certain", f"{path} {why}", _write("messages", path), origin=Origin(path)
         )
-        return NothingReadable(told)
+        return NothingReadable(finding)
     index, record = next(islice(unknown.items(), 1))
     name = records.name(index)
     if task := next((key for key in OTHER_TASKS if record.get(key)), None):

@@ -24,7 +24,7 @@ _BY_CHANCE = 1e-4
 """The chance at which lengths that a split does not have are told."""
 
 
-def told_of_split(
+def split_findings(
     split: str, settings: Data, rows: Rows, audits: RowAudits
 ) -> Iterator[Diagnostic]:
     """Yield the findings about the rows of one split: their texts, copies, ids and answers."""
@@ -38,7 +38,7 @@ def told_of_split(
         yield from _one_answer(split, rows, table)
 
 
-def told_of_splits(
+def cross_split_findings(
     settings: Data, rows: Mapping[str, Rows], audits: Mapping[str, RowAudits]
 ) -> dict[str, tuple[Diagnostic, ...]]:
     """Return, by split, the rows and pictures that it shares with the training split."""

@@ -123,9 +123,9 @@ def write_share(
     writer = ShareWriter(writing, ranks)
     for kind in KINDS:
         writer.write(kind, share[kind])
-    told = ranks.all_gather_objects((writer.files, writer.error and _why(writer.error, folder)))
-    files = [file for written, _ in told for file in written]
-    failed = [(rank, error) for rank, (_, error) in enumerate(told) if error]
+    gathered = ranks.all_gather_objects((writer.files, writer.error and _why(writer.error, folder)))
+    files = [file for written, _ in gathered for file in written]
+    failed = [(rank, error) for rank, (_, error) in enumerate(gathered) if error]
 
     def finish() -> None:
         if failed:

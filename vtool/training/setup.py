@@ -12,7 +12,7 @@ from vtool.config.schema import Run
 from vtool.config.schema.data import MOST_TEXT_BYTES
 from vtool.data.audit import Ledger, hold_to, warnings
 from vtool.data.audit_cache import audit_split, usual_cache
-from vtool.data.detect import told, told_of_copy
+from vtool.data.detect import copy_message, describe_source
 from vtool.data.ledgers import build_ledgers, with_held_back
 from vtool.data.loader import EncodedRows
 from vtool.data.row import Row
@@ -145,8 +145,8 @@ def _print_ledger(run: Run, split: str, ledger: Ledger) -> None:
     """Print a split's sources, row counts and warnings."""
     for source in () if ledger.held_back else ledger.sources:
         if "layout" in source:
-            print(f"data.{split}: {told(source)}", flush=True)
-        if copied := told_of_copy(source):
+            print(f"data.{split}: {describe_source(source)}", flush=True)
+        if copied := copy_message(source):
             print(f"data.{split}: {copied}", flush=True)
     if ledger.held_back:
         print(f"data.{split}: {ledger.held_back}", flush=True)
@@ -182,7 +182,7 @@ def audit(rows: Mapping[str, EncodedRows], ranks: Ranks, cores: int = 1) -> dict
     if findings:
         raise SharedFindings(findings)
     return {
-        split: replace(each.ledger, told=(*each.ledger.told, *each.shared))
+        split: replace(each.ledger, quality_findings=(*each.ledger.quality_findings, *each.shared))
         for split, each in made.items()
     }
 

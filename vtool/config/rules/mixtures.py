@@ -37,8 +37,8 @@ def split_conflict(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Fractions leave rows to train on; a split has rows of its own, or is held back, not both."""
     shares = run.data.split.shares
     if shares and sum(Fraction(str(share)) for share in shares.values()) >= 1:
-        told = " and ".join(f"data.split.{split}={share:g}" for split, share in shares.items())
-        yield _split(origins, "data.split", f"{told} leave no rows to train on", "lower them")
+        listed = " and ".join(f"data.split.{split}={share:g}" for split, share in shares.items())
+        yield _split(origins, "data.split", f"{listed} leave no rows to train on", "lower them")
     for split, share in shares.items():
         if run.data.splits[split]:
             name = f"data.split.{split}"

@@ -32,5 +32,5 @@ class Auto:
         return self.reader.row(index)
 
     def describe(self) -> dict[str, Any]:
-        told = self.reader.describe()
-        return {**told, "format": "auto", "layout": told["format"]}
+        described = self.reader.describe()
+        return {**described, "format": "auto", "layout": described["format"]}
