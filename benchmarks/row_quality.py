@@ -109,7 +109,7 @@ def measure_split(folder: Path, count: int) -> None:
     sources = {"train": rows, "test": rows}
     _say("split", _best(lambda: [*split_findings("train", run.data, rows, audits)]), count)
     _say(
-        "split, beside another",
+        "split, against another",
         _best(lambda: cross_split_findings(run.data, sources, every)),
         count,
     )

@@ -249,10 +249,10 @@ def warnings(ledger: Ledger, run: Run, split: str) -> Iterator[Diagnostic]:
     for rule, count in ledger.dropped_by_rule.items() if allowed else ():
         messages = [entry.message for entry in ledger.dropped if entry.rule == rule]
         more = [f"… and {count - LISTED} more"] if count > LISTED else []
-        said = (
+        heading = (
             f"data.{split}: {count} of {ledger.rows} rows dropped, as data.max_dropped_rows allows:"
         )
-        yield Diagnostic(rule, Lines.of(said, [*messages[:LISTED], *more]), severity="note")
+        yield Diagnostic(rule, Lines.of(heading, [*messages[:LISTED], *more]), severity="note")
     if ledger.traits:
         counted = "; ".join(
             f"{ledger.traits[name]} {words}"

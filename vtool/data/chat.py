@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from vtool.data.renderings import NONE_KNOWN, Renderings, answers_nothing, render_beginning
+from vtool.data.renderings import NONE_KNOWN, Renderings, begins_with_answer, render_beginning
 from vtool.data.row import Row, refuse
 from vtool.data.template_limits import LimitedTemplate
 from vtool.data.tokens import tokenize
@@ -85,7 +85,7 @@ def split_chat(
             `unstable-template`, `end-token-unsupervised`, `image-token-mismatch`.
     """
     end_text = processor.tokenizer.convert_ids_to_tokens(processor.ids.end)
-    if answers_nothing(row):
+    if begins_with_answer(row):
         raise refuse(
             "malformed-messages",
             f"{row.id}: the first turn is the assistant's, so that it answers nothing",

@@ -44,7 +44,7 @@ def build_ledgers(
     sources = {split: each.rows for split, each in rows.items()}
     shared = cross_split_findings(settings, sources, {split: parts[split] for split in rows})
     empty = empty_sides(settings, {split: parts[split] for split in _divided(settings)})
-    said = splits_in_words(settings.split, parts)
+    held_back = splits_in_words(settings.split, parts)
     made = {}
     for split, encoded in rows.items():
         ledger, findings = build_ledger(encoded, parts[split], split)
@@ -55,7 +55,7 @@ def build_ledgers(
         if split == "train" and not findings:
             findings = tuple(sources_that_give_nothing(settings.train, ledger.by_source))
         epoch = epoch_in_words(settings.train, ledger.by_source) if split == "train" else ""
-        ledger = replace(ledger, held_back=said.get(split, ""), epoch=epoch)
+        ledger = replace(ledger, held_back=held_back.get(split, ""), epoch=epoch)
         made[split] = SplitAudit(parts[split], ledger, findings, shared.get(split, ()))
     return made
 

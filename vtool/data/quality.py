@@ -72,11 +72,11 @@ def _shared_rows(
         for at, other in zip(shared[:LISTED].tolist(), places.tolist(), strict=False)
     ]
     more = [f"… and {len(shared) - LISTED:,} more"] if len(shared) > LISTED else []
-    said = f"data.{split}: {len(shared):,} of {len(mine):,} rows are also trained on:"
+    heading = f"data.{split}: {len(shared):,} of {len(mine):,} rows are also trained on:"
     refused = split == "test" and len(shared) > settings.max_overlap_rows
     yield Diagnostic(
         "rows-in-two-splits",
-        Lines.of(said, [*pairs, *more]),
+        Lines.of(heading, [*pairs, *more]),
         parameter="data.max_overlap_rows" if refused else f"data.{split}",
         severity="error" if refused else "warning",
     )
@@ -139,13 +139,13 @@ def _in_common(mine: NDArray[Any], others: NDArray[Any]) -> tuple[NDArray[Any], 
 def _of_text(
     split: str, rows: Rows, table: NDArray[np.void], but: Sequence[str]
 ) -> Iterator[Diagnostic]:
-    said: dict[str, list[str]] = {}
+    by_rule: dict[str, list[str]] = {}
     for place, trait in enumerate(TRAITS):
         at = np.flatnonzero(table["text_traits"] & (1 << place))
         if len(at) and trait.rule not in but:
             named = f"{len(at):,} {trait.words} ({_first(rows, table, at)})"
-            said.setdefault(trait.rule, []).append(named)
-    for rule, parts in said.items():
+            by_rule.setdefault(trait.rule, []).append(named)
+    for rule, parts in by_rule.items():
         yield Diagnostic(
             rule,
             f"data.{split}: of {len(table):,} rows, {'; '.join(parts)}",

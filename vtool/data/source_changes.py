@@ -48,11 +48,11 @@ def changed_sources(split: str, before: Marks, now: Marks) -> Iterator[Diagnosti
     ]
     if changes:
         more = len(changes) - _LISTED
-        said = f"data.{split}: what the rows are read from has changed since the run began:"
+        heading = f"data.{split}: what the rows are read from has changed since the run began:"
         listed = [*changes[:_LISTED], *([f"… and {more:,} more"] if more > 0 else [])]
         origin = Origin(next(iter(now), next(iter(before), "")))
         yield Diagnostic(
-            "source-changed", Lines.of(said, listed), parameter=f"data.{split}", origin=origin
+            "source-changed", Lines.of(heading, listed), parameter=f"data.{split}", origin=origin
         )
 
 

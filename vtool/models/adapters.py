@@ -182,8 +182,8 @@ def base_of_adapter(folder: Path) -> Path:
     except (OSError, ValueError, KeyError, TypeError) as error:
         message = f"{folder / CONFIG} cannot be read: {type(error).__name__} {error}"
         raise Findings(Diagnostic("model-does-not-load", message)) from error
-    beside = folder.parent / "base"
-    for base in (named, beside):
+    moved = folder.parent / "base"
+    for base in (named, moved):
         if (base / "config.json").exists():
             return base
     raise Findings(

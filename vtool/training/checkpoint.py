@@ -204,7 +204,7 @@ def _remove_older(folder: Path, snapshot: Snapshot, keep_last: int) -> None:
         flush(folder)
     except OSError as error:  # it is there, and whole: only its name might be lost with the power
         target = folder / checkpoint_name(snapshot.step)
-        say([Diagnostic("checkpoint-not-synced", f"{target}: {error.strerror}")])
+        print_findings([Diagnostic("checkpoint-not-synced", f"{target}: {error.strerror}")])
     best = ((snapshot.state.get("marks") or {}).get("best") or {}).get("step")
     for old in (each for each in checkpoints(folder)[:-keep_last] if step_of(each) != best):
         # What cannot be removed costs space, not the run; and what is half removed is no checkpoint
@@ -214,7 +214,7 @@ def _remove_older(folder: Path, snapshot: Snapshot, keep_last: int) -> None:
             shutil.rmtree(doomed)
 
 
-def say(findings: Iterable[Diagnostic]) -> None:
+def print_findings(findings: Iterable[Diagnostic]) -> None:
     """Print findings that end nothing."""
     for one in findings:
         print(f"{one.severity}[{one.rule} {one.code}]: {one.message}", file=sys.stderr)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
-from vtool.training.checkpoint import ALONE, Snapshot, save, say, share_of, write_share
+from vtool.training.checkpoint import ALONE, Snapshot, print_findings, save, share_of, write_share
 
 
 class Writer:
@@ -51,7 +51,7 @@ class Writer:
             if isinstance(raised, Findings) and _same_fault(raised, lost):
                 raise lost from raised
             if self._ranks.rank == 0:
-                say(lost.diagnostics)  # beside what is being raised
+                print_findings(lost.diagnostics)  # beside what is being raised
 
     def save(self, snapshot: Snapshot) -> None:
         """Write a checkpoint, or begin to; every rank calls it.

@@ -195,7 +195,7 @@ def start_ranks(
             # the ranks were stopped before their first step, or did not end in time
             if forward.first is not None:
                 raise _stopped(forward.first) from None
-            first, failure = min(error.failures.items(), key=lambda item: _guilt(item[1]))
+            first, failure = min(error.failures.items(), key=lambda item: _blame_order(item[1]))
             code = failure.exitcode
             how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
             found = tuple(others(first, how))
@@ -230,7 +230,7 @@ def _no_logs() -> Any:
     return NoLogs()
 
 
-def _guilt(failure: Any) -> tuple[int, int]:
+def _blame_order(failure: Any) -> tuple[int, int]:
     """Return a sort key that puts first the rank for which the others failed.
 
     A rank that was killed or has spoken comes before one that lost its peer, and that before one

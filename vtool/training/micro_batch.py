@@ -165,7 +165,7 @@ class _Layers:
         return again * self.length * self.hidden / by + kept * layer
 
 
-def say_state(run: Run, model: nn.Module, ranks: Ranks) -> None:
+def print_state(run: Run, model: nn.Module, ranks: Ranks) -> None:
     """Print, on rank 0, what each rank keeps from step to step, before anything of it is there.
 
     Nothing is said of megatron-core, whose layouts are not planned.

@@ -32,7 +32,7 @@ from vtool.training.base import keep_base
 from vtool.training.best import check_metrics
 from vtool.training.extend import Extension, plan_extension, record_extension
 from vtool.training.kept_processor import record_processor, take_processor
-from vtool.training.micro_batch import choose_micro_batch, say_state
+from vtool.training.micro_batch import choose_micro_batch, print_state
 from vtool.training.model_and_engine import build_trained_model, check_engine
 from vtool.training.modeling import keep_class
 from vtool.training.own_folder import write_atomically
@@ -107,7 +107,7 @@ def set_up_run(
     if start.checkpoint is None or run.lora is not None:
         check_same_model(model, ranks, weights)
     run = choose_micro_batch(run, model, ledgers["train"], ranks)
-    say_state(run, model, ranks)
+    print_state(run, model, ranks)
     with working("building the engine"):
         session = Session.open(
             run,

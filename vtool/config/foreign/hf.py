@@ -62,7 +62,7 @@ def read_hf(path: Path, trainer: Trainer, *, read_environment: bool = True) -> R
         given, places, processes = read_script(path, trainer)
     _refuse_megatron(given, places, trainer)
     unknown = list(_unknown(given, places, trainer))
-    given, places = _in_words_of_today(given, places, trainer)
+    given, places = _with_current_names(given, places, trainer)
     theirs = Theirs(given, places)
     theirs.values["kind"] = "sft"
     translation = _Translation(theirs, trainer, path.stem, processes)
@@ -402,7 +402,7 @@ def _unknown(
         )
 
 
-def _in_words_of_today(
+def _with_current_names(
     given: Mapping[str, Any], places: Mapping[str, Place], trainer: Trainer
 ) -> tuple[dict[str, Any], dict[str, Place]]:
     """Return settings with words of earlier releases by those that mean the same now.

@@ -42,7 +42,7 @@ def read_script(
     inside = found = False
     last: str | None = None
     for number, line in enumerate(text.splitlines(), 1):
-        goes_on = line.rstrip().endswith("\\")
+        continued = line.rstrip().endswith("\\")
         words = _words(line)
         if set_to := _PROCESSES.search(line.partition(" #")[0]):
             processes = int(set_to[1])
@@ -69,14 +69,14 @@ def read_script(
                 before = given[last]
                 several = before if isinstance(before, list) else [before]
                 given[last] = _value(word) if before is True else [*several, _value(word)]
-        inside = goes_on
+        inside = continued
     given = {key: None if _of_a_variable(value) else value for key, value in given.items()}
     if not found:
         message = f"{name} does not call `{' '.join(trainer.command)}`"
         help = "give a YAML file, or a script that starts the trainer by its command"
         raise Findings(Diagnostic("unknown-recipe", message, help), fatal=True)
-    if processes is None and (said := _of_launch_file(text, path)):
-        processes, places[PROCESSES] = said
+    if processes is None and (launch := _of_launch_file(text, path)):
+        processes, places[PROCESSES] = launch
     return given, places, processes
 
 

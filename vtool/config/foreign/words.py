@@ -324,7 +324,7 @@ WORDS: Mapping[str, Word] = {
 }
 
 
-def said_here(word: str) -> str | None:
+def counterpart_of(word: str) -> str | None:
     """Return how a word of other trainers is said here; None for one that is not known."""
     if (known := WORDS.get(word)) is None:
         titles = [trainer.title for trainer in TRAINERS.values() if word in trainer.fields]

@@ -20,7 +20,7 @@ IGNORED_SETTING = Rule(
 
 
 @settings_rule(IGNORED_SETTING)
-def rows_beside_tokens(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+def micro_batch_size_with_packing(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """data.micro_batch_size is not written beside packing, which does not read it.
 
     One in the recipe that packing is switched on for is let be: it is there for runs without, and
@@ -45,7 +45,7 @@ def rows_beside_tokens(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 
 
 @settings_rule(IGNORED_SETTING)
-def range_that_is_not_used(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+def unused_sixteen_bit_range(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """A range of values is of use only where they are scaled."""
     name = "data.image.sixteen_bit_range"
     if run.data.image.sixteen_bit_range is not None and run.data.image.sixteen_bit == "refuse":
@@ -182,7 +182,7 @@ def groups_of_frozen_parts(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 
 
 @settings_rule(IGNORED_SETTING)
-def end_of_a_fall_that_is_none(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+def min_lr_ratio_of_constant_schedule(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """A learning rate that stays has no lowest value."""
     name = "optim.min_lr_ratio"
     if run.optim.schedule == "constant" and (origin := origins.of(name)):

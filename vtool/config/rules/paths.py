@@ -44,7 +44,7 @@ def _missing(
             if path.is_absolute()
             else f"{name}: {given} {what} (looked for {path.absolute()})"
         ),
-        _at_recipe(path, written) or _beside(path) or help,
+        _at_recipe(path, written) or _similar_names(path) or help,
         name,
         written,
     )
@@ -69,15 +69,13 @@ def _why_missing(path: Path) -> str:
     return "is not there"
 
 
-def _beside(path: Path) -> str | None:
+def _similar_names(path: Path) -> str | None:
     """Return a question about files with a similar name in the same folder."""
     try:
-        beside = [each.name for each in path.parent.iterdir()] if not os.path.exists(path) else []
+        names = [each.name for each in path.parent.iterdir()] if not os.path.exists(path) else []
     except (OSError, ValueError):
         return None
-    return did_you_mean(
-        [str(path.with_name(name)) for name in near(path.name, beside) if path.name]
-    )
+    return did_you_mean([str(path.with_name(name)) for name in near(path.name, names) if path.name])
 
 
 @settings_rule(PATH_NOT_FOUND)

@@ -163,12 +163,12 @@ def _check_name(file: Path, kind: Kind) -> None:
     Raises:
         Findings: `broken-row`, with how to read it.
     """
-    said = _KINDS.get(file.suffix)
-    if said in (None, kind):
+    by_name = _KINDS.get(file.suffix)
+    if by_name in (None, kind):
         return
-    if said != "json":
+    if by_name != "json":
         raise broken(
-            file, f"is not {_NAMES[said]}, as its name says", "it may be cut off: copy it again"
+            file, f"is not {_NAMES[by_name]}, as its name says", "it may be cut off: copy it again"
         )
     own = next(suffix for suffix, each in _KINDS.items() if each == kind)
     converted = shlex.quote(str(file.with_name(f"{file.stem}-lines.jsonl")))
