@@ -7,7 +7,7 @@ brackets its 95 % interval (bootstrap).
 
     watched     steps that are looked at: the first is left out, which also computes rows alone
     first       that first step, once: with rows computed alone
-    afterwards  only the ledger goes on
+    afterwards  only the ledger continues
     again       the plain session against itself: a cost below its interval has not been seen
 
 Then one process reads tokens against a head of 151,936 ids of width 896 (Qwen2.5's), on one thread:

@@ -172,7 +172,7 @@ def test_a_run_has_its_recipes_name_unless_it_says_otherwise(tmp_path: Path) -> 
 
 
 class TestOwnRecipes:
-    """A YAML file anywhere, which may extend shipped recipes and the files beside it."""
+    """A YAML file anywhere, which may extend shipped recipes and the files next to it."""
 
     def test_extends_a_shipped_recipe(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

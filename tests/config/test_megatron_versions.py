@@ -1,6 +1,6 @@
 """Fields of megatron-core's DDP config, by release:
 
-the table, the installed package, and what is said of fields that it lacks.
+the table, the installed package, and what is reported of fields that it lacks.
 """
 
 import json

@@ -20,7 +20,7 @@ from vtool.diagnostics import RULES, Diagnostic, Findings, Rule
 
 # Examples that are the text of a recipe; the others are what is typed, a command or its arguments.
 TEXTS = ("bad-yaml", "bad-defaults-list")
-# Found by what is installed beside it.
+# Found by what is installed with it.
 ELSEWHERE = ("not-in-megatron-core",)
 TYPED = [RULES[name] for name in RECIPE_RULES if name not in (*TEXTS, *ELSEWHERE)]
 

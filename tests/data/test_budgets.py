@@ -1,4 +1,4 @@
-"""Token budgets: the fill that is told is the one that a run has."""
+"""Token budgets: the fill that is reported is the one that a run has."""
 
 import numpy as np
 import pytest

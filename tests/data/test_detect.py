@@ -109,9 +109,9 @@ def test_data_sets_of_llama_factory_are_found_by_name(tmp_path: Path) -> None:
     info.write_text(json.dumps({"mine": {"file_name": "odd.jsonl"}}))
     for path in (tmp_path, info):
         assert getattr(detect(str(path)), "dataset", None) == "mine"
-    beside = uncertain(tmp_path / "odd.jsonl")
-    assert beside.help is not None
-    assert f"{{format: llama_factory, path: {info}, dataset: mine}}" in beside.help
+    refused = uncertain(tmp_path / "odd.jsonl")
+    assert refused.help is not None
+    assert f"{{format: llama_factory, path: {info}, dataset: mine}}" in refused.help
     info.write_text(json.dumps({"mine": {"file_name": "odd.jsonl"}, "other": {}}))
     assert "has 2 data sets: mine, other" in uncertain(info).message
 

@@ -79,7 +79,7 @@ def opened(entry: Any, folder: Path) -> tuple[Any, RowReader]:
 def test_what_is_another_once_its_files_are_moved_is_marked_as_a_place(
     entry: Any, tmp_path: Path
 ) -> None:
-    """A run goes on with rows that lie elsewhere."""
+    """A run resumes with rows that lie elsewhere."""
     before, now = (opened(entry, tmp_path / name)[1].describe() for name in ("before", "now"))
     assert {name for name in before if before[name] != now[name]} <= PLACES
     assert before.keys() == now.keys()

@@ -162,7 +162,7 @@ def test_a_run_whose_test_rows_are_trained_on_does_not_start(tmp_path: Path) -> 
 
 
 def outside(folder: Path) -> tuple[str, Path]:
-    """A folder of rows with one picture in it, one beside it, and a link from it to that one."""
+    """A folder of rows with one picture in it, one next to it, and a link from it to that one."""
     own, other = folder / "own", folder / "other"
     own.mkdir()
     other.mkdir()

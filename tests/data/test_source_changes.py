@@ -1,4 +1,4 @@
-"""Files of rows that change while a run goes on."""
+"""Files of rows that change during a run."""
 
 import os
 from pathlib import Path

@@ -51,7 +51,7 @@ def mapped(folder: Path, name: str, dtype: str = "float32") -> Any:
 
 
 def same(one: nn.Module, other: nn.Module) -> bool:
-    """Tell whether names, dtypes and bits are the same, of parameters and of all buffers."""
+    """Return whether names, dtypes and bits are the same, of parameters and of all buffers."""
 
     def tensors(model: nn.Module) -> dict[str, Tensor]:
         return {**dict(model.named_parameters()), **dict(model.named_buffers())}

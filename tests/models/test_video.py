@@ -194,7 +194,7 @@ def test_a_folder_without_settings_of_videos_has_those_of_its_images(tmp_path: P
 def reference(
     folder: Path, asked: list[dict[str, Any]], sampled: list[dict[str, Any]]
 ) -> list[list[int]]:
-    """Ask this vtool's own transformers, in an interpreter that has torchvision beside it."""
+    """Ask this vtool's own transformers, in an interpreter that has torchvision too."""
     interpreter = os.environ.get("VTOOL_VLLM_PYTHON")
     if not interpreter:
         pytest.skip(

@@ -1,4 +1,4 @@
-"""Ranks that see different model folders are told, on every engine, before any weight is mixed."""
+"""Ranks that see other model folders are reported, on every engine, before any weight is mixed."""
 
 import json
 import shutil

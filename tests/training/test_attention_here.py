@@ -1,4 +1,4 @@
-"""Problems of `model.attention` are told by name, before rows are read."""
+"""Problems of `model.attention` are reported by name, before rows are read."""
 
 import sys
 from pathlib import Path

@@ -118,7 +118,7 @@ def test_a_rank_holds_no_more_than_a_file_and_a_tensor_at_once(tmp_path: Path) -
 
 
 def failing(ranks: Ranks, folder: Path, asynchronous: bool, full: int) -> list[str]:
-    """Write a checkpoint, and then one while the disk of a rank is full; return what is said."""
+    """Write a checkpoint, then one while the disk of a rank is full; return what is reported."""
     checkpoint_files.FILE_BYTES = 4 * 400
     with Writer(folder, 2, asynchronous=asynchronous, ranks=ranks) as writer:
         writer.save(snapshot(1, ranks.rank))

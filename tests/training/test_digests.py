@@ -76,7 +76,7 @@ def test_damage_in_another_ranks_share_is_reported_by_all(written: Path, tmp_pat
 
 
 def test_what_one_rank_alone_cannot_read_is_no_damage(written: Path) -> None:
-    """A run does not go on from an older checkpoint because one node has lost its disk."""
+    """A run does not resume from an older checkpoint because one node has lost its disk."""
     reports = run_ranks(look, 2, written, 1)
     for each, _ in reports:
         assert each.startswith("corrupt-checkpoint: ")

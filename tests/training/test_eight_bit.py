@@ -105,9 +105,9 @@ def test_a_code_is_that_of_the_nearest_number(signed: bool) -> None:
     """At what a code stands for, half-way between two, and a bit to each side of both."""
     table = eight_bit.table_of(signed)
     edges = torch.cat((table, (table[1:] + table[:-1]) / 2, torch.tensor([-1.0, 0.0, 1.0])))
-    beside = [edges.nextafter(torch.full_like(edges, towards)) for towards in (-2.0, 2.0)]
+    neighbours = [edges.nextafter(torch.full_like(edges, towards)) for towards in (-2.0, 2.0)]
     random = torch.rand(2**16, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    numbers = torch.cat((edges, *beside, random, random**9)).clamp(-1, 1)
+    numbers = torch.cat((edges, *neighbours, random, random**9)).clamp(-1, 1)
     codes = eight_bit.codes_of(numbers, table).long()
     assert codes.unique().numel() == 256
     exact = (numbers.double()[:, None] - table.double()).abs()

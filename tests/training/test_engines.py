@@ -60,7 +60,7 @@ def train_all(ranks: Ranks, runs: Sequence[Request]) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs that begin with 2 ranks of an engine, go on after step 2 on another number or another
+    """Runs that begin with 2 ranks of an engine, resume after step 2 on another number or another
     engine, and after step 4 again.
     """
     made = tmp_path_factory.mktemp("engines")

@@ -1,4 +1,4 @@
-"""Runs that go on to a later end: the steps are the same rows, at a rate that is told."""
+"""Runs that continue to a later end: the steps are the same rows, at a rate that is reported."""
 
 import json
 from pathlib import Path

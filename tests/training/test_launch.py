@@ -43,13 +43,13 @@ def _ask_for_patience(rank: int, made: Request, folder: Path) -> None:
         "MASTER_PORT": (folder / "port").read_text(),
     }
 
-    def tell(_request: Request, ranks: Ranks) -> None:
+    def report(_request: Request, ranks: Ranks) -> None:
         group = dist.distributed_c10d._get_default_group()
         (folder / f"{ranks.rank}.pkl").write_bytes(
             pickle.dumps(group._get_backend(torch.device("cpu")).options._timeout)
         )
 
-    launch.train = tell  # type: ignore[assignment]
+    launch.train = report  # type: ignore[assignment]
     launch.run_rank(made, Ranks(rank, 2, rank, 2))
     os._exit(0)
 

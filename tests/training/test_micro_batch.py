@@ -155,8 +155,8 @@ def test_the_estimate_of_the_head_is_the_peak_of_its_loss(
         nll.backward()
     found = tracker.get_tracker_snapshot("peak")
     peak = sum(kinds["Total"] for kinds in found.values())
-    beside = weight.nbytes + hidden.nbytes
-    assert bytes_of_head(run, config, 1024) == pytest.approx(peak - beside, rel=0.2)
+    given = weight.nbytes + hidden.nbytes
+    assert bytes_of_head(run, config, 1024) == pytest.approx(peak - given, rel=0.2)
     assert bytes_of_head(run, config, 1024, whole_logits=True) == 12 * 1024 * 5000
 
 

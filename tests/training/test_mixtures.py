@@ -1,4 +1,4 @@
-"""Runs from several sources, with rows held back: what each gave, how it scores, and going on."""
+"""Runs from several sources, with rows held back: what each gave, how it scores, and resuming."""
 
 import json
 import re

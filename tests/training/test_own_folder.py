@@ -1,4 +1,4 @@
-"""A run starts in an empty folder, or goes on in its own; nobody else's files are touched."""
+"""A run starts in an empty folder, or resumes in its own; nobody else's files are touched."""
 
 import json
 import os

@@ -199,7 +199,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def trained(folder: Path) -> Path:
-    """A run of 5 steps, `straight`, and `resumed`, which goes on from its step 2."""
+    """A run of 5 steps, `straight`, and `resumed`, which resumes from its step 2."""
     more = ("checkpoint={every_steps:1,keep_last:9}", "optim.lr=1e-2", "device.threads=1")
     finished(Ranks(), run_of(folder, "straight", NF4, *more))
     after = f"checkpoint.resume={folder / 'straight/checkpoints/step-000002'}"
@@ -248,7 +248,7 @@ def test_what_is_merged_is_the_unpacked_base_with_the_adapter(trained: Path) -> 
 
 @pytest.mark.full
 def test_merged_and_opened_again_it_computes_what_was_trained(trained: Path) -> None:
-    """And beside the folder's own weights, of which the run says it, it does not."""
+    """With the folder's own weights, which the run names, it does not."""
     merged, _ = export_run(trained / "straight", trained / "elsewhere", merge=True)
     resumed = run_of(trained, "straight", NF4, "checkpoint={every_steps:1,keep_last:9}")
     engine = session(resumed)[0].engine
@@ -259,9 +259,9 @@ def test_merged_and_opened_again_it_computes_what_was_trained(trained: Path) -> 
                 one.copy_(adapter[name])
     live = logits_of(trained, engine.module.eval())
     whole = logits_of(trained, load_model(merged, "qwen2_5_vl", torch.float32, "sdpa").eval())
-    beside = logits_of(trained, load_exported(trained / "straight"))
+    opened = logits_of(trained, load_exported(trained / "straight"))
     assert float((whole - live).abs().max()) <= 1e-5 * float(live.abs().max())
-    assert float((beside - live).abs().max()) <= 1e-5 * float(live.abs().max())
+    assert float((opened - live).abs().max()) <= 1e-5 * float(live.abs().max())
     (trained / "straight/export" / nf4.RECORD).rename(trained / "hidden")
     try:
         wrong = logits_of(trained, load_exported(trained / "straight"))

@@ -91,7 +91,7 @@ def start_and_wait_for(
 
 
 def kill(process: subprocess.Popen[str]) -> None:
-    """`kill -9` of a run and of its ranks: nothing is flushed, nothing is said."""
+    """`kill -9` of a run and of its ranks: nothing is flushed, nothing is printed."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     for pid in (process.pid, *map(int, children)):
         os.kill(pid, signal.SIGKILL)

@@ -76,7 +76,7 @@ def test_settings_that_change_no_number_may_differ(rows: Path) -> None:
 
 @pytest.mark.full
 def test_a_step_may_be_cut_into_other_micro_batches_when_a_run_resumes(rows: Path) -> None:
-    """A run that goes on with another engine needs this: its losses are equal but for rounding."""
+    """A run that resumes with another engine needs this: its losses are equal but for rounding."""
     start(rows)
     folder = rows.parent / "run"
     losses = [line["loss"] for line in read_lines(folder / "metrics.jsonl") if "loss" in line]
@@ -469,7 +469,7 @@ def test_a_checkpoint_that_is_none_is_refused(rows: Path) -> None:
 
 @pytest.mark.full
 def test_a_setting_that_has_since_been_added_had_its_default(rows: Path) -> None:
-    """A run that an older vtool began goes on; with another value it is another run."""
+    """A run that an older vtool began resumes; with another value it is another run."""
     start(rows)
     (rows.parent / "run/result.json").unlink()
     config = rows.parent / "run/config.yaml"

@@ -107,7 +107,7 @@ def state(opened: Session, part: str) -> dict[str, torch.Tensor]:
 
 
 def tower_over_steps(ranks: Ranks, made: Request) -> list[bool]:
-    """Tell whether the tower's weights and optimizer state changed, step by step."""
+    """Return whether the tower's weights and optimizer state changed, step by step."""
     torch.set_num_threads(1)
     opened, progress = session(made, ranks)
     changed = []

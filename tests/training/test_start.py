@@ -1,4 +1,4 @@
-"""Differences between the settings of a run and those of the command that goes on with it."""
+"""Differences between the settings of a run and those of the command that resumes it."""
 
 import pytest
 

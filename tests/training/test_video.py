@@ -278,7 +278,7 @@ SPREAD = {
     ],
 )
 def test_two_ranks_are_as_one_also_where_one_has_text_alone(tmp_path: Path, name: str) -> None:
-    """A row with an image and a video, for which the tower runs once, beside three of text:
+    """A row with an image and a video, for which the tower runs once, with three of text:
 
     one rank has the dummy.
     """

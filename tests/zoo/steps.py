@@ -293,7 +293,7 @@ DEFECTS = (
     Defect(
         "optimizer-not-restored",
         "OpenNMT-py#617",
-        "A run that goes on begins with an empty optimizer state.",
+        "A resumed run begins with an empty optimizer state.",
         "resume-differs",
         RESUMED,
         "vtool.engines.common:TorchEngine.load_state",

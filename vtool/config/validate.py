@@ -60,7 +60,7 @@ def validate(composed: Composed) -> Checked:
     """Check the values against the schema: findings VT101 to VT105, all of them at once."""
     values, unset = _without_open(composed.values)
     schema = schema_of(values)
-    # nothing else can be said of settings of no known kind
+    # settings of no known kind have no other checks
     if "kind" in values and values["kind"] not in list(KINDS):
         return Checked(
             partial(schema, {}, [(name,) for name in schema.model_fields]),
@@ -279,7 +279,7 @@ def _echoes(error: ErrorDetails) -> bool:
 
 
 def _tag(error: ErrorDetails) -> str:
-    """The setting that tells the members of a union apart."""
+    """The setting that distinguishes the members of a union."""
     return str(error["ctx"]["discriminator"]).strip("'")
 
 

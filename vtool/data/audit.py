@@ -30,7 +30,7 @@ ROW_RULES = (
     "control-token-in-text",
     "unstable-template",
 )
-"""The rules that every row is held to."""
+"""The rules that every row is checked by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +244,7 @@ def ledger_checks(ledgers: Iterable[Ledger]) -> dict[str, str]:
 
 
 def warnings(ledger: Ledger, run: Run, split: str) -> Iterator[Diagnostic]:
-    """Yield warnings and notes: what may be meant, and is said before it costs anything."""
+    """Yield warnings and notes: what may be intended, and is reported before it costs anything."""
     allowed = len(ledger.dropped) <= run.data.max_dropped_rows
     for rule, count in ledger.dropped_by_rule.items() if allowed else ():
         messages = [entry.message for entry in ledger.dropped if entry.rule == rule]

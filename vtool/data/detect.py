@@ -19,7 +19,7 @@ from vtool.diagnostics import Diagnostic, Findings, Origin
 LOOKED_AT = 100
 """The rows at the beginning that are looked at, of each file of a folder."""
 _OF_SWIFT = {"response", "conversation"}
-"""Keys of ms-swift's other shapes: beside `messages`, a row has two."""
+"""Keys of ms-swift's other shapes: with `messages` too, a row has two."""
 _PACKED = "a list of rows: unpack it, a row each"
 
 
@@ -149,7 +149,7 @@ def _first(records: Records) -> list[int]:
 
 
 def _fitting(record: Mapping[str, Any]) -> list[str]:
-    """Return the formats that a row fits; messages with what ms-swift says beside are its own."""
+    """Return the formats that a row fits; messages with keys of ms-swift's are ms-swift's."""
     fitting = [layout.format for layout in LAYOUTS if layout.fits(record)]
     if "swift" in fitting and not _OF_SWIFT & record.keys():
         return [name for name in fitting if name != "messages"]
@@ -201,7 +201,7 @@ def _of_info(path: str) -> Source:
 
 
 def _in_info(path: Path) -> str | None:
-    """Return the entry to write where a `dataset_info.json` beside a file names it."""
+    """Return the entry to write where a `dataset_info.json` next to a file names it."""
     info = path.parent / INFO
     try:
         entries = read_info(info) if info.is_file() else {}

@@ -14,7 +14,7 @@ from vtool.diagnostics import Diagnostic
 from vtool.models.processor import Processor
 
 RULE = "labels-differ-from-answers"
-# templates put lines between these and what is beside them: <think>
+# templates put lines between these and what is next to them: <think>
 _TAG = re.compile(r" ?(<[^<> ]+>) ?")
 
 

@@ -68,7 +68,7 @@ def find_near(rows: Mapping[str, Rows], audits: Mapping[str, RowAudits]) -> Near
     for split, audit in audits.items():
         begins[split] = len(places)
         for index, digest in audit.usable[["index", "digest"]].tolist():
-            if digest in seen:  # that it is there twice is told without this
+            if digest in seen:  # that it is there twice is reported elsewhere
                 continue
             seen.add(digest)
             runs = _runs_of(rows[split], index)

@@ -17,11 +17,11 @@ from vtool.diagnostics.printable import Lines
 LISTED = 20
 """Rows that a finding names where each counts; a note names three."""
 _FEW = 20
-"""Rows below which nothing is said of how often an answer comes."""
+"""Rows below which it is not reported how often an answer comes."""
 _MUCH = 1.25
-"""Times the longest row, or the shortest, from which on another length is told."""
+"""Times the longest row, or the shortest, from which on another length is reported."""
 _BY_CHANCE = 1e-4
-"""The chance at which lengths that a split does not have are told."""
+"""The chance at which lengths that a split does not have are reported."""
 
 
 def split_findings(

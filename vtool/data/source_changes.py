@@ -1,4 +1,4 @@
-"""Changes of the files that rows are in, while a run goes on."""
+"""Changes of the files that rows are in, during a run."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,7 +30,7 @@ def _marks(path: Path) -> Iterator[tuple[Path, tuple[int, int]]]:
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    if (path / STATE).is_file():  # `datasets` keeps files of its own beside those
+    if (path / STATE).is_file():  # `datasets` keeps files of its own next to those
         return saved_files(path)
     return sorted(each for each in path.iterdir() if is_rows_file(each))
 

@@ -340,8 +340,8 @@ def _on_npu(
     """Compute rows [B, N, S, D] on an NPU.
 
     Args:
-        mask: as of `to_npu_dense`. Without one attention is causal, of which the operator must be
-            told: it takes None for no mask at all.
+        mask: as of `to_npu_dense`. Without one attention is causal, which the operator is told
+            explicitly: to it, None is no mask at all.
     """
     import torch_npu  # type: ignore[import-not-found]
 

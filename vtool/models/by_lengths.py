@@ -106,7 +106,7 @@ def by_varlen(query: Tensor, key: Tensor, value: Tensor, spans: Spans, form: For
 def varlen_arguments() -> frozenset[str]:
     """Return the names of what torch's `varlen_attn` takes; none where torch has no such function.
 
-    torch 2.13 has to be told of heads that share keys (`enable_gqa`). 2.11 need not be, and 2.10
+    torch 2.13 needs `enable_gqa` for heads that share keys. 2.11 does not need it, and 2.10
     has no windows.
     """
     try:

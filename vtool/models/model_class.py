@@ -125,7 +125,7 @@ def _imported(file: Path, package: str) -> ModuleType:
     assert spec is not None, "it ends with .py"
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    # behind all others: files that lie beside it hide no package
+    # behind all others: files that lie next to it hide no package
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))
     try:

@@ -320,7 +320,7 @@ def passed_over(damaged: Sequence[Diagnostic], more: str = "") -> tuple[Diagnost
 def best_before(
     checkpoint: Path, digests: Digests = digest_here
 ) -> tuple[Path | None, list[Diagnostic]]:
-    """Return the best checkpoint of a run, as one of it that is whole tells.
+    """Return the best checkpoint of a run, as one of its whole checkpoints names it.
 
     Returns:
         None where none was kept as the best, or where that one is damaged: with a finding then.

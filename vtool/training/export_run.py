@@ -42,7 +42,7 @@ def export_run(path: Path, output: Path | None = None, *, merge: bool = False) -
     """Write a run's checkpoint as a Hugging Face folder; return the folder and the step.
 
     It is the best one, where `checkpoint.keep_best` keeps it, or else the newest that is whole; a
-    newer one that is not is said.
+    newer one that is not is reported.
 
     A run with adapters gives the adapter in peft's format; with `merge`, a whole model, each weight
     being base + scale · B · A. A base that was trained in NF4 is merged as that.

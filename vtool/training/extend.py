@@ -1,4 +1,4 @@
-"""A run that goes on beyond the end that it was planned with (`checkpoint.resume=extend`)."""
+"""A run that continues beyond the end that it was planned with (`checkpoint.resume=extend`)."""
 
 import json
 from collections.abc import Mapping

@@ -44,7 +44,7 @@ def finish(
     Where the best checkpoint is kept, all of them are of its weights.
 
     Args:
-        more: rules that the run is held to besides those of every run.
+        more: rules that the run is checked by in addition to those of every run.
         found: findings of the run that did not end it.
 
     Returns:

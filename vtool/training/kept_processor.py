@@ -1,6 +1,6 @@
 """The processor that a run began with: every file of `processor/`, digested.
 
-It has the model's config and token ids too: another activation, mean or id would go on with other
+It has the model's config and token ids too: another activation, mean or id would resume with other
 numbers, and no error.
 """
 

@@ -64,7 +64,7 @@ def set_up_run(
     run = _with_workers(request.run, ranks)
     check_engine(run, ranks)
     check_attention(run, ranks)
-    # what stands against it is told before rows are read
+    # what stands against it is reported before rows are read
     model_class(run.model.family, run.model.modeling)
     with working("opening the rows"):
         sources = ranks.on_rank_zero(lambda: open_splits(run.data))
@@ -132,7 +132,7 @@ def set_up_run(
 def _with_workers(run: Run, ranks: Ranks) -> Run:
     """Return the run with `data.workers` set, where its recipe leaves that open.
 
-    On CUDA rows are encoded beside the training process, which queues kernels; a CPU that computes
+    On CUDA rows are encoded outside the training process, which queues kernels; a CPU that computes
     the model has no cores to spare, and what touches an NPU does not survive a fork.
     """
     if run.data.workers is not None:

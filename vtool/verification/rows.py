@@ -71,8 +71,8 @@ def audit_rows(
     """Encode and check every row of every split that a run names.
 
     Args:
-        row_names: rows to show beside the first ones: their names, as findings write them, or their
-            line numbers.
+        row_names: rows to show in addition to the first ones: their names, as findings write them,
+            or their line numbers.
         look: collect what a page shows.
         near: compare the rows' answers with each other.
 

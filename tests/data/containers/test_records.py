@@ -27,7 +27,7 @@ def test_a_folders_files_are_one_source_in_the_order_of_their_names(tmp_path: Pa
     write_rows(tmp_path / "b.jsonl", [chat("c", "3")])
     (tmp_path / "a.json").write_text(json.dumps([chat("a", "1"), chat("b", "2")]))
     (tmp_path / "notes.txt").write_text("no rows")
-    (tmp_path / "._a.jsonl").write_bytes(b"\0\x05\x16\x07")  # as macOS leaves it beside a copy
+    (tmp_path / "._a.jsonl").write_bytes(b"\0\x05\x16\x07")  # as macOS leaves it next to a copy
     (tmp_path / "loop").symlink_to(tmp_path)
     rows = open_rows("messages", tmp_path)
     assert [rows.row(n).messages[1]["content"] for n in range(3)] == ["1", "2", "3"]

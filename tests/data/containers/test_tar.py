@@ -1,4 +1,4 @@
-"""Rows of a tar: found by headers alone, each with the pictures beside it."""
+"""Rows of a tar: found by headers alone, each with the pictures next to it."""
 
 import io
 import json

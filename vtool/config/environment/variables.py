@@ -29,7 +29,7 @@ class Variable:
     otherwise: str
     """The effect of another value."""
     severity: Literal["error", "warning"]
-    """A warning where the value is replaced without a word, and the run goes on with another."""
+    """A warning where the value is silently replaced, and the run continues with another."""
 
 
 def _integer(low: int, high: int) -> Fits:
@@ -147,7 +147,7 @@ _ALLOCATOR: dict[str, tuple[str, Fits]] = {
         ("a value", bool),
     ),
 }
-# Keys that have no effect beside a value of another one.
+# Keys that have no effect with a value of another one.
 _IGNORED_BESIDE = {
     "segment_size_mb": ("page_size", "1g"),
     "large_segment_size_mb": ("page_size", "1g"),

@@ -1,4 +1,4 @@
-"""A recipe of another trainer's as a recipe of ours, in YAML, with their words beside it."""
+"""A recipe of another trainer's as a recipe of ours, in YAML, with their words next to ours."""
 
 import json
 from collections.abc import Iterator, Mapping

@@ -1,6 +1,6 @@
 """Recipes of TRL's, LLaMA-Factory's and ms-swift's SFT, translated to ours and checked.
 
-All three take the settings of transformers' Trainer, and their own beside them. A recipe is a YAML
+All three take the settings of transformers' Trainer, and their own in addition. A recipe is a YAML
 file, or a script that calls the trainer's command. Findings give places in it.
 """
 
@@ -357,7 +357,7 @@ _TOGETHER = (
     *("model", "model_name_or_path", "num_train_epochs", "max_steps"),
     *("warmup_ratio", "warmup_steps", "save_steps", "eval_steps"),
 )
-"""Words that mean something only beside others."""
+"""Words that mean something only with others."""
 _NOTHING_LOST = (
     *("logging_steps", "logging_first_step", "logging_strategy", "plot_loss", "do_train", "stage"),
     *("save_safetensors", "save_only_model", "ddp_timeout", "dataset_num_proc", "template"),
@@ -407,7 +407,7 @@ def _with_current_names(
 ) -> tuple[dict[str, Any], dict[str, Place]]:
     """Return settings with words of earlier releases by those that mean the same now.
 
-    They were found already; a recipe that is converted must not lose what they said.
+    They were found already; a recipe that is converted must not lose what they mean.
     """
     renamed = {
         name: now

@@ -81,7 +81,7 @@ def read_script(
 
 
 def _of_launch_file(text: str, script: Path) -> tuple[int, Place] | None:
-    """Return the processes that accelerate's file asks for, and where; None where none are said.
+    """Return the processes that accelerate's file asks for, and where; None where none are given.
 
     Its path is relative to the folder where the script is run: this one, or the script's own.
     """

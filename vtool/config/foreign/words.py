@@ -1,4 +1,4 @@
-"""Words of other trainers, and how each is said here: the one table of them.
+"""Words of other trainers, and the setting that each is here: the one table of them.
 
 `vtool explain` knows them, a message about an unknown setting does, and `validate-config --from`
 translates by them. Which trainer has which word is in `trainer_fields.json`, read from its own
@@ -325,7 +325,7 @@ WORDS: Mapping[str, Word] = {
 
 
 def counterpart_of(word: str) -> str | None:
-    """Return how a word of other trainers is said here; None for one that is not known."""
+    """Return what a word of other trainers is here; None for one that is not known."""
     if (known := WORDS.get(word)) is None:
         titles = [trainer.title for trainer in TRAINERS.values() if word in trainer.fields]
         return f"`{word}` of {' and '.join(titles)} has no setting here" if titles else None

@@ -156,7 +156,7 @@ def folder_of_weights(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     ),
 )
 def two_starts(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """A run begins with weights, or goes on from a checkpoint of another."""
+    """A run begins with weights, or resumes from a checkpoint of another."""
     resume = run.checkpoint.resume
     if run.train.source is not None and resume not in OF_ITS_OWN:
         yield Diagnostic(

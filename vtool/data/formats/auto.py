@@ -1,4 +1,4 @@
-"""Rows whose layout is found from the first of them, and said; what is not certain is refused."""
+"""Rows whose layout is found from the first of them; what is not certain is refused."""
 
 from typing import Any, ClassVar, Self
 

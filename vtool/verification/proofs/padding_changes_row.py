@@ -1,4 +1,4 @@
-"""Proof that a row's logits do not depend on the padding beside it."""
+"""Proof that a row's logits do not depend on the padding next to it."""
 
 from vtool.diagnostics import Rule
 from vtool.verification.proofs.proof import (

@@ -1,4 +1,4 @@
-"""Proof that a run that goes on from a checkpoint is the run that was never stopped."""
+"""Proof that a run that resumes from a checkpoint is the run that was never stopped."""
 
 from vtool.diagnostics import Rule
 from vtool.verification.proofs.proof import (
