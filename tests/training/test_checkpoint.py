@@ -183,7 +183,7 @@ def test_a_manifest_names_only_files_next_to_it(tmp_path: Path) -> None:
     path = save(tmp_path, snapshot(3), keep_last=2)
     manifest = json.loads((path / "manifest.json").read_text())
     (path / "manifest.json").write_text(json.dumps({**manifest, "../secret": {}}))
-    assert "not a file beside it" in str(damage(path))
+    assert "not a file next to it" in str(damage(path))
 
 
 def test_a_checkpoint_under_another_steps_name_is_not_that_steps(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_a_constant_rate_continues_as_if_the_end_had_always_been_there(
     done = start(rows, "run", *constant, "train.steps=5", "checkpoint.resume=extend")
     assert (done.status, done.step) == ("finished", 5)
     out = capsys.readouterr().out
-    assert "extended from 2 to 5 steps: the learning rate goes on at 0.001 (constant)" in out
+    assert "extended from 2 to 5 steps: the learning rate continues at 0.001 (constant)" in out
     start(rows, "straight", *constant, "train.steps=5")
     whole = rows.parent / "straight"
     assert steps(rows.parent / "run", "loss") == steps(whole, "loss")

@@ -153,6 +153,6 @@ def test_convolutions_and_states_that_continue_into_the_next_document_are_refuse
     folder: Path,
 ) -> None:
     with pytest.raises(
-        Findings, match=r"not-built-on-engine.*qwen3_5 go on from one document into the next"
+        Findings, match=r"not-built-on-engine.*qwen3_5 continue from one document into the next"
     ):
         made_run(folder, "ddp", "float32", None, "model.family=qwen3_5", *PACKED)

@@ -241,7 +241,7 @@ def test_every_family_trains_on_them_and_all_its_gradients_are_finite(
 def test_packed_they_are_rows_of_their_own(tmp_path: Path, name: str) -> None:
     if name == "qwen3_5":
         pytest.skip(
-            "not run: its states go on from one document into the next, which a rule refuses"
+            "not run: its states continue from one document into the next, which a rule refuses"
         )
     given = (f"model.family={name}", "model.dtype=float64", "train={steps:1,epochs:null}")
     packing = ("data.packing=token_budget", "data.micro_batch_tokens=400")

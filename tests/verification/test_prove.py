@@ -224,7 +224,7 @@ def test_a_run_that_resumes_from_another_step_takes_other_rows_and_is_reported(
     proof = resume_differs.compute(context(tmp_path))
     assert proof.state == "failed"
     assert proof.finding is not None
-    assert "goes on from step 0" in proof.finding.message
+    assert "resumes from step 0" in proof.finding.message
 
 
 class TestTolerance:

@@ -354,7 +354,7 @@ def _no_such_file(error: MissingConfigException, sources: Sequence[RecipeSource]
         message = f"the defaults list names `{choice}`, and there is no such recipe"
         help = (
             did_you_mean(near(choice, recipe_names()))
-            or f"recipes to extend are {', '.join(recipe_names())}, and the files beside this one"
+            or f"recipes to extend are {', '.join(recipe_names())}, and the files next to this one"
         )
         return _refused("unknown-recipe", message, help, origin, sources)
     groups = sorted(folder.name for folder in share("configs").iterdir() if folder.is_dir())

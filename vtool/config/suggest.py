@@ -106,7 +106,7 @@ def meant_key(spot: Spot) -> str:
 
 
 def _of_another_trainer(spot: Spot) -> str | None:
-    """Return what a key of other trainers is here, where its name does not show that."""
+    """Return the setting here for a key of other trainers, where its name does not show it."""
     key = spot.keys[-1]
     word = WORDS.get(key)
     if word is None or spot.root is not Run or (word.ours or "").rpartition(".")[2] == key:

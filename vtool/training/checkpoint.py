@@ -276,7 +276,7 @@ def _damaged_files(
     """Yield which files are not those that were written."""
     for name, written in manifest.items():
         if Path(name).name != name:
-            yield f"{MANIFEST} names {name!r}, which is not a file beside it"
+            yield f"{MANIFEST} names {name!r}, which is not a file next to it"
         if (size := (checkpoint / name).stat().st_size) != written["bytes"]:
             yield f"{name} has {size} bytes; {written['bytes']} were written"
     found = digests([checkpoint / name for name in manifest])

@@ -31,7 +31,7 @@ class Extension:
         """Describe the change of the run's length and schedule, for its first lines."""
         prefix = f"extended from {self.planned_steps} to {self.steps} steps: "
         if self.rate == self.planned_rate:
-            return f"{prefix}the learning rate goes on at {self.rate:.3g} ({optim.schedule})"
+            return f"{prefix}the learning rate continues at {self.rate:.3g} ({optim.schedule})"
         before = "had ended at" if self.after_step >= self.planned_steps else "would have had"
         return (
             f"{prefix}{optim.schedule} is planned anew over all of them, so the learning rate of"

@@ -101,9 +101,9 @@ def check_place(folder: Path) -> None:
         if part in _FOLDERS and has_marker(outer):
             message = (
                 f"{folder.absolute()} lies in {part}/ of the run in {outer}, which that run"
-                " replaces or empties as it goes on"
+                " replaces or empties as it continues"
             )
-            help = "choose a folder beside that run's: run.dir=FOLDER"
+            help = "choose a folder next to that run's: run.dir=FOLDER"
             raise Findings(Diagnostic("run-folder-taken", message, help, "run.dir"))
     if folder.is_symlink() and not folder.exists():
         problem = f"is a link to {os.readlink(folder)}, which is not there"

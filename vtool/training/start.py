@@ -139,8 +139,7 @@ def _find_start(
                 f" checkpoint.resume names {resume}"
             )
             remedy = (
-                "leave checkpoint.resume out to go on with this run, or begin another:"
-                " run.name=NAME"
+                "leave checkpoint.resume out to resume this run, or begin another: run.name=NAME"
             )
             raise Findings(
                 Diagnostic("run-folder-taken", message, help=remedy, parameter="checkpoint.resume")
@@ -358,7 +357,7 @@ def _not_resumed(found: Path, changed: list[str], run: Run) -> Diagnostic:
     return Diagnostic(
         "run-folder-taken",
         Lines.of(f"{found} is of a run with other settings:", changed),
-        "checkpoint.resume goes on with the settings that the run had; to begin with its weights"
+        "checkpoint.resume resumes with the settings that the run had; to begin with its weights"
         f" and other settings, give train.from={weights} in its place",
         changed[0].partition(":")[0],
     )

@@ -75,7 +75,7 @@ class Reference:
             if part > LARGEST_ROUNDING:
                 raise NotProvable(
                     f"rounding alone counts for {part:.0%} of the {kind}'s norm: nothing could be"
-                    " told from it"
+                    " distinguished from it"
                 )
         return allowed
 
@@ -276,7 +276,7 @@ def find_answers_by_offsets(context: "ProofContext", place: int) -> tuple[list[b
     try:
         encoded = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)
     except NotImplementedError:
-        return "the tokenizer does not tell the characters of its tokens"
+        return "the tokenizer does not give the characters of its tokens"
     inside = [
         any(begin <= first and last <= close for begin, close in spans) and last > first
         for first, last in encoded["offset_mapping"]

@@ -111,10 +111,10 @@ def test_a_row_may_be_of_another_layout(tmp_path: Path, pictures: list[bytes]) -
             ),
             "0.l.png is not among the pictures that the row names",
         ),
-        ((("0.json", chat("<image>a", "b")),), "it shows a picture, and there is none beside it"),
+        ((("0.json", chat("<image>a", "b")),), "it shows a picture, and there is none next to it"),
         (
             (("0.json", chat([{"type": "image"}, {"type": "text", "text": "a"}], "b")),),
-            "it shows a picture, and there is none beside it",
+            "it shows a picture, and there is none next to it",
         ),
     ],
 )

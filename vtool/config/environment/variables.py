@@ -269,7 +269,7 @@ def _allocator(environment: Mapping[str, str]) -> Iterator[Diagnostic]:
         if key in values and values.get(other) == value:
             yield _ignored(
                 ALLOCATOR,
-                f"{ALLOCATOR}: {key} has no effect beside {other}:{value}",
+                f"{ALLOCATOR}: {key} has no effect with {other}:{value}",
                 f"leave {key} out",
             )
 

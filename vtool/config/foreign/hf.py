@@ -430,7 +430,7 @@ def _without_counterpart(theirs: Theirs, left: tuple[tuple[str, Any], ...]) -> l
             "no-counterpart",
             left[0][0],
             f"{some} value without one: {names}",
-            "nothing is said of these; `vtool explain WORD` tells of each",
+            "nothing is reported on these; `vtool explain WORD` describes each",
         )
     ]
 

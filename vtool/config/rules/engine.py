@@ -46,7 +46,7 @@ def packing_not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             "not-built-on-engine",
             (
                 "data.packing is token_budget, but the convolutions and states of"
-                f" {run.model.family} go on from one document into the next"
+                f" {run.model.family} continue from one document into the next"
             ),
             "set data.packing=none",
             "data.packing",

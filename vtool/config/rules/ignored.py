@@ -10,7 +10,7 @@ from vtool.diagnostics import Diagnostic, Rule
 IGNORED_SETTING = Rule(
     name="ignored-setting",
     code="VT211",
-    summary="A setting is given that has no effect beside the others.",
+    summary="A setting is given that has no effect with the others.",
     why="Whoever reads the recipe believes that it is in force.",
     bad="model.path=models/qwen model.size=tiny",
     good="model.path=models/qwen model.size=null",

@@ -194,10 +194,10 @@ def half_an_image(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             "data.drop_model_inputs names mm_token_type_ids, while images are handed to the model."
         ),
         why=(
-            "It tells the tokens of images from text, and M-RoPE counts these otherwise. Without it"
-            " most models of transformers raise at the first image. Qwen2.5-VL (a warning) counts"
-            " on as in text, the loss falls, and whoever uses the trained model gives it others"
-            " (LightX2V#1416)."
+            "It distinguishes the tokens of images from text, and M-RoPE counts these otherwise."
+            " Without it most models of transformers raise at the first image. Qwen2.5-VL (a"
+            " warning) counts on as in text, the loss falls, and whoever uses the trained model"
+            " gives it others (LightX2V#1416)."
         ),
         bad="model.family=qwen3_vl data.drop_model_inputs=[mm_token_type_ids]",
         good="data.drop_model_inputs=[]",

@@ -44,7 +44,7 @@ def _findings(rule: str, found: Sequence[Problem], origins: Origins) -> Iterator
         code="VT220",
         summary=(
             "A value of engine.wrap_config or engine.ddp_config contradicts another one, or would"
-            " have no effect beside it."
+            " have no effect with it."
         ),
         why=(
             "Megatron-core ignores some of these without a word; with a distributed optimizer in"
@@ -81,10 +81,9 @@ def ddp_conflict(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             " be left out without a word."
         ),
         bad=(
-            "engine=megatron engine.ddp_config.preserve_fp32_weights=true, beside megatron-core"
-            " 0.17"
+            "engine=megatron engine.ddp_config.preserve_fp32_weights=true, with megatron-core 0.17"
         ),
-        good="engine=megatron, beside megatron-core 0.16.1",
+        good="engine=megatron, with megatron-core 0.16.1",
         fix=(
             "Leave the field out, or install the release that vtool is tested with: pip install"
             " 'vtool[megatron]'."

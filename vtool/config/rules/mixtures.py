@@ -138,7 +138,9 @@ def mixture_conflict(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         name = f"data.train.{number}"
         if entry.weight is not None and entry.repeat is not None:
             message = f"{name} has both weight: {entry.weight:g} and repeat: {entry.repeat:g}"
-            help = "give it one of them: a weight is beside other sources, a repeat is by itself"
+            help = (
+                "give it one of them: a weight is relative to other sources, a repeat is by itself"
+            )
         elif weighted and entry.weight is None:
             message = f"{name} has no weight, and data.train.{weighted[0]} has one"
             help = "give every source of data.train a weight, or none"

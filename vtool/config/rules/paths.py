@@ -147,12 +147,12 @@ def folder_of_weights(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         code="VT247",
         summary="train.from and checkpoint.resume both name what the run begins from.",
         why=(
-            "A checkpoint goes on exactly, with its optimizer, schedule and rows: the weights of"
+            "A checkpoint resumes exactly, with its optimizer, schedule and rows: the weights of"
             " the other would be ignored."
         ),
         bad="train.from=models checkpoint.resume=models",
         good="train.from=models",
-        fix="Keep train.from for the weights alone, or checkpoint.resume to go on exactly.",
+        fix="Keep train.from for the weights alone, or checkpoint.resume to resume exactly.",
     ),
 )
 def two_starts(run: Run, origins: Origins) -> Iterator[Diagnostic]:
@@ -162,7 +162,7 @@ def two_starts(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "two-starts",
             f"train.from is {run.train.source}, and checkpoint.resume is {resume}",
-            "leave train.from out to go on exactly, or checkpoint.resume for the weights alone",
+            "leave train.from out to resume exactly, or checkpoint.resume for the weights alone",
             "train.from",
             origins.near("train.from"),
         )

@@ -99,7 +99,7 @@ class TarRows:
         if not members:
             listed = made.get("images") or made.get("image")
             if not listed and _waits_for_picture(made.get("messages")):
-                raise self._unpaired(index, "it shows a picture, and there is none beside it")
+                raise self._unpaired(index, "it shows a picture, and there is none next to it")
             return made
         taken: set[str] = set()
         named: list[str] = []
