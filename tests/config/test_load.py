@@ -106,7 +106,7 @@ def test_a_finding_in_one_group_does_not_hide_what_contradicts_in_another() -> N
     assert rules(*found) == ["out-of-range", "steps-or-epochs", "max-length-missing"]
 
 
-def test_what_was_not_looked_at_is_not_said_to_have_passed() -> None:
+def test_what_was_not_looked_at_is_not_reported_as_passed() -> None:
     checks = examine("digits", ["optim.warmup_steps=-1"]).checks
     assert checks["out-of-range"] == "failed"
     assert checks["warmup-too-long"] == "not-run"

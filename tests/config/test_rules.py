@@ -274,7 +274,7 @@ class TestDroppedInputs:
         assert findings("digits", "data.drop_model_inputs=[image_grid_thw,pixel_values]") == ()
         assert findings("digits", "data.drop_model_inputs=[attention_mask]") == ()
 
-    def test_what_happens_without_token_types_is_said_of_each_family(self) -> None:
+    def test_what_happens_without_token_types_is_reported_of_each_family(self) -> None:
         left_out = "data.drop_model_inputs=[mm_token_type_ids]"
         silent = only(left_out)
         assert (silent.rule, silent.severity) == ("token-types-left-out", "warning")
@@ -439,7 +439,7 @@ def test_packing_notes_a_number_of_rows_that_is_written_with_it_not_one_of_the_r
     assert findings("mine.yaml") == ()
 
 
-def test_of_packed_rows_nothing_is_said_of_how_many_a_forward_pass_has() -> None:
+def test_of_packed_rows_it_is_not_reported_how_many_a_forward_pass_has() -> None:
     assert findings("digits", *PACKED, "launch.nproc=2", "data.global_batch_size=16") == ()
 
 

@@ -120,7 +120,7 @@ def test_texts_without_spaces_are_compared_by_their_characters(tmp_path: Path) -
     assert "train.jsonl:2 as train.jsonl:1" in message
 
 
-def test_without_the_option_nothing_is_compared_and_that_is_said(tmp_path: Path) -> None:
+def test_without_the_option_nothing_is_compared_and_that_is_reported(tmp_path: Path) -> None:
     rows = [chat("a", text(60, 1)), chat("b", changed(text(60, 1), 1, 1))]
     run = request("rows", messages(write_rows(tmp_path / "rows.jsonl", rows))).run
     (audit,) = audit_rows(run)

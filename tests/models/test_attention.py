@@ -96,7 +96,7 @@ def test_another_first_document_moves_nothing_of_the_others(model: Any) -> None:
 
 
 def test_without_their_lengths_documents_see_each_other(model: Any) -> None:
-    """The call that leaks without a word: what the test above would find."""
+    """The call that leaks silently: what the test above would find."""
     with torch.no_grad():
         one, other = (
             model(**{**packed(model, documents(first)), "documents": None}).logits[0]

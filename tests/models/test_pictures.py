@@ -64,7 +64,7 @@ def test_floating_point_is_scaled_without_being_cut_to_whole_numbers(tmp_path: P
     assert len(np.unique(np.asarray(picture))) == 256
 
 
-def test_values_outside_of_the_range_and_a_range_that_does_not_fit_are_said(
+def test_values_outside_of_the_range_and_a_range_that_does_not_fit_are_reported(
     tmp_path: Path,
 ) -> None:
     file = str(saved(tmp_path, "16 bits PNG"))

@@ -183,7 +183,7 @@ def test_a_score_that_is_no_number_is_never_the_best(rows: Path) -> None:
     assert marks.stopped
 
 
-def test_a_higher_accuracy_is_better_and_the_mode_can_be_said(rows: Path) -> None:
+def test_a_higher_accuracy_is_better_and_the_mode_can_be_set(rows: Path) -> None:
     run = made(rows, "none", "checkpoint.keep_best.metric=validation_exact_match").run
     keep = run.checkpoint.keep_best
     assert keep is not None

@@ -205,7 +205,7 @@ def test_all_files_have_the_mode_that_the_umask_wants(tmp_path: Path) -> None:
     assert {file.stat().st_mode & 0o777 for file in path.iterdir()} == {0o640}
 
 
-def test_a_checkpoint_that_is_there_is_not_said_to_be_missing(
+def test_a_checkpoint_that_is_there_is_not_reported_as_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The disk refuses to flush the folder, after the rename."""

@@ -128,7 +128,7 @@ def test_torchrun_gets_what_to_bind_processes_by(
     assert [config.numa_options for config in launched] == [mode and NumaOptions(mode)]
 
 
-def test_a_device_that_is_not_there_is_said_once_before_a_rank_starts(
+def test_a_missing_device_is_reported_once_before_a_rank_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", None)

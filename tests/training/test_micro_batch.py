@@ -221,7 +221,7 @@ def test_what_is_free_is_no_more_than_the_machine_has() -> None:
 
 
 @pytest.mark.parametrize(("engine", "shares"), [("ddp", 1), ("fsdp2", 4)])
-def test_what_a_rank_keeps_is_said_before_it_is_there(
+def test_what_a_rank_keeps_is_printed_before_it_is_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], engine: str, shares: int
 ) -> None:
     run = made(tmp_path, f"engine={engine}", "data.global_batch_size=4").run

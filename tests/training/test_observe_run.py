@@ -142,7 +142,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return found
 
 
-def test_every_setting_that_is_said_to_be_read_back_is_seen(
+def test_every_setting_that_claims_to_be_read_back_is_seen(
     made: dict[str, Request], two: list[dict[str, Look]], digits: Any
 ) -> None:
     assert READ - seen_of(made, two, digits) == set()

@@ -257,7 +257,7 @@ def test_one_that_fails_is_reported_once_and_the_others_continue() -> None:
     assert "No space left" in found.message
 
 
-def test_one_that_cannot_even_begin_is_said() -> None:
+def test_one_that_cannot_even_begin_is_reported() -> None:
     def make() -> Any:
         raise RuntimeError("no account")
 

@@ -324,7 +324,7 @@ class TestCommand:
         assert list(tmp_path.iterdir()) == []
 
     @pytest.mark.full
-    def test_a_cluster_becomes_two_processes_and_what_that_costs_is_said(
+    def test_a_cluster_becomes_two_processes_and_what_that_costs_is_reported(
         self, folder: Path
     ) -> None:
         code, out = run("qwen2_5_vl_7b_megatron", *LARGE, "--format", "json")
@@ -410,7 +410,7 @@ class TestCommand:
         } == {"not-run"}
 
 
-def test_what_is_made_smaller_is_said() -> None:
+def test_what_is_made_smaller_is_reported() -> None:
     more = (
         "engine=megatron",
         "engine.parallel={tensor: 4, pipeline: 2}",
@@ -441,7 +441,7 @@ def test_what_is_made_smaller_is_said() -> None:
     }
 
 
-def test_a_window_that_a_small_model_has_not_is_said(tmp_path: Path) -> None:
+def test_a_window_that_a_small_model_has_not_is_reported(tmp_path: Path) -> None:
     text = {
         "use_sliding_window": True,
         "sliding_window": 24,

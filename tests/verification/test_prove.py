@@ -164,7 +164,7 @@ def with_dropout(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 @pytest.mark.full
 @pytest.mark.parametrize("full_size", [False, True])
-def test_dropout_of_the_model_is_off_and_that_is_said(
+def test_dropout_of_the_model_is_off_and_that_is_reported(
     with_dropout: tuple[str, ...], full_size: bool
 ) -> None:
     proved = prove(load_run("digits", with_dropout).run, fast=True, full_size=full_size)

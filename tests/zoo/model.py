@@ -282,7 +282,7 @@ DEFECTS = (
     Defect(
         "token-types-dropped",
         "LightX2V#1416",
-        "mm_token_type_ids is dropped: images get the positions of text, without a word.",
+        "mm_token_type_ids is dropped: images silently get the positions of text.",
         "positions-differ",
         POSITIONS,
         "vtool.data.collate:_without",

@@ -215,7 +215,7 @@ def _entry(entries: Sequence[Source], prefix: str, leaf: str, number: int) -> Ex
 
 
 def _dtypes(dtype: str) -> dict[str, Expectation]:
-    # AdamW on bfloat16 weights loses updates of 1e-5 without a word.
+    # AdamW on bfloat16 weights silently loses updates of 1e-5.
     wide = "float64" if dtype == "float64" else "float32"
     return {
         "model.dtype.weights": Expected("model.dtype", wide, "trained weights in "),

@@ -340,7 +340,7 @@ def _on_npu(
     """Compute rows [B, N, S, D] on an NPU.
 
     Args:
-        mask: as of `to_npu_dense`. Without one attention is causal, which the operator is told
+        mask: as of `to_npu_dense`. Without one attention is causal, which the operator is given
             explicitly: to it, None is no mask at all.
     """
     import torch_npu  # type: ignore[import-not-found]

@@ -38,7 +38,7 @@ def test_a_folders_files_are_one_source_in_the_order_of_their_names(tmp_path: Pa
     assert open_rows("messages", tmp_path).describe()["sha256"] != before["sha256"]
 
 
-def test_a_link_to_itself_is_said(tmp_path: Path) -> None:
+def test_a_link_to_itself_is_reported(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").symlink_to(tmp_path / "rows.jsonl")
     for path in (tmp_path, tmp_path / "rows.jsonl"):
         found = finding(path)

@@ -50,7 +50,7 @@ def _fraction(open: bool) -> Fits:
 
 
 _RANGE = re.compile(r"npu(\d+):(\d+)-(\d+)")
-_REPLACED = "CANN refuses it, or takes its default without a word"
+_REPLACED = "CANN refuses it, or silently takes its default"
 
 
 def _affinity(text: str) -> bool:

@@ -218,12 +218,12 @@ def token_types_left_out(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         return
     silent = FAMILIES[family].text_positions_without_token_types
     counts = (
-        "transformers gives images and videos the positions of text, without a word; whoever uses"
+        "transformers silently gives images and videos the positions of text; whoever uses"
         " the trained model gives it others"
     )
     raises = (
-        "transformers refuses a row with an image or a video (packed, it is given the positions of"
-        " text, without a word)"
+        "transformers refuses a row with an image or a video (packed, it is silently given the"
+        " positions of text)"
     )
     message = (
         f"{parameter} names mm_token_type_ids, without which {family} has no M-RoPE:"

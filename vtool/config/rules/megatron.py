@@ -47,7 +47,7 @@ def _findings(rule: str, found: Sequence[Problem], origins: Origins) -> Iterator
             " have no effect with it."
         ),
         why=(
-            "Megatron-core ignores some of these without a word; with a distributed optimizer in"
+            "Megatron-core silently ignores some of these; with a distributed optimizer in"
             " its DDP and a plain one behind it, the weights of the ranks drift apart and no error"
             " is raised (verl#5775)."
         ),
@@ -78,7 +78,7 @@ def ddp_conflict(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         summary="A field of engine.ddp_config is not one of the megatron-core that is installed.",
         why=(
             "It would fail when the model is wrapped; by a bridge that looks with hasattr, it would"
-            " be left out without a word."
+            " be left out silently."
         ),
         bad=(
             "engine=megatron engine.ddp_config.preserve_fp32_weights=true, with megatron-core 0.17"
