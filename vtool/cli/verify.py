@@ -240,15 +240,15 @@ def _print_ledger(audit: "Audit") -> None:
     """Print the counts and lengths of a split, what was dropped, and the rows shown."""
     import statistics
 
-    from vtool.data.detect import told, told_of_copy
+    from vtool.data.detect import copy_message, describe_source
     from vtool.diagnostics.printable import printable
 
     ledger = audit.ledger
     for source in () if ledger.held_back else ledger.sources:
-        if told(source):
-            typer.echo(f"data.{audit.split}: {told(source)}")
-        if told_of_copy(source):
-            typer.echo(f"data.{audit.split}: {told_of_copy(source)}")
+        if describe_source(source):
+            typer.echo(f"data.{audit.split}: {describe_source(source)}")
+        if copy_message(source):
+            typer.echo(f"data.{audit.split}: {copy_message(source)}")
     if ledger.held_back:
         typer.echo(f"data.{audit.split}: {ledger.held_back}")
     rows = f"{ledger.rows} rows = {len(ledger.kept)} usable + {ledger.rows - len(ledger.kept)} not"

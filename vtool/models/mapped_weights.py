@@ -239,8 +239,8 @@ def check_report(folder: Path, report: Mapping[str, Any]) -> None:
     said = []
     for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         if found := sorted(report.get(kind, ()), key=str):
-            told = ", ".join(_told(one) for one in found[:_SHOWN])
-            said.append(f"{len(found)} {kind.replace('_', ' ')}: {told}")
+            listed = ", ".join(_describe_key(one) for one in found[:_SHOWN])
+            said.append(f"{len(found)} {kind.replace('_', ' ')}: {listed}")
     if not said:
         return
     help = None
@@ -255,7 +255,7 @@ def check_report(folder: Path, report: Mapping[str, Any]) -> None:
     )
 
 
-def _told(key: Any) -> str:
+def _describe_key(key: Any) -> str:
     if isinstance(key, str):
         return key
     name, own, wanted = key

@@ -53,7 +53,7 @@ def _problem_of_own(config: dict[str, Any]) -> str | None:
             "has a config.json without a vision_config: transformers would make up a tower of its"
             " default size"
         )
-    return f"is {said}" if (said := quantized_already(config)) else None
+    return f"is {quantized}" if (quantized := quantized_already(config)) else None
 
 
 @settings_rule(
@@ -277,8 +277,8 @@ def two_saves_in_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     except (TypeError, KeyError, AttributeError):
         return
     # what is named elsewhere is not looked at
-    beside = {name for name in named - {_WHOLE} if os.path.basename(name) == name}
-    if not (others := sorted(name for name in beside if os.path.isfile(folder / name))):
+    listed = {name for name in named - {_WHOLE} if os.path.basename(name) == name}
+    if not (others := sorted(name for name in listed if os.path.isfile(folder / name))):
         return
     more = f" to {others[-1]}" if len(others) > 1 else ""
     yield Diagnostic(
