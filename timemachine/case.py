@@ -155,10 +155,10 @@ def read_case(file: Path) -> Case:
     try:
         return Case(**{"name": file.stem, **given})
     except ValidationError as error:
-        told = [
+        problems = [
             f"{'.'.join(map(str, one['loc'])) or 'case'}: {one['msg']}" for one in error.errors()
         ]
-        raise ValueError(f"{file}: {'; '.join(told)}") from error
+        raise ValueError(f"{file}: {'; '.join(problems)}") from error
 
 
 def read_cases(names: Iterable[str] = (), folder: Path = CASES) -> list[Case]:

@@ -189,12 +189,12 @@ def _pip(*words: str | Path) -> None:
     )
     if not ended.returncode:
         return
-    told = ended.stdout + ended.stderr
-    if _NO_SPACE in told:
+    output = ended.stdout + ended.stderr
+    if _NO_SPACE in output:
         raise NotHad("the disk of the cache is full")
-    if _NO_NETWORK.search(told):
+    if _NO_NETWORK.search(output):
         raise NotHad(f"no registry answers: {words[-1]}")
-    lines = [line for line in told.splitlines() if line.startswith("ERROR")] or ["pip failed"]
+    lines = [line for line in output.splitlines() if line.startswith("ERROR")] or ["pip failed"]
     raise NotHad(f"{lines[-1].removeprefix('ERROR: ')}")
 
 
@@ -204,8 +204,8 @@ def _link(
     """Make the virtual environment of these trees, or return the one that is there."""
     hidden = {canonicalize_name(tree.name) for tree in trees}
     links = _all_links(over, hidden) if over else _links((*BASE, *installed), hidden)
-    told = [*(tree.sha256 for tree in trees), *(f"{name} {at}" for name, at in links.items())]
-    key = hashlib.sha256("\n".join([sys.executable, *told]).encode()).hexdigest()[:12]
+    output = [*(tree.sha256 for tree in trees), *(f"{name} {at}" for name, at in links.items())]
+    key = hashlib.sha256("\n".join([sys.executable, *output]).encode()).hexdigest()[:12]
     folder = cache / "environments" / key
     if not folder.is_dir():
         with _made_whole(folder) as made:

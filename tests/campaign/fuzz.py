@@ -85,7 +85,7 @@ def _child(
             name, verdict = try_input(tally, number, place)
             counts["inputs"] += 1
             counts[f"inputs: {name}"] += 1
-            counts[f"{name}: {verdict.told}"] += 1
+            counts[f"{name}: {verdict.answer}"] += 1
             if verdict.problem:
                 problems.append((f"{name}: {verdict.problem}", f"input {number}: {verdict.shown}"))
             if time.monotonic() > until:

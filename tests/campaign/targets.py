@@ -45,7 +45,7 @@ Answer = tuple[bool, str | None]
 class Verdict:
     """The answer about an input, and the problem of that answer."""
 
-    told: str
+    answer: str
     problem: str | None = None
     shown: str = ""
 

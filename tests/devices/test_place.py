@@ -106,7 +106,7 @@ def test_auto_is_the_cpu_where_there_is_nothing_else() -> None:
     assert (str(made.device), made.backend) == ("cpu", "gloo")
 
 
-def test_torch_npu_is_told_by_the_environment_to_bind_processes(
+def test_an_environment_variable_makes_torch_npu_bind_processes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = request("digits", "device.kind=npu", "device.numa=node", "launch.nproc=2").run

@@ -29,7 +29,7 @@ def _until(true: Callable[[], bool]) -> None:
     assert true()
 
 
-def test_what_takes_long_is_told_again_and_again_with_what_is_done() -> None:
+def test_a_long_task_reports_its_progress_again_and_again() -> None:
     said: list[str] = []
     with working("auditing", said.append, counts="rows"):
         tick(1_000, 4_000, "rows")
@@ -41,7 +41,7 @@ def test_what_takes_long_is_told_again_and_again_with_what_is_done() -> None:
     assert len(said) == before
 
 
-def test_an_hour_of_waiting_is_told_in_fewer_than_a_hundred_lines(
+def test_an_hour_of_waiting_takes_fewer_than_a_hundred_lines(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.undo()
@@ -53,7 +53,7 @@ def test_an_hour_of_waiting_is_told_in_fewer_than_a_hundred_lines(
     assert len(waits) < 100
 
 
-def test_what_is_short_is_silent_and_of_several_the_innermost_is_told() -> None:
+def test_a_short_task_is_silent_and_of_several_the_innermost_is_reported() -> None:
     said: list[str] = []
     with working("short", said.append):
         pass
@@ -64,7 +64,7 @@ def test_what_is_short_is_silent_and_of_several_the_innermost_is_told() -> None:
     assert {line.partition(",")[0] for line in said} == {"inner"}
 
 
-def test_once_the_inner_one_has_ended_the_outer_one_is_told() -> None:
+def test_once_the_inner_task_has_ended_the_outer_one_is_reported() -> None:
     said: list[str] = []
     with working("outer", said.append, counts="rows"):
         with pytest.raises(KeyError), working("inner", said.append):
@@ -132,7 +132,7 @@ print(said[0], said[1], len(said) - before, sep="|")
 """
 
 
-def test_while_packages_are_imported_it_is_told_again(tmp_path: Path) -> None:
+def test_the_start_is_reported_again_while_packages_are_imported(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     done = subprocess.run(
         [sys.executable, "-c", "import slow"],

@@ -87,7 +87,7 @@ def test_code_of_another_release_than_the_metadata(
     assert found() == []
 
 
-def test_a_half_upgraded_environment_is_told_with_what_to_install(site: Path) -> None:
+def test_a_half_upgraded_environment_is_reported_with_what_to_install(site: Path) -> None:
     package(site, "packaging", "26.3")
     package(site, "numpy", "2.4.6")
     package(

@@ -51,15 +51,15 @@ def names(result: dict[str, Any], rule: str = BUG) -> set[str]:
     return {one["parameter"] for one in result["findings"] if one["rule"] == rule}
 
 
-def test_a_release_with_a_bug_is_told_and_nothing_of_it_is_imported(python: Path) -> None:
+def test_a_release_with_a_bug_is_reported_and_nothing_of_it_is_imported(python: Path) -> None:
     install(python.parent / "site", "trl", "0.23.1")
     result = judge(python)
     assert "trl-4201" in names(result)
     assert {one["severity"] for one in result["findings"]} == {"warning"}
-    (told,) = [one for one in result["details"][BUG]["advisories"] if one["name"] == "trl-4201"]
-    assert told["installed"] == "0.23.1"
-    assert told["state"] == "fixed in 0.24.0"
-    assert told["upstream"] == ["https://github.com/huggingface/trl/pull/4201"]
+    (listed,) = [one for one in result["details"][BUG]["advisories"] if one["name"] == "trl-4201"]
+    assert listed["installed"] == "0.23.1"
+    assert listed["state"] == "fixed in 0.24.0"
+    assert listed["upstream"] == ["https://github.com/huggingface/trl/pull/4201"]
 
 
 def test_the_release_of_the_fix_is_clean_of_it(python: Path) -> None:
@@ -69,7 +69,7 @@ def test_the_release_of_the_fix_is_clean_of_it(python: Path) -> None:
     assert result["verdict"] == "clean"
 
 
-def test_a_bug_that_needs_another_package_is_not_told_without_it(python: Path) -> None:
+def test_a_bug_that_needs_another_package_is_not_reported_without_it(python: Path) -> None:
     site = python.parent / "site"
     install(site, "transformers", "4.47.1")
     assert "transformers-35438" not in names(judge(python))
@@ -77,7 +77,7 @@ def test_a_bug_that_needs_another_package_is_not_told_without_it(python: Path) -
     assert "transformers-35438" in names(judge(python))
 
 
-def test_a_bug_that_needs_a_newer_release_of_another_package_is_not_told_below_it(
+def test_a_bug_that_needs_a_newer_release_of_another_package_is_not_reported_below_it(
     python: Path,
 ) -> None:
     site = python.parent / "site"
@@ -312,7 +312,7 @@ def test_a_recipe_of_ours_has_no_concern_with_other_trainers_bugs(python: Path) 
 
 
 @pytest.mark.parametrize("topic", ["trl-4201", "trl#4201"])
-def test_explain_tells_one_in_full(tmp_path: Path, topic: str) -> None:
+def test_explain_prints_an_advisory_in_full(tmp_path: Path, topic: str) -> None:
     text = vtool(tmp_path, "explain", topic)
     assert "trl 0.17.0 (read) to 0.23.1" in text
     assert "https://github.com/huggingface/trl/pull/4201" in text

@@ -193,7 +193,7 @@ def test_a_folder_that_cannot_be_written_is_said(
     assert raised.value.fatal
 
 
-def test_rows_that_the_run_was_trained_on_are_told(
+def test_rows_that_the_run_was_trained_on_are_reported(
     made: tuple[Path, Path], evaluate: Callable[..., Evaluated]
 ) -> None:
     digest = hashlib.sha256(made[1].read_bytes()).hexdigest()

@@ -25,7 +25,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("trainer", PYTHONS)
-def test_compare_audit_and_load_check_work_beside_its_own_versions(
+def test_compare_audit_and_load_check_work_with_its_own_versions(
     trainer: str, wheel: Path, tmp_path: Path
 ) -> None:
     if not PYTHONS[trainer].exists():

@@ -78,7 +78,7 @@ def test_without_the_extra_it_checks_recipes_and_files_and_says_what_training_ne
 
 
 @pytest.mark.skipif(not Path(VLLM).exists(), reason="not run: there is no `make vllm-env`")
-def test_beside_vllm_one_environment_trains_exports_checks_and_serves(
+def test_one_environment_with_vllm_trains_exports_checks_and_serves(
     wheel: Path, tmp_path: Path
 ) -> None:
     """pip finds a set of versions that vLLM's own ranges and the wheel's allow."""

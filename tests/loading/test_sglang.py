@@ -52,8 +52,8 @@ def test_a_class_that_copies_is_clean_and_those_that_keep_are_named_with_their_l
             # a version before is not said to be reached by this one
             paths = judged["details"]["stale-reference"]
             owned = tuple(map(int, real.split(".")[:2])) >= (0, 17)
-            told = paths["protected_by" if owned else "reachable_via"]
-            assert f"load_format=runai_streamer (runai-model-streamer {real})" in told
+            named = paths["protected_by" if owned else "reachable_via"]
+            assert f"load_format=runai_streamer (runai-model-streamer {real})" in named
 
 
 def test_no_such_class_is_reported_with_near_names(found: dict[str, Any]) -> None:

@@ -96,7 +96,7 @@ def test_one_is_said_in_the_singular() -> None:
     assert "gives 0 images and 25.6 tokens a second" in several
 
 
-def test_ranks_that_have_no_row_are_told_and_not_proposed() -> None:
+def test_ranks_that_have_no_row_are_reported_and_not_proposed() -> None:
     said = "\n".join(lines(replace(plan_of(GIB, None), idle=960)))
     assert "960 of 2 ranks have none" in said
     assert "fewer rows than ranks" not in "\n".join(lines(plan_of(GIB, None)))
@@ -230,9 +230,9 @@ def test_what_cannot_be_planned_gets_no_figure_and_is_not_run(tmp_path: Path, re
     assert "error[not-planned VT522]: " in done.output
     assert f"{recipe}: 1 error; checks: 1 not run" in done.output
     assert "GiB" not in done.stdout
-    told = run_vtool(tmp_path, *given, "--format", "json")
-    assert told.status == 2
-    (result,) = json.loads(told.stdout)["results"]
+    refused = run_vtool(tmp_path, *given, "--format", "json")
+    assert refused.status == 2
+    (result,) = json.loads(refused.stdout)["results"]
     assert result["verdict"] == "not-run"
     assert result["checks"] == {"does-not-fit": "not-run"}
     assert [one["rule"] for one in result["findings"]] == ["not-planned"]

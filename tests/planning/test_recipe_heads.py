@@ -86,14 +86,14 @@ def agree(recipe: str, gpus: tuple[int, ...]) -> None:
     """Hold a head against plans made anew, to the last digit but one."""
     text = (share("recipes") / f"{recipe}.yaml").read_text()
     for line in plan_lines(recipe, gpus):
-        told = next(
+        planned = next(
             one for one in text.splitlines() if one.startswith(line.partition(":")[0] + ":")
         )
         numbers, others = (
-            [float(one) for one in re.findall(r"\d+\.\d", each)] for each in (told, line)
+            [float(one) for one in re.findall(r"\d+\.\d", each)] for each in (planned, line)
         )
         assert numbers == pytest.approx(others, abs=0.11), line
-        assert re.sub(r"[\d.]+", "", told) == re.sub(r"[\d.]+", "", line)
+        assert re.sub(r"[\d.]+", "", planned) == re.sub(r"[\d.]+", "", line)
 
 
 @pytest.mark.soak

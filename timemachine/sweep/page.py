@@ -52,5 +52,5 @@ def _table(names: list[str], classes: Mapping[str, Trained]) -> Iterator[str]:
     for name in names:
         one = classes[name]
         said = ", ".join(f"`{rule}`" for rule in one.rules)
-        told = said or ("nothing" if one.read else "not run")
-        yield f"| {name} | × {one.times:.3f} | {told} |"
+        says = said or ("nothing" if one.read else "not run")
+        yield f"| {name} | × {one.times:.3f} | {says} |"

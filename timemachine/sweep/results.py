@@ -33,7 +33,7 @@ class Trained:
         return self.times is not None and abs(self.times - 1) > AS_GOOD_AS_ONE
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """The result, in a line."""
         if self.state != "ran":
             return f"{self.state}: {self.reason}"

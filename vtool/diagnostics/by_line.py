@@ -69,7 +69,7 @@ class LineFinding:
 
     @property
     def names(self) -> list[str]:
-        """A line for each subject of several, with what is said of it where that is other words.
+        """A line for each subject of several, with its message where that differs from the first.
 
         Of one subject, a line for each of its findings.
         """

@@ -130,12 +130,12 @@ class SilentBugs:
                     f"{one.advisory.name} ({one.advisory.state}): {one.advisory.title}"
                     for one in own
                 )
-        told = {one.found.name for one in self.concerns}
-        told |= {one.package.partition(" ")[0] for one in self.unjudged}
+        mentioned = {one.found.name for one in self.concerns}
+        mentioned |= {one.package.partition(" ")[0] for one in self.unjudged}
         if free := [
             f"{one.name} {one.text}"
             for one in self.installed
-            if one.name not in told and one.version is not None
+            if one.name not in mentioned and one.version is not None
         ]:
             none = "none that these settings meet" if self.of_script else "none known"
             yield from _wrapped([f"{none}: {', '.join(free)}"], 2)

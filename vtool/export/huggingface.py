@@ -171,7 +171,7 @@ def _put_in_place(temporary: Path, folder: Path) -> None:
         raise
     if others:
         named = ", ".join(others[:8]) + (" …" if len(others) > 8 else "")
-        told = f"{folder} held what no export writes ({named}): it is {old.name} now"
-        print(printable(told), file=sys.stderr)
+        message = f"{folder} held what no export writes ({named}): it is {old.name} now"
+        print(printable(message), file=sys.stderr)
     else:
         shutil.rmtree(old, ignore_errors=True)

@@ -68,7 +68,7 @@ def test_a_run_trains_scores_and_exports_as_one_process_with_ddp(folder: Path, n
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", ["tp2-dp2", "pp2-tp2", "dp2-ddp"])
-def test_a_run_goes_on_with_what_another_has_saved(further: Path, name: str) -> None:
+def test_a_run_resumes_from_what_another_has_saved(further: Path, name: str) -> None:
     check(further, name)
 
 

@@ -183,7 +183,7 @@ def test_a_function_that_cannot_be_had_is_refused_before_rows_are_asked(
     assert raised.value.fatal
 
 
-def test_choices_that_no_row_has_are_told() -> None:
+def test_choices_that_no_row_has_are_reported() -> None:
     chosen = metrics_for({}, ("cat", "dog", "fox"), ["cat", "dog"])
     assert chosen.choices == ("cat", "dog", "fox")
     assert chosen.notes == ("no row's reference is the choice fox",)

@@ -168,7 +168,7 @@ def test_a_digest_is_that_of_the_whole_file(tmp_path: Path, threads: int) -> Non
 
 
 @pytest.mark.parametrize("digest", [False, True])
-def test_a_file_that_shrinks_while_it_is_read_is_told(tmp_path: Path, digest: bool) -> None:
+def test_a_file_that_shrinks_while_it_is_read_is_reported(tmp_path: Path, digest: bool) -> None:
     file = tmp_path / "model.safetensors"
     file.write_bytes(encode({"a": f32(700_000)}))
     header = header_of(file)

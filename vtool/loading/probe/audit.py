@@ -272,10 +272,10 @@ def _quantized_twins(reference: Reference, checks: Checks) -> CheckFacts:
     if "quantised_tensors" in found.get(DEFAULT, CheckFacts()).measured:
         measured["quantised_tensors"] = found[DEFAULT].measured["quantised_tensors"]
     if reasons and not items:
-        told = list(reasons.values() if len(asked) == 1 else map(": ".join, reasons.items()))
+        messages = list(reasons.values() if len(asked) == 1 else map(": ".join, reasons.items()))
         if right := [name for name in asked if name not in reasons]:
-            told.append(f"nothing was found in {', '.join(right)}")
-        return CheckFacts((), measured, "; ".join(told))
+            messages.append(f"nothing was found in {', '.join(right)}")
+        return CheckFacts((), measured, "; ".join(messages))
     paths = [one.paths for one in found.values() if one.paths is not None]
     return CheckFacts(items, measured, paths=paths[0] if paths else None)
 
