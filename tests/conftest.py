@@ -81,8 +81,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Write no bytecode once tests run; what they are collected from is written.
 
-    Where a test lets writes fail, Python would leave half of a module's bytecode beside it: it does
-    not look at how much was written, and whoever imports the module next fails.
+    Where a test lets writes fail, Python would leave half of a module's bytecode next to it: it
+    does not look at how much was written, and whoever imports the module next fails.
     """
     sys.dont_write_bytecode = True
     # for what tests start; set before, it would hold for the workers, which would not keep what

@@ -77,7 +77,7 @@ def make_environment(
     over: Path | None = None,
     checkouts: Mapping[str, Path] = MappingProxyType({}),
 ) -> Environment:
-    """Fetch wheels, and make an interpreter that sees them beside the torch of this environment.
+    """Fetch wheels, and make an interpreter that sees them and the torch of this environment.
 
     Args:
         cache: where wheels, their folders and environments are kept.
@@ -154,7 +154,7 @@ def _made_whole(folder: Path) -> Iterator[Path]:
     """Give a place to fill, which then becomes this folder: it is there whole, or not at all.
 
     Another run may fill it at the same time: the first one's stays. What a run that was killed has
-    left beside it is removed.
+    left next to it is removed.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     for left in folder.parent.glob(f"{_PART}*"):

@@ -1,4 +1,4 @@
-"""docs/time-machine.md, made from the cases and from what they said when they were last run."""
+"""docs/time-machine.md, made from the cases and from their output when they were last run."""
 
 import fcntl
 import json

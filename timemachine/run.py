@@ -27,7 +27,7 @@ _SEVERITIES = ("error", "warning", "note")
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One release of a case, and what vtool said of it."""
+    """One release of a case, and what vtool reported of it."""
 
     state: str
     """`ran`, `not-run`, `does-not-import` or `crashed`."""
@@ -78,7 +78,7 @@ def digest(case: Case) -> str:
 
 
 def _scripts(name: str, seen: set[str]) -> list[str]:
-    """Return the texts of a script, and of those beside it that it imports."""
+    """Return the texts of a script, and of those in its folder that it imports."""
     if not name or name in seen or not (CASES / name).is_file():
         return []
     seen.add(name)
@@ -209,9 +209,9 @@ def _side(status: int, cpu: float, out: str, err: str, facts: dict[str, Any]) ->
 
 
 def _own_status(document: Mapping[str, Any], status: int) -> int:
-    """Return the exit status of what was run, of which a document tells; not that of its findings.
+    """Return the exit status of what was run, as a document has it; not that of its findings.
 
-    A traceback alone is none of a crash: a trainer may print one that it has caught, and go on.
+    A traceback alone is no sign of a crash: a trainer may print one that it caught, and continue.
     """
     if (command := document["tool"].get("command")) == "compare":  # a script's, which has no other
         return status

@@ -22,12 +22,12 @@ DECLARED = json.loads(Path(__file__).with_name("torch_npu.json").read_text())["t
 ANSWERS = {"is_available": True, "device_count": 2}
 FUNCTION = """
 def {name}({arguments}):
-    said.append(({name!r}, *map(str, locals().values())))
+    calls.append(({name!r}, *map(str, locals().values())))
     return {answer}
 npu.{name} = {name}
 """
 RECORDED = (
-    "import torch, types\ntorch.utils.rename_privateuse1_backend('npu')\nnpu, said ="
+    "import torch, types\ntorch.utils.rename_privateuse1_backend('npu')\nnpu, calls ="
     " types.ModuleType('torch.npu'), []\n"
     + "".join(
         FUNCTION.format(name=name, arguments=about["arguments"], answer=ANSWERS.get(name))
@@ -42,7 +42,7 @@ from vtool.devices import place, seed
 made = place(request("digits", "device.kind=" + sys.argv[1]).run, 1, int(sys.argv[2]))
 torch.get_device_module(made.device).set_device(made.device)
 seed(made.device, 7)
-print(made.device, made.backend, [call for call in sys.modules["torch_npu"].said if len(call) > 1])
+print(made.device, made.backend, [call for call in sys.modules["torch_npu"].calls if len(call) > 1])
 """
 
 

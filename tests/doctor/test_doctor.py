@@ -135,7 +135,7 @@ def test_a_torch_that_hangs_is_reported_in_time(tmp_path: Path) -> None:
 
 
 def test_torch_npu_without_cann_is_why_torch_does_not_import(tmp_path: Path) -> None:
-    """Torch 2.13.0 loads torch_npu by its entry point, unless it is told not to."""
+    """Torch 2.13.0 loads torch_npu by its entry point, unless a variable turns that off."""
     loading = (
         "import os\nif os.environ.get('TORCH_DEVICE_BACKEND_AUTOLOAD') != '0': import torch_npu\n"
     )

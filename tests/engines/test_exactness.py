@@ -273,7 +273,7 @@ def test_weights_that_stay_gathered_between_the_passes_change_no_gradient(tmp_pa
 def test_offloading_to_the_cpu_that_computes_is_said_to_change_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, reported: bool
 ) -> None:
-    """With device.kind=cpu, the rules of settings have said it already."""
+    """With device.kind=cpu, the rules of settings have reported it already."""
     session(
         made_run(
             tmp_path,
@@ -291,7 +291,7 @@ def test_offloading_to_the_cpu_that_computes_is_said_to_change_nothing(
 
 
 def gathered_after_forward(ranks: Ranks, made: Request) -> dict[str, bool]:
-    """Tell whose weights are whole after the forward pass: a layer's, the tower's, the head's."""
+    """Return whose weights are whole after the forward pass: a layer's, the tower's, the head's."""
     torch.set_num_threads(1)
     opened, _ = session(made, ranks)
     rows, module = opened.rows["train"], opened.engine.module

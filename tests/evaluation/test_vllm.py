@@ -1,4 +1,4 @@
-"""Answers through vLLM: what it is given, what is said where it fails, without vLLM itself.
+"""Answers through vLLM: what it is given, what is reported where it fails, without vLLM itself.
 
 (tests/soak/test_evaluate_with_vllm.py has it answer.)
 """

@@ -1,4 +1,4 @@
-"""vtool beside the oldest and the newest releases that it is for, in environments of their own.
+"""vtool with the oldest and the newest releases that it is for, in environments of their own.
 
 `make test-oldest` and `make test-newest` make them, and run the other tests in them too.
 """

@@ -1,4 +1,4 @@
-"""Classes whose code was changed since a commit are told from the others, by git."""
+"""Classes whose code was changed since a commit are distinguished from the others, by git."""
 
 import subprocess
 from pathlib import Path

@@ -38,9 +38,9 @@ def test_a_config_of_published_sizes_has_the_published_number_of_parameters(mode
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_head_says_of_1_8_and_24_gpus_what_they_need_and_whether_it_fits(recipe: str) -> None:
-    said = head(recipe)
-    assert tuple(said) == GPUS
-    for plan in said.values():
+    plans = head(recipe)
+    assert tuple(plans) == GPUS
+    for plan in plans.values():
         assert plan.together == pytest.approx(sum(plan.kinds.values()), abs=0.3)
         assert plan.verdict.startswith("fits") == (plan.together <= MEMORY - OVERHEAD / GIB)
 

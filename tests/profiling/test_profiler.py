@@ -185,7 +185,7 @@ def test_the_memory_curve_rises_above_where_it_began(summary: dict[str, Any]) ->
 def test_on_resume_steps_continue_and_an_interval_that_is_over_is_refused(folder: Path) -> None:
     base = f"checkpoint.resume={folder / 'plain/checkpoints/step-000006'}"
     changed = "run.name=other"
-    with pytest.raises(Findings, match=r"profile-behind.*goes on after step 6") as raised:
+    with pytest.raises(Findings, match=r"profile-behind.*resumes after step 6") as raised:
         train(made_run(folder, "behind", base, changed, "train.steps=6", *TORCH), Ranks())
     assert "profile_interval=[8,9]" in str(raised.value.diagnostics[0].help)
 
@@ -229,7 +229,7 @@ def test_ctrl_c_inside_the_interval_writes_what_was_recorded(
     assert [one["name"] for one in annotations(trace, "ProfilerStep#")] == ["ProfilerStep#3"]
     monkeypatch.undo()
     assert train(made_run(folder, "stopped", *TORCH), Ranks()).findings == (), (
-        "the same command goes on"
+        "the same command resumes"
     )
 
 

@@ -1,4 +1,4 @@
-"""Cases: each file is one, and what is wrong with a file is said, all at once."""
+"""Cases: each file is one, and what is wrong with a file is reported, all at once."""
 
 import re
 from pathlib import Path

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import torch
 from megatron.core import mpu, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-from print_findings import print_findings
+from report import report
 from take import take
 
 import vtool
@@ -36,6 +36,4 @@ with on_cpu(torch.device("cpu")), local_layers():
     torch.cuda.Stream = torch.cuda.current_stream = lambda: stream
     torch.cuda.stream = contextlib.nullcontext
     model = wrap(asked, model)
-print_findings(
-    "compare", vtool.compare({"engine.ddp_config.grad_reduce_in_fp32": True}, {"model": model})
-)
+report("compare", vtool.compare({"engine.ddp_config.grad_reduce_in_fp32": True}, {"model": model}))

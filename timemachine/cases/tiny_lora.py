@@ -2,7 +2,7 @@
 
 import peft
 import torch
-from print_findings import print_findings
+from report import report
 from tiny_models import make
 
 import vtool
@@ -26,6 +26,4 @@ def trained(live):
 
 
 def tell_apart(live, served):
-    print_findings(
-        "compare", vtool.compare_models(live, served, {"input_ids": torch.arange(3, 40)[None]})
-    )
+    report("compare", vtool.compare_models(live, served, {"input_ids": torch.arange(3, 40)[None]}))

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-from print_findings import print_findings
+from report import report
 from take import stub, take
 
 import vtool
@@ -31,6 +31,4 @@ with on_cpu(torch.device("cpu")), local_layers():
     (model,) = qwen2().get_model(wrap_with_ddp=False, bf16=False)
     settings = DistributedDataParallelConfig(**resolve(engine))
     model = DistributedDataParallel(model.config, settings, model)
-print_findings(
-    "compare", vtool.compare({"engine.ddp_config.grad_reduce_in_fp32": True}, {"model": model})
-)
+report("compare", vtool.compare({"engine.ddp_config.grad_reduce_in_fp32": True}, {"model": model}))

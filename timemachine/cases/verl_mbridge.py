@@ -7,7 +7,7 @@ import sys
 from types import SimpleNamespace
 
 import torch
-from print_findings import print_findings
+from report import report
 from take import stub, take
 
 import vtool
@@ -31,4 +31,4 @@ with on_cpu(torch.device("cpu")), local_layers():
     config = SimpleNamespace(rope_theta=1e6)
     model, _ = make(wrap, settings, config, bridge=bridge)
 asked = {"engine.wrap_config.use_distributed_optimizer": False}
-print_findings("compare", vtool.compare(asked, {"model": model}))
+report("compare", vtool.compare(asked, {"model": model}))

@@ -7,7 +7,7 @@ import sys
 
 import torch
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from print_findings import print_findings
+from report import report
 from take import take
 
 import vtool
@@ -36,4 +36,4 @@ with on_cpu(torch.device("cpu")), local_layers():
     model = qwen2().get_model(wrap_with_ddp=True, bf16=False)
     optimizer = get_megatron_optimizer(settings, model, use_gloo_process_groups=False)
 asked = {"engine.wrap_config.use_distributed_optimizer": False}
-print_findings("compare", vtool.compare(asked, {"optimizer": optimizer}))
+report("compare", vtool.compare(asked, {"optimizer": optimizer}))

@@ -51,6 +51,6 @@ def _table(names: list[str], classes: Mapping[str, Trained]) -> Iterator[str]:
     yield "|---|---|---|"
     for name in names:
         one = classes[name]
-        said = ", ".join(f"`{rule}`" for rule in one.rules)
-        says = said or ("nothing" if one.read else "not run")
+        rules = ", ".join(f"`{rule}`" for rule in one.rules)
+        says = rules or ("nothing" if one.read else "not run")
         yield f"| {name} | × {one.times:.3f} | {says} |"

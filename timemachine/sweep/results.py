@@ -29,7 +29,7 @@ class Trained:
 
     @property
     def is_wrong(self) -> bool:
-        """Tell whether the gradient depends on the number of micro-batches."""
+        """Return whether the gradient depends on the number of micro-batches."""
         return self.times is not None and abs(self.times - 1) > AS_GOOD_AS_ONE
 
     @property

@@ -1,4 +1,4 @@
-"""The output of `vtool load-check` beside its findings.
+"""The output of `vtool load-check` in addition to its findings.
 
 Progress, the table of many subjects, digests, and what was not run.
 """
@@ -113,7 +113,7 @@ def table(results: Sequence[Result]) -> str:
 
 
 def _loading_only(result: Result) -> bool:
-    """Return True if a class is clean, and no checkpoint said which names it has to take."""
+    """Return True if a class is clean, and no checkpoint showed which names it has to take."""
     return (
         result.verdict == "clean"
         and result.details.get("subject", {}).get("oracle") == "loading only"

@@ -175,7 +175,7 @@ def _train(
             f"stopped by {name} after step {outcome.step} of {outcome.total_steps}; checkpoint"
             " saved"
         )
-        typer.echo(printable(f"go on with: {command}"))
+        typer.echo(printable(f"resume with: {command}"))
         raise typer.Exit(128 + outcome.signal)
     if outcome.status == "already finished":
         typer.echo(f"{shown} has finished its {outcome.step} steps already; nothing is left to do")

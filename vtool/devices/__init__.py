@@ -133,7 +133,7 @@ def _import_torch_npu() -> None:
     """Give torch its device `npu`.
 
     Raises:
-        Findings: `device-missing`, with what the import said: without CANN's libraries, or with
+        Findings: `device-missing`, with what the import printed: without CANN's libraries, or with
             another torch, it raises.
     """
     try:

@@ -76,13 +76,13 @@ class LineFinding:
         if len(self.members) == 1:
             return []
         several = len(self.subjects) > 1
-        said = self.members[0].text
+        other = self.members[0].text
         lines = []
         for member in self.members:
             grade = member.finding.severity or "error"
             mild = f" ({grade})" if grade != self.severity else ""
             words = [member.subject] if several else []
-            if not several or in_other_words(member.text, said):
+            if not several or in_other_words(member.text, other):
                 words.append(member.text)
             lines.append(": ".join(words) + mild)
         return list(dict.fromkeys(lines))
@@ -113,9 +113,9 @@ def count_lines(lines: Sequence[LineFinding]) -> dict[str, int]:
     return {f"{severity}s": severities.count(severity) for severity in _GRAVITY}
 
 
-def in_other_words(text: str, said: str) -> bool:
+def in_other_words(text: str, other: str) -> bool:
     """Return True if two messages differ in more than numbers and the names that they list."""
-    return _kind(text) != _kind(said) or text.endswith(KNOWN) != said.endswith(KNOWN)
+    return _kind(text) != _kind(other) or text.endswith(KNOWN) != other.endswith(KNOWN)
 
 
 def _kind(text: str) -> str:

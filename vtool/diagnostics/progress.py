@@ -47,7 +47,7 @@ _begun = threading.Event()
 _innermost: ContextVar[_Task | None] = ContextVar("innermost", default=None)
 
 
-def tell(text: str) -> None:
+def write_line(text: str) -> None:
     """Write a line on standard error, past Python's locks: another thread may be about to fork."""
     sys.stdout.flush()
     os.write(2, f"{text}\n".encode())
@@ -59,7 +59,9 @@ def next_wait(wait: float) -> float:
 
 
 @contextmanager
-def working(what: str, say: Callable[[str], object] = tell, counts: str = "") -> Iterator[None]:
+def working(
+    what: str, say: Callable[[str], object] = write_line, counts: str = ""
+) -> Iterator[None]:
     """Report every few seconds that this is still being done; of several, the innermost.
 
     Ranks but the first are silent.
@@ -114,10 +116,10 @@ def announce_start(words: str) -> None:
 
     def beat() -> None:
         time.sleep(START)
-        tell(f"{words}: starting")
+        write_line(f"{words}: starting")
         while not _begun.wait(EVERY):
             if _imports(main):
-                tell(f"{words}: importing packages, {time.monotonic() - began:.0f} s")
+                write_line(f"{words}: importing packages, {time.monotonic() - began:.0f} s")
 
     threading.Thread(target=beat, name="start", daemon=True).start()
 

@@ -40,7 +40,7 @@ class Releases(_Strict):
     Evidence is `ran`, where both its effect and its absence were seen; `read`, where the code of
     that release was read; or `reported`, where upstream says so.
 
-    Between `since` and `last` every release has it. Nothing is said about a release that lies
+    Between `since` and `last` every release has it. No verdict is given about a release that lies
     between an edge with the bug and one without.
     """
 

@@ -21,7 +21,7 @@ COMMANDS = {
     "/quit": "end; so does Ctrl-D",
     "/help": "show this",
 }
-"""Lines that can be typed beside questions."""
+"""Lines that can be typed besides questions."""
 _WORDS = {command.partition(" ")[0] for command in COMMANDS}
 _END = "?!.,:;)"
 """Signs that stand behind a path in a sentence."""
@@ -67,7 +67,7 @@ def _command(text: str) -> Typed:
 
 
 def _file_in(text: str) -> str | None:
-    """Return the file that a line of several words names beside a question, if it does.
+    """Return the file that a line of several words names along with a question, if it does.
 
     That is a picture that is there, or any file that is there as the first word.
     """

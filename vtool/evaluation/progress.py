@@ -21,7 +21,7 @@ class Meter:
     wait: float = _FIRST
 
     def add(self, rows: int) -> None:
-        """Count rows, and tell of them every few seconds; ever less often, as they go on."""
+        """Count rows, and print a line every few seconds; ever less often as time passes."""
         self.new = min(self.new + rows, self.total - self.before)
         now = time.monotonic()
         if now - self.reported_at >= self.wait:

@@ -45,7 +45,7 @@ class Scored:
     of_rows: Mapping[str, tuple[float, ...]]
     """Each metric's score of each row, in their order."""
     groups: Mapping[str, Mapping[str, tuple[Score, ...]]]
-    """Scores by what rows are told apart by, and its value."""
+    """Scores by the key that groups rows, and its value."""
     findings: tuple[Diagnostic, ...] = ()
     notes: tuple[str, ...] = field(default=())
 

@@ -119,7 +119,7 @@ def _write_dtype(state: Mapping[str, Tensor], file: Path) -> None:
     """Write the tensors' own dtype into config.json, for whoever loads them.
 
     transformers has written that of the model's first parameter: on an engine that computes in
-    bfloat16 and keeps float32 beside it, whoever opened the folder would get the weights rounded.
+    bfloat16 and keeps float32 weights too, whoever opened the folder would get the weights rounded.
     """
     widest = reduce(
         torch.promote_types,

@@ -15,8 +15,8 @@ def quantized_already(config: Any) -> str | None:
     """
     parts = (config, config.get("text_config")) if isinstance(config, dict) else ()
     for part in parts:
-        said = part.get("quantization_config") if isinstance(part, dict) else None
-        if isinstance(said, dict) and said:
-            method = said.get("quant_method", "not named")
+        config_part = part.get("quantization_config") if isinstance(part, dict) else None
+        if isinstance(config_part, dict) and config_part:
+            method = config_part.get("quant_method", "not named")
             return f"quantized already: its config.json has a quantization_config ({method})"
     return None

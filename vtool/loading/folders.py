@@ -20,13 +20,13 @@ LOADABLE_WITH = ("nonfinite-value", "duplicate-tensor")
 """Rules that may fail for a folder whose tensors can still be loaded."""
 FRAMEWORK_MIB = 500
 MODELS = 8.5
-"""The memory that the check of a class takes, as a multiple of the weights, beside the framework.
+"""The memory that the check of a class takes, as a multiple of the weights, besides the framework.
 
 Measured with vLLM 0.32 and Llamas of 40 to 830 MiB: 7.3 to 8.4 times in bfloat16, and 4.6 in
 float32, which vLLM serves in bfloat16.
 """
 MIB_A_SECOND = 50
-"""The slowest at which a folder may be read, beside limits.seconds, where it is loaded by parts."""
+"""The slowest rate to read a folder that is loaded by parts; limits.seconds applies as well."""
 _HELP = {
     "load-failed": (
         "compare config.json, names and shapes with those of a model that the class does load; both"

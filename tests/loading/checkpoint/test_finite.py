@@ -86,7 +86,7 @@ def test_every_pattern_of_bits_is_judged_as_torch_judges_it(tmp_path: Path, name
 @pytest.mark.parametrize("padding", [0, 1, 3])
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_a_value_is_found_wherever_it_lies(tmp_path: Path, padding: int, threads: int) -> None:
-    """At both ends of tensors, beside the border of a block, in neighbours of another type, at odd
+    """At both ends of tensors, next to the border of a block, in neighbours of another type, at odd
     places of the file.
     """
     length = 3 * BLOCK // 4 + 11

@@ -17,7 +17,7 @@ LARGEST_CONFIG = 16 * 2**20
 INDEX = "model.safetensors.index.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _BESIDE_WEIGHTS = ("training_args", "optimizer", "scheduler", "rng_state", "scaler", "progress")
-"""Beginnings of files that trainers keep beside the weights, which no loader takes for weights."""
+"""Beginnings of files that trainers keep with the weights, which no loader takes for weights."""
 _CONFIGS = ("config.json", "adapter_config.json", "params.json", "model_index.json")
 """The config files of transformers, PEFT, Mistral and diffusers."""
 

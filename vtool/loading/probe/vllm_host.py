@@ -35,7 +35,7 @@ IMPORTED_BY_MOST = (
 )
 
 PLAIN = (bool, int, float, str, type(None), torch.dtype)
-"""Types of a router's attributes by which routers of one class are told apart."""
+"""Types of a router's attributes that distinguish routers of one class."""
 
 
 class VllmHost(Host):
