@@ -2,7 +2,7 @@
 
 A test finds the process as the one before it found it: threads, default dtype, determinism,
 attention functions, environment, working directory, signal handlers and modules are put back, and
-generators are seeded anew. With `--fail-on-leaks` (`make test-all`) a test that leaves one of them
+generators are seeded again. With `--fail-on-leaks` (`make test-all`) a test that leaves one of them
 changed fails.
 """
 

@@ -4,7 +4,7 @@ python -m timemachine [CASE…]
 
 A case is a file in timemachine/cases, by its name or the beginning of it. What has been run with
 the same code is not run again, and what lacks its --checkout keeps the result that it has.
-Exits with 1 where a case has not shown what it ought to, with 2 where results cannot be written.
+Exits with 1 where a case has not shown what it should, with 2 where results cannot be written.
 """
 
 import argparse

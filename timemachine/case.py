@@ -71,7 +71,7 @@ class Case(_Strict):
     command: str
     """The command; {python} is that of the side, {script} the script, {NAME} a wheel's folder."""
     rule: str
-    """The rule that has to speak at the unsafe side."""
+    """The rule that has to report the unsafe side."""
     observable: str
     """A check of the finding without vtool."""
     remark: str = ""

@@ -69,14 +69,14 @@ def write(file: Path, text: str) -> None:
 
 
 def page(cases: Sequence[Case], results: Mapping[str, Any]) -> str:
-    """Return the text of the page, with its tables made anew."""
+    """Return the text of the page, with its tables made again."""
     before, rest = PAGE.read_text("utf-8").split(BEGIN)
     _, after = rest.split(END)
     return f"{before}{BEGIN}\n\n{tables(cases, results)}\n{END}{after}"
 
 
 def with_summary(readme: str, cases: Sequence[Case], results: Mapping[str, Any]) -> str:
-    """Return the README with its table made anew: a line for each project."""
+    """Return the README with its table made again: a line for each project."""
     before, rest = readme.split(README_BEGIN)
     _, after = rest.split(README_END)
     table = "\n".join(_by_project(_seen(cases, results), results))

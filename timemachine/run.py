@@ -63,7 +63,7 @@ def outcome_of(case: Case, sides: Mapping[str, Side]) -> str:
     if case.rule not in spoke["unsafe"]:
         return f"another rule: {', '.join(sorted(set(spoke['unsafe'])))}"
     if clean := spoke.get("clean"):
-        return f"the clean side speaks: {', '.join(sorted(set(clean)))}"
+        return f"the clean side reports: {', '.join(sorted(set(clean)))}"
     return "seen"
 
 

@@ -121,7 +121,7 @@ def outside(name: str, version: str) -> str | None:
         return "is no release"
     if release(version) < release(tested.oldest):
         return "is older than all that vtool was tested with"
-    # what mends a release changes nothing that tests are for
+    # what patches a release changes nothing that tests are for
     if release(version)[:2] > release(tested.newest)[:2]:
         return "is newer than all that vtool was tested with"
     return None

@@ -126,7 +126,7 @@ def test_a_chat_longer_than_the_models_is_reported(asker: Asker) -> None:
     with pytest.raises(Findings) as caught:
         answer(Chat(), "long " * 2000, asker, 8, str, bool)
     (finding,) = caught.value.diagnostics
-    assert (finding.rule, finding.help) == ("beyond-context", "/reset begins anew")
+    assert (finding.rule, finding.help) == ("beyond-context", "/reset starts a new chat")
     text = "a " * 1000
     tokens = len(asker.reader.prompt(Chat().asking(text).row()).input_ids)
     assert asker.reader.positions == 2048

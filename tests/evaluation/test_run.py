@@ -1,4 +1,4 @@
-"""Evaluations of a tiny model: the same answers however they are got, and scores of them."""
+"""Evaluations of a tiny model: the same answers however they are obtained, and scores of them."""
 
 import hashlib
 import json

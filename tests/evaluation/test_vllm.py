@@ -29,7 +29,7 @@ def say(value):
     print(json.dumps(value), file=answers, flush=True)
 say({"vllm": "none"})
 """
-"""The beginning of a process that speaks as the real worker does."""
+"""The beginning of a process that uses the real worker's protocol."""
 
 
 @pytest.fixture

@@ -347,7 +347,7 @@ def test_a_real_export_lands_whole_and_is_left_alone(
 @pytest.mark.parametrize("family", OTHERS)
 def test_the_exports_of_all_families_land_whole(judged: dict[str, Found], family: str) -> None:
     """A field that transformers does not read, and vLLM does, may be all that is missing: without
-    `attention_bias` it leaves out the biases of GLM-4V, and answers all the same.
+    `attention_bias` it leaves out the biases of GLM-4V, and still answers.
     """
     assert errors(judged[family]) == []
     assert judged[family]["checks"]["unconsumed-tensor"] == "passed"

@@ -1,4 +1,4 @@
-"""The plans in the heads of the recipes for published models: write them anew.
+"""The plans in the heads of the recipes for published models: write them again.
 
     python -m tests.planning.recipe_heads [RECIPE…]
 

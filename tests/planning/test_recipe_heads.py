@@ -83,7 +83,7 @@ def test_a_head_is_renewed_in_its_place_and_nothing_else_of_its_recipe_is() -> N
 
 
 def agree(recipe: str, gpus: tuple[int, ...]) -> None:
-    """Hold a head against plans made anew, to the last digit but one."""
+    """Compare a head with plans made again, to the last digit but one."""
     text = (share("recipes") / f"{recipe}.yaml").read_text()
     for line in plan_lines(recipe, gpus):
         planned = next(

@@ -35,7 +35,7 @@ def spoke(rule: str, severity: str = "error") -> Side:
         (spoke(CASE.rule, "warning"), NOTHING, "missed"),
         (NOTHING, NOTHING, "missed"),
         (spoke("targets-not-next"), NOTHING, "another rule: targets-not-next"),
-        (spoke(CASE.rule), spoke("gradient-scaled"), "the clean side speaks: gradient-scaled"),
+        (spoke(CASE.rule), spoke("gradient-scaled"), "the clean side reports: gradient-scaled"),
         (
             Side("not-run", "no registry answers: x"),
             NOTHING,

@@ -11,7 +11,7 @@ END = "<!-- End of the tables. -->"
 
 
 def page(results: Path = RESULTS) -> str:
-    """Return the text of the page, with its tables made anew."""
+    """Return the text of the page, with its tables made again."""
     before, rest = PAGE.read_text("utf-8").split(BEGIN)
     _, after = rest.split(END)
     versions = read_file(results).get("versions", {})

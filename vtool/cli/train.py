@@ -138,7 +138,7 @@ def _make_proofs(loaded: "Loaded", *, enabled: bool) -> "Mapping[str, Any] | Non
         return preflight_record(loaded.run, enabled=enabled, say=typer.echo)
     except Findings as findings:
         print_findings(findings)
-        typer.echo("nothing has been trained; --no-preflight trains all the same", err=True)
+        typer.echo("nothing has been trained; --no-preflight trains anyway", err=True)
         raise typer.Exit(1) from None
 
 

@@ -56,7 +56,7 @@ def place(run: Run, local_rank: int, local_world: int) -> Placement:
 def attention_without_cudnn(device: torch.device) -> Iterator[None]:
     """Keep scaled dot product attention on a GPU off cuDNN, which torch would take first.
 
-    cuDNN plans its kernels anew for each shape, and rows of a step have lengths of their own: a
+    cuDNN plans its kernels again for each shape, and rows of a step have lengths of their own: a
     step of Qwen2.5-VL-3B with pictures waited longer for plans than it computed (H100, torch 2.11).
     """
     if device.type != "cuda":

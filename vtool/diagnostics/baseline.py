@@ -47,7 +47,7 @@ class BaselineComparison:
         messages = [f"baseline: {findings} known from {file}, and not counted"]
         messages += [f"baseline: gone: {one}" for one in self.gone]
         return messages + (
-            ["to forget what is gone, delete the file and record it anew"] if self.gone else []
+            ["to forget what is gone, delete the file and record it again"] if self.gone else []
         )
 
 

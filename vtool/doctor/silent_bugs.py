@@ -46,7 +46,7 @@ class Unjudged:
 
 @dataclass(frozen=True, slots=True)
 class SilentBugs:
-    """The outcome of holding the advisories against an interpreter."""
+    """The outcome of checking an interpreter against the advisories."""
 
     installed: tuple[Found, ...]
     concerns: tuple[Concern, ...]
@@ -163,7 +163,7 @@ class SilentBugs:
 def examine(
     paths: Sequence[str], script: Script | None = None, known: Advisories | None = None
 ) -> SilentBugs:
-    """Hold the advisories against what can be imported from some folders.
+    """Check what can be imported from some folders against the advisories.
 
     Args:
         paths: those folders.

@@ -22,7 +22,7 @@ PATIENCE = timedelta(hours=2)
 
 
 class SharedFindings(Findings):
-    """Findings that every rank raises at once, so that rank 0 speaks for all."""
+    """Findings that every rank raises at once, so that rank 0 reports for all."""
 
 
 @dataclass(frozen=True, slots=True)

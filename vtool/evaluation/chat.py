@@ -17,7 +17,7 @@ from vtool.evaluation.predict import of_typed_files, question_row
 COMMANDS = {
     "/image PATH": "show an image with the next question; a path on a line of its own does so too",
     "/video PATH": "show a video with the next question",
-    "/reset": "begin anew, without what was said and shown",
+    "/reset": "start a new chat, without what was said and shown",
     "/quit": "end; so does Ctrl-D",
     "/help": "show this",
 }
@@ -189,7 +189,7 @@ def answer(
         prompt = asker.reader.prompt(asked.row())
     except Findings as findings:
         found = [
-            replace(one, help="/reset begins anew") if one.rule == "beyond-context" else one
+            replace(one, help="/reset starts a new chat") if one.rule == "beyond-context" else one
             for one in findings.diagnostics
         ]
         raise Findings(found) from findings

@@ -151,7 +151,7 @@ def _not_scorable(metric: Metric, rows: Sequence[Asked], answers: Sequence[Asked
         what, help = "are none of the choices", "name every choice that the rows have: --choices"
     else:
         what = f"are nothing that {metric.name} can score"
-        help = f"mend these rows' answers, or leave out --metric {metric.name}"
+        help = f"fix these rows' answers, or leave out --metric {metric.name}"
     message = f"the references of {len(rows)} of {len(answers)} rows {what}: {listed}{more}"
     if len(rows) == len(answers):
         message += f"; {metric.name} has no score"
