@@ -73,7 +73,7 @@ def test_each_target_takes_inputs_and_refuses_some(name: str, tmp_path: Path) ->
     target = targets.TARGETS[name]
     targets.prepare(tmp_path)
     count = 12 if name in ("recipe", "overrides") else 60
-    answers = {target.judge(random.Random(number), tmp_path).answers for number in range(count)}
+    answers = {target.judge(random.Random(number), tmp_path).answer for number in range(count)}
     assert "refused" in answers
     assert answers <= {"refused", "clean"}
 
