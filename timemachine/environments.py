@@ -269,7 +269,7 @@ def _links(names: Iterable[str], hidden: set[str]) -> dict[str, Path]:
             package = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
             if name in named:
-                raise NotHad(f"{name} is not installed beside vtool") from None
+                raise NotHad(f"{name} is not installed with vtool") from None
             continue  # what a platform has not is required by a marker, or by nobody
         found.update(_tops(package))
         for line in package.requires or ():

@@ -87,7 +87,7 @@ def test_what_the_import_of_torch_npu_says_is_said(tmp_path: Path) -> None:
         tmp_path, "npu", 1, "raise ImportError('libhccl.so: cannot open shared object file')"
     )
 
-    assert "torch_npu cannot be imported beside torch" in done.stderr
+    assert "torch_npu cannot be imported with torch" in done.stderr
     assert "libhccl.so: cannot open shared object file" in done.stderr
 
 

@@ -30,7 +30,7 @@ list against what is installed, from metadata alone. Nothing of it is imported.
 
 Each edge of a range says how it is known. *ran*: we saw it, and *verified* names the run. *read*:
 the code of that release was read. *reported*: upstream says so. Between an edge with the bug and
-one without, nothing is said of a release. *By design*: upstream documents it, or its code says so.
+one without, a release gets no verdict. *By design*: upstream documents it, or its code says so.
 
 This page is made of `vtool/doctor/advisories.yaml` by `make goldens`;
 [CONTRIBUTING](../CONTRIBUTING.md#an-advisory) says how to add one.

@@ -379,7 +379,7 @@ def test_copies_of_the_whole_checkpoint_besides_the_model_are_memory_too() -> No
     many = {f"layers.{number}": torch.randn(4) for number in range(20)}
     (finding,) = check_load_weights(ManyClones, many).findings
     assert finding.rule == "retained-memory"
-    assert "copies of 20 of 20 tensors held at once, beside the model" in finding.message
+    assert "copies of 20 of 20 tensors held at once, in addition to the model" in finding.message
     for right in (ManyLayers, ManyReplaced):
         assert check_load_weights(right, many).findings == ()
 

@@ -201,7 +201,7 @@ def print_comparison(compared: "Sequence[MetricDifference]", model: str, against
     """Print how two models differ on the same rows."""
     from vtool.diagnostics.printable import printable
 
-    lines = [f"{model} beside {against}, row by row (95 % intervals):"]
+    lines = [f"{model} compared with {against}, row by row (95 % intervals):"]
     lines += table([(one.metric, *_difference(one)) for one in compared], "  ")
     for line in lines:
         typer.echo(printable(line))

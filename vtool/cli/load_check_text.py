@@ -95,8 +95,8 @@ def table(results: Sequence[Result]) -> str:
     )
     if alone := sum(_loading_only(result) for result in results):
         lines.append(
-            f"{alone} clean: loading only (their names were found by trying: nothing is said of"
-            " tensors that are not read, nor of parameters that are not written)"
+            f"{alone} clean: loading only (their names were found by trying: no verdict on"
+            " tensors that are not read, nor on parameters that are not written)"
         )
     if changed := sum(bool(_changed(result)) for result in results):
         lines.append(

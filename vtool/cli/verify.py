@@ -39,7 +39,7 @@ def verify(
     row: Annotated[
         list[str] | None,
         typer.Option(
-            help="A row to show beside the first ones: its line, or its name; may be repeated."
+            help="A row to show besides the first ones: its line, or its name; may be repeated."
         ),
     ] = None,
     only: Annotated[

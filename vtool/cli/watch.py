@@ -75,7 +75,7 @@ def watch(
         int, typer.Option(metavar="MIB", min=1, help="Memory on the device for what is held.")
     ] = 1024,
     text: Annotated[
-        bool, typer.Option("--text/--no-text", help="Keep the text of rows beside the ids.")
+        bool, typer.Option("--text/--no-text", help="Keep the text of rows with the ids.")
     ] = True,
     tokenizer: Annotated[
         Path | None,

@@ -140,7 +140,7 @@ def _import_torch_npu() -> None:
         importlib.import_module("torch_npu")
     except Exception as error:
         raise _missing(
-            f"torch_npu cannot be imported beside torch {torch.__version__}:"
+            f"torch_npu cannot be imported with torch {torch.__version__}:"
             f" {type(error).__name__}: {error}",
             "install torch_npu of torch's own version and source CANN's set_env.sh; `npu-smi info`"
             " shows the devices",

@@ -49,7 +49,7 @@ def interpreter() -> str:
     found = vllm_python()
     if found and os.access(found, os.X_OK) and Path(found).is_file():
         return found
-    message = "--with vllm needs vLLM, which is not installed beside vtool"
+    message = "--with vllm needs vLLM, which is not installed with vtool"
     if found:
         message = f"--with vllm: {VARIABLE} is {found}, which is no program"
     help = (

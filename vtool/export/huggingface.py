@@ -102,8 +102,8 @@ def about_base(
     if settings is None or settings.base_dtype != "nf4":
         return []
     message = (
-        f"{folder} is an adapter for {base} in NF4, as {RECORD} there says: beside or merged into"
-        " the weights as that folder has them, it gives another model"
+        f"{folder} is an adapter for {base} in NF4, as {RECORD} there says: added to or merged"
+        " into the weights as that folder has them, it gives another model"
     )
     help = f"for a whole model: vtool export RUN --merge; else open the base as {RECORD} says"
     if merged:

@@ -136,7 +136,7 @@ def _why_not(path: Path, result: Result, settings: LoadCheck) -> str | None:
         return f"the files cannot be loaded as they are: {', '.join(wrong)}"
     if is_adapter(path):
         base = read_adapter_config(path).get("base_model_name_or_path")
-        return f"it is an adapter, which is loaded beside its base ({base}): no class was asked"
+        return f"it is an adapter, which is loaded with its base ({base}): no class was asked"
     if not (path / "config.json").is_file():
         return "without a config.json nothing says which class will load it"
     return _why_not_here(path, settings)

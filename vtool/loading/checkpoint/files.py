@@ -158,9 +158,9 @@ def _pickles(
             " opened, so that their tensors were not checked"
         )
         yield about_file(loaded[0], "unsafe-format", message)
-    if beside := [file.name for file in pickles if file not in loaded]:
+    if others := [file.name for file in pickles if file not in loaded]:
         message = (
-            f"beside the weights are {listed(beside)}, which may be pickles; not opened, and no"
+            f"next to the weights are {listed(others)}, which may be pickles; not opened, and no"
             " loader needs them"
         )
         help = "nothing, unless the folder is handed on"

@@ -214,7 +214,7 @@ def _outputs(reference: Reference, checks: Checks) -> CheckFacts:
     )
     if needed > reference.memory:
         return CheckFacts(
-            reason=f"in float32, beside its twin, it takes about {needed >> 20:,} MiB, more than"
+            reason=f"in float32, with its twin, it takes about {needed >> 20:,} MiB, more than"
             f" the {int(reference.memory) >> 20:,} of limits.memory_mib"
         )
     try:

@@ -306,7 +306,7 @@ def _item(
     where = ""
     if channels := [channel for channel, _ in places]:
         first, last = min(channels), max(channels)
-        where = f" beside output channels {first} to {last}" if last > first else ""
+        where = f" for output channels {first} to {last}" if last > first else ""
     if experts := sorted({expert for _, expert in places if expert is not None}):
         where += f" of expert {', '.join(map(str, experts[:3]))}"
     return Item(

@@ -117,7 +117,7 @@ def _read_class(users_folder: Path, folder: Path, progress: Progress) -> _Found:
             f"vLLM {sys.modules['vllm'].__version__} has registered no"
             f" {' or '.join(names) or 'class: config.json names none'}"
         )
-    copy_beside_weights(users_folder, folder)
+    copy_small_files(users_folder, folder)
     installer = StubInstaller("vllm", fields=None)  # the user's own config is given nothing
     start_groups(0, 1, folder / "alone")
     config = installer.run(lambda: read_config(folder))
@@ -136,7 +136,7 @@ def _about(model_class: Any, found: _Found, files: Mapping[str, str]) -> About:
     )
 
 
-def copy_beside_weights(users_folder: Path, folder: Path) -> None:
+def copy_small_files(users_folder: Path, folder: Path) -> None:
     """Copy every small file that is no weights, so that nothing is written next to the user's."""
     for file in users_folder.iterdir():
         if not file.is_file() or file.name.endswith(WEIGHTS):

@@ -294,7 +294,7 @@ def _asked_and_held(
     if source.most_held > most:
         retained.append(Item("peak", seen=f"{source.most_held} of {total} tensors held at once"))
     elif copies > most:
-        seen = f"copies of {copies} of {total} tensors held at once, beside the model"
+        seen = f"copies of {copies} of {total} tensors held at once, in addition to the model"
         retained.append(Item("peak", seen=seen))
     # The last one is often still the value of a loop's variable.
     if len(held) > 1:
