@@ -208,7 +208,7 @@ def print_comparison(compared: "Sequence[MetricDifference]", model: str, against
 
 
 def _difference(one: "MetricDifference") -> tuple[str, str, str]:
-    """Return a difference, its interval, and what says if it is more than chance."""
+    """Return a difference, its interval, and the test of whether it is more than chance."""
     if one.alone is None:
         tested = "" if one.p is None else f"p {_p(one.p)} (bootstrap)"
         return f"{one.difference:+.4f}", f"[{one.low:+.4f}, {one.high:+.4f}]", tested

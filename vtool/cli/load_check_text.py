@@ -243,7 +243,7 @@ def values_not_run(result: Result) -> str | None:
 
 
 def cut_off(result: Result) -> str | None:
-    """Return the checks that were not come to, and why; None where all were."""
+    """Return the checks that were not reached, and why; None where all were."""
     ended = result.details.get("subject", {}).get("ended")
     rules = [rule for rule, detail in result.details.items() if detail.get("reason") == ended]
     return printable(f"{', '.join(rules)}: {ended}") if ended else None
