@@ -9,7 +9,7 @@ QUANTIZED_HELP = (
 
 
 def quantized_already(config: Any) -> str | None:
-    """Return what a config.json says about how its weights are quantized; None: nothing.
+    """Return the note of a config.json on how its weights are quantized; None: it has none.
 
     transformers makes other modules for such a folder, whose weights cannot be trained.
     """
