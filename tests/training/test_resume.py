@@ -254,7 +254,7 @@ def test_a_signal_lets_the_step_finish_and_says_how_to_resume(
     assert process.returncode == status, output
     steps = [line["step"] for line in read_lines(folder / "run" / "metrics.jsonl")]
     assert f"stopped by {number.name} after step {steps[-1]} of 2000; checkpoint saved" in output
-    assert "go on with: vtool train sft rows" in output
+    assert "resume with: vtool train sft rows" in output
     assert [path.name for path in (folder / "run" / "checkpoints").iterdir()] == [
         f"step-{steps[-1]:06d}"
     ]

@@ -39,7 +39,7 @@ def verify(
     row: Annotated[
         list[str] | None,
         typer.Option(
-            help="A row to show beside the first ones: its line, or its name; may be repeated."
+            help="A row to show besides the first ones: its line, or its name; may be repeated."
         ),
     ] = None,
     only: Annotated[
@@ -223,7 +223,7 @@ def _proofs_result(
 
     try:
         proved = prove(run, only=only, fast=fast, full_size=full_size)
-    except Findings as findings:  # beside what the audit has found
+    except Findings as findings:  # in addition to what the audit has found
         return Result.of_findings(subject, findings.diagnostics)
     except NotProvable as error:
         if readable:
@@ -271,8 +271,8 @@ def _print_ledger(audit: "Audit") -> None:
             " supervised"
         )
     for counts in audit.measured.values():
-        said = ", ".join(f"{count:,} {name}" for name, count in counts.items())
-        typer.echo(f"  by their answers: {said}")
+        counted = ", ".join(f"{count:,} {name}" for name, count in counts.items())
+        typer.echo(f"  by their answers: {counted}")
     if audit.example:
         from vtool.diagnostics.printable import printable_line
 

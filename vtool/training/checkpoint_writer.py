@@ -34,7 +34,7 @@ class Writer:
         self._to = folder
         self._ranks = ranks
         # the thread talks to those of other ranks while the loop computes
-        self._how = (keep_last, synced, ranks.beside() if asynchronous else ranks)
+        self._how = (keep_last, synced, ranks.with_own_group() if asynchronous else ranks)
         self._thread = ThreadPoolExecutor(1, "checkpoint") if asynchronous else None
         self._writing: Future[Path] | None = None
 
