@@ -112,7 +112,7 @@ def map_folder(folder: Path, family_name: str, how: Mapping[str, Any]) -> Mapped
                 config=config,
                 state_dict=saved,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are told below, each with its shapes
+                ignore_mismatched_sizes=True,  # reported below, each with its shapes
                 **how,
             )
         )
