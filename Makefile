@@ -55,7 +55,7 @@ bench: .venv/installed-dev .venv/installed-bench  ## print the benchmarks (about
 	$(BIN)/python -m benchmarks.packing
 	$(BIN)/python -m benchmarks.masks
 	$(BIN)/python -m benchmarks.audit
-	$(BIN)/python -m benchmarks.told
+	$(BIN)/python -m benchmarks.row_quality
 	$(BIN)/python -m benchmarks.profiling
 	$(BIN)/python -m benchmarks.watch
 	$(BIN)/python -m benchmarks.engines

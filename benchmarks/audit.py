@@ -1,4 +1,4 @@
-"""Benchmark: the audit of rows, beside what it cannot do without.
+"""Benchmark: the audit of rows, next to what it cannot do without.
 
 Rows are made here: text of about a hundred tokens, JPEGs of 224 × 224 and of 1024 × 1024 pixels, a
 quality of 88, with soft shapes and some noise, as a camera's. CPU time of one process and one

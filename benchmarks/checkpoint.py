@@ -1,4 +1,4 @@
-"""Benchmark: the audit of a checkpoint folder, beside reading the same files.
+"""Benchmark: the audit of a checkpoint folder, against reading the same files.
 
 A folder of SIZE GiB of bfloat16 weights in shards of 1 GiB is written, read once so that the page
 cache holds it, and then, ROUNDS times in turn, each in a process of its own:

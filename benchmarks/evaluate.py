@@ -1,4 +1,4 @@
-"""Benchmark: `vtool evaluate` beside a bare loop over transformers' `generate`.
+"""Benchmark: `vtool evaluate` against a bare loop over transformers' `generate`.
 
 Both are whole processes that are asked the demo's 359 test rows, written as a file of rows with
 PNGs: they import what they need, load the export, read rows and images, and answer greedily, in
@@ -13,7 +13,7 @@ batches of the same size, in one thread.
 
 The answers of both must be the same, or nothing is printed. They take turns; CPU seconds are those
 of the kernel for the whole process. The ratio is the median over rounds, in brackets its quartiles.
-Beside it, in processes of their own: the CPU seconds once torch, transformers and vtool are
+In addition, in processes of their own: the CPU seconds once torch, transformers and vtool are
 imported, which are audit, scores and page too; and the wall seconds of the loop alone, from the
 first batch of rows to the last answer, which grow with the model.
 
@@ -75,7 +75,7 @@ def bare(export: Path, rows: Path, output: Path) -> None:
             count = int(grid.prod()) // merged
             texts[place] = texts[place].replace("<|image_pad|>", "<|image_pad|>" * count)
         inputs = tokenizer(texts, padding=True, return_tensors="pt", add_special_tokens=False)
-        # what `AutoProcessor` returns beside these; it needs torchvision
+        # what `AutoProcessor` returns besides these; it needs torchvision
         kinds = (inputs["input_ids"] == model.config.image_token_id).int()
         with torch.inference_mode():
             made = model.generate(

@@ -1,4 +1,4 @@
-"""Benchmark: the cost of the training loop over a bare loop, beside HF Trainer and TRL.
+"""Benchmark: the cost of the training loop over a bare loop, next to HF Trainer and TRL.
 
 All train the recipe `digits`: the same initial weights, the same rows in the same order, the same
 fused AdamW with the same parameter groups, learning rates and clipping, 32 rows a step in one

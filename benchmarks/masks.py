@@ -1,4 +1,4 @@
-"""Benchmark: attention masks beside plain loops that make the same, and their memory.
+"""Benchmark: attention masks against plain loops that make the same, and their memory.
 
 Each form of `vtool.models.masks`, from lengths to what its consumer is handed. Of the loops, one
 goes from token to token and writes what each of them may see, the other from row to row, or from

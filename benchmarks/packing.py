@@ -1,4 +1,4 @@
-"""Benchmark: packing beside padding, in supervised tokens a second.
+"""Benchmark: packing against padding, in supervised tokens a second.
 
 One process, forwards and backwards, on rows of unequal lengths.
 

@@ -9,7 +9,7 @@ It is off, before its interval, or after it.
     after      the same, the interval over and its trace written
     recording  inside the interval, for comparison
 
-All train the recipe `digits` in one process with one thread, on one session that goes on. Others
+All train the recipe `digits` in one process with one thread, on one session that continues. Others
 may use the machine, so there are two measurements:
 
     in pairs  a step of `without` and a step of the other, in an order drawn by chance, each by

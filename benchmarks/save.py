@@ -1,6 +1,6 @@
 """Benchmark: how long a run stops for a checkpoint, asynchronous or not.
 
-It measures `checkpoint.asynchronous` and its absence, and the cost to the steps beside a save.
+It measures `checkpoint.asynchronous` and its absence, and the cost to the steps during a save.
 
 Weights and both running means of a quarter of SIZE million parameters each, so 12 bytes a
 parameter, are saved ROUNDS times, in turn each way; between two saves a matrix product stands for
@@ -57,7 +57,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     stood: dict[bool, list[float]] = {False: [], True: []}
-    beside: list[float] = []
+    during: list[float] = []
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         for round_ in range(ROUNDS):
             alone = steps(1.0)
@@ -68,7 +68,7 @@ def main() -> None:
                     writer.save(saved)
                     seconds.append(time.perf_counter() - began)
                     if asynchronous:
-                        beside.append(steps(1.0) / alone)
+                        during.append(steps(1.0) / alone)
     ratio = sorted(
         later / waiting for waiting, later in zip(stood[False], stood[True], strict=True)
     )
@@ -82,7 +82,7 @@ def main() -> None:
         end="",
     )
     print(f"{median(ratio):.2f} [{ratio[0]:.2f}, {ratio[-1]:.2f}]")
-    print(f"speed of steps while it is written: {median(beside):.2f} of alone")
+    print(f"speed of steps while it is written: {median(during):.2f} of alone")
 
 
 if __name__ == "__main__":

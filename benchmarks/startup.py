@@ -2,7 +2,7 @@
 
 CPU and wall milliseconds of a whole process, median of RUNS.
 
-Python's own start is measured beside it, in turn with the others. What builds live objects, and so
+Python's own start is measured too, in turn with the others. What builds live objects, and so
 imports torch and transformers, is run LIVE_RUNS times.
 
     python -m benchmarks.startup

@@ -7,7 +7,7 @@ brackets its 95 % interval (bootstrap).
 
     watched     steps that are looked at: the first is left out, which also computes rows alone
     first       that first step, once: with rows computed alone
-    afterwards  only the ledger goes on
+    afterwards  only the ledger continues
     again       the plain session against itself: a cost below its interval has not been seen
 
 Then one process reads tokens against a head of 151,936 ids of width 896 (Qwen2.5's), on one thread:
@@ -84,7 +84,7 @@ def measure_steps(pairs: int) -> None:
     print(f"a step of `digits` without a watch: {1000 * base:.1f} ms of CPU time, one thread")
     print(f"{'first':12} {first / base:.2f}x")
     for label, ratios in (("watched", looked_at), ("afterwards", after), ("again", again)):
-        print(f"{label:12} {_told([mine / other for mine, other in ratios])}")
+        print(f"{label:12} {_in_words([mine / other for mine, other in ratios])}")
 
 
 def _session(folder: Path) -> Callable[[], float]:
@@ -137,7 +137,7 @@ def _pairs(
     return found
 
 
-def _told(ratios: Sequence[float]) -> str:
+def _in_words(ratios: Sequence[float]) -> str:
     drawn = np.random.default_rng(0).choice(np.array(ratios), (2000, len(ratios)))
     low, high = np.percentile(np.median(drawn, axis=1), [2.5, 97.5])
     return f"{np.median(ratios):.3f}x [{low:.3f}, {high:.3f}]"

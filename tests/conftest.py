@@ -2,7 +2,7 @@
 
 A test finds the process as the one before it found it: threads, default dtype, determinism,
 attention functions, environment, working directory, signal handlers and modules are put back, and
-generators are seeded anew. With `--fail-on-leaks` (`make test-all`) a test that leaves one of them
+generators are seeded again. With `--fail-on-leaks` (`make test-all`) a test that leaves one of them
 changed fails.
 """
 
@@ -81,8 +81,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Write no bytecode once tests run; what they are collected from is written.
 
-    Where a test lets writes fail, Python would leave half of a module's bytecode beside it: it does
-    not look at how much was written, and whoever imports the module next fails.
+    Where a test lets writes fail, Python would leave half of a module's bytecode next to it: it
+    does not look at how much was written, and whoever imports the module next fails.
     """
     sys.dont_write_bytecode = True
     # for what tests start; set before, it would hold for the workers, which would not keep what

@@ -91,7 +91,9 @@ print(after == environment, switches)
 
 
 @pytest.mark.parametrize("before", ["", "import transformers"])
-def test_libraries_are_told_for_the_call_and_then_as_they_were(tmp_path: Path, before: str) -> None:
+def test_libraries_are_set_up_for_the_call_and_then_as_they_were(
+    tmp_path: Path, before: str
+) -> None:
     names = ("HF_HUB_OFFLINE", "HF_HUB_DISABLE_PROGRESS_BARS", "OMP_WAIT_POLICY")
     done = subprocess.run(
         [sys.executable, "-c", SWITCHES.format(before=before)],
@@ -106,7 +108,7 @@ def test_libraries_are_told_for_the_call_and_then_as_they_were(tmp_path: Path, b
     assert after == "True (False, False, True)"
 
 
-def test_what_the_user_has_told_libraries_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_user_has_set_for_libraries_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     from vtool.libraries import libraries_prepared
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")

@@ -55,7 +55,7 @@ def test_the_version_is_that_of_the_folder_in_site_packages() -> None:
     assert installed_version("no-such-package") is None
 
 
-def test_the_first_folder_on_the_path_wins_and_the_others_are_told(tmp_path: Path) -> None:
+def test_the_first_folder_on_the_path_wins_and_the_others_are_reported(tmp_path: Path) -> None:
     package(tmp_path / "a", "torch", "2.13.0+cpu")
     package(tmp_path / "b", "torch", "2.12.0")
     path = [str(tmp_path / each) for each in ("absent", "a", "b")]
@@ -142,7 +142,7 @@ def test_what_is_installed_here_is_among_the_tested() -> None:
     assert check_releases(run.loaded.run, run.loaded.origins).findings == ()
 
 
-def test_a_missing_extra_is_told_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_reported_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = {"torch", "tokenizers"}
     monkeypatch.setattr(
         "vtool.config.environment.packages.find_spec",
@@ -240,7 +240,7 @@ def test_features_are_handed_to_releases_that_take_them_and_to_those_that_do_not
     assert not vars(older)
 
 
-def test_levels_of_deepstack_are_told_apart_by_image_in_every_release() -> None:
+def test_levels_of_deepstack_are_distinguished_by_image_in_every_release() -> None:
     whole = torch.arange(18.0).view(6, 3)
     parts = (whole[:2], whole[2:])
     for level in (whole, parts):  # before transformers 5.18, and since

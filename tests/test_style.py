@@ -56,7 +56,7 @@ def docstrings(file: Path) -> Iterator[tuple[int, str]]:
         ("Say whether it has rows.", False),
     ],
 )
-def test_a_docstring_that_opens_without_its_subject_is_told(text: str, found: bool) -> None:
+def test_a_docstring_that_opens_without_its_subject_is_reported(text: str, found: bool) -> None:
     assert bool(OPENERS.match(text)) == found
 
 

@@ -29,7 +29,7 @@ def test_without_any_there_is_none() -> None:
     assert vllm_python() is None
 
 
-def test_the_environment_beside_vtools_own_is_found_from_any_folder(tmp_path: Path) -> None:
+def test_the_environment_next_to_vtools_own_is_found_from_any_folder(tmp_path: Path) -> None:
     assert vllm_python() is None
     beside = built(tmp_path / "checkout")
     assert vllm_python() == beside

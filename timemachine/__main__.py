@@ -4,7 +4,7 @@ python -m timemachine [CASE…]
 
 A case is a file in timemachine/cases, by its name or the beginning of it. What has been run with
 the same code is not run again, and what lacks its --checkout keeps the result that it has.
-Exits with 1 where a case has not shown what it ought to, with 2 where results cannot be written.
+Exits with 1 where a case has not shown what it should, with 2 where results cannot be written.
 """
 
 import argparse
@@ -104,12 +104,12 @@ def _read(kept: Path) -> dict[str, Any]:
 
 def _say(result: dict[str, Any], is_kept: bool) -> None:
     seconds = sum(side["cpu_seconds"] for side in result["sides"].values())
-    told = f"{seconds:.1f} s of CPU{', not run again' if is_kept else ''}"
-    print(f"{result['case']}: {result['outcome']} ({told})", flush=True)
+    text = f"{seconds:.1f} s of CPU{', not run again' if is_kept else ''}"
+    print(f"{result['case']}: {result['outcome']} ({text})", flush=True)
     for name, side in result["sides"].items():
         for finding in side["findings"]:
-            told = f"{finding['severity']}[{finding['rule']}]: {finding['message']}"
-            print(f"  {name:6s} {told[:180]}", flush=True)
+            text = f"{finding['severity']}[{finding['rule']}]: {finding['message']}"
+            print(f"  {name:6s} {text[:180]}", flush=True)
 
 
 if __name__ == "__main__":

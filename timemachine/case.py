@@ -36,7 +36,7 @@ class _Strict(BaseModel):
 
 
 class Wheels(_Strict):
-    """The wheels of each side, with what has to be beside them in the versions that fit."""
+    """The wheels of each side, with what they need next to them, in the versions that fit."""
 
     unsafe: tuple[Wheel, ...]
     clean: tuple[Wheel, ...] = ()
@@ -53,7 +53,7 @@ class Wheels(_Strict):
 
 
 class Case(_Strict):
-    """A defect of a release, by the command that tells it."""
+    """A defect of a release, with the command that reports it."""
 
     name: str
     """The file's name: `PROJECT-NUMBER[-word]`."""
@@ -61,28 +61,28 @@ class Case(_Strict):
     number: int
     """The number of the issue or the pull request."""
     thread: str = ""
-    """The address where upstream tells of it, if the number is of no issue there."""
+    """The address where upstream describes it, if the number is of no issue there."""
     defect: str
     kind: Literal["command", "public-api"]
     """`command`: it watches what a user runs; `public-api`: a function is called alone."""
     wheels: Wheels
     script: str = ""
-    """The script that a user would have run, where there is one: a file beside this one."""
+    """The script that a user would have run, where there is one: a file in the case's folder."""
     command: str
     """The command; {python} is that of the side, {script} the script, {NAME} a wheel's folder."""
     rule: str
-    """The rule that has to speak at the unsafe side."""
+    """The rule that has to report the unsafe side."""
     observable: str
     """A check of the finding without vtool."""
     remark: str = ""
 
     @property
     def is_open(self) -> bool:
-        """Tell whether no release is without the defect."""
+        """Return whether no release is without the defect."""
         return not self.wheels.clean
 
     def lacks(self, checkouts: Sequence[str]) -> bool:
-        """Tell whether a side is a commit of a project of which no repository is given."""
+        """Return whether a side is a commit of a project of which no repository is given."""
         wheels = (wheel for side in self.sides for wheel in self.wheels.of(side))
         return any("@" in wheel and name_of(wheel) not in checkouts for wheel in wheels)
 
@@ -155,10 +155,10 @@ def read_case(file: Path) -> Case:
     try:
         return Case(**{"name": file.stem, **given})
     except ValidationError as error:
-        told = [
+        problems = [
             f"{'.'.join(map(str, one['loc'])) or 'case'}: {one['msg']}" for one in error.errors()
         ]
-        raise ValueError(f"{file}: {'; '.join(told)}") from error
+        raise ValueError(f"{file}: {'; '.join(problems)}") from error
 
 
 def read_cases(names: Iterable[str] = (), folder: Path = CASES) -> list[Case]:

@@ -77,7 +77,7 @@ def make_environment(
     over: Path | None = None,
     checkouts: Mapping[str, Path] = MappingProxyType({}),
 ) -> Environment:
-    """Fetch wheels, and make an interpreter that sees them beside the torch of this environment.
+    """Fetch wheels, and make an interpreter that sees them and the torch of this environment.
 
     Args:
         cache: where wheels, their folders and environments are kept.
@@ -154,7 +154,7 @@ def _made_whole(folder: Path) -> Iterator[Path]:
     """Give a place to fill, which then becomes this folder: it is there whole, or not at all.
 
     Another run may fill it at the same time: the first one's stays. What a run that was killed has
-    left beside it is removed.
+    left next to it is removed.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     for left in folder.parent.glob(f"{_PART}*"):
@@ -189,12 +189,12 @@ def _pip(*words: str | Path) -> None:
     )
     if not ended.returncode:
         return
-    told = ended.stdout + ended.stderr
-    if _NO_SPACE in told:
+    output = ended.stdout + ended.stderr
+    if _NO_SPACE in output:
         raise NotHad("the disk of the cache is full")
-    if _NO_NETWORK.search(told):
+    if _NO_NETWORK.search(output):
         raise NotHad(f"no registry answers: {words[-1]}")
-    lines = [line for line in told.splitlines() if line.startswith("ERROR")] or ["pip failed"]
+    lines = [line for line in output.splitlines() if line.startswith("ERROR")] or ["pip failed"]
     raise NotHad(f"{lines[-1].removeprefix('ERROR: ')}")
 
 
@@ -204,8 +204,8 @@ def _link(
     """Make the virtual environment of these trees, or return the one that is there."""
     hidden = {canonicalize_name(tree.name) for tree in trees}
     links = _all_links(over, hidden) if over else _links((*BASE, *installed), hidden)
-    told = [*(tree.sha256 for tree in trees), *(f"{name} {at}" for name, at in links.items())]
-    key = hashlib.sha256("\n".join([sys.executable, *told]).encode()).hexdigest()[:12]
+    output = [*(tree.sha256 for tree in trees), *(f"{name} {at}" for name, at in links.items())]
+    key = hashlib.sha256("\n".join([sys.executable, *output]).encode()).hexdigest()[:12]
     folder = cache / "environments" / key
     if not folder.is_dir():
         with _made_whole(folder) as made:
@@ -269,7 +269,7 @@ def _links(names: Iterable[str], hidden: set[str]) -> dict[str, Path]:
             package = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
             if name in named:
-                raise NotHad(f"{name} is not installed beside vtool") from None
+                raise NotHad(f"{name} is not installed with vtool") from None
             continue  # what a platform has not is required by a marker, or by nobody
         found.update(_tops(package))
         for line in package.requires or ():

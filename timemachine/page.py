@@ -1,4 +1,4 @@
-"""docs/time-machine.md, made from the cases and from what they said when they were last run."""
+"""docs/time-machine.md, made from the cases and from their output when they were last run."""
 
 import fcntl
 import json
@@ -69,14 +69,14 @@ def write(file: Path, text: str) -> None:
 
 
 def page(cases: Sequence[Case], results: Mapping[str, Any]) -> str:
-    """Return the text of the page, with its tables made anew."""
+    """Return the text of the page, with its tables made again."""
     before, rest = PAGE.read_text("utf-8").split(BEGIN)
     _, after = rest.split(END)
     return f"{before}{BEGIN}\n\n{tables(cases, results)}\n{END}{after}"
 
 
 def with_summary(readme: str, cases: Sequence[Case], results: Mapping[str, Any]) -> str:
-    """Return the README with its table made anew: a line for each project."""
+    """Return the README with its table made again: a line for each project."""
     before, rest = readme.split(README_BEGIN)
     _, after = rest.split(README_END)
     table = "\n".join(_by_project(_seen(cases, results), results))
@@ -136,7 +136,7 @@ def _by_project(seen: Sequence[Case], results: Mapping[str, Any]) -> Iterator[st
     for project, those in {**rows, "**all**": list(seen)}.items():
         pairs = [one for one in those if not one.is_open]
         commands = [one for one in pairs if one.kind == "command"]
-        errors = sum(_told(one, results[one.name])["severity"] == "error" for one in commands)
+        errors = sum(_finding(one, results[one.name])["severity"] == "error" for one in commands)
         warnings, functions = len(commands) - errors, len(pairs) - len(commands)
         opened = len(those) - len(pairs)
         yield f"| {project} | {errors} | {warnings} | {functions} | {opened} |"
@@ -151,21 +151,21 @@ def _table(cases: Sequence[Case], results: Mapping[str, Any]) -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|"
     for case in cases:
         result = results[case.name]
-        told = _told(case, result)
-        severity = "" if told["severity"] == "error" else f", a {told['severity']}"
+        finding = _finding(case, result)
+        severity = "" if finding["severity"] == "error" else f", a {finding['severity']}"
         cells = (
             _link(case),
             case.defect,
             " ".join(case.wheels.unsafe) or f"{case.project} {_version(case, result)}, installed",
             " ".join(case.wheels.clean) or "none",
             f"`{case.rule}`{severity}",
-            told["message"].replace("|", "\\|"),
+            finding["message"].replace("|", "\\|"),
             f"{_seconds(result):.0f}",
         )
         yield f"| {' | '.join(cells)} |"
 
 
-def _told(case: Case, result: Mapping[str, Any]) -> Mapping[str, Any]:
+def _finding(case: Case, result: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the finding of the case's rule at the unsafe side."""
     findings: list[Mapping[str, Any]] = result["sides"]["unsafe"]["findings"]
     return next(one for one in findings if one["rule"] == case.rule)

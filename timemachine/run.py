@@ -27,7 +27,7 @@ _SEVERITIES = ("error", "warning", "note")
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One release of a case, and what vtool said of it."""
+    """One release of a case, and what vtool reported of it."""
 
     state: str
     """`ran`, `not-run`, `does-not-import` or `crashed`."""
@@ -55,15 +55,15 @@ def outcome_of(case: Case, sides: Mapping[str, Side]) -> str:
         if side.state != "ran":
             return f"{side.state}, the {name} side: {side.reason}"
         if side.verdict == "not-run":
-            told = next((one["message"] for one in side.findings), "nothing was read")
-            return f"not-run, the {name} side: {told[:200]}"
+            message = next((one["message"] for one in side.findings), "nothing was read")
+            return f"not-run, the {name} side: {message[:200]}"
     spoke = {name: [one["rule"] for one in sides[name].counted(case.fail_on)] for name in sides}
     if not spoke["unsafe"]:
         return "missed: the unsafe side has no finding that counts"
     if case.rule not in spoke["unsafe"]:
         return f"another rule: {', '.join(sorted(set(spoke['unsafe'])))}"
     if clean := spoke.get("clean"):
-        return f"the clean side speaks: {', '.join(sorted(set(clean)))}"
+        return f"the clean side reports: {', '.join(sorted(set(clean)))}"
     return "seen"
 
 
@@ -78,7 +78,7 @@ def digest(case: Case) -> str:
 
 
 def _scripts(name: str, seen: set[str]) -> list[str]:
-    """Return the texts of a script, and of those beside it that it imports."""
+    """Return the texts of a script, and of those in its folder that it imports."""
     if not name or name in seen or not (CASES / name).is_file():
         return []
     seen.add(name)
@@ -106,7 +106,7 @@ def _run_side(case: Case, side: str, cache: Path, checkouts: Mapping[str, Path])
         environment = make_environment(cache, wheels.of(side), wheels.installed, over, checkouts)
     except NotHad as error:
         return Side("not-run", str(error))
-    told = {
+    facts = {
         "versions": environment.versions,
         "wheels": {tree.file: tree.sha256 for tree in environment.trees},
     }
@@ -117,12 +117,12 @@ def _run_side(case: Case, side: str, cache: Path, checkouts: Mapping[str, Path])
         try:
             status, cpu, out, err = _run(words, Path(scratch), variables_of(environment))
         except OSError as error:
-            return Side("not-run", f"it cannot be started: {error}", **told)
+            return Side("not-run", f"it cannot be started: {error}", **facts)
     (logs / f"{case.name}-{side}.txt").write_text(
         f"$ {shlex.join(words)}\n{out}{err}exit {status}\n", encoding="utf-8"
     )
     trees = f"{(cache / 'trees').resolve()}/"  # of this machine: nothing for a page
-    return _side(status, cpu, out.replace(trees, ""), err.replace(trees, ""), told)
+    return _side(status, cpu, out.replace(trees, ""), err.replace(trees, ""), facts)
 
 
 def command_of(case: Case, environment: Environment, scratch: Path) -> list[str]:
@@ -185,40 +185,40 @@ def _wait(process: "subprocess.Popen[bytes]") -> tuple[int, float]:
     return process.returncode, round(used.ru_utime + used.ru_stime, 1)
 
 
-def _side(status: int, cpu: float, out: str, err: str, told: dict[str, Any]) -> Side:
+def _side(status: int, cpu: float, out: str, err: str, facts: dict[str, Any]) -> Side:
     """Read what a command has printed."""
-    told = {**told, "exit": status, "cpu_seconds": cpu}
+    facts = {**facts, "exit": status, "cpu_seconds": cpu}
     document = _document(out) or _document(err)
     if document is None or _own_status(document, status):
         raised = [one.group(0) for one in _RAISED.finditer(err[max(err.find(_TRACEBACK), 0) :])]
         if _TRACEBACK not in err:
-            return Side("crashed", f"exit status {status}: {err.strip()[-200:]}", **told)
+            return Side("crashed", f"exit status {status}: {err.strip()[-200:]}", **facts)
         name = raised[-1] if raised else "a traceback"
         state = "does-not-import" if re.search(r"ImportError|ModuleNotFound", name) else "crashed"
-        return Side(state, name[:200], **told)
+        return Side(state, name[:200], **facts)
     findings = tuple(
         {key: str(finding[key]) for key in ("rule", "severity", "message")}
         for result in document["results"]
         for finding in result["findings"]
     )
     if lost := [one["message"] for one in findings if one["rule"] == "unusable-interpreter"]:
-        return Side("does-not-import", lost[0][:200], **told)
+        return Side("does-not-import", lost[0][:200], **facts)
     verdicts = {str(result["verdict"]) for result in document["results"]}
     verdict = next((one for one in ("unsafe", "clean", "not-run") if one in verdicts), "not-run")
-    return Side("ran", verdict=verdict, findings=findings, **told)
+    return Side("ran", verdict=verdict, findings=findings, **facts)
 
 
 def _own_status(document: Mapping[str, Any], status: int) -> int:
-    """Return the exit status of what was run, of which a document tells; not that of its findings.
+    """Return the exit status of what was run, as a document has it; not that of its findings.
 
-    A traceback alone is none of a crash: a trainer may print one that it has caught, and go on.
+    A traceback alone is no sign of a crash: a trainer may print one that it caught, and continue.
     """
     if (command := document["tool"].get("command")) == "compare":  # a script's, which has no other
         return status
     if command != "watch":
         return 0 if status in (0, 1, 2) else status
-    told = (result.get("details", {}).get("command", {}) for result in document["results"])
-    return max((int(one.get("status", 0)) for one in told), default=status)
+    commands = (result.get("details", {}).get("command", {}) for result in document["results"])
+    return max((int(one.get("status", 0)) for one in commands), default=status)
 
 
 def _document(text: str) -> dict[str, Any] | None:

@@ -34,7 +34,7 @@ def load(recipe: str | PathLike[str], *overrides: str) -> "Loaded":
         overrides: settings that take the place of the recipe's, such as `"train.steps=30"`.
 
     Returns:
-        The recipe: `.run` has every setting, `.notes` what the checks say beside errors.
+        The recipe: `.run` has every setting, `.notes` what the checks report besides errors.
 
     Raises:
         vtool.Findings: everything that stands against running it, at once.
@@ -68,7 +68,7 @@ class TrainingResult:
     steps: int
     """Optimizer steps that it has taken in all."""
     findings: "tuple[Diagnostic, ...]" = ()
-    """Problems beside the training: of the profiler, of trackers, of evaluations."""
+    """Problems outside of the training: of the profiler, of trackers, of evaluations."""
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -130,7 +130,7 @@ class TrainingResult:
 
 
 def train(run: "Loaded", *, preflight: bool = True) -> TrainingResult:
-    """Train a run, or go on with it from its newest checkpoint, as `vtool train sft` does.
+    """Train a run, or resume it from its newest checkpoint, as `vtool train sft` does.
 
     With `launch.nproc` above 1 the ranks are processes of their own. Nothing is fetched from a hub,
     and no progress bars are drawn. Torch's number of threads, the environment and the libraries'
@@ -302,7 +302,7 @@ def audit(rows: str | PathLike[str], *overrides: str) -> "Ledger":
     """Audit a file of rows without training, as `vtool verify ROWS-FILE` does.
 
     Args:
-        rows: a file or a folder of chats, in any layout that can be told from its first rows.
+        rows: a file or a folder of chats, in any layout that can be detected from its first rows.
         overrides: settings, such as `"data.max_length=2048"` or `"model.path=…"`.
 
     Returns:

@@ -9,8 +9,8 @@ def prepare_libraries() -> list[str]:
     """Set what libraries read of the environment, where the user has not; return what was set.
 
     They fetch nothing at run time (a download is a process of its own, vtool/hub/download.py), and
-    their progress bars would break up the output. OpenMP's threads wait by spinning unless told not
-    to: beside one other busy process, training was then 17 times slower.
+    their progress bars would break up the output. OpenMP's threads wait by spinning unless set not
+    to: with one other busy process, training was then 17 times slower.
     """
     wanted = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     if "HF_HUB_OFFLINE" not in os.environ:
@@ -22,11 +22,11 @@ def prepare_libraries() -> list[str]:
 
 @contextmanager
 def libraries_prepared() -> Iterator[None]:
-    """Do so for a while, in a process that goes on with other things, and put everything back.
+    """Do so for a while, in a process that then does other things, and put everything back.
 
     huggingface_hub and transformers read the variables once, when they are imported: that is done
     before, and their own switches are set. OpenMP, too, reads its variable once: where torch was
-    not imported yet, its threads go on waiting idly.
+    not imported yet, its threads keep waiting idly.
     """
     waits = "OMP_WAIT_POLICY" in os.environ
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

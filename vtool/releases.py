@@ -1,6 +1,6 @@
-"""Releases of the packages that vtool runs beside: what was tested, what differs, what is broken.
+"""Releases of the packages that vtool runs with: what was tested, what differs, what is broken.
 
-All that depends on a release of another package is here, with the release beside it, and goes when
+All that depends on a release of another package is here, with its release, and goes when
 the range in pyproject.toml has moved past it. Nothing is imported but the standard library: the
 version of a package is read from the name of its folder in site-packages, which takes 0.2 ms.
 """
@@ -36,7 +36,7 @@ TESTED = {
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A defect of a release of transformers, and what cannot be done beside it."""
+    """A defect of a release of transformers, and what cannot be done with it."""
 
     below: str
     """The first release without it."""
@@ -121,7 +121,7 @@ def outside(name: str, version: str) -> str | None:
         return "is no release"
     if release(version) < release(tested.oldest):
         return "is older than all that vtool was tested with"
-    # what mends a release changes nothing that tests are for
+    # what patches a release changes nothing that tests are for
     if release(version)[:2] > release(tested.newest)[:2]:
         return "is newer than all that vtool was tested with"
     return None

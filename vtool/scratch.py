@@ -26,7 +26,7 @@ def scratch_folder() -> Iterator[Path]:
     _remove_left_behind(Path(tempfile.gettempdir()))
     made = tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True)
     with made as name, open(Path(name) / _LOCK, "wb") as lock:
-        with suppress(OSError):  # a file system without locks: nobody can tell, and it stays
+        with suppress(OSError):  # a file system without locks: its state is unknown, and it stays
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield Path(name)
 

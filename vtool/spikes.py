@@ -12,7 +12,7 @@ WINDOW, RECENT = 64, 16
 """Steps just before one: those that say how much losses differ, and those that say what is usual.
 """
 FEWEST = 20
-"""Steps before which nothing is said: too few to know how much losses differ."""
+"""Steps before which nothing is reported: too few to know how much losses differ."""
 DEVIATIONS = 8.0
 """Robust standard deviations above the median from which on a loss is a spike.
 

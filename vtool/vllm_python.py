@@ -14,7 +14,7 @@ def vllm_python() -> str | None:
     """Return the Python that is to run vLLM; None where none is known.
 
     What VTOOL_VLLM_PYTHON names; else this one, where it has vLLM; else what `make vllm-env` has
-    made: here, or beside the virtual environment that vtool runs in.
+    made: here, or next to the virtual environment that vtool runs in.
     """
     if named := os.environ.get(VARIABLE):
         return named

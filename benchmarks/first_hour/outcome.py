@@ -22,9 +22,9 @@ class Outcome:
 
     def write(self, file: Path) -> None:
         """Write it whole, or not at all."""
-        beside = file.with_suffix(".part")
-        beside.write_text(json.dumps(self.plain(), ensure_ascii=False), "utf-8")
-        beside.replace(file)
+        partial = file.with_suffix(".part")
+        partial.write_text(json.dumps(self.plain(), ensure_ascii=False), "utf-8")
+        partial.replace(file)
 
     @classmethod
     def read(cls, file: Path) -> "Outcome | None":

@@ -1,4 +1,4 @@
-"""`python -m tests.campaign`: run the campaign, or go on with it (docs/reliability.md)."""
+"""`python -m tests.campaign`: run the campaign, or resume it (docs/reliability.md)."""
 
 import argparse
 import gc
@@ -78,7 +78,7 @@ def _options() -> argparse.Namespace:
     add = parser.add_argument
     add("--minutes", type=float, default=60.0, help="how long (default: 60)")
     add("--seed", type=int, default=0, help="what every trial follows from (default: 0)")
-    add("--state", type=Path, default=Path(".campaign"), help="where it goes on (.campaign)")
+    add("--state", type=Path, default=Path(".campaign"), help="where it resumes from (.campaign)")
     add("--parts", help=f"some of {','.join([*ONCE, *PARTS])}")
     add("--soak-steps", type=int, default=20_000, help="steps of the long run (20000)")
     add("--input", type=int, metavar="N", help="make one fuzzed input again, and judge it")

@@ -26,7 +26,7 @@ FAULTS = {
     "short write": SHORT,
 }
 LASTING = ("ENOSPC", "EROFS")
-"""A disk that is full stays so: of these, every second fault goes on to the command's end."""
+"""A disk that is full stays so: of these, every second fault lasts to the command's end."""
 FOREVER = 1 << 40
 
 
@@ -129,7 +129,7 @@ class _Bench:
         self.expected = self.content(place)
 
     def trial(self, tally: Tally, turn: int) -> None:
-        """Let an operation fail; look at what is said; go on without faults; compare."""
+        """Let an operation fail; look at the output; continue without faults; compare."""
         if not self.operations:
             self.count()
             tally.measured[f"operations: {self.case.name}"] = self.operations
@@ -150,7 +150,7 @@ class _Bench:
             f"trial {tally.next}: {self.case.name}, operation {operation}"
             f" ({hits[1] if hits else 'not reached'}) {word}{', lasting' if lasting else ''}"
         )
-        if kinds := [*self.said(done, bool(hits), word), *self.after(place, done)]:
+        if kinds := [*self.problems_of_end(done, bool(hits), word), *self.after(place, done)]:
             end = runs.last_lines(done.printed)
             kept = self.straights.folder / f"fault-{tally.next}"
             shutil.rmtree(kept, ignore_errors=True)
@@ -158,8 +158,8 @@ class _Bench:
             for kind in kinds:
                 tally.problem(kind, f"{what}: {done.status} {end}")
 
-    def said(self, done: template.Forked, hit: bool, word: str) -> list[str]:
-        """Return the problems of the way in which the command ended."""
+    def problems_of_end(self, done: template.Forked, hit: bool, word: str) -> list[str]:
+        """Return the problems with how the command ended."""
         failed = any(done.status.values())
         found = []
         if done.hung:
@@ -173,7 +173,7 @@ class _Bench:
         return found
 
     def after(self, place: Path, done: template.Forked) -> list[str]:
-        """Go on without faults, and return what is wrong then."""
+        """Continue without faults, and return what is wrong then."""
         found = []
         if any(done.status.values()):
             least = _least_checkpoint(place / runs.RUN) if self.case.words is None else 0
@@ -194,7 +194,7 @@ def _bench(case: Case, folder: Path) -> _Bench:
 
 
 def _least_checkpoint(run: Path) -> int:
-    """Return the step that a run must go on from, by the lines of metrics that it had written."""
+    """Return the step that a run must resume from, by the lines of metrics that it had written."""
     try:
         reached = run.joinpath("metrics.jsonl").read_text().count('"loss"')
     except OSError:

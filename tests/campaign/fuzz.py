@@ -1,4 +1,4 @@
-"""Damaged input, in process: no crash, no hang, no hunger, and never clean beside an oracle's no.
+"""Damaged input, in process: no crash, no hang, no hunger, never clean where an oracle refuses.
 
 An input follows from the campaign's seed and its number alone, so that any can be made again:
 `python -m tests.campaign --seed S --input N`.
@@ -52,7 +52,7 @@ def fuzz(tally: Tally, folder: Path, until: float) -> None:
 
 
 def _batch(tally: Tally, place: Path, until: float) -> None:
-    """Run a batch in a child: what ends the child is told by the number that it had reached."""
+    """Run a batch in a child: the number that it has reached names the input that ends it."""
     first = tally.next
     reached = mmap.mmap(-1, 8)
     out = place / "batch.json"
@@ -85,7 +85,7 @@ def _child(
             name, verdict = try_input(tally, number, place)
             counts["inputs"] += 1
             counts[f"inputs: {name}"] += 1
-            counts[f"{name}: {verdict.told}"] += 1
+            counts[f"{name}: {verdict.answer}"] += 1
             if verdict.problem:
                 problems.append((f"{name}: {verdict.problem}", f"input {number}: {verdict.shown}"))
             if time.monotonic() > until:
@@ -136,6 +136,6 @@ def try_input(tally: Tally, number: int, place: Path) -> tuple[str, Verdict]:
 
 
 def show(tally: Tally, number: int, folder: Path) -> None:
-    """Make one input again, and print it with what was said of it."""
+    """Make one input again, and print it with its verdict."""
     prepare(folder)
     print(*try_input(tally, number, folder), sep="\n")

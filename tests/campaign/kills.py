@@ -174,7 +174,7 @@ def _at_phase(kill: Kill) -> None:
 
 
 def _is_of_a_worker(printed: str) -> bool:
-    """Tell whether the last traceback is of a data worker that has lost its rank to `kill -9`.
+    """Return whether the last traceback is of a data worker that has lost its rank to `kill -9`.
 
     It, and a thread of it, were handing over a tensor by means of `multiprocessing`; the worker may
     have been killed while it was printing.

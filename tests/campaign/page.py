@@ -86,7 +86,7 @@ def _plain(text: str, most: int = 260) -> str:
 
 
 def renew(state: State) -> None:
-    """Put the table into the page, and the tallies beside it."""
+    """Put the table into the page, and the tallies next to it."""
     state.write(KEPT)
     before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
     after = rest.partition(END)[2]

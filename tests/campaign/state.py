@@ -1,4 +1,4 @@
-"""The state of a campaign, kept in a folder, so that it goes on where it was stopped."""
+"""The state of a campaign, kept in a folder, so that it resumes where it was stopped."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from typing import Any
 MOST_PROBLEMS = 200
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "docs" / "reliability.json"
-"""The tallies that the page's table shows: a campaign of that seed goes on from there, anywhere."""
+"""The tallies that the page's table shows: a campaign of that seed resumes from there, anywhere."""
 
 
 @dataclass

@@ -45,7 +45,7 @@ Answer = tuple[bool, str | None]
 class Verdict:
     """The answer about an input, and the problem of that answer."""
 
-    told: str
+    answer: str
     problem: str | None = None
     shown: str = ""
 
@@ -121,7 +121,7 @@ def _refusal_of_header(file: Path) -> str | None:
                 part = opened.get_slice(name)
                 sizes = [size for size in part.get_shape() if size]
                 bits = re.search(r"\d+", part.get_dtype())  # F32, BF16, F8_E4M3; BOOL has none
-                if math.prod(sizes) * int(bits[0] if bits else 8) >= 8 * 2**63:  # beside a 0
+                if math.prod(sizes) * int(bits[0] if bits else 8) >= 8 * 2**63:  # together with a 0
                     raise ValueError("a shape larger than any file")
 
     twice = any("twice" in finding.message for finding in headers.read_header(file)[1])
@@ -327,7 +327,7 @@ _RESULT = {
 
 
 def prepare(place: Path) -> None:
-    """Write what the inputs lie beside: shards, an image, a checkpoint, a run."""
+    """Write what is in the folder of the inputs: shards, an image, a checkpoint, a run."""
     run = place / "run"
     run.mkdir(parents=True)
     (place / "one").mkdir()

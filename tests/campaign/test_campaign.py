@@ -33,7 +33,7 @@ def test_three_minutes_of_the_campaign_find_nothing(tmp_path: Path) -> None:
     assert tallies["fuzz"].counts["inputs"] > 1000
 
 
-def test_a_campaign_goes_on_where_it_was_and_not_under_another_seed(tmp_path: Path) -> None:
+def test_a_campaign_resumes_where_it_was_and_not_under_another_seed(tmp_path: Path) -> None:
     state = State.read(tmp_path, 1)
     state.tally("kills").next = 7
     state.tally("kills").problem("other bytes", "run 3")
@@ -47,7 +47,7 @@ def test_a_campaign_goes_on_where_it_was_and_not_under_another_seed(tmp_path: Pa
     assert "| kills | 0 kills" not in page.table(state)  # no time was spent
 
 
-def test_a_campaign_goes_on_from_what_the_page_shows(
+def test_a_campaign_resumes_from_what_the_page_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = tmp_path / "reliability.json"
@@ -73,9 +73,9 @@ def test_each_target_takes_inputs_and_refuses_some(name: str, tmp_path: Path) ->
     target = targets.TARGETS[name]
     targets.prepare(tmp_path)
     count = 12 if name in ("recipe", "overrides") else 60
-    told = {target.judge(random.Random(number), tmp_path).told for number in range(count)}
-    assert "refused" in told
-    assert told <= {"refused", "clean"}
+    answers = {target.judge(random.Random(number), tmp_path).answer for number in range(count)}
+    assert "refused" in answers
+    assert answers <= {"refused", "clean"}
 
 
 def test_a_reader_that_calls_everything_clean_is_found_out(
@@ -104,7 +104,7 @@ def test_an_input_that_crashes_its_reader_is_a_problem(
     monkeypatch.setattr(fuzz, "TARGETS", {"header": header})
     monkeypatch.setattr(fuzz, "WEIGHTED", ["header"])
     name, verdict = fuzz.try_input(Tally(0, "fuzz"), 0, tmp_path)
-    assert (name, verdict.told) == ("header", "crash")
+    assert (name, verdict.answers) == ("header", "crash")
     assert "KeyError at test_campaign.py" in str(verdict.problem)
 
 
@@ -125,7 +125,7 @@ def test_memory_that_grows_is_found_and_memory_that_stays_is_not() -> None:
     assert [text.partition(":")[0] for text in judged(0.05)] == ["memory grow"]
 
 
-def test_the_shim_fails_the_operation_that_it_is_told_to(tmp_path: Path) -> None:
+def test_the_shim_fails_the_operation_that_it_is_asked_to_fail(tmp_path: Path) -> None:
     shim = faults.build_shim(tmp_path)
     if shim is None:
         pytest.skip("no cc")
@@ -134,7 +134,7 @@ import ctypes, json, os
 os.mkdir("run")
 shim = ctypes.CDLL(None)
 shim.fault_arm.argtypes = [ctypes.c_char_p, *[ctypes.c_long] * 2, *[ctypes.c_int] * 2]
-told = []
+outcomes = []
 for operation in range(1, 8):
     shim.fault_arm({str(tmp_path / "run")!r}.encode(), operation, operation, 28, -1)
     try:
@@ -143,13 +143,13 @@ for operation in range(1, 8):
             os.fsync(file.fileno())
         os.rename("run/a", "run/b")
         os.mkdir("run/c")
-        told.append("nothing failed")
+        outcomes.append("nothing failed")
     except OSError as error:
-        told.append(error.strerror)
+        outcomes.append(error.strerror)
     if os.path.isdir("run/c"):
         os.rmdir("run/c")
 open("elsewhere", "w").close()
-print(json.dumps(told))
+print(json.dumps(outcomes))
 """
     environment = {**os.environ, "LD_PRELOAD": str(shim)}
     done = subprocess.run(

@@ -18,7 +18,7 @@ HERE = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 def words(line: str, shell: str = "bash") -> list[str]:
-    """Return the completions at the end of a line, as the shell is told."""
+    """Return the completions at the end of a line, as the shell gets them."""
     typed = line.split(" ")
     environment = {
         "_VTOOL_COMPLETE": f"complete_{shell}",

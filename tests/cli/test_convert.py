@@ -26,7 +26,7 @@ def run(*arguments: str) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-def test_what_was_read_and_what_was_left_is_told() -> None:
+def test_what_was_read_and_what_was_left_is_reported() -> None:
     Path("rows.json").write_text(json.dumps([TALK, TALK]))
     code, out, _ = run("rows.json", "rows.parquet")
     assert code == 0

@@ -139,7 +139,7 @@ def test_what_is_none_of_them_is_answered_with_what_was_meant(topic: str, help: 
 
 
 @pytest.mark.parametrize(
-    ("topic", "said"),
+    ("topic", "start"),
     [
         ("--learning_rate", "`learning_rate` of other trainers is `optim.lr` here\n\noptim.lr: "),
         ("lora-r", "`lora_r` of other trainers is `lora.rank` here\n\nlora.rank: "),
@@ -148,10 +148,10 @@ def test_what_is_none_of_them_is_answered_with_what_was_meant(topic: str, help: 
         ("galore_rank", "`galore_rank` of LLaMA-Factory and ms-swift has no setting here\n"),
     ],
 )
-def test_a_word_of_another_trainer_as_it_stands_in_its_files(topic: str, said: str) -> None:
+def test_a_word_of_another_trainer_as_it_stands_in_its_files(topic: str, start: str) -> None:
     code, out, _ = explain("--", topic)
     assert code == 0
-    assert out.startswith(said)
+    assert out.startswith(start)
 
 
 def test_the_page_of_all_rules_is_what_the_command_prints() -> None:

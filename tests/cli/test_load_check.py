@@ -63,7 +63,7 @@ def test_a_checkpoint_with_a_broken_index_is_a_finding(tmp_path: Path, index: st
 
 
 @pytest.mark.full
-def test_a_factory_that_ends_its_process_is_told_with_its_status_and_last_words() -> None:
+def test_a_factory_that_ends_its_process_is_reported_with_its_status_and_last_words() -> None:
     found = results(f"python:{MODELS}:exits", f"python:{MODELS}:leaves", status=1)
     message = {name: result["findings"][0]["message"] for name, result in found.items()}
     assert (
@@ -120,8 +120,10 @@ def test_values_that_nobody_gave_are_not_called_the_users_own(tmp_path: Path) ->
     )
     (tmp_path / "alone.py").write_text("\n".join(lines))
     found = results(f"python:{tmp_path}/alone.py:Alone", f"python:{MODELS}:Good", status=0)
-    told = {name: result["details"]["subject"]["checkpoint"] for name, result in found.items()}
-    assert told == {
+    checkpoints = {
+        name: result["details"]["subject"]["checkpoint"] for name, result in found.items()
+    }
+    assert checkpoints == {
         "Alone": "random values under its own parameters' names",
         "Good": "the user's own",
     }
@@ -161,7 +163,7 @@ def test_settings_choose_the_checks() -> None:
         ),
     ],
 )
-def test_bad_input_is_told_and_nothing_is_judged(arguments: list[str], words: str) -> None:
+def test_bad_input_is_reported_and_nothing_is_judged(arguments: list[str], words: str) -> None:
     done = load_check(*arguments)
     assert words in done.stdout + done.stderr
     assert done.status in (1, 2)
@@ -228,7 +230,7 @@ def test_a_baseline_leaves_what_is_known_uncounted(kept: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_page_is_written_beside_what_is_printed(kept: Path) -> None:
+def test_a_page_is_written_in_addition_to_what_is_printed(kept: Path) -> None:
     assert f"page: {kept / 'page.html'}" in (kept / "stdout").read_text()
     assert "stale-reference" in (kept / "page.html").read_text()
 
@@ -280,7 +282,7 @@ def test_findings_are_annotations_and_sarif() -> None:
         ("--html", "/dev/null"),
     ],
 )
-def test_an_output_that_cannot_be_is_told_before_the_work(
+def test_an_output_that_cannot_be_written_is_reported_before_the_work(
     arguments: tuple[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "f.py").write_text("open(__file__ + '.ran', 'w').close()\n")
@@ -308,7 +310,7 @@ def test_an_output_that_turns_out_not_to_be_takes_no_results_away(tmp_path: Path
 
 
 @pytest.mark.full
-def test_what_is_stopped_tells_what_it_has(tmp_path: Path) -> None:
+def test_a_stopped_command_reports_what_it_has(tmp_path: Path) -> None:
     page, known = tmp_path / "page.html", tmp_path / "known.json"
     more = ["--python", sys.executable, "jobs=1", "--html", str(page), "--baseline", str(known)]
     command = [
@@ -328,16 +330,16 @@ def test_what_is_stopped_tells_what_it_has(tmp_path: Path) -> None:
         while not running.stderr.readline().startswith("1/"):
             assert running.poll() is None
         running.send_signal(signal.SIGINT)
-        out, told = running.communicate()
+        out, progress = running.communicate()
     assert running.returncode == 130
     assert "transformers:Qwen" in out
     assert "transformers:Qwen" in page.read_text()
-    assert re.search(r"^stopped after \d+ of \d\d+$", told, re.MULTILINE)
+    assert re.search(r"^stopped after \d+ of \d\d+$", progress, re.MULTILINE)
     assert not known.exists()
 
 
 @pytest.mark.full
-def test_a_pattern_that_fits_nothing_is_told() -> None:
+def test_a_pattern_that_fits_nothing_is_reported() -> None:
     done = load_check(
         "--all", "transformers", "subjects.match=Nothing*", "--python", sys.executable
     )
@@ -346,7 +348,7 @@ def test_a_pattern_that_fits_nothing_is_told() -> None:
     assert done.stdout.splitlines()[-1].startswith("not run: ")
 
 
-def test_an_interpreter_without_torch_is_told(tmp_path: Path) -> None:
+def test_an_interpreter_without_torch_is_reported(tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     bare.write_text(f'#!/bin/sh\nexec {sys._base_executable} -I -S "$@"\n')  # without site-packages
     bare.chmod(0o755)
@@ -392,7 +394,7 @@ def test_all_of_a_framework_ends_with_a_table_and_what_was_not_run() -> None:
     assert "not run" in table[-1]
 
 
-def test_a_reason_is_told_once_and_of_several_subjects_with_its_own(tmp_path: Path) -> None:
+def test_a_reason_is_reported_once_and_of_several_subjects_with_its_own(tmp_path: Path) -> None:
     for name in ("a", "b"):
         folder(tmp_path / name, model={"x": f32(2)})
     one = load_check(f"{tmp_path}/a", "--python", sys.executable, "limits.memory_mib=64")
@@ -402,8 +404,8 @@ def test_a_reason_is_told_once_and_of_several_subjects_with_its_own(tmp_path: Pa
         f"{tmp_path}/a", f"{tmp_path}/b", "--python", sys.executable, "limits.memory_mib=64"
     ).stdout.splitlines()
     for name in ("a", "b"):
-        told = f"{tmp_path}/{name}: files clean, class not-run: the weights take"
-        assert sum(line.startswith(told) for line in both) == 1
+        line_start = f"{tmp_path}/{name}: files clean, class not-run: the weights take"
+        assert sum(line.startswith(line_start) for line in both) == 1
 
 
 def test_on_a_terminal_the_progress_is_one_line() -> None:

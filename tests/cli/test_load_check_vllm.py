@@ -64,8 +64,8 @@ def test_of_ten_classes_of_vllm_the_three_known_ones_are_found_with_their_lines(
         name: found[name]["details"]["stale-reference"]["measured"]["sources"] for name in found
     }
     for name, sources in wrong.items():
-        for told in (sources["runai"], *sources["runai_distributed"].split(", ")):
-            count = int(told.split(": ")[-1].split()[0])
+        for source in (sources["runai"], *sources["runai_distributed"].split(", ")):
+            count = int(source.split(": ")[-1].split()[0])
             assert (count > 0) == (name in UNSAFE), (name, sources)
 
 

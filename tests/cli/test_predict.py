@@ -10,7 +10,7 @@ from tests.runs import read_lines
 
 
 @pytest.fixture
-def beside(trained: tuple[Path, str], tmp_path: Path) -> Path:
+def work(trained: tuple[Path, str], tmp_path: Path) -> Path:
     """A folder of a test's own with the run in it, and a file of its first test rows."""
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs/digits").symlink_to(trained[0] / "runs/digits")
@@ -29,11 +29,11 @@ def shown(folder: Path) -> list[dict[str, str]]:
     return [row for row in read_lines(folder / "runs/digits/predictions.jsonl") if "image" in row]
 
 
-def test_each_row_of_a_file_has_a_line_with_the_runs_own_answer(beside: Path) -> None:
-    done = run_vtool(beside, "predict", "digits", "rows.jsonl", "--batch", "3")
+def test_each_row_of_a_file_has_a_line_with_the_runs_own_answer(work: Path) -> None:
+    done = run_vtool(work, "predict", "digits", "rows.jsonl", "--batch", "3")
     assert done.status == 0
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    own = shown(beside)
+    own = shown(work)
     assert [line["answer"] for line in lines] == [row["answer"] for row in own]
     assert [line["row"] for line in lines] == [f"rows.jsonl:{n + 1}" for n in range(len(own))]
     references = [row["reference"] if n % 2 else None for n, row in enumerate(own)]
@@ -41,21 +41,21 @@ def test_each_row_of_a_file_has_a_line_with_the_runs_own_answer(beside: Path) ->
     assert f"{len(own)} answers" in done.stderr
 
 
-def test_answers_go_to_a_new_file_alone(beside: Path) -> None:
+def test_answers_go_to_a_new_file_alone(work: Path) -> None:
     command = ("predict", "digits", "rows.jsonl", "--out", "answers.jsonl")
-    done = run_vtool(beside, *command)
+    done = run_vtool(work, *command)
     assert (done.status, done.stdout) == (0, "")
-    before = (beside / "answers.jsonl").read_text()
-    assert len(before.splitlines()) == len(shown(beside))
-    assert "answers.jsonl: File exists" in vtool(beside, *command, status=2)
-    assert (beside / "answers.jsonl").read_text() == before
+    before = (work / "answers.jsonl").read_text()
+    assert len(before.splitlines()) == len(shown(work))
+    assert "answers.jsonl: File exists" in vtool(work, *command, status=2)
+    assert (work / "answers.jsonl").read_text() == before
     none = ("predict", "digits", "none.jsonl", "--out", "other.jsonl")
-    assert "none.jsonl is not there" in vtool(beside, *none, status=2)
-    assert not (beside / "other.jsonl").exists()
+    assert "none.jsonl is not there" in vtool(work, *none, status=2)
+    assert not (work / "other.jsonl").exists()
 
 
 def test_a_row_that_cannot_be_asked_keeps_its_line_and_the_others_their_answers(
-    beside: Path,
+    work: Path,
 ) -> None:
     bad = [
         {"messages": [{"role": "user", "content": "<image>?"}], "images": ["none.png"]},
@@ -63,8 +63,8 @@ def test_a_row_that_cannot_be_asked_keeps_its_line_and_the_others_their_answers(
         {"messages": [{"role": "user", "content": "long " * 2000}]},
         {"messages": [{"role": "user", "content": "2 + 2?"}]},
     ]
-    (beside / "bad.jsonl").write_text("".join(json.dumps(row) + "\n" for row in bad))
-    done = run_vtool(beside, "predict", "digits", "bad.jsonl")
+    (work / "bad.jsonl").write_text("".join(json.dumps(row) + "\n" for row in bad))
+    done = run_vtool(work, "predict", "digits", "bad.jsonl")
     assert done.status == 1
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [line["answer"] is None for line in lines] == [True, True, True, False]
@@ -74,15 +74,15 @@ def test_a_row_that_cannot_be_asked_keeps_its_line_and_the_others_their_answers(
         assert f"error[{rule}" in done.stderr
 
 
-def test_options_of_one_question_do_not_go_with_rows(beside: Path) -> None:
-    output = vtool(beside, "predict", "digits", "rows.jsonl", "--question", "Hi?", status=2)
+def test_options_of_one_question_do_not_go_with_rows(work: Path) -> None:
+    output = vtool(work, "predict", "digits", "rows.jsonl", "--question", "Hi?", status=2)
     assert "--question" in output
-    output = vtool(beside, "predict", "digits", "--out", "answers.jsonl", status=2)
+    output = vtool(work, "predict", "digits", "--out", "answers.jsonl", status=2)
     assert "none is given" in output
 
 
-def test_an_answer_that_is_cut_off_is_told(beside: Path) -> None:
-    image = shown(beside)[0]["image"]
-    done = run_vtool(beside, "predict", "digits", f"runs/digits/{image}", "--max-new-tokens", "1")
+def test_an_answer_that_is_cut_off_is_reported(work: Path) -> None:
+    image = shown(work)[0]["image"]
+    done = run_vtool(work, "predict", "digits", f"runs/digits/{image}", "--max-new-tokens", "1")
     assert done.status == 0
     assert "the answer was stopped at 1 tokens" in done.stderr

@@ -95,7 +95,7 @@ def test_a_table_has_what_became_of_each(tmp_path: Path) -> None:
         (job.folder / "result.json").write_text(json.dumps({"test_nll": 1 - nll, "steps": 2}))
         line = {"step": 2, "validation_nll": nll, "validation_exact_match": 1 - nll}
         (job.folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-    _, head, *rows, _, said = table(
+    _, head, *rows, _, note = table(
         [
             EndedRun(jobs[0], "finished", 0),
             EndedRun(jobs[3], "failed with 1", 1),
@@ -110,7 +110,7 @@ def test_a_table_has_what_became_of_each(tmp_path: Path) -> None:
         ["run.seed=0", "finished", "70.00%", "0.3000"],
         ["run.seed=3", "failed", "with", "1", "-", "-"],
     ]
-    assert "scores are of the validation rows" in said
+    assert "scores are of the validation rows" in note
 
 
 def test_without_validation_rows_nothing_is_the_best_and_the_test_rows_choose_none(
@@ -127,9 +127,9 @@ def test_without_validation_rows_nothing_is_the_best_and_the_test_rows_choose_no
 @pytest.mark.parametrize(
     "again",
     [False, pytest.param(True, marks=pytest.mark.soak)],
-    ids=["it is stopped", "it goes on"],
+    ids=["it is stopped", "it resumes"],
 )
-def test_a_stop_ends_the_job_that_runs_and_the_same_command_goes_on(
+def test_a_stop_ends_the_job_that_runs_and_the_same_command_resumes(
     tmp_path: Path, again: bool
 ) -> None:
     command = [
@@ -159,7 +159,7 @@ def test_a_stop_ends_the_job_that_runs_and_the_same_command_goes_on(
     assert not (tmp_path / "runs/digits-seed=2").exists()
     steps = [json.loads(line)["step"] for line in lines.read_text().splitlines()]
     saved = tmp_path / "runs/digits-seed=1/checkpoints"
-    # from which the same command goes on
+    # from which the same command resumes
     assert [path.name for path in saved.iterdir()] == [f"step-{steps[-1]:06d}"]
     if not again:
         return
@@ -167,4 +167,4 @@ def test_a_stop_ends_the_job_that_runs_and_the_same_command_goes_on(
     assert done.returncode == 0, done.stderr
     assert [line.split()[2] for line in done.stdout.splitlines()[-5:-3]] == ["finished", "finished"]
     steps = [json.loads(line)["step"] for line in lines.read_text().splitlines()]
-    assert steps == list(range(1, 41))  # the stopped one went on from where it was
+    assert steps == list(range(1, 41))  # the stopped one resumed where it was

@@ -39,9 +39,9 @@ def test_a_run_says_how_it_ended(trained: tuple[Path, str]) -> None:
 
 
 def _last_lines(output: str) -> list[str]:
-    """Return the lines of a run's result, without progress and findings, which are told apart."""
-    said = ("ledger: ", "test exact match: ", "export: ", "report: ")
-    return [line for line in output.splitlines() if line.startswith(said)]
+    """Return the lines of a run's result, without progress and findings."""
+    starts = ("ledger: ", "test exact match: ", "export: ", "report: ")
+    return [line for line in output.splitlines() if line.startswith(starts)]
 
 
 def test_a_second_start_leaves_the_run_alone_and_ends_the_same(trained: tuple[Path, str]) -> None:
@@ -148,13 +148,13 @@ def test_a_model_folder_with_a_weight_missing_is_refused(
     assert "visual.patch_embed.proj.weight" in output
 
 
-def test_an_image_that_is_not_there_is_told(trained: tuple[Path, str]) -> None:
+def test_an_image_that_is_not_there_is_reported(trained: tuple[Path, str]) -> None:
     assert "there is no image nothing.png" in vtool(
         trained[0], "predict", "runs/digits", "--image", "nothing.png", status=2
     )
 
 
-def test_a_folder_that_is_no_run_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_run_is_reported(tmp_path: Path) -> None:
     for command in ("predict", "export"):
         assert "not-a-run VT807" in vtool(tmp_path, command, str(tmp_path), status=2)
 

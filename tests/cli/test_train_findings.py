@@ -1,4 +1,4 @@
-"""Findings beside the training are printed; an error among them sets the exit status."""
+"""Findings besides the training result are printed; an error among them sets the exit status."""
 
 import json
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_an_error_is_the_exit_status_of_a_run_that_finished(
     assert ("report: " in done.stdout) is (signal is None)
 
 
-def test_a_finished_run_that_is_started_again_still_tells_its_errors(
+def test_a_finished_run_that_is_started_again_still_reports_its_errors(
     tmp_path: Path,
 ) -> None:
     rows = write_rows(tmp_path / "rows.jsonl", [chat("2 + 2?", "4")])
@@ -69,13 +69,13 @@ def test_a_finished_run_that_is_started_again_still_tells_its_errors(
     assert "metrics-damaged" not in again.stderr  # a warning
 
 
-def test_a_recipe_in_the_place_of_the_command_is_told_how_it_is_trained() -> None:
+def test_a_recipe_in_the_place_of_the_command_is_answered_with_the_command() -> None:
     done = CliRunner().invoke(app, ["train", "my shapes.yaml", "train.steps=9"])
     assert done.exit_code == 2
     assert "vtool train sft 'my shapes.yaml' train.steps=9" in done.output
 
 
-def test_processes_that_cannot_share_a_model_are_told_before_anything_is_proved(
+def test_processes_that_cannot_share_a_model_are_reported_before_anything_is_proved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -53,7 +53,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 def follow(folder: Path, environment: dict[str, str], serving: bool) -> list[str]:
-    """Run the page's commands in a folder, one after the other, and return what was not as said."""
+    """Run the page's commands in a folder, one by one, and return what differs from the page."""
     wrong = []
     folder.mkdir()
     for commands, expected in steps(serving):

@@ -182,7 +182,7 @@ def test_rows_of_two_layouts_are_refused_and_none_is_read_as_another() -> None:
     assert "error[layout-not-certain VT649]: rows.jsonl has rows of several layouts" in err
 
 
-def test_a_parquet_file_that_is_named_json_is_told_with_the_conversion() -> None:
+def test_a_parquet_file_that_is_named_json_is_reported_with_the_conversion() -> None:
     Path("rows.jsonl").write_bytes(b"PAR1 and more PAR1")
     code, _, err = run("rows.jsonl")
     assert code == 1
@@ -249,7 +249,7 @@ def test_a_recipe_that_is_not_proved_is_not_trained_unless_asked(
     assert set(record["checks"].values()) == {"not-run"}
 
 
-def test_proofs_are_told_by_name_or_code_in_every_format() -> None:
+def test_proofs_are_reported_by_name_or_code_in_every_format() -> None:
     done = CliRunner().invoke(
         app,
         [

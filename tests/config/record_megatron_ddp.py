@@ -70,7 +70,7 @@ def table() -> dict[str, object]:
     for name in sorted(names):
         having = [number for number, fields in enumerate(by_release.values()) if name in fields]
         assert having == list(range(having[0], having[-1] + 1)), (
-            f"{name} came, went and came back: two versions do not tell"
+            f"{name} came, went and came back: two versions do not suffice"
         )
         found[name] = [list(by_release)[having[0]], list(by_release)[having[-1]]]
     return {"releases": list(by_release), "fields": found}

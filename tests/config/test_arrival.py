@@ -67,7 +67,7 @@ TESTS: dict[str, str] = {
     ),
     "data.root": (
         "tests/data/test_quality.py::"
-        "test_with_a_root_what_is_outside_of_it_is_refused_and_what_is_in_it_is_not_told"
+        "test_with_a_root_what_is_outside_of_it_is_refused_and_what_is_in_it_is_not_reported"
     ),
     "data.max_overlap_rows": (
         "tests/data/test_quality.py::test_a_run_whose_test_rows_are_trained_on_does_not_start"
@@ -93,9 +93,9 @@ TESTS: dict[str, str] = {
         f"{_FOLDER}test_a_run_goes_back_to_an_earlier_step_of_its_own_and_throws_nothing_away"
     ),
     "checkpoint.asynchronous": (
-        f"{_CHECKPOINT}test_what_is_written_while_the_loop_goes_on_is_what_was_there_at_its_step"
+        f"{_CHECKPOINT}test_what_is_written_while_the_loop_continues_is_what_was_there_at_its_step"
     ),
-    "device.numa": "tests/training/test_launch.py::test_torchrun_is_told_what_to_bind_processes_by",
+    "device.numa": "tests/training/test_launch.py::test_torchrun_gets_what_to_bind_processes_by",
     **dict.fromkeys(
         ("checkpoint.keep_best.metric", "checkpoint.keep_best.mode"),
         f"{_BEST}test_the_best_is_kept_and_exported_and_scored_on_the_test_rows",

@@ -18,13 +18,13 @@ def test_what_nothing_decides_is_refused(asked: str) -> None:
 
 
 def test_a_score_that_no_evaluation_computes_is_refused_with_those_it_does() -> None:
-    def told(metric: str) -> str:
+    def refusal(metric: str) -> str:
         (found,) = examine(
             "digits", [f"checkpoint.keep_best.metric={metric}", "evaluation.every_steps=5"]
         ).findings
         assert found.rule == "metric-not-computed"
         return f"{found.message}; {found.help}"
 
-    assert "must not choose" in told("test_nll")
-    assert "did you mean `validation_exact_match`?" in told("validation_exact_mach")
-    assert "validation_token_accuracy" in told("bleu")
+    assert "must not choose" in refusal("test_nll")
+    assert "did you mean `validation_exact_match`?" in refusal("validation_exact_mach")
+    assert "validation_token_accuracy" in refusal("bleu")

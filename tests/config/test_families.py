@@ -46,7 +46,7 @@ def test_each_is_set_by_one_word(name: str, tmp_path: Path) -> None:
     assert examine("digits", given).findings == ()
 
 
-def test_an_unknown_family_is_told_near_names_and_what_a_new_one_needs() -> None:
+def test_an_unknown_family_is_refused_with_near_names_and_what_a_new_one_needs() -> None:
     finding = only("model.family=qwen3vl")
     assert (finding.rule, finding.parameter) == ("unknown-choice", "model.family")
     assert finding.help is not None
@@ -56,7 +56,7 @@ def test_an_unknown_family_is_told_near_names_and_what_a_new_one_needs() -> None
     assert "CONTRIBUTING.md" in str(only("model.family=llava").help)
 
 
-def test_a_folder_of_another_family_is_told_what_to_set(tmp_path: Path) -> None:
+def test_a_folder_of_another_family_is_refused_with_what_to_set(tmp_path: Path) -> None:
     finding = only("model.family=qwen3_vl", folder(tmp_path, "glm4v"))
     assert (finding.rule, finding.expected, finding.seen) == (
         "not-a-model-folder",
@@ -96,7 +96,7 @@ def test_a_config_with_an_empty_language_part_is_no_model_to_train(
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("method", ["fp8", "bitsandbytes", "gptq", "awq", "compressed-tensors"])
-def test_a_folder_that_is_quantized_already_is_told_before_anything_is_loaded(
+def test_a_folder_that_is_quantized_already_is_reported_before_anything_is_loaded(
     name: str, method: str, tmp_path: Path
 ) -> None:
     given = [f"model.family={name}", folder(tmp_path, name), "model.size=null"]
@@ -131,7 +131,7 @@ def test_a_folder_that_is_quantized_already_is_told_before_anything_is_loaded(
         (("model.safetensors", "a.safetensors"), None, None),
     ],
 )
-def test_two_saves_in_one_folder_are_told_apart(
+def test_two_saves_in_one_folder_are_distinguished(
     files: tuple[str, ...], named: tuple[str, ...] | None, found: str | None, tmp_path: Path
 ) -> None:
     given = [folder(tmp_path, "qwen2_5_vl"), "model.size=null"]
@@ -141,15 +141,15 @@ def test_two_saves_in_one_folder_are_told_apart(
         weight_map = {f"layer.{place}": f"{one}.safetensors" for place, one in enumerate(named)}
         index = json.dumps({"weight_map": weight_map})
         (tmp_path / "model.safetensors.index.json").write_text(index)
-    told = examine("digits", given).findings
-    assert [(one.rule, one.severity) for one in told] == (
+    findings = examine("digits", given).findings
+    assert [(one.rule, one.severity) for one in findings] == (
         [("two-saves-in-folder", "warning")] if found else []
     )
     if found:
-        assert "model.safetensors is read, and " + found in told[0].message
+        assert "model.safetensors is read, and " + found in findings[0].message
 
 
-def test_a_note_of_how_a_base_is_quantized_beside_an_export_is_no_quantized_folder(
+def test_a_note_of_how_a_base_is_quantized_next_to_an_export_is_no_quantized_folder(
     tmp_path: Path,
 ) -> None:
     given = folder(tmp_path, "qwen2_5_vl")

@@ -1,4 +1,4 @@
-"""Every shipped recipe's settings in force, beside a copy that is kept: what changes in them shows
+"""Every shipped recipe's settings in force, against a copy that is kept: what changes in them shows
 in a diff.
 
 Renew the copies, and look at what has changed: make goldens

@@ -123,5 +123,5 @@ def _options(schema: dict[str, Any]) -> list[dict[str, Any]]:
     return _options(schema["items"]) if isinstance(schema.get("items"), dict) else [schema]
 
 
-def test_a_wheel_has_it_beside_the_recipes() -> None:
+def test_a_wheel_has_it_next_to_the_recipes() -> None:
     assert (Path(share("recipes")) / "../configs/recipe.schema.json").is_file()

@@ -106,7 +106,7 @@ def test_a_finding_in_one_group_does_not_hide_what_contradicts_in_another() -> N
     assert rules(*found) == ["out-of-range", "steps-or-epochs", "max-length-missing"]
 
 
-def test_what_was_not_looked_at_is_not_said_to_have_passed() -> None:
+def test_what_was_not_looked_at_is_not_reported_as_passed() -> None:
     checks = examine("digits", ["optim.warmup_steps=-1"]).checks
     assert checks["out-of-range"] == "failed"
     assert checks["warmup-too-long"] == "not-run"
@@ -137,7 +137,7 @@ def test_hydras_own_settings_are_unknown_keys(tmp_path: Path) -> None:
     assert rules(*refused(str(tmp_path / "r.yaml"))) == ["unknown-key"]
 
 
-def test_a_file_that_is_mistyped_is_told_with_those_beside_it(
+def test_a_file_that_is_mistyped_is_reported_with_those_next_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -150,7 +150,7 @@ def test_a_file_that_is_mistyped_is_told_with_those_beside_it(
 
 
 @pytest.mark.parametrize("setting", ["train.from", "checkpoint.resume"])
-def test_the_name_of_a_run_is_told_by_its_folder(
+def test_the_name_of_a_run_is_answered_with_its_folder(
     setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -172,7 +172,7 @@ def test_a_run_has_its_recipes_name_unless_it_says_otherwise(tmp_path: Path) -> 
 
 
 class TestOwnRecipes:
-    """A YAML file anywhere, which may extend shipped recipes and the files beside it."""
+    """A YAML file anywhere, which may extend shipped recipes and the files next to it."""
 
     def test_extends_a_shipped_recipe(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -193,7 +193,7 @@ class TestOwnRecipes:
         (tmp_path / "digits.yaml").write_text("defaults: [digits, _self_]\nrun: {seed: 3}\n")
         assert load_run(str(tmp_path / "digits.yaml")).run.run.seed == 3
 
-    def test_extends_the_file_beside_it_and_a_group_of_its_own(self, tmp_path: Path) -> None:
+    def test_extends_the_file_next_to_it_and_a_group_of_its_own(self, tmp_path: Path) -> None:
         (tmp_path / "base.yaml").write_text("defaults: [digits, _self_]\nrun: {seed: 3}\n")
         (tmp_path / "optim").mkdir()
         (tmp_path / "optim" / "slow.yaml").write_text("schedule: constant\n")
@@ -208,7 +208,7 @@ class TestOwnRecipes:
         (tmp_path / "my recipe (v2).yml").write_text("defaults: [digits, _self_]\n")
         assert load_run(str(tmp_path / "my recipe (v2).yml")).run.run.name == "my recipe (v2)"
 
-    def test_may_lie_beside_folders_named_like_settings(self, tmp_path: Path) -> None:
+    def test_may_lie_next_to_folders_named_like_settings(self, tmp_path: Path) -> None:
         (tmp_path / "data").mkdir()
         (tmp_path / "run").mkdir()
         (tmp_path / "mine.yaml").write_text("defaults: [digits, _self_]\n")
@@ -392,13 +392,15 @@ def test_a_group_and_a_list_in_each_others_place_are_named(
     assert str(found[0].origin).endswith(place)
 
 
-def test_a_defaults_list_with_an_entry_that_names_nothing_is_told_in_words(tmp_path: Path) -> None:
+def test_a_defaults_list_with_an_entry_that_names_nothing_is_reported_in_words(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "mine.yaml").write_text("defaults: [{1: a}]\n")
     (found,) = refused(str(tmp_path / "mine.yaml"))
     assert found.message == "an entry of the defaults list is neither a name nor `/GROUP: FILE`"
 
 
-def test_a_reference_to_a_setting_that_has_its_default_is_told_the_default() -> None:
+def test_a_reference_to_a_setting_that_has_its_default_is_answered_with_the_default() -> None:
     (found,) = refused("digits", "optim.weight_decay=${optim.eps}")
     assert found.help is not None
     assert "the default is 1e-08" in found.help

@@ -101,7 +101,7 @@ def test_something_is_left_to_train() -> None:
     ]
 
 
-def test_what_is_said_of_a_frozen_part_has_no_effect() -> None:
+def test_a_setting_of_a_frozen_part_has_no_effect() -> None:
     assert found("model.freeze.vision=true", "optim.groups.vision.lr=1e-4") == [
         ("ignored-setting", "note", "optim.groups.vision.lr")
     ]

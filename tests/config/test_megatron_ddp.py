@@ -184,7 +184,7 @@ def test_without_the_wrapper_no_setting_of_it_is_taken() -> None:
     assert "ddp_config.overlap_grad_reduce would then have no effect" in one.message
 
 
-def test_everything_is_said_at_once() -> None:
+def test_everything_is_reported_at_once() -> None:
     wrap, ddp = (
         {"is_value_model": True},
         {

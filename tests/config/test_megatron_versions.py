@@ -1,6 +1,6 @@
 """Fields of megatron-core's DDP config, by release:
 
-the table, the installed package, and what is said of fields that it lacks.
+the table, the installed package, and what is reported of fields that it lacks.
 """
 
 import json
@@ -84,7 +84,7 @@ def test_a_field_that_the_installed_one_lacks_is_refused_with_its_releases(
 
 
 @pytest.mark.parametrize(
-    ("field", "told"),
+    ("field", "message"),
     [
         (
             "num_buckets",
@@ -99,12 +99,12 @@ def test_a_field_that_the_installed_one_lacks_is_refused_with_its_releases(
         ),
     ],
 )
-def test_an_unknown_field_of_another_release_is_told_with_its_releases(
-    field: str, told: str
+def test_an_unknown_field_of_another_release_is_reported_with_its_releases(
+    field: str, message: str
 ) -> None:
     (finding,) = found(f"engine.ddp_config.{field}=1")
     assert finding.rule == "unknown-key"
-    assert told in str(finding.help)
+    assert message in str(finding.help)
     assert str(metadata.version("megatron-core")) in str(finding.help)
 
 

@@ -24,7 +24,7 @@ def rules(*overrides: str) -> list[str]:
 
 
 @pytest.mark.parametrize("broken", ["device.numa=nod", "device.nmua=node", "device.threads=0"])
-def test_a_typo_beside_what_a_rule_reads_hides_nothing_of_it(broken: str) -> None:
+def test_a_typo_next_to_what_a_rule_reads_hides_nothing_of_it(broken: str) -> None:
     conflicts = rules(*CONFLICTS).count("megatron-ddp-conflict")
     assert conflicts >= 2
     found = rules(*CONFLICTS, broken)
@@ -99,7 +99,7 @@ def test_a_misspelt_choice_in_a_defaults_list_hides_no_finding_either(tmp_path: 
     ] == [3, 4]
 
 
-def test_what_a_missing_file_would_have_given_is_not_said_to_be_missing() -> None:
+def test_what_a_missing_file_would_have_given_is_not_reported_as_missing() -> None:
     found = rules("optim=adam", "optim.betas=[0.9]", "engine=fspd2", "engine.cpu_offload=true")
     assert sorted(found) == ["out-of-range", "unknown-group-choice", "unknown-group-choice"]
 

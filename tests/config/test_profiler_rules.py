@@ -1,4 +1,4 @@
-"""Every setting of a profiler that elsewhere records nothing without a word is refused."""
+"""Every setting of a profiler that elsewhere silently records nothing is refused."""
 
 import pytest
 

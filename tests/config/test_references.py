@@ -88,7 +88,7 @@ def test_leads_nowhere_where_omegaconf_raises(text: str) -> None:
     assert followed.values["given"] is followed.values["after"] is None
 
 
-def test_a_circle_is_told_once_and_at_its_beginning() -> None:
+def test_a_circle_is_reported_once_and_at_its_beginning() -> None:
     followed = follow({"a": "${b}", "b": "x${c}", "c": "${a}", "d": {"e": "${d}"}})
     assert {place: "itself" in why for place, why in followed.broken.items()} == {
         ("a",): True,
@@ -96,7 +96,7 @@ def test_a_circle_is_told_once_and_at_its_beginning() -> None:
     }
 
 
-def test_a_variable_that_is_not_read_is_told_of_all_that_depend_on_it() -> None:
+def test_a_variable_that_is_not_read_is_reported_of_all_that_depend_on_it() -> None:
     values = {"a": "${oc.env:X}", "b": "${a}!", "c": {"d": "${oc.env:Y,1}"}, "e": "${c}", "f": 1}
     followed = follow(values, read_environment=False)
     assert set(followed.unread) == {("a",), ("b",), ("c", "d"), ("e",)}

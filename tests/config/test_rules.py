@@ -20,7 +20,7 @@ from vtool.diagnostics import RULES, Diagnostic, Findings, Rule
 
 # Examples that are the text of a recipe; the others are what is typed, a command or its arguments.
 TEXTS = ("bad-yaml", "bad-defaults-list")
-# Found by what is installed beside it.
+# Found by what is installed with it.
 ELSEWHERE = ("not-in-megatron-core",)
 TYPED = [RULES[name] for name in RECIPE_RULES if name not in (*TEXTS, *ELSEWHERE)]
 
@@ -274,7 +274,7 @@ class TestDroppedInputs:
         assert findings("digits", "data.drop_model_inputs=[image_grid_thw,pixel_values]") == ()
         assert findings("digits", "data.drop_model_inputs=[attention_mask]") == ()
 
-    def test_what_happens_without_token_types_is_said_of_each_family(self) -> None:
+    def test_what_happens_without_token_types_is_reported_of_each_family(self) -> None:
         left_out = "data.drop_model_inputs=[mm_token_type_ids]"
         silent = only(left_out)
         assert (silent.rule, silent.severity) == ("token-types-left-out", "warning")
@@ -414,7 +414,7 @@ def test_the_end_of_a_fall_is_noted_only_where_it_is_written_and_nothing_falls()
     assert findings("digits", "optim.schedule=linear", "optim.min_lr_ratio=0.1") == ()
 
 
-def test_packing_notes_a_number_of_rows_that_is_written_beside_it_not_one_of_the_recipe_below() -> (
+def test_packing_notes_a_number_of_rows_that_is_written_with_it_not_one_of_the_recipe_below() -> (
     None
 ):
     """The command of docs/packing.md:
@@ -423,8 +423,8 @@ def test_packing_notes_a_number_of_rows_that_is_written_beside_it_not_one_of_the
     """
     assert findings("digits", *PACKED) == ()
     (note,) = findings("digits", *PACKED, "data.micro_batch_size=4")
-    told = (note.rule, note.severity, str(note.origin), note.remedy)
-    assert told == ("ignored-setting", "note", "command line", "leave it out")
+    reported = (note.rule, note.severity, str(note.origin), note.remedy)
+    assert reported == ("ignored-setting", "note", "command line", "leave it out")
     rows = "global_batch_size: 32, micro_batch_size: 4"
     Path("mine.yaml").write_text(
         f"kind: sft\ndefaults: [digits]\ndata: {{{rows}, packing: token_budget, micro_batch_tokens:"
@@ -439,7 +439,7 @@ def test_packing_notes_a_number_of_rows_that_is_written_beside_it_not_one_of_the
     assert findings("mine.yaml") == ()
 
 
-def test_of_packed_rows_nothing_is_said_of_how_many_a_forward_pass_has() -> None:
+def test_of_packed_rows_it_is_not_reported_how_many_a_forward_pass_has() -> None:
     assert findings("digits", *PACKED, "launch.nproc=2", "data.global_batch_size=16") == ()
 
 
@@ -455,8 +455,8 @@ def test_packing_for_a_model_with_windows_is_refused_where_attention_has_none() 
     of_a_folder = ("model.path=models/qwen", "model.size=null", *PACKED)
     for given in ("engine=megatron", "device.kind=npu"):
         (finding,) = findings("digits", *of_a_folder, given)
-        told = (finding.rule, finding.severity, finding.parameter)
-        assert told == ("not-built-on-engine", "error", "data.packing")
+        reported = (finding.rule, finding.severity, finding.parameter)
+        assert reported == ("not-built-on-engine", "error", "data.packing")
         assert (
             "1 of the model's 2 layers see the last 24 tokens only (sliding_window)"
             in finding.message
@@ -471,7 +471,7 @@ def test_packing_for_a_model_with_windows_is_refused_where_attention_has_none() 
     "override",
     ["model.path=closed/m", "checkpoint.resume=closed/r", "model.modeling=closed/m.py:A"],
 )
-def test_a_path_that_must_not_be_looked_at_is_told(
+def test_a_path_that_must_not_be_looked_at_is_reported(
     override: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.stat

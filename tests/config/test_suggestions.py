@@ -52,13 +52,13 @@ def test_an_unknown_key_is_answered_with_what_it_may_have_meant(
     )
 
 
-def test_a_setting_of_another_kind_of_source_is_told_apart() -> None:
+def test_a_setting_of_another_kind_of_source_is_distinguished() -> None:
     help = finding("data.train.0.image_folder=x").help
     assert help is not None
     assert help.startswith("`image_folder` is a setting of format: llava, alpaca, ")
 
 
-def test_a_setting_of_another_engine_is_told_apart() -> None:
+def test_a_setting_of_another_engine_is_distinguished() -> None:
     assert finding("engine.cpu_offload=true").help == "`cpu_offload` is a setting of kind: fsdp2"
     assert (
         finding("engine.reshard_afer_forward=true").help

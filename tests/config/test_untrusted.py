@@ -1,4 +1,4 @@
-"""A stranger's recipe: no value of the environment, and no file outside of its folder, is told."""
+"""A stranger's recipe shows no value of the environment, and no file outside of its folder."""
 
 from pathlib import Path
 

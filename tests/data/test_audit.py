@@ -87,7 +87,7 @@ def test_a_thousand_bad_rows_are_counted_not_listed(tmp_path: Path) -> None:
     assert findings[-1].message == "… and 980 more rows"
 
 
-def test_what_every_row_has_is_told_of_one(tmp_path: Path) -> None:
+def test_what_every_row_has_is_reported_of_one(tmp_path: Path) -> None:
     """A chat template that writes an image twice does so in every row: no row is to blame."""
     _, findings = audit_of(rows_of(tmp_path, [chat("a", "")] * 1000))
     assert [finding.rule for finding in findings] == [
@@ -133,7 +133,7 @@ def test_rows_that_would_end_in_a_traceback_are_findings(tmp_path: Path, workers
 def test_an_error_that_no_rule_is_for_is_its_rows_own_finding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
-    """All is told that leads to it: it may be a defect of vtool."""
+    """All that leads to it is reported: it may be a defect of vtool."""
     from vtool.data import encode
 
     real = encode.split_chat
@@ -210,7 +210,7 @@ def test_answers_longer_than_the_model_may_write_are_counted(tmp_path: Path) -> 
     assert warning.message.endswith(f"the longest has {longest}")
 
 
-def test_answers_that_are_cut_are_told_and_not_those_whose_end_is_kept(tmp_path: Path) -> None:
+def test_answers_that_are_cut_are_reported_and_not_those_whose_end_is_kept(tmp_path: Path) -> None:
     path = write_rows(
         tmp_path / "rows.jsonl", [chat("a", "yes yes yes yes yes yes yes"), chat("a", "yes")]
     )
@@ -332,7 +332,7 @@ def test_a_row_that_changes_after_its_audit_is_refused_and_the_others_are_not(
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_row_that_cannot_be_loaded_any_more_is_told_by_name_from_a_worker_too(
+def test_a_row_that_cannot_be_loaded_any_more_is_reported_by_name_from_a_worker_too(
     tmp_path: Path, workers: int
 ) -> None:
     rows = rows_of(tmp_path, mixed_rows(tmp_path, 4))

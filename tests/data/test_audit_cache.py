@@ -262,7 +262,7 @@ def test_what_a_killed_process_was_writing_is_removed_an_hour_later(folder: Path
     assert len(names) == 3
 
 
-def test_of_a_picture_that_is_replaced_the_other_rows_are_told_as_unchanged(folder: Path) -> None:
+def test_of_a_picture_that_is_replaced_the_other_rows_count_as_unchanged(folder: Path) -> None:
     run = request("rows", messages(folder / "rows.jsonl")).run
     (first,) = audit_rows(run)
     assert first.ledger.reused == 0

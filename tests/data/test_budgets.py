@@ -1,4 +1,4 @@
-"""Token budgets: the fill that is told is the one that a run has."""
+"""Token budgets: the fill that is reported is the one that a run has."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ LENGTHS = [6, 5, 4, 3, 2, 2]
 
 @pytest.mark.parametrize(("world", "passes"), [(1, 3), (2, 2)])
 def test_the_fill_of_a_step_that_is_packed_by_hand(world: int, passes: int) -> None:
-    # one rank: 6 2 · 5 3 · 4 2; two ranks: 6 2 · 3 beside 5 2 · 4
+    # one rank: 6 2 · 5 3 · 4 2; two ranks: 6 2 · 3 and 5 2 · 4
     (found,) = fills(Plan(6, 6, seed=0), LENGTHS, world, [8])
     assert (found.passes, found.tokens) == (passes, 22)
     assert found.fill == pytest.approx(22 / (8 * passes * world))

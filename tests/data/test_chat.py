@@ -251,7 +251,7 @@ def test_a_template_that_leaves_turns_open_is_refused(processor: Processor) -> N
         )
 
 
-def test_what_the_template_itself_refuses_is_told(processor: Processor) -> None:
+def test_what_the_template_itself_refuses_is_reported(processor: Processor) -> None:
     for changed in with_template(processor, "{{ raise_exception('roles must alternate') }}"):
         with pytest.raises(Findings, match="roles must alternate"):
             render_chat(row(("user", "What is it?"), ("assistant", "a cat")), changed)

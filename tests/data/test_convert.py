@@ -203,7 +203,7 @@ def test_a_file_that_comes_up_meanwhile_is_not_overwritten(
         ("out.jsonl", None, ("format=swift", "ignore=7"), "wrong-type", "ignore=7"),
     ],
 )
-def test_what_cannot_be_meant_is_told(
+def test_what_cannot_be_meant_is_reported(
     tmp_path: Path, out: str, kind: str | None, settings: tuple[str, ...], rule: str, words: str
 ) -> None:
     path = write_rows(tmp_path / "rows.jsonl", [chat("a", "b")])

@@ -43,11 +43,11 @@ def test_a_layout_is_known_by_its_first_rows(tmp_path: Path, format: str) -> Non
     array = tmp_path / "rows.json"
     array.write_text(json.dumps([KNOWN[format]]))
     assert detect(str(array)).format == format
-    told = open_rows("auto", array).describe()
-    assert (told["format"], told["layout"], told["rows"]) == ("auto", format, 1)
+    described = open_rows("auto", array).describe()
+    assert (described["format"], described["layout"], described["rows"]) == ("auto", format, 1)
 
 
-def test_messages_with_what_ms_swift_says_beside_them_are_its_own(tmp_path: Path) -> None:
+def test_messages_with_ms_swifts_keys_next_to_them_are_its_own(tmp_path: Path) -> None:
     for rows in ([UNLEARNT], [chat("a", "b"), UNLEARNT]):
         assert detect(str(write_rows(tmp_path / "rows.jsonl", rows))).format == "swift"
 
@@ -103,15 +103,15 @@ def test_questions_of_the_cauldron_are_refused_with_both_ways_to_read_them(tmp_p
     assert "texts: rows}" in found.help
 
 
-def test_data_sets_of_llama_factory_are_told_by_name(tmp_path: Path) -> None:
+def test_data_sets_of_llama_factory_are_found_by_name(tmp_path: Path) -> None:
     info = tmp_path / "dataset_info.json"
     write_rows(tmp_path / "odd.jsonl", [{"talk": []}])
     info.write_text(json.dumps({"mine": {"file_name": "odd.jsonl"}}))
     for path in (tmp_path, info):
         assert getattr(detect(str(path)), "dataset", None) == "mine"
-    beside = uncertain(tmp_path / "odd.jsonl")
-    assert beside.help is not None
-    assert f"{{format: llama_factory, path: {info}, dataset: mine}}" in beside.help
+    refused = uncertain(tmp_path / "odd.jsonl")
+    assert refused.help is not None
+    assert f"{{format: llama_factory, path: {info}, dataset: mine}}" in refused.help
     info.write_text(json.dumps({"mine": {"file_name": "odd.jsonl"}, "other": {}}))
     assert "has 2 data sets: mine, other" in uncertain(info).message
 

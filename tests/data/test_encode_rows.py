@@ -200,7 +200,7 @@ def test_a_class_that_tokenizes_in_its_own_way_is_asked_for_each_text() -> None:
     assert "1" in texts_of_tokens(own, ids)[1]
 
 
-def test_a_tokenizer_that_is_told_to_truncate_or_pad_is_asked_for_each_text() -> None:
+def test_a_tokenizer_that_is_set_to_truncate_or_pad_is_called_for_each_text() -> None:
     processor = processor_of("qwen2_5_vl")
     tokenizer = processor.tokenizer
     texts = ["a cat", "the cat the cat the cat", "a", ""]

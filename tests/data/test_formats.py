@@ -79,7 +79,7 @@ def opened(entry: Any, folder: Path) -> tuple[Any, RowReader]:
 def test_what_is_another_once_its_files_are_moved_is_marked_as_a_place(
     entry: Any, tmp_path: Path
 ) -> None:
-    """A run goes on with rows that lie elsewhere."""
+    """A run resumes with rows that lie elsewhere."""
     before, now = (opened(entry, tmp_path / name)[1].describe() for name in ("before", "now"))
     assert {name for name in before if before[name] != now[name]} <= PLACES
     assert before.keys() == now.keys()
@@ -88,10 +88,10 @@ def test_what_is_another_once_its_files_are_moved_is_marked_as_a_place(
 @pytest.mark.parametrize("entry", FORMATS, ids=format_of)
 def test_a_reader_says_every_setting_that_it_was_opened_with(entry: Any, tmp_path: Path) -> None:
     made, reader = opened(entry, tmp_path / "rows")
-    own, told = entry.model_fields.keys() - set(MIXTURE_SETTINGS), reader.describe()
-    found = {name: told[name] for name in told if name in ENTRY_SETTINGS}
+    own, described = entry.model_fields.keys() - set(MIXTURE_SETTINGS), reader.describe()
+    found = {name: described[name] for name in described if name in ENTRY_SETTINGS}
     assert found == json.loads(made.model_dump_json(include=own))
-    assert json.loads(json.dumps(told)) == told, "a resumed run compares what JSON keeps"
+    assert json.loads(json.dumps(described)) == described, "a resumed run compares what JSON keeps"
     assert set(made.files().values()) == {
         value
         for value in made.model_dump().values()

@@ -36,7 +36,7 @@ def audited(folder: Path, **splits: list[Any]) -> dict[str, Audit]:
     return {audit.split: audit for audit in audit_rows(run, near=True)}
 
 
-def told(audit: Audit) -> list[tuple[str, str]]:
+def near_findings(audit: Audit) -> list[tuple[str, str]]:
     rule = "near-duplicate-rows"
     return [(one.severity, one.message) for one in audit.findings if one.rule == rule]
 
@@ -76,7 +76,7 @@ def test_all_pairs_are_found_that_comparing_each_with_each_finds(tmp_path: Path)
     assert 40 < len(near) < 120
     rows = [chat(f"Question {number}?", answer) for number, answer in enumerate(answers)]
     audit = audited(tmp_path, train=rows)["train"]
-    ((severity, message),) = told(audit)
+    ((severity, message),) = near_findings(audit)
     assert severity == "note"
     assert f"data.train: {len(near)} of 240 rows have nearly the answers of a row before" in message
     named = [f"train.jsonl:{place + 1} as" for place in near[:3]]
@@ -91,8 +91,8 @@ def test_a_row_to_evaluate_that_is_near_one_that_is_trained_on_is_a_warning(
     train = [chat("a", long), chat("b", text(100, 3))]
     test = [chat("c", changed(long, 2, 5)), chat("d", own), chat("e", changed(own, 1, 6))]
     audits = audited(tmp_path, train=train, test=test)
-    assert told(audits["train"]) == []
-    warning, note = sorted(told(audits["test"]), reverse=True)
+    assert near_findings(audits["train"]) == []
+    warning, note = sorted(near_findings(audits["test"]), reverse=True)
     assert warning[0] == "warning"
     assert (
         "1 of 3 rows have nearly the answers of a row of data.train (test.jsonl:1 as"
@@ -108,29 +108,29 @@ def test_rows_that_are_equal_or_short_or_ask_alike_are_not_near(tmp_path: Path) 
     rows = [same, same, *[chat(f"{question} {n}?", f"{n} {short}"[2:]) for n in range(4)]]
     rows += [chat(question, text(30, 50 + n)) for n in range(4)]
     audit = audited(tmp_path, train=rows)["train"]
-    assert told(audit) == []
+    assert near_findings(audit) == []
     assert audit.measured["near-duplicate-rows"] == {"rows compared": 5, "rows too short": 4}
 
 
 def test_texts_without_spaces_are_compared_by_their_characters(tmp_path: Path) -> None:
     one = "".join(chr(0x4E00 + number) for number in np.random.RandomState(1).randint(0, 900, 120))
     rows = [chat("a", one), chat("b", one[:60] + "一" + one[61:]), chat("c", one[::-1])]
-    ((_, message),) = told(audited(tmp_path, train=rows)["train"])
+    ((_, message),) = near_findings(audited(tmp_path, train=rows)["train"])
     assert "1 of 3 rows" in message
     assert "train.jsonl:2 as train.jsonl:1" in message
 
 
-def test_without_the_option_nothing_is_compared_and_that_is_said(tmp_path: Path) -> None:
+def test_without_the_option_nothing_is_compared_and_that_is_reported(tmp_path: Path) -> None:
     rows = [chat("a", text(60, 1)), chat("b", changed(text(60, 1), 1, 1))]
     run = request("rows", messages(write_rows(tmp_path / "rows.jsonl", rows))).run
     (audit,) = audit_rows(run)
-    assert told(audit) == []
+    assert near_findings(audit) == []
     assert audit.reasons == {"near-duplicate-rows": "--near is not given"}
 
 
 def test_where_all_answers_are_short_nothing_was_looked_at(tmp_path: Path) -> None:
     for rows in ([chat("a", "b")], [chat("a", "b"), chat("c", text(60, 1))]):
         audit = audited(tmp_path, train=rows)["train"]
-        assert told(audit) == []
+        assert near_findings(audit) == []
         none = {"near-duplicate-rows": f"no row has answers of {FEWEST_WORDS} words"}
         assert audit.reasons == (none if len(rows) == 1 else {})

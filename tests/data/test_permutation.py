@@ -35,7 +35,7 @@ def test_neighbours_are_not_neighbours_any_more() -> None:
     assert abs(np.corrcoef(np.arange(10_000), order)[0, 1]) < 0.04
 
 
-def test_the_formula_has_not_changed_so_that_a_run_goes_on_in_its_order() -> None:
+def test_the_formula_has_not_changed_so_that_a_run_resumes_in_its_order() -> None:
     assert permute(np.arange(10), 10, (1, 2, 3)).tolist() == [7, 1, 3, 0, 4, 2, 6, 5, 8, 9]
 
 

@@ -67,7 +67,7 @@ def digest(plan: Plan, steps: int) -> str:
 
 
 def test_orders_are_those_of_the_releases_before() -> None:
-    """A run goes on in the order that it began with: these bytes must never change."""
+    """A run resumes in the order that it began with: these bytes must never change."""
     assert digest(Plan(1258, 64, 7), 60) == (
         "050b476a9d8984f285aad36e4c96335ee286968d7f31aa85d9302a60f2583ca0"
     )

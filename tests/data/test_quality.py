@@ -38,7 +38,7 @@ def turns(*roles: str) -> Any:
     return {"messages": [{"role": role, "content": f"{role} {n}"} for n, role in enumerate(roles)]}
 
 
-def test_of_rows_that_are_in_order_nothing_is_told(tmp_path: Path) -> None:
+def test_of_rows_that_are_in_order_nothing_is_reported(tmp_path: Path) -> None:
     rows = [
         *distinct(30),
         turns("system", "user", "assistant", "user", "assistant"),
@@ -65,7 +65,9 @@ def test_of_rows_that_are_in_order_nothing_is_told(tmp_path: Path) -> None:
         (turns("user", "user", "assistant"), "unusual-turns", "two user turns"),
     ],
 )
-def test_an_odd_text_is_told_with_its_row(tmp_path: Path, row: Any, rule: str, words: str) -> None:
+def test_an_odd_text_is_reported_with_its_row(
+    tmp_path: Path, row: Any, rule: str, words: str
+) -> None:
     (one,) = found(tmp_path, train=[*distinct(3), row])
     assert (one.rule, one.parameter) == (rule, "data.train")
     assert "of 4 rows, 1 with" in one.message
@@ -91,7 +93,7 @@ def test_the_same_text_with_another_picture_is_another_row(tmp_path: Path) -> No
     assert "1 of 3 rows are there before, in text and pictures (train.jsonl:3 is" in one.message
 
 
-def test_a_question_with_several_answers_is_told_and_its_picture_is_part_of_it(
+def test_a_question_with_several_answers_is_reported_and_its_picture_is_part_of_it(
     tmp_path: Path,
 ) -> None:
     for number in range(2):
@@ -107,7 +109,7 @@ def test_a_question_with_several_answers_is_told_and_its_picture_is_part_of_it(
     assert "several answers: 1, in 2 rows (train.jsonl:2, train.jsonl:4)" in one.message
 
 
-def test_one_answer_to_most_questions_is_told_of_many_rows(tmp_path: Path) -> None:
+def test_one_answer_to_most_questions_is_reported_of_many_rows(tmp_path: Path) -> None:
     rows = [chat(f"Is {n} odd?", "no" if n < 11 else f"yes, {n} is") for n in range(20)]
     (one,) = found(tmp_path, train=rows)
     assert (one.rule, one.severity) == ("one-answer", "note")
@@ -160,7 +162,7 @@ def test_a_run_whose_test_rows_are_trained_on_does_not_start(tmp_path: Path) -> 
 
 
 def outside(folder: Path) -> tuple[str, Path]:
-    """A folder of rows with one picture in it, one beside it, and a link from it to that one."""
+    """A folder of rows with one picture in it, one next to it, and a link from it to that one."""
     own, other = folder / "own", folder / "other"
     own.mkdir()
     other.mkdir()
@@ -184,7 +186,7 @@ def test_pictures_outside_of_the_rows_folder_are_a_note(tmp_path: Path) -> None:
     assert "(train.jsonl:7, train.jsonl:8)" in one.message
 
 
-def test_a_rows_file_in_the_working_directory_is_beside_its_pictures(
+def test_a_rows_file_in_the_working_directory_is_next_to_its_pictures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, own = outside(tmp_path)
@@ -195,7 +197,7 @@ def test_a_rows_file_in_the_working_directory_is_beside_its_pictures(
     assert "(train.jsonl:2)" in one.message
 
 
-def test_with_a_root_what_is_outside_of_it_is_refused_and_what_is_in_it_is_not_told(
+def test_with_a_root_what_is_outside_of_it_is_refused_and_what_is_in_it_is_not_reported(
     tmp_path: Path,
 ) -> None:
     _, own = outside(tmp_path)
@@ -219,7 +221,7 @@ def test_a_root_that_is_no_folder_is_one_finding(tmp_path: Path) -> None:
     assert (one.rule, one.parameter) == ("path-not-found", "data.root")
 
 
-def test_ids_that_come_again_are_told_with_their_rows(tmp_path: Path) -> None:
+def test_ids_that_come_again_are_reported_with_their_rows(tmp_path: Path) -> None:
     rows = [row | {"id": number % 4} for number, row in enumerate(distinct(9))]
     (one,) = found(tmp_path, train=[*rows, *distinct(2, 20)])
     assert (one.rule, one.severity) == ("repeated-ids", "note")
@@ -247,7 +249,7 @@ def of_words(counts: list[int], first: int = 1000) -> list[Any]:
     return [chat(f"What is {n}?", "so " * count) for n, count in enumerate(counts, first)]
 
 
-def test_lengths_that_validation_does_not_have_are_told(tmp_path: Path) -> None:
+def test_lengths_that_validation_does_not_have_are_reported(tmp_path: Path) -> None:
     mixed = [*range(5, 35), *[200] * 10]
     (one,) = found(tmp_path, train=of_words(mixed), validation=of_words([*range(5, 34)] * 2, 3000))
     assert (one.rule, one.severity, one.parameter) == (
@@ -258,7 +260,7 @@ def test_lengths_that_validation_does_not_have_are_told(tmp_path: Path) -> None:
     assert "10 are much longer (train.jsonl:31, train.jsonl:32, train.jsonl:33, …)" in one.message
 
 
-def test_lengths_that_a_small_draw_happens_to_lack_are_not_told(tmp_path: Path) -> None:
+def test_lengths_that_a_small_draw_happens_to_lack_are_not_reported(tmp_path: Path) -> None:
     drawn = np.random.RandomState(0).lognormal(3, 0.8, 400).astype(int) + 1
     rows = of_words(drawn.tolist())
     assert found(tmp_path, train=rows[10:], validation=rows[:10]) == []

@@ -1,4 +1,4 @@
-"""Files of rows that change while a run goes on."""
+"""Files of rows that change during a run."""
 
 import os
 from pathlib import Path
@@ -19,7 +19,7 @@ def rows_of(path: Path) -> Rows:
     return Rows(request("rows", messages(path)).run.data.train)
 
 
-def told(rows: Rows) -> str:
+def changes(rows: Rows) -> str:
     return "\n".join(f"{each.rule} {each.message}" for each in rows.changes("train"))
 
 
@@ -31,37 +31,37 @@ def path(tmp_path: Path) -> Path:
 def test_files_that_stay_as_they_are_give_no_finding(path: Path) -> None:
     rows = rows_of(path)
     assert [*map(rows.row, range(4))]
-    assert told(rows) == ""
+    assert changes(rows) == ""
 
 
-def test_a_file_that_grows_is_told_with_its_sizes(path: Path) -> None:
+def test_a_file_that_grows_is_reported_with_its_sizes(path: Path) -> None:
     rows, size = rows_of(path), path.stat().st_size
     with path.open("a") as file:
         file.write("{}\n")
-    message = told(rows)
+    message = changes(rows)
     assert message.startswith("source-changed data.train: ")
     assert f"rows.jsonl: grown, from {size:,} bytes to {size + 3:,}" in message
 
 
-def test_a_file_that_is_written_again_or_gone_is_told(path: Path) -> None:
+def test_a_file_that_is_written_again_or_gone_is_reported(path: Path) -> None:
     rows = rows_of(path)
     os.utime(path, ns=(0, 0))
-    assert "written again, with as many bytes" in told(rows)
+    assert "written again, with as many bytes" in changes(rows)
     path.unlink()
-    assert "rows.jsonl is gone" in told(rows)
+    assert "rows.jsonl is gone" in changes(rows)
 
 
-def test_a_new_file_of_rows_in_a_folder_is_told_and_other_files_are_not(path: Path) -> None:
+def test_a_new_file_of_rows_in_a_folder_is_reported_and_other_files_are_not(path: Path) -> None:
     rows = rows_of(path.parent)
     (path.parent / "notes.txt").write_text("mine")
     (path.parent / "run").mkdir()
     (path.parent / ".hidden.jsonl").write_text("another program's")
-    assert told(rows) == ""
+    assert changes(rows) == ""
     write_rows(path.parent / "more.jsonl", [chat("a", "b")])
-    assert "more.jsonl is new" in told(rows)
+    assert "more.jsonl is new" in changes(rows)
 
 
-def test_files_that_datasets_keeps_beside_its_rows_are_none_of_them(tmp_path: Path) -> None:
+def test_files_that_datasets_keeps_next_to_its_rows_are_none_of_them(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     table = pa.table({"messages": [chat("a", "b")["messages"]] * 4})
     folder = saved(tmp_path / "disk", table)

@@ -123,7 +123,7 @@ def test_a_group_is_the_first_picture_wherever_it_lies_else_the_first_question(
     two_turns["messages"] += chat("Why?", "so")["messages"]
     system = chat("What?", "so")
     system["messages"].insert(0, {"role": "system", "content": "Be brief."})
-    a, copy, again, both, within, other, swapped, text, turns, told, why = groups_of(
+    a, copy, again, both, within, other, swapped, text, turns, prompted, why = groups_of(
         tmp_path,
         [
             *(of("x", "a.png"), of("x", "copy.png"), of("y", "a.png"), of("x", "a.png", "b.png")),
@@ -133,7 +133,7 @@ def test_a_group_is_the_first_picture_wherever_it_lies_else_the_first_question(
     )
     assert a == copy == again == both == within == xxhash.xxh3_64_intdigest(content)
     assert other == swapped == xxhash.xxh3_64_intdigest((tmp_path / "b.png").read_bytes())
-    assert text == turns == told == xxhash.xxh3_64_intdigest(b"What?")
+    assert text == turns == prompted == xxhash.xxh3_64_intdigest(b"What?")
     assert len({a, other, text, why}) == 4
 
 

@@ -71,7 +71,7 @@ def turned(role: str = "assistant", **keys: Any) -> dict[str, Any]:
             "malformed-messages",
             '"conversation" has',
         ),
-        (turned("system") | {"system": "s"}, "malformed-messages", "beside a message of"),
+        (turned("system") | {"system": "s"}, "malformed-messages", "next to a message of"),
     ],
 )
 def test_what_cannot_be_mapped_is_named(

@@ -135,7 +135,7 @@ def test_a_row_of_very_many_answers_is_stopped(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_template_is_given_the_day_on_which_the_process_has_begun() -> None:
-    """A run that goes on after midnight has the rows that were audited."""
+    """A run that resumes after midnight has the rows that were audited."""
     tokenizer = train_tokenizer(["a b"], load_family("qwen2_5_vl").facts.token_names)
     tokenizer.chat_template = "{{ strftime_now('%Y-%m-%d %H:%M:%S.%f') }}"
     with LimitedTemplate():

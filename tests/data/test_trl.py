@@ -35,7 +35,7 @@ def test_a_completion_is_learnt_and_an_answer_inside_the_prompt_is_not(tmp_path:
         ({"prompt": [], "completion": []}, "malformed-messages", '"prompt" must be a list'),
         ({"prompt": [{"role": "user", "content": "a"}]}, "malformed-messages", '"completion" must'),
         ({"prompt": [], "chosen": ["a"], "rejected": ["b"]}, "not-for-training", "pair"),
-        (chat("a", "b") | {"prompt": []}, "malformed-messages", '"messages" beside'),
+        (chat("a", "b") | {"prompt": []}, "malformed-messages", '"messages" next to'),
         (chat("a", "b") | {"chat_template_kwargs": {"x": 1}}, "unread-key", "chat_template_kwargs"),
     ],
 )

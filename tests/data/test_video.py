@@ -352,7 +352,7 @@ def test_a_picture_that_moves_is_a_video(tmp_path: Path, ending: str) -> None:
     )
 
 
-def test_at_any_rate_a_row_is_used_or_told_why_not(tmp_path: Path) -> None:
+def test_at_any_rate_a_row_is_used_or_refused_with_the_reason(tmp_path: Path) -> None:
     """A rate that asks for less than one frame, or more than there are:
 
     of GLM-4V, which goes by time, nothing was shown, or it hung.
@@ -461,7 +461,7 @@ def test_the_rows_are_shown_with_runs_of_video_tokens(tmp_path: Path) -> None:
     assert "<|vision_start|><|video_pad|>×4<|vision_end|>What?" in audit.example
 
 
-def test_the_last_frame_alone_can_be_told(tmp_path: Path) -> None:
+def test_the_last_frame_alone_changes_the_sample_too(tmp_path: Path) -> None:
     """Every frame that is listed reaches the patches: changing any of them changes the sample."""
     names = frames(tmp_path, "f", 4)
     rows = [chat("<video>", "b") | {"videos": [names]}]

@@ -1,4 +1,4 @@
-"""A data worker that ends by itself is told with the row that it was at."""
+"""A data worker that ends by itself is reported with the row that it was at."""
 
 import multiprocessing
 import os
@@ -43,7 +43,7 @@ def crashing_rows(
 def message_of(work: Callable[[], object]) -> str:
     """Return the message of the finding that a function raises, in a process of its own.
 
-    torch tells a lost worker by an exception that its signal handler raises wherever the process
+    torch reports a lost worker by an exception that its signal handler raises wherever the process
     is, which may be in pytest.
     """
     receiving, sending = multiprocessing.Pipe(duplex=False)
@@ -96,7 +96,7 @@ def test_an_audit_that_is_lost_names_its_row(
     )
 
 
-def test_a_picture_that_crashes_the_audit_is_told_with_its_row(
+def test_a_picture_that_crashes_the_audit_is_reported_with_its_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vtool.data import encode

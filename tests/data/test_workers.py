@@ -70,16 +70,16 @@ def test_the_batches_are_those_without_workers(tmp_path: Path, spare: int, steps
         return [MicroBatch((step % ROWS,)), MicroBatch(((step + 1) % ROWS, 1))]
 
     wanted = list(load_steps(rows_of(tmp_path, "0"), steps, plan, 0))
-    told: list[str] = []
-    loaded = load_steps(rows_of(tmp_path), steps, plan, "auto", spare_cores=spare, say=told.append)
+    lines: list[str] = []
+    loaded = load_steps(rows_of(tmp_path), steps, plan, "auto", spare_cores=spare, say=lines.append)
     for one, other in zip(loaded, wanted, strict=True):
         assert [batch.indices for batch in one] == [batch.indices for batch in other]
         for batch, same in zip(one, other, strict=True):
             assert batch.inputs.keys() == same.inputs.keys()
             assert all(torch.equal(batch.inputs[key], same.inputs[key]) for key in batch.inputs)
-    assert len(told) == (len(steps) > MEASURED_STEPS)
+    assert len(lines) == (len(steps) > MEASURED_STEPS)
     # nothing is computed here, so that all spare cores are too few
-    assert all(f"auto: {spare} for each rank, of {spare} spare cores" in line for line in told)
+    assert all(f"auto: {spare} for each rank, of {spare} spare cores" in line for line in lines)
 
 
 @pytest.mark.full

@@ -22,12 +22,12 @@ DECLARED = json.loads(Path(__file__).with_name("torch_npu.json").read_text())["t
 ANSWERS = {"is_available": True, "device_count": 2}
 FUNCTION = """
 def {name}({arguments}):
-    said.append(({name!r}, *map(str, locals().values())))
+    calls.append(({name!r}, *map(str, locals().values())))
     return {answer}
 npu.{name} = {name}
 """
 RECORDED = (
-    "import torch, types\ntorch.utils.rename_privateuse1_backend('npu')\nnpu, said ="
+    "import torch, types\ntorch.utils.rename_privateuse1_backend('npu')\nnpu, calls ="
     " types.ModuleType('torch.npu'), []\n"
     + "".join(
         FUNCTION.format(name=name, arguments=about["arguments"], answer=ANSWERS.get(name))
@@ -42,7 +42,7 @@ from vtool.devices import place, seed
 made = place(request("digits", "device.kind=" + sys.argv[1]).run, 1, int(sys.argv[2]))
 torch.get_device_module(made.device).set_device(made.device)
 seed(made.device, 7)
-print(made.device, made.backend, [call for call in sys.modules["torch_npu"].said if len(call) > 1])
+print(made.device, made.backend, [call for call in sys.modules["torch_npu"].calls if len(call) > 1])
 """
 
 
@@ -87,7 +87,7 @@ def test_what_the_import_of_torch_npu_says_is_said(tmp_path: Path) -> None:
         tmp_path, "npu", 1, "raise ImportError('libhccl.so: cannot open shared object file')"
     )
 
-    assert "torch_npu cannot be imported beside torch" in done.stderr
+    assert "torch_npu cannot be imported with torch" in done.stderr
     assert "libhccl.so: cannot open shared object file" in done.stderr
 
 
@@ -106,7 +106,7 @@ def test_auto_is_the_cpu_where_there_is_nothing_else() -> None:
     assert (str(made.device), made.backend) == ("cpu", "gloo")
 
 
-def test_torch_npu_is_told_by_the_environment_to_bind_processes(
+def test_an_environment_variable_makes_torch_npu_bind_processes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = request("digits", "device.kind=npu", "device.numa=node", "launch.nproc=2").run

@@ -272,6 +272,6 @@ def test_a_pipe_is_no_baseline_and_waited_for_by_nobody(file: Path) -> None:
         compare_with_baseline([result(STALE)], file)
 
 
-def test_a_baseline_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_baseline_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     with pytest.raises(Findings, match="cannot be written"):
         compare_with_baseline([result(STALE)], tmp_path / "no" / "such" / "folder.json")

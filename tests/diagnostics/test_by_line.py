@@ -86,7 +86,7 @@ def test_another_line_another_file_or_another_rule_is_another_finding(other: Dia
     assert len(by_line([two, two])) == (2 if other.origin is None else 1)
 
 
-def test_what_other_words_say_of_a_subject_stands_beside_its_name() -> None:
+def test_a_subject_with_a_message_of_its_own_has_it_after_its_name() -> None:
     other = unsafe("vllm:B", stale("vllm:B", message="vllm:B: 3 others"))
     text = printed([SHARED[0], other], "full")
     assert "  - vllm:A\n  - vllm:B: 3 others\n" in text

@@ -41,8 +41,8 @@ def test_an_error_has_its_place_and_title() -> None:
 def test_what_would_end_a_command_is_escaped() -> None:
     message = "100 %\r\n::error::injected %0A, a:b"
     finding = Diagnostic("no-config", message, origin=Origin("a,b:c%\n::d.yaml", 1))
-    level, properties, said = parsed(annotation(finding))
-    assert (level, said) == ("warning", printable(message))
+    level, properties, text = parsed(annotation(finding))
+    assert (level, text) == ("warning", printable(message))
     assert properties == {"file": "a,b:c%\\n::d.yaml", "line": "1", "title": "no-config (VT421)"}
 
 

@@ -86,7 +86,7 @@ def test_no_name_begins_a_line_of_its_own(format: str) -> None:
         assert len(text.splitlines()) == lines
 
 
-def test_the_lines_beside_the_findings_of_load_check_are_escaped() -> None:
+def test_the_lines_around_the_findings_of_load_check_are_escaped() -> None:
     made = {"class": EVIL, "checkpoint": EVIL, "fields_guessed": {EVIL: EVIL}}
     measured = {EVIL: {"bytes": 4, "xxh3_128": "00"}}
     details = {

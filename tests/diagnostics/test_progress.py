@@ -29,19 +29,19 @@ def _until(true: Callable[[], bool]) -> None:
     assert true()
 
 
-def test_what_takes_long_is_told_again_and_again_with_what_is_done() -> None:
-    said: list[str] = []
-    with working("auditing", said.append, counts="rows"):
+def test_a_long_task_reports_its_progress_again_and_again() -> None:
+    lines: list[str] = []
+    with working("auditing", lines.append, counts="rows"):
         tick(1_000, 4_000, "rows")
         tick(3, 5, "proofs")  # of something inside, which counts other things
-        _until(lambda: len(said) >= 2)
-    assert re.fullmatch(r"auditing, 1,000 of 4,000 rows, \d+ s, about \d+ s left", said[0])
-    before = len(said)
+        _until(lambda: len(lines) >= 2)
+    assert re.fullmatch(r"auditing, 1,000 of 4,000 rows, \d+ s, about \d+ s left", lines[0])
+    before = len(lines)
     time.sleep(0.15)
-    assert len(said) == before
+    assert len(lines) == before
 
 
-def test_an_hour_of_waiting_is_told_in_fewer_than_a_hundred_lines(
+def test_an_hour_of_waiting_takes_fewer_than_a_hundred_lines(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.undo()
@@ -53,35 +53,35 @@ def test_an_hour_of_waiting_is_told_in_fewer_than_a_hundred_lines(
     assert len(waits) < 100
 
 
-def test_what_is_short_is_silent_and_of_several_the_innermost_is_told() -> None:
-    said: list[str] = []
-    with working("short", said.append):
+def test_a_short_task_is_silent_and_of_several_the_innermost_is_reported() -> None:
+    lines: list[str] = []
+    with working("short", lines.append):
         pass
-    assert said == []
-    with working("outer", said.append), working("inner", said.append):
-        said.clear()  # on a busy machine the outer one has been alone for long
-        _until(lambda: len(said) >= 2)
-    assert {line.partition(",")[0] for line in said} == {"inner"}
+    assert lines == []
+    with working("outer", lines.append), working("inner", lines.append):
+        lines.clear()  # on a busy machine the outer one has been alone for long
+        _until(lambda: len(lines) >= 2)
+    assert {line.partition(",")[0] for line in lines} == {"inner"}
 
 
-def test_once_the_inner_one_has_ended_the_outer_one_is_told() -> None:
-    said: list[str] = []
-    with working("outer", said.append, counts="rows"):
-        with pytest.raises(KeyError), working("inner", said.append):
+def test_once_the_inner_task_has_ended_the_outer_one_is_reported() -> None:
+    lines: list[str] = []
+    with working("outer", lines.append, counts="rows"):
+        with pytest.raises(KeyError), working("inner", lines.append):
             raise KeyError
         tick(1, 2, "rows")
-        said.clear()  # on a busy machine the outer one was told before the inner one began
-        _until(lambda: bool(said))
-    assert said[0].startswith("outer, 1 of 2 rows, ")
+        lines.clear()  # on a busy machine the outer one was reported before the inner one began
+        _until(lambda: bool(lines))
+    assert lines[0].startswith("outer, 1 of 2 rows, ")
     tick(2, 2, "rows")  # of nothing
 
 
 def test_other_ranks_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
-    said: list[str] = []
-    with working("outer", said.append):
+    lines: list[str] = []
+    with working("outer", lines.append):
         time.sleep(0.15)
-    assert said == []
+    assert lines == []
 
 
 @pytest.mark.parametrize(
@@ -117,22 +117,22 @@ def test_a_short_one_says_nothing_of_it(tmp_path: Path) -> None:
 SLOW = """
 import time
 from vtool.diagnostics import progress
-said = []
-progress.START, progress.EVERY, progress.tell = 0.01, 0.02, said.append
+lines = []
+progress.START, progress.EVERY, progress.write_line = 0.01, 0.02, lines.append
 progress.announce_start("vtool x")
 deadline = time.monotonic() + 60
-while len(said) < 3 and time.monotonic() < deadline:
+while len(lines) < 3 and time.monotonic() < deadline:
     time.sleep(0.01)
 with progress.working("loading", lambda line: None):
     pass
 time.sleep(0.1)
-before = len(said)
+before = len(lines)
 time.sleep(0.1)
-print(said[0], said[1], len(said) - before, sep="|")
+print(lines[0], lines[1], len(lines) - before, sep="|")
 """
 
 
-def test_while_packages_are_imported_it_is_told_again(tmp_path: Path) -> None:
+def test_the_start_is_reported_again_while_packages_are_imported(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     done = subprocess.run(
         [sys.executable, "-c", "import slow"],
@@ -144,4 +144,4 @@ def test_while_packages_are_imported_it_is_told_again(tmp_path: Path) -> None:
     first, second, others = done.stdout.strip().split("|")
     assert first == "vtool x: starting"
     assert re.fullmatch(r"vtool x: importing packages, \d+ s", second)
-    assert others == "0", "what comes after the start is told by tasks"
+    assert others == "0", "after the start, tasks report the progress"

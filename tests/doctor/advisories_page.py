@@ -30,7 +30,7 @@ list against what is installed, from metadata alone. Nothing of it is imported.
 
 Each edge of a range says how it is known. *ran*: we saw it, and *verified* names the run. *read*:
 the code of that release was read. *reported*: upstream says so. Between an edge with the bug and
-one without, nothing is said of a release. *By design*: upstream documents it, or its code says so.
+one without, a release gets no verdict. *By design*: upstream documents it, or its code says so.
 
 This page is made of `vtool/doctor/advisories.yaml` by `make goldens`;
 [CONTRIBUTING](../CONTRIBUTING.md#an-advisory) says how to add one.
@@ -82,7 +82,7 @@ def _sections(known: Advisories) -> Iterator[str]:
 
 def _section(one: Advisory) -> str:
     beside = ", ".join(f"{name} {wanted}".strip() for name, wanted in one.beside.items())
-    told = {
+    fields = {
         "releases": one.where,
         "beside": beside,
         "when": one.condition,
@@ -92,7 +92,7 @@ def _section(one: Advisory) -> str:
         "verified": _link(one.verified),
         "upstream": ", ".join(f"[{_short(url)}]({url})" for url in one.upstream),
     }
-    lines = [_wrap(f"- {head}: {text}", "  ") for head, text in told.items() if text]
+    lines = [_wrap(f"- {head}: {text}", "  ") for head, text in fields.items() if text]
     title = _wrap(f"{one.title[0].upper()}{one.title[1:]}.")
     return "\n".join([f"### {one.name}", "", title, "", *lines, ""])
 

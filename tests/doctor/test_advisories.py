@@ -50,7 +50,7 @@ def test_the_schema_refuses_what_the_program_refuses(key: str, value: object) ->
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"package": "tlr"}, "no package tlr"),
         ({"rule": "no-such-rule"}, "no rule no-such-rule"),
@@ -62,11 +62,11 @@ def test_the_schema_refuses_what_the_program_refuses(key: str, value: object) ->
         ({"signs": {"trl": [{"setting": "a", "above": 1, "given": True}]}}, "one test"),
     ],
 )
-def test_what_contradicts_itself_is_refused(change: dict[str, Any], said: str) -> None:
+def test_what_contradicts_itself_is_refused(change: dict[str, Any], message: str) -> None:
     document = plain()
     assert KNOWN[0].case, "the first one was run"
     document["advisories"][0] |= change
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         Advisories.model_validate(document)
 
 

@@ -102,7 +102,7 @@ def test_nothing_of_torch_is_imported_where_it_runs() -> None:
 
 
 @pytest.mark.full
-def test_a_torch_that_raises_is_told_with_what_it_said(tmp_path: Path) -> None:
+def test_a_torch_that_raises_is_reported_with_its_message(tmp_path: Path) -> None:
     package(
         tmp_path,
         "torch",
@@ -117,14 +117,14 @@ def test_a_torch_that_raises_is_told_with_what_it_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_torch_that_crashes_is_told(tmp_path: Path) -> None:
+def test_a_torch_that_crashes_is_reported(tmp_path: Path) -> None:
     package(tmp_path, "torch", "2.13.0", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
     _, result = document(site=tmp_path)
     assert "it was ended by signal 11" in result["findings"][0]["message"]
 
 
 @pytest.mark.full
-def test_a_torch_that_hangs_is_told_in_time(tmp_path: Path) -> None:
+def test_a_torch_that_hangs_is_reported_in_time(tmp_path: Path) -> None:
     from vtool.doctor.torch_answer import ask_torch
 
     package(tmp_path, "torch", "2.13.0", "import time; time.sleep(600)")
@@ -135,7 +135,7 @@ def test_a_torch_that_hangs_is_told_in_time(tmp_path: Path) -> None:
 
 
 def test_torch_npu_without_cann_is_why_torch_does_not_import(tmp_path: Path) -> None:
-    """Torch 2.13.0 loads torch_npu by its entry point, unless it is told not to."""
+    """Torch 2.13.0 loads torch_npu by its entry point, unless a variable turns that off."""
     loading = (
         "import os\nif os.environ.get('TORCH_DEVICE_BACKEND_AUTOLOAD') != '0': import torch_npu\n"
     )
@@ -161,7 +161,7 @@ def test_torch_npu_without_cann_is_why_torch_does_not_import(tmp_path: Path) -> 
 
 
 @pytest.mark.full
-def test_a_version_outside_the_bounds_is_told_with_the_command(tmp_path: Path) -> None:
+def test_a_version_outside_the_bounds_is_reported_with_the_command(tmp_path: Path) -> None:
     package(tmp_path, "transformers", "4.57.0")
     code, result = document("digits", site=tmp_path)
     (finding,) = [one for one in result["findings"] if one["rule"] == "version-mismatch"]
@@ -257,7 +257,7 @@ class TestOfARecipe:
             assert (code, result["findings"]) == (0, [])
 
     @pytest.mark.full
-    def test_no_package_is_told_twice(self, quick: Path) -> None:
+    def test_no_package_is_reported_twice(self, quick: Path) -> None:
         entry = "data.train=[{format: auto, path: rows.parquet}]"
         _, out, _ = doctor("rows", entry, site=quick)
         assert out.count("  transformers  ") == 1

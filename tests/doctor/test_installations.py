@@ -87,7 +87,7 @@ def test_code_of_another_release_than_the_metadata(
     assert found() == []
 
 
-def test_a_half_upgraded_environment_is_told_with_what_to_install(site: Path) -> None:
+def test_a_half_upgraded_environment_is_reported_with_what_to_install(site: Path) -> None:
     package(site, "packaging", "26.3")
     package(site, "numpy", "2.4.6")
     package(
@@ -138,6 +138,6 @@ def test_the_command_finds_the_interpreter_that_it_runs_in(tmp_path: Path) -> No
         check=False,
     )
     (result,) = json.loads(done.stdout)["results"]
-    said = {one["rule"]: one["message"] for one in result["findings"]}
-    assert "peft 0.30.0 is newer than all" in said["release-untested"]
-    assert "package-twice" in said
+    messages = {one["rule"]: one["message"] for one in result["findings"]}
+    assert "peft 0.30.0 is newer than all" in messages["release-untested"]
+    assert "package-twice" in messages

@@ -51,15 +51,15 @@ def names(result: dict[str, Any], rule: str = BUG) -> set[str]:
     return {one["parameter"] for one in result["findings"] if one["rule"] == rule}
 
 
-def test_a_release_with_a_bug_is_told_and_nothing_of_it_is_imported(python: Path) -> None:
+def test_a_release_with_a_bug_is_reported_and_nothing_of_it_is_imported(python: Path) -> None:
     install(python.parent / "site", "trl", "0.23.1")
     result = judge(python)
     assert "trl-4201" in names(result)
     assert {one["severity"] for one in result["findings"]} == {"warning"}
-    (told,) = [one for one in result["details"][BUG]["advisories"] if one["name"] == "trl-4201"]
-    assert told["installed"] == "0.23.1"
-    assert told["state"] == "fixed in 0.24.0"
-    assert told["upstream"] == ["https://github.com/huggingface/trl/pull/4201"]
+    (listed,) = [one for one in result["details"][BUG]["advisories"] if one["name"] == "trl-4201"]
+    assert listed["installed"] == "0.23.1"
+    assert listed["state"] == "fixed in 0.24.0"
+    assert listed["upstream"] == ["https://github.com/huggingface/trl/pull/4201"]
 
 
 def test_the_release_of_the_fix_is_clean_of_it(python: Path) -> None:
@@ -69,7 +69,7 @@ def test_the_release_of_the_fix_is_clean_of_it(python: Path) -> None:
     assert result["verdict"] == "clean"
 
 
-def test_a_bug_that_needs_another_package_is_not_told_without_it(python: Path) -> None:
+def test_a_bug_that_needs_another_package_is_not_reported_without_it(python: Path) -> None:
     site = python.parent / "site"
     install(site, "transformers", "4.47.1")
     assert "transformers-35438" not in names(judge(python))
@@ -77,7 +77,7 @@ def test_a_bug_that_needs_another_package_is_not_told_without_it(python: Path) -
     assert "transformers-35438" in names(judge(python))
 
 
-def test_a_bug_that_needs_a_newer_release_of_another_package_is_not_told_below_it(
+def test_a_bug_that_needs_a_newer_release_of_another_package_is_not_reported_below_it(
     python: Path,
 ) -> None:
     site = python.parent / "site"
@@ -162,7 +162,7 @@ def test_verls_file_shows_a_condition(python: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "files", "said"),
+    ("version", "files", "message"),
     [
         ("0.23.1+ours", {}, "its version is somebody's own"),
         ("0.24.0.dev0", {}, "it is no release"),
@@ -181,13 +181,13 @@ def test_verls_file_shows_a_condition(python: Path) -> None:
     ],
 )
 def test_of_somebodys_own_code_there_is_no_verdict(
-    python: Path, version: str, files: dict[str, str], said: str
+    python: Path, version: str, files: dict[str, str], message: str
 ) -> None:
     install(python.parent / "site", "trl", version, **files)
     result = judge(python, status=2)
     (found,) = result["findings"]
     assert found["rule"] == UNKNOWN
-    assert said in found["message"]
+    assert message in found["message"]
     assert result["verdict"] == "not-run"
     assert result["checks"][BUG] == "not-run"
 
@@ -213,8 +213,8 @@ def test_code_without_metadata_and_code_elsewhere_have_no_verdict(python: Path) 
     code(python.parent / "checkout", "trl")
     wrapper = python.read_text().replace(str(site), f"{python.parent / 'checkout'}:{site}")
     python.write_text(wrapper)
-    said = " ".join(one["message"] for one in judge(python, status=2)["findings"])
-    assert "what is imported is in" in said
+    message = " ".join(one["message"] for one in judge(python, status=2)["findings"])
+    assert "what is imported is in" in message
 
 
 def test_a_package_that_is_there_twice_has_no_verdict(python: Path) -> None:
@@ -266,7 +266,7 @@ def test_an_interpreter_without_metadata_is_not_clean(python: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("python", "said"),
+    ("python", "message"),
     [
         ("/nowhere/python", "/nowhere/python cannot be started: No such file or directory"),
         ("/bin/false", "/bin/false ended with status 1: it said nothing"),
@@ -274,10 +274,10 @@ def test_an_interpreter_without_metadata_is_not_clean(python: Path) -> None:
         (".", ". is a folder"),
     ],
 )
-def test_an_interpreter_that_is_none_is_one_line(tmp_path: Path, python: str, said: str) -> None:
+def test_an_interpreter_that_is_none_is_one_line(tmp_path: Path, python: str, message: str) -> None:
     done = run_vtool(tmp_path, "doctor", "--python", python)
     assert done.status == 2
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.output
 
 
@@ -291,7 +291,7 @@ def test_a_reader_gets_lines_by_package_and_the_counts_of_all(python: Path) -> N
     assert "pip install 'trl>=" in text
     count = len(names(judge(python)))
     assert f"{count} warning" in text.splitlines()[-1]
-    assert "warning[" not in text, "they are listed, and not told a second time"
+    assert "warning[" not in text, "they are listed, and not reported a second time"
     assert all(len(line) <= 80 for line in text.split("\n\n")[0].splitlines())
 
 
@@ -312,7 +312,7 @@ def test_a_recipe_of_ours_has_no_concern_with_other_trainers_bugs(python: Path) 
 
 
 @pytest.mark.parametrize("topic", ["trl-4201", "trl#4201"])
-def test_explain_tells_one_in_full(tmp_path: Path, topic: str) -> None:
+def test_explain_prints_an_advisory_in_full(tmp_path: Path, topic: str) -> None:
     text = vtool(tmp_path, "explain", topic)
     assert "trl 0.17.0 (read) to 0.23.1" in text
     assert "https://github.com/huggingface/trl/pull/4201" in text

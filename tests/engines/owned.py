@@ -67,7 +67,7 @@ def take(taken: Taken, ranks: Ranks) -> Owned:
 
 
 def check(found: list[Owned], largest_share: Callable[[list[Tensor]], int]) -> None:
-    """Hold the ranks' parts against the whole, to the bit.
+    """Compare the ranks' parts with the whole, to the bit.
 
     Args:
         largest_share: of the tensors of a question, the bytes that a rank which does not own them

@@ -26,7 +26,7 @@ DTYPES = ("float32", "bfloat16")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model's weights in float32, and beside it the same rounded to bfloat16."""
+    """A folder with a model's weights in float32, and another with them rounded to bfloat16."""
     made = tmp_path_factory.mktemp("base")
     model = base_model(made)
     narrow = made / "narrow"

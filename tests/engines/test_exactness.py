@@ -269,11 +269,11 @@ def test_weights_that_stay_gathered_between_the_passes_change_no_gradient(tmp_pa
     assert relative_difference(kept[0]["gradients"], plain[0]["gradients"]) == 0
 
 
-@pytest.mark.parametrize(("kind", "told"), [("auto", True), ("cpu", False)])
+@pytest.mark.parametrize(("kind", "reported"), [("auto", True), ("cpu", False)])
 def test_offloading_to_the_cpu_that_computes_is_said_to_change_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, told: bool
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, reported: bool
 ) -> None:
-    """With device.kind=cpu, the rules of settings have said it already."""
+    """With device.kind=cpu, the rules of settings have reported it already."""
     session(
         made_run(
             tmp_path,
@@ -287,11 +287,11 @@ def test_offloading_to_the_cpu_that_computes_is_said_to_change_nothing(
     )
     assert (
         "note[ignored-setting VT211]: engine.cpu_offload is true" in capsys.readouterr().out
-    ) == told
+    ) == reported
 
 
 def gathered_after_forward(ranks: Ranks, made: Request) -> dict[str, bool]:
-    """Tell whose weights are whole after the forward pass: a layer's, the tower's, the head's."""
+    """Return whose weights are whole after the forward pass: a layer's, the tower's, the head's."""
     torch.set_num_threads(1)
     opened, _ = session(made, ranks)
     rows, module = opened.rows["train"], opened.engine.module

@@ -116,7 +116,7 @@ def test_weights_and_new_adapters_are_those_of_a_model_loaded_whole(folder: Path
             assert all(one.dtype == torch.float32 for one in own.values()), name
 
 
-def told(ranks: Ranks, made: list[Request]) -> list[str]:
+def findings_at_load(ranks: Ranks, made: list[Request]) -> list[str]:
     torch.set_num_threads(1)
     try:
         session(made[ranks.rank], ranks)
@@ -130,7 +130,7 @@ def test_a_folder_that_one_rank_cannot_load_ends_all_of_them(folder: Path) -> No
         made_run(folder, "fsdp2", "float32", folder / name, f"run.dir={folder}/runs/broken")
         for name in ("tied", "broken")
     ]
-    first, second = run_ranks(told, 2, made)
+    first, second = run_ranks(findings_at_load, 2, made)
     (message,) = first
     assert first == second
     assert message.startswith("model-does-not-load: rank 1: ")

@@ -147,8 +147,8 @@ def test_another_number_of_blocks_is_read_back(folder: Path, spread: str) -> Non
         pytest.skip("megatron-core is not installed")
     by_rank = run_ranks(one_step, 2, {"5": made(folder, spread, "5")})
     for asked in ("none", 3, 5, "full"):
-        said = {name for rank in by_rank for name in rank["5"]["readback"][asked]}
-        assert said == (set() if asked == 5 else {CHECKPOINTING})
+        changed = {name for rank in by_rank for name in rank["5"]["readback"][asked]}
+        assert changed == (set() if asked == 5 else {CHECKPOINTING})
 
 
 @pytest.mark.parametrize("name", EACH_FAMILY)

@@ -122,11 +122,11 @@ def test_an_answer_comes_piece_by_piece_and_can_be_stopped(asker: Asker) -> None
     assert chat.answers == (whole.text,)
 
 
-def test_a_chat_longer_than_the_models_is_told(asker: Asker) -> None:
+def test_a_chat_longer_than_the_models_is_reported(asker: Asker) -> None:
     with pytest.raises(Findings) as caught:
         answer(Chat(), "long " * 2000, asker, 8, str, bool)
     (finding,) = caught.value.diagnostics
-    assert (finding.rule, finding.help) == ("beyond-context", "/reset begins anew")
+    assert (finding.rule, finding.help) == ("beyond-context", "/reset starts a new chat")
     text = "a " * 1000
     tokens = len(asker.reader.prompt(Chat().asking(text).row()).input_ids)
     assert asker.reader.positions == 2048

@@ -91,7 +91,7 @@ def test_bleu_is_compared_by_the_score_of_all_answers() -> None:
     assert found["bleu"].difference != pytest.approx(rows[0] - rows[1], abs=0.1)
 
 
-def test_a_model_beside_itself_has_no_difference() -> None:
+def test_a_model_compared_with_itself_has_no_difference() -> None:
     same = answers(["yes", "no"] * (ROWS // 2))
     for one in compared(same, same).values():
         assert (one.difference, one.low, one.high) == (0, 0, 0)

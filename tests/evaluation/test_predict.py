@@ -156,7 +156,7 @@ def test_without_a_question_that_of_the_first_test_row_is_asked_again(
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"model_type": "bert"}'])
-def test_a_config_that_is_no_models_is_told(run: Path, tmp_path: Path, text: str) -> None:
+def test_a_config_that_is_no_models_is_reported(run: Path, tmp_path: Path, text: str) -> None:
     shutil.copytree(run / "export", tmp_path / "export")
     (tmp_path / "export" / "config.json").write_text(text)
     with pytest.raises(Findings) as caught:

@@ -1,4 +1,4 @@
-"""Evaluations of a tiny model: the same answers however they are got, and scores of them."""
+"""Evaluations of a tiny model: the same answers however they are obtained, and scores of them."""
 
 import hashlib
 import json
@@ -193,7 +193,7 @@ def test_a_folder_that_cannot_be_written_is_said(
     assert raised.value.fatal
 
 
-def test_rows_that_the_run_was_trained_on_are_told(
+def test_rows_that_the_run_was_trained_on_are_reported(
     made: tuple[Path, Path], evaluate: Callable[..., Evaluated]
 ) -> None:
     digest = hashlib.sha256(made[1].read_bytes()).hexdigest()

@@ -1,4 +1,4 @@
-"""Answers through vLLM: what it is given, what is said where it fails, without vLLM itself.
+"""Answers through vLLM: what it is given, what is reported where it fails, without vLLM itself.
 
 (tests/soak/test_evaluate_with_vllm.py has it answer.)
 """
@@ -29,7 +29,7 @@ def say(value):
     print(json.dumps(value), file=answers, flush=True)
 say({"vllm": "none"})
 """
-"""The beginning of a process that speaks as the real worker does."""
+"""The beginning of a process that uses the real worker's protocol."""
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def test_a_folders_settings_for_generating_are_carried_on(rows: Path, base: Path
     assert changed <= {"transformers_version", "_from_model_config"}
 
 
-def test_settings_for_generating_that_cannot_be_read_are_told_and_not_kept(
+def test_settings_for_generating_that_cannot_be_read_are_reported_and_not_kept(
     rows: Path, base: Path
 ) -> None:
     broken = rows.parent / "broken"
@@ -118,7 +118,7 @@ def test_an_export_that_cannot_be_written_leaves_the_one_before(base: Path) -> N
     assert not list(base.parent.glob(".writing*"))
 
 
-def test_weights_kept_in_float32_beside_a_model_in_bfloat16_are_opened_in_float32(
+def test_weights_kept_in_float32_in_a_model_in_bfloat16_are_opened_in_float32(
     rows: Path, base: Path
 ) -> None:
     """Megatron-core has such a tower: it computes in bfloat16, and is saved from float32."""
@@ -152,7 +152,7 @@ def test_files_of_the_users_in_an_older_export_are_set_aside(
     (aside,) = run.glob("export.set-aside-*")
     assert (aside / "README.md").read_text() == "my model card"
     assert before == {path.name: path.read_bytes() for path in (run / "export").iterdir()}
-    told = capsys.readouterr().err
-    assert "README.md" in told
-    assert aside.name in told
+    message = capsys.readouterr().err
+    assert "README.md" in message
+    assert aside.name in message
     assert not list(run.glob(".removing*"))

@@ -40,7 +40,7 @@ def test_the_table_has_every_linear_layer_of_the_family_in_its_component(name: s
     }
 
 
-def test_a_name_is_told_by_its_end() -> None:
+def test_a_name_is_recognized_by_its_end() -> None:
     name = "model.language_model.layers.12.self_attn.q_proj"
     assert all(
         ends_in(name, end) for end in ("q_proj", "self_attn.q_proj", "12.self_attn.q_proj", name)

@@ -1,4 +1,4 @@
-"""A stand-in for the hub: it speaks the part of its API that vtool uses, and is not the hub.
+"""A stand-in for the hub: it has the part of its API that vtool uses, and is not the hub.
 
 None can be reached from where tests run, so that what is shown is that vtool and huggingface_hub
 agree with this server, whose answers are written after the library's own requests.

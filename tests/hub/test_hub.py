@@ -146,7 +146,7 @@ def test_what_the_user_has_set_offline_stays_so(
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("org/none", "error[hub-name-unknown VT851]: the hub has no org/none"),
         (f"{NAME}@v9", f"error[hub-name-unknown VT851]: the hub has no revision v9 of {NAME}"),
@@ -154,16 +154,16 @@ def test_what_the_user_has_set_offline_stays_so(
     ],
 )
 def test_what_the_hub_does_not_give_is_one_finding(
-    hub: Hub, tmp_path: Path, name: str, told: str
+    hub: Hub, tmp_path: Path, name: str, message: str
 ) -> None:
     output = vtool(tmp_path, "predict", name, "--question", "Hi?", status=2)
-    assert told in output
+    assert message in output
     assert output.count("error[") == 1
     assert "Traceback" not in output
 
 
 @pytest.mark.full
-def test_half_a_download_is_told_and_goes_on(hub: Hub, tmp_path: Path) -> None:
+def test_half_a_download_is_reported_and_resumed(hub: Hub, tmp_path: Path) -> None:
     hub.fails_after = 3
     output = vtool(tmp_path, "predict", "org/broken", "--question", "Hi?", status=2)
     assert "org/broken could not be downloaded" in output

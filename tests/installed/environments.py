@@ -51,8 +51,8 @@ def pip_install(python: Path, *what: str) -> None:
 def checked(*command: str, cwd: Path | None = None) -> str:
     """Run a command to its end, and return what it wrote; fail with its last lines."""
     done = run(*command, cwd=cwd)
-    said = (done.stdout + done.stderr).splitlines()[-30:]
-    assert done.returncode == 0, "\n".join([" ".join(command), *said])
+    output = (done.stdout + done.stderr).splitlines()[-30:]
+    assert done.returncode == 0, "\n".join([" ".join(command), *output])
     return done.stdout
 
 

@@ -21,8 +21,8 @@ def resolve(extra: str) -> str | None:
     done = subprocess.run(
         [*command, f"{ROOT}[{extra}]"], capture_output=True, text=True, check=False
     )
-    said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-    return (said or ["ERROR: it said nothing"])[0] if done.returncode else None
+    errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+    return (errors or ["ERROR: it said nothing"])[0] if done.returncode else None
 
 
 def main() -> int:

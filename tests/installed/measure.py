@@ -91,9 +91,9 @@ def measure_end(end: str) -> dict[str, Any]:
     files = sorted(environment.glob("tests*.xml"), key=lambda file: file.stat().st_mtime)
     for file in files:  # of a test that ran again, the last one counts
         for case in ElementTree.parse(file).iter("testcase"):
-            said = {each.tag for each in case} & {"failure", "error", "skipped"}
+            outcomes = {each.tag for each in case} & {"failure", "error", "skipped"}
             name = f"{case.attrib['classname']}.{case.attrib['name']}"
-            states[name] = next(iter(sorted(said)), "passed")
+            states[name] = next(iter(sorted(outcomes)), "passed")
     counts = Counter(states.values())
     installed = {
         one.name.lower().replace("_", "-"): one.version

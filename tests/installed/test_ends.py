@@ -1,4 +1,4 @@
-"""vtool beside the oldest and the newest releases that it is for, in environments of their own.
+"""vtool with the oldest and the newest releases that it is for, in environments of their own.
 
 `make test-oldest` and `make test-newest` make them, and run the other tests in them too.
 """
@@ -65,7 +65,7 @@ def proved(python: str, family: str, folder: Path) -> dict[str, Any]:
 @pytest.mark.soak
 @pytest.mark.parametrize("end", PYTHONS)
 @pytest.mark.parametrize("ours_first", [True, False], ids=["goes on there", "goes on here"])
-def test_a_run_goes_on_in_the_other_environment(end: str, ours_first: bool, tmp_path: Path) -> None:
+def test_a_run_resumes_in_the_other_environment(end: str, ours_first: bool, tmp_path: Path) -> None:
     """The steps after the checkpoint are those that would have followed without the change."""
     pythons = [sys.executable, python_of(end)] if ours_first else [python_of(end), sys.executable]
     first, then = ([python, "-m", "vtool", *RUN, EVERY, "--no-preflight"] for python in pythons)

@@ -25,7 +25,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("trainer", PYTHONS)
-def test_compare_audit_and_load_check_work_beside_its_own_versions(
+def test_compare_audit_and_load_check_work_with_its_own_versions(
     trainer: str, wheel: Path, tmp_path: Path
 ) -> None:
     if not PYTHONS[trainer].exists():
@@ -34,8 +34,8 @@ def test_compare_audit_and_load_check_work_beside_its_own_versions(
     before = versions(python)
     pip_install(python, str(wheel))
     script = shutil.copy(ROOT / "tests/installed/inside.py", tmp_path)
-    said = checked(str(python), str(script), str(tmp_path), cwd=tmp_path)
-    found = json.loads(said.splitlines()[-1])
+    output = checked(str(python), str(script), str(tmp_path), cwd=tmp_path)
+    found = json.loads(output.splitlines()[-1])
     assert (found["right"], found["wrong"]) == ([], ["setting-not-arrived"])
     assert (found["rows"], found["audit"]) == (
         [2, 1],

@@ -67,8 +67,8 @@ def test_without_the_extra_it_checks_recipes_and_files_and_says_what_training_ne
     assert "this machine: no findings" in checked(vtool, "doctor", cwd=tmp_path)
     save_file({"lm_head.weight": np.ones((4, 2), np.float32)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
-    said = run(vtool, "load-check", ".", "--format", "json", cwd=tmp_path)
-    (result,) = json.loads(said.stdout)["results"]
+    done = run(vtool, "load-check", ".", "--format", "json", cwd=tmp_path)
+    (result,) = json.loads(done.stdout)["results"]
     assert list(result["checks"].values()).count("passed") > 5
     for command in (DEMO, ("verify", "digits"), ("predict", "."), ("export", ".")):
         refused = run(vtool, *command, cwd=tmp_path)
@@ -78,7 +78,7 @@ def test_without_the_extra_it_checks_recipes_and_files_and_says_what_training_ne
 
 
 @pytest.mark.skipif(not Path(VLLM).exists(), reason="not run: there is no `make vllm-env`")
-def test_beside_vllm_one_environment_trains_exports_checks_and_serves(
+def test_one_environment_with_vllm_trains_exports_checks_and_serves(
     wheel: Path, tmp_path: Path
 ) -> None:
     """pip finds a set of versions that vLLM's own ranges and the wheel's allow."""
@@ -88,8 +88,8 @@ def test_beside_vllm_one_environment_trains_exports_checks_and_serves(
     checked(vtool, *DEMO, cwd=tmp_path)
     checked(vtool, "export", "runs/digits", "--output", "exported", cwd=tmp_path)
 
-    said = checked(vtool, "load-check", "exported", "--format", "json", cwd=tmp_path)
-    (result,) = json.loads(said)["results"]
+    output = checked(vtool, "load-check", "exported", "--format", "json", cwd=tmp_path)
+    (result,) = json.loads(output)["results"]
     assert result["verdict"] == "clean"
     assert "not-run" not in result["checks"].values()
     assert result["details"]["subject"]["class"].startswith("vllm.model_executor.models")

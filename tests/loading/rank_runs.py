@@ -1,4 +1,4 @@
-"""Loads a class of vLLM's on two ranks, as it is and with mistakes put in: run beside vLLM.
+"""Loads a class of vLLM's on two ranks, as it is and with mistakes put in: run where vLLM is.
 
 `python rank_runs.py` prints a line of JSON: for each mistake and rule what the check says.
 """
@@ -102,17 +102,17 @@ def found_with(mistake: Callable[[], None], folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     VllmHost().prepare(several=False)
-    said = {}
+    results = {}
     for mistake in MISTAKES:  # each in a fork, since it changes the process
         with tempfile.TemporaryDirectory(prefix="vtool-") as folder:
-            out = Path(folder) / "said.json"
+            out = Path(folder) / "results.json"
             if not (process := os.fork()):
                 (work := Path(folder) / "work").mkdir()
                 out.write_text(json.dumps(found_with(mistake, work)))
                 os._exit(0)
             os.waitpid(process, 0)
-            said[mistake.__name__] = json.loads(out.read_text())
-    print(json.dumps(said))
+            results[mistake.__name__] = json.loads(out.read_text())
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

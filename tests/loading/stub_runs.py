@@ -52,8 +52,8 @@ def in_child(architecture: str, stubs: tuple[Stub, ...]) -> Outcome:
             json.dump(make_and_load(architecture, stubs), out)
         os._exit(0)
     os.close(writing)
-    with os.fdopen(reading) as said:
-        text = said.read()
+    with os.fdopen(reading) as stream:
+        text = stream.read()
     os.waitpid(process, 0)
     return dict(json.loads(text)) if text else {"raised": "the process ended", "replaced": []}
 

@@ -164,7 +164,7 @@ def test_what_is_not_written_is_found_without_values(tmp_path: Path) -> None:
     }
 
 
-def test_a_misnamed_tensor_is_found_beside_what_waits_for_it(tmp_path: Path) -> None:
+def test_a_misnamed_tensor_is_found_with_the_parameter_that_waits_for_it(tmp_path: Path) -> None:
     facts = judged(tmp_path, copying, without("down") | {"model.down": tensors()["down"]})
     assert found(facts)["unwritten-parameter"] == [("down", ())]
     assert found(facts)["unconsumed-tensor"] == [(None, ("model.down",))]

@@ -1,4 +1,4 @@
-"""Classes whose code was changed since a commit are told from the others, by git."""
+"""Classes whose code was changed since a commit are distinguished from the others, by git."""
 
 import subprocess
 from pathlib import Path
@@ -91,7 +91,7 @@ def test_a_class_of_an_unknown_module_counts_where_anything_was_changed(package:
     assert changed_subjects({"Odd": None}, package, "start") == ("Odd",)
 
 
-def test_what_cannot_be_compared_is_told(package: Path) -> None:
+def test_what_cannot_be_compared_is_reported(package: Path) -> None:
     for ref in ("nosuch", "--help", "start^{tree}"):
         with pytest.raises(NotRun, match="git knows no commit"):
             changed_files(package, ref)
@@ -102,7 +102,7 @@ def test_what_cannot_be_compared_is_told(package: Path) -> None:
         changed_files(package, "start")
 
 
-def test_an_installed_package_is_told_from_a_checkout(package: Path) -> None:
+def test_an_installed_package_is_distinguished_from_a_checkout(package: Path) -> None:
     installed = package.parent / "env" / "other"
     installed.mkdir(parents=True)
     (installed / "__init__.py").write_text("")
@@ -111,7 +111,7 @@ def test_an_installed_package_is_told_from_a_checkout(package: Path) -> None:
         changed_files(installed, "start")
 
 
-def test_a_folder_outside_of_any_checkout_is_told(
+def test_a_folder_outside_of_any_checkout_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))

@@ -51,7 +51,7 @@ class KeepsThemTheOtherWayRound(models.Good):
         super().put(name, tensor.t() if tensor.dim() == 2 else tensor)
 
 
-def test_a_square_weight_that_is_transposed_is_told() -> None:
+def test_a_square_weight_that_is_transposed_is_reported() -> None:
     result = check_load_weights(TransposesOne, models.checkpoint())
     (finding,) = (one for one in result.findings if one.rule == "wrong-place")
     assert finding.severity == "warning"

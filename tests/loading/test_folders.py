@@ -118,7 +118,7 @@ def test_each_bad_folder_has_one_finding(
     [
         (no_config, "without a config.json"),
         (lambda path: folder(path, model={"a": f32(2)}), "the weights take 0 MiB"),
-        (adapter, "it is an adapter, which is loaded beside its base"),
+        (adapter, "it is an adapter, which is loaded with its base"),
     ],
 )
 def test_strict_a_folder_whose_class_was_not_asked_has_not_passed(
@@ -136,7 +136,7 @@ def test_strict_a_folder_whose_class_was_not_asked_has_not_passed(
 
 
 @pytest.mark.full
-def test_files_and_classes_are_named_together_and_told_in_that_order(tmp_path: Path) -> None:
+def test_files_and_classes_are_named_together_and_reported_in_that_order(tmp_path: Path) -> None:
     model = folder(tmp_path / "a=b", model={"a": f32(2, 3)})
     # Away from `make vllm-env`'s environment: which class loads the folder is not the question
     # here.
@@ -347,7 +347,7 @@ def test_a_real_export_lands_whole_and_is_left_alone(
 @pytest.mark.parametrize("family", OTHERS)
 def test_the_exports_of_all_families_land_whole(judged: dict[str, Found], family: str) -> None:
     """A field that transformers does not read, and vLLM does, may be all that is missing: without
-    `attention_bias` it leaves out the biases of GLM-4V, and answers all the same.
+    `attention_bias` it leaves out the biases of GLM-4V, and still answers.
     """
     assert errors(judged[family]) == []
     assert judged[family]["checks"]["unconsumed-tensor"] == "passed"
@@ -357,11 +357,11 @@ def test_the_exports_of_all_families_land_whole(judged: dict[str, Found], family
 @needs_vllm
 def test_what_does_not_land_is_found(run: Path, judged: dict[str, Found]) -> None:
     assert {NORM, DOWN, V, EMBEDDING} <= set(load_file(run / "export" / "model.safetensors"))
-    told = {
+    reported = {
         name: [(finding["rule"], finding["message"]) for finding in errors(judged[name])]
         for name in CHANGES
     }
-    assert {name: [rule for rule, _ in findings] for name, findings in told.items()} == {
+    assert {name: [rule for rule, _ in findings] for name, findings in reported.items()} == {
         "renamed": ["load-failed"],
         "transposed": ["load-failed"],
         "norm": ["unwritten-parameter"],
@@ -376,7 +376,7 @@ def test_what_does_not_land_is_found(run: Path, judged: dict[str, Found]) -> Non
         ("part", "k_proj"),
         ("untied", "lm_head"),
     ):
-        assert words in told[name][0][1]
+        assert words in reported[name][0][1]
     assert [judged[name]["verdict"] for name in ("renamed", "norm", "tied")] == [
         "failed",
         "unsafe",

@@ -222,7 +222,7 @@ def test_the_setting_has_each_format_of_the_registry() -> None:
         *((TurnsAllRows, name) for name in WITH_TENSORS if name != "awq"),
     ],
 )
-def test_a_class_that_keeps_each_scale_beside_its_weight_passes(made: type[Net], name: str) -> None:
+def test_a_class_that_keeps_each_scale_with_its_weight_passes(made: type[Net], name: str) -> None:
     facts, state, messages = found(made, name)
     assert (state, messages) == ("passed", [])
     assert facts.measured["formats"][name]["layers"] == len(PLAIN)

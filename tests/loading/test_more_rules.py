@@ -226,7 +226,7 @@ def test_a_bias_that_a_config_decides_about_is_a_note() -> None:
     ("own_twin", "zero", "severity"),
     [(True, False, "error"), (False, False, "note"), (True, True, "note")],
 )
-def test_a_bias_beside_a_weight_that_is_loaded_is_not_left_out_in_silence(
+def test_a_bias_of_a_weight_that_is_loaded_is_not_silently_left_out(
     own_twin: bool, zero: bool, severity: str
 ) -> None:
     checkpoint = models.checkpoint()
@@ -280,8 +280,8 @@ def test_checks_that_a_limit_kept_from_being_run_are_in_the_verdict(
     cut = replace(facts, reason=ended, checks={**facts.checks, **missing})
     result = judge("it", cut, (*asked, *late))
     assert result.verdict == verdict
-    told = f"not-run of its class: shard-mismatch, quantised-load: {ended}"
-    assert (told in "".join(describe_subjects([result]))) is (verdict == "not-run")
+    line = f"not-run of its class: shard-mismatch, quantised-load: {ended}"
+    assert (line in "".join(describe_subjects([result]))) is (verdict == "not-run")
     assert ended in last_line([result])
     strict = [f"--strict: it: not run: shard-mismatch, quantised-load: {ended}"]
     assert list(_not_asked(result)) == (strict if verdict == "not-run" else [])
@@ -375,11 +375,11 @@ class ManyReplaced(ManyLayers):
             dict(self.named_parameters())[name].data = tensor.float().clone()
 
 
-def test_copies_of_the_whole_checkpoint_beside_the_model_are_memory_too() -> None:
+def test_copies_of_the_whole_checkpoint_besides_the_model_are_memory_too() -> None:
     many = {f"layers.{number}": torch.randn(4) for number in range(20)}
     (finding,) = check_load_weights(ManyClones, many).findings
     assert finding.rule == "retained-memory"
-    assert "copies of 20 of 20 tensors held at once, beside the model" in finding.message
+    assert "copies of 20 of 20 tensors held at once, in addition to the model" in finding.message
     for right in (ManyLayers, ManyReplaced):
         assert check_load_weights(right, many).findings == ()
 
@@ -408,7 +408,7 @@ class KeepsOneInAnAttribute(models.Good):
             self.table = {"o": tensor}
 
 
-def test_what_a_module_keeps_beside_its_parameters_is_compared_too() -> None:
+def test_what_a_module_keeps_besides_its_parameters_is_compared_too() -> None:
     assert rules(KeepsItsClone, models.checkpoint()) == {"chunk-dependent", "reload-dependent"}
     assert rules(RenewsItsClone, models.checkpoint()) == set()
     assert {"stale-reference", "aliased-parameter"} <= rules(

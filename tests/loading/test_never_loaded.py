@@ -85,9 +85,9 @@ def test_of_a_twin_it_is_an_error_where_the_names_are_its_own(own_twin: bool) ->
     twin = replace(made, origin="twin", about=replace(made.about, own_twin=own_twin))
     asked = ["unwritten-parameter", "unconsumed-tensor", "never-loaded"]
     result = judge("it", judged_facts(twin, audit(twin, asked, 1, ["owned"]), {}), asked)
-    told = {(one.rule, one.severity) for one in result.findings}
+    reported = {(one.rule, one.severity) for one in result.findings}
     notes = {("unwritten-parameter", "note"), ("unconsumed-tensor", "note")}
-    assert told == ({("never-loaded", "error")} if own_twin else notes)
+    assert reported == ({("never-loaded", "error")} if own_twin else notes)
     assert (result.checks["never-loaded"] == "failed") == own_twin
 
 

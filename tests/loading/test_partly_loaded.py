@@ -53,7 +53,7 @@ def whole(model: Model, name: str, tensor: Tensor) -> None:
     model.get_parameter(name).copy_(tensor)
 
 
-def told(weights: Mapping[str, Tensor], **put: Put) -> dict[tuple[str, ...], str]:
+def reported(weights: Mapping[str, Tensor], **put: Put) -> dict[tuple[str, ...], str]:
     """Return the rule's message about each tensor of a model's load."""
     rules = ["partly-loaded-tensor"]
     facts = facts_of(lambda: Model(**put), weights, rules, 1, ["owned"])
@@ -108,21 +108,21 @@ CUTS = (
 
 @pytest.mark.parametrize("cut", [*CUTS, transpose_then_narrow])
 def test_key_heads_that_the_parameter_has_no_place_for_are_found(cut: Put) -> None:
-    found = told(checkpoint(k=(4 * SIZE, 8)), k=cut)
+    found = reported(checkpoint(k=(4 * SIZE, 8)), k=cut)
     assert list(found) == [("k",)]
     assert "64 of 128 elements are nowhere: [8:16, :] of shape [16, 8]" in found["k",]
 
 
 @pytest.mark.parametrize("cut", CUTS)
 def test_rows_of_an_embedding_and_experts_that_are_cut_off_are_found(cut: Put) -> None:
-    found = told(checkpoint(embed=(ROWS + 1, 8), experts=(5, 4, 8)), embed=cut, experts=cut)
+    found = reported(checkpoint(embed=(ROWS + 1, 8), experts=(5, 4, 8)), embed=cut, experts=cut)
     ((names, message),) = found.items()
     assert names == ("embed", "experts")
     assert "8 of 88 elements are nowhere: [10:11, :] of shape [11, 8]" in message
 
 
 def test_elements_that_are_passed_over_are_found_where_they_are() -> None:
-    found = told(
+    found = reported(
         checkpoint(k=(16, 8)), k=lambda model, name, tensor: whole(model, name, tensor[::2])
     )
     assert "64 of 128 elements are nowhere: from element 8 on" in found["k",]
@@ -132,7 +132,7 @@ def test_whole_numbers_are_followed_as_well() -> None:
     def packed(model: Model, name: str, tensor: Tensor) -> None:
         model.norm.copy_(tensor[:8])
 
-    found = told(checkpoint() | {"norm": torch.arange(12, dtype=torch.int32)}, norm=packed)
+    found = reported(checkpoint() | {"norm": torch.arange(12, dtype=torch.int32)}, norm=packed)
     assert "4 of 12 elements are nowhere: [8:12]" in found["norm",]
 
 
@@ -190,7 +190,7 @@ HEALTHY = (
 
 @pytest.mark.parametrize("put", HEALTHY)
 def test_what_is_moved_or_computed_with_is_no_finding(put: Put) -> None:
-    assert told(checkpoint(), k=put, embed=put) == {}
+    assert reported(checkpoint(), k=put, embed=put) == {}
 
 
 def test_a_parameter_with_more_rows_than_the_tensor_is_no_finding_of_this_rule() -> None:
@@ -198,19 +198,19 @@ def test_a_parameter_with_more_rows_than_the_tensor_is_no_finding_of_this_rule()
         model.embed[: len(tensor)].copy_(tensor)
         model.embed[len(tensor) :].fill_(0)
 
-    assert told(checkpoint(embed=(7, 8)), embed=padded) == {}
+    assert reported(checkpoint(embed=(7, 8)), embed=padded) == {}
 
 
 def test_a_head_that_every_part_has_is_no_finding() -> None:
     def repeated(model: Model, name: str, tensor: Tensor) -> None:
         whole(model, name, tensor.repeat_interleave(2, 0))
 
-    assert told(checkpoint(k=(SIZE, 8)), k=repeated) == {}
+    assert reported(checkpoint(k=(SIZE, 8)), k=repeated) == {}
 
 
 def test_a_tensor_that_is_never_read_is_another_rules() -> None:
     weights = checkpoint() | {"more": torch.ones(3)}
-    assert told(weights, more=lambda *_: None) == {}
+    assert reported(weights, more=lambda *_: None) == {}
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_a_load_that_computes_with_everything_is_not_run() -> None:
         ([0, 4], "from element 0"),
     ],
 )
-def test_a_region_is_told_as_slices_where_it_is_one(places: list[int], words: str) -> None:
+def test_a_region_is_described_as_slices_where_it_is_one(places: list[int], words: str) -> None:
     mask = torch.zeros(6, dtype=torch.bool)
     mask[places] = True
     assert region(mask, (2, 3)).startswith(words)

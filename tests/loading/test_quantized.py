@@ -173,7 +173,7 @@ def test_a_path_is_known_where_nothing_can_be_made_of_the_weights_on_a_cpu() -> 
     assert direct_load(kept) == "unprotected"
 
 
-def test_a_function_that_keeps_tensors_of_any_class_is_told_from_the_classes() -> None:
+def test_a_function_that_keeps_tensors_of_any_class_is_distinguished_from_the_classes() -> None:
     def at_once(model: Any, weights: models.Weights) -> None:
         model.load_weights(weights)
 

@@ -20,7 +20,7 @@ FOUND = {
 
 
 @pytest.fixture(scope="module")
-def said() -> dict[str, Any]:
+def results() -> dict[str, Any]:
     """Return the findings of every check on two ranks about each mistake, in one interpreter."""
     script = Path(__file__).parent / "rank_runs.py"
     done = subprocess.run([str(VLLM), str(script)], capture_output=True, text=True, check=False)
@@ -30,9 +30,9 @@ def said() -> dict[str, Any]:
 
 @pytest.mark.parametrize("mistake", FOUND)
 def test_a_mistake_is_found_by_its_check_and_by_no_other(
-    mistake: str, said: dict[str, Any]
+    mistake: str, results: dict[str, Any]
 ) -> None:
-    for rule, facts in said[mistake].items():
+    for rule, facts in results[mistake].items():
         assert facts["reason"] is None, (rule, facts)
         assert facts["measured"]["ranks"] == 2
         words = FOUND[mistake].get(rule)

@@ -91,7 +91,7 @@ def test_views_of_the_memory_are_found_as_the_tensors_are() -> None:
     assert "qkv.weight" in finding.message
 
 
-def test_the_smallest_ring_that_is_safe_is_told() -> None:
+def test_the_smallest_ring_that_is_safe_is_reported() -> None:
     result = check_load_weights(
         models.LooksOneAhead, models.checkpoint(), slots=2, checks=["stale-reference"]
     )
@@ -215,7 +215,7 @@ def judged(factory: type, sources: list[str]) -> Result:
     return judge("it", facts_of(factory, models.checkpoint(), asked, 1, sources), asked)
 
 
-def test_what_is_allowed_is_not_told() -> None:
+def test_what_is_allowed_is_not_reported() -> None:
     assert (
         check_load_weights(models.SkipsBias, models.checkpoint(), allow=["o.bias"]).verdict
         == "clean"

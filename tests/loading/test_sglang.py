@@ -21,7 +21,7 @@ MISSPELT, MARKED, WITHOUT_A_TWIN, WITHOUT_NAMES, TAKES_NOTHING = (
 
 
 def _runai_version() -> str | None:
-    """Return the version of Run:ai's streamer beside SGLang."""
+    """Return the version of Run:ai's streamer that is installed with SGLang."""
     code = "import importlib.metadata as m; print(m.version('runai-model-streamer'))"
     done = subprocess.run([str(SGLANG), "-c", code], capture_output=True, text=True, check=False)
     return done.stdout.strip() or None
@@ -49,11 +49,11 @@ def test_a_class_that_copies_is_clean_and_those_that_keep_are_named_with_their_l
         assert STAND_IN in judged["details"]["stale-reference"]["reachable_via"]
         if real := _runai_version():
             # since 0.17 the library itself hands over what stays, and a class that is reached by
-            # a version before is not said to be reached by this one
+            # a version before is not reported as reached by this one
             paths = judged["details"]["stale-reference"]
             owned = tuple(map(int, real.split(".")[:2])) >= (0, 17)
-            told = paths["protected_by" if owned else "reachable_via"]
-            assert f"load_format=runai_streamer (runai-model-streamer {real})" in told
+            named = paths["protected_by" if owned else "reachable_via"]
+            assert f"load_format=runai_streamer (runai-model-streamer {real})" in named
 
 
 def test_no_such_class_is_reported_with_near_names(found: dict[str, Any]) -> None:

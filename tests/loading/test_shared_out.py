@@ -79,7 +79,7 @@ def test_a_name_that_one_rank_does_not_have_is_found() -> None:
     assert seen(FIRST, more) == {"scale": "only on rank 1"}
 
 
-def test_a_list_of_the_layers_that_a_stage_has_beside_the_list_of_all_is_right() -> None:
+def test_a_list_of_the_layers_that_a_stage_has_besides_the_list_of_all_is_right() -> None:
     def with_active(held: Held, layers: list[int]) -> Held:
         state = dict(held.state)
         aliases = []

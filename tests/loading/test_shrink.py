@@ -146,8 +146,8 @@ def test_names_say_what_a_field_may_be() -> None:
 def test_the_table_drops_renames_and_adds_tensors() -> None:
     import torch
 
-    said = {"drop": "^lm_head", "rename": [["^model\\.", ""]], "extra": {"fc.weight": [2, 3]}}
-    found = changed_names({"model.norm": torch.ones(2), "lm_head.weight": torch.ones(2)}, said)
+    changes = {"drop": "^lm_head", "rename": [["^model\\.", ""]], "extra": {"fc.weight": [2, 3]}}
+    found = changed_names({"model.norm": torch.ones(2), "lm_head.weight": torch.ones(2)}, changes)
     assert set(found) == {"norm", "fc.weight"}
     assert found["fc.weight"].shape == (2, 3)
 

@@ -17,7 +17,7 @@ def test_a_twin_is_the_class_itself_by_its_name_and_where_a_backend_runs_it() ->
     assert about_twin("C", "D", OWN, saved, saved, own=True)["own_twin"]
 
 
-def test_added_and_renamed_tensors_are_told_from_those_of_the_twin() -> None:
+def test_added_and_renamed_tensors_are_distinguished_from_those_of_the_twin() -> None:
     saved = {"lm_head.weight": ONE, "custom_text_proj.bias": ONE}
     taken = {"language_model.lm_head.weight": ONE, "custom_text_proj.bias": ONE}
     about = about_twin("ColQwen3", "Qwen3VLForConditionalGeneration", OWN, saved, taken)

@@ -146,7 +146,7 @@ def test_between_two_roundings_nothing_is_said(saved: Path) -> None:
         compare({"logits": near}, twin, tokens)
 
 
-def test_logits_that_are_multiplied_are_told_apart(saved: Path) -> None:
+def test_logits_that_are_multiplied_are_distinguished(saved: Path) -> None:
     twin = Twin(NAME, saved)
     tokens = twin.tokens()
     facts = compare({"logits": twin.outputs(tokens)["logits"] / 16}, twin, tokens)

@@ -96,7 +96,7 @@ def test_another_first_document_moves_nothing_of_the_others(model: Any) -> None:
 
 
 def test_without_their_lengths_documents_see_each_other(model: Any) -> None:
-    """The call that leaks without a word: what the test above would find."""
+    """The call that leaks silently: what the test above would find."""
     with torch.no_grad():
         one, other = (
             model(**{**packed(model, documents(first)), "documents": None}).logits[0]
@@ -169,7 +169,7 @@ def test_a_prompt_that_is_padded_on_the_left_is_one_that_an_npu_takes(
 
 
 @pytest.mark.parametrize("wrong", ["a mask", "two rows", "other lengths"])
-def test_what_would_be_ignored_beside_documents_is_refused(wrong: str) -> None:
+def test_what_would_be_ignored_with_documents_is_refused(wrong: str) -> None:
     rows = 2 if wrong == "two rows" else 1
     q = k = v = torch.zeros(rows, 2, 6, 4)
     mask = torch.ones(1, 1, 6, 6, dtype=torch.bool) if wrong == "a mask" else None

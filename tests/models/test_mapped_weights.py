@@ -51,7 +51,7 @@ def mapped(folder: Path, name: str, dtype: str = "float32") -> Any:
 
 
 def same(one: nn.Module, other: nn.Module) -> bool:
-    """Tell whether names, dtypes and bits are the same, of parameters and of all buffers."""
+    """Return whether names, dtypes and bits are the same, of parameters and of all buffers."""
 
     def tensors(model: nn.Module) -> dict[str, Tensor]:
         return {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -318,9 +318,11 @@ class TestFoldersThatAreDamaged:
             embed_tokens_weight=head if both else embedding,
         )
         finding = refused(folder)
-        told = f"lm_head.weight is [{rows}, {width}], and by config.json [{VOCABULARY}, {width}]"
+        mismatch = (
+            f"lm_head.weight is [{rows}, {width}], and by config.json [{VOCABULARY}, {width}]"
+        )
         assert f"{2 if both else 1} mismatched keys: " in finding.message
-        assert told in finding.message
+        assert mismatch in finding.message
         assert ("padded to 72 rows" in str(finding.help)) == (rows > VOCABULARY)
         # else the embedding would no longer fit
         assert (f"set vocab_size={rows} in its config.json" in str(finding.help)) == both

@@ -122,7 +122,7 @@ def test_documents_in_a_row_see_themselves_alone_in_every_form() -> None:
         actual_seq_qlen=[0, *ends[:-1]],
         actual_seq_kvlen=[0, *ends[:-1]],
     )
-    assert len(short) < len(out)  # what to_tnd leaves out: with it, tokens are lost without a word
+    assert len(short) < len(out)  # what to_tnd leaves out: with it, tokens are lost silently
 
 
 def test_a_tower_without_causality_is_documents_that_see_all_of_themselves() -> None:

@@ -143,7 +143,7 @@ def test_a_file_is_looked_at_again_where_its_text_is_another(tmp_path: Path) -> 
         assert model_class("qwen2_5_vl", f"{file}:Mine").number == number
 
 
-def test_a_file_imports_what_lies_beside_it(tmp_path: Path) -> None:
+def test_a_file_imports_what_lies_next_to_it(tmp_path: Path) -> None:
     (tmp_path / "beside_mine.py").write_text("NUMBER = 7\n")
     (tmp_path / "mine.py").write_text(
         HEAD + "import beside_mine\nclass Mine(Own):\n    number = beside_mine.NUMBER\n"

@@ -64,7 +64,7 @@ def test_floating_point_is_scaled_without_being_cut_to_whole_numbers(tmp_path: P
     assert len(np.unique(np.asarray(picture))) == 256
 
 
-def test_values_outside_of_the_range_and_a_range_that_does_not_fit_are_said(
+def test_values_outside_of_the_range_and_a_range_that_does_not_fit_are_reported(
     tmp_path: Path,
 ) -> None:
     file = str(saved(tmp_path, "16 bits PNG"))
@@ -113,7 +113,7 @@ def test_all_others_are_what_transformers_makes_of_them(
     assert set(traits) == lost | ({"turned"} if orientation == 6 else set())
 
 
-def test_several_frames_and_transparent_colors_are_told_by_the_header(tmp_path: Path) -> None:
+def test_several_frames_and_transparent_colors_are_seen_in_the_header(tmp_path: Path) -> None:
     first, second = (Image.new("RGB", (8, 8), color) for color in ("red", "blue"))
     for name in ("a.gif", "a.webp", "a.tif", "a.png"):
         first.save(tmp_path / name, save_all=True, append_images=[second])

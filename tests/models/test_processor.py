@@ -1,4 +1,4 @@
-"""A folder that lacks a part of its processor is told which."""
+"""A folder that lacks a part of its processor is refused, with the part's name."""
 
 import json
 from pathlib import Path

@@ -150,8 +150,8 @@ def test_a_list_is_not_refused_for_its_time_but_for_its_frames(tmp_path: Path) -
 
 @EACH
 def test_what_a_recipe_says_of_videos_is_kept_in_the_folder(tmp_path: Path, name: str) -> None:
-    told = ("data.video.fps=3", "data.video.max_frames=6")
-    _, processor = rows_of(tmp_path, name, *told)
+    settings = ("data.video.fps=3", "data.video.max_frames=6")
+    _, processor = rows_of(tmp_path, name, *settings)
     assert len(processor.video.sample(300, 10.0)) == 6
     processor.save(tmp_path / "saved")
     settings = json.loads((tmp_path / "saved" / FILE).read_text())
@@ -176,7 +176,7 @@ def reloaded(folder: Path, name: str) -> Processor:
     return load_processor(folder, name, ImageSettings(), VideoSettings())
 
 
-def test_a_folder_without_a_word_of_videos_has_those_of_its_images(tmp_path: Path) -> None:
+def test_a_folder_without_settings_of_videos_has_those_of_its_images(tmp_path: Path) -> None:
     """Transformers reads the first of two files that is there."""
     _, processor = rows_of(tmp_path, "qwen2_5_vl")
     processor.save(tmp_path / "saved")
@@ -194,7 +194,7 @@ def test_a_folder_without_a_word_of_videos_has_those_of_its_images(tmp_path: Pat
 def reference(
     folder: Path, asked: list[dict[str, Any]], sampled: list[dict[str, Any]]
 ) -> list[list[int]]:
-    """Ask this vtool's own transformers, in an interpreter that has torchvision beside it."""
+    """Ask this vtool's own transformers, in an interpreter that has torchvision too."""
     interpreter = os.environ.get("VTOOL_VLLM_PYTHON")
     if not interpreter:
         pytest.skip(

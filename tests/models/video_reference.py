@@ -2,7 +2,7 @@
 `python FILE FOLDER`.
 
 FOLDER has `asked.json`, a list of {family, folder, text, frames, fps, indices, total, images}, and
-`sampled.json`, a list of {folder, processor, total, rate, fps}. Answers go beside them. Imports
+`sampled.json`, a list of {folder, processor, total, rate, fps}. Answers go next to them. Imports
 nothing of vtool.
 """
 

@@ -1,4 +1,4 @@
-"""The plans in the heads of the recipes for published models: write them anew.
+"""The plans in the heads of the recipes for published models: write them again.
 
     python -m tests.planning.recipe_heads [RECIPE…]
 
@@ -56,7 +56,7 @@ _SHORT["does not fit"] = ": does not fit"
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class PlanLine:
     """The plan of a head for so many GPUs, in GiB."""
 
     together: float
@@ -145,7 +145,7 @@ def plan_lines(recipe: str, gpus: tuple[int, ...] = GPUS) -> list[str]:
     return lines
 
 
-def head(recipe: str) -> dict[int, Said]:
+def head(recipe: str) -> dict[int, PlanLine]:
     """Return the figures in a recipe's head, by the number of GPUs."""
     text = (share("recipes") / f"{recipe}.yaml").read_text(encoding="utf-8")
     lines = text.partition(f"{_BEGIN}\n")[2].splitlines()
@@ -155,7 +155,7 @@ def head(recipe: str) -> dict[int, Said]:
             break
         parts = (part.rpartition(" ") for part in (match[4] or "").split(", "))
         kinds = {name: float(size) for name, _, size in parts}
-        found[int(match[1])] = Said(float(match[2]), match[3], kinds)
+        found[int(match[1])] = PlanLine(float(match[2]), match[3], kinds)
     return found
 
 
@@ -183,6 +183,6 @@ def with_table(page: str) -> str:
 if __name__ == "__main__":
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     for name in sys.argv[1:] or RECIPES:
-        said = plan_lines(name)
-        (share("recipes") / f"{name}.yaml").write_text(renew(name, said), encoding="utf-8")
-        print(name, *said, sep="\n", flush=True)
+        lines = plan_lines(name)
+        (share("recipes") / f"{name}.yaml").write_text(renew(name, lines), encoding="utf-8")
+        print(name, *lines, sep="\n", flush=True)

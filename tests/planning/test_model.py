@@ -67,7 +67,7 @@ def test_such_a_folder_ends_the_command_with_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_process_group")
-def test_an_operation_without_shapes_is_told_in_a_line(tmp_path: Path) -> None:
+def test_an_operation_without_shapes_is_reported_in_a_line(tmp_path: Path) -> None:
     """torch's grouped product has a shape in bfloat16 alone; torch logs a traceback of it."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     heard = BufferingHandler(99)

@@ -1,4 +1,4 @@
-"""Plans: what is refused, what fits, and what is said of it."""
+"""Plans: what is refused, what fits, and what is printed."""
 
 import json
 from dataclasses import replace
@@ -87,18 +87,18 @@ def test_time_and_feeding_follow_the_peak() -> None:
 
 def test_one_is_said_in_the_singular() -> None:
     made = replace(plan_of(GIB, None), micro_batches=1, shape=Shape(1, 64, 1, 4, 4, packed=False))
-    said = "\n".join(lines(made))
-    assert "1 row of 64 tokens, 1 image of 4 tokens in each, 58 supervised" in said
-    assert "a step: 1 micro-batch a rank" in said
-    assert "logits: 1 chunk, " in said
+    text = "\n".join(lines(made))
+    assert "1 row of 64 tokens, 1 image of 4 tokens in each, 58 supervised" in text
+    assert "a step: 1 micro-batch a rank" in text
+    assert "logits: 1 chunk, " in text
     several = "\n".join(lines(plan_of(GIB, None)))
     assert "a step: 4 micro-batches a rank" in several
     assert "gives 0 images and 25.6 tokens a second" in several
 
 
-def test_ranks_that_have_no_row_are_told_and_not_proposed() -> None:
-    said = "\n".join(lines(replace(plan_of(GIB, None), idle=960)))
-    assert "960 of 2 ranks have none" in said
+def test_ranks_that_have_no_row_are_reported_and_not_proposed() -> None:
+    text = "\n".join(lines(replace(plan_of(GIB, None), idle=960)))
+    assert "960 of 2 ranks have none" in text
     assert "fewer rows than ranks" not in "\n".join(lines(plan_of(GIB, None)))
     step = Step(dict.fromkeys(KINDS, 0) | {"weights": 100, "activations": 10}, 0, 0, 0)
     assert _more_gpus(step, 8, 60, most=64) == (16, 60)
@@ -230,9 +230,9 @@ def test_what_cannot_be_planned_gets_no_figure_and_is_not_run(tmp_path: Path, re
     assert "error[not-planned VT522]: " in done.output
     assert f"{recipe}: 1 error; checks: 1 not run" in done.output
     assert "GiB" not in done.stdout
-    told = run_vtool(tmp_path, *given, "--format", "json")
-    assert told.status == 2
-    (result,) = json.loads(told.stdout)["results"]
+    refused = run_vtool(tmp_path, *given, "--format", "json")
+    assert refused.status == 2
+    (result,) = json.loads(refused.stdout)["results"]
     assert result["verdict"] == "not-run"
     assert result["checks"] == {"does-not-fit": "not-run"}
     assert [one["rule"] for one in result["findings"]] == ["not-planned"]

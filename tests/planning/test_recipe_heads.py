@@ -38,9 +38,9 @@ def test_a_config_of_published_sizes_has_the_published_number_of_parameters(mode
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_head_says_of_1_8_and_24_gpus_what_they_need_and_whether_it_fits(recipe: str) -> None:
-    said = head(recipe)
-    assert tuple(said) == GPUS
-    for plan in said.values():
+    plans = head(recipe)
+    assert tuple(plans) == GPUS
+    for plan in plans.values():
         assert plan.together == pytest.approx(sum(plan.kinds.values()), abs=0.3)
         assert plan.verdict.startswith("fits") == (plan.together <= MEMORY - OVERHEAD / GIB)
 
@@ -83,17 +83,17 @@ def test_a_head_is_renewed_in_its_place_and_nothing_else_of_its_recipe_is() -> N
 
 
 def agree(recipe: str, gpus: tuple[int, ...]) -> None:
-    """Hold a head against plans made anew, to the last digit but one."""
+    """Compare a head with plans made again, to the last digit but one."""
     text = (share("recipes") / f"{recipe}.yaml").read_text()
     for line in plan_lines(recipe, gpus):
-        told = next(
+        planned = next(
             one for one in text.splitlines() if one.startswith(line.partition(":")[0] + ":")
         )
         numbers, others = (
-            [float(one) for one in re.findall(r"\d+\.\d", each)] for each in (told, line)
+            [float(one) for one in re.findall(r"\d+\.\d", each)] for each in (planned, line)
         )
         assert numbers == pytest.approx(others, abs=0.11), line
-        assert re.sub(r"[\d.]+", "", told) == re.sub(r"[\d.]+", "", line)
+        assert re.sub(r"[\d.]+", "", planned) == re.sub(r"[\d.]+", "", line)
 
 
 @pytest.mark.soak

@@ -66,8 +66,8 @@ def test_a_plan_recomputes_no_more_blocks_than_it_has_to(tmp_path: Path) -> None
     assert three.device == devices[3]
     assert three.choice.without == devices["none"]
     assert three.fits
-    said = "\n".join(lines(three))
-    assert "model.gradient_checkpointing=auto is 3: 3 of 6 blocks compute again" in said
+    text = "\n".join(lines(three))
+    assert "model.gradient_checkpointing=auto is 3: 3 of 6 blocks compute again" in text
     # all of them fit by less than that error, and then by nothing
     near = plan_of(asked["auto"], devices["full"])
     assert (near.choice and near.choice.setting, near.fits) == ("full", True)

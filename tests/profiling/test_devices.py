@@ -172,12 +172,12 @@ def test_what_torch_npu_has_not_written_is_missed(torch_npu: object, tmp_path: P
 
 
 def test_roles_are_mstx_ranges_on_an_npu(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[tuple[Any, ...]] = []
+    calls: list[tuple[Any, ...]] = []
     declared = RECORD["torch.npu.mstx"]
-    scope: dict[str, Any] = {"said": said}
+    scope: dict[str, Any] = {"calls": calls}
     for name in declared:
         exec(
-            f"def {name}({declared[name]['arguments']}):\n said.append(({name!r},"
+            f"def {name}({declared[name]['arguments']}):\n calls.append(({name!r},"
             " *locals().values()))\n return 7",
             scope,
         )
@@ -189,18 +189,18 @@ def test_roles_are_mstx_ranges_on_an_npu(monkeypatch: pytest.MonkeyPatch) -> Non
     assert named is not None
     with named("forward"):
         pass
-    assert said == [("range_start", "forward", "stream", "default"), ("range_end", 7, "default")]
+    assert calls == [("range_start", "forward", "stream", "default"), ("range_end", 7, "default")]
 
 
 class Memory:
     """`torch.cuda.memory`: its functions' own signatures, over a snapshot as torch writes it."""
 
     def __init__(self) -> None:
-        self.said: list[dict[str, Any]] = []
+        self.calls: list[dict[str, Any]] = []
 
     def _record_memory_history(self, *arguments: Any, **named: Any) -> None:
         # Takes anything itself; the implementation that it calls names them.
-        self.said.append(
+        self.calls.append(
             dict(
                 inspect.signature(torch.cuda.memory._record_memory_history_impl)
                 .bind(*arguments, **named)
@@ -236,7 +236,7 @@ def test_the_allocators_history_is_kept_and_its_curve_ends_at_what_is_allocated(
     tool.step(5)
     tool.stop()
     made = tool.write(tmp_path / "rank-0-steps-5-5", [5])
-    assert memory.said == [{"max_entries": 5}, {"enabled": None}]
+    assert memory.calls == [{"max_entries": 5}, {"enabled": None}]
     assert made.memory == ((0.0, 400.0), (1.0, 900.0), (3.0, 600.0))
     assert pickle.loads(made.files[0].read_bytes()) == memory._snapshot()
     assert tool.problem(made.files[0], [5]) is None
@@ -271,13 +271,13 @@ def test_an_end_for_lack_of_memory_writes_a_snapshot_also_outside_of_the_interva
 def test_nsys_range_is_opened_at_the_first_step_and_closed_after_the_last(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    said: list[str] = []
+    calls: list[str] = []
     for name in ("start", "stop"):
-        monkeypatch.setattr(torch.cuda.profiler, name, lambda name=name: said.append(name))
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: said.append("synchronize"))
+        monkeypatch.setattr(torch.cuda.profiler, name, lambda name=name: calls.append(name))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append("synchronize"))
     tool = NsysTool()
     tool.start(5)
     tool.step(5)
     tool.stop()
     tool.stop()
-    assert said == ["start", "synchronize", "stop"]
+    assert calls == ["start", "synchronize", "stop"]

@@ -130,7 +130,7 @@ def test_a_rank_that_is_killed_before_the_interval_had_promised_nothing_yet(fold
 
 @pytest.mark.soak  # without the command: tests/profiling/test_profiler.py
 @pytest.mark.parametrize("nproc", [1, 2])
-def test_ctrl_c_inside_the_interval_writes_what_was_recorded_and_the_command_goes_on(
+def test_ctrl_c_inside_the_interval_writes_what_was_recorded_and_the_command_continues(
     folder: Path, nproc: int
 ) -> None:
     process = start_and_wait_for(4, folder / "run", *command(folder, "run", nproc, *LONG))

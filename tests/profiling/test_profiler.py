@@ -182,10 +182,10 @@ def test_the_memory_curve_rises_above_where_it_began(summary: dict[str, Any]) ->
     assert 1e6 < max(level) < summary["peak_memory_bytes"]
 
 
-def test_on_resume_steps_go_on_and_an_interval_that_is_over_is_refused(folder: Path) -> None:
+def test_on_resume_steps_continue_and_an_interval_that_is_over_is_refused(folder: Path) -> None:
     base = f"checkpoint.resume={folder / 'plain/checkpoints/step-000006'}"
     changed = "run.name=other"
-    with pytest.raises(Findings, match=r"profile-behind.*goes on after step 6") as raised:
+    with pytest.raises(Findings, match=r"profile-behind.*resumes after step 6") as raised:
         train(made_run(folder, "behind", base, changed, "train.steps=6", *TORCH), Ranks())
     assert "profile_interval=[8,9]" in str(raised.value.diagnostics[0].help)
 
@@ -229,11 +229,11 @@ def test_ctrl_c_inside_the_interval_writes_what_was_recorded(
     assert [one["name"] for one in annotations(trace, "ProfilerStep#")] == ["ProfilerStep#3"]
     monkeypatch.undo()
     assert train(made_run(folder, "stopped", *TORCH), Ranks()).findings == (), (
-        "the same command goes on"
+        "the same command resumes"
     )
 
 
-def test_an_error_of_the_profiler_is_a_finding_and_the_training_goes_on(
+def test_an_error_of_the_profiler_is_a_finding_and_the_training_continues(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
@@ -291,7 +291,9 @@ def loop(
 class TestPromises:
     """Every promised file is there, or a finding says that it is not."""
 
-    def test_a_disk_that_is_full_is_told_with_the_file(self, folder: Path, tmp_path: Path) -> None:
+    def test_a_disk_that_is_full_is_reported_with_the_file(
+        self, folder: Path, tmp_path: Path
+    ) -> None:
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
         try:

@@ -279,7 +279,7 @@ def test_several_runs_stand_side_by_side(make_run: Callable[..., Path]) -> None:
     )
 
 
-def test_runs_of_one_name_are_told_apart_and_one_may_be_unfinished(
+def test_runs_of_one_name_are_distinguished_and_one_may_be_unfinished(
     make_run: Callable[..., Path],
 ) -> None:
     first, second = make_run("first"), make_run("second")
@@ -387,7 +387,7 @@ def test_one_answer_to_every_row_is_remarked(run_folder: Path) -> None:
 
 
 def test_validation_rows_are_shown_with_their_answers_over_time(run_folder: Path) -> None:
-    said = ["7", "7", ATTACK, *map(str, range(20)), "4"]
+    answers = ["7", "7", ATTACK, *map(str, range(20)), "4"]
     lines = [
         {
             "step": 10 * place,
@@ -396,7 +396,7 @@ def test_validation_rows_are_shown_with_their_answers_over_time(run_folder: Path
                 | {"correct": answer == "4", "image": None}
             ],
         }
-        for place, answer in enumerate(said, 1)
+        for place, answer in enumerate(answers, 1)
     ]
     write_lines(run_folder / "validation.jsonl", [*lines, {"step": 999, "answers": 7}])
     text = Elements(page_of(run_folder)).text

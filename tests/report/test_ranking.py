@@ -68,24 +68,24 @@ def test_the_page_compares_by_validation_and_leaves_test_scores_to_each_run(
     assert "choose no run" in Elements(compared).text
 
 
-def test_runs_of_other_validation_rows_are_told_and_none_is_the_best(
+def test_runs_of_other_validation_rows_are_reported_and_none_is_the_best(
     runs: list[Path], tmp_path: Path
 ) -> None:
-    told = "scored on different validation rows"
+    notice = "scored on different validation rows"
     for number, run in enumerate(runs[:2]):
         data = {"validation": {"kept": 4, "files": [{"path": "v.jsonl", "sha256": "a" * 64}]}}
         (run / "data.json").write_text(json.dumps(data))
         page = write_report(runs[:2], tmp_path / "page.html").read_text()
-        assert told not in page, number
+        assert notice not in page, number
         assert page.count("best</strong>") == 1
     data["validation"]["files"][0]["sha256"] = "b" * 64
     (runs[1] / "data.json").write_text(json.dumps(data))
     page = write_report(runs[:2], tmp_path / "page.html").read_text()
-    assert told in Elements(page).text
+    assert notice in Elements(page).text
     assert "best</strong>" not in page
 
 
-def test_many_settings_that_differ_are_told_once(runs: list[Path], tmp_path: Path) -> None:
+def test_many_settings_that_differ_are_reported_once(runs: list[Path], tmp_path: Path) -> None:
     for number, run in enumerate(runs):
         more = "".join(f"  x{each}: {number}\n" for each in range(7))
         (run / "config.yaml").write_text(f"run:\n  name: {run.name}\noptim:\n{more}")

@@ -95,7 +95,7 @@ def test_a_folder_without_a_run_is_an_error(tmp_path: Path, name: str, why: str)
     assert [finding.rule for finding in raised.value.diagnostics] == ["not-a-run"]
 
 
-def test_a_name_that_is_mistyped_is_told_with_what_is_like_it(
+def test_a_name_that_is_mistyped_is_reported_with_what_is_like_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -63,7 +63,7 @@ def test_each_source_has_its_counts_and_its_scores(run_folder: Path) -> None:
     assert "train <b> 20 20 0" in text
 
 
-def test_counts_that_do_not_add_up_are_told(run_folder: Path) -> None:
+def test_counts_that_do_not_add_up_are_reported(run_folder: Path) -> None:
     with_sources(run_folder)
     data = json.loads((run_folder / "data.json").read_text())
     data["train"]["sources"][0]["kept"] = 79

@@ -165,24 +165,24 @@ def free_port() -> int:
 
 
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("how", "message"),
     [
         ("--fail", "vLLM ended with status 3 before it answered: ValueError: there is no such"),
         ("--end", "vLLM ended with status 5 while it served"),
     ],
 )
 def test_a_server_that_ends_by_itself_is_one_finding(
-    trained: tuple[Path, str], how: str, told: str
+    trained: tuple[Path, str], how: str, message: str
 ) -> None:
     port = free_port()
     done = run_vtool(trained[0], "serve", "digits", "--port", str(port), "--", how)
     assert done.status == 2
-    assert told in done.stderr
+    assert message in done.stderr
     assert done.stderr.count("error[") == 1
     assert ("is served as digits" in done.stdout) == (how == "--end")
 
 
-def test_a_taken_port_is_told_before_anything_is_started(trained: tuple[Path, str]) -> None:
+def test_a_taken_port_is_reported_before_anything_is_started(trained: tuple[Path, str]) -> None:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen(1)
@@ -195,13 +195,13 @@ def test_a_taken_port_is_told_before_anything_is_started(trained: tuple[Path, st
 def test_without_vllm_the_finding_says_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for python, told in (
+    for python, message in (
         (str(tmp_path / "none"), "cannot be started: No such file or directory"),
         (shutil.which("true") or "true", "is no Python that runs"),
         (sys.executable, "has no vLLM"),
     ):
         output = vtool(tmp_path, "serve", "digits", "--python", python, status=2)
-        assert f"vllm-not-found VT840]: {python} {told}" in output
+        assert f"vllm-not-found VT840]: {python} {message}" in output
     monkeypatch.delenv("VTOOL_VLLM_PYTHON")
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "venv"))
     assert "there is no .vllm-venv/bin/python" in vtool(tmp_path, "serve", "digits", status=2)

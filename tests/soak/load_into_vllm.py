@@ -26,7 +26,7 @@ from torch import Tensor
 
 
 def main() -> None:
-    said, sys.stdout = sys.stdout, sys.stderr  # vLLM prints
+    stdout, sys.stdout = sys.stdout, sys.stderr  # vLLM prints
     from vllm.config import (
         DeviceConfig,
         LoadConfig,
@@ -76,10 +76,10 @@ def main() -> None:
             for name, parameter in model.named_parameters()
             if not torch.equal(parameter, wanted[name])
         ]
-        said.write(
+        stdout.write(
             json.dumps({"tensors": count[0], "parameters": len(wanted), "differ": differ}) + "\n"
         )
-        said.flush()
+        stdout.flush()
 
 
 def spoil(model: Any) -> None:

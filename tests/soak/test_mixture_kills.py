@@ -1,4 +1,4 @@
-"""A mixture that is killed at random steps, and goes on with another number of ranks each time,
+"""A mixture that is killed at random steps, and resumes with another number of ranks each time,
 trains on the rows that it would have without: from lines, a folder of Arrow files and a tar.
 """
 

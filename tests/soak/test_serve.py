@@ -92,7 +92,7 @@ def test_the_printed_request_gets_the_answers_of_predict(folder: Path, run: str)
             )
             served.append(json.loads(done.stdout)["choices"][0]["message"]["content"])
     assert served == predicted
-    assert len(set(served)) > 1, "they tell the images apart"
+    assert len(set(served)) > 1, "the answers depend on the images"
 
 
 def test_a_server_that_cannot_start_is_one_finding_with_its_cause(folder: Path) -> None:
@@ -125,13 +125,13 @@ def _words(process: int) -> str:
 
 
 def _wait_until_gone(process: int) -> None:
-    """Wait for a process that is nobody's child here: its descriptor tells of its end."""
+    """Wait for a process that is nobody's child here: its descriptor shows its end."""
     try:
         descriptor = os.pidfd_open(process)
     except ProcessLookupError:
         return
     try:
         ready, _, _ = select.select([descriptor], [], [], 120)
-        assert ready, "the server goes on"
+        assert ready, "the server keeps running"
     finally:
         os.close(descriptor)

@@ -35,6 +35,8 @@ from vtool.training.run_folder import RunFolder
 pytestmark = pytest.mark.soak
 
 STEPS, SCANS, MAX_TOKENS = 200, 50, 4
+UNMOVED = "data.train=[{format: digits, split: train}]"
+"""The scans without their moved copies: 200 steps see each of them five times, and not once."""
 # Recipe, and settings of two ranks: tensor and sequence parallelism, as the recipe has it, and
 # pipeline stages; and the other families.
 TRAINED = {
@@ -81,7 +83,7 @@ class Asked:
 @pytest.fixture(scope="module", params=TRAINED)
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     folder = tmp_path_factory.mktemp("serving") / "run"
-    settings = [f"run.dir={folder}", f"train.steps={STEPS}", "optim.warmup_steps=20"]
+    settings = [f"run.dir={folder}", f"train.steps={STEPS}", "optim.warmup_steps=20", UNMOVED]
     subprocess.run(
         [sys.executable, "-m", "vtool", "train", "sft", *TRAINED[request.param], *settings],
         check=True,

@@ -6,7 +6,7 @@ does not exist", the other two at "Could not load this library". To serve text a
 neither that operator, nor sound, nor video codecs. It looks at model classes in processes of its
 own, so that what helps must hold in every process of that environment: `make vllm-env` puts this
 file into its site-packages, with a `.pth` that imports it. (Named `sitecustomize.py` it would be
-hidden by the one that some Linux distributions have beside the standard library.)
+hidden by the one that some Linux distributions have next to the standard library.)
 
 Where torchvision's library loads, as a build for the CPU does, nothing is defined here.
 """

@@ -1,4 +1,4 @@
-"""Cases: each file is one, and what is wrong with a file is said, all at once."""
+"""Cases: each file is one, and what is wrong with a file is reported, all at once."""
 
 import re
 from pathlib import Path
@@ -41,7 +41,7 @@ def test_a_case_without_a_clean_release_is_open(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "message"),
     [
         ({"rule": "no-such-rule"}, "no rule no-such-rule"),
         ({"number": 1}, "transformers-1[-word]"),
@@ -54,14 +54,14 @@ def test_a_case_without_a_clean_release_is_open(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_with_a_file_is_said(
-    tmp_path: Path, changed: dict[str, object], told: str
+    tmp_path: Path, changed: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=re.escape(told)):
+    with pytest.raises(ValueError, match=re.escape(message)):
         read_case(written(tmp_path, **changed))
 
 
 @pytest.mark.parametrize("text", ["a: [", "- 1", "\ufeff\x00"])
-def test_a_file_that_is_no_mapping_is_told(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_no_mapping_is_reported(tmp_path: Path, text: str) -> None:
     (tmp_path / "x-1.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=r"x-1\.yaml"):
         read_case(tmp_path / "x-1.yaml")

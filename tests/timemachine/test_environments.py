@@ -86,7 +86,7 @@ def test_a_commit_is_filled_from_a_repository_that_is_given(tmp_path: Path) -> N
     assert made.versions["oldpackage"] == first[:9]
 
 
-def test_a_package_that_is_not_installed_is_told(tmp_path: Path) -> None:
+def test_a_package_that_is_not_installed_is_reported(tmp_path: Path) -> None:
     with pytest.raises(NotHad, match="no-such-package is not installed"):
         make_environment(tmp_path, [], ["no-such-package"])
 
@@ -100,7 +100,7 @@ def test_what_an_environment_imports_at_its_start_goes_along(tmp_path: Path) -> 
     assert links == {"first.pth": site / "first.pth", "first.py": site / "first.py"}
 
 
-def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -58,7 +58,7 @@ def test_a_report_has_a_script_of_thirty_lines_and_is_listed(report: Path) -> No
 @pytest.mark.full
 @pytest.mark.parametrize("name", SAYS)
 def test_the_script_of_a_report_fails_as_it_says(name: str, tmp_path: Path) -> None:
-    package, said = SAYS[name]
+    package, message = SAYS[name]
     own = PYTHONS.get(package, sys.executable)
     if own is None or (package not in PYTHONS and importlib.util.find_spec(package) is None):
         pytest.skip(f"{package} is not installed")
@@ -72,4 +72,4 @@ def test_the_script_of_a_report_fails_as_it_says(name: str, tmp_path: Path) -> N
         check=False,
     )
     assert ended.returncode == 1
-    assert said in ended.stderr.strip().splitlines()[-1]
+    assert message in ended.stderr.strip().splitlines()[-1]

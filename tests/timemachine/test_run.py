@@ -35,7 +35,7 @@ def spoke(rule: str, severity: str = "error") -> Side:
         (spoke(CASE.rule, "warning"), NOTHING, "missed"),
         (NOTHING, NOTHING, "missed"),
         (spoke("targets-not-next"), NOTHING, "another rule: targets-not-next"),
-        (spoke(CASE.rule), spoke("gradient-scaled"), "the clean side speaks: gradient-scaled"),
+        (spoke(CASE.rule), spoke("gradient-scaled"), "the clean side reports: gradient-scaled"),
         (
             Side("not-run", "no registry answers: x"),
             NOTHING,
@@ -85,8 +85,8 @@ def test_what_a_side_printed_is_read(status: int, err: str, state: str) -> None:
     assert bool(side.reason) == (state != "ran")
 
 
-def document(name: str, **told: object) -> str:
-    result = {**DOCUMENT["results"][0], "details": told}  # type: ignore[dict-item]
+def document(name: str, **details: object) -> str:
+    result = {**DOCUMENT["results"][0], "details": details}  # type: ignore[dict-item]
     tool = {"name": "vtool", "command": name}
     return json.dumps({"tool": tool, "results": [result]}, indent=1)
 
@@ -114,21 +114,21 @@ def test_a_traceback_that_was_caught_is_no_crash(status: int, printed: str, stat
 
 
 @pytest.mark.full
-def test_a_watched_script_that_goes_on_has_run_and_one_that_ends_has_crashed(
+def test_a_watched_script_that_continues_has_run_and_one_that_ends_has_crashed(
     tmp_path: Path,
 ) -> None:
     script = (
         "import torch, traceback\ntry: 1 / 0\nexcept ZeroDivisionError: traceback.print_exc()\n"
     )
-    told = {}
+    sides = {}
     for name, more in (("caught", ""), ("raised", "raise KeyError('end')\n")):
         (tmp_path / f"{name}.py").write_text(script + more)
         words = [sys.executable, "-m", "vtool", "watch", "--format", "json"]
         words += ["--to", f"facts-{name}", "--", sys.executable, f"{name}.py"]
         done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
-        told[name] = _side(done.returncode, 1.0, done.stdout, done.stderr, {})
-    assert told["caught"].state == "ran"
-    assert (told["raised"].state, told["raised"].reason) == ("crashed", "KeyError: 'end'")
+        sides[name] = _side(done.returncode, 1.0, done.stdout, done.stderr, {})
+    assert sides["caught"].state == "ran"
+    assert (sides["raised"].state, sides["raised"].reason) == ("crashed", "KeyError: 'end'")
 
 
 def test_the_command_has_the_interpreter_of_its_side(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_without_its_repository_a_case_keeps_the_result_that_it_has(tmp_path: Pa
     assert main(words) == 1
 
 
-def test_results_that_cannot_be_written_are_told_and_those_before_stay(
+def test_results_that_cannot_be_written_are_reported_and_those_before_stay(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (case,) = read_cases(["verl-5942"])
@@ -214,7 +214,7 @@ def test_a_table_that_a_command_reads_makes_cases_run_again(
     assert digest(CASE) != before
 
 
-def test_another_file_that_is_no_case_is_told_before_anything_is_run(
+def test_another_file_that_is_no_case_is_reported_before_anything_is_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def read(names: object = ()) -> list[object]:

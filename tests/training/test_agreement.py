@@ -1,4 +1,4 @@
-"""Ranks that see different model folders are told, on every engine, before any weight is mixed."""
+"""Ranks that see other model folders are reported, on every engine, before any weight is mixed."""
 
 import json
 import shutil
@@ -17,12 +17,12 @@ from vtool.training.session import Request
 WorkerResult = list[tuple[str, str]]
 
 
-def told(ranks: Ranks, made: list[tuple[Request, Request]]) -> list[WorkerResult]:
+def refusals(ranks: Ranks, made: list[tuple[Request, Request]]) -> list[WorkerResult]:
     """Return why each run is refused, whose ranks are given one of two requests each."""
-    return [_told(ranks, both[ranks.rank]) for both in made]
+    return [_refusals(ranks, both[ranks.rank]) for both in made]
 
 
-def _told(ranks: Ranks, made: Request) -> WorkerResult:
+def _refusals(ranks: Ranks, made: Request) -> WorkerResult:
     torch.set_num_threads(1)
     try:
         session(made, ranks)
@@ -68,5 +68,5 @@ def test_ranks_of_other_folders_are_named_by_every_rank(folder: Path, engine: st
     made += [requests(folder, engine, other, lora) for other in ("copy", "other-weights")]
     weights = [("ranks-differ", "rank 1 built the model of other weights than rank 0")]
     config = [("ranks-differ", "rank 1 built the model of other config.json than rank 0")]
-    for rank in run_ranks(told, 2, made):
+    for rank in run_ranks(refusals, 2, made):
         assert rank == [[], weights, config, [], weights]

@@ -1,4 +1,4 @@
-"""Problems of `model.attention` are told by name, before rows are read."""
+"""Problems of `model.attention` are reported by name, before rows are read."""
 
 import sys
 from pathlib import Path
@@ -29,7 +29,7 @@ def findings(*given: str) -> tuple[Diagnostic, ...]:
     return examine("digits", given).findings
 
 
-def told(ranks: Ranks, *given: str) -> list[tuple[str, str]]:
+def refusals(ranks: Ranks, *given: str) -> list[tuple[str, str]]:
     try:
         check_attention(request("digits", *given).run, ranks)
     except SharedFindings as found:
@@ -39,7 +39,7 @@ def told(ranks: Ranks, *given: str) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("kernel", FLASH)
 def test_a_package_that_is_missing_is_named_and_no_hub_is_asked(gpu: None, kernel: str) -> None:
-    ((rule, message),) = told(CUDA, f"model.attention={kernel}", NARROW)
+    ((rule, message),) = refusals(CUDA, f"model.attention={kernel}", NARROW)
     package = "flash-attn" if kernel == "flash_attention_2" else "flash-attn-3"
     assert rule == "extra-not-installed"
     assert f"model.attention={kernel} needs {package}, which is not installed" in message
@@ -47,7 +47,7 @@ def test_a_package_that_is_missing_is_named_and_no_hub_is_asked(gpu: None, kerne
 
 @pytest.mark.parametrize("kernel", FLASH)
 def test_flash_attention_is_of_cuda_alone(kernel: str) -> None:
-    ((rule, message),) = told(Ranks(), f"model.attention={kernel}", NARROW)
+    ((rule, message),) = refusals(Ranks(), f"model.attention={kernel}", NARROW)
     assert (rule, "the device is a CPU" in message) == ("not-built-on-engine", True)
     (finding,) = findings(f"model.attention={kernel}", NARROW, "device.kind=npu")
     assert (finding.rule, finding.parameter) == ("not-built-on-engine", "model.attention")
@@ -57,22 +57,22 @@ def test_flash_attention_is_of_cuda_alone(kernel: str) -> None:
 def test_on_cuda_the_kernels_are_of_bfloat16(gpu: None) -> None:
     (finding,) = findings("model.attention=varlen", "device.kind=cuda")
     assert "computes on CUDA in bfloat16 alone, and model.dtype is float32" in finding.message
-    ((rule, message),) = told(CUDA, "model.attention=varlen")
+    ((rule, message),) = refusals(CUDA, "model.attention=varlen")
     assert (rule, "bfloat16 alone" in message) == ("not-built-on-engine", True)
-    assert told(CUDA, "model.attention=varlen", NARROW) == []
+    assert refusals(CUDA, "model.attention=varlen", NARROW) == []
     assert findings("model.attention=varlen") == ()
-    assert told(Ranks(), "model.attention=varlen") == []
+    assert refusals(Ranks(), "model.attention=varlen") == []
 
 
-def test_an_older_gpu_and_an_older_torch_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_gpu_and_an_older_torch_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     given = ("model.attention=varlen", NARROW)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (7, 5))
-    ((rule, message),) = told(CUDA, *given)
+    ((rule, message),) = refusals(CUDA, *given)
     assert (rule, "compute capability 7.5" in message) == ("not-built-on-engine", True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 0))
-    assert told(CUDA, *given) == []
+    assert refusals(CUDA, *given) == []
     monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", None)
-    ((rule, message),) = told(CUDA, *given)
+    ((rule, message),) = refusals(CUDA, *given)
     assert (rule, "a torch with varlen_attn" in message) == ("extra-not-installed", True)
 
 

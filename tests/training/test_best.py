@@ -118,7 +118,7 @@ def test_a_run_that_was_killed_remembers_the_best_and_how_long_it_has_waited(row
 
 
 @pytest.mark.full
-def test_a_run_goes_on_from_anothers_checkpoint_with_its_best(rows: Path) -> None:
+def test_a_run_resumes_from_anothers_checkpoint_with_its_best(rows: Path) -> None:
     train(made(rows, "first", KEEP, "checkpoint.keep_last=20"), Ranks())
     best = result(rows / "first")["best"]
     after = f"checkpoint.resume={rows}/first/checkpoints/step-{best['step'] + 1:06d}"
@@ -128,7 +128,7 @@ def test_a_run_goes_on_from_anothers_checkpoint_with_its_best(rows: Path) -> Non
 
 
 @pytest.mark.full
-def test_a_best_checkpoint_that_is_damaged_is_told_and_the_last_is_exported(rows: Path) -> None:
+def test_a_best_checkpoint_that_is_damaged_is_reported_and_the_last_is_exported(rows: Path) -> None:
     train(made(rows, "damaged", KEEP), Ranks())
     folder, best = rows / "damaged", result(rows / "damaged")["best"]
     (folder / "result.json").unlink()
@@ -183,7 +183,7 @@ def test_a_score_that_is_no_number_is_never_the_best(rows: Path) -> None:
     assert marks.stopped
 
 
-def test_a_higher_accuracy_is_better_and_the_mode_can_be_said(rows: Path) -> None:
+def test_a_higher_accuracy_is_better_and_the_mode_can_be_set(rows: Path) -> None:
     run = made(rows, "none", "checkpoint.keep_best.metric=validation_exact_match").run
     keep = run.checkpoint.keep_best
     assert keep is not None

@@ -108,7 +108,7 @@ def test_the_manifest_names_every_file(tmp_path: Path) -> None:
     assert set(manifest) == {file.name for file in path.iterdir()} - {"manifest.json"}
 
 
-def test_what_is_written_while_the_loop_goes_on_is_what_was_there_at_its_step(
+def test_what_is_written_while_the_loop_continues_is_what_was_there_at_its_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_on, real = threading.Event(), checkpoint_writer.write_share
@@ -145,7 +145,7 @@ def test_checkpoints_are_written_in_turn_and_the_newest_are_kept(
     assert all(damage(path) is None for path in checkpoints(tmp_path))
 
 
-def test_a_checkpoint_that_failed_beside_the_loop_is_told_at_the_next_or_at_the_end(
+def test_a_checkpoint_that_failed_in_the_background_is_reported_at_the_next_or_at_the_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     taken = tmp_path / "taken"
@@ -179,11 +179,11 @@ def test_a_file_that_the_manifest_does_not_name_may_have_changed(tmp_path: Path,
     assert name in str(damage(path))
 
 
-def test_a_manifest_names_only_files_beside_it(tmp_path: Path) -> None:
+def test_a_manifest_names_only_files_next_to_it(tmp_path: Path) -> None:
     path = save(tmp_path, snapshot(3), keep_last=2)
     manifest = json.loads((path / "manifest.json").read_text())
     (path / "manifest.json").write_text(json.dumps({**manifest, "../secret": {}}))
-    assert "not a file beside it" in str(damage(path))
+    assert "not a file next to it" in str(damage(path))
 
 
 def test_a_checkpoint_under_another_steps_name_is_not_that_steps(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_all_files_have_the_mode_that_the_umask_wants(tmp_path: Path) -> None:
     assert {file.stat().st_mode & 0o777 for file in path.iterdir()} == {0o640}
 
 
-def test_a_checkpoint_that_is_there_is_not_said_to_be_missing(
+def test_a_checkpoint_that_is_there_is_not_reported_as_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The disk refuses to flush the folder, after the rename."""
@@ -239,7 +239,7 @@ def test_the_metrics_are_on_the_disk_before_the_checkpoint_has_its_name(
     assert done.index("metrics.jsonl") < done.index("step-000001")
 
 
-def test_one_full_disk_is_told_once_under_asynchronous_saving(
+def test_one_full_disk_is_reported_once_under_asynchronous_saving(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     full = OSError(28, "No space left on device")

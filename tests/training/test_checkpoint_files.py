@@ -118,7 +118,7 @@ def test_a_rank_holds_no_more_than_a_file_and_a_tensor_at_once(tmp_path: Path) -
 
 
 def failing(ranks: Ranks, folder: Path, asynchronous: bool, full: int) -> list[str]:
-    """Write a checkpoint, and then one while the disk of a rank is full; return what is said."""
+    """Write a checkpoint, then one while the disk of a rank is full; return what is reported."""
     checkpoint_files.FILE_BYTES = 4 * 400
     with Writer(folder, 2, asynchronous=asynchronous, ranks=ranks) as writer:
         writer.save(snapshot(1, ranks.rank))
@@ -138,11 +138,11 @@ def failing(ranks: Ranks, folder: Path, asynchronous: bool, full: int) -> list[s
 
 @pytest.mark.parametrize("full", [0, 1])
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_full_disk_of_one_rank_is_told_on_all_and_leaves_what_was_there(
+def test_a_full_disk_of_one_rank_is_reported_on_all_and_leaves_what_was_there(
     tmp_path: Path, asynchronous: bool, full: int
 ) -> None:
-    told = run_ranks(failing, 2, tmp_path, asynchronous, full)
-    for each in told:
+    reports = run_ranks(failing, 2, tmp_path, asynchronous, full)
+    for each in reports:
         assert len(each) == 1
         assert each[0].startswith("checkpoint-not-saved: ")
         assert re.search(rf"rank {full}: [^;]+ \(\d+ MiB are free there\)$", each[0])
@@ -150,9 +150,9 @@ def test_a_full_disk_of_one_rank_is_told_on_all_and_leaves_what_was_there(
     assert damage(tmp_path / "step-000001") is None
 
 
-def test_a_folder_that_another_rank_does_not_share_is_told(tmp_path: Path) -> None:
-    told = run_ranks(_apart, 2, tmp_path)
-    for each in told:
+def test_a_folder_that_another_rank_does_not_share_is_reported(tmp_path: Path) -> None:
+    reports = run_ranks(_apart, 2, tmp_path)
+    for each in reports:
         assert "rank 1: " in each
         assert "run.dir must be a folder that all nodes share" in each
     assert checkpoints(tmp_path) == []
@@ -210,7 +210,7 @@ def test_a_manifest_without_one_of_the_files_is_damage(two_files: Path) -> None:
     assert damage(path) == f"manifest.json does not name {gone}"
 
 
-def test_a_file_of_another_save_beside_them_is_not_read(two_files: Path) -> None:
+def test_a_file_of_another_save_next_to_them_is_not_read(two_files: Path) -> None:
     path = two_files / "step-000003"
     of_before = min((two_files / "step-000002").glob("model-*.safetensors"))
     shutil.copy(of_before, path / "model-00009-of-00009.safetensors")

@@ -60,25 +60,25 @@ def test_every_file_is_read_by_one_rank_and_all_have_the_answer(written: Path) -
     assert abs(len(own) - len(others)) <= 1
 
 
-def test_damage_in_another_ranks_share_is_told_by_all(written: Path, tmp_path: Path) -> None:
+def test_damage_in_another_ranks_share_is_reported_by_all(written: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(written, tmp_path / "copy")
     path = folder / "step-000003"
     files = json.loads((path / "manifest.json").read_text())
-    sizes = {path / name: told["bytes"] for name, told in files.items()}
+    sizes = {path / name: entry["bytes"] for name, entry in files.items()}
     file = share_out(sizes, 2)[1][0]
     content = file.read_bytes()
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    told = run_ranks(look, 2, folder, None)
+    reports = run_ranks(look, 2, folder, None)
     wanted = f"step-000002 ['{path}: {file.name} has other bytes than were written']"
-    assert [each for each, _ in told] == [wanted] * 2
-    assert file.name in told[1][1]
-    assert file.name not in told[0][1][: len(files) // 2]  # behind them, those of the older one
+    assert [each for each, _ in reports] == [wanted] * 2
+    assert file.name in reports[1][1]
+    assert file.name not in reports[0][1][: len(files) // 2]  # behind them, those of the older one
 
 
 def test_what_one_rank_alone_cannot_read_is_no_damage(written: Path) -> None:
-    """A run does not go on from an older checkpoint because one node has lost its disk."""
-    told = run_ranks(look, 2, written, 1)
-    for each, _ in told:
+    """A run does not resume from an older checkpoint because one node has lost its disk."""
+    reports = run_ranks(look, 2, written, 1)
+    for each, _ in reports:
         assert each.startswith("corrupt-checkpoint: ")
         assert "is there on rank 0, and rank 1 cannot read it: No such file" in each
     missing, _ = run_ranks(look, 2, written, 0)[1]

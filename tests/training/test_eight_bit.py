@@ -105,9 +105,9 @@ def test_a_code_is_that_of_the_nearest_number(signed: bool) -> None:
     """At what a code stands for, half-way between two, and a bit to each side of both."""
     table = eight_bit.table_of(signed)
     edges = torch.cat((table, (table[1:] + table[:-1]) / 2, torch.tensor([-1.0, 0.0, 1.0])))
-    beside = [edges.nextafter(torch.full_like(edges, towards)) for towards in (-2.0, 2.0)]
+    neighbours = [edges.nextafter(torch.full_like(edges, towards)) for towards in (-2.0, 2.0)]
     random = torch.rand(2**16, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    numbers = torch.cat((edges, *beside, random, random**9)).clamp(-1, 1)
+    numbers = torch.cat((edges, *neighbours, random, random**9)).clamp(-1, 1)
     codes = eight_bit.codes_of(numbers, table).long()
     assert codes.unique().numel() == 256
     exact = (numbers.double()[:, None] - table.double()).abs()
@@ -162,7 +162,7 @@ def saved(run: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.full
 @pytest.mark.parametrize(("engine", "world"), [("ddp", 1), ("fsdp2", 2)])
-def test_a_run_that_goes_on_is_one_that_was_not_stopped_to_the_bit(
+def test_a_run_that_resumes_is_one_that_was_not_stopped_to_the_bit(
     folder: Path, engine: str, world: int
 ) -> None:
     """States are eight bits wide, saved and loaded again, on any engine."""
@@ -194,7 +194,7 @@ def test_a_run_that_goes_on_is_one_that_was_not_stopped_to_the_bit(
 
 
 @pytest.mark.full
-def test_a_run_goes_on_with_another_engine_on_another_number_of_ranks(folder: Path) -> None:
+def test_a_run_resumes_with_another_engine_on_another_number_of_ranks(folder: Path) -> None:
     """One rank of ddp, two of fsdp2, and one again: each begins with the states that were saved.
 
     Gradients are summed in another order on two ranks, so that codes may differ by one from then

@@ -60,7 +60,7 @@ def train_all(ranks: Ranks, runs: Sequence[Request]) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs that begin with 2 ranks of an engine, go on after step 2 on another number or another
+    """Runs that begin with 2 ranks of an engine, resume after step 2 on another number or another
     engine, and after step 4 again.
     """
     made = tmp_path_factory.mktemp("engines")
@@ -94,7 +94,7 @@ NAMES = ["fsdp2", "ddp", "fsdp2-2-1", "fsdp2-ddp", "fsdp2-2-1-2", "fsdp2-ddp-fsd
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_goes_on_with_the_same_losses_and_scores(folder: Path, name: str) -> None:
+def test_it_resumes_with_the_same_losses_and_scores(folder: Path, name: str) -> None:
     straight = {
         line["step"]: line
         for line in read_lines(folder / "straight/metrics.jsonl")

@@ -1,4 +1,4 @@
-"""Runs that go on to a later end: the steps are the same rows, at a rate that is told."""
+"""Runs that continue to a later end: the steps are the same rows, at a rate that is reported."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ def steps(folder: Path, name: str) -> list[float]:
     return [line[name] for line in lines if name in line]
 
 
-def test_a_constant_rate_goes_on_as_if_the_end_had_always_been_there(
+def test_a_constant_rate_continues_as_if_the_end_had_always_been_there(
     rows: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     constant = ("optim.schedule=constant", "optim.warmup_steps=1")
@@ -39,7 +39,7 @@ def test_a_constant_rate_goes_on_as_if_the_end_had_always_been_there(
     done = start(rows, "run", *constant, "train.steps=5", "checkpoint.resume=extend")
     assert (done.status, done.step) == ("finished", 5)
     out = capsys.readouterr().out
-    assert "extended from 2 to 5 steps: the learning rate goes on at 0.001 (constant)" in out
+    assert "extended from 2 to 5 steps: the learning rate continues at 0.001 (constant)" in out
     start(rows, "straight", *constant, "train.steps=5")
     whole = rows.parent / "straight"
     assert steps(rows.parent / "run", "loss") == steps(whole, "loss")
@@ -52,7 +52,7 @@ def test_a_constant_rate_goes_on_as_if_the_end_had_always_been_there(
 
 
 @pytest.mark.full
-def test_a_falling_rate_is_planned_anew_and_the_jump_is_told(
+def test_a_falling_rate_is_planned_anew_and_the_jump_is_reported(
     rows: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     start(rows, "run", "train.epochs=1")
@@ -62,9 +62,11 @@ def test_a_falling_rate_is_planned_anew_and_the_jump_is_told(
     wanted = [learning_rate(made, step, 2) for step in (1, 2)]
     wanted += [learning_rate(made, step, 6) for step in (3, 4, 5, 6)]
     assert steps(rows.parent / "run", "lr") == pytest.approx(wanted, rel=1e-12)
-    told = f"learning rate of step 3 is {wanted[2]:.3g}, where the run had ended at {wanted[1]:.3g}"
+    message = (
+        f"learning rate of step 3 is {wanted[2]:.3g}, where the run had ended at {wanted[1]:.3g}"
+    )
     assert done.step == 6
-    assert told in capsys.readouterr().out
+    assert message in capsys.readouterr().out
 
 
 def test_an_end_that_is_no_later_and_other_settings_are_refused(rows: Path) -> None:

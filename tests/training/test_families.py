@@ -1,4 +1,4 @@
-"""Every family trains, is saved, and goes on from an ordinary Hugging Face folder."""
+"""Every family trains, is saved, and resumes from an ordinary Hugging Face folder."""
 
 from pathlib import Path
 

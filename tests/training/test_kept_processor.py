@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> RunFolder:
     return run
 
 
-def told(folder: RunFolder) -> str:
+def reported(folder: RunFolder) -> str:
     with pytest.raises(Findings) as caught:
         check_processor(folder)
     (found,) = caught.value.diagnostics
@@ -55,14 +55,14 @@ def test_a_changed_setting_is_named_with_both_values(
     folder: RunFolder, change: dict[str, object], message: str
 ) -> None:
     (folder.processor / "config.json").write_text(json.dumps({**CONFIG, **change}))
-    assert told(folder) == f"config.json: {message}"
+    assert reported(folder) == f"config.json: {message}"
 
 
 def test_changed_missing_and_added_files_are_named_at_once(folder: RunFolder) -> None:
     (folder.processor / "config.json").unlink()
     (folder.processor / "chat_template.jinja").write_text("{{ other }}")
     (folder.processor / "added_tokens.json").write_text("{}")
-    assert [line.strip() for line in told(folder).splitlines()] == [
+    assert [line.strip() for line in reported(folder).splitlines()] == [
         "added_tokens.json was not there",
         "chat_template.jinja has other bytes than were written",
         "config.json is missing",
@@ -70,7 +70,7 @@ def test_changed_missing_and_added_files_are_named_at_once(folder: RunFolder) ->
 
 
 @pytest.mark.parametrize("text", [None, "", "[]", '{"config.json": 1}', "[" * 100_000])
-def test_a_record_that_is_lost_or_damaged_is_told(folder: RunFolder, text: str | None) -> None:
+def test_a_record_that_is_lost_or_damaged_is_reported(folder: RunFolder, text: str | None) -> None:
     if text is None:
         folder.processor_files.unlink()
     else:
@@ -79,13 +79,13 @@ def test_a_record_that_is_lost_or_damaged_is_told(folder: RunFolder, text: str |
         check_processor(folder)
 
 
-def test_a_run_of_an_older_vtool_goes_on_and_has_a_record_from_then_on(tmp_path: Path) -> None:
+def test_a_run_of_an_older_vtool_resumes_and_has_a_record_from_then_on(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     run.processor.mkdir()
     (run.processor / "config.json").write_text("{}")
     take_processor(Start(run.checkpoints / "step-000001"), run)
     (run.processor / "config.json").write_text('{"a": 1}')
-    assert told(run) == "config.json: a has been added"
+    assert reported(run) == "config.json: a has been added"
 
 
 def test_a_run_that_begins_from_anothers_checkpoint_has_that_ones_processor(

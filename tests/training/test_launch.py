@@ -43,13 +43,13 @@ def _ask_for_patience(rank: int, made: Request, folder: Path) -> None:
         "MASTER_PORT": (folder / "port").read_text(),
     }
 
-    def tell(_request: Request, ranks: Ranks) -> None:
+    def report(_request: Request, ranks: Ranks) -> None:
         group = dist.distributed_c10d._get_default_group()
         (folder / f"{ranks.rank}.pkl").write_bytes(
             pickle.dumps(group._get_backend(torch.device("cpu")).options._timeout)
         )
 
-    launch.train = tell  # type: ignore[assignment]
+    launch.train = report  # type: ignore[assignment]
     launch.run_rank(made, Ranks(rank, 2, rank, 2))
     os._exit(0)
 
@@ -106,13 +106,13 @@ def test_cores_that_nobody_would_bind_are_refused_before_a_rank_starts(
 @pytest.mark.parametrize(
     ("numa", "mode"), [(None, None), *((mode.value, mode) for mode in AffinityMode)]
 )
-def test_torchrun_is_told_what_to_bind_processes_by(
+def test_torchrun_gets_what_to_bind_processes_by(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numa: str | None, mode: AffinityMode | None
 ) -> None:
-    told: list[LaunchConfig] = []
+    launched: list[LaunchConfig] = []
 
     def instead(config: LaunchConfig, _entrypoint: object) -> Callable[..., dict[int, None]]:
-        told.append(config)
+        launched.append(config)
         return lambda *_: {0: None}
 
     monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", instead)
@@ -125,10 +125,10 @@ def test_torchrun_is_told_what_to_bind_processes_by(
         f"run.dir={tmp_path / 'run'}",
     )
     launch.launch(made, lambda findings: None)
-    assert [config.numa_options for config in told] == [mode and NumaOptions(mode)]
+    assert [config.numa_options for config in launched] == [mode and NumaOptions(mode)]
 
 
-def test_a_device_that_is_not_there_is_said_once_before_a_rank_starts(
+def test_a_missing_device_is_reported_once_before_a_rank_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", None)
@@ -153,7 +153,9 @@ def _left_alone(rank: int, folder: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_rank_whose_peer_has_gone_is_told_from_one_that_fails_itself(tmp_path: Path) -> None:
+def test_a_rank_whose_peer_has_gone_is_distinguished_from_one_that_fails_itself(
+    tmp_path: Path,
+) -> None:
     """Such a rank prints one line and no traceback: the error is the other rank's."""
     multiprocessing.spawn(_left_alone, (tmp_path,), nprocs=2)
     assert (tmp_path / "seen").read_text().startswith("True")

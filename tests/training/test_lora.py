@@ -1,6 +1,7 @@
 """Runs with adapters:
 
-what is trained, what is saved and exported, that they go on, and what is said when they cannot.
+what is trained, what is saved and exported, that they resume, and what is reported when they
+cannot.
 """
 
 import json
@@ -76,7 +77,7 @@ def after(folder: Path, step: int) -> str:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`straight`:
 
-    random weights on one process. The others take its base for a model's folder. `A-B` goes on with
+    random weights on one process. The others take its base for a model's folder. `A-B` resumes with
     B after A's step 2.
     """
     made = tmp_path_factory.mktemp("lora")
@@ -126,7 +127,7 @@ NAMES = [
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", NAMES)
-def test_it_trains_scores_and_goes_on_as_one_process_does(folder: Path, name: str) -> None:
+def test_it_trains_scores_and_resumes_as_one_process_does(folder: Path, name: str) -> None:
     straight = {line["step"]: line for line in read_lines(folder / "straight/metrics.jsonl")}
     ours = read_lines(folder / name / "metrics.jsonl")
     assert [line["step"] for line in ours] == list(range(ours[0]["step"], 7))

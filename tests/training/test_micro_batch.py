@@ -17,7 +17,7 @@ from vtool.data.loss import summed_nll
 from vtool.data.packing import with_positions
 from vtool.engines.ranks import Ranks
 from vtool.training import micro_batch
-from vtool.training.micro_batch import bytes_of_head, bytes_of_pass, choose_micro_batch, say_state
+from vtool.training.micro_batch import bytes_of_head, bytes_of_pass, choose_micro_batch, print_state
 from vtool.training.model_and_engine import DTYPES
 from vtool.training.session import Request, Session
 
@@ -155,8 +155,8 @@ def test_the_estimate_of_the_head_is_the_peak_of_its_loss(
         nll.backward()
     found = tracker.get_tracker_snapshot("peak")
     peak = sum(kinds["Total"] for kinds in found.values())
-    beside = weight.nbytes + hidden.nbytes
-    assert bytes_of_head(run, config, 1024) == pytest.approx(peak - beside, rel=0.2)
+    given = weight.nbytes + hidden.nbytes
+    assert bytes_of_head(run, config, 1024) == pytest.approx(peak - given, rel=0.2)
     assert bytes_of_head(run, config, 1024, whole_logits=True) == 12 * 1024 * 5000
 
 
@@ -221,15 +221,15 @@ def test_what_is_free_is_no_more_than_the_machine_has() -> None:
 
 
 @pytest.mark.parametrize(("engine", "shares"), [("ddp", 1), ("fsdp2", 4)])
-def test_what_a_rank_keeps_is_said_before_it_is_there(
+def test_what_a_rank_keeps_is_printed_before_it_is_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], engine: str, shares: int
 ) -> None:
     run = made(tmp_path, f"engine={engine}", "data.global_batch_size=4").run
     model = torch.nn.ModuleList([torch.nn.Linear(1024, 2048), torch.nn.Linear(1024, 1024)])
     model[1].requires_grad_(requires_grad=False)
-    say_state(run, model, Ranks(1, 4))
+    print_state(run, model, Ranks(1, 4))
     assert capsys.readouterr().out == ""
-    say_state(run, model, Ranks(0, 4))
+    print_state(run, model, Ranks(0, 4))
     weights, trained = 3 * 2**20 + 3072, 2 * 2**20 + 2048
     mib = [round(each / shares / 2**20) for each in (4 * weights, 12 * trained)]
     said = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Runs from several sources, with rows held back: what each gave, how it scores, and going on."""
+"""Runs from several sources, with rows held back: what each gave, how it scores, and resuming."""
 
 import json
 import re
@@ -182,7 +182,7 @@ def test_another_mixture_or_split_is_refused_with_the_settings_name(folder: Path
 
 
 @pytest.mark.full
-def test_a_run_of_a_release_before_sources_had_weights_goes_on(folder: Path) -> None:
+def test_a_run_of_a_release_before_sources_had_weights_resumes(folder: Path) -> None:
     plain = "data.train=[{format: messages, path: 'ROWS/a.jsonl'}]"
     none = "data.split={}"
     more = "evaluation.every_steps=null"
@@ -202,7 +202,7 @@ def plain_lines(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.full
-def test_a_run_that_goes_on_from_any_step_ends_as_a_straight_one(folder: Path) -> None:
+def test_a_run_that_resumes_from_any_step_ends_as_a_straight_one(folder: Path) -> None:
     start(folder)
     straight = plain_lines(folder)
     before = visits(folder, STEPS)

@@ -200,7 +200,7 @@ def test_predict_asks_the_class_and_export_does_not_need_the_file(
 
 
 @pytest.mark.full
-def test_a_run_goes_on_with_the_same_file_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_resumes_with_the_same_file_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     own = ("model.modeling=my_qwen.py:MyQwen",)
     train(made("whole", *own), Ranks())
     stopping_after_one(made("mine", *own), monkeypatch)
@@ -282,7 +282,7 @@ def test_ranks_with_other_files_are_named_by_every_rank(tmp_path: Path) -> None:
         ("binary.py:Mine", "not-a-model-class", "is not Python"),
     ],
 )
-def test_what_names_no_class_is_told_without_running_the_file(
+def test_what_names_no_class_is_reported_without_running_the_file(
     given: str, rule: str, words: str
 ) -> None:
     Path("broken.py").write_text("\nclass Mine(:\n")

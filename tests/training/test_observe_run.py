@@ -89,7 +89,7 @@ def test_on_two_ranks_of_every_engine_everything_has_arrived(two: list[dict[str,
     } == set()
 
 
-def test_what_one_rank_alone_has_is_told_by_every_rank(two: list[dict[str, Look]]) -> None:
+def test_what_one_rank_alone_has_is_reported_by_every_rank(two: list[dict[str, Look]]) -> None:
     for rank in two:
         for name, one in rank.items():
             assert one.of_one == [
@@ -119,8 +119,8 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Any:
     llava = f"{{format: llava, path: '{rows}', image_folder: '{rows.parent}'}}"
     cauldron = f"{{format: cauldron, path: '{rows}', texts: turns, ignore: [notes]}}"
     named = f"{{format: llama_factory, path: '{info}', dataset: mine}}"
-    beside = write_rows(rows.with_name("beside.jsonl"), [{"messages": []}])
-    messages = f"{{format: messages, path: '{beside}'}}"
+    second = write_rows(rows.with_name("beside.jsonl"), [{"messages": []}])
+    messages = f"{{format: messages, path: '{second}'}}"
     overrides: dict[str, list[str]] = {
         "digits": ["train={steps: null, epochs: 20}"],
         "files": [f"data.{split}=[{llava}, {messages}]" for split in ("validation", "test")]
@@ -142,7 +142,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return found
 
 
-def test_every_setting_that_is_said_to_be_read_back_is_seen(
+def test_every_setting_that_claims_to_be_read_back_is_seen(
     made: dict[str, Request], two: list[dict[str, Look]], digits: Any
 ) -> None:
     assert READ - seen_of(made, two, digits) == set()
@@ -410,10 +410,7 @@ class TestUpstream:
     def test_weights_that_are_trained_in_bfloat16(
         self, small: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Beside these:
-
-        a pure bfloat16 AdamW loses small updates, and its loss falls all the same.
-        """
+        """A pure bfloat16 AdamW loses small updates, and its loss falls all the same."""
         made = small("model.dtype=bfloat16")
         monkeypatch.setattr(
             model_and_engine, "prepare_model", lambda _run, model, _: model.to(torch.bfloat16)
@@ -445,7 +442,7 @@ class TestOfARun:
         metrics = made.run.folder / "metrics.jsonl"
         assert not metrics.exists()
         assert launch.run_rank(made, Ranks()).status == "finished"
-        # Of a run that goes on: as after a stop in the middle.
+        # Of a resumed run: as after a stop in the middle.
         (made.run.folder / "result.json").unlink()
         before = metrics.read_bytes()
         monkeypatch.setattr(model_and_engine, "build_optimizer", dropped)

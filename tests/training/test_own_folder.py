@@ -1,4 +1,4 @@
-"""A run starts in an empty folder, or goes on in its own; nobody else's files are touched."""
+"""A run starts in an empty folder, or resumes in its own; nobody else's files are touched."""
 
 import json
 import os
@@ -56,7 +56,7 @@ def test_a_lock_file_of_another_program_is_refused_and_keeps_its_content(tmp_pat
 
 
 @pytest.mark.parametrize("name", ["step-000001", "a recipe"])
-def test_a_recipe_beside_a_data_file_is_no_run(tmp_path: Path, name: str) -> None:
+def test_a_recipe_next_to_a_data_file_is_no_run(tmp_path: Path, name: str) -> None:
     (tmp_path / "config.yaml").write_text("run: {}\nmodel: {}\ndata: {}\ntrain: {}\noptim: {}\n")
     (tmp_path / "data.json").write_text(json.dumps({"train": [name]}))
     assert refused(tmp_path)[0].rule == "run-folder-not-empty"
@@ -138,13 +138,13 @@ def test_a_pipe_in_place_of_the_lock_is_refused_and_waited_for_by_nobody(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("name", "told"), [("x" * 300, "File name too long"), ("a\0b", "null byte")]
+    ("name", "reason"), [("x" * 300, "File name too long"), ("a\0b", "null byte")]
 )
-def test_a_name_that_no_folder_can_have_is_told(tmp_path: Path, name: str, told: str) -> None:
+def test_a_name_that_no_folder_can_have_is_reported(tmp_path: Path, name: str, reason: str) -> None:
     with pytest.raises(Findings, match="run-folder-unwritable") as caught:
         begin(tmp_path / name)
     (found,) = caught.value.diagnostics
-    assert told in found.message
+    assert reason in found.message
     assert len(found.message) < 400
     assert "\0" not in found.message
 
@@ -185,7 +185,7 @@ def test_a_pipe_in_place_of_a_runs_file_is_refused_and_waited_for_by_nobody(
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "export"])
-def test_a_file_in_the_way_of_what_is_saved_later_is_told_before_the_first_step(
+def test_a_file_in_the_way_of_what_is_saved_later_is_reported_before_the_first_step(
     tmp_path: Path, name: str
 ) -> None:
     begin(tmp_path)

@@ -149,10 +149,10 @@ def test_each_family_with_attention_alone_packs_as_well(folder: Path, family: st
     assert packed.digests != rows.digests
 
 
-def test_convolutions_and_states_that_go_on_into_the_next_document_are_refused(
+def test_convolutions_and_states_that_continue_into_the_next_document_are_refused(
     folder: Path,
 ) -> None:
     with pytest.raises(
-        Findings, match=r"not-built-on-engine.*qwen3_5 go on from one document into the next"
+        Findings, match=r"not-built-on-engine.*qwen3_5 continue from one document into the next"
     ):
         made_run(folder, "ddp", "float32", None, "model.family=qwen3_5", *PACKED)

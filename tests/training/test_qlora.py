@@ -200,7 +200,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def trained(folder: Path) -> Path:
-    """A run of 5 steps, `straight`, and `resumed`, which goes on from its step 2."""
+    """A run of 5 steps, `straight`, and `resumed`, which resumes from its step 2."""
     more = ("checkpoint={every_steps:1,keep_last:9}", "optim.lr=1e-2", "device.threads=1")
     finished(Ranks(), run_of(folder, "straight", NF4, *more))
     after = f"checkpoint.resume={folder / 'straight/checkpoints/step-000002'}"
@@ -209,7 +209,7 @@ def trained(folder: Path) -> Path:
 
 
 @pytest.mark.full
-def test_a_run_that_goes_on_is_one_that_was_not_stopped_to_the_bit(trained: Path) -> None:
+def test_a_run_that_resumes_is_one_that_was_not_stopped_to_the_bit(trained: Path) -> None:
     straight, resumed = trained / "straight", trained / "resumed"
     last = Path("checkpoints/step-000005")
     assert files_of(straight / last)
@@ -249,7 +249,7 @@ def test_what_is_merged_is_the_unpacked_base_with_the_adapter(trained: Path) -> 
 
 @pytest.mark.full
 def test_merged_and_opened_again_it_computes_what_was_trained(trained: Path) -> None:
-    """And beside the folder's own weights, of which the run says it, it does not."""
+    """With the folder's own weights, which the run names, it does not."""
     merged, _ = export_run(trained / "straight", trained / "elsewhere", merge=True)
     resumed = run_of(trained, "straight", NF4, "checkpoint={every_steps:1,keep_last:9}")
     engine = session(resumed)[0].engine
@@ -260,9 +260,9 @@ def test_merged_and_opened_again_it_computes_what_was_trained(trained: Path) -> 
                 one.copy_(adapter[name])
     live = logits_of(trained, engine.module.eval())
     whole = logits_of(trained, load_model(merged, "qwen2_5_vl", torch.float32, "sdpa").eval())
-    beside = logits_of(trained, load_exported(trained / "straight"))
+    opened = logits_of(trained, load_exported(trained / "straight"))
     assert float((whole - live).abs().max()) <= 1e-5 * float(live.abs().max())
-    assert float((beside - live).abs().max()) <= 1e-5 * float(live.abs().max())
+    assert float((opened - live).abs().max()) <= 1e-5 * float(live.abs().max())
     (trained / "straight/export" / nf4.RECORD).rename(trained / "hidden")
     try:
         still = logits_of(trained, load_exported(trained / "straight"))
@@ -330,7 +330,7 @@ def test_an_export_says_that_it_is_for_a_base_in_nf4(trained: Path) -> None:
 
 
 @pytest.mark.full
-def test_it_goes_on_over_no_other_base(trained: Path) -> None:
+def test_it_resumes_over_no_other_base(trained: Path) -> None:
     for source in ("straight", "straight/export"):
         start = f"train.from={trained / source}"
         with pytest.raises(Findings) as raised:
@@ -407,7 +407,7 @@ def test_another_kind_of_four_bits_is_no_choice() -> None:
     ]
 
 
-def test_a_missing_package_is_told_before_rows_are_read(
+def test_a_missing_package_is_reported_before_rows_are_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_rows(*_: Any) -> None:

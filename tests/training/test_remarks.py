@@ -19,7 +19,7 @@ def metrics(count: int, **losses: float) -> str:
     return "".join(json.dumps(line) + "\n" for line in [*lines, {"step": 5, "validation_nll": 9}])
 
 
-def test_a_spike_is_told_with_the_rows_of_its_step(tmp_path: Path) -> None:
+def test_a_spike_is_reported_with_the_rows_of_its_step(tmp_path: Path) -> None:
     opened, _ = session(made_run(tmp_path))
     opened.folder.metrics.write_text(metrics(60, at40=9.0, at50=3.0) + '{"step": 61, "lo')
     high, low = spikes_of(opened) or []
@@ -35,7 +35,7 @@ def test_a_spike_is_told_with_the_rows_of_its_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("count", "said"), [(60, []), (20, None)])
-def test_a_steady_loss_and_few_steps_are_told_apart(
+def test_a_steady_loss_and_few_steps_are_distinguished(
     tmp_path: Path, count: int, said: list[object] | None
 ) -> None:
     opened, _ = session(made_run(tmp_path))
@@ -46,7 +46,8 @@ def test_a_steady_loss_and_few_steps_are_told_apart(
 
 def scores(answers: Sequence[str], references: Sequence[str]) -> Scores:
     said = [
-        Answer(i, of, told) for i, (of, told) in enumerate(zip(references, answers, strict=True))
+        Answer(i, of, answer)
+        for i, (of, answer) in enumerate(zip(references, answers, strict=True))
     ]
     return Scores(1.0, 0.0, len(said), tuple(said))
 

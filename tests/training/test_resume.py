@@ -91,7 +91,7 @@ def start_and_wait_for(
 
 
 def kill(process: subprocess.Popen[str]) -> None:
-    """`kill -9` of a run and of its ranks: nothing is flushed, nothing is said."""
+    """`kill -9` of a run and of its ranks: nothing is flushed, nothing is printed."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     for pid in (process.pid, *map(int, children)):
         os.kill(pid, signal.SIGKILL)
@@ -175,7 +175,7 @@ def test_a_run_that_was_killed_after_its_last_checkpoint_still_ends(
 
 
 @pytest.mark.full
-def test_another_rank_count_goes_on_within_a_rounding_error(folder: Path) -> None:
+def test_another_rank_count_resumes_within_a_rounding_error(folder: Path) -> None:
     assert run(*command(folder, "straight", 1)).returncode == 0
     kill(start_and_wait_for(5, folder / "killed", *command(folder, "killed", 1)))
     assert run(*command(folder, "killed", 2)).returncode == 0
@@ -241,7 +241,7 @@ def test_a_signal_before_the_first_step_ends_the_run_as_one_does(
         pytest.param(1, signal.SIGHUP, 129, marks=pytest.mark.soak),
     ],
 )
-def test_a_signal_lets_the_step_finish_and_says_how_to_go_on(
+def test_a_signal_lets_the_step_finish_and_says_how_to_resume(
     folder: Path, nproc: int, number: signal.Signals, status: int
 ) -> None:
     process = start_and_wait_for(
@@ -254,7 +254,7 @@ def test_a_signal_lets_the_step_finish_and_says_how_to_go_on(
     assert process.returncode == status, output
     steps = [line["step"] for line in read_lines(folder / "run" / "metrics.jsonl")]
     assert f"stopped by {number.name} after step {steps[-1]} of 2000; checkpoint saved" in output
-    assert "go on with: vtool train sft rows" in output
+    assert "resume with: vtool train sft rows" in output
     assert [path.name for path in (folder / "run" / "checkpoints").iterdir()] == [
         f"step-{steps[-1]:06d}"
     ]

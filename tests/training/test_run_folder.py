@@ -75,8 +75,8 @@ def test_settings_that_change_no_number_may_differ(rows: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_step_may_be_cut_into_other_micro_batches_when_a_run_goes_on(rows: Path) -> None:
-    """A run that goes on with another engine needs this: its losses are equal but for rounding."""
+def test_a_step_may_be_cut_into_other_micro_batches_when_a_run_resumes(rows: Path) -> None:
+    """A run that resumes with another engine needs this: its losses are equal but for rounding."""
     start(rows)
     folder = rows.parent / "run"
     losses = [line["loss"] for line in read_lines(folder / "metrics.jsonl") if "loss" in line]
@@ -91,7 +91,7 @@ def test_a_step_may_be_cut_into_other_micro_batches_when_a_run_goes_on(rows: Pat
     assert again == pytest.approx(losses, rel=1e-5)
 
 
-def test_never_refuses_to_go_on(rows: Path) -> None:
+def test_never_refuses_to_resume(rows: Path) -> None:
     start(rows)
     assert rule_of(rows, "checkpoint.resume=never")[0] == "run-folder-taken"
 
@@ -108,7 +108,7 @@ def test_other_rows_are_refused_with_their_file(rows: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_run_does_not_go_on_in_another_order_of_its_rows(
+def test_a_run_does_not_resume_in_another_order_of_its_rows(
     rows: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The formula decides by the number of rows, and another vtool may have another limit."""
@@ -145,14 +145,14 @@ def test_two_processes_cannot_train_in_one_folder(rows: Path) -> None:
     assert start(rows).status == "finished"
 
 
-def test_a_folder_that_cannot_be_made_is_told(rows: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_reported(rows: Path) -> None:
     (rows.parent / "file").write_text("")
     rule, message = rule_of(rows, f"run.dir={rows.parent / 'file' / 'run'}")
     assert rule == "run-folder-unwritable"
     assert "Not a directory" in message
 
 
-def test_a_damaged_checkpoint_is_told_passed_over_and_set_aside(
+def test_a_damaged_checkpoint_is_reported_passed_over_and_set_aside(
     rows: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     start(rows)
@@ -342,7 +342,7 @@ _BOMB = "a: &a [1, 1]\n" + "".join(f"{k}: &{k} [*{j}, *{j}]\n" for j, k in pairw
 
 
 @pytest.mark.full
-def test_a_run_whose_config_cannot_be_read_is_told(rows: Path) -> None:
+def test_a_run_whose_config_cannot_be_read_is_reported(rows: Path) -> None:
     start(rows)
     for text in ("", "a: [", "just text", "[" * 50_000, "a: 2020-01-01", _BOMB):
         (rows.parent / "run/config.yaml").write_text(text)
@@ -362,7 +362,7 @@ def test_a_run_without_its_config_is_not_begun_anew_over_what_is_there(rows: Pat
     assert sorted((rows.parent / "run").rglob("*")) == before
 
 
-def test_a_full_disk_at_the_end_is_told_and_the_same_command_ends_the_run(rows: Path) -> None:
+def test_a_full_disk_at_the_end_is_reported_and_the_same_command_ends_the_run(rows: Path) -> None:
     """A folder in the place of a file stands in for a disk that takes no more."""
     blocked = rows.parent / "run/.result.json.writing"
     folder = RunFolder(rows.parent / "run")
@@ -398,7 +398,7 @@ def test_another_picture_under_the_same_name_is_another_row(rows: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_damaged_result_is_told_with_the_remedy(rows: Path) -> None:
+def test_a_damaged_result_is_reported_with_the_remedy(rows: Path) -> None:
     start(rows)
     (rows.parent / "run/result.json").write_text('{"steps"')
     with pytest.raises(Findings) as caught:
@@ -409,7 +409,7 @@ def test_a_damaged_result_is_told_with_the_remedy(rows: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ('{"steps": 4}', "no number ledger.rows, ledger.dropped"),
         ('{"steps": 4, "ledger": 1}', "damaged"),
@@ -418,21 +418,21 @@ def test_a_damaged_result_is_told_with_the_remedy(rows: Path) -> None:
         ("[" * 100_000, "damaged"),
     ],
 )
-def test_a_result_without_its_numbers_is_told(
-    tmp_path: Path, rows: Path, text: str, told: str
+def test_a_result_without_its_numbers_is_reported(
+    tmp_path: Path, rows: Path, text: str, message: str
 ) -> None:
     folder = tmp_path / "run"
     made = request("rows", messages(rows), f"run.dir={folder}")
     folder.mkdir()
     RunFolder(folder).config.write_text(made.config_yaml)
     RunFolder(folder).result.write_text(text)
-    with pytest.raises(Findings, match=told) as caught:
+    with pytest.raises(Findings, match=message) as caught:
         find_start(RunFolder(folder), made.run, made.effective)
     assert caught.value.diagnostics[0].rule == "not-a-run"
 
 
 @pytest.mark.full
-def test_a_changed_processor_and_lost_metrics_are_told_when_a_run_goes_on(
+def test_a_changed_processor_and_lost_metrics_are_reported_when_a_run_resumes(
     rows: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     start(rows)
@@ -454,7 +454,7 @@ def test_a_changed_processor_and_lost_metrics_are_told_when_a_run_goes_on(
     assert checks["metrics-damaged"] == "failed"
 
 
-def test_metrics_that_are_a_folder_are_told(tmp_path: Path) -> None:
+def test_metrics_that_are_a_folder_are_reported(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").mkdir()
     with pytest.raises(Findings, match=r"run-folder-unwritable.*Is a directory"):
         RunFolder(tmp_path).rewind(2)
@@ -469,7 +469,7 @@ def test_a_checkpoint_that_is_none_is_refused(rows: Path) -> None:
 
 @pytest.mark.full
 def test_a_setting_that_has_since_been_added_had_its_default(rows: Path) -> None:
-    """A run that an older vtool began goes on; with another value it is another run."""
+    """A run that an older vtool began resumes; with another value it is another run."""
     start(rows)
     (rows.parent / "run/result.json").unlink()
     config = rows.parent / "run/config.yaml"

@@ -151,23 +151,23 @@ def test_what_a_schedule_was_made_with_is_read_off_its_rates(schedule: str, shar
             given = {"lr": 3e-4, "warmup_steps": warmup, "schedule": schedule}
             settings = Optim.model_validate(given | {"min_lr_ratio": share})
             rates = lambda step, of=settings, n=total: learning_rate(of, step, n)  # noqa: E731
-            told = {one.name: one.value for one in observe_schedule(rates, total)}
-            assert told["optim.lr"] == 3e-4
+            observed = {one.name: one.value for one in observe_schedule(rates, total)}
+            assert observed["optim.lr"] == 3e-4
             # One step of warm-up changes nothing of a constant rate; over a step or two, shapes are
             # one. Two steps of one rate are a constant rate, or a warm-up of one step.
-            if "optim.warmup_steps" in told and not (warmup == 1 and settings.is_flat(total)):
-                assert told["optim.warmup_steps"] == warmup, total
-            assert told.get("optim.schedule", schedule) == schedule, (total, warmup)
+            if "optim.warmup_steps" in observed and not (warmup == 1 and settings.is_flat(total)):
+                assert observed["optim.warmup_steps"] == warmup, total
+            assert observed.get("optim.schedule", schedule) == schedule, (total, warmup)
             left, falls = total - warmup, schedule in ("cosine", "linear")
             # over ten steps, a tenth in which one falls is no step
             of_both = left if warmup > 1 else total - 1
             fewest = (left >= 3) if falls else (left if schedule == "wsd" else of_both) > 10
-            assert ("optim.schedule" in told) is fewest, (total, warmup)
+            assert ("optim.schedule" in observed) is fewest, (total, warmup)
             floor = left >= (2 if falls else 11) if schedule != "constant" else False
             # one step of a fall may be any floor's, after a warm-up of one step or of none
             if falls or warmup > 1 or left > 21:
-                assert ("optim.min_lr_ratio" in told) is floor, (total, warmup)
-            assert told.get("optim.min_lr_ratio", share) == pytest.approx(share, rel=1e-9)
+                assert ("optim.min_lr_ratio" in observed) is floor, (total, warmup)
+            assert observed.get("optim.min_lr_ratio", share) == pytest.approx(share, rel=1e-9)
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 7])
@@ -188,12 +188,12 @@ def test_a_schedule_that_is_added_is_read_off_its_rates_too(
 
 
 def test_a_schedule_of_no_known_shape_is_none() -> None:
-    told = {one.name: one.value for one in observe_schedule(lambda step: 1e-3 / step, 10)}
-    assert told["optim.schedule"] == "a rate of 0.00025 in step 4"
-    assert "optim.min_lr_ratio" not in told
+    observed = {one.name: one.value for one in observe_schedule(lambda step: 1e-3 / step, 10)}
+    assert observed["optim.schedule"] == "a rate of 0.00025 in step 4"
+    assert "optim.min_lr_ratio" not in observed
 
 
 def test_a_warm_up_that_is_no_line_is_a_longer_one() -> None:
-    told = {one.name: one.value for one in observe_schedule(lambda step: 1e-6 * step**3, 10)}
-    assert told["optim.warmup_steps"] == 1000
-    assert told["optim.schedule"] == "a rate of 0.001 in step 10"
+    observed = {one.name: one.value for one in observe_schedule(lambda step: 1e-6 * step**3, 10)}
+    assert observed["optim.warmup_steps"] == 1000
+    assert observed["optim.schedule"] == "a rate of 0.001 in step 10"

@@ -33,7 +33,7 @@ def test_of_many_rows_a_new_tokenizer_is_trained_on_some_from_everywhere(
         ("cpu", ("data.workers=auto",), "auto"),
     ],
 )
-def test_on_a_gpu_rows_are_encoded_beside_the_training_process_unless_it_is_said_otherwise(
+def test_on_a_gpu_rows_are_encoded_by_workers_unless_the_recipe_says_otherwise(
     device: str, settings: tuple[str, ...], workers: int | str
 ) -> None:
     ranks = Ranks(device=torch.device(device))

@@ -107,7 +107,7 @@ def state(opened: Session, part: str) -> dict[str, torch.Tensor]:
 
 
 def tower_over_steps(ranks: Ranks, made: Request) -> list[bool]:
-    """Tell whether the tower's weights and optimizer state changed, step by step."""
+    """Return whether the tower's weights and optimizer state changed, step by step."""
     torch.set_num_threads(1)
     opened, progress = session(made, ranks)
     changed = []
@@ -249,7 +249,7 @@ def test_a_warm_up_longer_than_the_epochs_is_refused(tmp_path: Path) -> None:
     assert caught.value.diagnostics[0].rule == "warmup-too-long"
 
 
-def test_a_warm_up_that_is_too_long_is_told_with_its_place(tmp_path: Path) -> None:
+def test_a_warm_up_that_is_too_long_is_reported_with_its_place(tmp_path: Path) -> None:
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("defaults: [digits]\ntrain: {steps: null, epochs: 2}\n")
     loaded = load_run(str(recipe), ["optim.warmup_steps=6"])

@@ -1,4 +1,4 @@
-"""Differences between the settings of a run and those of the command that goes on with it."""
+"""Differences between the settings of a run and those of the command that resumes it."""
 
 import pytest
 
@@ -17,5 +17,5 @@ def test_differences_are_of_values_not_of_spelling() -> None:
 
 
 @pytest.mark.parametrize("name", ["micro_batch_size", "micro_batch_tokens"])
-def test_a_run_that_lacked_memory_goes_on_with_smaller_micro_batches(name: str) -> None:
+def test_a_run_that_lacked_memory_resumes_with_smaller_micro_batches(name: str) -> None:
     assert differences({"data": {name: 4096}}, {"data": {name: 1024}}) == []

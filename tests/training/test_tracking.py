@@ -151,7 +151,7 @@ def test_mlflow_has_one_run_of_all_starts_with_the_numbers_of_metrics_jsonl(
 
 @pytest.mark.skipif(not has("mlflow"), reason="not run: mlflow is not installed")
 @pytest.mark.parametrize(("given", "wanted"), [(None, True), ("false", False)])
-def test_mlflow_tells_its_makers_nothing_unless_the_user_has_decided(
+def test_mlflow_sends_its_makers_nothing_unless_the_user_has_decided(
     tmp_path: Path, given: str | None, wanted: bool
 ) -> None:
     write(tmp_path)
@@ -213,7 +213,7 @@ def test_trackio_has_the_run_and_prints_nothing_among_its_lines(tmp_path: Path) 
 
 
 @pytest.mark.skipif(not has("trackio"), reason="not run: trackio is not installed")
-def test_a_folder_that_trackio_cannot_write_into_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_trackio_cannot_write_into_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     then = "(found,) = trackers.findings; print(found.rule, found.message)"
     done = with_trackio(tmp_path, tmp_path / "file/trackio", then)
@@ -244,7 +244,7 @@ class Keeps:
         pass
 
 
-def test_one_that_fails_is_said_once_and_the_others_go_on() -> None:
+def test_one_that_fails_is_reported_once_and_the_others_continue() -> None:
     broken, kept = Breaks(), Keeps()
     trackers = Trackers({"wandb": lambda: broken, "tensorboard": lambda: kept})
     for step in (1, 2):
@@ -257,7 +257,7 @@ def test_one_that_fails_is_said_once_and_the_others_go_on() -> None:
     assert "No space left" in found.message
 
 
-def test_one_that_cannot_even_begin_is_said() -> None:
+def test_one_that_cannot_even_begin_is_reported() -> None:
     def make() -> Any:
         raise RuntimeError("no account")
 
@@ -277,7 +277,7 @@ def test_mlflow_skinny_is_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not [one for one in found.findings if one.rule == "extra-not-installed"]
 
 
-def test_a_package_that_is_not_there_is_told_with_the_recipe_and_before_a_start(
+def test_a_package_that_is_not_there_is_reported_with_the_recipe_and_before_a_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path)

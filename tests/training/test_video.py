@@ -241,7 +241,7 @@ def test_every_family_trains_on_them_and_all_its_gradients_are_finite(
 def test_packed_they_are_rows_of_their_own(tmp_path: Path, name: str) -> None:
     if name == "qwen3_5":
         pytest.skip(
-            "not run: its states go on from one document into the next, which a rule refuses"
+            "not run: its states continue from one document into the next, which a rule refuses"
         )
     given = (f"model.family={name}", "model.dtype=float64", "train={steps:1,epochs:null}")
     packing = ("data.packing=token_budget", "data.micro_batch_tokens=400")
@@ -278,7 +278,7 @@ SPREAD = {
     ],
 )
 def test_two_ranks_are_as_one_also_where_one_has_text_alone(tmp_path: Path, name: str) -> None:
-    """A row with an image and a video, for which the tower runs once, beside three of text:
+    """A row with an image and a video, for which the tower runs once, with three of text:
 
     one rank has the dummy.
     """
@@ -361,7 +361,7 @@ def test_a_video_file_is_trained_on_and_asked_about(tmp_path: Path) -> None:
         "data.global_batch_size=2",
     )
     assert train(made, Ranks()).status == "finished"
-    told = json.loads((tmp_path / "films/export/video_preprocessor_config.json").read_text())
-    assert told["size"] == {"shortest_edge": 784, "longest_edge": 8192}
+    saved = json.loads((tmp_path / "films/export/video_preprocessor_config.json").read_text())
+    assert saved["size"] == {"shortest_edge": 784, "longest_edge": 8192}
     clip = str(tmp_path / "a.mp4")
     assert predict(tmp_path / "films", [], "<video>What?", None, 2, [clip]).tokens <= 2

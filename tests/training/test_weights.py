@@ -89,7 +89,7 @@ def test_a_run_begins_with_the_weights_it_names_to_the_bit(
 @pytest.mark.full
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("source", ["", "/export"])
-def test_adapters_go_on_over_the_weights_that_they_are_for(
+def test_adapters_continue_over_the_weights_that_they_are_for(
     folder: Path, tmp_path: Path, engine: str, source: str
 ) -> None:
     named = f"train.from={folder}/adapted{source}"
@@ -117,7 +117,7 @@ def test_new_adapters_are_trained_over_whole_weights_which_the_run_keeps(
     assert dict(again.engine.iter_hf_weights()).keys() == wanted.keys()
 
 
-def test_the_run_says_what_it_began_with_and_the_same_command_goes_on(
+def test_the_run_says_what_it_began_with_and_the_same_command_resumes_it(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = (f"{tmp_path}/run", f"train.from={folder}/whole", "checkpoint.every_steps=1")
@@ -139,20 +139,20 @@ def test_the_run_says_what_it_began_with_and_the_same_command_goes_on(
 
 
 def test_what_does_not_fit_is_named(folder: Path, tmp_path: Path) -> None:
-    def told(source: str, *more: str) -> str:
+    def refusal(source: str, *more: str) -> str:
         found = finding(made(folder, f"{tmp_path}/{len(more)}", f"train.from={source}", *more))
         return f"{found.rule}: {found.message} → {found.remedy}"
 
-    other = told(f"{folder}/whole", "model.family=glm4v")
+    other = refusal(f"{folder}/whole", "model.family=glm4v")
     assert other.startswith("unfit-weights: ")
     assert "it is a qwen2_5_vl, but model.family is glm4v" in other
-    assert "unfit-weights" in told(str(folder))
-    merge = told(f"{folder}/adapted")
+    assert "unfit-weights" in refusal(str(folder))
+    merge = refusal(f"{folder}/adapted")
     assert f"vtool export {folder}/adapted --merge" in merge
-    assert "rank 3, and lora's have 4 → set lora.rank=3 lora.alpha=5" in told(
+    assert "rank 3, and lora's have 4 → set lora.rank=3 lora.alpha=5" in refusal(
         f"{folder}/adapted", "lora={rank:4,alpha:5}"
     )
-    assert "the model has no" in told(
+    assert "the model has no" in refusal(
         f"{folder}/adapted", "lora={rank:3,alpha:5,targets:[q_proj]}", "run.seed=1"
     )
 

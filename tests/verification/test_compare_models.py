@@ -59,7 +59,7 @@ def test_a_scale_that_is_lost_is_found(scale: float) -> None:
     assert f"{measured} of their norm away" in finding.message
 
 
-def test_a_vocabulary_of_another_size_is_told() -> None:
+def test_a_vocabulary_of_another_size_is_reported() -> None:
     model, other = Tiny(), Tiny()
     other.head = nn.Linear(16, 40)
     (finding,) = vtool.compare_models(model, other, IDS)

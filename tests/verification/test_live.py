@@ -324,7 +324,7 @@ class TestCommand:
         assert list(tmp_path.iterdir()) == []
 
     @pytest.mark.full
-    def test_a_cluster_becomes_two_processes_and_what_that_costs_is_said(
+    def test_a_cluster_becomes_two_processes_and_what_that_costs_is_reported(
         self, folder: Path
     ) -> None:
         code, out = run("qwen2_5_vl_7b_megatron", *LARGE, "--format", "json")
@@ -338,16 +338,16 @@ class TestCommand:
             "passed",
             "not-run",
         ]
-        told = result["details"]["setting-not-arrived"]
-        assert told["processes"] == 2
-        assert told["smaller"][:2] == ["engine.parallel.tensor 4 → 2", "launch.nproc 8 → 2"]
+        details = result["details"]["setting-not-arrived"]
+        assert details["processes"] == 2
+        assert details["smaller"][:2] == ["engine.parallel.tensor 4 → 2", "launch.nproc 8 → 2"]
         assert {
             "engine.wrap_config.use_distributed_optimizer",
             "optim.betas",
             "engine.parallel.sequence",
-        } <= set(told["read"])
-        assert "device.kind" in told["not_asked"]
-        assert "device.kind" not in told["read"]
+        } <= set(details["read"])
+        assert "device.kind" in details["not_asked"]
+        assert "device.kind" not in details["read"]
         assert "--live is on the CPU" in result["details"]["device-not-used"]["reason"]
         assert sorted(path.name for path in folder.iterdir()) == ["model", "rows.jsonl"]
 
@@ -376,11 +376,11 @@ class TestCommand:
             lambda module, _settings, part: build(module, without, part),
         )
         threads = torch.get_num_threads()
-        told = observe_small_run(
+        observed = observe_small_run(
             LiveTask(loaded.run, shrink_run(loaded.run), loaded.origins), tmp_path, 0
         )
         torch.set_num_threads(threads)
-        monkeypatch.setattr(live, "_observe_in_processes", lambda *_given: [told])
+        monkeypatch.setattr(live, "_observe_in_processes", lambda *_given: [observed])
         code, out = run("digits")
         assert code == 1
         assert (
@@ -410,7 +410,7 @@ class TestCommand:
         } == {"not-run"}
 
 
-def test_what_is_made_smaller_is_said() -> None:
+def test_what_is_made_smaller_is_reported() -> None:
     more = (
         "engine=megatron",
         "engine.parallel={tensor: 4, pipeline: 2}",
@@ -441,7 +441,7 @@ def test_what_is_made_smaller_is_said() -> None:
     }
 
 
-def test_a_window_that_a_small_model_has_not_is_said(tmp_path: Path) -> None:
+def test_a_window_that_a_small_model_has_not_is_reported(tmp_path: Path) -> None:
     text = {
         "use_sliding_window": True,
         "sliding_window": 24,

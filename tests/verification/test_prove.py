@@ -164,7 +164,7 @@ def with_dropout(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 @pytest.mark.full
 @pytest.mark.parametrize("full_size", [False, True])
-def test_dropout_of_the_model_is_off_and_that_is_said(
+def test_dropout_of_the_model_is_off_and_that_is_reported(
     with_dropout: tuple[str, ...], full_size: bool
 ) -> None:
     proved = prove(load_run("digits", with_dropout).run, fast=True, full_size=full_size)
@@ -214,7 +214,7 @@ def test_rows_that_cannot_be_used_are_a_finding(tmp_path: Path) -> None:
     assert [finding.rule for finding in raised.value.diagnostics] == ["no-rows"]
 
 
-def test_a_run_that_goes_on_from_another_step_takes_other_rows_and_is_told(
+def test_a_run_that_resumes_from_another_step_takes_other_rows_and_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def forgetful(engine: Any, checkpoint: Path) -> Progress:
@@ -224,7 +224,7 @@ def test_a_run_that_goes_on_from_another_step_takes_other_rows_and_is_told(
     proof = resume_differs.compute(context(tmp_path))
     assert proof.state == "failed"
     assert proof.finding is not None
-    assert "goes on from step 0" in proof.finding.message
+    assert "resumes from step 0" in proof.finding.message
 
 
 class TestTolerance:
@@ -360,7 +360,7 @@ def test_an_in_place_write_is_named_with_its_line(
 
 
 @pytest.mark.full
-def test_a_process_that_ends_without_a_word_is_told_with_its_last_one(
+def test_a_process_that_ends_without_a_result_is_reported_with_its_last_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     here_alone = types.ModuleType("here_alone")

@@ -182,7 +182,7 @@ class TestUnusableRows:
         assert context.rows[0].id == "rows.jsonl:71"
         assert len(context.rows) > 2
 
-    def test_where_none_is_found_in_time_nothing_is_said_against_the_recipe(
+    def test_where_none_is_found_in_time_nothing_is_reported_against_the_recipe(
         self, tmp_path: Path
     ) -> None:
         with pytest.raises(NotProvable, match=r"data\.max_dropped_rows=800 lets them go"):

@@ -42,7 +42,7 @@ def context(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> ProofCont
     )
 
 
-def test_the_model_has_the_tokens_of_the_rows_and_they_are_told_apart(
+def test_the_model_has_the_tokens_of_the_rows_and_they_are_distinguished(
     context: ProofContext,
 ) -> None:
     processor, samples = context.encoded

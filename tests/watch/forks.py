@@ -87,9 +87,9 @@ class Forks:
             with suppress(BrokenPipeError):
                 self._process.stdin.write(json.dumps(job) + "\n")
                 self._process.stdin.flush()
-            said = self._process.stdout.readline()
-            assert said, f"{' '.join(self._command)} has ended"
-            return [int(status) for status in json.loads(said)]
+            reply = self._process.stdout.readline()
+            assert reply, f"{' '.join(self._command)} has ended"
+            return [int(status) for status in json.loads(reply)]
         except BaseException:
             self._kill()
             raise
@@ -152,14 +152,14 @@ def _host_store(world: int) -> tuple[int, dict[str, str]]:
     """Fork a process with the ranks' store, as torchrun's agent has it: (pid, its variables)."""
     from torch.distributed import TCPStore
 
-    port, said = os.pipe()
+    port, write = os.pipe()
     pid = os.fork()
     if not pid:
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        os.write(said, str(store.port).encode())
+        os.write(write, str(store.port).encode())
         while True:
             signal.pause()
-    os.close(said)
+    os.close(write)
     variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": os.read(port, 9).decode()}
     os.close(port)
     variables |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}

@@ -50,7 +50,7 @@ def _traincheck() -> Iterator[str]:
     yield "| theirs | what | `vtool watch` |\n|---|---|---|"
     for name, one in traincheck.ERRORS.items():
         if one.planted is None:
-            told = f"not seen: {one.not_seen}"
+            cell = f"not seen: {one.not_seen}"
         else:
-            told = f"`{planted.RUNS[one.planted].rule}` ({one.planted})"
-        yield f"| {name} | {one.what} | {told} |"
+            cell = f"`{planted.RUNS[one.planted].rule}` ({one.planted})"
+        yield f"| {name} | {one.what} | {cell} |"

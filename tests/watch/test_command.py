@@ -71,7 +71,7 @@ def test_open_files_are_passed_on(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "made by a command\n")
 
 
-def test_the_environment_is_the_users_beside_the_watchs(tmp_path: Path) -> None:
+def test_the_environment_is_the_users_and_the_watchs(tmp_path: Path) -> None:
     process = started(tmp_path, "--to", "facts", "--steps", "5", "--no-text", "--", "env")
     out, _ = process.communicate()
     added = {line for line in out.splitlines() if line.startswith("VTOOL_WATCH")}
@@ -148,7 +148,7 @@ def test_the_folder_is_its_owners_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "said"),
+    ("arguments", "status", "message"),
     [
         (["true"], 2, "put -- before the command: vtool watch -- true"),
         (["--steps", "2", "python", "x.py"], 2, "vtool watch --steps 2 -- python x.py"),
@@ -172,7 +172,7 @@ def test_the_folder_is_its_owners_alone(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_one_clear_line(
-    tmp_path: Path, arguments: list[str], status: int, said: str
+    tmp_path: Path, arguments: list[str], status: int, message: str
 ) -> None:
     (tmp_path / "plain.txt").write_text("text")
     (tmp_path / "train.py").write_text("pass")
@@ -181,7 +181,7 @@ def test_bad_input_is_one_clear_line(
     write(tmp_path / "earlier", healthy())
     done = run_vtool(tmp_path, "watch", *arguments)
     assert done.status == status, done.output
-    assert said in re.sub(r"[\s│]+", " ", done.stderr)
+    assert message in re.sub(r"[\s│]+", " ", done.stderr)
     assert "Traceback" not in done.output
 
 

@@ -301,7 +301,7 @@ def test_a_mistake_is_found_by_its_own_rule(tmp_path: Path, name: str) -> None:
     result = conclude(tmp_path, changed(healthy(world), change))
     found = rules(result)
     assert found.get(rule) == severity, result.findings
-    # that weights differ also makes a rank's rows weigh more: nothing else may be said of it
+    # that weights differ also makes a rank's rows weigh more: nothing else may be reported of it
     assert [name for name, how in found.items() if how == "error"] == [rule] * (severity == "error")
     assert result.checks[rule] == ("passed" if severity == "note" else "failed")
 
@@ -319,7 +319,7 @@ def _owns_nothing(fact: Fact) -> None:
         ({"digest": "as before", "sharded": True}, "not-run"),  # what moves is elsewhere
     ],
 )
-def test_an_optimizer_with_copies_is_told_from_one_without_the_weights(
+def test_an_optimizer_with_copies_is_distinguished_from_one_without_the_weights(
     tmp_path: Path, drift: Fact, state: str
 ) -> None:
     facts = changed(changed(healthy(), _owns_nothing), on("drift", **drift))
@@ -372,7 +372,9 @@ def test_rows_of_one_length_are_no_mean_over_rows(tmp_path: Path) -> None:
     assert rules(result) == {"token-weights-differ": "error"}
 
 
-def test_a_divisor_of_each_rank_is_told_from_one_of_each_micro_batch(tmp_path: Path) -> None:
+def test_a_divisor_of_each_rank_is_distinguished_from_one_of_each_micro_batch(
+    tmp_path: Path,
+) -> None:
     facts = changed(healthy(2), weigh(lambda f: (2 if f["rank"] else 1) / 36))
     for fact in facts:
         if fact["kind"] == "micro" and fact["rank"] == 0:

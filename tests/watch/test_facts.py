@@ -17,7 +17,7 @@ def test_a_damaged_line_is_counted_and_hides_no_other(tmp_path: Path, line: str)
     assert watched.damaged == 1
 
 
-def test_a_pipe_or_a_folder_among_the_facts_is_told_and_waited_for_by_nobody(
+def test_a_pipe_or_a_folder_among_the_facts_is_reported_and_waited_for_by_nobody(
     tmp_path: Path,
 ) -> None:
     os.mkfifo(tmp_path / "rank0.jsonl")

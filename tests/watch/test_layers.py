@@ -37,7 +37,7 @@ def test_a_factor_of_some_layers_alone(
     assert rules(result) == ({"layers-scaled-apart": "warning"} if found else {})
 
 
-def test_equal_batches_cannot_tell_a_factor_from_clipping(tmp_path: Path) -> None:
+def test_equal_batches_cannot_distinguish_a_factor_from_clipping(tmp_path: Path) -> None:
     def same(fact: Fact) -> None:
         for layer, tensor in enumerate((fact.get("layers") or {}).values()):
             tensor["left"] = [1.0, 2.0, 3.0]

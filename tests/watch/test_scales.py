@@ -1,4 +1,4 @@
-"""Scales and rules of weights beside the usual ones, and what one step alone does not say."""
+"""Scales and rules of weights other than the usual ones, and what one step alone does not say."""
 
 from pathlib import Path
 
@@ -66,7 +66,7 @@ def scaled(of_loss: float, times: float, scalers: list[float]) -> list[Fact]:
 
 
 @pytest.mark.parametrize(
-    ("of_loss", "times", "scalers", "found", "said"),
+    ("of_loss", "times", "scalers", "found", "message"),
     [
         (1024, 1, [1024.0], None, ""),
         (1024, 1024, [1024.0], "error", "nothing divides by it"),
@@ -78,18 +78,23 @@ def scaled(of_loss: float, times: float, scalers: list[float]) -> list[Fact]:
     ],
 )
 def test_a_loss_scaler_is_to_be_divided_by_once(
-    tmp_path: Path, of_loss: float, times: float, scalers: list[float], found: str | None, said: str
+    tmp_path: Path,
+    of_loss: float,
+    times: float,
+    scalers: list[float],
+    found: str | None,
+    message: str,
 ) -> None:
     result = conclude(tmp_path, scaled(of_loss, times, scalers))
     assert rules(result) == ({"gradient-scaled": found} if found else {})
-    assert said in "".join(one.message for one in result.findings)
+    assert message in "".join(one.message for one in result.findings)
 
 
 @pytest.mark.parametrize(("limit", "found"), [(1.0, "warning"), (102.4, None), (0.8165, None)])
 def test_gradients_are_to_be_divided_before_they_are_clipped(
     tmp_path: Path, limit: float, found: str | None
 ) -> None:
-    """A limit of 102.4 before is one of 0.1 behind the division, which somebody may have meant."""
+    """A limit of 102.4 before is one of 0.1 after the division, which somebody may have meant."""
     facts = changed(clipped(1024), on("arrived", norm=limit / 1024, scalers=[1024.0]))
     assert rules(conclude(tmp_path, facts)) == ({"gradient-scaled": found} if found else {})
 
@@ -132,7 +137,7 @@ def groups(*each: dict[str, float]) -> Change:
         (1, groups({"lr": 0.0, "initial_lr": 0.0}), True),
         (3, groups({"lr": 0.0}, {"lr": 0.0}), True),
         (2, groups({"lr": 0.0}), False),  # a rate that is raised by hand
-        (3, groups({"lr": 0.0, "initial_lr": 1e-4}), False),  # a schedule that begins at nought
+        (3, groups({"lr": 0.0, "initial_lr": 1e-4}), False),  # a schedule that begins at zero
     ],
 )
 def test_a_rate_that_is_nought_for_good_is_found(
@@ -234,8 +239,8 @@ def test_labels_that_are_counted_before_they_are_shifted_are_named(
 
     result = conclude(tmp_path, changed(healthy(world), by_labels))
     assert rules(result)["token-weights-differ"] == "error"
-    (told,) = (one.message for one in result.findings if one.rule == "token-weights-differ")
-    assert f"1/n of the n labels, first tokens among them, of its own {own}" in told
+    (message,) = (one.message for one in result.findings if one.rule == "token-weights-differ")
+    assert f"1/n of the n labels, first tokens among them, of its own {own}" in message
 
 
 @pytest.mark.parametrize(("padding", "severity"), [(0, "note"), (3, "warning")])

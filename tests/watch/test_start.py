@@ -116,10 +116,10 @@ def test_a_callback_of_transformers_trainer_prints_what_is_found(
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("gone", "said"), [("facts", "there is no folder"), ("facts/*", "nothing-read")]
+    ("gone", "message"), [("facts", "there is no folder"), ("facts/*", "nothing-read")]
 )
 def test_a_callback_whose_facts_are_gone_ends_no_training(
-    tmp_path: Path, trainer_forks: Forks, gone: str, said: str
+    tmp_path: Path, trainer_forks: Forks, gone: str, message: str
 ) -> None:
     loses = f"""
 import os
@@ -131,5 +131,5 @@ recipe.own_loss = loses
     program = TRAINER.replace("loop.train_hf", loses + "loop.train_hf")
     done = trainer_forks.run_text(program + "print('trained')", str(tmp_path))
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "trained"), done.stderr
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""Terms of a loss beside cross entropy, where rounding moves a little of one into the others."""
+"""Terms of a loss besides cross entropy, where rounding moves a little of one into the others."""
 
 from pathlib import Path
 
@@ -32,5 +32,5 @@ def test_two_terms_are_both_said(tmp_path: Path) -> None:
     assert "label smoothing +0.1, an entropy term +0.01" in finding.message
 
 
-def test_weights_that_differ_are_found_beside_a_term(tmp_path: Path) -> None:
+def test_weights_that_differ_are_found_next_to_another_term(tmp_path: Path) -> None:
     assert rules(conclude(tmp_path, smoothed(0.0, 0.02)))["token-weights-differ"] == "warning"

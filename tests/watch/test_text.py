@@ -14,7 +14,7 @@ def test_the_first_row_is_shown_where_it_is_learnt() -> None:
 
     prompt, answer = [of(f"asked{at} ") for at in range(99)], [of("fine"), of("<end>")]
     pads = [of("<pad>") for _ in range(50)]
-    told = [of(one["text"], 0.1) for one in answer]
+    learnt = [of(one["text"], 0.1) for one in answer]
     seen = {
         "model": {},
         "number": 0,
@@ -25,14 +25,14 @@ def test_the_first_row_is_shown_where_it_is_learnt() -> None:
         "damaged": 0,
         "unended": 0,
     }
-    shown = {**seen, "rows": [{"tokens": [*prompt, *told, *pads]}]}
+    shown = {**seen, "rows": [{"tokens": [*prompt, *learnt, *pads]}]}
     *_, line = describe_results([Result("run", "clean", {}, (), {"watch": shown})])
     assert "asked0" in line
     assert " … " in line
     assert line.endswith("⟦fine<end>⟧<pad> x 50")
 
 
-def test_models_that_are_trained_together_are_told_apart(tmp_path: Path) -> None:
+def test_models_that_are_trained_together_are_distinguished(tmp_path: Path) -> None:
     first = [fact for fact in healthy(steps=1) if fact["kind"] != "process"]
     second = [{**fact, "model": 1} for fact in first]
     write(tmp_path, [*healthy(steps=1)[:1], *first[:-1], *second])

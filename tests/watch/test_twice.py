@@ -14,7 +14,7 @@ from tests.watch.test_conclusions import conclude, on, rules
 def test_one_gradient_at_two_steps_is_found_where_nothing_was_computed_between(
     tmp_path: Path, passes: bool, found: dict[str, str]
 ) -> None:
-    """With passes between, it may be one batch over and over at a rate of nought."""
+    """With passes between, it may be one batch over and over at a rate of zero."""
 
     def change(fact: Fact) -> list[Fact] | None:
         if fact["step"] == 1 and fact["kind"] in ("rows", "micro", "alone", "placed"):
@@ -28,8 +28,8 @@ def test_one_gradient_at_two_steps_is_found_where_nothing_was_computed_between(
 def written(**fields: object) -> Change:
     def change(fact: Fact) -> None:
         if fact["kind"] == "arrived" and fact["step"]:
-            told = {"tensors": 9, "of": 9, "share": 0.1, "rest": 1e-3, **fields}
-            fact["undone"] = {"to": None, "tensors": 9, "back": [], "written": told}
+            written_fact = {"tensors": 9, "of": 9, "share": 0.1, "rest": 1e-3, **fields}
+            fact["undone"] = {"to": None, "tensors": 9, "back": [], "written": written_fact}
 
     return change
 
@@ -80,7 +80,7 @@ def test_few_weights_that_plain_descent_does_not_move_are_a_note(
     assert rules(result) == {"parameter-stopped-moving": severity}
 
 
-def test_a_group_without_a_rate_beside_others_is_a_note(tmp_path: Path) -> None:
+def test_a_group_without_a_rate_among_others_is_a_note(tmp_path: Path) -> None:
     groups = [{"lr": 1e-3, "tensors": 5, "vectors": 1}, {"lr": 0.0, "tensors": 4, "vectors": 1}]
     result = conclude(tmp_path, changed(healthy(), on("stepped", groups=groups)))
     assert rules(result) == {"parameter-stopped-moving": "note"}

@@ -1,4 +1,4 @@
-"""Facts that stop in the middle, by a full disk or a kill: it is said, and no look is made up."""
+"""Facts that stop in the middle, by a full disk or a kill: reported, and no look is made up."""
 
 import signal
 from pathlib import Path
@@ -51,7 +51,7 @@ def cut(folder: Path, step: int, damage: str = "") -> Path:
 
 
 @pytest.mark.parametrize(
-    ("step", "damage", "said"),
+    ("step", "damage", "message"),
     [
         (0, "", "the facts stop within the 3 watched steps"),
         (1, "", "the facts stop within the 3 watched steps"),
@@ -59,11 +59,11 @@ def cut(folder: Path, step: int, damage: str = "") -> Path:
     ],
 )
 def test_facts_of_which_a_part_is_missing_are_no_pass(
-    tmp_path: Path, step: int, damage: str, said: str
+    tmp_path: Path, step: int, damage: str, message: str
 ) -> None:
     done = run_vtool(tmp_path, "watch", "--read", str(cut(tmp_path / "facts", step, damage)))
     assert done.status == 2
-    assert said in done.stdout
+    assert message in done.stdout
     assert "passed" not in done.stdout
 
 
@@ -76,7 +76,7 @@ def test_what_was_found_before_facts_stop_stands(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "message"),
     [
         (None, "", "facts has no facts (rank*.jsonl)"),
         ("notes.txt", "text", "facts has no facts (rank*.jsonl)"),
@@ -85,14 +85,14 @@ def test_what_was_found_before_facts_stop_stands(tmp_path: Path) -> None:
     ],
 )
 def test_a_folder_without_facts_is_no_pass(
-    tmp_path: Path, name: str | None, text: str, said: str
+    tmp_path: Path, name: str | None, text: str, message: str
 ) -> None:
     (tmp_path / "facts").mkdir()
     if name:
         (tmp_path / "facts" / name).write_text(text)
     done = run_vtool(tmp_path, "watch", "--read", "facts")
     assert done.status == 2
-    assert said in done.output
+    assert message in done.output
 
 
 def test_a_killed_process_has_no_end_and_one_that_ended_has(tmp_path: Path, forks: Forks) -> None:

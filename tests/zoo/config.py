@@ -98,7 +98,7 @@ DEFECTS = (
         OPTIM,
         "torch.optim:AdamW",
         without_betas,
-        told="optim.betas",
+        mentions="optim.betas",
     ),
     Defect(
         "seed-unread",
@@ -108,7 +108,7 @@ DEFECTS = (
         OPTIM,
         "vtool.training.session:Plan",
         lambda real: lambda rows, size, _seed, parts: real(rows, size, 0, parts),
-        told="run.seed",
+        mentions="run.seed",
     ),
     Defect(
         "everything-decays",
@@ -118,7 +118,7 @@ DEFECTS = (
         OPTIM,
         "vtool.config.schema.training:Optim.treatment",
         everything_decays,
-        told="optim.weight_decay",
+        mentions="optim.weight_decay",
     ),
     Defect(
         "schedule-per-process",
@@ -128,7 +128,7 @@ DEFECTS = (
         Arrival(("optim.warmup_steps=4", "train={steps: 12, epochs: null}")),
         "vtool.training.session:Session.rate",
         twice_as_fast,
-        told="optim.warmup_steps",
+        mentions="optim.warmup_steps",
     ),
     Defect(
         "one-rate-for-all",
@@ -138,7 +138,7 @@ DEFECTS = (
         Arrival(("optim.groups={vision: {lr: 1e-5}}",)),
         "vtool.config.schema.training:Optim.treatment",
         one_rate,
-        told="optim.groups.vision.lr",
+        mentions="optim.groups.vision.lr",
     ),
     Defect(
         "freeze-without-consumer",
@@ -148,7 +148,7 @@ DEFECTS = (
         Arrival(("model.freeze.vision=true",)),
         "vtool.training.model_and_engine:freeze_components",
         nothing,
-        told="model.freeze.vision",
+        mentions="model.freeze.vision",
     ),
     Defect(
         "projector-frozen-too",
@@ -158,7 +158,7 @@ DEFECTS = (
         Arrival(("model.freeze.vision=true",)),
         "vtool.models.adapters:trained_components",
         tower_means_all_of_it,
-        told="model.freeze.projector",
+        mentions="model.freeze.projector",
     ),
     Defect(
         "pixels-ignored",
@@ -168,7 +168,7 @@ DEFECTS = (
         Arrival(),
         "vtool.models.processor:with_sizes",
         lambda _: lambda processor, image, known: processor,
-        told="data.image.max_pixels",
+        mentions="data.image.max_pixels",
     ),
     Defect(
         "distributed-by-default",
@@ -179,7 +179,7 @@ DEFECTS = (
         MEGATRON,
         "vtool.engines.megatron.ddp_config:live_fields",
         distributed_by_default,
-        told="engine.wrap_config.use_distributed_optimizer",
+        mentions="engine.wrap_config.use_distributed_optimizer",
     ),
     Defect(
         "distributed-in-the-code",
@@ -189,7 +189,7 @@ DEFECTS = (
         MEGATRON,
         "vtool.engines.megatron.engine:live_ddp_config",
         distributed,
-        told="engine.wrap_config.use_distributed_optimizer",
+        mentions="engine.wrap_config.use_distributed_optimizer",
     ),
     Defect(
         "fsdp-not-applied",
@@ -199,7 +199,7 @@ DEFECTS = (
         RESHARDS,
         "vtool.training.session:build_engine",
         plain_engine,
-        told="engine.kind",
+        mentions="engine.kind",
     ),
     Defect(
         "sharding-in-the-code",
@@ -209,7 +209,7 @@ DEFECTS = (
         FSDP2,
         SHARD,
         instead_of(reshard_after_forward=True),
-        told="engine.reshard_after_forward",
+        mentions="engine.reshard_after_forward",
     ),
     Defect(
         "one-for-true",
@@ -219,7 +219,7 @@ DEFECTS = (
         RESHARDS,
         SHARD,
         one_for_true,
-        told="engine.reshard_after_forward",
+        mentions="engine.reshard_after_forward",
     ),
     Defect(
         "one-setting-forwarded",
@@ -229,7 +229,7 @@ DEFECTS = (
         FSDP2,
         SHARD,
         only_the_mesh,
-        told="model.dtype",
+        mentions="model.dtype",
     ),
     Defect(
         "guard-that-skips",
@@ -239,7 +239,7 @@ DEFECTS = (
         Arrival(("model.gradient_checkpointing=true",)),
         "vtool.models.build:enable_checkpointing",
         nothing,
-        told="model.gradient_checkpointing",
+        mentions="model.gradient_checkpointing",
     ),
     Defect(
         "defaults-for-a-lost-file",
@@ -249,7 +249,7 @@ DEFECTS = (
         FSDP2,
         "vtool.training.session:build_engine",
         default_engine,
-        told="engine.reshard_after_forward",
+        mentions="engine.reshard_after_forward",
     ),
     Defect(
         "exclude-unread",
@@ -259,7 +259,7 @@ DEFECTS = (
         Arrival(("lora={rank: 2, exclude: [q_proj]}",)),
         "vtool.models.adapters:select_layers",
         lambda _: lambda names, *_: list(names),
-        told="lora.exclude",
+        mentions="lora.exclude",
     ),
     Defect(
         "attention-of-its-own",
@@ -269,6 +269,6 @@ DEFECTS = (
         Arrival(("model.attention=eager",)),
         "transformers:AutoModelForImageTextToText.from_config",
         instead_of(attn_implementation="sdpa"),
-        told="model.attention",
+        mentions="model.attention",
     ),
 )

@@ -15,7 +15,7 @@ ROWS = Audit()
 # The right code refuses such rows before the first step.
 CUT = Train(
     ("data.max_length=15", "data.on_overlong=truncate", "data.max_dropped_rows=1"),
-    beside=("answer-cut-off", "too-many-dropped-rows"),
+    expected=("answer-cut-off", "too-many-dropped-rows"),
 )
 
 
@@ -192,7 +192,7 @@ DEFECTS = (
         ROWS,
         "vtool.models.tokenizer:chat_template",
         answers_alone,
-        told="turn 2 says",
+        mentions="turn 2 says",
     ),
     Defect(
         "first-image-only",
@@ -236,7 +236,7 @@ DEFECTS = (
     Defect(
         "answer-cut-off",
         "trl#6668",
-        "max_length takes all answers away: loss 0, gradient 0, and the run goes on.",
+        "max_length takes all answers away: loss 0, gradient 0, and the run continues.",
         "no-supervised-tokens",
         CUT,
         "vtool.data.encode:_truncate",

@@ -49,7 +49,7 @@ class Defect:
     """The replaced function, as `module:attribute`, where the code under test looks it up."""
     wrong: Callable[[Any], Any]
     """Given the real thing, what makes the mistake."""
-    told: str = ""
+    mentions: str = ""
     """Words that the finding must contain."""
 
     @contextmanager

@@ -96,7 +96,7 @@ DEFECTS = (
     _weights(
         "skipped-by-name",
         "sglang#38616",
-        "A renaming does not match, and most of a checkpoint is skipped without a word.",
+        "A renaming does not match, and most of a checkpoint is silently skipped.",
         "never-loaded",
         LOAD,
         skips("o.weight"),

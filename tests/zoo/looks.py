@@ -91,12 +91,12 @@ class Arrival:
 class Audit:
     """The rows of a run, as `vtool verify` audits them (`vtool.verification.rows`).
 
-    `beside`: rules that speak of these rows whatever the code does, or that only count what others
+    `expected`: rules that report these rows whatever the code does, or that only count what others
         have found.
     """
 
     overrides: tuple[str, ...] = ()
-    beside: tuple[str, ...] = ("too-many-dropped-rows",)
+    expected: tuple[str, ...] = ("too-many-dropped-rows",)
 
     def __call__(self, folder: Path) -> tuple[Diagnostic, ...]:
         from vtool.verification.rows import audit_rows
@@ -105,7 +105,7 @@ class Audit:
         found = findings_of(
             lambda: [finding for audit in audit_rows(asked.run) for finding in audit.findings]
         )
-        return tuple(finding for finding in found if finding.rule not in self.beside)
+        return tuple(finding for finding in found if finding.rule not in self.expected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class HeldBack:
     """The audit of a recipe that holds rows back, of two files with the same rows."""
 
     split: str
-    beside: tuple[str, ...] = ("duplicate-rows", "lengths-not-validated", "reference-too-long")
+    expected: tuple[str, ...] = ("duplicate-rows", "lengths-not-validated", "reference-too-long")
 
     def __call__(self, folder: Path) -> tuple[Diagnostic, ...]:
         from vtool.verification.rows import audit_rows
@@ -125,20 +125,20 @@ class HeldBack:
         found = findings_of(
             lambda: [finding for audit in audit_rows(asked.run) for finding in audit.findings]
         )
-        return tuple(finding for finding in found if finding.rule not in self.beside)
+        return tuple(finding for finding in found if finding.rule not in self.expected)
 
 
 @dataclass(frozen=True, slots=True)
 class Train:
     """A whole run, from its start to its result (`vtool.training.sft.train`).
 
-    `again`: it is started once more, as after a stop behind its first checkpoint. `beside`: as of
-        an audit.
+    `again`: it is started once more, as after a stop behind its first checkpoint. `expected`: as
+        of an audit.
     """
 
     overrides: tuple[str, ...] = ()
     again: bool = False
-    beside: tuple[str, ...] = ()
+    expected: tuple[str, ...] = ()
 
     def __call__(self, folder: Path) -> tuple[Diagnostic, ...]:
         from vtool.training.checkpoint import checkpoints
@@ -151,7 +151,7 @@ class Train:
             for later in checkpoints(asked.run.folder / "checkpoints")[1:]:
                 shutil.rmtree(later)
             found = findings_of(lambda: train(asked, Ranks()).findings)
-        return tuple(finding for finding in found if finding.rule not in self.beside)
+        return tuple(finding for finding in found if finding.rule not in self.expected)
 
 
 @dataclass(frozen=True, slots=True)

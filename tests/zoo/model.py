@@ -201,7 +201,7 @@ DEFECTS = (
         IN_PLACE,
         f"{MODEL}.get_placeholder_mask",
         adds_in_place,
-        told="add_",
+        mentions="add_",
     ),
     Defect(
         "tower-left-out",
@@ -211,7 +211,7 @@ DEFECTS = (
         DUMMY,
         "vtool.models.dummy_visual:dummy_visual_term",
         no_tower,
-        told="gets no gradient",
+        mentions="gets no gradient",
     ),
     Defect(
         "output-not-unpacked",
@@ -221,7 +221,7 @@ DEFECTS = (
         DUMMY,
         "vtool.families.family:Family.features",
         before_the_projector,
-        told="merger",
+        mentions="merger",
     ),
     Defect(
         "deepstack-left-out",
@@ -231,7 +231,7 @@ DEFECTS = (
         Proved("dummy-not-neutral", QWEN3),
         "vtool.families.qwen3_vl.model:Qwen3VL.features",
         first_level,
-        told="deepstack",
+        mentions="deepstack",
     ),
     Defect(
         "nan-times-zero",
@@ -241,7 +241,7 @@ DEFECTS = (
         DUMMY,
         "vtool.models.dummy_visual:dummy_visual_term",
         times_zero,
-        told="gives NaN",
+        mentions="gives NaN",
     ),
     Defect(
         "patch-width-in-the-code",
@@ -282,7 +282,7 @@ DEFECTS = (
     Defect(
         "token-types-dropped",
         "LightX2V#1416",
-        "mm_token_type_ids is dropped: images get the positions of text, without a word.",
+        "mm_token_type_ids is dropped: images silently get the positions of text.",
         "positions-differ",
         POSITIONS,
         "vtool.data.collate:_without",
@@ -305,7 +305,7 @@ DEFECTS = (
         POSITIONS,
         f"{MODEL}.get_rope_index",
         carried_on,
-        told="padded",
+        mentions="padded",
     ),
     Defect(
         "positions-of-one-dimension",
@@ -324,7 +324,7 @@ DEFECTS = (
         LEAK,
         "vtool.models.attention:attention",
         whole_row,
-        told="packed",
+        mentions="packed",
     ),
     Defect(
         "document-ends-shifted",
@@ -334,7 +334,7 @@ DEFECTS = (
         LEAK,
         "vtool.models.attention:attention",
         one_too_far,
-        told="packed",
+        mentions="packed",
     ),
     Defect(
         "images-not-told-apart",
@@ -344,7 +344,7 @@ DEFECTS = (
         LEAK,
         "vtool.models.attention:tower_attention",
         whole_batch,
-        told="padded",
+        mentions="padded",
     ),
     Defect(
         "documents-in-the-gradient",

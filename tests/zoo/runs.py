@@ -105,7 +105,7 @@ def nothing_left(_: Any) -> Any:
     return lambda _engine, _rows, chunk, _ranks: np.zeros((len(chunk), 3))
 
 
-def beside_the_old(real: Any) -> Any:
+def next_to_the_old(real: Any) -> Any:
     """The folder is written into, and what an earlier export has left stays there."""
 
     def put(fill: Any, folder: Path) -> Path:
@@ -136,7 +136,7 @@ DEFECTS = (
     Defect(
         "row-replaced",
         "ms-swift#10162",
-        "A row that cannot be used is replaced by another one, and nobody is told.",
+        "A row that cannot be used is silently replaced by another one.",
         "ledger-mismatch",
         RUN,
         "vtool.data.loader:EncodedRows.sample",
@@ -172,7 +172,7 @@ DEFECTS = (
     Defect(
         "epoch-skipped",
         "verl#7401",
-        "A run that goes on begins behind the end of the epoch that it was in.",
+        "A resumed run begins behind the end of the epoch that it was in.",
         "ledger-mismatch",
         RESUMED,
         "vtool.training.session:load",
@@ -222,7 +222,7 @@ DEFECTS = (
         TWO,
         "vtool.training.session:Plan",
         own_order,
-        told="run.seed",
+        mentions="run.seed",
     ),
     Defect(
         "ranks-alike",
@@ -236,11 +236,11 @@ DEFECTS = (
     Defect(
         "old-weights-left",
         "vllm#54230",
-        "A file of an earlier export lies beside the new weights, and is loaded over them.",
+        "A file of an earlier export lies next to the new weights, and is loaded over them.",
         "duplicate-tensor",
         EXPORTED,
         "vtool.export.huggingface:_put",
-        beside_the_old,
+        next_to_the_old,
     ),
     Defect(
         "weight-not-a-number",

@@ -211,7 +211,7 @@ DEFECTS = (
         SPLIT,
         "vtool.engines.ddp:Ddp.__init__",
         untied,
-        told="lm_head",
+        mentions="lm_head",
     ),
     Defect(
         "validation-mean-of-means",
@@ -221,7 +221,7 @@ DEFECTS = (
         LOSS,
         "vtool.evaluation.evaluate:_scores",
         mean_of_each,
-        told="evaluation",
+        mentions="evaluation",
     ),
     Defect(
         "tokens-of-one-rank",
@@ -240,7 +240,7 @@ DEFECTS = (
         LOSS,
         "vtool.data.loader:collate",
         one_late,
-        told="the loss",
+        mentions="the loss",
     ),
     Defect(
         "rows-counted",
@@ -259,7 +259,7 @@ DEFECTS = (
         Proved("trained-set-differs", ("model.freeze.vision=true",)),
         "vtool.training.model_and_engine:build_optimizer",
         everything_learns,
-        told="does not train",
+        mentions="does not train",
     ),
     Defect(
         "part-not-in-the-optimizer",
@@ -269,7 +269,7 @@ DEFECTS = (
         TRAINED,
         "vtool.training.optimizer:parameter_groups",
         without_the_projector,
-        told="merger",
+        mentions="merger",
     ),
     Defect(
         "tower-decays-on-text",
@@ -288,12 +288,12 @@ DEFECTS = (
         Proved("evaluation-changes-training"),
         "vtool.engines.common:evaluation_mode",
         stays_in_evaluation_mode,
-        told="training",
+        mentions="training",
     ),
     Defect(
         "optimizer-not-restored",
         "OpenNMT-py#617",
-        "A run that goes on begins with an empty optimizer state.",
+        "A resumed run begins with an empty optimizer state.",
         "resume-differs",
         RESUMED,
         "vtool.engines.common:TorchEngine.load_state",
@@ -325,7 +325,7 @@ DEFECTS = (
         MERGED,
         "vtool.models.adapters:merge_adapter",
         is_the_base,
-        told="what it was before",
+        mentions="what it was before",
     ),
     Defect(
         "merged-without-scale",

@@ -47,7 +47,7 @@ def ask_with(defect: Defect) -> tuple[Diagnostic, ...]:
 def is_caught(defect: Defect, findings: Sequence[Diagnostic]) -> bool:
     """The rule that it is for has named it, and no other rule has said anything."""
     return {finding.rule for finding in findings} == {defect.caught_by} and any(
-        defect.told in f"{finding.message} {finding.parameter}" for finding in findings
+        defect.mentions in f"{finding.message} {finding.parameter}" for finding in findings
     )
 
 

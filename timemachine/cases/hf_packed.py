@@ -1,4 +1,4 @@
-"""Train a tiny model by transformers' Trainer on packed rows, which their positions tell apart.
+"""Train a tiny model by transformers' Trainer on packed rows, separated by their positions.
 
 usage: hf_packed.py MODEL_TYPE [masked]      masked: with an attention mask of ones
 """

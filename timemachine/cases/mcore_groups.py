@@ -6,8 +6,8 @@ usage: mcore_groups.py FOLDER_OF_MEGATRON_CORE
 import sys
 
 import torch
+from report import report
 from take import take
-from told import tell
 
 import vtool
 
@@ -19,4 +19,4 @@ theirs = {id(one) for name, one in model.named_parameters() if name in scaled}
 for group in groups:
     group["lr"] = 1e-4 * group["lr_mult"]
 mine = [group for group in groups if theirs & {id(one) for one in group["params"]}]
-tell("compare", vtool.compare({"optim.lr": 1e-3}, {"optimizer": torch.optim.AdamW(mine)}))
+report("compare", vtool.compare({"optim.lr": 1e-3}, {"optimizer": torch.optim.AdamW(mine)}))

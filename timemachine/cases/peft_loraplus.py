@@ -8,7 +8,7 @@ import wheels  # noqa: F401, I001
 import torch
 from peft.optimizers import create_loraplus_optimizer
 from tiny_lora import adapted
-from told import tell
+from report import report
 
 import vtool
 
@@ -19,4 +19,4 @@ made = create_loraplus_optimizer(
 theirs = {id(one) for name, one in model.named_parameters() if "lora_embedding" in name}
 groups = [group for group in made.param_groups if theirs & {id(one) for one in group["params"]}]
 embeddings = torch.optim.AdamW([{**group} for group in groups])
-tell("compare", vtool.compare({"optim.lr": 1e-6}, {"optimizer": embeddings}))
+report("compare", vtool.compare({"optim.lr": 1e-6}, {"optimizer": embeddings}))

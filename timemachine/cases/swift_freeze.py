@@ -7,9 +7,9 @@ import runpy
 import sys
 from types import SimpleNamespace
 
+from report import report
 from take import take
 from tiny_models import make
-from told import tell
 
 import vtool
 
@@ -31,4 +31,4 @@ freeze(model, 0, asked.freeze_parameters)
 for name, one in model.named_parameters():
     if name.startswith(tuple(asked.trainable_parameters)):
         one.requires_grad_()
-tell("compare", vtool.compare({"model.freeze.language": True}, {"model": model}))
+report("compare", vtool.compare({"model.freeze.language": True}, {"model": model}))

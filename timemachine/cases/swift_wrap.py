@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import torch
 from megatron.core import mpu, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from report import report
 from take import take
-from told import tell
 
 import vtool
 from tests.engines.megatron.test_ddp_config import local_layers, qwen2
@@ -36,4 +36,4 @@ with on_cpu(torch.device("cpu")), local_layers():
     torch.cuda.Stream = torch.cuda.current_stream = lambda: stream
     torch.cuda.stream = contextlib.nullcontext
     model = wrap(asked, model)
-tell("compare", vtool.compare({"engine.ddp_config.grad_reduce_in_fp32": True}, {"model": model}))
+report("compare", vtool.compare({"engine.ddp_config.grad_reduce_in_fp32": True}, {"model": model}))

@@ -2,8 +2,8 @@
 
 import peft
 import torch
+from report import report
 from tiny_models import make
-from told import tell
 
 import vtool
 
@@ -26,4 +26,4 @@ def trained(live):
 
 
 def tell_apart(live, served):
-    tell("compare", vtool.compare_models(live, served, {"input_ids": torch.arange(3, 40)[None]}))
+    report("compare", vtool.compare_models(live, served, {"input_ids": torch.arange(3, 40)[None]}))

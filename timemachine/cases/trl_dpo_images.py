@@ -33,7 +33,7 @@ for _ in range(2):
     with contextlib.suppress(StopIteration):  # the trainer chooses what the model is given
         DPOTrainer._compute_loss(trainer, asked, batch, False)
     given, learnt = asked.call_args.kwargs, batch["completion_mask"][:, 1:].bool()
-    said = model(**given).logits[:, :-1][learnt]
-    torch.nn.functional.cross_entropy(said, given["input_ids"][:, 1:][learnt]).backward()
+    logits = model(**given).logits[:, :-1][learnt]
+    torch.nn.functional.cross_entropy(logits, given["input_ids"][:, 1:][learnt]).backward()
     optimizer.step()
     optimizer.zero_grad()

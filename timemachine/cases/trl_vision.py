@@ -14,8 +14,8 @@ torch.manual_seed(0)
 rows = []
 for color in ("red", "green", "blue", "white") * 3:
     asked = [{"type": "image"}, {"type": "text", "text": "What do you see?"}]
-    said = [{"type": "text", "text": f"The square is {color}."}]
-    chat = [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]
+    answer = [{"type": "text", "text": f"The square is {color}."}]
+    chat = [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
     rows.append({"images": [Image.new("RGB", (56, 56), color)], "messages": chat})
 given = {**QUIET, "per_device_train_batch_size": 2, "bf16": False, "max_length": None}
 given.pop("remove_unused_columns")

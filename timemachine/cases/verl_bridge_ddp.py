@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from report import report
 from take import stub, take
-from told import tell
 
 import vtool
 from tests.engines.megatron.test_ddp_config import local_layers, qwen2
@@ -31,4 +31,4 @@ with on_cpu(torch.device("cpu")), local_layers():
     (model,) = qwen2().get_model(wrap_with_ddp=False, bf16=False)
     settings = DistributedDataParallelConfig(**resolve(engine))
     model = DistributedDataParallel(model.config, settings, model)
-tell("compare", vtool.compare({"engine.ddp_config.grad_reduce_in_fp32": True}, {"model": model}))
+report("compare", vtool.compare({"engine.ddp_config.grad_reduce_in_fp32": True}, {"model": model}))

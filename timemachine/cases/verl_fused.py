@@ -22,9 +22,9 @@ for step in range(4):
     batch = tiny_rows.collate(rows[4 * step : 4 * step + 4])
     labels = batch.pop("labels")[:, 1:]
     hidden = model.model(**batch).last_hidden_state[:, :-1]
-    said, _ = head(hidden, model.lm_head.weight, labels.clamp_min(0))
+    log_probs, _ = head(hidden, model.lm_head.weight, labels.clamp_min(0))
     learnt = labels != -100
-    loss = -(said * learnt).sum() / learnt.sum()
+    loss = -(log_probs * learnt).sum() / learnt.sum()
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

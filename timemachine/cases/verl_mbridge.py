@@ -7,8 +7,8 @@ import sys
 from types import SimpleNamespace
 
 import torch
+from report import report
 from take import stub, take
-from told import tell
 
 import vtool
 from tests.engines.megatron.test_ddp_config import local_layers, qwen2
@@ -31,4 +31,4 @@ with on_cpu(torch.device("cpu")), local_layers():
     config = SimpleNamespace(rope_theta=1e6)
     model, _ = make(wrap, settings, config, bridge=bridge)
 asked = {"engine.wrap_config.use_distributed_optimizer": False}
-tell("compare", vtool.compare(asked, {"model": model}))
+report("compare", vtool.compare(asked, {"model": model}))

@@ -34,7 +34,7 @@ for _ in range(2):
     given = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
     mask = given.pop("loss_mask")[:, 1:].bool()
     given |= {name: torch.cat([one[name] for one in seen]) for name in seen[0]}
-    said, right = model(**given).logits[:, :-1][mask], given["input_ids"][:, 1:][mask]
-    torch.nn.functional.cross_entropy(said, right).backward()
+    logits, right = model(**given).logits[:, :-1][mask], given["input_ids"][:, 1:][mask]
+    torch.nn.functional.cross_entropy(logits, right).backward()
     optimizer.step()
     optimizer.zero_grad()

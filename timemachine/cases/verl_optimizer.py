@@ -7,8 +7,8 @@ import sys
 
 import torch
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from report import report
 from take import take
-from told import tell
 
 import vtool
 from tests.engines.megatron.test_ddp_config import local_layers, qwen2
@@ -36,4 +36,4 @@ with on_cpu(torch.device("cpu")), local_layers():
     model = qwen2().get_model(wrap_with_ddp=True, bf16=False)
     optimizer = get_megatron_optimizer(settings, model, use_gloo_process_groups=False)
 asked = {"engine.wrap_config.use_distributed_optimizer": False}
-tell("compare", vtool.compare(asked, {"optimizer": optimizer}))
+report("compare", vtool.compare(asked, {"optimizer": optimizer}))

@@ -31,7 +31,7 @@ for step in range(2):
     for one in batches:
         labels = one.pop("labels")[:, 1:]
         logits = model(**one).logits[:, :-1].log_softmax(-1)
-        said = logits.gather(-1, labels.clamp_min(0)[..., None])[..., 0]
+        log_probs = logits.gather(-1, labels.clamp_min(0)[..., None])[..., 0]
         data = {"response_mask": labels != -100, "dp_size": 1, "batch_num_tokens": total}
-        loss_of(None, {"log_probs": said}, data)[0].backward()
+        loss_of(None, {"log_probs": log_probs}, data)[0].backward()
     optimizer.step()

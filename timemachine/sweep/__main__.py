@@ -43,7 +43,7 @@ def main(words: Sequence[str]) -> int:
         if given.again or name not in results:
             results[name] = sweep.run(name)
             write_results(given.to, results, sweep)
-        print(f"{name}: {results[name].told}", flush=True)
+        print(f"{name}: {results[name].summary}", flush=True)
     write_results(given.to, results, sweep)
     if given.to == RESULTS:
         write(PAGE, page(RESULTS))

@@ -11,7 +11,7 @@ END = "<!-- End of the tables. -->"
 
 
 def page(results: Path = RESULTS) -> str:
-    """Return the text of the page, with its tables made anew."""
+    """Return the text of the page, with its tables made again."""
     before, rest = PAGE.read_text("utf-8").split(BEGIN)
     _, after = rest.split(END)
     versions = read_file(results).get("versions", {})
@@ -51,6 +51,6 @@ def _table(names: list[str], classes: Mapping[str, Trained]) -> Iterator[str]:
     yield "|---|---|---|"
     for name in names:
         one = classes[name]
-        said = ", ".join(f"`{rule}`" for rule in one.rules)
-        told = said or ("nothing" if one.read else "not run")
-        yield f"| {name} | × {one.times:.3f} | {told} |"
+        rules = ", ".join(f"`{rule}`" for rule in one.rules)
+        says = rules or ("nothing" if one.read else "not run")
+        yield f"| {name} | × {one.times:.3f} | {says} |"

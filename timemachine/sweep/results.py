@@ -29,11 +29,11 @@ class Trained:
 
     @property
     def is_wrong(self) -> bool:
-        """Tell whether the gradient depends on the number of micro-batches."""
+        """Return whether the gradient depends on the number of micro-batches."""
         return self.times is not None and abs(self.times - 1) > AS_GOOD_AS_ONE
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """The result, in a line."""
         if self.state != "ran":
             return f"{self.state}: {self.reason}"

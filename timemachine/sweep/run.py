@@ -53,7 +53,7 @@ class Sweep:
         self.candidates = scan.candidates(self.package)
 
     def has(self, name: str) -> bool:
-        """Tell whether transformers has a class of this name."""
+        """Return whether transformers has a class of this name."""
         from vtool.loading.probe.twin import known
 
         return known(name)
@@ -95,19 +95,19 @@ def _forked(name: str, micro_batches: int, folder: Path, watched: bool) -> float
     child = context.Process(target=_train, args=(name, micro_batches, folder, watched, there))
     child.start()
     there.close()
-    said = None
+    answer = None
     if here.poll(SECONDS):
         try:
-            said = here.recv()
+            answer = here.recv()
         except EOFError:
             child.join()
             return Trained("crashed", f"its process ended with {child.exitcode}")
-    child.join(SECONDS if said is not None else 0)
+    child.join(SECONDS if answer is not None else 0)
     if child.is_alive():
         child.kill()
         child.join()
         return Trained("hung", f"more than {SECONDS} s")
-    return Trained("raised", said) if isinstance(said, str) else float(said or 0)
+    return Trained("raised", answer) if isinstance(answer, str) else float(answer or 0)
 
 
 def _train(name: str, micro_batches: int, folder: Path, watched: bool, to: Connection) -> None:
@@ -124,11 +124,11 @@ def _train(name: str, micro_batches: int, folder: Path, watched: bool, to: Conne
                 import vtool.watch
 
                 vtool.watch.start(str(folder / "facts"))
-            said: float | str | None = train(name, micro_batches)
+            answer: float | str | None = train(name, micro_batches)
         except Exception as error:
-            said = error_text(error)
+            answer = error_text(error)
         atexit._run_exitfuncs()  # the watch ends its facts
-        to.send(said or 0.0)
+        to.send(answer or 0.0)
 
 
 def _read(facts: Path) -> dict[str, Any]:

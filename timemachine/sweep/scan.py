@@ -43,7 +43,7 @@ def _assigned(part: ast.stmt) -> Iterator[ast.Name]:
 
 
 def _hands_on(forward: ast.FunctionDef) -> bool:
-    """Tell whether the loss is `self.loss_function` alone, and is handed what forward was."""
+    """Return whether the loss is `self.loss_function` alone, and is handed what forward was."""
     calls = [node for node in ast.walk(forward) if isinstance(node, ast.Call)]
     named = [(_name(call.func), call) for call in calls]
     if any(name in ("CrossEntropyLoss", "cross_entropy") for name, _ in named):

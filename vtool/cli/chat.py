@@ -102,7 +102,7 @@ def _do(typed: "Typed", chat: "Chat", asker: "Asker", max_new_tokens: int) -> "C
             _say(f"{typed.text} is shown with the next question")
         case "reset":
             chat = chat.reset()
-            _say("begun anew")
+            _say("a new chat")
         case "help":
             for command, what in COMMANDS.items():
                 _say(f"  {command:<12} {what}")
@@ -126,7 +126,7 @@ def _ask(chat: "Chat", question: str, asker: "Asker", max_new_tokens: int) -> "C
 
 def _why_stopped(tokens: int, max_new_tokens: int) -> str:
     if tokens < max_new_tokens:
-        return ", as the model has positions for no more: /reset begins anew"
+        return ", as the model has positions for no more: /reset starts a new chat"
     return "; longer: --max-new-tokens N"
 
 

@@ -61,18 +61,23 @@ def print_results(
     command: str,
     format: str,
     stream: TextIO | None = None,
-    told: "Collection[Diagnostic]" = (),
+    already_reported: "Collection[Diagnostic]" = (),
 ) -> None:
     """Print results, on standard output unless another stream is given.
 
     Args:
-        told: findings that the command itself has told a reader.
+        already_reported: findings that the command itself has printed.
     """
     from vtool.config.resources import opened
     from vtool.diagnostics.render import render_results
 
     render_results(
-        results, format, command=command, stream=stream or sys.stdout, locate=opened, told=told
+        results,
+        format,
+        command=command,
+        stream=stream or sys.stdout,
+        locate=opened,
+        already_reported=already_reported,
     )
 
 
@@ -81,10 +86,10 @@ def print_and_exit(
     command: str,
     format: str,
     stream: TextIO | None = None,
-    told: "Collection[Diagnostic]" = (),
+    already_reported: "Collection[Diagnostic]" = (),
 ) -> NoReturn:
     """Print results, and exit with the status that they amount to."""
     from vtool.diagnostics.result import exit_code
 
-    print_results(results, command, format, stream, told)
+    print_results(results, command, format, stream, already_reported)
     raise typer.Exit(exit_code(results))

@@ -87,6 +87,6 @@ def _result(made: "Conversion", rows: str, most_dropped: int) -> "Result":
             f"{len(made.refused)} of {made.rows} rows cannot be converted; --max-dropped-rows is"
             f" {most_dropped}"
         )
-        help = "mend the rows, or allow that many: --max-dropped-rows N"
+        help = "fix the rows, or allow that many: --max-dropped-rows N"
         findings.append(Diagnostic("too-many-dropped-rows", message, help))
     return replace(Result.of_findings(rows, findings), details={"conversion": made.as_dict()})

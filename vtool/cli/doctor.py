@@ -58,10 +58,10 @@ def doctor(
     subject = recipe or python or "this machine"
     with exit_on_findings("doctor", subject, format):
         diagnosis = _diagnose(recipe, overrides or [], python, trainer)
-    told = diagnosis.bugs.listed if diagnosis.bugs else ()
+    listed = diagnosis.bugs.listed if diagnosis.bugs else ()
     if format == Format.full:
         typer.echo("\n".join(_table(diagnosis)))
-    print_and_exit([diagnosis.result(subject)], "doctor", format, told=told)
+    print_and_exit([diagnosis.result(subject)], "doctor", format, already_reported=listed)
 
 
 def _diagnose(

@@ -92,13 +92,13 @@ def evaluate(
     ] = None,
     format: Annotated[Format, typer.Option(help="How findings are printed.")] = Format.full,
 ) -> None:
-    """Score a model's answers to rows, with 95 % intervals. Stopped, it goes on where it was."""
+    """Score a model's answers to rows, with 95 % intervals. Stopped, it resumes where it was."""
     from vtool.cli.common import begin_with_training, exit_on_findings, print_and_exit
     from vtool.diagnostics.printable import printable
     from vtool.diagnostics.render import MACHINE
     from vtool.diagnostics.result import Result
 
-    stopped = "stopped; the same command goes on with the rows that have no answer yet"
+    stopped = "stopped; the same command resumes with the rows that have no answer yet"
     with exit_on_findings("evaluate", model, format, stopped):
         _check_settings(overrides or ())
         begin_with_training("vtool evaluate")
@@ -172,7 +172,7 @@ def _check_settings(given: "Sequence[str]") -> None:
 
 
 def compare_evaluations(first: "Evaluated", other: "Evaluated") -> "tuple[MetricDifference, ...]":
-    """Compare two evaluations of the same rows, and write the result beside the first one's."""
+    """Compare two evaluations of the same rows, and write the result next to the first one's."""
     import os
 
     from vtool.evaluation.compare import compare_answers
@@ -201,14 +201,14 @@ def print_comparison(compared: "Sequence[MetricDifference]", model: str, against
     """Print how two models differ on the same rows."""
     from vtool.diagnostics.printable import printable
 
-    lines = [f"{model} beside {against}, row by row (95 % intervals):"]
+    lines = [f"{model} compared with {against}, row by row (95 % intervals):"]
     lines += table([(one.metric, *_difference(one)) for one in compared], "  ")
     for line in lines:
         typer.echo(printable(line))
 
 
 def _difference(one: "MetricDifference") -> tuple[str, str, str]:
-    """Return a difference, its interval, and what says if it is more than chance."""
+    """Return a difference, its interval, and the test of whether it is more than chance."""
     if one.alone is None:
         tested = "" if one.p is None else f"p {_p(one.p)} (bootstrap)"
         return f"{one.difference:+.4f}", f"[{one.low:+.4f}, {one.high:+.4f}]", tested

@@ -30,7 +30,7 @@ def evaluate_on_ranks(requests: Sequence[Request], nproc: int | None) -> list[Ev
         return evaluate_models(requests, _say)
     from vtool.training.launch import start_ranks
 
-    for request in requests:  # what is wrong is said once, and not by each rank
+    for request in requests:  # what is wrong is reported once, and not by each rank
         check_request(request, nproc)
     done = start_ranks(partial(_on_rank, tuple(requests)), nproc, "evaluate", _report)
     if isinstance(done, Findings):

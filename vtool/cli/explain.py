@@ -133,7 +133,7 @@ def _print_recipe(topic: str, path: "Path") -> None:
 
 
 def _print_settings(topic: str) -> None:
-    from vtool.config.foreign.words import WORDS, said_here
+    from vtool.config.foreign.words import WORDS, counterpart_of
     from vtool.config.schema import KINDS
     from vtool.config.settings import all_settings
     from vtool.config.shipped import recipe_names
@@ -155,7 +155,7 @@ def _print_settings(topic: str) -> None:
                 _print_setting([setting], "  ")
         return
     word = topic.lstrip("-").partition("=")[0].replace("-", "_")
-    if said := said_here(word):
+    if said := counterpart_of(word):
         typer.echo(said)
         if word in WORDS and (ours := WORDS[word].ours):
             typer.echo()

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class Format(StrEnum):
-    """A way to print findings: for reading, one line each, or for programs and services."""
+    """The output format of findings: for reading, one line each, or for programs and services."""
 
     full = "full"
     concise = "concise"

@@ -206,7 +206,7 @@ class _Recorded:
     lines: "Sequence[str]"
     """Lines to print about baseline and page."""
     failed: "Sequence[str]"
-    """Errors of writing them, printed after the results, which are so not lost."""
+    """Errors of writing them, printed after the results, so that those are not lost."""
 
 
 def _record(

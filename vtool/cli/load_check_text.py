@@ -1,4 +1,4 @@
-"""The output of `vtool load-check` beside its findings.
+"""The output of `vtool load-check` in addition to its findings.
 
 Progress, the table of many subjects, digests, and what was not run.
 """
@@ -95,8 +95,8 @@ def table(results: Sequence[Result]) -> str:
     )
     if alone := sum(_loading_only(result) for result in results):
         lines.append(
-            f"{alone} clean: loading only (their names were found by trying: nothing is said of"
-            " tensors that are not read, nor of parameters that are not written)"
+            f"{alone} clean: loading only (their names were found by trying: no verdict on"
+            " tensors that are not read, nor on parameters that are not written)"
         )
     if changed := sum(bool(_changed(result)) for result in results):
         lines.append(
@@ -113,7 +113,7 @@ def table(results: Sequence[Result]) -> str:
 
 
 def _loading_only(result: Result) -> bool:
-    """Return True if a class is clean, and no checkpoint said which names it has to take."""
+    """Return True if a class is clean, and no checkpoint showed which names it has to take."""
     return (
         result.verdict == "clean"
         and result.details.get("subject", {}).get("oracle") == "loading only"
@@ -243,7 +243,7 @@ def values_not_run(result: Result) -> str | None:
 
 
 def cut_off(result: Result) -> str | None:
-    """Return the checks that were not come to, and why; None where all were."""
+    """Return the checks that were not reached, and why; None where all were."""
     ended = result.details.get("subject", {}).get("ended")
     rules = [rule for rule, detail in result.details.items() if detail.get("reason") == ended]
     return printable(f"{', '.join(rules)}: {ended}") if ended else None

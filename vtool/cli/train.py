@@ -138,7 +138,7 @@ def _make_proofs(loaded: "Loaded", *, enabled: bool) -> "Mapping[str, Any] | Non
         return preflight_record(loaded.run, enabled=enabled, say=typer.echo)
     except Findings as findings:
         print_findings(findings)
-        typer.echo("nothing has been trained; --no-preflight trains all the same", err=True)
+        typer.echo("nothing has been trained; --no-preflight trains anyway", err=True)
         raise typer.Exit(1) from None
 
 
@@ -175,7 +175,7 @@ def _train(
             f"stopped by {name} after step {outcome.step} of {outcome.total_steps}; checkpoint"
             " saved"
         )
-        typer.echo(printable(f"go on with: {command}"))
+        typer.echo(printable(f"resume with: {command}"))
         raise typer.Exit(128 + outcome.signal)
     if outcome.status == "already finished":
         typer.echo(f"{shown} has finished its {outcome.step} steps already; nothing is left to do")

@@ -39,7 +39,7 @@ def verify(
     row: Annotated[
         list[str] | None,
         typer.Option(
-            help="A row to show beside the first ones: its line, or its name; may be repeated."
+            help="A row to show besides the first ones: its line, or its name; may be repeated."
         ),
     ] = None,
     only: Annotated[
@@ -223,7 +223,7 @@ def _proofs_result(
 
     try:
         proved = prove(run, only=only, fast=fast, full_size=full_size)
-    except Findings as findings:  # beside what the audit has found
+    except Findings as findings:  # in addition to what the audit has found
         return Result.of_findings(subject, findings.diagnostics)
     except NotProvable as error:
         if readable:
@@ -240,15 +240,15 @@ def _print_ledger(audit: "Audit") -> None:
     """Print the counts and lengths of a split, what was dropped, and the rows shown."""
     import statistics
 
-    from vtool.data.detect import told, told_of_copy
+    from vtool.data.detect import copy_message, describe_source
     from vtool.diagnostics.printable import printable
 
     ledger = audit.ledger
     for source in () if ledger.held_back else ledger.sources:
-        if told(source):
-            typer.echo(f"data.{audit.split}: {told(source)}")
-        if told_of_copy(source):
-            typer.echo(f"data.{audit.split}: {told_of_copy(source)}")
+        if describe_source(source):
+            typer.echo(f"data.{audit.split}: {describe_source(source)}")
+        if copy_message(source):
+            typer.echo(f"data.{audit.split}: {copy_message(source)}")
     if ledger.held_back:
         typer.echo(f"data.{audit.split}: {ledger.held_back}")
     rows = f"{ledger.rows} rows = {len(ledger.kept)} usable + {ledger.rows - len(ledger.kept)} not"
@@ -271,8 +271,8 @@ def _print_ledger(audit: "Audit") -> None:
             " supervised"
         )
     for counts in audit.measured.values():
-        said = ", ".join(f"{count:,} {name}" for name, count in counts.items())
-        typer.echo(f"  by their answers: {said}")
+        counted = ", ".join(f"{count:,} {name}" for name, count in counts.items())
+        typer.echo(f"  by their answers: {counted}")
     if audit.example:
         from vtool.diagnostics.printable import printable_line
 

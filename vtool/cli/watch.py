@@ -75,7 +75,7 @@ def watch(
         int, typer.Option(metavar="MIB", min=1, help="Memory on the device for what is held.")
     ] = 1024,
     text: Annotated[
-        bool, typer.Option("--text/--no-text", help="Keep the text of rows beside the ids.")
+        bool, typer.Option("--text/--no-text", help="Keep the text of rows with the ids.")
     ] = True,
     tokenizer: Annotated[
         Path | None,
@@ -134,7 +134,7 @@ def watch(
     status, folder = _run(command, to, options, stop_on, tokenizer)
     try:
         results = page.conclude(folder, sys.stderr, " ".join(command)[:80], status)
-    except typer.Exit:  # there are no facts any more, and that is said
+    except typer.Exit:  # there are no facts any more, and that is reported
         raise typer.Exit(status or (2 if fail_on else 0)) from None
     except Exception as error:  # the command did what it did, whatever we make of it
         _say(f"nothing is concluded: {type(error).__name__}: {error} (vtool watch --read {folder})")
@@ -143,7 +143,7 @@ def watch(
 
 
 class _Page:
-    """Everything that is made of the facts, beside the findings that are printed."""
+    """Everything that is made of the facts, besides the findings that are printed."""
 
     def __init__(
         self, baseline: Path | None, html: Path | None, tokenizer: Path | None, format: Format

@@ -5,7 +5,7 @@ from typing import Any
 
 from vtool.config.origins import Origins
 
-# By group, both of a pair, each with the value at which it says nothing.
+# By group, both of a pair, each with the value at which it is not set.
 _PAIRS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("optim", {"warmup_steps": 0, "warmup_ratio": None}),
     ("train", {"steps": None, "epochs": None}),

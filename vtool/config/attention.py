@@ -1,4 +1,4 @@
-"""Conflicts of `model.attention` with a device, told without torch."""
+"""Conflicts of `model.attention` with a device, found without torch."""
 
 from vtool.config.schema import Model
 

@@ -26,8 +26,8 @@ def completion_words(metrics: Iterable[tuple[str, str]]) -> dict[str, Any]:
     """
     settings = {kind: dict(_settings(schema)) for kind, schema in KINDS.items()}
     rules = sorted((rule.code, rule.name, _short(rule.summary)) for rule in RULES.values())
-    told = sorted((name, _short(says)) for name, says in metrics)
-    return {**settings, "rules": rules, "foreign": sorted(WORDS), "metrics": told}
+    summaries = sorted((name, _short(says)) for name, says in metrics)
+    return {**settings, "rules": rules, "foreign": sorted(WORDS), "metrics": summaries}
 
 
 def _settings(schema: type[Settings]) -> Iterator[tuple[str, tuple[str, list[str]]]]:

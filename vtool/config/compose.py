@@ -16,10 +16,10 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from vtool.config.alternatives import keep_later
-from vtool.config.beside_recipe import place_beside_recipe
 from vtool.config.limits import MOST_FINDINGS
 from vtool.config.origins import COMMAND_LINE, Key, Layer, Origins, layered
 from vtool.config.overrides import choose_groups, first_line, parse_overrides
+from vtool.config.recipe_paths import resolve_recipe_paths
 from vtool.config.recipe_source import Composer, LeavesFolder, RecipeSource
 from vtool.config.references import follow, is_masked, unmasked
 from vtool.config.resources import RecipeFile, find_recipe, group_names, refuse_link
@@ -65,7 +65,7 @@ def compose_recipe(recipe: str, overrides: Sequence[str], *, trusted: bool = Tru
     typed = [(_keys(override.key_or_group), override.value()) for override in applied]
     origins = layered(layers, typed)
     values, unread, notes = _resolved(config, origins, trusted)
-    place_beside_recipe(values, origins)
+    resolve_recipe_paths(values, origins)
     keep_later(values, [*(layered([each], []) for each in layers), layered([], typed)])
     return Composed(
         file,
@@ -354,7 +354,7 @@ def _no_such_file(error: MissingConfigException, sources: Sequence[RecipeSource]
         message = f"the defaults list names `{choice}`, and there is no such recipe"
         help = (
             did_you_mean(near(choice, recipe_names()))
-            or f"recipes to extend are {', '.join(recipe_names())}, and the files beside this one"
+            or f"recipes to extend are {', '.join(recipe_names())}, and the files next to this one"
         )
         return _refused("unknown-recipe", message, help, origin, sources)
     groups = sorted(folder.name for folder in share("configs").iterdir() if folder.is_dir())

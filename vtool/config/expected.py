@@ -1,7 +1,7 @@
 """Expected values of a run's live objects, by the names under which these are observed.
 
 Pure, and torch-free. A setting whose field says `ReadBack` is expected as it is. Here are the
-others: those that mean something only beside other settings, and those that several objects have a
+others: those that mean something only with other settings, and those that several objects have a
 part in (a component's learning rate, a layer's adapter), where the name says what is observed, and
 the `Expected` which setting is meant.
 """
@@ -136,14 +136,14 @@ def _read_back(group: Settings, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _in_context(run: Run) -> dict[str, Any]:
-    """Return the settings that mean something else, or nothing, beside other settings."""
+    """Return the settings that mean something else, or nothing, with other settings."""
     model, optim = run.model, run.optim
     values: dict[str, Any] = {
         "run.dir": str(run.folder),
         "device.kind": None if run.device.kind == "auto" else run.device.kind,
         "model.modeling": model.modeling and resolve_modeling(model.modeling),
         "model.size": model.size if model.starts_from == "random" else None,
-        # adapters freeze the weights beside them; which layers have one is observed by itself
+        # adapters freeze the weights next to them; which layers have one is observed by itself
         **{
             f"model.freeze.{name}": getattr(model.freeze, name) or (None if run.lora else False)
             for name in COMPONENTS
@@ -215,7 +215,7 @@ def _entry(entries: Sequence[Source], prefix: str, leaf: str, number: int) -> Ex
 
 
 def _dtypes(dtype: str) -> dict[str, Expectation]:
-    # AdamW on bfloat16 weights loses updates of 1e-5 without a word.
+    # AdamW on bfloat16 weights silently loses updates of 1e-5.
     wide = "float64" if dtype == "float64" else "float32"
     return {
         "model.dtype.weights": Expected("model.dtype", wide, "trained weights in "),

@@ -42,11 +42,11 @@ def with_hub_folder(run: Run, origins: Origins) -> tuple[Run, Run, tuple[Diagnos
         found = find_cached_model(given, _NAME)
     except Findings as findings:
         near = origins.near(_NAME)
-        told = tuple(
+        reported = tuple(
             Diagnostic(one.rule, one.message, one.help, _NAME, near, seen=one.seen)
             for one in findings.diagnostics
         )
-        return run, without(run, _NAME), told  # type: ignore[return-value]
+        return run, without(run, _NAME), reported  # type: ignore[return-value]
     changed = {"path": str(found.folder), "revision": found.commit}
     made = run.model_copy(update={"model": run.model.model_copy(update=changed)})
     return made, made, ()

@@ -73,7 +73,7 @@ def recipe_schema() -> Schema:
 def _object(
     owners: tuple[type[Settings], ...], definitions: dict[str, Schema], whole: bool
 ) -> Schema:
-    """A group of settings; of several classes told apart by a tag, the settings of all.
+    """A group of settings; of several classes distinguished by a tag, the settings of all.
 
     Args:
         whole: whether it stands in one place, as an entry of a list does, so that what must be

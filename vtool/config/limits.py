@@ -29,4 +29,4 @@ MOST_FOLLOWED = 500_000
 LONGEST_OVERRIDE = 20_000
 """Characters of one KEY=VALUE."""
 MOST_FINDINGS = 100
-"""Findings of the schema that are told one by one."""
+"""Findings of the schema that are reported one by one."""

@@ -113,9 +113,11 @@ def load_rows_file(file: str, overrides: Sequence[str] = ()) -> Loaded:
     try:
         return load_run(ROWS_RECIPE, [source, *overrides])
     except Findings as found:
-        told = [_of_subject(one) for one in found.diagnostics]
-        absent = any(one is not before for one, before in zip(told, found.diagnostics, strict=True))
-        raise Findings(told, fatal=found.fatal or absent) from None
+        reported = [_of_subject(one) for one in found.diagnostics]
+        absent = any(
+            one is not before for one, before in zip(reported, found.diagnostics, strict=True)
+        )
+        raise Findings(reported, fatal=found.fatal or absent) from None
 
 
 def _of_subject(finding: Diagnostic) -> Diagnostic:

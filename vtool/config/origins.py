@@ -95,7 +95,7 @@ def _in_file(file: YamlFile, node: yaml.Node, keys: Key) -> Iterator[tuple[Key, 
             yield from _at(file, entry, entry, (*keys, str(number)))
     elif isinstance(node, yaml.MappingNode):
         merged = [value for key, value in node.value if key.tag == "tag:yaml.org,2002:merge"]
-        for value in merged:  # `<<: *anchor`: what it brings gives way to the keys beside it
+        for value in merged:  # `<<: *anchor`: what it brings gives way to the keys next to it
             for mapping in value.value if isinstance(value, yaml.SequenceNode) else [value]:
                 yield from _in_file(file, mapping, keys)
         for key, value in node.value:

@@ -156,7 +156,7 @@ def _bad(message: str, help: str | None) -> Diagnostic:
 def first_line(error: BaseException) -> str:
     """Return the first line of an exception's text.
 
-    Hydra's and OmegaConf's texts go on with a search path.
+    Hydra's and OmegaConf's texts continue with a search path.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

@@ -12,8 +12,8 @@ from typing import Any
 from vtool.config.origins import Origins
 from vtool.diagnostics import Diagnostic
 
-# Settings whose difference has a rule of its own: on another machine, or with --live, nothing can
-# be said of them.
+# Settings whose difference has a rule of its own: on another machine, or with --live, they
+# cannot be checked.
 _DEVICE = ("device.kind", "engine.cpu_offload")
 
 

@@ -68,9 +68,9 @@ class LeavesFolder(ValueError):
 class RecipeSource(ConfigSource):  # type: ignore[misc]  # Hydra's classes are not followed
     """The YAML files of one folder; keeps each file's positions, and names what is wrong with it.
 
-    The provider `main` has the recipe itself, whatever its file is called, and the files beside it.
-    It does not give the recipe a second time: where a user's `digits.yaml` extends `digits`, the
-    shipped one is meant.
+    The provider `main` has the recipe itself, whatever its file is called, and the files next to
+    it. It does not give the recipe a second time: where a user's `digits.yaml` extends `digits`,
+    the shipped one is meant.
     """
 
     def __init__(self, provider: str, path: Path, roots: Sequence[Path] | None = None) -> None:
@@ -207,7 +207,7 @@ class _Repository(CachingConfigRepository):  # type: ignore[misc]
 class Composer:
     """Hydra's composition of one recipe, without its global state, plug-ins and own settings.
 
-    Files are looked for beside the recipe, then in configs/, then in the shipped recipes.
+    Files are looked for next to the recipe, then in configs/, then in the shipped recipes.
     """
 
     def __init__(self, recipe: Path, *, trusted: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""The files of recipes: shipped ones, in a package or beside it in a checkout, or the user's."""
+"""The files of recipes: shipped ones, in a package or next to it in a checkout, or the user's."""
 
 import os
 from dataclasses import dataclass

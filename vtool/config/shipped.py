@@ -1,4 +1,4 @@
-"""The folders of shipped recipes and of their groups, in a package or beside it in a checkout.
+"""The folders of shipped recipes and of their groups, in a package or next to it in a checkout.
 
 A shell's completion reads them too: nothing but Python's own is imported here.
 """

@@ -3,7 +3,7 @@
 import json
 from functools import cache
 
-from vtool.config.foreign.words import WORDS, said_here
+from vtool.config.foreign.words import WORDS, counterpart_of
 from vtool.config.megatron_versions import of_another_release
 from vtool.config.origins import COMMAND_LINE
 from vtool.config.schema import Run, Settings
@@ -87,16 +87,16 @@ def _as_list(name: str, given: object) -> str | None:
 def meant_key(spot: Spot) -> str:
     """Return a question about the settings that an unknown key may have been meant for."""
     key, group = spot.keys[-1], ".".join(spot.keys[:-1])
-    if spot.owners == (DdpConfig,) and (told := of_another_release(key)):
-        return told
+    if spot.owners == (DdpConfig,) and (answer := of_another_release(key)):
+        return answer
     if "." in key:
         outer, _, inner = key.partition(".")
         return f"in a file, groups are nested: `{outer}: {{{inner}: …}}`"
     if others := _of_another_kind(spot):
         words = dict.fromkeys(word for _, found in others for word in found)
         return f"`{key}` is a setting of {others[0][0]}: {', '.join(words)}"
-    if said := _of_another_trainer(spot):
-        return said
+    if answer := _of_another_trainer(spot):
+        return answer
     leaves = [name for owner in spot.owners for name in owner.model_fields]
     return did_you_mean(likely_meant(spot)[:3]) or (
         f"`{group}` has the settings {', '.join(leaves)}"
@@ -106,13 +106,13 @@ def meant_key(spot: Spot) -> str:
 
 
 def _of_another_trainer(spot: Spot) -> str | None:
-    """Return how a key that other trainers have is said here, where its name does not tell."""
+    """Return the setting here for a key of other trainers, where its name does not show it."""
     key = spot.keys[-1]
     word = WORDS.get(key)
     if word is None or spot.root is not Run or (word.ours or "").rpartition(".")[2] == key:
         return None
     if word.ours is None:
-        return said_here(key)
+        return counterpart_of(key)
     group = word.ours.partition(".")[0]
     if len(spot.keys) == 1 and group in near(key, [*Run.model_fields]):
         return None  # `optimizer: {lr: …}` is the group's name, written out
@@ -142,8 +142,8 @@ def likely_meant(spot: Spot) -> list[str]:
     here = [f"{prefix}{name}" for name in leaves]
     everything, values = _settings(spot.root)
     exact = [name for name in everything if name.rpartition(".")[2] == key]
-    beside = [f"{prefix}{name}" for name in near(key, leaves)]
-    likely = [*exact, *(beside or ending(key, everything))]
+    similar = [f"{prefix}{name}" for name in near(key, leaves)]
+    likely = [*exact, *(similar or ending(key, everything))]
     likely = (
         likely
         or same_words(key, here)

@@ -63,7 +63,7 @@ def expand(overrides: Sequence[str]) -> tuple[Job, ...]:
         try:
             override = parser.parse_override(text)
         except HydraException:
-            choices.append([text])  # said of it where the job is composed, as without a sweep
+            choices.append([text])  # reported where the job is composed, as without a sweep
             continue
         if not override.is_sweep_override():
             choices.append([text])

@@ -60,7 +60,7 @@ def validate(composed: Composed) -> Checked:
     """Check the values against the schema: findings VT101 to VT105, all of them at once."""
     values, unset = _without_open(composed.values)
     schema = schema_of(values)
-    # nothing else can be said of settings of no known kind
+    # settings of no known kind have no other checks
     if "kind" in values and values["kind"] not in list(KINDS):
         return Checked(
             partial(schema, {}, [(name,) for name in schema.model_fields]),
@@ -81,11 +81,11 @@ def validate(composed: Composed) -> Checked:
             return Checked(run, frozenset(schema.model_fields))
         errors = []
     wrong = [each for each in errors if not _echoes(each)]
-    told = unset[:MOST_FINDINGS], wrong[: max(0, MOST_FINDINGS - len(unset))]
+    capped = unset[:MOST_FINDINGS], wrong[: max(0, MOST_FINDINGS - len(unset))]
     findings: dict[tuple[str, str | None], Diagnostic] = {}
     for finding in (
-        *(_left_open(name, composed.origins) for name in told[0]),
-        *(_finding(each, composed) for each in told[1]),
+        *(_left_open(name, composed.origins) for name in capped[0]),
+        *(_finding(each, composed) for each in capped[1]),
     ):
         findings.setdefault((finding.rule, finding.parameter), finding)
     broken = {*composed.unknown, *(tuple(name.split(".")) for name in unset)}
@@ -99,7 +99,7 @@ def validate(composed: Composed) -> Checked:
             strange.add(spot.keys)
             doubts |= doubted(spot) if number < MOST_FINDINGS else {spot.keys[:1]}
     listed = sorted(findings.values(), key=_order)
-    if more := len(unset) + len(wrong) - len(told[0]) - len(told[1]):
+    if more := len(unset) + len(wrong) - len(capped[0]) - len(capped[1]):
         message = f"{more} more settings have findings like these"
         listed.append(Diagnostic(listed[-1].rule, message, "mend those above first"))
     return Checked(
@@ -279,7 +279,7 @@ def _echoes(error: ErrorDetails) -> bool:
 
 
 def _tag(error: ErrorDetails) -> str:
-    """The setting that tells the members of a union apart."""
+    """The setting that distinguishes the members of a union."""
     return str(error["ctx"]["discriminator"]).strip("'")
 
 

@@ -135,8 +135,8 @@ def not_yaml(name: str, error: yaml.YAMLError, text: str = "") -> Findings:
             return _refused("bad-yaml", f"{name}: {reason}", _place(name, at))
         if begun and begins is not None:
             return _refused("bad-yaml", f"{name}: {begun}", _place(name, begins))
-        if told := _told(error.problem or "", at, lines):
-            reason, line_wrong, column = told
+        if cause := _cause_of(error.problem or "", at, lines):
+            reason, line_wrong, column = cause
             place = Origin(name, line_wrong + 1, column + 1)
             return _refused("bad-yaml", f"{name}: {reason}", place)
     if isinstance(error, yaml.MarkedYAMLError) and (
@@ -148,7 +148,7 @@ def not_yaml(name: str, error: yaml.YAMLError, text: str = "") -> Findings:
     return _refused("bad-yaml", f"{name} is not YAML: {reason}", Origin(name))
 
 
-def _told(problem: str, at: yaml.Mark, lines: list[str]) -> tuple[str, int, int] | None:
+def _cause_of(problem: str, at: yaml.Mark, lines: list[str]) -> tuple[str, int, int] | None:
     """Return the cause of a parser's problem, with the line and column, from 0, to be changed."""
     line = lines[at.line] if at.line < len(lines) else ""
     here, indent = line[: at.column], _indent(line)

@@ -12,9 +12,9 @@ import xxhash
 from vtool.config.schema import Data, Run
 from vtool.data.loader import EncodedRows
 from vtool.data.mixture import SourceCounts, count_sources
-from vtool.data.quality import told_of_split
+from vtool.data.quality import split_findings
 from vtool.data.row_audits import RowAudits
-from vtool.data.vocabulary import told_of_ids
+from vtool.data.vocabulary import token_id_findings
 from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.printable import Lines
 from vtool.models.pictures import TRAITS
@@ -30,7 +30,7 @@ ROW_RULES = (
     "control-token-in-text",
     "unstable-template",
 )
-"""The rules that every row is held to."""
+"""The rules that every row is checked by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Ledger:
     videos: int
     traits: Mapping[str, int] = field(default_factory=dict)
     """Pictures and frames of which something is lost or changed, by the names of `TRAITS`."""
-    told: tuple[Diagnostic, ...] = ()
+    quality_findings: tuple[Diagnostic, ...] = ()
     """Warnings and notes on rows that can all be used (`vtool.data.quality`)."""
     reused: int = 0
     """Rows whose earlier audit was taken, since nothing about them has changed."""
@@ -205,8 +205,10 @@ def build_ledger(
     )
     if split == "train" and len(kept) and not ledger.ends:
         findings.append(_no_end(rows, ledger))
-    findings += told_of_ids(split, rows, kept)
-    ledger = replace(ledger, told=tuple(told_of_split(split, rows.settings, rows.rows, audits)))
+    findings += token_id_findings(split, rows, kept)
+    ledger = replace(
+        ledger, quality_findings=tuple(split_findings(split, rows.settings, rows.rows, audits))
+    )
     return ledger, _cap(findings, len(rows.rows))
 
 
@@ -242,15 +244,15 @@ def ledger_checks(ledgers: Iterable[Ledger]) -> dict[str, str]:
 
 
 def warnings(ledger: Ledger, run: Run, split: str) -> Iterator[Diagnostic]:
-    """Yield warnings and notes: what may be meant, and is said before it costs anything."""
+    """Yield warnings and notes: what may be intended, and is reported before it costs anything."""
     allowed = len(ledger.dropped) <= run.data.max_dropped_rows
     for rule, count in ledger.dropped_by_rule.items() if allowed else ():
         messages = [entry.message for entry in ledger.dropped if entry.rule == rule]
         more = [f"… and {count - LISTED} more"] if count > LISTED else []
-        said = (
+        heading = (
             f"data.{split}: {count} of {ledger.rows} rows dropped, as data.max_dropped_rows allows:"
         )
-        yield Diagnostic(rule, Lines.of(said, [*messages[:LISTED], *more]), severity="note")
+        yield Diagnostic(rule, Lines.of(heading, [*messages[:LISTED], *more]), severity="note")
     if ledger.traits:
         counted = "; ".join(
             f"{ledger.traits[name]} {words}"
@@ -258,7 +260,7 @@ def warnings(ledger: Ledger, run: Run, split: str) -> Iterator[Diagnostic]:
             if name in ledger.traits
         )
         yield Diagnostic("picture-converted", f"data.{split}: of its pictures, {counted}")
-    yield from ledger.told
+    yield from ledger.quality_findings
     if ledger.cut and (ledger.ends or split != "train"):  # else it is an error already
         listed = ", ".join(ledger.cut[:3]) + (", …" if len(ledger.cut) > 3 else "")
         message = (

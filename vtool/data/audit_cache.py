@@ -2,8 +2,8 @@
 
 An entry's name is the digest of all that decides an audit: the rows files' content, the processor,
 the settings, vtool's own code and the releases it calls. Rows with image or video files are also
-held to the marks that the file system gave these. What is wrong with an entry (another machine's,
-cut off) makes it useless, and no error. A row with a finding is never kept.
+checked against the marks that the file system gave these. What is wrong with an entry (another
+machine's, cut off) makes it useless, and no error. A row with a finding is never kept.
 """
 
 import json

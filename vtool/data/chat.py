@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from vtool.data.renderings import NONE_KNOWN, Renderings, answers_nothing, render_beginning
+from vtool.data.renderings import NONE_KNOWN, Renderings, begins_with_answer, render_beginning
 from vtool.data.row import Row, refuse
 from vtool.data.template_limits import LimitedTemplate
 from vtool.data.tokens import tokenize
@@ -85,7 +85,7 @@ def split_chat(
             `unstable-template`, `end-token-unsupervised`, `image-token-mismatch`.
     """
     end_text = processor.tokenizer.convert_ids_to_tokens(processor.ids.end)
-    if answers_nothing(row):
+    if begins_with_answer(row):
         raise refuse(
             "malformed-messages",
             f"{row.id}: the first turn is the assistant's, so that it answers nothing",
@@ -207,7 +207,7 @@ class _Videos:
 
 
 def _check_nothing_is_lost(row: Row, whole: str, processor: Processor) -> None:
-    """Refuse a row with content, beside text, that the template leaves out."""
+    """Refuse a row with content, in addition to text, that the template leaves out."""
     for place, key, without in _offered(row):
         try:
             same = render_beginning(without, len(row.messages), processor, prompt=False) == whole
@@ -232,7 +232,7 @@ def _check_nothing_is_lost(row: Row, whole: str, processor: Processor) -> None:
 
 
 def _offered(row: Row) -> Iterator[tuple[int | None, str, Row]]:
-    """Yield each thing a row has beside text: the message's place, the key, the row without it."""
+    """Yield each thing a row has besides text: the message's place, the key, the row without it."""
     if row.tools:
         yield None, "tools", replace(row, tools=None)
     for place, message in enumerate(row.messages):

@@ -92,7 +92,7 @@ class Batch:
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on a device, with floats in the place of bytes.
 
-        The CPU goes on meanwhile, where the memory is pinned.
+        The CPU continues meanwhile, where the memory is pinned.
         """
         moved = self.map(lambda tensor: tensor.to(device, non_blocking=True))
         pixels = {name: one.of(moved.inputs[name]) for name, one in self.values.items()}

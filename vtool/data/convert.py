@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from vtool.config.schema import Source
 from vtool.config.schema.formats import FORMATS
 from vtool.data.chats import KNOWN, ChatReader
-from vtool.data.detect import detect, entry, told
+from vtool.data.detect import describe_source, detect, entry
 from vtool.data.formats import LAYOUTS, READERS
 from vtool.data.row import refuse, shown
 from vtool.data.write import Lossy, open_writer
@@ -171,7 +171,7 @@ def _write_rows(reader: ChatReader, out: Path, kind: str, most_dropped: int) -> 
     finally:
         part.unlink(missing_ok=True)
     return Conversion(
-        told(reader.describe()), len(reader), written, **counts, refused=tuple(refused)
+        describe_source(reader.describe()), len(reader), written, **counts, refused=tuple(refused)
     )
 
 

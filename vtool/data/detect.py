@@ -19,7 +19,7 @@ from vtool.diagnostics import Diagnostic, Findings, Origin
 LOOKED_AT = 100
 """The rows at the beginning that are looked at, of each file of a folder."""
 _OF_SWIFT = {"response", "conversation"}
-"""Keys of ms-swift's other shapes: beside `messages`, a row has two."""
+"""Keys of ms-swift's other shapes: with `messages` too, a row has two."""
 _PACKED = "a list of rows: unpack it, a row each"
 
 
@@ -100,7 +100,7 @@ def _readable(path: str) -> Source | None:
         return None
 
 
-def told(source: Mapping[str, Any]) -> str:
+def describe_source(source: Mapping[str, Any]) -> str:
     """Return a source's `describe` as words: 12 rows of LLaVA conversations.
 
     Empty for rows without a layout.
@@ -110,7 +110,7 @@ def told(source: Mapping[str, Any]) -> str:
     return f"{rows} of {kind}" if kind else ""
 
 
-def told_of_copy(source: Mapping[str, Any]) -> str:
+def copy_message(source: Mapping[str, Any]) -> str:
     """Return the message about a source that is read from a copy; empty for any other one."""
     if "copied_to" not in source:
         return ""
@@ -149,7 +149,7 @@ def _first(records: Records) -> list[int]:
 
 
 def _fitting(record: Mapping[str, Any]) -> list[str]:
-    """Return the formats that a row fits; messages with what ms-swift says beside are its own."""
+    """Return the formats that a row fits; messages with keys of ms-swift's are ms-swift's."""
     fitting = [layout.format for layout in LAYOUTS if layout.fits(record)]
     if "swift" in fitting and not _OF_SWIFT & record.keys():
         return [name for name in fitting if name != "messages"]
@@ -160,10 +160,10 @@ def _nothing(records: Records, unknown: Mapping[int, Mapping[str, Any]], path: s
     """Return the exception for rows of no known layout."""
     if not unknown:
         why = "has no row" if not len(records) else "has no row among the first that can be read"
-        told = Diagnostic(
+        finding = Diagnostic(
             "layout-not-certain", f"{path} {why}", _write("messages", path), origin=Origin(path)
         )
-        return NothingReadable(told)
+        return NothingReadable(finding)
     index, record = next(islice(unknown.items(), 1))
     name = records.name(index)
     if task := next((key for key in OTHER_TASKS if record.get(key)), None):
@@ -201,7 +201,7 @@ def _of_info(path: str) -> Source:
 
 
 def _in_info(path: Path) -> str | None:
-    """Return the entry to write where a `dataset_info.json` beside a file names it."""
+    """Return the entry to write where a `dataset_info.json` next to a file names it."""
     info = path.parent / INFO
     try:
         entries = read_info(info) if info.is_file() else {}

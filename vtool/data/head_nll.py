@@ -155,13 +155,13 @@ class _SummedNll(torch.autograd.Function):
                 nll, of_logits = _chunk(logits, wide, own, shard)
                 total += nll
                 logits.copy_(of_logits)
-                del of_logits  # or the next chunk's would be there beside it
+                del of_logits  # or the next chunk's would be there at the same time
             if of_hidden is not None:
                 there = torch.mm(gradient, matrix, out=of_hidden[begin : begin + len(rows)])
                 there.masked_fill_(unasked, 0)
             if needs_weight:
                 of_weight = _with_product(of_weight, gradient.T, rows, wide)
-            del gradient, logits  # or the next block would be there beside it
+            del gradient, logits  # or the next block would be there at the same time
         if needs_weight and of_weight is None:  # there are no rows
             of_weight = torch.zeros_like(weight, dtype=wide)
         ctx.save_for_backward(of_hidden, of_weight)
@@ -195,7 +195,7 @@ def _with_product(to: Tensor | None, one: Tensor, other: Tensor, wide: torch.dty
         return torch.addmm(to, one, other, out_dtype=wide, out=to)
     if to is None:
         to = torch.zeros(len(one), other.shape[1], dtype=wide, device=one.device)
-    # a part of it at a time: a CPU converts what it adds beside it
+    # a part of it at a time: a CPU converts a copy of what it adds
     for there, rows in zip(*(torch.split(part, _ADDED) for part in (to, one)), strict=True):
         there.add_(rows @ other)
     return to

@@ -85,7 +85,7 @@ class JsonLines:
         return read_object(self.text(index), self.name(index), self.origin(index))
 
     def complete(self, made: dict[str, Any], index: int) -> dict[str, Any]:
-        """Return a row's messages with what the file has beside it: nothing."""
+        """Return a row's messages, and what the file has next to them: nothing."""
         return made
 
     def describe(self) -> dict[str, Any]:

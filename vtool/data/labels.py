@@ -14,7 +14,7 @@ from vtool.diagnostics import Diagnostic
 from vtool.models.processor import Processor
 
 RULE = "labels-differ-from-answers"
-# templates put lines between these and what is beside them: <think>
+# templates put lines between these and what is next to them: <think>
 _TAG = re.compile(r" ?(<[^<> ]+>) ?")
 
 
@@ -47,9 +47,9 @@ def check_labels(
     places = [turn.message for turn in sample.turns]
     assert places == list(row.supervised()), "each supervised turn has its labels"
     for turn in sample.turns:
-        said = texts_of(row.messages[turn.message])
-        if not _says(turn, said):
-            expected, seen = "".join(said), turn.text
+        texts = texts_of(row.messages[turn.message])
+        if not _contains(turn, texts):
+            expected, seen = "".join(texts), turn.text
             message = (
                 f"{row.id}: turn {turn.message + 1} says {shown(expected)}, but its labels are"
                 f" {shown(seen)}"
@@ -107,23 +107,23 @@ def check_features(sample: Sample, processor: Processor, row: Row) -> Diagnostic
     )
 
 
-def _says(turn: Turn, said: Sequence[str]) -> bool:
+def _contains(turn: Turn, texts: Sequence[str]) -> bool:
     """Return whether a turn contains the texts, in order.
 
     Space may differ, as templates strip it; `<think>` may be in the generation prompt.
     """
-    if len(said) == 1 and said[0] in turn.text:  # most rows: word for word
+    if len(texts) == 1 and texts[0] in turn.text:  # most rows: word for word
         return True
     rest, opening = _plain(turn.text), _plain(turn.opening)
-    for number, text in enumerate(map(_plain, said)):
-        found, said_here = rest.find(text), text
+    for number, text in enumerate(map(_plain, texts)):
+        found, part = rest.find(text), text
         if found < 0 and number == 0:
             ends = (end for end in range(len(text) - 1, 0, -1) if opening.endswith(text[:end]))
-            said_here = text[next(ends, 0) :].strip()
-            found = rest.find(said_here)
+            part = text[next(ends, 0) :].strip()
+            found = rest.find(part)
         if found < 0:
             return False
-        rest = rest[found + len(said_here) :]
+        rest = rest[found + len(part) :]
     return True
 
 

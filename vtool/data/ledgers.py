@@ -7,7 +7,7 @@ from vtool.config.schema import Data
 from vtool.data.audit import Ledger, build_ledger
 from vtool.data.loader import EncodedRows
 from vtool.data.mixture import epoch_in_words, sources_that_give_nothing
-from vtool.data.quality import told_of_splits
+from vtool.data.quality import cross_split_findings
 from vtool.data.row_audits import RowAudits
 from vtool.data.splits import divide, empty_sides, splits_in_words
 from vtool.diagnostics import Diagnostic
@@ -42,9 +42,9 @@ def build_ledgers(
     """
     parts = {**audits, **divide(settings.split, audits["train"])}
     sources = {split: each.rows for split, each in rows.items()}
-    shared = told_of_splits(settings, sources, {split: parts[split] for split in rows})
+    shared = cross_split_findings(settings, sources, {split: parts[split] for split in rows})
     empty = empty_sides(settings, {split: parts[split] for split in _divided(settings)})
-    said = splits_in_words(settings.split, parts)
+    held_back = splits_in_words(settings.split, parts)
     made = {}
     for split, encoded in rows.items():
         ledger, findings = build_ledger(encoded, parts[split], split)
@@ -55,7 +55,7 @@ def build_ledgers(
         if split == "train" and not findings:
             findings = tuple(sources_that_give_nothing(settings.train, ledger.by_source))
         epoch = epoch_in_words(settings.train, ledger.by_source) if split == "train" else ""
-        ledger = replace(ledger, held_back=said.get(split, ""), epoch=epoch)
+        ledger = replace(ledger, held_back=held_back.get(split, ""), epoch=epoch)
         made[split] = SplitAudit(parts[split], ledger, findings, shared.get(split, ()))
     return made
 

@@ -52,7 +52,7 @@ class EncodedRows(Dataset[Batch]):
     cache: dict[int, Sample] = field(default_factory=dict)
     cached_bytes: int = 0
     audited: NDArray[np.uint64] | None = None
-    """The digest of each row as it was audited; None where nothing was, or is not to be held to."""
+    """The digest of each row as it was audited; None where nothing was, or need not be the same."""
     prompts: Mapping[int, Prompt] = field(default_factory=dict)
     """Prompts of rows that are not to be encoded here."""
     as_bytes: bool = False
@@ -177,7 +177,7 @@ def load_steps(
     Args:
         plan_step: returns this rank's micro-batches of a step.
         workers: `auto` decides after the first steps.
-        device: that of the model. Patches go to one beside the CPU as bytes, and to CUDA from
+        device: that of the model. Patches go to one other than the CPU as bytes, and to CUDA from
             pinned memory.
         spare_cores: the most workers that `auto` takes.
         say: is given what `auto` has decided.

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vtool.data.row import Row, Video, beside, refuse, shown
+from vtool.data.row import Row, Video, media_path, refuse, shown
 from vtool.data.urls import SCHEMES, NotFetched, UrlCache
 from vtool.diagnostics import Findings, Origin
 from vtool.models.pictures import PictureReader, TooManyPixels, WideValues
@@ -196,7 +196,7 @@ def _file(
         raise refuse(
             rule, f"{name}: {shown(given)} is an address on the web, which is not fetched", origin
         )
-    path = beside(folder, given)
+    path = media_path(folder, given)
     try:
         there, is_folder = path.is_file(), path.is_dir()
     except OSError:  # a path longer than any can be

@@ -68,7 +68,7 @@ def find_near(rows: Mapping[str, Rows], audits: Mapping[str, RowAudits]) -> Near
     for split, audit in audits.items():
         begins[split] = len(places)
         for index, digest in audit.usable[["index", "digest"]].tolist():
-            if digest in seen:  # that it is there twice is told without this
+            if digest in seen:  # that it is there twice is reported elsewhere
                 continue
             seen.add(digest)
             runs = _runs_of(rows[split], index)
@@ -95,14 +95,16 @@ class _Places:
         return split, self.indices[place]
 
 
-def told_of_near(
+def near_duplicate_findings(
     compared: NearDuplicates, rows: Mapping[str, Rows]
 ) -> dict[str, tuple[Diagnostic, ...]]:
     """Return by split the rows that are near another one of it, or one that is trained on."""
-    return {split: tuple(_told(split, compared, rows)) for split in compared.rows}
+    return {split: tuple(_split_findings(split, compared, rows)) for split in compared.rows}
 
 
-def _told(split: str, compared: NearDuplicates, rows: Mapping[str, Rows]) -> Iterator[Diagnostic]:
+def _split_findings(
+    split: str, compared: NearDuplicates, rows: Mapping[str, Rows]
+) -> Iterator[Diagnostic]:
     mine = [one for one in compared.near if one.split == split]
     for others in dict.fromkeys(one.other_split for one in mine):
         found = [one for one in mine if one.other_split == others]

@@ -10,8 +10,8 @@ from vtool.data.urls import cache_folder
 def has_files_outside(row: Row) -> bool:
     """Check if an image or video of a row is outside of the folder that its paths are relative to.
 
-    Links are not followed, which takes longer than all else that is told of a row. Images that
-    were fetched from the web are where vtool has put them.
+    Links are not followed, which takes longer than all other checks of a row. Images that were
+    fetched from the web are where vtool has put them.
     """
     folder = row.folder
     if folder is None or not (row.images or row.videos):

@@ -23,7 +23,7 @@ def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def permute(places: NDArray[np.int64], size: int, key: Sequence[int]) -> NDArray[np.int64]:
     """Return the values of a permutation of `size` at some places; no others are computed.
 
-    This formula must never change: a run that goes on needs the order that it began with.
+    This formula must never change: a resumed run needs the order that it began with.
 
     Args:
         key: whole numbers from 0; each key has a permutation of its own.

@@ -17,14 +17,14 @@ from vtool.diagnostics.printable import Lines
 LISTED = 20
 """Rows that a finding names where each counts; a note names three."""
 _FEW = 20
-"""Rows below which nothing is said of how often an answer comes."""
+"""Rows below which it is not reported how often an answer comes."""
 _MUCH = 1.25
-"""Times the longest row, or the shortest, from which on another length is told."""
+"""Times the longest row, or the shortest, from which on another length is reported."""
 _BY_CHANCE = 1e-4
-"""The chance at which lengths that a split does not have are told."""
+"""The chance at which lengths that a split does not have are reported."""
 
 
-def told_of_split(
+def split_findings(
     split: str, settings: Data, rows: Rows, audits: RowAudits
 ) -> Iterator[Diagnostic]:
     """Yield the findings about the rows of one split: their texts, copies, ids and answers."""
@@ -38,7 +38,7 @@ def told_of_split(
         yield from _one_answer(split, rows, table)
 
 
-def told_of_splits(
+def cross_split_findings(
     settings: Data, rows: Mapping[str, Rows], audits: Mapping[str, RowAudits]
 ) -> dict[str, tuple[Diagnostic, ...]]:
     """Return, by split, the rows and pictures that it shares with the training split."""
@@ -72,11 +72,11 @@ def _shared_rows(
         for at, other in zip(shared[:LISTED].tolist(), places.tolist(), strict=False)
     ]
     more = [f"… and {len(shared) - LISTED:,} more"] if len(shared) > LISTED else []
-    said = f"data.{split}: {len(shared):,} of {len(mine):,} rows are also trained on:"
+    heading = f"data.{split}: {len(shared):,} of {len(mine):,} rows are also trained on:"
     refused = split == "test" and len(shared) > settings.max_overlap_rows
     yield Diagnostic(
         "rows-in-two-splits",
-        Lines.of(said, [*pairs, *more]),
+        Lines.of(heading, [*pairs, *more]),
         parameter="data.max_overlap_rows" if refused else f"data.{split}",
         severity="error" if refused else "warning",
     )
@@ -139,13 +139,13 @@ def _in_common(mine: NDArray[Any], others: NDArray[Any]) -> tuple[NDArray[Any], 
 def _of_text(
     split: str, rows: Rows, table: NDArray[np.void], but: Sequence[str]
 ) -> Iterator[Diagnostic]:
-    said: dict[str, list[str]] = {}
+    by_rule: dict[str, list[str]] = {}
     for place, trait in enumerate(TRAITS):
         at = np.flatnonzero(table["text_traits"] & (1 << place))
         if len(at) and trait.rule not in but:
             named = f"{len(at):,} {trait.words} ({_first(rows, table, at)})"
-            said.setdefault(trait.rule, []).append(named)
-    for rule, parts in said.items():
+            by_rule.setdefault(trait.rule, []).append(named)
+    for rule, parts in by_rule.items():
         yield Diagnostic(
             rule,
             f"data.{split}: of {len(table):,} rows, {'; '.join(parts)}",

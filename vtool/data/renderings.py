@@ -77,14 +77,14 @@ def render_rows(rows: Sequence[Row], processor: Processor) -> list[Renderings]:
     return list(known)
 
 
-def answers_nothing(row: Row) -> bool:
+def begins_with_answer(row: Row) -> bool:
     """Return whether a chat begins with an answer, so that there is no prompt before it."""
     return bool(row.messages[0]["role"] == "assistant")
 
 
 def _beginnings(row: Row, *, prompt: bool) -> list[int]:
     """Return the numbers of messages whose text is asked for, with or without a prompt."""
-    if answers_nothing(row):
+    if begins_with_answer(row):
         return []
     answers = list(row.supervised())
     return answers if prompt else sorted({len(row.messages), *(place + 1 for place in answers)})

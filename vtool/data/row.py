@@ -134,6 +134,6 @@ def shown(value: object) -> str:
     return text if len(text) <= 160 else text[:160] + "…"
 
 
-def beside(folder: Path, path: str) -> Path:
+def media_path(folder: Path, path: str) -> Path:
     """Return the path of an image or a video, given relative to the folder of the rows file."""
     return folder / path.removeprefix("file://")

@@ -1,4 +1,4 @@
-"""Changes of the files that rows are in, while a run goes on."""
+"""Changes of the files that rows are in, during a run."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,7 +30,7 @@ def _marks(path: Path) -> Iterator[tuple[Path, tuple[int, int]]]:
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    if (path / STATE).is_file():  # `datasets` keeps files of its own beside those
+    if (path / STATE).is_file():  # `datasets` keeps files of its own next to those
         return saved_files(path)
     return sorted(each for each in path.iterdir() if is_rows_file(each))
 
@@ -48,11 +48,11 @@ def changed_sources(split: str, before: Marks, now: Marks) -> Iterator[Diagnosti
     ]
     if changes:
         more = len(changes) - _LISTED
-        said = f"data.{split}: what the rows are read from has changed since the run began:"
+        heading = f"data.{split}: what the rows are read from has changed since the run began:"
         listed = [*changes[:_LISTED], *([f"… and {more:,} more"] if more > 0 else [])]
         origin = Origin(next(iter(now), next(iter(before), "")))
         yield Diagnostic(
-            "source-changed", Lines.of(said, listed), parameter=f"data.{split}", origin=origin
+            "source-changed", Lines.of(heading, listed), parameter=f"data.{split}", origin=origin
         )
 
 

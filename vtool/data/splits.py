@@ -78,12 +78,12 @@ def empty_sides(settings: Data, parts: Mapping[str, RowAudits]) -> list[Diagnost
 def splits_in_words(settings: Split, parts: Mapping[str, RowAudits]) -> dict[str, str]:
     """Return, for each split that is held back, how many rows and groups that are."""
     rows = sum(len(part.usable) for part in parts.values())
-    said = {}
+    described = {}
     for split, share in settings.shares.items():
         held = parts[split].usable
         groups = len(np.unique(held["group"]))
-        said[split] = (
+        described[split] = (
             f"{len(held):,} of {rows:,} rows held back ({len(held) / max(1, rows):.1%};"
             f" data.split.{split}={share:g} of the groups), in {groups:,} groups"
         )
-    return said
+    return described

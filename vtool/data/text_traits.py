@@ -1,4 +1,4 @@
-"""Traits of one row's text and turns, which are counted over a split and told of it."""
+"""Traits of one row's text and turns, which are counted and reported for a whole split."""
 
 import re
 from collections.abc import Callable, Sequence

@@ -18,7 +18,9 @@ RULE = "token-without-embedding"
 _SHOWN = 3
 
 
-def told_of_ids(split: str, rows: EncodedRows, kept: NDArray[np.void]) -> Iterator[Diagnostic]:
+def token_id_findings(
+    split: str, rows: EncodedRows, kept: NDArray[np.void]
+) -> Iterator[Diagnostic]:
     """Yield the finding of a split whose rows have ids that the embedding does not have.
 
     Args:

@@ -89,8 +89,8 @@ def _finding(
     where = ", ".join(
         f"{f'at {name(row)}' if row >= 0 else 'between rows'} (process {pid})" for pid, row in lost
     )
-    told = f"; {str(error).partition(' It is possible')[0]}" if torchs else ""
-    return refuse("data-worker-failed", f"a data worker ended by itself {where}{told}", None)
+    reason = f"; {str(error).partition(' It is possible')[0]}" if torchs else ""
+    return refuse("data-worker-failed", f"a data worker ended by itself {where}{reason}", None)
 
 
 def _lost(in_work: RowsInWork | None) -> list[tuple[int, int]]:

@@ -24,7 +24,7 @@ _MARKS = {
     b"MM\0*": "tiff",
 }
 _TEXTS = ("name", "tool_call_id", "reasoning_content")
-"""Keys of a message, beside its role and content, that have a column of text."""
+"""Keys of a message, besides its role and content, that have a column of text."""
 
 
 class Lossy(ValueError):

@@ -56,7 +56,7 @@ def place(run: Run, local_rank: int, local_world: int) -> Placement:
 def attention_without_cudnn(device: torch.device) -> Iterator[None]:
     """Keep scaled dot product attention on a GPU off cuDNN, which torch would take first.
 
-    cuDNN plans its kernels anew for each shape, and rows of a step have lengths of their own: a
+    cuDNN plans its kernels again for each shape, and rows of a step have lengths of their own: a
     step of Qwen2.5-VL-3B with pictures waited longer for plans than it computed (H100, torch 2.11).
     """
     if device.type != "cuda":
@@ -133,14 +133,14 @@ def _import_torch_npu() -> None:
     """Give torch its device `npu`.
 
     Raises:
-        Findings: `device-missing`, with what the import said: without CANN's libraries, or with
+        Findings: `device-missing`, with what the import printed: without CANN's libraries, or with
             another torch, it raises.
     """
     try:
         importlib.import_module("torch_npu")
     except Exception as error:
         raise _missing(
-            f"torch_npu cannot be imported beside torch {torch.__version__}:"
+            f"torch_npu cannot be imported with torch {torch.__version__}:"
             f" {type(error).__name__}: {error}",
             "install torch_npu of torch's own version and source CANN's set_env.sh; `npu-smi info`"
             " shows the devices",

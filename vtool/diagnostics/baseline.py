@@ -25,7 +25,7 @@ _INSTALLED = re.compile(r"\S*/site-packages/")
 
 @dataclass(frozen=True, slots=True)
 class BaselineComparison:
-    """Results, after a baseline was recorded or held against them."""
+    """Results, after a baseline was recorded or compared with them."""
 
     results: tuple[Result, ...]
     """With what the baseline knows turned into notes.
@@ -40,14 +40,14 @@ class BaselineComparison:
     """Entries of these subjects whose check ran again and no longer finds them."""
 
     def lines(self, file: Path) -> list[str]:
-        """Lines for the user, beside the findings."""
+        """Lines for the user, in addition to the findings."""
         findings = f"{self.known} finding{'' if self.known == 1 else 's'}"
         if self.recorded:
             return [f"baseline: {findings} recorded in {file}; from now on only others count"]
-        told = [f"baseline: {findings} known from {file}, and not counted"]
-        told += [f"baseline: gone: {one}" for one in self.gone]
-        return told + (
-            ["to forget what is gone, delete the file and record it anew"] if self.gone else []
+        messages = [f"baseline: {findings} known from {file}, and not counted"]
+        messages += [f"baseline: gone: {one}" for one in self.gone]
+        return messages + (
+            ["to forget what is gone, delete the file and record it again"] if self.gone else []
         )
 
 

@@ -69,20 +69,20 @@ class LineFinding:
 
     @property
     def names(self) -> list[str]:
-        """A line for each subject of several, with what is said of it where that is other words.
+        """A line for each subject of several, with its message where that differs from the first.
 
         Of one subject, a line for each of its findings.
         """
         if len(self.members) == 1:
             return []
         several = len(self.subjects) > 1
-        said = self.members[0].text
+        other = self.members[0].text
         lines = []
         for member in self.members:
             grade = member.finding.severity or "error"
             mild = f" ({grade})" if grade != self.severity else ""
             words = [member.subject] if several else []
-            if not several or in_other_words(member.text, said):
+            if not several or in_other_words(member.text, other):
                 words.append(member.text)
             lines.append(": ".join(words) + mild)
         return list(dict.fromkeys(lines))
@@ -113,9 +113,9 @@ def count_lines(lines: Sequence[LineFinding]) -> dict[str, int]:
     return {f"{severity}s": severities.count(severity) for severity in _GRAVITY}
 
 
-def in_other_words(text: str, said: str) -> bool:
+def in_other_words(text: str, other: str) -> bool:
     """Return True if two messages differ in more than numbers and the names that they list."""
-    return _kind(text) != _kind(said) or text.endswith(KNOWN) != said.endswith(KNOWN)
+    return _kind(text) != _kind(other) or text.endswith(KNOWN) != other.endswith(KNOWN)
 
 
 def _kind(text: str) -> str:

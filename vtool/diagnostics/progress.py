@@ -1,4 +1,4 @@
-"""The progress of a command, told on standard error while it takes long: no silence for seconds.
+"""The progress of a command, on standard error while it takes long: no silence for seconds.
 
 A short command prints none of it. The lines come from a thread, so that what is awaited need not be
 cut into parts; where it has parts, `tick` counts them.
@@ -28,7 +28,7 @@ class _Task:
     done: int = 0
     total: int = 0
     inner: int = 0
-    """Tasks that are being done inside it, and are told in its place."""
+    """Tasks that are being done inside it, and are reported in its place."""
 
     def line(self) -> str:
         seconds = time.monotonic() - self.began
@@ -43,11 +43,11 @@ class _Task:
 
 
 _begun = threading.Event()
-"""Set once a task has begun: what follows is told by tasks."""
+"""Set once a task has begun: from then on, tasks report progress."""
 _innermost: ContextVar[_Task | None] = ContextVar("innermost", default=None)
 
 
-def tell(text: str) -> None:
+def write_line(text: str) -> None:
     """Write a line on standard error, past Python's locks: another thread may be about to fork."""
     sys.stdout.flush()
     os.write(2, f"{text}\n".encode())
@@ -59,8 +59,10 @@ def next_wait(wait: float) -> float:
 
 
 @contextmanager
-def working(what: str, say: Callable[[str], object] = tell, counts: str = "") -> Iterator[None]:
-    """Tell every few seconds that this is still being done; the innermost of several is told.
+def working(
+    what: str, say: Callable[[str], object] = write_line, counts: str = ""
+) -> Iterator[None]:
+    """Report every few seconds that this is still being done; of several, the innermost.
 
     Ranks but the first are silent.
 
@@ -114,10 +116,10 @@ def announce_start(words: str) -> None:
 
     def beat() -> None:
         time.sleep(START)
-        tell(f"{words}: starting")
+        write_line(f"{words}: starting")
         while not _begun.wait(EVERY):
             if _imports(main):
-                tell(f"{words}: importing packages, {time.monotonic() - began:.0f} s")
+                write_line(f"{words}: importing packages, {time.monotonic() - began:.0f} s")
 
     threading.Thread(target=beat, name="start", daemon=True).start()
 

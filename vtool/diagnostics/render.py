@@ -20,7 +20,7 @@ Locate = Callable[[str], Path]
 MACHINE = frozenset({"json", "sarif"})
 """Formats that are one document: nothing else may be on their stream."""
 BY_LINE = frozenset({"load-check"})
-"""Commands whose subjects share lines of code: what is found at one of them is told once."""
+"""Commands whose subjects share lines of code: what is found at one line is reported once."""
 
 
 def render_results(
@@ -31,7 +31,7 @@ def render_results(
     stream: TextIO,
     locate: Locate = Path,
     options: Sequence[str] = (),
-    told: Collection[Diagnostic] = (),
+    already_reported: Collection[Diagnostic] = (),
     notes: bool = True,
 ) -> None:
     """Write results to a stream.
@@ -39,9 +39,9 @@ def render_results(
     Args:
         notes: False counts the notes of a command of `BY_LINE`, and prints none of them; documents
             have them all the same.
-        told: findings that the command itself has told a reader: `full` leaves them out.
+        already_reported: findings that the command itself has printed: `full` leaves them out.
         format: `full`, `concise`, `github`, or, with nothing else on the stream, `json` or `sarif`.
-        options: what the command was given beside its subjects.
+        options: what the command was given besides its subjects.
         locate: where the file is that an origin names, for the line that `full` shows.
     """
     if format in MACHINE:
@@ -65,7 +65,7 @@ def render_results(
                 show(line.merged, line.names)
     for result in results:
         for finding in result.findings if command not in BY_LINE else ():
-            if format != "full" or finding not in told:
+            if format != "full" or finding not in already_reported:
                 show(finding)
         if format == "full" and result.verdict != "not-run":
             whose = f"{result.subject}: " if len(results) > 1 else ""

@@ -25,7 +25,7 @@ class Result:
     """Measurements by rule, passed or not: `reason`, `measured`, `tolerance` and the like."""
 
     def __post_init__(self) -> None:
-        """Hold verdict, checks and findings against each other: printed, they say one thing."""
+        """Check that verdict, checks and findings agree: printed, they say one thing."""
         object.__setattr__(self, "subject", printable(self.subject))
         found = {finding.rule for finding in self.findings}
         failed = {rule for rule, state in self.checks.items() if state == "failed"}

@@ -19,7 +19,7 @@ RULES = (
             ' "Hello"}]}'
         ),
         fix=(
-            "Mend or remove the line. It is often the last one of a file whose writing was cut off:"
+            "Fix or remove the line. It is often the last one of a file whose writing was cut off:"
             " copy that again."
         ),
         stage="row",
@@ -305,7 +305,7 @@ RULES = (
             "The chat template renders the beginning of a chat differently once more turns follow."
         ),
         why=(
-            "The labels' place cannot be told, and the prompt of training is not the prompt of"
+            "The place of the labels is unknown, and the prompt of training is not the prompt of"
             " inference."
         ),
         bad="a template that removes the reasoning of earlier turns",
@@ -320,10 +320,7 @@ RULES = (
         name="control-token-in-text",
         code="VT612",
         summary="The text of a message contains one of the tokenizer's control tokens.",
-        why=(
-            "The tokenizer cannot tell it from a real one: `<|im_end|>` in a text ends the turn"
-            " there."
-        ),
+        why=("The tokenizer takes it for a real one: `<|im_end|>` in a text ends the turn there."),
         bad='{"role": "user", "content": "What does <|im_end|> mean?"}',
         good='{"role": "user", "content": "What does im_end mean?"}',
         fix="Write it differently, or remove the row.",
@@ -386,7 +383,7 @@ RULES = (
             " data.max_dropped_rows=0"
         ),
         good="data.max_dropped_rows=3",
-        fix="Mend the rows, or allow that many: data.max_dropped_rows=N.",
+        fix="Fix the rows, or allow that many: data.max_dropped_rows=N.",
         stage="split",
     ),
     Rule(
@@ -430,14 +427,14 @@ RULES = (
         code="VT629",
         summary="A row that is trained on is not the one that was audited at the start.",
         why=(
-            "Its text, or an image or video file of it, was written anew while the run went on:"
+            "Its text, or an image or video file of it, was written again during the run:"
             " what is learnt would not be what was checked, and a resumed run would learn something"
             " else."
         ),
-        bad="an image that another job writes again while the run goes on",
+        bad="an image that another job writes again during the run",
         good="files that stay as they are until the run has ended",
         fix=(
-            "Put the file back and go on from the last checkpoint with the same command; or start"
+            "Put the file back and resume from the last checkpoint with the same command; or start"
             " another run on the rows as they are now."
         ),
     ),
@@ -446,14 +443,14 @@ RULES = (
         code="VT661",
         summary="A file of rows has grown or changed while a run was trained on it.",
         why=(
-            "The run has trained on the rows that were there when it began, each held against its"
-            " audit. A run that goes on from its checkpoint is refused (`data-changed`), and a new"
-            " one has other rows."
+            "The run has trained on the rows that were there when it began, each compared with its"
+            " audit. To resume it from its checkpoint is refused (`data-changed`), and a new run"
+            " has other rows."
         ),
-        bad="another job that appends to train.jsonl while the run goes on",
+        bad="another job that appends to train.jsonl during the run",
         good="a copy of train.jsonl that nobody writes to",
         fix=(
-            "Train on a copy, or start another run on the rows as they are now; to go on with this"
+            "Train on a copy, or start another run on the rows as they are now; to resume this"
             " one, put the file back."
         ),
         severity="warning",
@@ -463,7 +460,7 @@ RULES = (
         code="VT662",
         summary="A data worker, a process that reads and encodes rows, ended by itself.",
         why=(
-            "The batches that it was making are lost, so that the run cannot go on as planned. A"
+            "The batches that it was making are lost, so that the run cannot continue as planned. A"
             " worker ends so where the system's memory is used up (Linux then kills a process), or"
             " where a library that decodes an image or a video crashes."
         ),
@@ -472,7 +469,7 @@ RULES = (
         fix=(
             "Read `dmesg` for `Out of memory`: then set data.workers lower. Else open the image or"
             " video of the row that is named; `data.workers=0` shows the crash itself. The same"
-            " command goes on from the last checkpoint."
+            " command resumes from the last checkpoint."
         ),
     ),
     Rule(

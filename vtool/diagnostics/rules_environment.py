@@ -11,8 +11,8 @@ RULES = (
             "torch_npu is built against one release of torch, and the parts of CANN against each"
             " other; vtool is tested with the versions that its metadata asks for."
         ),
-        bad="torch 2.12.0 beside torch_npu 2.13.0",
-        good="torch 2.13.0 beside torch_npu 2.13.0",
+        bad="torch 2.12.0 with torch_npu 2.13.0",
+        good="torch 2.13.0 with torch_npu 2.13.0",
         fix="Install the version that the message names.",
     ),
     Rule(
@@ -26,7 +26,7 @@ RULES = (
         bad="torch_npu without CANN: `import torch` loads it by itself, and raises",
         good="CANN's set_env.sh sourced before, or torch_npu uninstalled",
         fix=(
-            "Read the last line of what the import said. TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps"
+            "Read the last line that the import printed. TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps"
             " torch from loading torch_npu."
         ),
     ),
@@ -45,13 +45,13 @@ RULES = (
     Rule(
         name="two-accelerators",
         code="VT508",
-        summary="torch_npu is installed beside a torch that is built for another accelerator.",
+        summary="torch_npu is installed with a torch that is built for another accelerator.",
         why=(
             "torch_npu raises `Two accelerators cannot be used at the same time` where the other"
             " one's driver is found."
         ),
-        bad="torch 2.13.0 for CUDA beside torch_npu 2.13.0",
-        good="torch 2.13.0+cpu beside torch_npu 2.13.0",
+        bad="torch 2.13.0 for CUDA with torch_npu 2.13.0",
+        good="torch 2.13.0+cpu with torch_npu 2.13.0",
         fix=(
             "Install a CPU build of the same torch. On x86, the build that pip takes by default is"
             " one for CUDA."
@@ -85,10 +85,7 @@ RULES = (
         name="environment-value",
         code="VT511",
         summary="A variable that Ascend's software reads has a value that it does not take.",
-        why=(
-            "Some raise in the first operation, others are replaced by their default without a"
-            " word."
-        ),
+        why=("Some raise in the first operation, others are silently replaced by their default."),
         bad="TASK_QUEUE_ENABLE=3",
         good="TASK_QUEUE_ENABLE=1",
         fix="Set one of the values that the message names, or unset the variable.",
@@ -111,10 +108,10 @@ RULES = (
         name="ignored-variable",
         code="VT513",
         summary=(
-            "A variable is set that has no effect beside another one, or another value than was"
-            " set."
+            "A variable is set that has no effect together with another one, or takes effect with"
+            " another value than was set."
         ),
-        why="Whoever set it believes that it is in force.",
+        why="The user who set it believes that it is in force.",
         bad="ASCEND_LAUNCH_BLOCKING=1 TASK_QUEUE_ENABLE=2",
         good="TASK_QUEUE_ENABLE=2",
         fix="Unset one of the two.",
@@ -165,10 +162,10 @@ RULES = (
         code="VT518",
         summary="torch, transformers or peft is of a release that vtool was not tested with.",
         why=(
-            "What they compute changes between releases, mostly without a word: where something"
-            " has, it shows in a proof, or in nothing."
+            "What they compute changes between releases, mostly silently: where something has"
+            " changed, it shows in a proof, or in nothing."
         ),
-        bad="transformers 6.0.0 beside a vtool that was tested with 5.5.4 to 5.23.0",
+        bad="transformers 6.0.0 with a vtool that was tested with 5.5.4 to 5.23.0",
         good="transformers 5.19.0",
         fix=(
             "Prove the recipe with what is installed, `vtool verify RECIPE`, or install a release"
@@ -181,8 +178,8 @@ RULES = (
         code="VT519",
         summary="The transformers that is installed computes this model family wrong, or cannot.",
         why="It would train to the end, at a loss that falls, on other numbers than are served.",
-        bad="model.family=qwen2_5_vl, beside transformers 5.5.3",
-        good="model.family=qwen2_5_vl, beside transformers 5.5.4",
+        bad="model.family=qwen2_5_vl, with transformers 5.5.3",
+        good="model.family=qwen2_5_vl, with transformers 5.5.4",
         fix="Install the release that the message names, or a newer one.",
     ),
     Rule(
@@ -191,7 +188,7 @@ RULES = (
         summary="A package is installed twice, or its files are not those of its metadata.",
         why=(
             "pip was stopped, or two of its folders are on the path: which files are imported is"
-            " chance, and the version that is said may be the other one's."
+            " chance, and the version that is reported may be the other one's."
         ),
         bad="torch 2.12.0 in the user's site-packages, and torch 2.13.0+cpu in the environment's",
         good="one torch",
@@ -219,11 +216,11 @@ RULES = (
         summary="Which release of a package is installed is not known, or nobody has looked at it.",
         why=(
             "A fork, an editable install or a branch can have a bug, or its fix, whatever its"
-            " version says; a newer release may have mended what is open in an older one."
+            " version says; a newer release may have fixed what is open in an older one."
         ),
         bad="trl 0.24.0+ours",
         good="trl 0.24.0",
-        fix="Nothing is said of it: let `vtool watch` or `vtool load-check` look at a run.",
+        fix="vtool says nothing about it: let `vtool watch` or `vtool load-check` look at a run.",
         severity="note",
     ),
 )

@@ -45,10 +45,10 @@ RULES = (
             "an index that has lm_head.weight in model-00001-of-00002.safetensors, while it is in"
             " model-00002-of-00002.safetensors"
         ),
-        good="an index as save_pretrained wrote it, beside the shards of the same save",
+        good="an index as save_pretrained wrote it, with the shards of the same save",
         fix=(
             "Take index and shards from the same save; `save_pretrained` into an empty folder"
-            " writes them anew."
+            " writes them again."
         ),
     ),
     Rule(
@@ -65,7 +65,7 @@ RULES = (
         code="VT417",
         summary="A tensor is in more than one weight file, with different values.",
         why="A loader that reads every file takes whichever comes last, often the stale one.",
-        bad="model.safetensors of last week beside the shards of today",
+        bad="model.safetensors of last week next to the shards of today",
         good="the files of one save alone",
         fix="Move the files that do not belong to this model out of the folder.",
     ),
@@ -88,7 +88,7 @@ RULES = (
             "The weights are a pickle, which can run any code when it is loaded. It was not opened."
         ),
         why=(
-            "Who loads it runs what whoever made it has put there; and its tensors cannot be"
+            "Whoever loads it runs what its author has put there; and its tensors cannot be"
             " checked without that."
         ),
         bad="pytorch_model.bin",
@@ -111,9 +111,9 @@ RULES = (
         name="no-config",
         code="VT421",
         summary="A folder with weights has no config.json, or (an error) one that cannot be read.",
-        why="No loader can tell which class the weights are for.",
+        why="No loader can know which class the weights are for.",
         bad="a folder with model.safetensors alone",
-        good="config.json beside model.safetensors",
+        good="config.json next to model.safetensors",
         fix="Copy config.json from where the weights came from.",
         severity="warning",
     ),
@@ -158,8 +158,7 @@ RULES = (
         name="missing-scale",
         code="VT426",
         summary=(
-            "A quantized weight has no scale beside it, or none is quantized where config.json says"
-            " so."
+            "A quantized weight has no scale, or no weight is quantized where config.json says so."
         ),
         why=(
             "Without its scale the weight is another number, and some loaders take 1; plain weights"

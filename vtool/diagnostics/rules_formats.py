@@ -6,7 +6,7 @@ RULES = (
     Rule(
         name="layout-not-certain",
         code="VT649",
-        summary="The layout of rows cannot be told from them, or is not the same in all files.",
+        summary="The layout of rows cannot be detected from them, or is not the same in all files.",
         why=(
             "A guess would read other turns, pictures or answers than are meant, in every row, and"
             " say nothing."
@@ -19,7 +19,7 @@ RULES = (
         name="unread-key",
         code="VT650",
         summary="A row has a key that its format does not read, and that may be for the model.",
-        why="Other loaders leave it out without a word: what it says is never learnt.",
+        why="Other loaders silently leave it out: what it says is never learnt.",
         bad='{"instruction": "…", "output": "…", "rationale": "because it rains"}',
         good="{format: alpaca, path: rows.json, ignore: [rationale]}",
         fix="Put what is to be learnt into the answer, or name the key in the source's `ignore`.",
@@ -29,7 +29,7 @@ RULES = (
         name="unpaired-member",
         code="VT651",
         summary="A member of a tar has no row, no place in its row, or is there twice.",
-        why="A picture beside the wrong row, or beside none, is shown with another one's answer.",
+        why="A picture with the wrong row, or with none, is shown with another one's answer.",
         bad="0001.jpg and 0002.json, one after the other",
         good="0001.jpg, 0001.json, 0002.jpg, 0002.json",
         fix=(

@@ -19,7 +19,7 @@ RULES = (
         why="There is nothing to download.",
         bad="model.path=Qwen/Qwen2.5-VL-3B-Instrct",
         good="model.path=Qwen/Qwen2.5-VL-3B-Instruct",
-        fix="Mend the name or the revision; of a private model, log in first: hf auth login.",
+        fix="Correct the name or the revision; for a private model, log in first: hf auth login.",
     ),
     Rule(
         name="hub-gated",
@@ -33,11 +33,11 @@ RULES = (
     Rule(
         name="hub-incomplete",
         code="VT853",
-        summary="A download of this model has not come to its end: files are missing.",
+        summary="A download of this model is not complete: files are missing.",
         why="Half of the weights would be loaded, or none.",
         bad="a snapshot whose index names three shards, of which one is there",
         good="a snapshot with every shard that its index names",
-        fix="Download the rest with the command that the finding has: it goes on where it was.",
+        fix="Download the rest with the command that the finding has: it continues where it was.",
     ),
     Rule(
         name="hub-push-failed",

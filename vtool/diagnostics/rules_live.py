@@ -1,4 +1,4 @@
-"""Rules VT3xx: what a setting has come to in the objects that use it."""
+"""Rules VT3xx: the values that settings have in the objects that use them."""
 
 from vtool.diagnostics.rule import Rule
 

@@ -13,8 +13,8 @@ RULES = (
         code="VT401",
         summary="A class uses a tensor after it has asked the loader for more.",
         why=(
-            "A loader that uses its buffer again has put other bytes there: the model loads without"
-            " a word and answers garbage."
+            "A loader that uses its buffer again has put other bytes there: the model loads"
+            " silently and answers garbage."
         ),
         bad="weights = list(weights)",
         good=_COPY,
@@ -76,8 +76,8 @@ RULES = (
         code="VT406",
         summary="A class holds most of the checkpoint's tensors at once.",
         why=(
-            "The host's memory then holds the whole checkpoint beside the model, and loading ends"
-            " out of memory."
+            "The host's memory then holds the whole checkpoint in addition to the model, and"
+            " loading ends out of memory."
         ),
         bad="weights = dict(weights)",
         good=_COPY,
@@ -192,7 +192,7 @@ RULES = (
             " taken back."
         ),
         why=(
-            "Parameters are right after the load; what a module has kept beside them is read when"
+            "Parameters are right after the load; what a module has kept besides them is read when"
             " weights are packed for the kernels."
         ),
         bad="self.scales = tensor  # used in process_weights_after_loading",
@@ -220,7 +220,7 @@ RULES = (
         summary="Some elements of a checkpoint tensor are nowhere in the loaded model.",
         why=(
             "Key heads, rows of an embedding or experts that the config does not know are cut off"
-            " without a word, and the rest computes something else than what was trained."
+            " silently, and the rest computes something else than what was trained."
         ),
         bad="param.copy_(tensor[: len(param)])",
         good="assert param.shape == tensor.shape; param.copy_(tensor)",
@@ -235,7 +235,7 @@ RULES = (
         summary="The loaded class computes something else than transformers' class.",
         why=(
             "Every weight may be read, and still two of them be exchanged, or one scaled: the"
-            " model loads without a word, and answers something else."
+            " model loads silently, and answers something else."
         ),
         bad='stacked = [("gate_up_proj", "up_proj", 0), ("gate_up_proj", "gate_proj", 1)]',
         good='stacked = [("gate_up_proj", "gate_proj", 0), ("gate_up_proj", "up_proj", 1)]',

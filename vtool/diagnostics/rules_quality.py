@@ -15,7 +15,7 @@ RULES = (
         good="splits that have no row in common",
         fix=(
             "Take the rows out of one of the splits. In data.test they end the run, above"
-            " data.max_overlap_rows; in data.validation they are told."
+            " data.max_overlap_rows; in data.validation they are reported."
         ),
         stage="references",
     ),

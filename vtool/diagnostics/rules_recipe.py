@@ -27,7 +27,7 @@ _CANNOT_READ = (
         bad="train: {steps: 500, steps: 100}",
         good="train: {steps: 500}",
         fix=(
-            "Mend the line. Settings are `key: value`, indented with spaces, and each key is there"
+            "Fix the line. Settings are `key: value`, indented with spaces, and each key is there"
             " once."
         ),
     ),

@@ -149,13 +149,13 @@ RULES = (
             "The run's folder holds a run already: one with other settings, or one that must not be"
             " continued."
         ),
-        why="Continuing it would mix two runs, and starting anew would overwrite one.",
+        why="Continuing it would mix two runs, and starting again would overwrite one.",
         bad="vtool train sft digits optim.lr=1e-3, in the folder of a run with optim.lr=2e-3",
         good="vtool train sft digits optim.lr=1e-3 run.name=digits-1e-3",
         fix=(
             "Give the new run a name of its own, run.name=NAME, and with it train.from=FOLDER to"
-            " begin with that run's weights. A run goes on to a later end with"
-            " checkpoint.resume=extend. Or put the settings back as they were."
+            " begin with that run's weights. checkpoint.resume=extend continues a run to a later"
+            " end. Or put the settings back as they were."
         ),
     ),
     Rule(
@@ -164,7 +164,7 @@ RULES = (
         summary=(
             "A checkpoint's files are not those that were written: truncated, changed or missing."
         ),
-        why="Weights of a damaged file load without an error, and the run goes on from noise.",
+        why="Weights of a damaged file load without an error, and the run resumes from noise.",
         bad="a model.safetensors with other bytes than its manifest says",
         good="a checkpoint whose digests agree",
         fix=(
@@ -176,7 +176,7 @@ RULES = (
         name="checkpoint-not-saved",
         code="VT804",
         summary="A checkpoint could not be written.",
-        why="Training on would be lost with the next crash.",
+        why="Further training would be lost with the next crash.",
         bad="a full disk",
         good="room for one checkpoint more than checkpoint.keep_last",
         fix=(
@@ -220,12 +220,12 @@ RULES = (
     Rule(
         name="no-checkpoint",
         code="VT808",
-        summary="A run's folder has no whole checkpoint to go on from.",
+        summary="A run's folder has no whole checkpoint to resume from.",
         why="Starting from the beginning would overwrite what the run has written.",
         bad="checkpoint.resume=runs/digits before its first checkpoint",
         good="checkpoint.resume=auto",
         fix=(
-            "Start it anew under another run.name, or name a checkpoint folder:"
+            "Start it again under another run.name, or name a checkpoint folder:"
             " checkpoint.resume=FOLDER."
         ),
     ),
@@ -235,7 +235,7 @@ RULES = (
         summary="The loss of a step is far above that of the steps before it.",
         why=(
             "Rows that are damaged, or learnt wrongly, show so; and what a spike has done to the"
-            " weights, the steps after it have to mend."
+            " weights, the steps after it have to repair."
         ),
         bad="a row whose answer is a page of random characters",
         good="a loss that differs from step to step no more than batches do",
@@ -310,8 +310,9 @@ RULES = (
         code="VT524",
         summary="An adapter was trained on a base in NF4, which is not what the base's folder has.",
         why=(
-            "The adapter has learnt what NF4's rounding took away, too: beside or merged into the"
-            " weights before that, it gives a model that nobody has trained, and no error."
+            "The adapter has learnt what NF4's rounding took away, too: on top of the weights"
+            " before that, or merged into them, it gives a model that nobody has trained, and no"
+            " error."
         ),
         bad="peft's merge of RUN/export into model.path's weights, after lora.base_dtype=nf4",
         good="vtool export RUN --merge, which merges into the base in NF4, unpacked",
@@ -357,8 +358,8 @@ RULES = (
         good="run.dir=runs/digits",
         fix=(
             "Name a new folder, or an empty one: run.dir=FOLDER. Logs and other files of yours go"
-            " beside it. A run of an older vtool goes on where its config.yaml and data.json are"
-            " whole."
+            " next to it. A run of an older vtool is continued where its config.yaml and data.json"
+            " are whole."
         ),
     ),
     Rule(
@@ -367,9 +368,9 @@ RULES = (
         summary="The files in a run's processor/ are not those that the run began with.",
         why=(
             "They are the model's config, the token ids, the chat template and the pixels' mean: a"
-            " run would go on as another model on other inputs, without an error."
+            " run would continue as another model on other inputs, without an error."
         ),
-        bad="hidden_act changed in runs/digits/processor/config.json before the run goes on",
+        bad="hidden_act changed in runs/digits/processor/config.json before the run is resumed",
         good="the same files",
         fix="Put the files back as they were, or start another run: run.name=NAME.",
     ),
@@ -378,10 +379,10 @@ RULES = (
         code="VT815",
         summary="metrics.jsonl lacks lines of steps that a run has taken, or has damaged ones.",
         why="Curves and sums over such a file look whole, and are not.",
-        bad="a line of metrics.jsonl deleted before the run goes on",
+        bad="a line of metrics.jsonl deleted before the run is resumed",
         good="a line for each step",
         fix=(
-            "The run goes on: its weights do not depend on that file. Put a copy of it back if"
+            "The run continues: its weights do not depend on that file. Put a copy of it back if"
             " there is one, and check the disk."
         ),
         severity="warning",
@@ -393,7 +394,7 @@ RULES = (
         why="After a loss of power it might not be there; the one before it would be.",
         bad="an error of the disk while a folder is flushed",
         good="a disk that flushes folders",
-        fix="The run goes on. Check the disk.",
+        fix="The run continues. Check the disk.",
         severity="warning",
     ),
     Rule(
@@ -412,7 +413,7 @@ RULES = (
         name="profile-missing",
         code="VT820",
         summary="A file that the profiler promised is missing, empty, or not what it should be.",
-        why="Whoever paid for the run looks at its profile when it is over.",
+        why="The user who paid for the run looks at its profile when it is over.",
         bad="a full disk while the trace is written",
         good="room for profiler.max_trace_mb on each machine that records",
         fix=(
@@ -423,12 +424,12 @@ RULES = (
     Rule(
         name="profiler-failed",
         code="VT821",
-        summary="The profiler raised an error. The training has gone on without it.",
+        summary="The profiler raised an error. The training has continued without it.",
         why=(
             "A profiler that ends a run costs more than it shows, and one that fails silently shows"
             " nothing."
         ),
-        bad="profiler=torch beside another tool that holds the device's counters",
+        bad="profiler=torch with another tool that holds the device's counters",
         good="one profiler at a time",
         fix="Read the error; record fewer things (profiler.record), or other steps.",
     ),
@@ -465,10 +466,10 @@ RULES = (
         name="profile-behind",
         code="VT824",
         summary=(
-            "A run goes on from a step past the beginning of the steps that are to be recorded."
+            "A run resumes from a step past the beginning of the steps that are to be recorded."
         ),
         why="They are over: nothing would be recorded.",
-        bad="profiler.profile_interval=[5,7], added to a run that goes on after step 100",
+        bad="profiler.profile_interval=[5,7], added to a run that resumes after step 100",
         good="profiler.profile_interval=[105,107]",
         fix="Name steps that are still to come.",
     ),

@@ -28,7 +28,7 @@ SOURCES = (
 )
 """Modules with a tuple `RULES`, imported one after the other until a name is found.
 
-A rule of settings stands beside its check, in `config/rules/`, and a rule of a proof in the file of
+A rule of settings is next to its check, in `config/rules/`, and a rule of a proof in the file of
 the proof, in `verification/proofs/`; whoever raises one has imported it. Every other rule is raised
 in several places, or where torch is imported, so its text is here, in `diagnostics`, where a report
 or `vtool explain` finds it without torch.

@@ -40,7 +40,7 @@ class Releases(_Strict):
     Evidence is `ran`, where both its effect and its absence were seen; `read`, where the code of
     that release was read; or `reported`, where upstream says so.
 
-    Between `since` and `last` every release has it. Nothing is said about a release that lies
+    Between `since` and `last` every release has it. No verdict is given about a release that lies
     between an edge with the bug and one without.
     """
 
@@ -80,10 +80,10 @@ class Releases(_Strict):
     @property
     def words(self) -> str:
         """All edges, each with its evidence."""
-        text = f"{_told(self.since)} to {_told(self.last)}"
-        text = _told(self.since) if self.since == self.last else text
-        text += f"; not yet in {_told(self.before)}" if self.before else ""
-        return text + (f"; fixed in {_told(self.fixed)}" if self.fixed else "; not fixed")
+        text = f"{_with_evidence(self.since)} to {_with_evidence(self.last)}"
+        text = _with_evidence(self.since) if self.since == self.last else text
+        text += f"; not yet in {_with_evidence(self.before)}" if self.before else ""
+        return text + (f"; fixed in {_with_evidence(self.fixed)}" if self.fixed else "; not fixed")
 
 
 class Sign(_Strict):
@@ -258,7 +258,7 @@ class Advisories(_Strict):
         return {one.name: one for one in self.advisories}
 
 
-def _told(edge: str) -> str:
+def _with_evidence(edge: str) -> str:
     release, _, evidence = edge.partition(" ")
     return f"{release} ({evidence})"
 

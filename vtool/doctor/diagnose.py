@@ -193,7 +193,7 @@ def _of_npu(
 ) -> Iterator[Diagnostic]:
     """Yield the problems of torch_npu and of Ascend's variables.
 
-    A package that works is not complained of, however it is set up.
+    A package that works is not reported, however it is set up.
     """
     works = answer is not None and answer.error is None and answer.npu_error is None
     for finding in npu.check_packages(machine):

@@ -63,10 +63,10 @@ def ask_interpreter(settings: LoadCheck | None, seconds: float = 60.0) -> Interp
     python = interpreter(settings.python if settings else None, host)
     names = [name for framework in FRAMEWORKS.values() for name in framework.distributions]
     try:
-        said = ask(python, _ASK, json.dumps(names), seconds=seconds)
+        output = ask(python, _ASK, json.dumps(names), seconds=seconds)
     except OSError as error:
         return Interpreter(python, {}, str(error))
-    found = json.loads(said)
+    found = json.loads(output)
     versions = {
         name: found[distribution]
         for name, framework in FRAMEWORKS.items()

@@ -84,18 +84,18 @@ def _other_code(one: Installed) -> Iterator[Diagnostic]:
     folders = [Path(each) for each in (spec.submodule_search_locations or ())] if spec else []
     for folder in folders[:1]:
         for file in (folder / "version.py", folder / "__init__.py"):
-            said = _version_in(file)
-            if said is not None:
-                if said.partition("+")[0] != one.version.partition("+")[0]:
+            in_code = _version_in(file)
+            if in_code is not None:
+                if in_code.partition("+")[0] != one.version.partition("+")[0]:
                     yield Diagnostic(
                         "package-twice",
-                        f"the code of {one.name} that is imported says {said} ({file}), its"
+                        f"the code of {one.name} that is imported says {in_code} ({file}), its"
                         f" metadata {one.version} ({one.about})",
                         "take the folder off PYTHONPATH, or install the package again: pip install"
                         f" --force-reinstall --no-deps {one.name}=={one.version}",
                         one.name,
                         expected=one.version,
-                        seen=said,
+                        seen=in_code,
                     )
                 return
 

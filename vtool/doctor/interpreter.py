@@ -34,11 +34,11 @@ class Found:
     name: str
     """The name by which pip knows it."""
     version: Version | None
-    """The release; None where it cannot be told."""
+    """The release; None where it is unknown."""
     text: str
     """The version, as the metadata has it."""
     why: str = ""
-    """Why no release can be told."""
+    """Why the release is unknown."""
     damaged: bool = False
     """True where the files are wrong, and not merely somebody's own."""
     commit: str = ""
@@ -65,8 +65,8 @@ def ask(python: str, code: str, *arguments: str, seconds: float = _SECONDS) -> s
     except subprocess.TimeoutExpired as error:
         raise OSError(f"{python} has not answered within {seconds:g} seconds") from error
     if done.returncode:
-        said = done.stderr.strip().splitlines()
-        last = said[-1] if said else "it said nothing"
+        errors = done.stderr.strip().splitlines()
+        last = errors[-1] if errors else "it said nothing"
         raise OSError(f"{python} ended with status {done.returncode}: {last}")
     return done.stdout
 
@@ -111,7 +111,7 @@ def unreadable(paths: Sequence[str]) -> tuple[str, ...]:
 
 
 def installed_any(paths: Sequence[str]) -> bool:
-    """Tell whether these folders have metadata of any package."""
+    """Return whether these folders have metadata of any package."""
     return next(iter(metadata.distributions(path=list(paths))), None) is not None
 
 

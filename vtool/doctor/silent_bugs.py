@@ -1,4 +1,4 @@
-"""The known silent bugs of what is installed: which advisories concern it, and what is said."""
+"""The known silent bugs of what is installed: which advisories concern it, and the output."""
 
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,7 +31,7 @@ class Concern:
 
 @dataclass(frozen=True, slots=True)
 class Unjudged:
-    """Advisories of a package about which nothing is said, and why."""
+    """Advisories of a package that get no verdict, and why."""
 
     package: str
     names: tuple[str, ...]
@@ -46,7 +46,7 @@ class Unjudged:
 
 @dataclass(frozen=True, slots=True)
 class SilentBugs:
-    """The outcome of holding the advisories against an interpreter."""
+    """The outcome of checking an interpreter against the advisories."""
 
     installed: tuple[Found, ...]
     concerns: tuple[Concern, ...]
@@ -60,7 +60,7 @@ class SilentBugs:
 
     @property
     def whole(self) -> bool:
-        """Tell whether the release of every package is known."""
+        """Return whether the release of every package is known."""
         known = all(one.version is not None for one in self.installed)
         return known and not (self.empty or self.closed)
 
@@ -101,7 +101,7 @@ class SilentBugs:
 
     @property
     def details(self) -> dict[str, Any]:
-        """The details that the JSON has beside the findings."""
+        """The details that the JSON has in addition to the findings."""
         return {
             "looked_at": {one.name: one.text or None for one in self.installed},
             "advisories": [_plain(one) for one in self.concerns],
@@ -113,7 +113,7 @@ class SilentBugs:
 
     @property
     def listed(self) -> tuple[Diagnostic, ...]:
-        """The findings that `lines` tell of: all but what a script shows."""
+        """The findings that `lines` report: all but what a script shows."""
         return tuple(one for one in self.findings if one.severity != "error")
 
     @property
@@ -130,12 +130,12 @@ class SilentBugs:
                     f"{one.advisory.name} ({one.advisory.state}): {one.advisory.title}"
                     for one in own
                 )
-        told = {one.found.name for one in self.concerns}
-        told |= {one.package.partition(" ")[0] for one in self.unjudged}
+        mentioned = {one.found.name for one in self.concerns}
+        mentioned |= {one.package.partition(" ")[0] for one in self.unjudged}
         if free := [
             f"{one.name} {one.text}"
             for one in self.installed
-            if one.name not in told and one.version is not None
+            if one.name not in mentioned and one.version is not None
         ]:
             none = "none that these settings meet" if self.of_script else "none known"
             yield from _wrapped([f"{none}: {', '.join(free)}"], 2)
@@ -163,7 +163,7 @@ class SilentBugs:
 def examine(
     paths: Sequence[str], script: Script | None = None, known: Advisories | None = None
 ) -> SilentBugs:
-    """Hold the advisories against what can be imported from some folders.
+    """Check what can be imported from some folders against the advisories.
 
     Args:
         paths: those folders.
@@ -243,7 +243,7 @@ def _wrapped(texts: Iterable[str], indent: int = 4) -> Iterator[str]:
 
 
 def _plausible(one: Advisory, paths: Sequence[str]) -> bool:
-    """Tell whether what it needs beside its own package is there, as far as versions say."""
+    """Return whether what it needs besides its own package is there, as far as versions say."""
     for name, wanted in one.beside.items():
         found = next(iter(metadata.distributions(name=name, path=list(paths))), None)
         if found is None:

@@ -42,11 +42,11 @@ class TorchAnswer:
     npu: tuple[str, ...] = ()
     """The names of the NPUs that torch finds."""
     npu_error: str | None = None
-    """Why torch_npu, which is installed, cannot be imported beside a torch that can."""
+    """Why torch_npu, which is installed, cannot be imported, while torch can."""
     error: str | None = None
     """The last line that the import wrote."""
     alone: bool = False
-    """True where torch can be imported when it is told not to load other packages."""
+    """True where torch can be imported when it does not load other packages."""
 
 
 def ask_torch(
@@ -81,19 +81,19 @@ def _ask(environment: Mapping[str, str], seconds: float) -> TorchAnswer:
         return TorchAnswer(
             found["version"], tuple(found["cuda"]), tuple(found["npu"]), found["npu_error"]
         )
-    said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     ended = (
         f"it was ended by signal {-done.returncode}"
         if done.returncode < 0
         else f"it ended with status {done.returncode}"
     )
-    raised = [line for line in said if re.match(r"[\w.]*(Error|Exception): ", line)]
+    raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)]
     return TorchAnswer(
         error=(
             " ← ".join(dict.fromkeys([raised[-1], raised[0]]))
             if raised
-            else said[-1]
-            if said
+            else lines[-1]
+            if lines
             else ended
         )
     )

@@ -133,7 +133,8 @@ class Fsdp2(common.TorchEngine):
         # rank: all weights are gathered before.
         with common.evaluation_mode(self.module):
             # The first forward pass of all may be the tower's own, as where a run that took its
-            # last step goes on with the test split: FSDP2 would take the tower for the whole model.
+            # last step continues with the test split: FSDP2 would take the tower for the whole
+            # model.
             self.parts[-1][0]._get_fsdp_state()._lazy_init()
             for part, _ in self.parts:
                 part.unshard()
@@ -161,7 +162,7 @@ class Fsdp2(common.TorchEngine):
             if parameter.is_meta:
                 own = torch.empty_like(parameter, device=device).detach()
                 _local(own).copy_(weights[name][_place_of_share(parameter)])
-                # the same object: FSDP2, and whatever is tied to it, go on with it
+                # the same object: FSDP2, and whatever is tied to it, keep using it
                 swap_tensors(  # type: ignore[no-untyped-call]
                     parameter, nn.Parameter(own, parameter.requires_grad)
                 )

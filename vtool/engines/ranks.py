@@ -16,13 +16,13 @@ CPU = torch.device("cpu")
 
 # How long a rank waits for another. torch's own 10 minutes (NCCL; gloo: 30) end runs in which one
 # writes its share of a checkpoint to a slow disk, or reads and digests all of it, or has the
-# largest rows to audit. A rank that dies is told by torchrun and by its closed connections, within
+# largest rows to audit. A rank that dies is noticed by torchrun and its closed connections, within
 # seconds: what takes this long to be seen is one that hangs.
 PATIENCE = timedelta(hours=2)
 
 
 class SharedFindings(Findings):
-    """Findings that every rank raises at once, so that rank 0 speaks for all."""
+    """Findings that every rank raises at once, so that rank 0 reports for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Ranks:
         dist.broadcast_object_list(sent, group_src=0, group=self.group)
         return sent[0]
 
-    def beside(self) -> "Ranks":
+    def with_own_group(self) -> "Ranks":
         """Return the same ranks over a group of their own, for a thread that talks at any time.
 
         All ranks of the run call it at the same time.

@@ -17,11 +17,11 @@ from vtool.evaluation.predict import of_typed_files, question_row
 COMMANDS = {
     "/image PATH": "show an image with the next question; a path on a line of its own does so too",
     "/video PATH": "show a video with the next question",
-    "/reset": "begin anew, without what was said and shown",
+    "/reset": "start a new chat, without what was said and shown",
     "/quit": "end; so does Ctrl-D",
     "/help": "show this",
 }
-"""Lines that can be typed beside questions."""
+"""Lines that can be typed besides questions."""
 _WORDS = {command.partition(" ")[0] for command in COMMANDS}
 _END = "?!.,:;)"
 """Signs that stand behind a path in a sentence."""
@@ -67,7 +67,7 @@ def _command(text: str) -> Typed:
 
 
 def _file_in(text: str) -> str | None:
-    """Return the file that a line of several words names beside a question, if it does.
+    """Return the file that a line of several words names along with a question, if it does.
 
     That is a picture that is there, or any file that is there as the first word.
     """
@@ -189,7 +189,7 @@ def answer(
         prompt = asker.reader.prompt(asked.row())
     except Findings as findings:
         found = [
-            replace(one, help="/reset begins anew") if one.rule == "beyond-context" else one
+            replace(one, help="/reset starts a new chat") if one.rule == "beyond-context" else one
             for one in findings.diagnostics
         ]
         raise Findings(found) from findings

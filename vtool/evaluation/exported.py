@@ -113,7 +113,7 @@ def own_settings(run: Path, export: Path) -> Run | None:
         settings = yaml.safe_load(file.read_text())
         return Run.model_validate_json(json.dumps(settings))
     except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
-        if export == run:  # and what lies beside it may be of anything
+        if export == run:  # and what lies next to it may be of anything
             return None
         why = error.strerror if isinstance(error, OSError) else type(error).__name__
         message = f"{file}: {why}; it says how the run has read its images"

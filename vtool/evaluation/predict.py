@@ -19,7 +19,7 @@ _TYPED = dict.fromkeys(
     "broken-image": "name a file that is an image, and whole",
     "broken-video": "name a file that is a video, and whole",
 }
-"""Help for files that were typed: there is no row that could be mended."""
+"""Help for files that were typed: there is no row that could be corrected."""
 
 
 def predict(

@@ -17,15 +17,15 @@ class Meter:
     """Rows whose answers were there before."""
     began: float = field(default_factory=time.monotonic)
     new: int = 0
-    told: float = field(default_factory=time.monotonic)
+    reported_at: float = field(default_factory=time.monotonic)
     wait: float = _FIRST
 
     def add(self, rows: int) -> None:
-        """Count rows, and tell of them every few seconds; ever less often, as they go on."""
+        """Count rows, and print a line every few seconds; ever less often as time passes."""
         self.new = min(self.new + rows, self.total - self.before)
         now = time.monotonic()
-        if now - self.told >= self.wait:
-            self.told, self.wait = now, min(_MOST, self.wait * _GROWTH)
+        if now - self.reported_at >= self.wait:
+            self.reported_at, self.wait = now, min(_MOST, self.wait * _GROWTH)
             print(self.in_words(now - self.began), file=sys.stderr, flush=True)
 
     def in_words(self, seconds: float) -> str:

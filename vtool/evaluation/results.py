@@ -40,7 +40,7 @@ def score_and_keep(
         answers: to all of them that were asked.
         named: the metrics that are asked for.
         choices: of the metric `accuracy`.
-        by: the key of rows that tells groups.
+        by: the key of rows that names groups.
         about: what was evaluated, for result.json.
         notes: sentences to put before those on the scores.
     """
@@ -87,7 +87,7 @@ def _keep_pictures(
     answers: Sequence[Asked],
     values: Sequence[float] | None,
 ) -> dict[int, list[str]]:
-    """Write the images of the worst answers beside the predictions; return their names."""
+    """Write the images of the worst answers next to the predictions; return their names."""
     if values is None:
         return {}
     order = sorted(zip(values, answers, strict=True), key=lambda pair: (pair[0], -_loss(pair[1])))

@@ -85,7 +85,7 @@ def evaluate_models(requests: Sequence[Request], say: Callable[[str], None]) -> 
     """
     there = dist.is_initialized()
     found = []
-    for request in requests[1:]:  # a wrong name is said before the first model is asked
+    for request in requests[1:]:  # a wrong name is reported before the first model is asked
         open_model(request.model, request.base)
     try:
         for place, request in enumerate(requests):
@@ -133,7 +133,7 @@ def evaluate_model(request: Request, say: Callable[[str], None]) -> Evaluated | 
     try:
         return _evaluate(request, say)
     finally:
-        torch.set_num_threads(threads)  # of a process that goes on, such as a notebook's
+        torch.set_num_threads(threads)  # of a process that continues, such as a notebook's
 
 
 def _evaluate(request: Request, say: Callable[[str], None]) -> Evaluated | None:

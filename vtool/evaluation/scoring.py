@@ -45,7 +45,7 @@ class Scored:
     of_rows: Mapping[str, tuple[float, ...]]
     """Each metric's score of each row, in their order."""
     groups: Mapping[str, Mapping[str, tuple[Score, ...]]]
-    """Scores by what rows are told apart by, and its value."""
+    """Scores by the key that groups rows, and its value."""
     findings: tuple[Diagnostic, ...] = ()
     notes: tuple[str, ...] = field(default=())
 
@@ -151,7 +151,7 @@ def _not_scorable(metric: Metric, rows: Sequence[Asked], answers: Sequence[Asked
         what, help = "are none of the choices", "name every choice that the rows have: --choices"
     else:
         what = f"are nothing that {metric.name} can score"
-        help = f"mend these rows' answers, or leave out --metric {metric.name}"
+        help = f"fix these rows' answers, or leave out --metric {metric.name}"
     message = f"the references of {len(rows)} of {len(answers)} rows {what}: {listed}{more}"
     if len(rows) == len(answers):
         message += f"; {metric.name} has no score"

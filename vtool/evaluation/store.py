@@ -78,7 +78,7 @@ class Store:
             return lock
 
     def begin(self, settings: Mapping[str, Any]) -> None:
-        """Write down what is asked, or hold it against what the folder has answers to.
+        """Write down what is asked, or compare it with what the folder has answers to.
 
         Raises:
             Findings: `evaluation-differs`, `run-folder-unwritable`; fatal.
@@ -94,8 +94,8 @@ class Store:
                 message = f"{file} is no JSON: what its answers are to is not known"
                 raise Findings(Diagnostic("evaluation-differs", message), fatal=True) from error
         if different := list(_differences(before, json.loads(json.dumps(settings)))):
-            message = f"{self.path} has answers that were got otherwise: {'; '.join(different)}"
-            help = f"to ask anew, remove {self.path}; to keep it, name another folder: --to FOLDER"
+            message = f"{self.path} has answers with other settings: {'; '.join(different)}"
+            help = f"to ask again, remove {self.path}; to keep it, name another folder: --to FOLDER"
             raise Findings(Diagnostic("evaluation-differs", message, help), fatal=True)
 
     def read(self) -> dict[int, Asked]:

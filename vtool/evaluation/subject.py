@@ -11,7 +11,7 @@ import xxhash
 from vtool.config.schema import Data, Run
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
-from vtool.diagnostics.progress import tell
+from vtool.diagnostics.progress import write_line
 from vtool.evaluation.exported import Export, find_export, load_exported, own_settings
 from vtool.hub.cache import find_cached_model
 from vtool.hub.download import download_absent
@@ -125,7 +125,7 @@ def _of_hub(model: HubName) -> Path:
     try:
         return find_cached_model(model).folder
     except Findings as findings:
-        if not download_absent(findings.diagnostics, tell):
+        if not download_absent(findings.diagnostics, write_line):
             raise
         return find_cached_model(model).folder
 

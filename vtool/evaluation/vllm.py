@@ -48,7 +48,7 @@ def interpreter() -> str:
     found = vllm_python()
     if found and os.access(found, os.X_OK) and Path(found).is_file():
         return found
-    message = "--with vllm needs vLLM, which is not installed beside vtool"
+    message = "--with vllm needs vLLM, which is not installed with vtool"
     if found:
         message = f"--with vllm: {VARIABLE} is {found}, which is no program"
     help = (
@@ -267,8 +267,8 @@ class _Worker:
         code = self.process.wait()
         self.log.seek(0)
         lines = [line.strip() for line in self.log.read().splitlines() if line.strip()]
-        said = [line for line in lines if _ERROR.match(line)] or lines
-        last = f": {said[-1][:600]}" if said else ""
+        errors = [line for line in lines if _ERROR.match(line)] or lines
+        last = f": {errors[-1][:600]}" if errors else ""
         how = f"exit status {code}" if code >= 0 else signal.Signals(-code).name
         return _failed(f"vLLM's process ended with {how}{last}", None)
 

@@ -102,8 +102,8 @@ def about_base(
     if settings is None or settings.base_dtype != "nf4":
         return []
     message = (
-        f"{folder} is an adapter for {base} in NF4, as {RECORD} there says: beside or merged into"
-        " the weights as that folder has them, it gives another model"
+        f"{folder} is an adapter for {base} in NF4, as {RECORD} there says: added to or merged"
+        " into the weights as that folder has them, it gives another model"
     )
     help = f"for a whole model: vtool export RUN --merge; else open the base as {RECORD} says"
     if merged:
@@ -119,7 +119,7 @@ def _write_dtype(state: Mapping[str, Tensor], file: Path) -> None:
     """Write the tensors' own dtype into config.json, for whoever loads them.
 
     transformers has written that of the model's first parameter: on an engine that computes in
-    bfloat16 and keeps float32 beside it, whoever opened the folder would get the weights rounded.
+    bfloat16 and keeps float32 weights too, whoever opened the folder would get the weights rounded.
     """
     widest = reduce(
         torch.promote_types,
@@ -171,7 +171,7 @@ def _put_in_place(temporary: Path, folder: Path) -> None:
         raise
     if others:
         named = ", ".join(others[:8]) + (" …" if len(others) > 8 else "")
-        told = f"{folder} held what no export writes ({named}): it is {old.name} now"
-        print(printable(told), file=sys.stderr)
+        message = f"{folder} held what no export writes ({named}): it is {old.name} now"
+        print(printable(message), file=sys.stderr)
     else:
         shutil.rmtree(old, ignore_errors=True)

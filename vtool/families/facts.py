@@ -93,7 +93,7 @@ class FamilyFacts:
     class_prefix: str
     """The beginning of the names of transformers' classes of the family."""
     processor: str
-    """The name of transformers' processor class; a server is told it."""
+    """The name of transformers' processor class, which a server needs."""
     image_processor: str = "Qwen2VLImageProcessor"
     """The name of transformers' image processor class.
 

@@ -9,14 +9,14 @@ QUANTIZED_HELP = (
 
 
 def quantized_already(config: Any) -> str | None:
-    """Return the words of a config.json on how its weights are quantized; None: it has none.
+    """Return the note of a config.json on how its weights are quantized; None: it has none.
 
     transformers makes other modules for such a folder, whose weights cannot be trained.
     """
     parts = (config, config.get("text_config")) if isinstance(config, dict) else ()
     for part in parts:
-        said = part.get("quantization_config") if isinstance(part, dict) else None
-        if said:
-            method = said.get("quant_method", "not named") if isinstance(said, dict) else said
+        given = part.get("quantization_config") if isinstance(part, dict) else None
+        if given:
+            method = given.get("quant_method", "not named") if isinstance(given, dict) else given
             return f"quantized already: its config.json has a quantization_config ({method})"
     return None

@@ -91,8 +91,8 @@ def absent(
     model: HubName, message: str, parameter: str | None, rule: str = "hub-model-absent"
 ) -> Findings:
     """Return the finding of a model that is not there, with the command that downloads it."""
-    told = Diagnostic(rule, message, f"{model.download}", parameter, seen=str(model))
-    return Findings(told, fatal=True)
+    finding = Diagnostic(rule, message, f"{model.download}", parameter, seen=str(model))
+    return Findings(finding, fatal=True)
 
 
 def missing_files(folder: Path) -> list[str]:

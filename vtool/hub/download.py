@@ -27,8 +27,8 @@ except Exception as error:
 def is_offline() -> bool:
     """Return whether the user wants nothing to be fetched."""
     set_by_user = OWN not in os.environ
-    said = os.environ.get("HF_HUB_OFFLINE", "0").upper()
-    return set_by_user and said in ("1", "ON", "YES", "TRUE")
+    setting = os.environ.get("HF_HUB_OFFLINE", "0").upper()
+    return set_by_user and setting in ("1", "ON", "YES", "TRUE")
 
 
 def online_environment() -> dict[str, str]:

@@ -30,7 +30,7 @@ class HubName:
 def hub_name(given: str, revision: str | None = None) -> HubName | None:
     """Return the model on a hub that a path names; None where it is a path.
 
-    What is there is a path, and so is what could be there: a file beside others of its folder.
+    What is there is a path, and so is what could be there: a file next to others of its folder.
     """
     found = _NAME.fullmatch(given)
     if found is None or _is_here(given) or os.path.isdir(given.partition("/")[0]):

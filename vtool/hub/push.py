@@ -52,14 +52,14 @@ def push(folder: Path, name: str, *, public: bool) -> str:
         check=False,
     )
     try:
-        told = json.loads(done.stdout.strip().splitlines()[-1])
+        answer = json.loads(done.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError) as error:
         raise _failed(name, f"it ended with status {done.returncode}", None) from error
-    if "commit" in told:
-        return f"{told['url']} (commit {told['commit']})"
+    if "commit" in answer:
+        return f"{answer['url']} (commit {answer['commit']})"
     login = "log in first: hf auth login; or set HF_TOKEN to a token that may write"
-    refused = "401" in told["text"] or "403" in told["text"] or "Token" in told["kinds"][0]
-    reason = (told["text"].strip().splitlines() or [told["kinds"][0]])[0]
+    refused = "401" in answer["text"] or "403" in answer["text"] or "Token" in answer["kinds"][0]
+    reason = (answer["text"].strip().splitlines() or [answer["kinds"][0]])[0]
     raise _failed(name, reason, login if refused else None)
 
 

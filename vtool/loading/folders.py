@@ -20,13 +20,13 @@ LOADABLE_WITH = ("nonfinite-value", "duplicate-tensor")
 """Rules that may fail for a folder whose tensors can still be loaded."""
 FRAMEWORK_MIB = 500
 MODELS = 8.5
-"""The memory that the check of a class takes, as a multiple of the weights, beside the framework.
+"""The memory that the check of a class takes, as a multiple of the weights, besides the framework.
 
 Measured with vLLM 0.32 and Llamas of 40 to 830 MiB: 7.3 to 8.4 times in bfloat16, and 4.6 in
 float32, which vLLM serves in bfloat16.
 """
 MIB_A_SECOND = 50
-"""The slowest at which a folder may be read, beside limits.seconds, where it is loaded by parts."""
+"""The slowest rate to read a folder that is loaded by parts; limits.seconds applies as well."""
 _HELP = {
     "load-failed": (
         "compare config.json, names and shapes with those of a model that the class does load; both"
@@ -136,7 +136,7 @@ def _why_not(path: Path, result: Result, settings: LoadCheck) -> str | None:
         return f"the files cannot be loaded as they are: {', '.join(wrong)}"
     if is_adapter(path):
         base = read_adapter_config(path).get("base_model_name_or_path")
-        return f"it is an adapter, which is loaded beside its base ({base}): no class was asked"
+        return f"it is an adapter, which is loaded with its base ({base}): no class was asked"
     if not (path / "config.json").is_file():
         return "without a config.json nothing says which class will load it"
     return _why_not_here(path, settings)

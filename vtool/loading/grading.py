@@ -234,7 +234,7 @@ def _grade_retained(rule: str, items: Items, facts: SubjectFacts) -> Iterable[Di
 def _grade_differences(
     how: str, rule: str, items: Items, facts: SubjectFacts
 ) -> Iterable[Diagnostic]:
-    """Yield errors for values that differ without a word.
+    """Yield errors for values that differ silently.
 
     An exception is loud, and so a warning; so are values under names that no file may have.
     """

@@ -19,7 +19,7 @@ NAMES_DISCOVERED = CheckFacts(
         "the checkpoint's names were found by trying them on the class, and say nothing of others"
     )
 )
-THREADS = "some run beside the load: which tensors a finding names is chance"
+THREADS = "some run during the load: which tensors a finding names is chance"
 REACHABLE = ("stale-reference", "stale-after-processing", "quantised-load")
 """Checks whose findings depend on which of the framework's paths hand over what does not stay."""
 

@@ -92,8 +92,8 @@ def add_adapters(
 def frozen_linears(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
     """Yield the parameters that `lora.base_dtype` is of: names, and where each of them is.
 
-    They are those of linear layers that are not trained, but for the head. Beside copies that are
-    trained whole, nothing is computed with the originals.
+    They are those of linear layers that are not trained, but for the head. Where copies are trained
+    whole, nothing is computed with the originals.
     """
     head = model.get_output_embeddings()  # type: ignore[operator]
     for path, module in model.named_modules():
@@ -174,7 +174,7 @@ def add_saved_adapter(model: nn.Module, folder: Path) -> None:
 def base_of_adapter(folder: Path) -> Path:
     """Return the folder of the weights that an adapter is for.
 
-    It is the one that the adapter names, or, of a run that has been moved, `base` beside it.
+    It is the one that the adapter names, or, of a run that has been moved, `base` next to it.
 
     Raises:
         Findings: `model-does-not-load`.
@@ -184,8 +184,8 @@ def base_of_adapter(folder: Path) -> Path:
     except (OSError, ValueError, KeyError, TypeError) as error:
         message = f"{folder / CONFIG} cannot be read: {type(error).__name__} {error}"
         raise Findings(Diagnostic("model-does-not-load", message)) from error
-    beside = folder.parent / "base"
-    for base in (named, beside):
+    moved = folder.parent / "base"
+    for base in (named, moved):
         if (base / "config.json").exists():
             return base
     raise Findings(
@@ -237,8 +237,8 @@ def is_for_nf4(folder: Path) -> bool:
     The file may be left behind where a folder is copied for a server.
     """
     config = read_json(folder / CONFIG)
-    said = config.get("auto_mapping") if isinstance(config, dict) else None
-    return (folder / RECORD).exists() or said == _IN_NF4
+    mapping = config.get("auto_mapping") if isinstance(config, dict) else None
+    return (folder / RECORD).exists() or mapping == _IN_NF4
 
 
 def has_adapters(model: nn.Module) -> bool:

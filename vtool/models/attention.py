@@ -17,7 +17,7 @@ from vtool.models.by_lengths import (
     Form,
     attend_by_lengths,
     in_compute_dtype,
-    told_flops,
+    record_flops,
 )
 from vtool.models.masks import to_npu_compressed, to_npu_dense, to_sdpa
 from vtool.models.spans import Spans
@@ -313,7 +313,7 @@ def _rows_of_transformers(
     from transformers.modeling_flash_attention_utils import _flash_attention_forward
 
     q, k, v = (one.transpose(1, 2) for one in in_compute_dtype(query, key, value))
-    with told_flops(q, [q.shape[1]] * len(q)):
+    with record_flops(q, [q.shape[1]] * len(q)):
         out: Tensor = _flash_attention_forward(
             q,
             k,
@@ -340,8 +340,8 @@ def _on_npu(
     """Compute rows [B, N, S, D] on an NPU.
 
     Args:
-        mask: as of `to_npu_dense`. Without one attention is causal, of which the operator must be
-            told: it takes None for no mask at all.
+        mask: as of `to_npu_dense`. Without one attention is causal, which the operator is given
+            explicitly: to it, None is no mask at all.
     """
     import torch_npu  # type: ignore[import-not-found]
 

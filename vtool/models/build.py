@@ -190,7 +190,7 @@ def load_model(
                 folder,
                 local_files_only=True,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are told below, each with its shapes
+                ignore_mismatched_sizes=True,  # they are reported below, each with its shapes
                 **implementations(dtype, attention),
             )
         )

@@ -87,7 +87,7 @@ def by_varlen(query: Tensor, key: Tensor, value: Tensor, spans: Spans, form: For
 
     if form.dropout:
         raise ValueError(f"a dropout of {form.dropout}: varlen_attn has none")
-    with told_flops(query, spans.lengths):
+    with record_flops(query, spans.lengths):
         out: Tensor = varlen_attn(  # type: ignore[assignment]
             query,
             key,
@@ -106,7 +106,7 @@ def by_varlen(query: Tensor, key: Tensor, value: Tensor, spans: Spans, form: For
 def varlen_arguments() -> frozenset[str]:
     """Return the names of what torch's `varlen_attn` takes; none where torch has no such function.
 
-    torch 2.13 has to be told of heads that share keys (`enable_gqa`). 2.11 need not be, and 2.10
+    torch 2.13 needs `enable_gqa` for heads that share keys. 2.11 does not need it, and 2.10
     has no windows.
     """
     try:
@@ -124,7 +124,7 @@ def by_transformers(
 
     if form.dropout and kernel == "flash_attention_3":
         raise ValueError(f"a dropout of {form.dropout}: FlashAttention 3 has none")
-    with told_flops(query, spans.lengths):
+    with record_flops(query, spans.lengths):
         out: Tensor = _flash_attention_forward(
             query[None],
             key[None],
@@ -159,7 +159,7 @@ def by_npu(query: Tensor, key: Tensor, value: Tensor, spans: Spans, form: Form) 
         if form.causal
         else {"atten_mask": None, "sparse_mode": 0}
     )
-    with told_flops(query, spans.lengths):
+    with record_flops(query, spans.lengths):
         out: Tensor = torch_npu.npu_fusion_attention(
             query.contiguous(),
             key.contiguous(),
@@ -175,7 +175,7 @@ def by_npu(query: Tensor, key: Tensor, value: Tensor, spans: Spans, form: Form) 
     return out
 
 
-def told_flops(query: Tensor, lengths: Sequence[int]) -> record_function:
+def record_flops(query: Tensor, lengths: Sequence[int]) -> record_function:
     """Mark an operator of whose FLOPs a profiler knows nothing, with their number.
 
     As torch.utils.flop_counter counts SDPA's, of all pairs of a span's tokens.

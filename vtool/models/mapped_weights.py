@@ -75,12 +75,12 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
     if not index.exists():
         return ()
     try:
-        said = json.loads(index.read_text())
-        names = dict.fromkeys(said["weight_map"].values())
+        content = json.loads(index.read_text())
+        names = dict.fromkeys(content["weight_map"].values())
         files = tuple(folder / name for name in sorted(names))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise does_not_load(f"{index} cannot be read: {first_line(error)}") from error
-    if not isinstance(said.get("metadata"), dict):
+    if not isinstance(content.get("metadata"), dict):
         message = f"{index} has no `metadata`, without which transformers opens none of its files"
         raise does_not_load(message, 'add "metadata": {} to it')
     if missing := [file.name for file in files if not file.exists()]:
@@ -130,7 +130,7 @@ def map_folder(folder: Path, family_name: str, how: Mapping[str, Any]) -> Mapped
                 config=config,
                 state_dict=saved,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are told below, each with its shapes
+                ignore_mismatched_sizes=True,  # reported below, each with its shapes
                 **how,
             )
         )
@@ -154,8 +154,8 @@ def check_numbers(folder: Path, files: Iterable[Path], family_name: str) -> None
     Raises:
         Findings: `model-does-not-load`.
     """
-    if said := quantized_already(read_json(folder / "config.json")):
-        raise does_not_load(f"{folder} is {said}", QUANTIZED_HELP)
+    if quantized := quantized_already(read_json(folder / "config.json")):
+        raise does_not_load(f"{folder} is {quantized}", QUANTIZED_HELP)
     for file in files:
         try:
             dtypes = {name: dtype for name, dtype, _ in _headers(file)}
@@ -287,8 +287,8 @@ def check_report(folder: Path, report: Mapping[str, Any]) -> None:
     said = []
     for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         if found := sorted(report.get(kind, ()), key=str):
-            told = ", ".join(_told(one) for one in found[:_SHOWN])
-            said.append(f"{len(found)} {kind.replace('_', ' ')}: {told}")
+            listed = ", ".join(_describe_key(one) for one in found[:_SHOWN])
+            said.append(f"{len(found)} {kind.replace('_', ' ')}: {listed}")
     if not said:
         return
     raise does_not_load(
@@ -307,16 +307,16 @@ def _help_of_rows(mismatched: Iterable[tuple[str, Any, Any]]) -> str | None:
     if not rows:
         return None
     own, wanted = rows.get(True) or rows[False]
-    ways, padded = [], own > wanted
+    choices, padded = [], own > wanted
     if padded:
-        ways.append(f"take the rows beyond {wanted} away")
+        choices.append(f"take the rows beyond {wanted} away")
     if True in rows:  # else the embedding is as config.json says
-        ways.append(f"set vocab_size={own} in its config.json, in text_config where it has one")
-    said = f"its vocabulary is padded to {own} rows: " if padded else ""
-    return said + ", or ".join(ways) or None
+        choices.append(f"set vocab_size={own} in its config.json, in text_config where it has one")
+    opening = f"its vocabulary is padded to {own} rows: " if padded else ""
+    return opening + ", or ".join(choices) or None
 
 
-def _told(key: Any) -> str:
+def _describe_key(key: Any) -> str:
     if isinstance(key, str):
         return key
     name, own, wanted = key

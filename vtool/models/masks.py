@@ -133,7 +133,7 @@ def multiple_of(tensor: int, context: int) -> int:
 def pad_rows(tokens: Tensor, keep: Tensor, multiple: int) -> tuple[Tensor, Tensor]:
     """Pad rows [B, S, …] and their kept tokens [B, S] on the right to a multiple of a length.
 
-    Always both: ids that are padded beside a mask that is not are what verl#5904 was.
+    Always both: ids that are padded with a mask that is not are what verl#5904 was.
 
     Raises:
         ValueError: rows and kept tokens of different shapes.

@@ -125,7 +125,7 @@ def _imported(file: Path, package: str) -> ModuleType:
     assert spec is not None, "it ends with .py"
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    # behind all others: files that lie beside it hide no package
+    # behind all others: files that lie next to it hide no package
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))
     try:
@@ -196,7 +196,7 @@ def _check_weights(tiny: Any, own: Any, known: Family, file: Path) -> None:
     )
     if there == wanted:
         return
-    said = []
+    differences = []
     for what, names in (
         ("lacks", [name for name in wanted if name not in there]),
         ("has", [name for name in there if name not in wanted]),
@@ -207,9 +207,9 @@ def _check_weights(tiny: Any, own: Any, known: Family, file: Path) -> None:
     ):
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            said.append(f"{what} {names[0]}{more}")
+            differences.append(f"{what} {names[0]}{more}")
     message = (
-        f"{type(tiny).__name__} {', '.join(said)}: its weights are not those of"
+        f"{type(tiny).__name__} {', '.join(differences)}: its weights are not those of"
         f" {known.model_class().__name__}"
     )
     help = (

@@ -217,10 +217,10 @@ def record(whole: Sequence[str]) -> str:
     Args:
         whole: the modules that are trained whole.
     """
-    said = {
+    config = {
         "load_in_4bit": True,
         "bnb_4bit_quant_type": _KIND,
         "bnb_4bit_use_double_quant": False,
         "llm_int8_skip_modules": ["lm_head", "model.visual", *whole],
     }
-    return json.dumps(said, indent=2) + "\n"
+    return json.dumps(config, indent=2) + "\n"

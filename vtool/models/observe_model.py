@@ -62,7 +62,7 @@ def observe_layers(module: nn.Module) -> Iterator[Observed]:
     for name, value, packable in dict.fromkeys(kinds):
         ours = LANGUAGE.get(value) or TOWER.get(value)
         yield Observed("model.attention", value if ours is None else ours.kernel, name)
-        # one that ignores documents would have them see each other, without a word
+        # one that ignores documents would silently have them see each other
         if packable:
             packing = "token_budget" if ours is not None and ours.packed else "none"
             yield Observed("data.packing", packing, name)

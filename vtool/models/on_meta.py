@@ -43,8 +43,8 @@ def parameters_on_meta() -> Iterator[None]:
 def stand_ins(model: nn.Module) -> Iterator[None]:
     """Put parameters of no bytes, on the CPU, in the place of those on the meta device.
 
-    What is built beside a layer goes where its weight is: on the meta device it would lose what it
-    has been initialized with.
+    What is built next to a layer goes where its weight is: on the meta device it would lose its
+    initial values.
     """
     swapped: list[tuple[nn.Module, str, nn.Parameter]] = []
     made: dict[nn.Parameter, nn.Parameter] = {}

@@ -69,7 +69,7 @@ class ByteValues:
         return other is not None and torch.equal(self.table, other.table)
 
     def pin_memory(self) -> "ByteValues":
-        """Return a copy whose table a device reads while the CPU goes on."""
+        """Return a copy whose table a device reads while the CPU continues."""
         return ByteValues(self.table.pin_memory(), self.width)
 
 

@@ -176,7 +176,7 @@ def is_wide(image: Any) -> bool:
 
 
 def _traits(image: Any, tags: Mapping[int, Any]) -> Iterator[str]:
-    """Yield the traits that a picture's header tells, and its EXIF tag.
+    """Yield the traits that a picture's header shows, and its EXIF tag.
 
     That may stand behind a PNG's pixels, so that these are read first; those of a TIFF are turned
     by that.

@@ -59,7 +59,7 @@ def _check_config(folder: Path) -> None:
 def _no_model(error: Exception) -> Findings:
     """Return the finding of what transformers raises of a config."""
     # huggingface_hub says which check failed, and what it was about in the exception behind it
-    told = error.__cause__ or error if first_line(error).endswith(":") else error
+    cause = error.__cause__ or error if first_line(error).endswith(":") else error
     return does_not_load(
-        f"no model can be built of its config.json: {type(told).__name__}: {first_line(told)}"
+        f"no model can be built of its config.json: {type(cause).__name__}: {first_line(cause)}"
     )

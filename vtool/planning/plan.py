@@ -29,7 +29,7 @@ MFU = 0.4
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The question that a plan answers, beside the recipe: GPUs, memory, sizes of rows, price."""
+    """The question that a plan answers, besides the recipe: GPUs, memory, sizes of rows, price."""
 
     gpus: int = 1
     memory: int | None = None
@@ -75,7 +75,7 @@ class MemoryPlan:
     logits: int
     """Bytes of the logits of one of them, among the activations."""
     load: int
-    """Host memory of a rank while it loads, beside mapped files: the largest tensor."""
+    """Host memory of a rank while it loads, besides mapped files: the largest tensor."""
     save: int
     """Host memory of a rank while it saves: what it gathers before it writes a file."""
     checkpoint: int

@@ -1,7 +1,7 @@
 """`model.gradient_checkpointing: auto`: the fewest blocks that compute again, so that a rank fits.
 
 A run has this computed by a process of its own (`vtool/training/recompute.py`), as torch's fake
-process group cannot be beside a real one.
+process group cannot exist along with a real one.
 """
 
 import pickle
@@ -89,7 +89,7 @@ def fewest_blocks(measure: Callable[[int], float], tower: int, of: int, room: fl
 
 
 def main(folder_name: str) -> None:
-    """Plan the run of a task's file, and write what was chosen beside it."""
+    """Plan the run of a task's file, and write what was chosen next to it."""
     from vtool.diagnostics import Diagnostic, Findings
     from vtool.planning.plan import OVERHEAD, Asked, make_plan
     from vtool.planning.text import remedy, verdict

@@ -60,7 +60,7 @@ def _integers(indices: Any) -> list[Any]:
 
 @contextmanager
 def without_tracebacks() -> Iterator[None]:
-    """Let torch not print what an operation raises, before whoever catches it says so in a line."""
+    """Keep torch from printing what an operation raises: the caller reports it in a line."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before, log.disabled = log.disabled, True
     try:

@@ -28,7 +28,7 @@ def lines(plan: MemoryPlan) -> Iterator[str]:
         f"logits: {plural(plan.chunks, 'chunk')}, {size(plan.logits)} each, among the activations"
     )
     yield (
-        f"host memory of a rank: {size(plan.load)} beside mapped files at load, {size(plan.save)}"
+        f"host memory of a rank: {size(plan.load)} besides mapped files at load, {size(plan.save)}"
         f" at save; a checkpoint has {size(plan.checkpoint)}"
     )
     most = "at most " if plan.shape.packed else ""

@@ -45,7 +45,7 @@ def missing_files(
                     " run were done"
                 ),
                 (
-                    "the same command goes on from the last checkpoint; where that is before the"
+                    "the same command resumes from the last checkpoint; where that is before the"
                     " interval, the steps are recorded again"
                 ),
                 "profiler.tool",

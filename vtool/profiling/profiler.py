@@ -40,7 +40,7 @@ SUMMARY = "summary.json"
 def open_profiler(
     run: Run, ranks: Ranks, folder: Path, step: int, total: int, say: Callable[[str], None]
 ) -> "Profiler":
-    """Open the profiler of a run that goes on after `step`, of `total` steps, on every rank.
+    """Open the profiler of a run that resumes after `step`, of `total` steps, on every rank.
 
     Raises:
         SharedFindings: `profile-interval`, `profile-behind`, `profiler-ranks`, `profiler-device`,
@@ -128,7 +128,7 @@ class Profiler:
             self.tool = make_tool(self.settings, self.ranks.device, self.folder, self.ranks.rank)
         if kind is not None and self.tool is not None:
             self._finish(alone=True, cut=True)
-            for one in self.findings:  # beside what is being raised
+            for one in self.findings:  # in addition to what is being raised
                 print(f"{one.severity}[{one.rule} {one.code}]: {one.message}", file=sys.stderr)
         elif kind is None and self._step >= self._starts:  # the same on every rank
             self._finish(alone=False, cut=True)

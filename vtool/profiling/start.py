@@ -1,4 +1,4 @@
-"""The checks before step 1 of a profile: what the settings alone cannot tell."""
+"""The checks before step 1 of a profile: what the settings alone cannot show."""
 
 import os
 import re
@@ -64,9 +64,9 @@ def unwritable(folder: Path) -> Iterator[Diagnostic]:
 
 
 def interval_behind(settings: Profiler, step: int) -> Diagnostic:
-    """Return the finding for an interval that begins before the step that a run goes on after."""
+    """Return the finding for an interval that begins before the step that a run resumes after."""
     first, last = settings.profile_interval
-    message = f"profiler.profile_interval is {[first, last]}, and the run goes on after step {step}"
+    message = f"profiler.profile_interval is {[first, last]}, and the run resumes after step {step}"
     length = last - first
     begin = step + 1 + (settings.warmup if settings.tool in ("torch", "npu") else 0)
     return Diagnostic(

@@ -281,7 +281,7 @@ def check_table(path: Path) -> str | None:
 class NpuTool(ScheduledProfile):
     """torch_npu.profiler.
 
-    It catches its own errors and goes on: only its files show whether it worked.
+    It catches its own errors and continues: only its files show whether it worked.
     """
 
     folder: Path

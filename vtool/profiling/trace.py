@@ -52,7 +52,7 @@ class Packed:
 
 
 def read_trace(file: IO[str]) -> Generator[Event, None, Event]:
-    """Yield the events of a trace one by one; return what the object holds beside them.
+    """Yield the events of a trace one by one; return what the object holds besides them.
 
     Raises:
         ValueError: it is not JSON, or not a trace.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _WIDTH, _HEIGHT = 400, 210
 _BUCKETS = 250
 _LOG_FROM = 30.0
-# Dashes tell runs apart where colors cannot: for the color-blind, in gray print, and where
+# Dashes distinguish runs where colors cannot: for the color-blind, in gray print, and where
 # colors come round again.
 _RUN_COLORS = 6
 _DASHES = ((), (5, 1.5), (1.5, 1.5), (7, 1.5, 1.5, 1.5), (10, 3), (3, 3), (1, 4))
@@ -267,21 +267,21 @@ def _inline(svg: str, plan: _Plan, curves: Sequence[Points]) -> str:
         body = body.replace(stand_in, variable)
     return re.sub(
         r"<svg[^>]*>",
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{_said(plan, curves)}">',
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{_in_words(plan, curves)}">',
         body,
         count=1,
     )
 
 
-def _said(plan: _Plan, curves: Sequence[Points]) -> str:
+def _in_words(plan: _Plan, curves: Sequence[Points]) -> str:
     """Return the chart in words, for screen readers."""
-    said = []
+    ranges = []
     for xs, ys in curves:
         if xs:
             first, last, low, high = (
                 plan.words(value) for value in (ys[0], ys[-1], min(ys), max(ys))
             )
-            said.append(
+            ranges.append(
                 f"{first} at step {xs[0]}, {last} at step {xs[-1]}, lowest {low}, highest {high}"
             )
-    return f"{plan.title} by step: {'; '.join(said)}"
+    return f"{plan.title} by step: {'; '.join(ranges)}"

@@ -32,18 +32,18 @@ def results(runs: Sequence[RunFiles]) -> list[tuple[str, list[Stat]]]:
         for label, stats in lines
         if any(stat.value for stat in stats) and label not in hidden
     ]
-    said = [check_counts(all_states(run)) or None for run in runs]
+    counts = [check_counts(all_states(run)) or None for run in runs]
     return [
         ("Status", [Stat("Status", status(run)) for run in runs]),
         *lines,
-        ("Checks", [Stat("Checks", words) for words in said]),
+        ("Checks", [Stat("Checks", words) for words in counts]),
     ]
 
 
 def differences(runs: Sequence[RunFiles]) -> list[tuple[str, list[str | None]]]:
     """Return the settings, data and versions that are not the same in all runs.
 
-    None stands for a run that does not have it.
+    None is the value of a run that does not have it.
     """
     lines = []
     for describe in (_settings, _data, _made_with):
@@ -57,11 +57,11 @@ def differences(runs: Sequence[RunFiles]) -> list[tuple[str, list[str | None]]]:
 
 def have_same_rows(runs: Sequence[RunFiles], split: str) -> bool:
     """Return whether a split had the same rows in all runs, as far as their files say."""
-    said = [
+    known = [
         {key: value for key, value in _data(run).items() if key.startswith(f"{split} ")}
         for run in runs
     ]
-    return all(each == other for each in said for other in said if each and other)
+    return all(each == other for each in known for other in known if each and other)
 
 
 def _settings(run: RunFiles) -> dict[str, str]:
@@ -69,17 +69,17 @@ def _settings(run: RunFiles) -> dict[str, str]:
 
 
 def _data(run: RunFiles) -> dict[str, str]:
-    said = {}
+    facts = {}
     for name, split in run.data.items():
         if isinstance(split, dict):
             files = split.get("files")
-            said[f"{name} rows kept"] = str(split.get("kept", "?"))
-            said[f"{name} files"] = (
+            facts[f"{name} rows kept"] = str(split.get("kept", "?"))
+            facts[f"{name} files"] = (
                 ", ".join(_file(file) for file in files if isinstance(file, dict))
                 if isinstance(files, list)
                 else ""
             )
-    return said
+    return facts
 
 
 def _made_with(run: RunFiles) -> dict[str, str]:

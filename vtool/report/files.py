@@ -110,7 +110,7 @@ def write_page(page: str, output: Path) -> Path:
         OSError: it cannot be written, or there is something else; the old file stays.
     """
     check_replaceable(output)
-    # Beside it and then renamed: who has the page open, or copies it, never sees half of one.
+    # Into the same folder and then renamed: who has the page open, or copies it, never sees half.
     unfinished = output.with_name(f".{output.name}.{os.getpid()}.tmp")
     try:
         # A model may answer with half of a surrogate pair, which UTF-8 cannot hold.

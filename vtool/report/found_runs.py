@@ -31,11 +31,11 @@ def _found(named: Path) -> list[Path]:
             runs = Path("runs")
             found = sorted(runs.glob(f"{_plain(str(named))}-*=*"))
             return [path for path in found if (path / "config.yaml").is_file()] or [named]
-    except OSError:  # it is said of the folder what is wrong with it
+    except OSError:  # the caller reports what is wrong with the folder
         pass
     return [named]
 
 
 def _plain(name: str) -> str:
-    """Return a name for `glob`, in which nothing stands for other names."""
+    """Return a name for `glob` with its special characters escaped."""
     return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)

@@ -1,4 +1,4 @@
-"""Answers to a few validation rows at each evaluation: how they change as a run goes on."""
+"""Answers to a few validation rows at each evaluation: how they change during a run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from vtool.report.run_files import Prediction, RunFiles
 
 _MOST_ROWS = 12
 _FIRST, _LAST = 3, 4
-"""Answers of a row that are shown, of more than both together."""
+"""Answers of a row that are shown where it has more than both together."""
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class AnswerSpan:
     """An answer that was the same at one evaluation or several in a row."""
 
     steps: str
@@ -23,8 +23,8 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class AskedAgain:
-    """A validation row, and what was answered to it."""
+class RowOverTime:
+    """A validation row and the answers to it."""
 
     row: str
     question: str
@@ -32,19 +32,19 @@ class AskedAgain:
     reference: str
     picture: Picture | None
     has_image: bool
-    first: tuple[Said, ...]
+    first: tuple[AnswerSpan, ...]
     left_out: int
     """Answers between the first and the last ones."""
-    last: tuple[Said, ...]
+    last: tuple[AnswerSpan, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class OverTime:
-    """The rows that were asked again and again."""
+    """The rows that were asked at every evaluation."""
 
     question: str
     evaluations: int
-    rows: tuple[AskedAgain, ...]
+    rows: tuple[RowOverTime, ...]
 
 
 def over_time(run: RunFiles, pictures: Pictures) -> OverTime | None:
@@ -55,24 +55,24 @@ def over_time(run: RunFiles, pictures: Pictures) -> OverTime | None:
             by_row.setdefault(answer.row, []).append((step, answer))
     if not by_row:
         return None
-    questions = {answer.question for said in by_row.values() for _, answer in said}
+    questions = {answer.question for given in by_row.values() for _, answer in given}
     question = questions.pop() if len(questions) == 1 else ""
     shown = list(by_row.values())[:_MOST_ROWS]
-    rows = tuple(_row(run, said, question, pictures) for said in shown)
+    rows = tuple(_row(run, given, question, pictures) for given in shown)
     return OverTime(question, len({step for step, _ in run.asked_again}), rows)
 
 
 def _row(
-    run: RunFiles, said: Sequence[tuple[int, Prediction]], question: str, pictures: Pictures
-) -> AskedAgain:
-    _, one = said[-1]
+    run: RunFiles, given: Sequence[tuple[int, Prediction]], question: str, pictures: Pictures
+) -> RowOverTime:
+    _, one = given[-1]
     answers = [
-        Said(_steps([step for step, _ in group]), short(answer), right)
-        for (answer, right), same in groupby(said, lambda each: (each[1].answer, each[1].correct))
+        AnswerSpan(_steps([step for step, _ in group]), short(answer), right)
+        for (answer, right), same in groupby(given, lambda each: (each[1].answer, each[1].correct))
         if (group := list(same))
     ]
     cut = len(answers) - _FIRST - _LAST
-    return AskedAgain(
+    return RowOverTime(
         one.row,
         "" if question else short(one.question),
         short(one.reference),

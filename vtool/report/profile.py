@@ -59,8 +59,8 @@ def _interval(found: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "title": f"Step {begin}" if begin == end else f"Steps {begin} to {end}",
         "about": (
-            f"recorded by {found['tool']} on {_who(ranks, int(found['world']))}, {found['device']},"
-            f" {found['dtype']}"
+            f"recorded by {found['tool']} on {_recorded_ranks(ranks, int(found['world']))},"
+            f" {found['device']}, {found['dtype']}"
         ),
         "stats": _stats(first, ranks),
         "bars": bars[:SHOWN],
@@ -115,7 +115,7 @@ def _bar(name: str, one: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _who(ranks: Mapping[str, object], world: int) -> str:
+def _recorded_ranks(ranks: Mapping[str, object], world: int) -> str:
     """Return which ranks were recorded, in words."""
     if len(ranks) == world:
         return f"{world} rank{'s' * (world > 1)}"

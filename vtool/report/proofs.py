@@ -15,7 +15,7 @@ def read_proofs(folder: Path) -> dict[str, Any] | None:
     """Return the proofs of a run, as `proofs.html.j2` shows them, and what they were made with.
 
     None where there is no such file, or none that can be read: nothing is known then, and nothing
-    is said to have passed. `asked` is false where the run was started with --no-preflight.
+    counts as passed. `asked` is false where the run was started with --no-preflight.
     """
     try:
         record: Any = json.loads((folder / "proofs.json").read_text())

@@ -55,12 +55,12 @@ def _names(rows: Any) -> str:
 
 def remarks(run: RunFiles) -> list[str]:
     """Return in sentences what stands out."""
-    said = []
+    sentences = []
     spikes = spike_lines(run)
     if spikes:
         steps = ", ".join(spike.steps for spike in spikes[:8])
         more = f" and {len(spikes) - 8} more" if len(spikes) > 8 else ""
-        said.append(
+        sentences.append(
             f"The loss spikes in {plural(len(spikes), 'place')}: step {steps}{more}. The rows are"
             " below the curves."
         )
@@ -68,8 +68,8 @@ def remarks(run: RunFiles) -> list[str]:
     expected = {answer.reference for answer in run.predictions}
     if len(run.predictions) >= _FEWEST_ANSWERS and len(answers) == 1 and len(expected) > 1:
         (answer,) = answers
-        said.append(
+        sentences.append(
             f"All {len(run.predictions):,} test rows have one answer, “{short(answer)}”, where"
             f" {len(expected):,} different ones are expected."
         )
-    return said
+    return sentences

@@ -33,15 +33,15 @@ def checks_of(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     details: Mapping[str, Mapping[str, Any]] = result.get("details", {})
     rows = []
     for name, state in result["checks"].items():
-        rule, told = RULES.get(name), details.get(name, {})
+        rule, detail = RULES.get(name), details.get(name, {})
         rows.append(
             {
                 "name": name,
                 "code": rule.code if rule else "",
                 "summary": rule.summary if rule else "",
                 "state": state,
-                "reason": told.get("reason") or "",
-                "measured": _measured(told.get("measured")),
+                "reason": detail.get("reason") or "",
+                "measured": _measured(detail.get("measured")),
             }
         )
     return sorted(rows, key=lambda row: _STATES.index(row["state"]))

@@ -83,11 +83,11 @@ class RunFiles:
     evaluations: tuple[Evaluation, ...]
     predictions: tuple[Prediction, ...]
     result: Mapping[str, Any] | None
-    """The contents of result.json; None while the run goes on, or when it did not finish."""
+    """The contents of result.json; None while the run continues, or when it did not finish."""
     checkpoints: tuple[str, ...]
     exported: bool
     running: bool | None
-    """True where a process is training in it; None where that cannot be told."""
+    """True where a process is training in it; None where that is not known."""
     notices: tuple[str, ...]
     asked_again: tuple[tuple[int, tuple[Prediction, ...]], ...] = ()
     """Steps of evaluations, and the answers that the same few validation rows had then."""
@@ -142,7 +142,7 @@ def read_run(folder: Path) -> RunFiles:
     result = _json_object(
         folder / "result.json",
         notices,
-        "the run is still going on, or ended before its end; nothing of it counts as passed or"
+        "the run is still running, or stopped before its end; nothing of it counts as passed or"
         " measured",
     )
     tested = result is not None and "test_samples" in result

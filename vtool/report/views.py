@@ -56,7 +56,7 @@ class Split:
 
 
 def status(run: RunFiles) -> str:
-    """Return `finished`, `running`, `stopped`, or `unfinished` where that cannot be told."""
+    """Return `finished`, `running`, `stopped`, or `unfinished` where that is not known."""
     if run.result is None:
         return {True: "running", False: "stopped", None: "unfinished"}[run.running]
     return str(run.result.get("status", "unfinished"))
@@ -73,7 +73,7 @@ def subtitle(run: RunFiles) -> str:
 def headline(run: RunFiles) -> list[Stat]:
     """Return the numbers of the header.
 
-    Every run has the same labels in the same order, so that runs can stand side by side.
+    Every run has the same labels in the same order, so that runs can be compared side by side.
     """
     result = run.result or {}
     last = run.steps[-1] if run.steps else None
@@ -162,15 +162,15 @@ def checks(run: RunFiles) -> list[Check]:
     found = (run.result or {}).get("checks")
     order = {"failed": 0, "not-run": 1, "passed": 2}
     rows = []
-    for rule, said in found.items() if isinstance(found, dict) else ():
+    for rule, reported in found.items() if isinstance(found, dict) else ():
         texts = (RULES[rule].code, RULES[rule].summary) if rule in RULES else ("", "")
-        state = said if isinstance(said, str) and said in order else "not-run"
+        state = reported if isinstance(reported, str) and reported in order else "not-run"
         rows.append(Check(state, rule, *texts))
     return sorted(rows, key=lambda check: order[check.state])
 
 
 def check_counts(states: Iterable[str]) -> str:
-    """Return `12 passed, 1 failed, 2 not run`, without what there is none of."""
+    """Return `12 passed, 1 failed, 2 not run`, without the counts that are 0."""
     counts = Counter(states)
     return ", ".join(
         f"{counts[state]} {state.replace('-', ' ')}"
@@ -245,29 +245,29 @@ def training_ledger(run: RunFiles) -> tuple[str, bool] | None:
 
 def history(run: RunFiles) -> list[str]:
     """Return in sentences what a run began with, and how its end was chosen."""
-    result, said = run.result or {}, []
+    result, sentences = run.result or {}, []
     if (source := run.setting("train.from")) not in (None, "", "null", "~"):
-        said.append(f"It began with the weights of {source}.")
+        sentences.append(f"It began with the weights of {source}.")
     extended = result.get("extended")
     for each in extended if isinstance(extended, list) else ():
         if isinstance(each, dict):
             planned, steps, rate = (number(each, key) for key in ("planned_steps", "steps", "rate"))
             after = in_words(number(each, "after_step"))
-            said.append(
+            sentences.append(
                 f"After step {after} its end was moved from step {in_words(planned)} to"
                 f" {in_words(steps)}; the learning rate then was {in_words(rate)}."
             )
     early, best = result.get("stopped_early"), result.get("best")
     if isinstance(early, dict):
         after, of = (in_words(number(early, key)) for key in ("after_step", "of_steps"))
-        said.append(
+        sentences.append(
             f"It stopped early after step {after} of {of}: its validation score got no better."
         )
     if isinstance(best, dict):
         step, value = (in_words(number(best, key)) for key in ("step", "value"))
         what = "is exported, and what the test rows score" if best.get("exported") else "is lost"
-        said.append(f"Step {step}, the best by {best.get('metric')} ({value}), {what}.")
-    return said
+        sentences.append(f"Step {step}, the best by {best.get('metric')} ({value}), {what}.")
+    return sentences
 
 
 def notices(run: RunFiles) -> list[str]:
@@ -289,12 +289,12 @@ def notices(run: RunFiles) -> list[str]:
     )
     if run.predictions and share is not None and rows is not None:
         right = sum(prediction.correct for prediction in run.predictions)
-        said = share * rows
-        said = round(said) if math.isfinite(said) else said
-        if (right, len(run.predictions)) != (said, rows):
+        reported = share * rows
+        reported = round(reported) if math.isfinite(reported) else reported
+        if (right, len(run.predictions)) != (reported, rows):
             found.append(
                 f"predictions.jsonl has {right:,} right of {len(run.predictions):,} rows, "
-                f"but result.json says {said:,} of {in_words(rows)}."
+                f"but result.json says {reported:,} of {in_words(rows)}."
             )
     found += [
         f"data.json: {split.name} does not add up: {split.sum}."
@@ -312,12 +312,12 @@ def notices(run: RunFiles) -> list[str]:
 
 
 def commands(run: RunFiles) -> list[tuple[str, str]]:
-    """Return the commands to type next, each behind what it does."""
+    """Return the commands to type next, each with what it does."""
     folder = shlex.quote(str(run.folder))
     config, trained = shlex.quote(str(run.folder / "config.yaml")), bool(run.checkpoints)
     lines = {
         "Follow it while it runs": (run.result is None, f"vtool report {folder} --follow"),
-        "Go on from the newest checkpoint": (
+        "Resume from the newest checkpoint": (
             status(run) != "finished",
             f"vtool train sft {config}",
         ),

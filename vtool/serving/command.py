@@ -59,7 +59,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command, and the variables that it is given beside the environment."""
+    """A command, and the variables that it is given in addition to the environment."""
 
     words: tuple[str, ...]
     variables: Mapping[str, str]

@@ -64,7 +64,7 @@ def _why_merge(adapter: dict[str, Any], folder: Path) -> str | None:
     if adapter.get("use_dora"):
         return "vLLM has no DoRA"
     if adapter.get("modules_to_save"):
-        return "vLLM takes no whole modules beside an adapter (modules_to_save)"
+        return "vLLM takes no whole modules with an adapter (modules_to_save)"
     if int(adapter.get("r", 0)) > largest_rank():
         return f"vLLM takes adapters up to rank {largest_rank()}"
     return None

@@ -2,7 +2,7 @@
 
 Each builds its own, from a folder that may be on its machine's own disk. FSDP2 and Megatron-core
 keep each rank's share of each rank's own weights, so that those of two folders would be mixed
-without a word. DDP sends rank 0's weights to all, but not its config. Ranks that see the same files
+silently. DDP sends rank 0's weights to all, but not its config. Ranks that see the same files
 on one machine digest them together, each its part; where all do, nothing is digested.
 """
 

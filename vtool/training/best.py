@@ -1,6 +1,6 @@
 """The best step so far by a score of the validation rows, and when there is no better one to come.
 
-Kept in every checkpoint, so that a run that goes on knows what it has seen.
+Kept in every checkpoint, so that a resumed run knows what it has seen.
 """
 
 import math

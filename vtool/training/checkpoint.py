@@ -123,9 +123,9 @@ def write_share(
     writer = ShareWriter(writing, ranks)
     for kind in KINDS:
         writer.write(kind, share[kind])
-    told = ranks.all_gather_objects((writer.files, writer.error and _why(writer.error, folder)))
-    files = [file for written, _ in told for file in written]
-    failed = [(rank, error) for rank, (_, error) in enumerate(told) if error]
+    gathered = ranks.all_gather_objects((writer.files, writer.error and _why(writer.error, folder)))
+    files = [file for written, _ in gathered for file in written]
+    failed = [(rank, error) for rank, (_, error) in enumerate(gathered) if error]
 
     def finish() -> None:
         if failed:
@@ -204,7 +204,7 @@ def _remove_older(folder: Path, snapshot: Snapshot, keep_last: int) -> None:
         flush(folder)
     except OSError as error:  # it is there, and whole: only its name might be lost with the power
         target = folder / checkpoint_name(snapshot.step)
-        say([Diagnostic("checkpoint-not-synced", f"{target}: {error.strerror}")])
+        print_findings([Diagnostic("checkpoint-not-synced", f"{target}: {error.strerror}")])
     best = ((snapshot.state.get("marks") or {}).get("best") or {}).get("step")
     for old in (each for each in checkpoints(folder)[:-keep_last] if step_of(each) != best):
         # What cannot be removed costs space, not the run; and what is half removed is no checkpoint
@@ -214,7 +214,7 @@ def _remove_older(folder: Path, snapshot: Snapshot, keep_last: int) -> None:
             shutil.rmtree(doomed)
 
 
-def say(findings: Iterable[Diagnostic]) -> None:
+def print_findings(findings: Iterable[Diagnostic]) -> None:
     """Print findings that end nothing."""
     for one in findings:
         print(f"{one.severity}[{one.rule} {one.code}]: {one.message}", file=sys.stderr)
@@ -276,7 +276,7 @@ def _damaged_files(
     """Yield which files are not those that were written."""
     for name, written in manifest.items():
         if Path(name).name != name:
-            yield f"{MANIFEST} names {name!r}, which is not a file beside it"
+            yield f"{MANIFEST} names {name!r}, which is not a file next to it"
         if (size := (checkpoint / name).stat().st_size) != written["bytes"]:
             yield f"{name} has {size} bytes; {written['bytes']} were written"
     found = digests([checkpoint / name for name in manifest])
@@ -320,7 +320,7 @@ def passed_over(damaged: Sequence[Diagnostic], more: str = "") -> tuple[Diagnost
 def best_before(
     checkpoint: Path, digests: Digests = digest_here
 ) -> tuple[Path | None, list[Diagnostic]]:
-    """Return the best checkpoint of a run, as one of it that is whole tells.
+    """Return the best checkpoint of a run, as one of its whole checkpoints names it.
 
     Returns:
         None where none was kept as the best, or where that one is damaged: with a finding then.

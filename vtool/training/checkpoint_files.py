@@ -44,7 +44,7 @@ class Shares:
     """The shares of the ranks. Rank 0 has the first file; then the rank with the fewest bytes.
 
     An `Owner` of an engine's tensors: all ranks see the same ones in the same order, and so agree
-    without a word. A checkpoint that is small, such as that of adapters, is one file of each kind.
+    without communication. A small checkpoint, such as that of adapters, is one file of each kind.
     """
 
     def __init__(self, world: int) -> None:

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
-from vtool.training.checkpoint import ALONE, Snapshot, save, say, share_of, write_share
+from vtool.training.checkpoint import ALONE, Snapshot, print_findings, save, share_of, write_share
 
 
 class Writer:
     """A writer of checkpoints, one at a time.
 
-    The loop waits for it or, `asynchronous`, a thread writes while the loop goes on.
+    The loop waits for it or, `asynchronous`, a thread writes while the loop continues.
 
     A thread's failure is raised by the next `save` or `wait`. Leaving the context waits for what is
     being written, however it is left.
@@ -34,7 +34,7 @@ class Writer:
         self._to = folder
         self._ranks = ranks
         # the thread talks to those of other ranks while the loop computes
-        self._how = (keep_last, synced, ranks.beside() if asynchronous else ranks)
+        self._how = (keep_last, synced, ranks.with_own_group() if asynchronous else ranks)
         self._thread = ThreadPoolExecutor(1, "checkpoint") if asynchronous else None
         self._writing: Future[Path] | None = None
 
@@ -47,16 +47,16 @@ class Writer:
         if kind is None:
             self.wait()
         elif self._writing is not None and isinstance(lost := self._writing.exception(), Findings):
-            # a full disk stops the loop's own files too: that is one fault, told with what it costs
+            # a full disk stops the loop's own files too: it is reported once, with what it costs
             if isinstance(raised, Findings) and _same_fault(raised, lost):
                 raise lost from raised
             if self._ranks.rank == 0:
-                say(lost.diagnostics)  # beside what is being raised
+                print_findings(lost.diagnostics)  # in addition to what is being raised
 
     def save(self, snapshot: Snapshot) -> None:
         """Write a checkpoint, or begin to; every rank calls it.
 
-        Its tensors may be a model's own: where the loop goes on, each rank copies its share first.
+        Its tensors may be a model's own: if the loop continues, each rank copies its share first.
 
         Raises:
             Findings: `checkpoint-not-saved`, of this one or of the one before it.

@@ -1,6 +1,6 @@
 """The digests of a checkpoint's files, at resume: rank 0 asks for them, all ranks compute them.
 
-What is to be read is decided by rank 0 alone: each rank looks into what it is told, and none has to
+What is to be read is decided by rank 0 alone: each rank reads what it is assigned, and none has to
 find the same files.
 """
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 Digests = Callable[[Sequence[Path]], Mapping[Path, str]]
 """Returns the SHA-256 of each of some files. It raises OSError of one that cannot be read."""
 _READERS = 4
-"""Threads that digest files: hashlib lets them run beside each other."""
+"""Threads that digest files: hashlib lets them run in parallel."""
 
 
 def digest_here(files: Sequence[Path]) -> dict[Path, str]:
@@ -83,7 +83,7 @@ def _joined(
         elif rank == 0:
             raise answer
         else:
-            # not damage, for which a run would go on from an older checkpoint
+            # not damage, for which a run would resume from an older checkpoint
             name = answer.filename or share[0]
             message = f"{name} is there on rank 0, and rank {rank} cannot read it: "
             help = "each rank reads its share: the folder must be one that all nodes share"

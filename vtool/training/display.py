@@ -15,7 +15,7 @@ from rich.text import Text
 # Seconds between plain lines: enough to see that a run is alive, and a log of days that can still
 # be read.
 PLAIN_EVERY = 5.0
-# The share of the time from which on it is said how much of it goes by waiting for data.
+# The share of the time, spent waiting for data, from which on it is displayed.
 WORTH_SAYING = 0.1
 
 

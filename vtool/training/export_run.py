@@ -14,7 +14,7 @@ from vtool.models.build import build_model
 from vtool.models.nf4 import round_to_nf4
 from vtool.models.processor import load_processor
 from vtool.training.base import base_of, base_settings, check_base
-from vtool.training.checkpoint import best_before, load, newest, passed_over, say
+from vtool.training.checkpoint import best_before, load, newest, passed_over, print_findings
 from vtool.training.kept_processor import check_processor
 from vtool.training.own_folder import written_settings
 from vtool.training.run_folder import RunFolder
@@ -42,7 +42,7 @@ def export_run(path: Path, output: Path | None = None, *, merge: bool = False) -
     """Write a run's checkpoint as a Hugging Face folder; return the folder and the step.
 
     It is the best one, where `checkpoint.keep_best` keeps it, or else the newest that is whole; a
-    newer one that is not is said.
+    newer one that is not is reported.
 
     A run with adapters gives the adapter in peft's format; with `merge`, a whole model, each weight
     being base + scale · B · A. A base that was trained in NF4 is merged as that.
@@ -63,7 +63,7 @@ def export_run(path: Path, output: Path | None = None, *, merge: bool = False) -
             [replace(finding, help=whole) for finding in damaged]
             or [Diagnostic("no-checkpoint", f"{path} has no checkpoint yet")]
         )
-    say(passed_over(damaged))
+    print_findings(passed_over(damaged))
     best, lost = best_before(found) if run.checkpoint.keep_best is not None else (None, [])
     if lost:
         raise Findings(lost)

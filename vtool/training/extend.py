@@ -1,4 +1,4 @@
-"""A run that goes on beyond the end that it was planned with (`checkpoint.resume=extend`)."""
+"""A run that continues beyond the end that it was planned with (`checkpoint.resume=extend`)."""
 
 import json
 from collections.abc import Mapping
@@ -29,13 +29,13 @@ class Extension:
 
     def in_words(self, optim: Optim) -> str:
         """Describe the change of the run's length and schedule, for its first lines."""
-        said = f"extended from {self.planned_steps} to {self.steps} steps: "
+        prefix = f"extended from {self.planned_steps} to {self.steps} steps: "
         if self.rate == self.planned_rate:
-            return f"{said}the learning rate goes on at {self.rate:.3g} ({optim.schedule})"
+            return f"{prefix}the learning rate continues at {self.rate:.3g} ({optim.schedule})"
         before = "had ended at" if self.after_step >= self.planned_steps else "would have had"
         return (
-            f"{said}{optim.schedule} is planned anew over all of them, so the learning rate of step"
-            f" {self.after_step + 1} is {self.rate:.3g}, where the run {before}"
+            f"{prefix}{optim.schedule} is planned anew over all of them, so the learning rate of"
+            f" step {self.after_step + 1} is {self.rate:.3g}, where the run {before}"
             f" {self.planned_rate:.3g}"
         )
 

@@ -44,7 +44,7 @@ def finish(
     Where the best checkpoint is kept, all of them are of its weights.
 
     Args:
-        more: rules that the run is held to besides those of every run.
+        more: rules that the run is checked by in addition to those of every run.
         found: findings of the run that did not end it.
 
     Returns:
@@ -100,17 +100,17 @@ def _take_best(session: Session, progress: Progress) -> tuple[int, list[Diagnost
 
 def _ending(session: Session, progress: Progress, exported: int) -> dict[str, Any]:
     """Return a result's entries on the exported step, and on an end before the last."""
-    marks, said = progress.marks, {}
+    marks, entries = progress.marks, {}
     if marks.best is not None:
-        said["best"] = {**asdict(marks.best), "exported": exported == marks.best.step}
+        entries["best"] = {**asdict(marks.best), "exported": exported == marks.best.step}
     if marks.stopped:
-        said["stopped_early"] = {
+        entries["stopped_early"] = {
             "after_step": progress.step,
             "of_steps": session.total_steps,
             "evaluations": marks.waited,
             "reference": asdict(marks.reference) if marks.reference else None,
         }
-    return said
+    return entries
 
 
 def balance(session: Session, progress: Progress) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The processor that a run began with: every file of `processor/`, digested.
 
-It has the model's config and token ids too: another activation, mean or id would go on with other
+It has the model's config and token ids too: another activation, mean or id would resume with other
 numbers, and no error.
 """
 
@@ -47,8 +47,8 @@ def check_processor(folder: RunFolder) -> None:
         changes = list(_changes(before, _describe(folder.processor)))
     if changes:
         more = [f"and {len(changes) - _SHOWN} more"] if len(changes) > _SHOWN else []
-        said = f"{folder.processor} is not what the run began with:"
-        message = Lines.of(said, [*changes[:_SHOWN], *more])
+        heading = f"{folder.processor} is not what the run began with:"
+        message = Lines.of(heading, [*changes[:_SHOWN], *more])
         raise Findings(Diagnostic("processor-changed", message, parameter="run.dir"))
 
 

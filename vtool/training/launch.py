@@ -129,7 +129,7 @@ def _check_bound(run: Run, nproc: int, *, outer: bool = False) -> None:
 
 def _launch_ranks(request: Request, nproc: int, report: Report) -> Outcome:
     run = request.run
-    place(run, 0, nproc)  # a device that is not there is said once, and not by each rank
+    place(run, 0, nproc)  # a missing device is reported once, and not by each rank
 
     def others(rank: int, how: str) -> Iterator[Diagnostic]:
         yield from missing_files(run, nproc, RunFolder(run.folder).metrics, {rank: how})
@@ -158,15 +158,15 @@ def start_ranks(
         name: of what they do.
         report: prints the findings of a single rank, in its own process.
         numa: how they are bound to cores, if they are.
-        others: given a rank that failed and how, what is to be said besides.
+        others: given a rank that failed and how, what is to be reported in addition.
 
     Raises:
-        Findings: `rank-failed`, and `others`. What a rank has printed by itself is not said again.
+        Findings: `rank-failed`, and `others`. What a rank has printed by itself is not repeated.
     """
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    # Its own lines tell of processes it ends; ours say why the run ended.
+    # Its own lines report processes that it ends; ours say why the run ended.
     for logger in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
         logging.getLogger(logger).setLevel(logging.CRITICAL)
     with _Forward() as forward:
@@ -195,7 +195,7 @@ def start_ranks(
             # the ranks were stopped before their first step, or did not end in time
             if forward.first is not None:
                 raise _stopped(forward.first) from None
-            first, failure = min(error.failures.items(), key=lambda item: _guilt(item[1]))
+            first, failure = min(error.failures.items(), key=lambda item: _blame_order(item[1]))
             code = failure.exitcode
             how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
             found = tuple(others(first, how))
@@ -230,7 +230,7 @@ def _no_logs() -> Any:
     return NoLogs()
 
 
-def _guilt(failure: Any) -> tuple[int, int]:
+def _blame_order(failure: Any) -> tuple[int, int]:
     """Return a sort key that puts first the rank for which the others failed.
 
     A rank that was killed or has spoken comes before one that lost its peer, and that before one
@@ -265,7 +265,7 @@ def _rank_main(work: Callable[[Ranks], Any], report: Report, launcher: int) -> A
     except KeyboardInterrupt:
         code = 130
     except Exception as error:
-        # seventy lines of gloo's would hide whose fault it is, and that is told by the other rank
+        # seventy lines of gloo's would hide whose fault it is, and the other rank reports that
         # or the launcher
         if _lost_a_peer(error):
             print(_what_was_lost(ranks, error), file=sys.stderr)
@@ -360,7 +360,7 @@ class _Forward(SignalContext):
             leave_terminal()
         if multiprocessing.active_children():
             _signal_ranks(number)
-        # told when they are there: an exception raised here might come out where it is ignored
+        # signalled once they are there: an exception raised here might come out where it is ignored
         else:
             threading.Thread(target=_signal_when_there, args=(number,), daemon=True).start()
         if self._received == 2:

@@ -116,7 +116,7 @@ def bytes_of_pass(
 
 
 def bytes_of_head(run: Run, config: Any, tokens: int, *, whole_logits: bool = False) -> float:
-    """Return the bytes that the loss takes beside the layers, at its highest."""
+    """Return the bytes that the loss takes in addition to the layers, at its highest."""
     text, spread = config.get_text_config(), _spread(run)
     positions, entries = -(-tokens // spread.context), -(-text.vocab_size // spread.tensor)
     wide, narrow = (8 if run.model.dtype == "float64" else 4), 2 * (run.model.dtype == "bfloat16")
@@ -165,10 +165,10 @@ class _Layers:
         return again * self.length * self.hidden / by + kept * layer
 
 
-def say_state(run: Run, model: nn.Module, ranks: Ranks) -> None:
+def print_state(run: Run, model: nn.Module, ranks: Ranks) -> None:
     """Print, on rank 0, what each rank keeps from step to step, before anything of it is there.
 
-    Nothing is said of megatron-core, whose layouts are not planned.
+    Nothing is printed for megatron-core, whose layouts are not planned.
     """
     if ranks.rank != 0 or isinstance(run.engine, Megatron):
         return
@@ -199,7 +199,7 @@ def _spread(run: Run) -> Parallel:
 
 
 def bytes_kept(run: Run, model: nn.Module, ranks: Ranks) -> float:
-    """Return the bytes that weights, gradients and optimizer will take beside those taken now.
+    """Return the bytes that weights, gradients and optimizer will take on top of those taken now.
 
     Of a pipeline, on its first stage, which has the tower and the embeddings.
     """

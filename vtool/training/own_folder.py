@@ -1,4 +1,4 @@
-"""Tell whose a folder is: a run starts in an empty one, or goes on in one that a run has begun.
+"""Find whose a folder is: a run starts in an empty one, or resumes in one that a run has begun.
 
 The marker is the first file that a run writes, before anything else there is touched. Run folders
 of an older vtool have none; they are known by two files that only a run writes together.
@@ -67,7 +67,7 @@ def write_marker(folder: Path) -> None:
 
 
 class _Plain(yaml.SafeLoader):
-    """A reader of what vtool has written, in which nothing is said once and meant many times."""
+    """A reader of what vtool has written, in which nothing is an alias of something else."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
@@ -101,9 +101,9 @@ def check_place(folder: Path) -> None:
         if part in _FOLDERS and has_marker(outer):
             message = (
                 f"{folder.absolute()} lies in {part}/ of the run in {outer}, which that run"
-                " replaces or empties as it goes on"
+                " replaces or empties as it continues"
             )
-            help = "choose a folder beside that run's: run.dir=FOLDER"
+            help = "choose a folder next to that run's: run.dir=FOLDER"
             raise Findings(Diagnostic("run-folder-taken", message, help, "run.dir"))
     if folder.is_symlink() and not folder.exists():
         problem = f"is a link to {os.readlink(folder)}, which is not there"
@@ -136,7 +136,7 @@ def check_own(folder: Path) -> None:
     if links := [name for name in names if name in _NEVER_A_LINK and (folder / name).is_symlink()]:
         raise Findings([_link(folder / name) for name in links])
     # to read a named pipe, or to write into it, is to wait without end; and what cannot be saved
-    # for a file in its way is told now, and not after the first steps
+    # for a file in its way is reported now, and not after the first steps
     if wrong := [name for name in names if not _is_as_meant(folder / name)]:
         raise Findings([_no_file(folder / name) for name in wrong])
 

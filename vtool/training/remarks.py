@@ -73,10 +73,10 @@ def one_answer(scores: Scores, split: str) -> list[Diagnostic]:
     if not _can_differ(scores) or len(answers) > 1:
         return []
     (answer,) = answers
-    said = f"{answer[:80]!r}{' …' if len(answer) > 80 else ''}"
+    quoted = f"{answer[:80]!r}{' …' if len(answer) > 80 else ''}"
     message = (
-        f"all {scores.samples} answers to data.{split} are {said}, where {len(expected)} different"
-        " ones are expected"
+        f"all {scores.samples} answers to data.{split} are {quoted}, where {len(expected)}"
+        " different ones are expected"
     )
     return [Diagnostic("constant-answer", message)]
 

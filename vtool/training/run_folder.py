@@ -118,7 +118,7 @@ class RunFolder:
         """Release the folder, if this object holds it."""
         if self._lock is not None:
             # Also where the disk says no: the lock has gone with the descriptor, and what stopped
-            # the run is told already.
+            # the run is reported already.
             with suppress(OSError):
                 self._lock.close()
             self._lock = None

@@ -189,7 +189,7 @@ def restore_checkpoint(engine: Engine, checkpoint: Path, plan: Plan | None = Non
     before = found.state.get("order")  # one of an older vtool has none
     if plan is not None and before not in (None, plan.order):
         message = f"{checkpoint} has rows in the order of {before}, and this run of {plan.order}"
-        help = "go on with the vtool that began the run"
+        help = "resume with the vtool that began the run"
         raise SharedFindings(Diagnostic("data-changed", message, help, parameter="data.train"))
     engine.load_state(found.model, found.optimizer)
     marks = Marks.of(found.state.get("marks"))

@@ -12,7 +12,7 @@ from vtool.config.schema import Run
 from vtool.config.schema.data import MOST_TEXT_BYTES
 from vtool.data.audit import Ledger, hold_to, warnings
 from vtool.data.audit_cache import audit_split, usual_cache
-from vtool.data.detect import told, told_of_copy
+from vtool.data.detect import copy_message, describe_source
 from vtool.data.ledgers import build_ledgers, with_held_back
 from vtool.data.loader import EncodedRows
 from vtool.data.row import Row
@@ -32,7 +32,7 @@ from vtool.training.base import keep_base
 from vtool.training.best import check_metrics
 from vtool.training.extend import Extension, plan_extension, record_extension
 from vtool.training.kept_processor import record_processor, take_processor
-from vtool.training.micro_batch import choose_micro_batch, say_state
+from vtool.training.micro_batch import choose_micro_batch, print_state
 from vtool.training.model_and_engine import build_trained_model, check_engine
 from vtool.training.modeling import keep_class
 from vtool.training.own_folder import write_atomically
@@ -64,7 +64,7 @@ def set_up_run(
     run = _with_workers(request.run, ranks)
     check_engine(run, ranks)
     check_attention(run, ranks)
-    # what stands against it is told before rows are read
+    # what stands against it is reported before rows are read
     model_class(run.model.family, run.model.modeling)
     with working("opening the rows"):
         sources = ranks.on_rank_zero(lambda: open_splits(run.data))
@@ -107,7 +107,7 @@ def set_up_run(
     if start.checkpoint is None or run.lora is not None:
         check_same_model(model, ranks, weights)
     run = choose_micro_batch(run, model, ledgers["train"], ranks)
-    say_state(run, model, ranks)
+    print_state(run, model, ranks)
     with working("building the engine"):
         session = Session.open(
             run,
@@ -132,7 +132,7 @@ def set_up_run(
 def _with_workers(run: Run, ranks: Ranks) -> Run:
     """Return the run with `data.workers` set, where its recipe leaves that open.
 
-    On CUDA rows are encoded beside the training process, which queues kernels; a CPU that computes
+    On CUDA rows are encoded outside the training process, which queues kernels; a CPU that computes
     the model has no cores to spare, and what touches an NPU does not survive a fork.
     """
     if run.data.workers is not None:
@@ -145,8 +145,8 @@ def _print_ledger(run: Run, split: str, ledger: Ledger) -> None:
     """Print a split's sources, row counts and warnings."""
     for source in () if ledger.held_back else ledger.sources:
         if "layout" in source:
-            print(f"data.{split}: {told(source)}", flush=True)
-        if copied := told_of_copy(source):
+            print(f"data.{split}: {describe_source(source)}", flush=True)
+        if copied := copy_message(source):
             print(f"data.{split}: {copied}", flush=True)
     if ledger.held_back:
         print(f"data.{split}: {ledger.held_back}", flush=True)
@@ -182,7 +182,7 @@ def audit(rows: Mapping[str, EncodedRows], ranks: Ranks, cores: int = 1) -> dict
     if findings:
         raise SharedFindings(findings)
     return {
-        split: replace(each.ledger, told=(*each.ledger.told, *each.shared))
+        split: replace(each.ledger, quality_findings=(*each.ledger.quality_findings, *each.shared))
         for split, each in made.items()
     }
 

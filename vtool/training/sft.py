@@ -124,7 +124,7 @@ def _failed_at_its_end(folder: RunFolder, result: Mapping[str, Any]) -> tuple[Di
 
 
 def _rewind(session: Session, progress: Progress, start: Start) -> list[Diagnostic]:
-    """Set aside what the folder has of later steps than the one that the run goes on from.
+    """Set aside what the folder has of later steps than the one that the run resumes from.
 
     Returns:
         The finding for lines of earlier steps that are damaged or missing.
@@ -155,7 +155,7 @@ def _rewind(session: Session, progress: Progress, start: Start) -> list[Diagnost
 
 
 def _copy_best(folder: RunFolder, checkpoint: Path, progress: Progress) -> None:
-    """Copy the best checkpoint so far of another run, from which this one goes on."""
+    """Copy the best checkpoint so far of another run, from which this one resumes."""
     best, _ = best_before(checkpoint) if progress.marks.best is not None else (None, [])
     if best is not None:
         own = folder.checkpoints / best.name

@@ -38,11 +38,11 @@ FREE = (
     "profiler.",
     "tracking",
 )
-# What a split's ledger must have in common for a run to go on: the same rows, of which the same
+# What a split's ledger must have in common for a run to resume: the same rows, of which the same
 # ones are used, of the same lengths.
 SAME_ROWS = ("rows", "kept", "tokens", "supervised_tokens", "images", "videos", "images_xxh3")
 
-# What a ledger says of its files beside that: where they are, and how they are read.
+# What a ledger says of its files in addition to that: where they are, and how they are read.
 _NOT_COMPARED = {*PLACES, "copied_to", "largest_group"}
 
 _DEFAULTS = {
@@ -62,7 +62,7 @@ class Start:
     weights: Weights | None = None
     """The weights of `train.from`, where a run takes its first step with them."""
     extended: Mapping[str, Any] | None = None
-    """The settings `train` as they were, where a run goes on beyond its planned end."""
+    """The settings `train` as they were, where a run continues beyond its planned end."""
     from_nothing: bool = False
     """The folder's run took its first step itself, and not from another run's checkpoint."""
 
@@ -77,10 +77,10 @@ def find_start(
 ) -> Start:
     """Compare a folder with a run's settings, and return where the run begins.
 
-    `checkpoint.resume` is `auto` (go on from the newest whole checkpoint), `never`, `extend` (go
-    on, to a later end than planned), or a run's folder, or a checkpoint in one. A run that has
-    checkpoints goes on from them also where `resume` names the run that it once began from: the
-    same command, given again after a stop, goes on. It never passes over its own checkpoints for
+    `checkpoint.resume` is `auto` (resume from the newest whole checkpoint), `never`, `extend`
+    (resume, with a later end than planned), or a run's folder, or a checkpoint in one. A run that
+    has checkpoints resumes from them also where `resume` names the run that it once began from:
+    the same command, given again after a stop, resumes it. It never skips its own checkpoints for
     those of another run. Stopped before its first checkpoint, it begins where it began, which
     config.yaml says.
 
@@ -139,8 +139,7 @@ def _find_start(
                 f" checkpoint.resume names {resume}"
             )
             remedy = (
-                "leave checkpoint.resume out to go on with this run, or begin another:"
-                " run.name=NAME"
+                "leave checkpoint.resume out to resume this run, or begin another: run.name=NAME"
             )
             raise Findings(
                 Diagnostic("run-folder-taken", message, help=remedy, parameter="checkpoint.resume")
@@ -210,7 +209,7 @@ _TESTED = ("test_exact_match", "test_samples", "test_nll")
 
 
 def _check_result(folder: RunFolder) -> None:
-    """Refuse a result that is not whole: nothing could be told of the run.
+    """Refuse a result that is not whole: nothing could be said about the run.
 
     Raises:
         Findings: `not-a-run`.
@@ -337,7 +336,7 @@ def only_length(changed: Sequence[str]) -> bool:
 
 
 def taken(path: Path, changed: list[str], run: Run) -> Diagnostic:
-    """Return the finding for a folder with a run of other settings, and two ways that go on."""
+    """Return the finding for a folder with a run of other settings, and two ways to continue."""
     new, weights = f"add {new_name(run)}", shlex.quote(str(path))
     trained = bool(checkpoints(RunFolder(path).checkpoints))
     if trained:
@@ -358,7 +357,7 @@ def _not_resumed(found: Path, changed: list[str], run: Run) -> Diagnostic:
     return Diagnostic(
         "run-folder-taken",
         Lines.of(f"{found} is of a run with other settings:", changed),
-        "checkpoint.resume goes on with the settings that the run had; to begin with its weights"
+        "checkpoint.resume resumes with the settings that the run had; to begin with its weights"
         f" and other settings, give train.from={weights} in its place",
         changed[0].partition(":")[0],
     )

@@ -22,7 +22,7 @@ from vtool.training.session import Progress, Session
 from vtool.training.stop import StopRequest
 
 STEP_RULES = ("no-supervised-tokens", "nonfinite-loss", "nonfinite-gradient")
-"""The rules that every step is held to."""
+"""The rules that every step is checked by."""
 
 
 def train_step(
@@ -49,7 +49,7 @@ def train_step(
         SharedFindings: one of `STEP_RULES`, or `micro-batch-without-image`, naming the rows.
     """
     run, ranks, engine, data = session.run, session.ranks, session.engine, session.engine.data
-    # Anything random in a step depends on the seed, the step and the rank alone: a run that goes on
+    # Anything random in a step depends on the seed, the step and the rank alone: a resumed run
     # needs no generator's state.
     random = np.random.SeedSequence([run.run.seed, step, data.rank])
     seed(ranks.device, int(random.generate_state(1)[0]))

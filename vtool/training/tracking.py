@@ -1,6 +1,6 @@
 """Trackers: the lines of metrics.jsonl in TensorBoard, Weights & Biases, MLflow or trackio.
 
-A tracker that fails is closed and reported once; the run goes on.
+A tracker that fails is closed and reported once; the run continues.
 """
 
 import io
@@ -35,7 +35,7 @@ class _TensorBoard:
     def __init__(self, folder: Path, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # What an earlier start has written past the step that the run goes on from is not shown.
+        # What an earlier start has written past the step that the run resumes from is not shown.
         self._writer: Any = SummaryWriter(
             str(folder / "tensorboard"), purge_step=step + 1 if step else None
         )
@@ -153,8 +153,8 @@ SINKS: dict[str, Callable[[Any, Request, Path, int], Sink]] = {
 }
 """The functions that open a tracker, by its `kind`.
 
-Each is given the tracker's settings, the request, the run's folder and the step that it goes on
-from.
+Each is given the tracker's settings, the request, the run's folder and the step that it
+continues from.
 """
 
 
@@ -229,13 +229,13 @@ class Trackers:
 
 @contextmanager
 def open_trackers(request: Request, folder: Path, step: int, ranks: Ranks) -> Iterator[Trackers]:
-    """Open the trackers of a run that goes on after `step`, and close them however it ends.
+    """Open the trackers of a run that continues after `step`, and close them however it ends.
 
     Raises:
         SharedFindings: `extra-not-installed`.
     """
     wanted: Sequence[Tracker] = request.run.tracking
-    # validate-config has told this already, of this machine; the run may be on another
+    # validate-config has reported this already, of this machine; the run may be on another
     missing = list(missing_trackers(request.run, request.origins))
     if missing:
         raise SharedFindings(missing)

@@ -9,7 +9,7 @@ from vtool.diagnostics.result import Result
 from vtool.verification.rows import Audit
 
 _OF_GROUPS = "missing-group"
-"""A rule that rows are held to only where the recipe names a key."""
+"""A rule that rows are checked by only where the recipe names a key."""
 
 
 def rules_of(stage: str) -> tuple[str, ...]:
@@ -20,8 +20,8 @@ def rules_of(stage: str) -> tuple[str, ...]:
 def audit_result(subject: str, audit: Audit, settings: Data) -> Result:
     """Return the verdict on a split.
 
-    Beside its rules, `details` has `ledger` (with the tokens of each usable row) and `rows`, the
-    rows shown; for a page, `look`.
+    In addition to its rules, `details` has `ledger` (with the tokens of each usable row) and
+    `rows`, the rows shown; for a page, `look`.
     """
     failed = {finding.rule for finding in audit.findings if finding.severity != "note"}
     dropped = audit.ledger.dropped_by_rule

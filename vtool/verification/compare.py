@@ -143,7 +143,7 @@ def _observe_optimizer(name: str, optimizer: Any) -> Iterator[Observed]:
 
 def _observe_groups(name: str, optimizer: Any) -> Iterator[Observed]:
     groups: list[dict[str, Any]] = optimizer.param_groups
-    # megatron-core's shares are flat, so that no matrix can be told among them: its groups with a
+    # megatron-core's shares are flat, so that no matrix can be found among them: its groups with a
     # decay are taken for those of matrices.
     flat = all(parameter.dim() < 2 for group in groups for parameter in group["params"])
     for number, group in enumerate(groups):

@@ -85,7 +85,7 @@ def check_live(loaded: Loaded) -> LiveResult:
 
 
 def _sort_settings(results: list[WorkerResult], small: SmallRun) -> dict[str, Any]:
-    """Return the settings that were read back, that act later, and that could not be told."""
+    """Return the settings that were read back, that act later, and that could not be checked."""
     names = arrivals()
     read = frozenset[str]().union(*(result.read for result in results))
     unseen = set(names).intersection(*(result.unseen for result in results)) if results else set()

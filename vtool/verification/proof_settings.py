@@ -36,8 +36,8 @@ def choose_proof_settings(recipe_run: Run, *, full_size: bool) -> tuple[Run, tup
         changes = [change for change in changes if change.startswith(("launch.", "engine."))]
     if recipe_run.model.dtype != "float32":
         changes.append(
-            f"model.dtype {recipe_run.model.dtype} → float32, in which a wrong number is told from"
-            " a rounded one"
+            f"model.dtype {recipe_run.model.dtype} → float32, in which a wrong number is"
+            " distinguished from a rounded one"
         )
         run = update_section(run, "model", dtype="float32")
         if run.lora is not None and run.lora.base_dtype == "bfloat16":

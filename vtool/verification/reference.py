@@ -28,7 +28,7 @@ REPEATS = 1e-5
 Threads may add in another order; what is drawn at random differs by far more.
 """
 LARGEST_ROUNDING = 0.1
-"""The largest tolerance, as a part of the reference's norm, that still tells something.
+"""The largest tolerance, as a part of the reference's norm, that still means something.
 
 On digits it is 1e-5.
 """
@@ -59,7 +59,7 @@ class Reference:
         """The difference that rounding makes, as a norm, for each gradient and each row's logits.
 
         Raises:
-            NotProvable: where it is so large that nothing could be told.
+            NotProvable: where it is so large that nothing could be shown.
         """
 
         def compute(model: nn.Module) -> dict[str, Tensor]:
@@ -75,7 +75,7 @@ class Reference:
             if part > LARGEST_ROUNDING:
                 raise NotProvable(
                     f"rounding alone counts for {part:.0%} of the {kind}'s norm: nothing could be"
-                    " told from it"
+                    " distinguished from it"
                 )
         return allowed
 
@@ -164,7 +164,7 @@ def model_inputs(context: "ProofContext", sample: Sample) -> dict[str, Tensor]:
 
 
 def counts_images_as_text(context: "ProofContext") -> bool:
-    """Return whether the recipe drops what tells an image's tokens from text.
+    """Return whether the recipe drops what distinguishes an image's tokens from text.
 
     The recipe then computes with such positions; `positions-differ` says so.
     """
@@ -246,7 +246,7 @@ def find_answers_by_offsets(context: "ProofContext", place: int) -> tuple[list[b
 
     Returns:
         For each token, an image's counted once, whether it is supervised; and the answers' text. Or
-        the reason why it cannot be told.
+        the reason why it cannot be found.
     """
     row, tokenizer = context.rows[place], context.tokenizer
     if row.videos and context.family.facts.separate_frames:
@@ -276,7 +276,7 @@ def find_answers_by_offsets(context: "ProofContext", place: int) -> tuple[list[b
     try:
         encoded = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)
     except NotImplementedError:
-        return "the tokenizer does not tell the characters of its tokens"
+        return "the tokenizer does not give the characters of its tokens"
     inside = [
         any(begin <= first and last <= close for begin, close in spans) and last > first
         for first, last in encoded["offset_mapping"]

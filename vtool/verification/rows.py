@@ -12,7 +12,7 @@ from vtool.data.audit_cache import audit_split, usual_cache
 from vtool.data.chat import IGNORED
 from vtool.data.ledgers import SplitAudit, build_ledgers, with_held_back
 from vtool.data.loader import EncodedRows
-from vtool.data.near import FEWEST_WORDS, NearDuplicates, find_near, told_of_near
+from vtool.data.near import FEWEST_WORDS, NearDuplicates, find_near, near_duplicate_findings
 from vtool.data.row_audits import RowAudits
 from vtool.data.sources import Rows, open_splits
 from vtool.devices import own_cores
@@ -71,8 +71,8 @@ def audit_rows(
     """Encode and check every row of every split that a run names.
 
     Args:
-        row_names: rows to show beside the first ones: their names, as findings write them, or their
-            line numbers.
+        row_names: rows to show in addition to the first ones: their names, as findings write them,
+            or their line numbers.
         look: collect what a page shows.
         near: compare the rows' answers with each other.
 
@@ -95,7 +95,7 @@ def audit_rows(
     every = {split: each.rows for split, each in rows.items()}
     parts = {split: audited.audits for split, audited in built.items()}
     compared = find_near(every, parts) if near else None
-    alike = told_of_near(compared, every) if compared else {}
+    alike = near_duplicate_findings(compared, every) if compared else {}
     made = [
         _audit_split(
             run,

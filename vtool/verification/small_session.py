@@ -62,7 +62,7 @@ def open_small_session(recipe_run: Run, small: Run, folder: Path, ranks: Ranks) 
         for split, entries in data.splits.items()
         if entries
     }
-    # With epochs, enough rows for the warm-up: only their audit tells how many can be used.
+    # With epochs, enough rows for the warm-up: only their audit shows how many can be used.
     train = small.train
     warmup = small.optim.warmup_steps if small.optim.warmup_ratio is None else 0
     steps_an_epoch = (

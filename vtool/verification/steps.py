@@ -108,7 +108,7 @@ def split_between_ranks(
 
 
 def copy_weights(session: Session) -> dict[str, Tensor]:
-    """Copy all weights of the model, adapters beside their base; every rank must call it."""
+    """Copy all weights of the model, adapters and their base; every rank must call it."""
     kinds = ("none", "only") if session.run.lora is not None else ("merged",)
     return {
         name: tensor.detach().clone()

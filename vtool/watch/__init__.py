@@ -22,12 +22,12 @@ def start(
     """Watch what this process trains from now on, in a notebook or a loop of one's own.
 
     Call it before the optimizer is made. `vtool watch --read FOLDER` says what was found, also
-    while the run goes on.
+    while the run continues.
 
     Args:
         folder: where the facts go; it must be empty, or not be there yet.
         steps: how many optimizer steps are read whole.
-        every: look again every so many steps; 0 is never.
+        every: look again each time after this many steps; 0 is never.
         tokens: how many learnt tokens of a step are solved.
         memory: MiB that may be held on the device.
         text: keep the ids of rows.

@@ -23,7 +23,7 @@ class WatchCallback(TrainerCallback):  # type: ignore[misc]
     def __init__(
         self, folder: str | Path, *, tokenizer: str | Path | None = None, **options: Any
     ) -> None:
-        """Begin to watch this process.
+        """Start to watch this process.
 
         Args:
             folder: where the facts go; it must be empty, or not be there yet.

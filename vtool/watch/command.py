@@ -14,7 +14,7 @@ from vtool.watch.group_witness import GroupWitness
 PASSED_ON = frozenset(
     {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
 )
-"""Signals that the command gets in our stead."""
+"""Signals that the command gets instead of us."""
 _FROM_KERNEL = 0x80
 """`si_code` of a signal of the terminal: the command, of our own process group, has it already."""
 _LOOK_SECONDS = 0.5
@@ -125,7 +125,7 @@ def run_command(
     environment: Mapping[str, str],
     look: Callable[[subprocess.Popen[bytes]], None] | None = None,
 ) -> int:
-    """Run a command in our stead, and return its exit status as a shell would.
+    """Run a command in our place, and return its exit status as a shell would.
 
     Its input, output and errors are ours. Signals that we alone are sent are passed on; those of
     the terminal, and of the whole process group, reach it by themselves. A command that a signal
@@ -154,15 +154,15 @@ def run_command(
             while process.poll() is None:
                 came = signal.sigtimedwait(waited, _LOOK_SECONDS)
                 if came and came.si_signo in PASSED_ON:
-                    if told := group.has(came.si_signo):
+                    if sent_to_group := group.has(came.si_signo):
                         # `timeout` sends it to us alone too, a moment before: that is the same one
                         signal.sigtimedwait({came.si_signo}, 0)
-                    if not told and came.si_code != _FROM_KERNEL:
+                    if not sent_to_group and came.si_code != _FROM_KERNEL:
                         process.send_signal(came.si_signo)
                 if look:
                     look(process)
     finally:
-        # What came after its end is of the terminal's, and was the command's: it is not ours.
+        # A signal after its end is the terminal's, and was for the command: it is not ours.
         while signal.sigtimedwait(waited, 0):
             pass
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)

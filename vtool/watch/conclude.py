@@ -12,7 +12,7 @@ from vtool.watch.conclusions import CHECKS, NOT_FACTS, NOTHING_READ
 from vtool.watch.conclusions.check import Check, Outcome
 from vtool.watch.conclusions.learnt import nothing_read
 from vtool.watch.facts import Facts
-from vtool.watch.picture import picture
+from vtool.watch.page_facts import page_facts
 from vtool.watch.reading import UNENDED, Watched, read_facts
 from vtool.watch.turns import find_turns, load_tokenizer
 
@@ -54,8 +54,8 @@ def conclude(
     results = _conclude_models(watched, subject, tokenizer, status)
     if status is None:
         return results
-    told = {"command": {"status": status}}
-    return [replace(result, details={**result.details, **told}) for result in results]
+    command = {"command": {"status": status}}
+    return [replace(result, details={**result.details, **command}) for result in results]
 
 
 def _conclude_models(
@@ -92,13 +92,13 @@ def conclude_model(facts: Facts, subject: str, watched: Watched) -> Result:
     checks = {name: outcome.state for name, outcome in outcomes.items()}
     details: dict[str, Mapping[str, Any]] = {}
     for name, outcome in outcomes.items():
-        told: dict[str, Any] = {"measured": dict(outcome.measured)} if outcome.measured else {}
+        detail: dict[str, Any] = {"measured": dict(outcome.measured)} if outcome.measured else {}
         if checks[name] == "not-run":
-            told["reason"] = outcome.not_run
-        if told:
-            details[name] = told
+            detail["reason"] = outcome.not_run
+        if detail:
+            details[name] = detail
     with suppress(*_DAMAGED):
-        details["watch"] = picture(facts, watched)
+        details["watch"] = page_facts(facts, watched)
     errors = any(finding.severity == "error" for finding in findings)
     if not errors and not any(micro.supervised and micro.is_read for micro in facts.micros):
         early = None if facts.of("micro") else _cut_short(facts, watched)
@@ -126,14 +126,14 @@ def _outcome(check: Check, facts: Facts) -> Outcome:
         return Outcome(not_run=f"the facts are damaged: {type(error).__name__} {error}")
     if outcome.findings or outcome.not_run:
         return outcome
-    # what a look has found stands; where it was cut short, it is no pass
+    # findings of a look are kept; where it was cut short, the check has not passed
     if errors := facts.errors_of(check.look):
         return replace(outcome, not_run=errors[0])
     return outcome
 
 
 def _cut_short(facts: Facts, watched: Watched) -> str | None:
-    """Return why facts that are missing may have said something else, or None."""
+    """Return why missing facts may change what is concluded, or None."""
     if watched.damaged:
         return f"lines of the facts are damaged ({watched.damaged}), and what they said is lost"
     steps = max((int(one.get("steps") or 0) for one in watched.processes), default=0)
@@ -159,8 +159,8 @@ def _nothing(watched: Watched, subject: str, status: int | None) -> Result:
             " not reach it"
         )
     help = "copy the folder again, or run the command again" if watched.damaged else None
-    told = f"the command ended with status {status}: {why}" if status else why
-    return _not_run(subject, told, help)
+    message = f"the command ended with status {status}: {why}" if status else why
+    return _not_run(subject, message, help)
 
 
 def _not_run(subject: str, why: str, help: str | None = None) -> Result:

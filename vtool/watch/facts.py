@@ -8,7 +8,7 @@ from typing import Any
 
 from vtool.watch.turns import Turns
 
-SINGLE = 2.0**-24
+FLOAT32_ROUNDING = 2.0**-24
 """One rounding in float32."""
 _SLACK = 16.0
 """Roundings, over how far a token is from certain, by which a reading may be off."""
@@ -57,7 +57,7 @@ class Tokens:
     resolved: tuple[float, ...]
 
     def is_of(self, ids: Sequence[int]) -> bool:
-        """Tell whether these are tokens of a row with these ids."""
+        """Return whether these are tokens of a row with these ids."""
         if self.next is None:
             return False
         following = zip(self.position, self.next, strict=True)
@@ -82,11 +82,11 @@ class Micro:
     @property
     def unit(self) -> float:
         """One rounding of the coarsest arithmetic that was used."""
-        return float(self.fact.get("u") or SINGLE)
+        return float(self.fact.get("u") or FLOAT32_ROUNDING)
 
     @property
     def is_coarse(self) -> bool:
-        return self.unit > 4 * SINGLE
+        return self.unit > 4 * FLOAT32_ROUNDING
 
     @property
     def solved(self) -> int:
@@ -94,7 +94,7 @@ class Micro:
 
     @property
     def is_read(self) -> bool:
-        """Tell whether nearly every token lies on the line of a loss that is understood."""
+        """Return whether nearly every token lies on the line of a loss that is understood."""
         return self.solved > 0 and int(self.fact.get("read", 0)) >= 0.9 * self.solved
 
     @property
@@ -144,7 +144,7 @@ class Micro:
 
     @property
     def is_uneven(self) -> bool:
-        """Tell whether measured tokens of this micro-batch have different weights."""
+        """Return whether measured tokens of this micro-batch have different weights."""
         if not self.measured or self.low <= 0:
             return False
         return self.high / self.low - 1 > max(2 * self.single, _SAME)
@@ -160,12 +160,12 @@ class Micro:
 
     @property
     def has_terms(self) -> bool:
-        """Tell whether most tokens are read only with dense terms beside cross entropy."""
+        """Return whether most tokens are read only with dense terms besides cross entropy."""
         return int(self.fact.get("odd") or 0) * 2 > self.solved
 
     @property
     def terms(self) -> dict[str, float]:
-        """Return the loss's terms beside cross entropy, as parts of a token's weight."""
+        """Return the loss's terms other than cross entropy, as parts of a token's weight."""
         if not self.has_terms:
             return {}
         names = {"smooth": "label smoothing", "z": "a z-loss", "entropy": "an entropy term"}
@@ -202,12 +202,12 @@ class Micro:
 
     @property
     def ends_behind(self) -> int | None:
-        """End tokens right behind what is learnt, that are not; None where some were left out."""
+        """End tokens right after what is learnt, that are not; None where some were left out."""
         found = (self.fact.get("ends") or {}).get("behind")
         return None if found is None or self.solved < self.supervised else int(found)
 
     def positions(self, behind: int = 0) -> int:
-        """Count the positions of all rows, without so many at the end of each."""
+        """Count the positions of all rows, without the last `behind` of each."""
         shape = [int(size) for size in self.fact.get("shape") or ()]
         return shape[0] * (shape[1] - behind) if len(shape) == 2 else 0
 
@@ -313,14 +313,14 @@ class Facts:
 
     @property
     def owns_nothing(self) -> bool:
-        """Tell whether the optimizer has no parameter of the model's on any rank."""
+        """Return whether the optimizer has no parameter of the model's on any rank."""
         models = self.of("model")
         counts = [(int(m.get("n_in_no_group") or 0), int(m.get("trainable") or 0)) for m in models]
         return bool(counts) and all(lost == trained > 0 for lost, trained in counts)
 
     @property
     def weights_move(self) -> bool | None:
-        """Tell whether weights changed between two looks; None where that was not seen."""
+        """Return whether weights changed between two looks; None where that was not seen."""
         digests: dict[int, set[str]] = {}
         looks: Counter[int] = Counter()
         for one in self.of("drift"):
@@ -360,7 +360,7 @@ class Facts:
 
     @property
     def is_judged(self) -> bool:
-        """Tell whether weights have both signs: of a preference, or of a policy's advantage."""
+        """Return whether weights have both signs: of a preference, or of a policy's advantage."""
         return any(
             sum(row.negative for row in micro.rows) > 0 or (micro.measured > 0 and micro.low < 0)
             for micro in self.micros
@@ -369,7 +369,7 @@ class Facts:
 
     @property
     def judged(self) -> str:
-        """Names the signs of weights, where some are negative."""
+        """The signs of weights in words, where some are negative."""
         measured = [micro for micro in self.micros if micro.is_read and micro.measured]
         down = all(micro.high < 0 for micro in measured)
         return "weights are negative" if measured and down else "weights have both signs"
@@ -438,7 +438,7 @@ class Facts:
             yield step, tuple(fact for fact in self.of(kind) if int(fact["step"]) == step)
 
     def is_read_to(self, steps: int) -> bool:
-        """Tell whether every rank has written all of its watched steps."""
+        """Return whether every rank has written all of its watched steps."""
         over = dict.fromkeys(self.ranks, -1)
         for one in self.of("stepped"):
             over[int(one["rank"])] = max(over.get(int(one["rank"]), -1), int(one["step"]))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 INJECT = Path(__file__).parent / "inject"
-"""The folder that goes on PYTHONPATH."""
+"""The folder that is put on PYTHONPATH."""
 FACTS = "rank*.jsonl"
 
 
@@ -23,7 +23,7 @@ class WatchOptions:
     text: bool = True
 
     def variables(self, folder: Path) -> dict[str, str]:
-        """Return the environment variables that say all this, without PYTHONPATH."""
+        """Return the environment variables for these options, without PYTHONPATH."""
         return {
             "VTOOL_WATCH_TO": str(folder.resolve()),
             "VTOOL_WATCH_STEPS": str(self.steps),

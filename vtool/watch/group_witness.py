@@ -1,9 +1,9 @@
-"""Tells a signal that was sent to a whole process group from one that was sent to us alone.
+"""Distinguish a signal to our whole process group from a signal to this process alone.
 
-The watched command is of our group. What `kill -- -PGID`, Slurm or a supervisor sends to all of it
-has reached the command already, and passed on it would come twice: many trainers end at once, and
-without a checkpoint, at the second one. The kernel does not say to whom a signal was sent. So a
-process that does nothing else says whether it has been sent the same.
+The watched command is in our group. A signal that `kill -- -PGID`, Slurm or a supervisor sends to
+the whole group has reached the command already. Passed on, it would arrive twice: many trainers end
+at once, and without a checkpoint, at the second one. The kernel does not say to whom a signal was
+sent. So a process that does nothing else reports whether it got the same signal.
 """
 
 import os
@@ -21,7 +21,7 @@ _ALIVE_SECONDS = 2.0
 
 
 class GroupWitness:
-    """A process of our group that is told of signals as we are, while this context lasts.
+    """A process of our group that gets the same group signals, while this context lasts.
 
     It is forked, so this process must have one thread, and must have blocked the signals.
     """
@@ -37,13 +37,13 @@ class GroupWitness:
         os.set_blocking(self._read, False)
         try:
             self._pid = os.fork()
-        except OSError:  # no more processes are allowed: then nothing can be told
+        except OSError:  # no more processes are allowed: then the two cannot be distinguished
             os.close(write)
             return self
         if self._pid == 0:
             try:
                 _keep_open(write)
-                _tell(write, self._signals, parent)
+                _report_signals(write, self._signals, parent)
             finally:
                 os._exit(0)
         os.close(write)
@@ -86,7 +86,7 @@ def _keep_open(file: int) -> None:
                 os.close(int(name))
 
 
-def _tell(file: int, signals: frozenset[signal.Signals], parent: int) -> None:
+def _report_signals(file: int, signals: frozenset[signal.Signals], parent: int) -> None:
     """Write the number of each signal that comes, as long as the parent lives."""
     while os.getppid() == parent:
         if came := signal.sigtimedwait(signals, _ALIVE_SECONDS):

@@ -33,7 +33,7 @@ class Watched:
     """Files with no fact in them."""
 
     def all_read(self, steps: int) -> bool:
-        """Tell whether the watched steps of every model are over."""
+        """Return whether the watched steps of every model are over."""
         return bool(self.models) and all(facts.is_read_to(steps) for facts in self.models)
 
 

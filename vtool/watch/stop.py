@@ -47,8 +47,8 @@ class Stopper:
         """Say why the command was ended, and whether it has saved anything since."""
         assert self.rule
         now = _checkpoints(Path())
-        # Held against what stood there, not against the time of the interrupt: a file system's
-        # clock is some milliseconds behind, a network one may be minutes off.
+        # Compared with the files before, not with the time of the interrupt: a file system's clock
+        # is some milliseconds late, a network one may be minutes off.
         new = [file for file, stamp in now.items() if self.before.get(file) != stamp]
         saved = max(new, key=lambda file: now[file], default=None)
         return f"ended after the watched steps by {self.rule}; " + (

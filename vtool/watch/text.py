@@ -40,7 +40,7 @@ def describe_results(results: Sequence[Result]) -> Iterator[str]:
 
 
 def _row(tokens: Sequence[dict[str, object]]) -> str:
-    """Return the text of a row, what is long in it cut in its middle, and repeats counted."""
+    """Return the text of a row, with long parts cut in the middle, and repeats counted."""
     text = ""
     for learnt, part in groupby(tokens, key=lambda token: token["weight"] is not None):
         inner = ""

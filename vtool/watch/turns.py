@@ -36,7 +36,7 @@ class Turns:
                 continue
             begin = at + size
             while begin < len(ids) and not self.text(ids[begin : begin + 1]).strip():
-                begin += 1  # line ends behind the header
+                begin += 1  # line ends after the header
             end = begin
             while end < len(ids) and ids[end] != self.end:
                 end += 1

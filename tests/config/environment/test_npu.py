@@ -146,7 +146,7 @@ def test_every_row_of_the_table_has_its_default_among_what_it_takes() -> None:
         assert not row.fits("x")
 
 
-def test_a_list_that_is_cut_off_is_told_with_what_is_left_of_it() -> None:
+def test_a_list_that_is_cut_off_is_reported_with_what_is_left_of_it() -> None:
     assert visible_devices("1, 2,3") == [1]
     assert visible_devices("0,1,2") == [0, 1, 2]
     (finding,) = found("ASCEND_RT_VISIBLE_DEVICES=1, 2,3")

@@ -24,7 +24,7 @@ def renew(page: str) -> str:
 
 def _releases() -> str:
     recorded = json.loads(TABLE.read_text("utf-8"))
-    lines = ["| `--from` | release | transformers beside it | settings |", "|---|---|---|---|"]
+    lines = ["| `--from` | release | transformers with it | settings |", "|---|---|---|---|"]
     for name, trainer in TRAINERS.items():
         versions = recorded[name]["versions"]
         lines.append(

@@ -239,7 +239,9 @@ VISUAL = "model_name_or_path: Qwen/Qwen2.5-VL-3B-Instruct\n"
         ),
     ],
 )
-def test_a_trap_is_told_at_its_place(trainer: str, text: str, rule: str, parameter: str) -> None:
+def test_a_trap_is_reported_at_its_place(
+    trainer: str, text: str, rule: str, parameter: str
+) -> None:
     (finding,) = [one for one in found(trainer, text) if one.severity != "note"]
     assert (finding.rule, finding.parameter) == (rule, parameter)
     if parameter in text:

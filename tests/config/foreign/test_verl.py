@@ -188,7 +188,7 @@ def test_a_setting_that_does_not_reach_mbridge_is_named_with_what_does() -> None
         ("data: {micro_batch_size_per_gpu: 2}", "data.max_token_len_per_gpu in its place"),
     ],
 )
-def test_what_verl_never_reads_is_said_with_what_takes_its_place(text: str, said: str) -> None:
+def test_what_verl_never_reads_is_reported_with_what_takes_its_place(text: str, said: str) -> None:
     (finding,) = found(text, "setting-without-reader")
     assert said in finding.message
     assert finding.origin is not None
@@ -241,7 +241,7 @@ def test_a_folder_of_a_family_is_checked_and_of_another_model_is_not() -> None:
         ("", "bad-yaml"),
     ],
 )
-def test_what_is_no_recipe_of_this_trainer_is_said_and_exits_2(text: str, rule: str) -> None:
+def test_what_is_no_recipe_of_this_trainer_is_reported_and_exits_2(text: str, rule: str) -> None:
     with pytest.raises(Findings) as raised:
         examined(text)
     assert [finding.rule for finding in raised.value.diagnostics][:1] == [rule]

@@ -27,7 +27,7 @@ def test_a_folders_files_are_one_source_in_the_order_of_their_names(tmp_path: Pa
     write_rows(tmp_path / "b.jsonl", [chat("c", "3")])
     (tmp_path / "a.json").write_text(json.dumps([chat("a", "1"), chat("b", "2")]))
     (tmp_path / "notes.txt").write_text("no rows")
-    (tmp_path / "._a.jsonl").write_bytes(b"\0\x05\x16\x07")  # as macOS leaves it beside a copy
+    (tmp_path / "._a.jsonl").write_bytes(b"\0\x05\x16\x07")  # as macOS leaves it next to a copy
     (tmp_path / "loop").symlink_to(tmp_path)
     rows = open_rows("messages", tmp_path)
     assert [rows.row(n).messages[1]["content"] for n in range(3)] == ["1", "2", "3"]
@@ -38,7 +38,7 @@ def test_a_folders_files_are_one_source_in_the_order_of_their_names(tmp_path: Pa
     assert open_rows("messages", tmp_path).describe()["sha256"] != before["sha256"]
 
 
-def test_a_link_to_itself_is_said(tmp_path: Path) -> None:
+def test_a_link_to_itself_is_reported(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").symlink_to(tmp_path / "rows.jsonl")
     for path in (tmp_path, tmp_path / "rows.jsonl"):
         found = finding(path)
@@ -55,7 +55,7 @@ def test_a_folder_without_rows_and_one_of_two_kinds_are_refused(tmp_path: Path) 
     assert "JSON (a.jsonl) and Parquet (b.parquet)" in found.message
 
 
-def test_parquet_that_is_named_json_is_told_with_the_conversion(tmp_path: Path) -> None:
+def test_parquet_that_is_named_json_is_reported_with_the_conversion(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -105,10 +105,10 @@ def test_text_in_utf_16_is_one_finding_and_can_be_mended(
     text = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
     mark = b"\xfe\xff" if code.endswith("be") else b""
     (tmp_path / name).write_bytes(mark + text.encode(code))
-    told = finding(tmp_path / name)
-    assert (told.rule, "is text in UTF-16" in told.message) == ("broken-row", True)
-    assert told.help is not None
-    subprocess.run(told.help, shell=True, check=True)
+    reported = finding(tmp_path / name)
+    assert (reported.rule, "is text in UTF-16" in reported.message) == ("broken-row", True)
+    assert reported.help is not None
+    subprocess.run(reported.help, shell=True, check=True)
     made = next(tmp_path.glob("*-utf8.*"))
     found = open_records(str(made))
     assert [found.record(n) for n in range(len(found))] == rows
@@ -161,7 +161,7 @@ class Counted:
         return found
 
 
-def test_a_broken_array_is_told_without_reading_what_follows(
+def test_a_broken_array_is_reported_without_reading_what_follows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(json_array, "CHUNK", 1000)

@@ -96,8 +96,8 @@ def test_the_datasets_librarys_own_folder_is_read(tmp_path: Path) -> None:
     assert [found.row(n).messages for n in range(5)] == [row["messages"] for row in rows]
     splits = datasets.DatasetDict({"train": datasets.Dataset.from_list(rows)})
     splits.save_to_disk(str(tmp_path / "splits"))
-    told = finding(tmp_path / "splits")
-    assert (told.rule, told.help) == (
+    reported = finding(tmp_path / "splits")
+    assert (reported.rule, reported.help) == (
         "broken-row",
         f"name one of them: path: {tmp_path / 'splits' / 'train'}",
     )
@@ -126,7 +126,7 @@ def test_what_datasets_has_saved_after_a_change_is_read(
     assert (answers != sorted(answers)) == (change == "shuffled")
 
 
-def test_columns_that_datasets_was_told_to_hide_are_not_read_over(
+def test_columns_that_datasets_is_set_to_hide_are_not_skipped(
     tmp_path: Path, table: pa.Table
 ) -> None:
     datasets = pytest.importorskip("datasets")
@@ -139,9 +139,9 @@ def test_columns_that_datasets_was_told_to_hide_are_not_read_over(
 def test_a_folder_that_shows_a_part_of_itself_is_refused(
     tmp_path: Path, table: pa.Table, key: str
 ) -> None:
-    told = finding(saved(tmp_path / "disk", table, **{key: ["messages"]}))
-    assert told.rule == "broken-row"
-    assert key in told.message
+    reported = finding(saved(tmp_path / "disk", table, **{key: ["messages"]}))
+    assert reported.rule == "broken-row"
+    assert key in reported.message
 
 
 def test_keys_that_other_rows_have_are_none_of_this_row(tmp_path: Path) -> None:
@@ -168,9 +168,9 @@ def called(arguments: Any) -> list[dict[str, Any]]:
 
 def test_arguments_that_arrow_has_merged_are_refused(tmp_path: Path) -> None:
     merged = pa.table({"messages": [called({"city": "Bonn"}), called({"n": 1})]})
-    told = finding(write(tmp_path / "merged.parquet", merged), row=1)
-    assert told.rule == "merged-by-arrow"
-    assert "merged.parquet:2" in told.message
+    reported = finding(write(tmp_path / "merged.parquet", merged), row=1)
+    assert reported.rule == "merged-by-arrow"
+    assert "merged.parquet:2" in reported.message
     same = pa.table({"messages": [called({"n": 2}), called({"n": 1})]})
     row = opened(write(tmp_path / "same.parquet", same)).row(1)
     assert row.messages[1]["tool_calls"] == [{"function": {"name": "f", "arguments": {"n": 1}}}]
@@ -200,10 +200,10 @@ def test_a_group_that_cannot_be_read_is_a_finding_of_its_rows_alone(
     path.write_bytes(whole)
     rows = opened(path)
     assert [rows.row(n).messages[1]["content"] for n in (0, 2, 6)] == ["No 0.", "No 2.", "No 6."]
-    told = finding(path, row=4)
-    assert told.rule == "broken-row"
-    assert "rows.parquet:5 is in row group 1 of" in told.message
-    assert "(rows 4 to 6)" in told.message
+    reported = finding(path, row=4)
+    assert reported.rule == "broken-row"
+    assert "rows.parquet:5 is in row group 1 of" in reported.message
+    assert "(rows 4 to 6)" in reported.message
 
 
 def test_groups_are_kept_up_to_a_size(
@@ -233,10 +233,10 @@ def test_half_a_file_is_refused(tmp_path: Path, table: pa.Table, name: str, shar
         file = write(path, table)
     whole = file.read_bytes()
     file.write_bytes(whole[: int(len(whole) * share)])
-    told = finding(path)
-    assert told.rule == "broken-row"
-    assert told.help is not None
-    assert "copy it again" in told.help
+    reported = finding(path)
+    assert reported.rule == "broken-row"
+    assert reported.help is not None
+    assert "copy it again" in reported.help
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
@@ -248,7 +248,7 @@ def test_a_damaged_file_is_a_finding_wherever_it_is_damaged(
     else:
         path = saved(tmp_path / "disk", table, files=1)
     file = path if kind == "parquet" else path / "data-00001-of-00001.arrow"
-    whole, random, told = file.read_bytes(), Random(0), []
+    whole, random, reported = file.read_bytes(), Random(0), []
     for _ in range(60):
         damaged = bytearray(whole)
         for _ in range(random.choice((1, 8, 64))):
@@ -257,16 +257,16 @@ def test_a_damaged_file_is_a_finding_wherever_it_is_damaged(
         try:
             rows = opened(path)
         except Findings as findings:
-            told += findings.diagnostics
+            reported += findings.diagnostics
             continue
         for index in range(len(rows)):
             try:
                 rows.row(index)
             except Findings as findings:
-                told += findings.diagnostics
-    assert len(told) > 20
-    assert [each.message for each in told if "None" in each.message] == []
-    assert {each.rule for each in told} & {"path-not-found"} == set()
+                reported += findings.diagnostics
+    assert len(reported) > 20
+    assert [each.message for each in reported if "None" in each.message] == []
+    assert {each.rule for each in reported} & {"path-not-found"} == set()
 
 
 def test_files_of_a_folder_with_other_columns_are_refused(tmp_path: Path, table: pa.Table) -> None:
@@ -274,10 +274,10 @@ def test_files_of_a_folder_with_other_columns_are_refused(tmp_path: Path, table:
     folder.mkdir()
     write(folder / "a.parquet", table)
     write(folder / "b.parquet", table.drop_columns(["images"]))
-    told = finding(folder)
-    assert told.rule == "layout-not-certain"
-    assert "b.parquet has other columns than" in told.message
-    assert "images: list" in told.message
+    reported = finding(folder)
+    assert reported.rule == "layout-not-certain"
+    assert "b.parquet has other columns than" in reported.message
+    assert "images: list" in reported.message
 
 
 def test_without_pyarrow_the_extra_is_named(
@@ -289,6 +289,6 @@ def test_without_pyarrow_the_extra_is_named(
         raise ImportError(name)
 
     monkeypatch.setattr(columns, "import_module", absent)
-    told = finding(path)
-    assert told.rule == "extra-not-installed"
-    assert told.help == "pip install 'vtool[data]'"
+    reported = finding(path)
+    assert reported.rule == "extra-not-installed"
+    assert reported.help == "pip install 'vtool[data]'"

@@ -1,4 +1,4 @@
-"""Rows of a tar: found by headers alone, each with the pictures beside it."""
+"""Rows of a tar: found by headers alone, each with the pictures next to it."""
 
 import io
 import json
@@ -111,10 +111,10 @@ def test_a_row_may_be_of_another_layout(tmp_path: Path, pictures: list[bytes]) -
             ),
             "0.l.png is not among the pictures that the row names",
         ),
-        ((("0.json", chat("<image>a", "b")),), "it shows a picture, and there is none beside it"),
+        ((("0.json", chat("<image>a", "b")),), "it shows a picture, and there is none next to it"),
         (
             (("0.json", chat([{"type": "image"}, {"type": "text", "text": "a"}], "b")),),
-            "it shows a picture, and there is none beside it",
+            "it shows a picture, and there is none next to it",
         ),
     ],
 )
@@ -122,9 +122,9 @@ def test_a_row_without_its_partner_is_a_finding_of_that_row(
     tmp_path: Path, members: Any, words: str
 ) -> None:
     path = write(tmp_path / "rows.tar", *members, ("1.json", chat("a", "b")))
-    told = finding(path, 0)
-    assert told.rule == "unpaired-member"
-    assert words in told.message
+    reported = finding(path, 0)
+    assert reported.rule == "unpaired-member"
+    assert words in reported.message
     assert open_rows("messages", path).row(1).messages[1]["content"] == "b"
 
 
@@ -159,9 +159,9 @@ def test_half_a_tar_is_refused_wherever_it_is_cut(tmp_path: Path) -> None:
     ends |= {second.start - 512: "without the mark", second.start + 512: "without the mark"}
     for end, words in ends.items():
         path.write_bytes(whole[:end])
-        told = finding(path)
-        assert told.rule == "broken-row"
-        assert words in told.message, end
+        reported = finding(path)
+        assert reported.rule == "broken-row"
+        assert words in reported.message, end
     assert first.size > 3000
 
 
@@ -181,8 +181,8 @@ def test_a_damaged_header_and_what_is_no_file_are_refused(tmp_path: Path) -> Non
 def test_a_packed_tar_is_refused(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "rows.tar.gz", "w:gz") as tar:
         tar.addfile(tarfile.TarInfo("0.json"))
-    told = finding(tmp_path / "rows.tar.gz")
-    assert "packed with gzip" in told.message
+    reported = finding(tmp_path / "rows.tar.gz")
+    assert "packed with gzip" in reported.message
 
 
 def test_a_picture_that_a_row_names_outside_of_the_tar_is_looked_for_there(tmp_path: Path) -> None:

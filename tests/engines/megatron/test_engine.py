@@ -1,4 +1,4 @@
-"""Each way of spreading a model trains it as one process in float64 does, and goes on from what any
+"""Each way of spreading a model trains it as one process in float64 does, and resumes what any
 other has saved.
 """
 
@@ -64,7 +64,7 @@ TIED = (
     "tp2",
     "pp2, distributed optimizer, all overlapped",
 )
-# With a head of its own beside the embedding.
+# With a head of its own besides the embedding.
 UNTIED = ("dp2, distributed optimizer, all overlapped", "tp2+sp", "pp2")
 
 
@@ -465,7 +465,7 @@ def first_step_in_bfloat16(ranks: Ranks) -> dict[str, Any]:
 
 @pytest.mark.full
 def test_bfloat16_computes_in_bfloat16_and_loses_no_update() -> None:
-    """An update of 1e-6 is far below what bfloat16 can tell of a weight of 0.1."""
+    """An update of 1e-6 is far below what bfloat16 can resolve at a weight of 0.1."""
     wanted = reference(True)
     own = tiny_model(tied=True)
     for name, found in run_ranks(first_step_in_bfloat16, 2)[0].items():

@@ -113,7 +113,7 @@ def test_what_mbridge_would_set_otherwise_is_what_the_settings_say(
             configs.append(vars(by_one.build({"bridge": bridge}, Ranks(), tied=True).config))
     native, theirs = configs
     differ = {name for name in native | theirs if native.get(name) != theirs.get(name)}
-    # How hidden states go from stage to stage; and functions that are made anew for each config.
+    # How hidden states go from stage to stage; and functions that are made again for each config.
     assert {name for name in differ if not callable(native.get(name))} <= {"batch_p2p_comm"}, differ
     assert capsys.readouterr().out == ""
 

@@ -1,4 +1,4 @@
-"""Runs of the engine train as `ddp` does, go on from its checkpoints and it from theirs, and export
+"""Runs of the engine train as `ddp` does, resume its checkpoints and it theirs, and export
 the same.
 """
 
@@ -29,7 +29,7 @@ def after(folder: Path, name: str) -> str:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Eight steps each, of rows with one image, two, or none;
 
-    `A-B` began with A and went on with B after step 4.
+    `A-B` began with A and continued with B after step 4.
     """
     made = tmp_path_factory.mktemp("megatron")
     write_rows(made / "rows.jsonl", mixed_rows(made, 16, text_only=(1, 2, 9)))
@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def further(folder: Path) -> Path:
-    """More of those that go on with what another has saved."""
+    """More of those that resume from what another has saved."""
     runs = [
         made_run(folder, "tp2-dp2", "megatron", *SHARED_OUT, after(folder, "tp2")),
         made_run(folder, "pp2-tp2", "megatron", *SPREAD, after(folder, "pp2")),
@@ -68,7 +68,7 @@ def test_a_run_trains_scores_and_exports_as_one_process_with_ddp(folder: Path, n
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", ["tp2-dp2", "pp2-tp2", "dp2-ddp"])
-def test_a_run_goes_on_with_what_another_has_saved(further: Path, name: str) -> None:
+def test_a_run_resumes_from_what_another_has_saved(further: Path, name: str) -> None:
     check(further, name)
 
 

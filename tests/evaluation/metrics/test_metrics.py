@@ -134,7 +134,7 @@ def test_references_are_choices_only_where_that_is_sure() -> None:
     assert found_in(["cat", "dog"] * 3) == ("cat", "dog")
     assert found_in(["cat", "dog"]) == ()  # two rows might be anything
     assert found_in([str(number) for number in range(90)]) == ()
-    assert found_in(["Yes", "yes."] * 5) == ()  # told apart by nothing
+    assert found_in(["Yes", "yes."] * 5) == ()  # distinguished by nothing
 
 
 def test_metrics_are_chosen_by_references_that_leave_no_doubt() -> None:
@@ -164,7 +164,7 @@ def test_a_function_of_the_users_is_a_metric(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "asked", "said"),
+    ("text", "asked", "message"),
     [
         ("def longer(a, r): ...\n", "mine.py:shorter", "has no function shorter"),
         ("longer = 3\n", "mine.py:longer", "has no function longer"),
@@ -175,15 +175,15 @@ def test_a_function_of_the_users_is_a_metric(tmp_path: Path) -> None:
     ],
 )
 def test_a_function_that_cannot_be_had_is_refused_before_rows_are_asked(
-    tmp_path: Path, text: str, asked: str, said: str
+    tmp_path: Path, text: str, asked: str, message: str
 ) -> None:
     (tmp_path / "mine.py").write_text(text)
-    with pytest.raises(Findings, match=said) as raised:
+    with pytest.raises(Findings, match=message) as raised:
         named_metrics((f"{tmp_path}/{asked}",))
     assert raised.value.fatal
 
 
-def test_choices_that_no_row_has_are_told() -> None:
+def test_choices_that_no_row_has_are_reported() -> None:
     chosen = metrics_for({}, ("cat", "dog", "fox"), ["cat", "dog"])
     assert chosen.choices == ("cat", "dog", "fox")
     assert chosen.notes == ("no row's reference is the choice fox",)

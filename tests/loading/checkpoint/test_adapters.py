@@ -126,7 +126,7 @@ def test_layers_that_the_base_does_not_have_are_of_another_base(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "reported"),
     [
         ({}, True),
         ({"layers_to_transform": [0]}, False),
@@ -134,15 +134,15 @@ def test_layers_that_the_base_does_not_have_are_of_another_base(tmp_path: Path) 
         ({"target_modules": ".*_proj"}, False),
     ],
 )
-def test_a_layer_of_a_target_without_matrices_is_told(
-    more: dict[str, Any], told: bool, tmp_path: Path
+def test_a_layer_of_a_target_without_matrices_is_reported(
+    more: dict[str, Any], reported: bool, tmp_path: Path
 ) -> None:
     path = adapter(tmp_path / "adapter", with_config(**more))
     layers = [f"model.layers.{number}.self_attn.q_proj.weight" for number in (0, 1)]
     rest = ["model.layers.1.mlp.v_proj.weight", "model.embed_tokens.weight"]
     folder(tmp_path / "base", model={name: f32(6, 8) for name in layers + rest})
     found = findings(path)
-    assert [one.severity for one in found] == ["warning"] * told
+    assert [one.severity for one in found] == ["warning"] * reported
     assert all(
         "has them of other layers: model.layers.1.self_attn.q_proj" in one.message for one in found
     )

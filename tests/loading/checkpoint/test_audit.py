@@ -104,7 +104,7 @@ def test_shards_of_an_optimizer_are_no_stale_shards_of_the_model(tmp_path: Path)
     passes(tmp_path)
 
 
-def test_other_weights_beside_an_index_are_not_stale_shards(tmp_path: Path) -> None:
+def test_other_weights_next_to_an_index_are_not_stale_shards(tmp_path: Path) -> None:
     sharded(tmp_path)
     (tmp_path / "consolidated.safetensors").write_bytes(encode({"layers.0.wq.weight": f32(3)}))
     passes(tmp_path)
@@ -247,7 +247,7 @@ def test_a_damage_is_its_one_finding(
     assert findings(tmp_path) == [(rule, severity)]
 
 
-def test_several_damages_are_told_at_once(tmp_path: Path) -> None:
+def test_several_damages_are_reported_at_once(tmp_path: Path) -> None:
     sharded(tmp_path)
     (tmp_path / f"{ONE}.safetensors").unlink()
     cut(tmp_path / f"{TWO}.safetensors")
@@ -315,7 +315,7 @@ def test_a_pickle_that_is_loaded_for_want_of_the_model_is_an_error(tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
-def test_a_link_out_of_the_folder_is_told(tmp_path: Path, name: str) -> None:
+def test_a_link_out_of_the_folder_is_reported(tmp_path: Path, name: str) -> None:
     folder(tmp_path / "model", model={"a": f32(2)})
     (tmp_path / "model" / name).rename(tmp_path / name)
     (tmp_path / "model" / name).symlink_to(tmp_path / name)
@@ -379,7 +379,7 @@ def test_one_file_is_audited_by_itself(tmp_path: Path) -> None:
     ("name", "rule"),
     [("model.bin", "unsafe-format"), ("model.gguf", "no-weights"), ("x.index.json", "no-weights")],
 )
-def test_one_file_of_another_kind_is_told(tmp_path: Path, name: str, rule: str) -> None:
+def test_one_file_of_another_kind_is_reported(tmp_path: Path, name: str, rule: str) -> None:
     (tmp_path / name).write_bytes(b"GGUF")
     assert [found for found, _ in findings(tmp_path / name)] == [rule]
 
@@ -452,7 +452,7 @@ def test_a_giant_config_is_not_read(tmp_path: Path) -> None:
     assert "1,099,511,627,776 bytes" in finding.message
 
 
-def test_the_place_of_a_value_is_told_of_more_dimensions_than_numpy_has(tmp_path: Path) -> None:
+def test_the_place_of_a_value_is_reported_of_more_dimensions_than_numpy_has(tmp_path: Path) -> None:
     values = np.array([1, np.inf], np.float32).tobytes()
     folder(tmp_path / "model", model={"a": ("F32", (*[1] * 70, 2), values)})
     (finding,) = audited(tmp_path / "model").findings

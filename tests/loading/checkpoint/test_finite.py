@@ -86,7 +86,7 @@ def test_every_pattern_of_bits_is_judged_as_torch_judges_it(tmp_path: Path, name
 @pytest.mark.parametrize("padding", [0, 1, 3])
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_a_value_is_found_wherever_it_lies(tmp_path: Path, padding: int, threads: int) -> None:
-    """At both ends of tensors, beside the border of a block, in neighbours of another type, at odd
+    """At both ends of tensors, next to the border of a block, in neighbours of another type, at odd
     places of the file.
     """
     length = 3 * BLOCK // 4 + 11
@@ -168,7 +168,7 @@ def test_a_digest_is_that_of_the_whole_file(tmp_path: Path, threads: int) -> Non
 
 
 @pytest.mark.parametrize("digest", [False, True])
-def test_a_file_that_shrinks_while_it_is_read_is_told(tmp_path: Path, digest: bool) -> None:
+def test_a_file_that_shrinks_while_it_is_read_is_reported(tmp_path: Path, digest: bool) -> None:
     file = tmp_path / "model.safetensors"
     file.write_bytes(encode({"a": f32(700_000)}))
     header = header_of(file)

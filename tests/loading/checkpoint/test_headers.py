@@ -162,7 +162,7 @@ def test_what_is_damaged_here_is_damaged_for_safetensors_too(tmp_path: Path, nam
         safe_open(file, framework="np").__enter__()
 
 
-def test_all_that_is_wrong_in_one_file_is_told(tmp_path: Path) -> None:
+def test_all_that_is_wrong_in_one_file_is_reported(tmp_path: Path) -> None:
     header = {"a": entry("F31"), "b": entry(shape=[3]), "c": entry()}
     rules = found(tmp_path, raw(json.dumps(header), bytes(4)))
     assert [rule for rule, _ in rules] == ["bad-header", "bad-header", "truncated-file"]

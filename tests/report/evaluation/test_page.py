@@ -237,7 +237,9 @@ def test_the_same_files_give_the_same_bytes_over_an_own_page_alone(make: Made) -
         write_evaluation(folder)
 
 
-def test_an_evaluation_is_told_from_a_run(make: Made, run_folder: Path, tmp_path: Path) -> None:
+def test_an_evaluation_is_distinguished_from_a_run(
+    make: Made, run_folder: Path, tmp_path: Path
+) -> None:
     assert is_evaluation(make("one", [line(0, "no")]))
     assert not is_evaluation(run_folder)
     assert not is_evaluation(tmp_path / "nowhere")

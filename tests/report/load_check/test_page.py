@@ -175,7 +175,7 @@ def test_a_cell_shows_the_gravest_that_was_found_and_is_a_tick_for_nothing_alone
     assert cell[1] != "✓"
 
 
-def test_a_class_with_notes_is_told_from_one_without_in_the_matrix(tmp_path: Path) -> None:
+def test_a_class_with_notes_is_distinguished_from_one_without_in_the_matrix(tmp_path: Path) -> None:
     page = page_of(of_lines(), tmp_path)
     rows = dict(re.findall(r"</span></span>(\S+)</a></th>(.*?)</tr>", page, re.DOTALL))
     assert rows["vllm:C"].count("✓") == 2
@@ -322,9 +322,9 @@ def test_the_filter_shows_the_subjects_and_lines_that_are_asked_for(tmp_path: Pa
     text = dump_dom(tmp_path / "asking.html", tmp_path / "profile", "--virtual-time-budget=5000")
     seen = json.loads(html.unescape(text.partition("<body>")[2].partition("</body>")[0]))
     for one, (subjects, lines, names) in expected.items():
-        said = f"{subjects} of 4 subjects, {lines} of 2 findings shown"
+        counts = f"{subjects} of 4 subjects, {lines} of 2 findings shown"
         assert seen[json.dumps(dict(one), separators=(",", ":"))] == (
-            [subjects, subjects, lines, names, said]
+            [subjects, subjects, lines, names, counts]
         ), one
 
 

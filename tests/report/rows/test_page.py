@@ -21,7 +21,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def verified(rows: list[Any], *arguments: str) -> tuple[str, dict[str, Any]]:
-    """The page, and the document that was printed beside it."""
+    """The page, and the document that was printed with it."""
     write_rows(Path("rows.jsonl"), rows)
     return page_of("rows.jsonl", *arguments)
 

@@ -26,8 +26,8 @@ class Case:
     weight: Tensor
     u: float
 
-    def solved(self, *, told: bool = True, head: Head | None = None, **options: Any) -> Solution:
-        guess = self.target if told else None
+    def solved(self, *, guessed: bool = True, head: Head | None = None, **options: Any) -> Solution:
+        guess = self.target if guessed else None
         return solve(self.h, self.g, head or self.head, guess, self.u, **options)
 
 

@@ -191,7 +191,7 @@ def test_of_many_looks_a_few_are_kept(tmp_path: Path) -> None:
     assert list(watch._trail._before) == list(range(4, 12))
 
 
-def test_a_step_that_is_undone_before_the_next_is_told(tmp_path: Path) -> None:
+def test_a_step_that_is_undone_before_the_next_is_reported(tmp_path: Path) -> None:
     loop = Loop(tmp_path)
     before = [p.detach().clone() for p in loop.model.parameters()]
     for step in range(3):
@@ -204,12 +204,12 @@ def test_a_step_that_is_undone_before_the_next_is_told(tmp_path: Path) -> None:
                     p.copy_(was)
     undone = [fact["undone"] for fact in tiny.facts(tmp_path, "arrived")]
     count = len(before)
-    told = [fact and (fact["to"], fact["tensors"], fact["written"]) for fact in undone]
-    assert told == [None, (None, count, None), (0, count, None)]
+    reported = [fact and (fact["to"], fact["tensors"], fact["written"]) for fact in undone]
+    assert reported == [None, (None, count, None), (0, count, None)]
 
 
 @pytest.mark.parametrize("share", [0.1, 0.75])
-def test_the_part_of_a_step_that_is_left_is_told(tmp_path: Path, share: float) -> None:
+def test_the_part_of_a_step_that_is_left_is_reported(tmp_path: Path, share: float) -> None:
     loop = Loop(tmp_path)
     for _ in range(3):
         before = [p.detach().clone() for p in loop.model.parameters()]

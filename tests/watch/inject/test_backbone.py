@@ -12,7 +12,7 @@ from vtool.watch.inject.vtool_watch.model import _is_tie_meant, describe_model
 
 
 class Outer(nn.Module):
-    """A class around a text model that has the head, or with the head beside its parts."""
+    """A class around a text model that has the head, or with the head as a sibling of its parts."""
 
     def __init__(self, text: tiny.Model, head_is_inside: bool) -> None:
         super().__init__()

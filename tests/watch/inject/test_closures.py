@@ -40,7 +40,7 @@ def outside(tmp_path_factory: pytest.TempPathFactory, run: Run, plain: dict[str,
     return folder
 
 
-def told(facts: Path) -> list[dict[str, object]]:
+def micros_read(facts: Path) -> list[dict[str, object]]:
     """Return the facts that were read of each micro-batch."""
     names = ("step", "index", "supervised", "read", "not_next", "sum")
     return [{name: fact[name] for name in names} for fact in tiny.facts(facts, "micro")]
@@ -51,8 +51,8 @@ def test_a_closure_is_read_as_a_loop_is(
     tmp_path: Path, run: Run, outside: Path, plain: dict[str, str], how: str
 ) -> None:
     assert run((how,), tmp_path / how) == [plain[how]] == [plain["outside"]]
-    assert told(tmp_path / how) == told(outside)
-    assert len(told(tmp_path / how)) == 3
+    assert micros_read(tmp_path / how) == micros_read(outside)
+    assert len(micros_read(tmp_path / how)) == 3
     for stepped in tiny.facts(tmp_path / how, "stepped"):
         assert all(one["off"] < 8 for one in stepped["reference"].values())
     for arrived in tiny.facts(tmp_path / how, "arrived"):
@@ -64,15 +64,19 @@ def test_of_a_closure_that_is_called_again_the_first_pass_is_read(
     tmp_path: Path, run: Run, plain: dict[str, str]
 ) -> None:
     assert run(("many",), tmp_path) == [plain["many"]]
-    assert [(one["step"], one["index"]) for one in told(tmp_path)] == [(0, 0), (1, 0), (2, 0)]
-    assert all(one["read"] == one["supervised"] for one in told(tmp_path))
+    assert [(one["step"], one["index"]) for one in micros_read(tmp_path)] == [
+        (0, 0),
+        (1, 0),
+        (2, 0),
+    ]
+    assert all(one["read"] == one["supervised"] for one in micros_read(tmp_path))
 
 
 def test_a_closure_that_is_not_called_is_said(
     tmp_path: Path, run: Run, plain: dict[str, str]
 ) -> None:
     assert run(("ignored",), tmp_path) == [plain["outside"]]
-    assert told(tmp_path) == []
+    assert micros_read(tmp_path) == []
     why = [fact["why"] for fact in tiny.facts(tmp_path, "skipped") if fact["what"] == "learnt"]
     assert why == ["the optimizer did not call the closure that it was given"]
     assert len(tiny.facts(tmp_path, "rows")) == 4

@@ -62,7 +62,7 @@ def test_targets_of_shifted_batches(tmp_path: Path, made: Any, twice: bool) -> N
 
 
 class Decoder(tiny.Base):
-    """Reads the ids of an answer, beside those of a question."""
+    """Reads the ids of an answer, next to those of a question."""
 
     def forward(
         self, input_ids: Tensor | None = None, decoder_input_ids: Tensor | None = None

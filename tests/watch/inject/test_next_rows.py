@@ -20,7 +20,7 @@ def places(ids: torch.Tensor, **inputs: Any) -> dict[tuple[int, int], int]:
     return {(int(row), int(at)): int(found[row, at]) for row, at in (found >= 0).nonzero()}
 
 
-def test_it_is_looked_for_where_padding_follows_and_the_last_row_goes_on_in_the_first() -> None:
+def test_it_is_looked_for_where_padding_follows_and_the_last_row_continues_in_the_first() -> None:
     mask = (IDS != 0).long()
     assert places(IDS, attention_mask=mask) == {(0, 2): 2, (0, 4): 2, (1, 3): 3, (1, 4): 3}
     turned = IDS.roll(1, 0)
@@ -36,7 +36,7 @@ def test_it_is_looked_for_at_the_end_of_rows_that_are_padded_on_the_left() -> No
     ("ids", "mask"),
     [
         (IDS, None),  # without a mask nobody knows where a row ends
-        (IDS[:, :3], torch.ones(3, 3)),  # rows of a stream go on in the next one
+        (IDS[:, :3], torch.ones(3, 3)),  # rows of a stream continue in the next one
         (IDS[:1], (IDS[:1] != 0).long()),  # one row has no next one
         (torch.where(IDS < 4, torch.where(IDS > 0, 9, 0), IDS), (IDS != 0).long()),  # begin by end
     ],

@@ -11,7 +11,7 @@ from vtool.watch.inject.vtool_watch.ranks import Agreement
 
 
 def vote(votes: dict[int, tuple[float, bool]], world: int, wait: float) -> list[tuple[bool, bool]]:
-    """Return each voter's decision, and whether it goes on voting; `votes`: seconds, ready."""
+    """Return each voter's decision, and whether it continues to vote; `votes`: seconds, ready."""
     store = dist.HashStore()
 
     def one(rank: int) -> tuple[bool, bool]:

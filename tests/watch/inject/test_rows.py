@@ -80,7 +80,7 @@ def with_images(order: list[int], seed: int = 0) -> dict[str, Any]:
     }
 
 
-def test_pixels_tell_rows_of_one_text_apart_and_go_with_their_row() -> None:
+def test_pixels_distinguish_rows_of_one_text_and_go_with_their_row() -> None:
     before = digests(with_images([0, 1, 2]))
     assert len(set(before)) == 3
     assert digests(with_images([2, 0, 1])) == [before[2], before[0], before[1]]

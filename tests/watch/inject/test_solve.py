@@ -21,12 +21,12 @@ def worst(case: Case, solution: Solution) -> float:
     return float(error.max()) / case.u
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["next token tried", "all tokens searched"])
+@pytest.mark.parametrize("guessed", [True, False], ids=["next token tried", "all tokens searched"])
 @pytest.mark.parametrize("kind", ["ce", "signs"])
 @pytest.mark.parametrize("head", HEADS)
-def test_targets_and_weights_of_a_plain_loss_are_read(head: str, kind: str, told: bool) -> None:
+def test_targets_and_weights_of_a_plain_loss_are_read(head: str, kind: str, guessed: bool) -> None:
     case = make(kind, dtype=torch.float64, **HEADS[head])  # type: ignore[arg-type]
-    got = case.solved(told=told)
+    got = case.solved(guessed=guessed)
     assert torch.equal(got.target, case.target)
     torch.testing.assert_close(got.weight, case.weight, rtol=1e-9, atol=0)
     assert float(got.misfit.max()) < 1e-9
@@ -44,7 +44,7 @@ def test_rounding_is_within_the_tolerance(head: str, dtype: torch.dtype) -> None
 
 def test_a_focal_loss_stays_on_the_line_with_its_own_weights() -> None:
     case = make("focal", dtype=torch.float64)
-    got = case.solved(told=False)
+    got = case.solved(guessed=False)
     assert torch.equal(got.target, case.target)
     assert float(got.misfit.max()) < 1e-9
     assert not torch.allclose(got.weight, case.weight)
@@ -54,10 +54,12 @@ def test_a_focal_loss_stays_on_the_line_with_its_own_weights() -> None:
     ("kind", "name", "part"),
     [("smoothing", "smooth", -0.1), ("entropy", "entropy", 0.01)],
 )
-@pytest.mark.parametrize("told", [True, False])
-def test_a_dense_term_is_told_from_the_token(kind: str, name: str, part: float, told: bool) -> None:
+@pytest.mark.parametrize("guessed", [True, False])
+def test_a_dense_term_is_distinguished_from_the_token(
+    kind: str, name: str, part: float, guessed: bool
+) -> None:
     case = make(kind, dtype=torch.float64)
-    got = case.solved(told=told)
+    got = case.solved(guessed=guessed)
     assert torch.equal(got.target, case.target)
     torch.testing.assert_close(got.weight, case.weight, rtol=1e-6, atol=0)
     assert float(got.plain_misfit.median()) > 1e-4
@@ -66,9 +68,9 @@ def test_a_dense_term_is_told_from_the_token(kind: str, name: str, part: float, 
     torch.testing.assert_close(relative, torch.full_like(relative, part), rtol=1e-4, atol=1e-7)
 
 
-def test_a_z_loss_is_told_from_the_token() -> None:
+def test_a_z_loss_is_distinguished_from_the_token() -> None:
     case = make("z-loss", dtype=torch.float64)
-    got = case.solved(told=False)
+    got = case.solved(guessed=False)
     assert torch.equal(got.target, case.target)
     assert float(got.misfit.max()) < 1e-9
     z = torch.nn.functional.linear(case.h, case.head.weight)
@@ -106,7 +108,7 @@ def test_a_wrong_guess_is_not_kept() -> None:
 @pytest.mark.parametrize("kind", ["ce", "smoothing"])
 def test_blocks_change_nothing(kind: str, head: str) -> None:
     case = make(kind, dtype=torch.float64, **HEADS[head])  # type: ignore[arg-type]
-    whole, blocks = case.solved(told=False), case.solved(told=False, block_bytes=64)
+    whole, blocks = case.solved(guessed=False), case.solved(guessed=False, block_bytes=64)
     for one, other in zip(vars(whole).values(), vars(blocks).values(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-12)
 

@@ -90,7 +90,7 @@ def test_a_rank_whose_watch_fails_leaves_nobody_waiting(
     watched = run(forks, "fsdp2", tmp_path / "facts", broken, wait=5)
     assert watched == run(forks, "fsdp2", None)
     facts = tiny.facts(tmp_path / "facts")
-    said = [f for f in facts if f["kind"] == "skipped" and f["what"] == "ranks"]
-    assert 0 in {f["rank"] for f in said}
+    skipped = [f for f in facts if f["kind"] == "skipped" and f["what"] == "ranks"]
+    assert 0 in {f["rank"] for f in skipped}
     if broken == "raises":
         assert [f["rank"] for f in facts if f["kind"] == "error"] == [1]

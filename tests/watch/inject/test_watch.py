@@ -125,7 +125,7 @@ def test_final_weights_are_those_without_a_watch(
     assert tiny.facts(tmp_path, "error") == []
 
 
-def test_after_the_watched_steps_only_the_ledger_goes_on(tmp_path: Path) -> None:
+def test_after_the_watched_steps_only_the_ledger_continues(tmp_path: Path) -> None:
     Loop(tmp_path, steps=1).run(4)
     assert {f["step"] for f in tiny.facts(tmp_path, "micro")} == {0}
     rows = [(f["step"], f["micro"]) for f in tiny.facts(tmp_path, "rows")]
@@ -242,8 +242,8 @@ def test_a_parameter_that_no_optimizer_owns_is_named(tmp_path: Path) -> None:
     loop.process = Process(Settings(str(tmp_path)))
     loop.process.made(loop.optimizer)
     loop.run(1)
-    (said,) = tiny.facts(tmp_path, "model")
-    assert said["in_no_group"] == ["model.norm.bias"]
+    (fact,) = tiny.facts(tmp_path, "model")
+    assert fact["in_no_group"] == ["model.norm.bias"]
 
 
 def test_another_optimizer_has_no_reference_and_says_so(tmp_path: Path) -> None:
@@ -324,10 +324,10 @@ def test_an_error_of_the_watch_is_a_fact(
     plain = Loop(None).run(2).weights()
     monkeypatch.setattr(where, name, raise_(ERRORS[kind]))
     assert Loop(tmp_path).run(2).weights() == plain
-    said = tiny.facts(tmp_path, "error")
-    assert said
+    errors = tiny.facts(tmp_path, "error")
+    assert errors
     if kind != "error":
-        assert [each["off"] for each in said] == [True]
+        assert [each["off"] for each in errors] == [True]
         assert tiny.facts(tmp_path, "ended")[0]["reason"] == "off"
 
 
@@ -386,9 +386,9 @@ def test_a_full_disk_ends_the_facts_and_not_the_run(
     watched = Loop(tmp_path).run(2).weights()
     monkeypatch.undo()
     assert watched == plain
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1
-    assert "No space left" in said[0]
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert "No space left" in lines[0]
 
 
 def test_a_folder_that_cannot_be_made_is_said_once(

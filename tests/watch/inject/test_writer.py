@@ -1,4 +1,4 @@
-"""Facts reach their file whole, or it is said once that they do not; nothing is raised."""
+"""Facts reach their file whole, or it is reported once that they do not; nothing is raised."""
 
 import errno
 import json
@@ -29,7 +29,7 @@ def test_lines_are_whole_where_the_system_writes_a_few_bytes_at_a_time(
     assert (writer.rows, writer.failed) == (2, False)
 
 
-def test_a_full_disk_is_told_once_and_nothing_is_written_after_it(
+def test_a_full_disk_is_reported_once_and_nothing_is_written_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     writer = Writer(Settings(str(tmp_path)))

@@ -384,13 +384,13 @@ def post_hook(change: Callable[[Any, Any, int], None]) -> Callable[[Any, Any], N
 
 def other_betas(model: Any, optimizer: Any) -> None:
     """Use other betas than the groups say."""
-    said = optimizer.param_groups[0]["betas"]
+    own = optimizer.param_groups[0]["betas"]
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
         optimizer.param_groups[0]["betas"] = (0.5, 0.5)
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
-        optimizer.param_groups[0]["betas"] = said
+        optimizer.param_groups[0]["betas"] = own
 
     optimizer.register_step_pre_hook(before)
     optimizer.register_step_post_hook(after)
@@ -434,7 +434,7 @@ def rate_of_nearly_nought(model: Any, optimizer: Any, step: int) -> None:
 
 
 def own_seed(model: Any) -> None:
-    """Draw the weights of each process anew."""
+    """Draw new weights in each process."""
     import os
 
     import torch

@@ -25,7 +25,7 @@ def config(text: dict[str, Any]) -> Any:
 
 
 def of_rows(taken: list[Row], ids: Any) -> Batch:
-    """Return the inputs that a processor makes beside the ids of padded rows."""
+    """Return the inputs that a processor makes besides the ids of padded rows."""
     import torch
 
     draw = torch.Generator().manual_seed(sum(sum(row["input_ids"]) for row in taken))
@@ -37,12 +37,12 @@ def of_rows(taken: list[Row], ids: Any) -> Batch:
 
 
 def without_types(batch: Batch) -> Batch:
-    """Leave out what tells transformers where images are."""
+    """Leave out the inputs by which transformers finds images."""
     return {name: value for name, value in batch.items() if name != "mm_token_type_ids"}
 
 
 def text_behind_moved(model: Any) -> None:
-    """Have the model's own positions go on behind an image as if it were longer."""
+    """Have the model's own positions continue after an image as if it were longer."""
     index = model.model.get_rope_index
 
     def wrong(ids: Any, *args: Any, **kwargs: Any) -> Any:

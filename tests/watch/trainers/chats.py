@@ -18,8 +18,8 @@ def rows(made: Path, even: bool) -> list[dict[str, list[int]]]:
     for chat in json.loads((made / "chats.json").read_text()):
         answer = chat["output"].ljust(LENGTH, ".")[:LENGTH] if even else chat["output"]
         prompt = f"<|im_start|>user\n{chat['instruction']}<|im_end|>\n<|im_start|>assistant\n"
-        asked, told = tokenizer(prompt)["input_ids"], tokenizer(f"{answer}<|im_end|>")["input_ids"]
-        found.append({"input_ids": asked + told, "labels": [-100] * len(asked) + told})
+        asked, reply = tokenizer(prompt)["input_ids"], tokenizer(f"{answer}<|im_end|>")["input_ids"]
+        found.append({"input_ids": asked + reply, "labels": [-100] * len(asked) + reply})
     return found
 
 

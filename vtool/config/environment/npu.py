@@ -65,8 +65,8 @@ def check_packages(machine: Machine) -> Iterator[Diagnostic]:
             "two-accelerators",
             (
                 f"torch {torch.version} is a build for {torch.accelerator.upper()}, and torch_npu"
-                " is installed beside it: `import torch` raises `Two accelerators cannot be used at"
-                " the same time` where the other one's driver is found"
+                " is installed next to it: `import torch` raises `Two accelerators cannot be used"
+                " at the same time` where the other one's driver is found"
             ),
             parameter="torch",
             seen=torch.accelerator,

@@ -29,7 +29,7 @@ class Variable:
     otherwise: str
     """The effect of another value."""
     severity: Literal["error", "warning"]
-    """A warning where the value is replaced without a word, and the run goes on with another."""
+    """A warning where the value is silently replaced, and the run continues with another."""
 
 
 def _integer(low: int, high: int) -> Fits:
@@ -50,7 +50,7 @@ def _fraction(open: bool) -> Fits:
 
 
 _RANGE = re.compile(r"npu(\d+):(\d+)-(\d+)")
-_REPLACED = "CANN refuses it, or takes its default without a word"
+_REPLACED = "CANN refuses it, or silently takes its default"
 
 
 def _affinity(text: str) -> bool:
@@ -147,7 +147,7 @@ _ALLOCATOR: dict[str, tuple[str, Fits]] = {
         ("a value", bool),
     ),
 }
-# Keys that have no effect beside a value of another one.
+# Keys that have no effect with a value of another one.
 _IGNORED_BESIDE = {
     "segment_size_mb": ("page_size", "1g"),
     "large_segment_size_mb": ("page_size", "1g"),
@@ -269,7 +269,7 @@ def _allocator(environment: Mapping[str, str]) -> Iterator[Diagnostic]:
         if key in values and values.get(other) == value:
             yield _ignored(
                 ALLOCATOR,
-                f"{ALLOCATOR}: {key} has no effect beside {other}:{value}",
+                f"{ALLOCATOR}: {key} has no effect with {other}:{value}",
                 f"leave {key} out",
             )
 

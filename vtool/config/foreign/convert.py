@@ -1,4 +1,4 @@
-"""A recipe of another trainer's as a recipe of ours, in YAML, with their words beside it."""
+"""A recipe of another trainer's as a recipe of ours, in YAML, with their words next to ours."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -60,9 +60,9 @@ def _lines(values: Mapping[str, Any], above: str, indent: str, reading: Reading)
         elif isinstance(value, _OnHub):
             yield f"{indent}{key}: {_plain(value)}  # on a hub: its config.json was not read"
         else:
-            said = printable(reading.names.get(name, ""))
+            theirs = printable(reading.names.get(name, ""))
             given = reading.composed.origins.of(name) is not None
-            note = f"  # {'' if given else 'default of '}{said}" if said else ""
+            note = f"  # {'' if given else 'default of '}{theirs}" if theirs else ""
             yield f"{indent}{key}: {_plain(value)}{note}"
 
 
@@ -76,6 +76,6 @@ def _plain(value: Any) -> str:
 def _left(pair: tuple[str, Any]) -> str:
     name, value = pair
     word = WORDS.get(name)
-    said = [part for part in (word.ours, word.how) if part] if word else []
-    why = f"  ({': '.join(said)})" if said else ""
+    parts = [part for part in (word.ours, word.how) if part] if word else []
+    why = f"  ({': '.join(parts)})" if parts else ""
     return f"{name}: {json.dumps(value, ensure_ascii=False, default=str)}{why}"

@@ -1,6 +1,6 @@
 """Recipes of TRL's, LLaMA-Factory's and ms-swift's SFT, translated to ours and checked.
 
-All three take the settings of transformers' Trainer, and their own beside them. A recipe is a YAML
+All three take the settings of transformers' Trainer, and their own in addition. A recipe is a YAML
 file, or a script that calls the trainer's command. Findings give places in it.
 """
 
@@ -62,7 +62,7 @@ def read_hf(path: Path, trainer: Trainer, *, read_environment: bool = True) -> R
         given, places, processes = read_script(path, trainer)
     _refuse_megatron(given, places, trainer)
     unknown = list(_unknown(given, places, trainer))
-    given, places = _in_words_of_today(given, places, trainer)
+    given, places = _with_current_names(given, places, trainer)
     theirs = Theirs(given, places)
     theirs.values["kind"] = "sft"
     translation = _Translation(theirs, trainer, path.stem, processes)
@@ -357,7 +357,7 @@ _TOGETHER = (
     *("model", "model_name_or_path", "num_train_epochs", "max_steps"),
     *("warmup_ratio", "warmup_steps", "save_steps", "eval_steps"),
 )
-"""Words that mean something only beside others."""
+"""Words that mean something only with others."""
 _NOTHING_LOST = (
     *("logging_steps", "logging_first_step", "logging_strategy", "plot_loss", "do_train", "stage"),
     *("save_safetensors", "save_only_model", "ddp_timeout", "dataset_num_proc", "template"),
@@ -402,12 +402,12 @@ def _unknown(
         )
 
 
-def _in_words_of_today(
+def _with_current_names(
     given: Mapping[str, Any], places: Mapping[str, Place], trainer: Trainer
 ) -> tuple[dict[str, Any], dict[str, Place]]:
     """Return settings with words of earlier releases by those that mean the same now.
 
-    They were found already; a recipe that is converted must not lose what they said.
+    They were found already; a recipe that is converted must not lose what they mean.
     """
     renamed = {
         name: now
@@ -430,7 +430,7 @@ def _without_counterpart(theirs: Theirs, left: tuple[tuple[str, Any], ...]) -> l
             "no-counterpart",
             left[0][0],
             f"{some} value without one: {names}",
-            "nothing is said of these; `vtool explain WORD` tells of each",
+            "nothing is reported on these; `vtool explain WORD` describes each",
         )
     ]
 

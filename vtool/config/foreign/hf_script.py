@@ -42,7 +42,7 @@ def read_script(
     inside = found = False
     last: str | None = None
     for number, line in enumerate(text.splitlines(), 1):
-        goes_on = line.rstrip().endswith("\\")
+        continued = line.rstrip().endswith("\\")
         words = _words(line)
         if set_to := _PROCESSES.search(line.partition(" #")[0]):
             processes = int(set_to[1])
@@ -69,19 +69,19 @@ def read_script(
                 before = given[last]
                 several = before if isinstance(before, list) else [before]
                 given[last] = _value(word) if before is True else [*several, _value(word)]
-        inside = goes_on
+        inside = continued
     given = {key: None if _of_a_variable(value) else value for key, value in given.items()}
     if not found:
         message = f"{name} does not call `{' '.join(trainer.command)}`"
         help = "give a YAML file, or a script that starts the trainer by its command"
         raise Findings(Diagnostic("unknown-recipe", message, help), fatal=True)
-    if processes is None and (said := _of_launch_file(text, path)):
-        processes, places[PROCESSES] = said
+    if processes is None and (launch := _of_launch_file(text, path)):
+        processes, places[PROCESSES] = launch
     return given, places, processes
 
 
 def _of_launch_file(text: str, script: Path) -> tuple[int, Place] | None:
-    """Return the processes that accelerate's file asks for, and where; None where none are said.
+    """Return the processes that accelerate's file asks for, and where; None where none are given.
 
     Its path is relative to the folder where the script is run: this one, or the script's own.
     """

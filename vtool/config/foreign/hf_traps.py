@@ -153,7 +153,7 @@ def _of_llama_factory(look: _Look) -> Iterator[Diagnostic]:
             _TRAP,
             "packing",
             "packing is true without neat_packing: rows that are put into one sequence see each"
-            " other, and positions go on from one to the next",
+            " other, and positions continue from one to the next",
             "set neat_packing: true",
         )
     passes = look["gradient_accumulation_steps"]

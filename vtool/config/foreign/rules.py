@@ -66,7 +66,7 @@ RULES = (
     Rule(
         name="refused-there",
         code="VT237",
-        summary="Another trainer refuses a setting of its recipe beside the others.",
+        summary="Another trainer refuses a setting of its recipe together with the others.",
         why="The job waits for its machine, loads the model, and ends in its first minute.",
         bad="{dataset: rows.jsonl, packing: true, attn_impl: sdpa}",
         good="{dataset: rows.jsonl, packing: true, attn_impl: flash_attn}",

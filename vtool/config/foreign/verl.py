@@ -310,7 +310,7 @@ def _without_counterpart(theirs: Theirs, left: Sequence[str]) -> Iterator[Diagno
             left[0],
             f"{len(left)} setting{'s have' if len(left) > 1 else ' has'} no counterpart here, or a"
             f" value without one: {', '.join(left)}",
-            "nothing is said of these",
+            "nothing is reported on these",
         )
 
 

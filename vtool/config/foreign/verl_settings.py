@@ -20,7 +20,7 @@ class Same:
     theirs: str
     ours: str
     convert: Callable[[Any], Any] = lambda value: value
-    """To our value; None where theirs says nothing, `NO_COUNTERPART` where we have none for it."""
+    """To our value; None where theirs is not set, `NO_COUNTERPART` where we have none for it."""
     default: Any = None
     """Verl's, where it is not ours and matters."""
 

@@ -1,4 +1,4 @@
-"""Words of other trainers, and how each is said here: the one table of them.
+"""Words of other trainers, and the setting that each is here: the one table of them.
 
 `vtool explain` knows them, a message about an unknown setting does, and `validate-config --from`
 translates by them. Which trainer has which word is in `trainer_fields.json`, read from its own
@@ -207,11 +207,13 @@ WORDS: Mapping[str, Word] = {
     "lora_target": Word("lora.targets", "ends of names; null is all linear layers"),
     "lora_target_modules": Word("lora.targets", "ends of names; null is all linear layers"),
     "target_modules": Word("lora.targets", "ends of names; null is all linear layers"),
-    "additional_target": Word("lora.modules_to_save", "trained whole, beside the adapters"),
-    "modules_to_save": Word("lora.modules_to_save", "trained whole, beside the adapters"),
-    "lora_modules_to_save": Word("lora.modules_to_save", "trained whole, beside the adapters"),
-    "adapter_name_or_path": Word("train.from", "train.from=RUN goes on from an adapter"),
-    "adapters": Word("train.from", "train.from=RUN goes on from an adapter"),
+    "additional_target": Word("lora.modules_to_save", "trained whole, in addition to the adapters"),
+    "modules_to_save": Word("lora.modules_to_save", "trained whole, in addition to the adapters"),
+    "lora_modules_to_save": Word(
+        "lora.modules_to_save", "trained whole, in addition to the adapters"
+    ),
+    "adapter_name_or_path": Word("train.from", "train.from=RUN continues from an adapter"),
+    "adapters": Word("train.from", "train.from=RUN continues from an adapter"),
     # rows
     "dataset": Word("data.train", "a list: data.train=[{format: messages, path: rows.jsonl}]"),
     "dataset_name": Word("data.train", "a list: data.train=[{format: messages, path: rows.jsonl}]"),
@@ -283,9 +285,9 @@ WORDS: Mapping[str, Word] = {
     "use_swanlab": Word("tracking", _TRACK),
     "logging_dir": Word("tracking", "TensorBoard writes into the run's folder"),
     "overwrite_output_dir": Word(
-        "checkpoint.resume", "a folder that has a run goes on with it; nothing is overwritten"
+        "checkpoint.resume", "a run that is there is resumed; nothing is overwritten"
     ),
-    "resume_from_checkpoint": Word("checkpoint.resume", "auto goes on in the run's own folder"),
+    "resume_from_checkpoint": Word("checkpoint.resume", "auto resumes in the run's own folder"),
     "save_steps": Word("checkpoint.every_steps", "", _positive),
     "save_strategy": Word("checkpoint.every_steps", _LAST),
     "save_total_limit": Word("checkpoint.keep_last", "", _positive),
@@ -324,8 +326,8 @@ WORDS: Mapping[str, Word] = {
 }
 
 
-def said_here(word: str) -> str | None:
-    """Return how a word of other trainers is said here; None for one that is not known."""
+def counterpart_of(word: str) -> str | None:
+    """Return the setting here for a word of other trainers; None for one that is not known."""
     if (known := WORDS.get(word)) is None:
         titles = [trainer.title for trainer in TRAINERS.values() if word in trainer.fields]
         return f"`{word}` of {' and '.join(titles)} has no setting here" if titles else None

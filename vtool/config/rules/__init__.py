@@ -40,7 +40,7 @@ SETTINGS_RULES: tuple[SettingsRule, ...] = (
     mixtures.mixture_conflict,
     engine.packing_not_built,
     engine.attention_not_built,
-    ignored.rows_beside_tokens,
+    ignored.micro_batch_size_with_packing,
     images.pixel_bounds,
     images.image_longer_than_row,
     images.half_an_image,
@@ -78,14 +78,14 @@ SETTINGS_RULES: tuple[SettingsRule, ...] = (
     paths.folder_of_weights,
     paths.two_starts,
     ignored.size_of_a_folder,
-    ignored.range_that_is_not_used,
+    ignored.unused_sixteen_bit_range,
     ignored.evaluation_of_nothing,
     ignored.groups_of_no_split,
     ignored.weight_of_one_source,
     ignored.offload_to_itself,
     ignored.other_profilers_settings,
     ignored.groups_of_frozen_parts,
-    ignored.end_of_a_fall_that_is_none,
+    ignored.min_lr_ratio_of_constant_schedule,
 )
 """Every check, in the order in which its findings are reported."""
 

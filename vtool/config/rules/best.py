@@ -64,7 +64,7 @@ def best_without_validation(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     ),
 )
 def metric_not_computed(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """The score is one that an evaluation computes; of one source, the rows will tell."""
+    """The score is one that an evaluation computes; of one source, only the rows show that."""
     for group, settings in _asked(run):
         name, metric = f"{group}.metric", settings.metric
         if metric.partition("/")[0] in SCORES:

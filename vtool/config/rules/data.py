@@ -30,9 +30,8 @@ def micro_batch_larger_than_share(run: Run, origins: Origins) -> Iterator[Diagno
     """A micro-batch fits into what one process gets of a step.
 
     Above the whole step it is a mistake on any number of processes. Above the share of one, it only
-    says that the recipe was
-    written for fewer: the results are the same. Where rows are packed, neither is said of what is
-    not used.
+    says that the recipe was written for fewer: the results are the same. Where rows are packed,
+    neither is reported, as the setting is not used.
     """
     if run.data.packing != "none" or run.data.micro_batch_size == "auto":
         return
@@ -88,7 +87,7 @@ def micro_batch_larger_than_share(run: Run, origins: Origins) -> Iterator[Diagno
     ),
 )
 def max_length_missing(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """data.on_overlong is set only beside data.max_length."""
+    """data.on_overlong is set only with data.max_length."""
     todo = run.data.on_overlong
     if todo != "error" and run.data.max_length is None:
         yield Diagnostic(

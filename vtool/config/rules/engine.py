@@ -46,7 +46,7 @@ def packing_not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             "not-built-on-engine",
             (
                 "data.packing is token_budget, but the convolutions and states of"
-                f" {run.model.family} go on from one document into the next"
+                f" {run.model.family} continue from one document into the next"
             ),
             "set data.packing=none",
             "data.packing",
@@ -118,7 +118,7 @@ def adapters_of_peft_on_megatron(run: Run, origins: Origins) -> Iterator[Diagnos
         return
     for setting, asked, what in (
         ("lora.dora", run.lora.dora, "the length of a row that is cut over ranks"),
-        ("lora.modules_to_save", run.lora.modules_to_save, "whole copies beside its own modules"),
+        ("lora.modules_to_save", run.lora.modules_to_save, "whole copies next to its own modules"),
     ):
         if asked:
             yield Diagnostic(

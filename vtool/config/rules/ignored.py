@@ -1,4 +1,4 @@
-"""The rule about settings that have no effect beside the others."""
+"""The rule about settings that have no effect with the others."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from vtool.diagnostics import Diagnostic, Rule
 IGNORED_SETTING = Rule(
     name="ignored-setting",
     code="VT211",
-    summary="A setting is given that has no effect beside the others.",
+    summary="A setting is given that has no effect with the others.",
     why="Whoever reads the recipe believes that it is in force.",
     bad="model.path=models/qwen model.size=tiny",
     good="model.path=models/qwen model.size=null",
@@ -20,8 +20,8 @@ IGNORED_SETTING = Rule(
 
 
 @settings_rule(IGNORED_SETTING)
-def rows_beside_tokens(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """data.micro_batch_size is not written beside packing, which does not read it.
+def micro_batch_size_with_packing(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """data.micro_batch_size is not set together with packing, which does not read it.
 
     One in the recipe that packing is switched on for is let be: it is there for runs without, and
     cannot be left out from here.
@@ -45,7 +45,7 @@ def rows_beside_tokens(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 
 
 @settings_rule(IGNORED_SETTING)
-def range_that_is_not_used(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+def unused_sixteen_bit_range(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """A range of values is of use only where they are scaled."""
     name = "data.image.sixteen_bit_range"
     if run.data.image.sixteen_bit_range is not None and run.data.image.sixteen_bit == "refuse":
@@ -109,7 +109,7 @@ def groups_of_no_split(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 
 @settings_rule(IGNORED_SETTING)
 def weight_of_one_source(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """A weight is beside others."""
+    """A weight is relative to others."""
     if len(run.data.train) == 1 and run.data.train[0].weight is not None:
         name = "data.train.0.weight"
         message = f"{name} is set, but data.train has no other source: an epoch has all its rows"
@@ -167,7 +167,7 @@ def other_profilers_settings(run: Run, origins: Origins) -> Iterator[Diagnostic]
 
 @settings_rule(IGNORED_SETTING)
 def groups_of_frozen_parts(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """The optimizer is told nothing about a part that it does not see."""
+    """A frozen part has no settings of the optimizer, which does not see it."""
     for part in ("vision", "projector", "language"):
         given = getattr(run.optim.groups, part).model_dump(exclude_none=True)
         if given and getattr(run.model.freeze, part):
@@ -182,7 +182,7 @@ def groups_of_frozen_parts(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 
 
 @settings_rule(IGNORED_SETTING)
-def end_of_a_fall_that_is_none(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+def min_lr_ratio_of_constant_schedule(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """A learning rate that stays has no lowest value."""
     name = "optim.min_lr_ratio"
     if run.optim.schedule == "constant" and (origin := origins.of(name)):

@@ -194,10 +194,10 @@ def half_an_image(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             "data.drop_model_inputs names mm_token_type_ids, while images are handed to the model."
         ),
         why=(
-            "It tells the tokens of images from text, and M-RoPE counts these otherwise. Without it"
-            " most models of transformers raise at the first image. Qwen2.5-VL (a warning) counts"
-            " on as in text, the loss falls, and whoever uses the trained model gives it others"
-            " (LightX2V#1416)."
+            "It distinguishes the tokens of images from text, and M-RoPE counts these otherwise."
+            " Without it most models of transformers raise at the first image. Qwen2.5-VL (a"
+            " warning) counts on as in text, the loss falls, and whoever uses the trained model"
+            " gives it others (LightX2V#1416)."
         ),
         bad="model.family=qwen3_vl data.drop_model_inputs=[mm_token_type_ids]",
         good="data.drop_model_inputs=[]",
@@ -218,12 +218,12 @@ def token_types_left_out(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         return
     silent = FAMILIES[family].text_positions_without_token_types
     counts = (
-        "transformers gives images and videos the positions of text, without a word; whoever uses"
+        "transformers silently gives images and videos the positions of text; whoever uses"
         " the trained model gives it others"
     )
     raises = (
-        "transformers refuses a row with an image or a video (packed, it is given the positions of"
-        " text, without a word)"
+        "transformers refuses a row with an image or a video (packed, it is silently given the"
+        " positions of text)"
     )
     message = (
         f"{parameter} names mm_token_type_ids, without which {family} has no M-RoPE:"

@@ -65,7 +65,7 @@ def _modules(layers: Sequence[str]) -> Iterator[str]:
 
 
 def _end(name: str) -> str:
-    """Return the shortest end of a layer's name that tells it apart: numbers alone do not."""
+    """Return the shortest end of a layer's name that distinguishes it: numbers alone do not."""
     words = name.split(".")
     return ".".join(words[-3:] if words[-1].isdigit() else words[-1:])
 

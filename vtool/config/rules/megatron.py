@@ -44,10 +44,10 @@ def _findings(rule: str, found: Sequence[Problem], origins: Origins) -> Iterator
         code="VT220",
         summary=(
             "A value of engine.wrap_config or engine.ddp_config contradicts another one, or would"
-            " have no effect beside it."
+            " have no effect with it."
         ),
         why=(
-            "Megatron-core ignores some of these without a word; with a distributed optimizer in"
+            "Megatron-core silently ignores some of these; with a distributed optimizer in"
             " its DDP and a plain one behind it, the weights of the ranks drift apart and no error"
             " is raised (verl#5775)."
         ),
@@ -78,13 +78,12 @@ def ddp_conflict(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         summary="A field of engine.ddp_config is not one of the megatron-core that is installed.",
         why=(
             "It would fail when the model is wrapped; by a bridge that looks with hasattr, it would"
-            " be left out without a word."
+            " be left out silently."
         ),
         bad=(
-            "engine=megatron engine.ddp_config.preserve_fp32_weights=true, beside megatron-core"
-            " 0.17"
+            "engine=megatron engine.ddp_config.preserve_fp32_weights=true, with megatron-core 0.17"
         ),
-        good="engine=megatron, beside megatron-core 0.16.1",
+        good="engine=megatron, with megatron-core 0.16.1",
         fix=(
             "Leave the field out, or install the release that vtool is tested with: pip install"
             " 'vtool[megatron]'."

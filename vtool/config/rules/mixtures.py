@@ -37,8 +37,8 @@ def split_conflict(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Fractions leave rows to train on; a split has rows of its own, or is held back, not both."""
     shares = run.data.split.shares
     if shares and sum(Fraction(str(share)) for share in shares.values()) >= 1:
-        told = " and ".join(f"data.split.{split}={share:g}" for split, share in shares.items())
-        yield _split(origins, "data.split", f"{told} leave no rows to train on", "lower them")
+        listed = " and ".join(f"data.split.{split}={share:g}" for split, share in shares.items())
+        yield _split(origins, "data.split", f"{listed} leave no rows to train on", "lower them")
     for split, share in shares.items():
         if run.data.splits[split]:
             name = f"data.split.{split}"
@@ -138,7 +138,9 @@ def mixture_conflict(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         name = f"data.train.{number}"
         if entry.weight is not None and entry.repeat is not None:
             message = f"{name} has both weight: {entry.weight:g} and repeat: {entry.repeat:g}"
-            help = "give it one of them: a weight is beside other sources, a repeat is by itself"
+            help = (
+                "give it one of them: a weight is relative to other sources, a repeat is by itself"
+            )
         elif weighted and entry.weight is None:
             message = f"{name} has no weight, and data.train.{weighted[0]} has one"
             help = "give every source of data.train a weight, or none"

@@ -59,7 +59,7 @@ def _problem_of_own(config: dict[str, Any]) -> str | None:
             f"has a config.json whose text_config is {json.dumps(text)}: transformers would make up"
             " a language model of its default size"
         )
-    return f"is {said}" if (said := quantized_already(config)) else None
+    return f"is {quantized}" if (quantized := quantized_already(config)) else None
 
 
 @settings_rule(
@@ -283,8 +283,8 @@ def two_saves_in_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     except (TypeError, KeyError, AttributeError):
         return
     # what is named elsewhere is not looked at
-    beside = {name for name in named - {_WHOLE} if os.path.basename(name) == name}
-    if not (others := sorted(name for name in beside if os.path.isfile(folder / name))):
+    listed = {name for name in named - {_WHOLE} if os.path.basename(name) == name}
+    if not (others := sorted(name for name in listed if os.path.isfile(folder / name))):
         return
     more = f" to {others[-1]}" if len(others) > 1 else ""
     yield Diagnostic(

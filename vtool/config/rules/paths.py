@@ -44,7 +44,7 @@ def _missing(
             if path.is_absolute()
             else f"{name}: {given} {what} (looked for {path.absolute()})"
         ),
-        _at_recipe(path, written) or _beside(path) or help,
+        _at_recipe(path, written) or _similar_names(path) or help,
         name,
         written,
     )
@@ -69,15 +69,13 @@ def _why_missing(path: Path) -> str:
     return "is not there"
 
 
-def _beside(path: Path) -> str | None:
+def _similar_names(path: Path) -> str | None:
     """Return a question about files with a similar name in the same folder."""
     try:
-        beside = [each.name for each in path.parent.iterdir()] if not os.path.exists(path) else []
+        names = [each.name for each in path.parent.iterdir()] if not os.path.exists(path) else []
     except (OSError, ValueError):
         return None
-    return did_you_mean(
-        [str(path.with_name(name)) for name in near(path.name, beside) if path.name]
-    )
+    return did_you_mean([str(path.with_name(name)) for name in near(path.name, names) if path.name])
 
 
 @settings_rule(PATH_NOT_FOUND)
@@ -149,22 +147,22 @@ def folder_of_weights(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         code="VT247",
         summary="train.from and checkpoint.resume both name what the run begins from.",
         why=(
-            "A checkpoint goes on exactly, with its optimizer, schedule and rows: the weights of"
+            "A checkpoint resumes exactly, with its optimizer, schedule and rows: the weights of"
             " the other would be ignored."
         ),
         bad="train.from=models checkpoint.resume=models",
         good="train.from=models",
-        fix="Keep train.from for the weights alone, or checkpoint.resume to go on exactly.",
+        fix="Keep train.from for the weights alone, or checkpoint.resume to resume exactly.",
     ),
 )
 def two_starts(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """A run begins with weights, or goes on from a checkpoint of another."""
+    """A run begins with weights, or resumes from a checkpoint of another."""
     resume = run.checkpoint.resume
     if run.train.source is not None and resume not in OF_ITS_OWN:
         yield Diagnostic(
             "two-starts",
             f"train.from is {run.train.source}, and checkpoint.resume is {resume}",
-            "leave train.from out to go on exactly, or checkpoint.resume for the weights alone",
+            "leave train.from out to resume exactly, or checkpoint.resume for the weights alone",
             "train.from",
             origins.near("train.from"),
         )

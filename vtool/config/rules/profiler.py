@@ -1,6 +1,6 @@
 """Rules about `profiler`: settings that would record nothing, or that nobody reads.
 
-What needs the device, the number of ranks, or the step that a run goes on from is asked again where
+What needs the device, the number of ranks, or the step that a run resumes from is asked again where
 these are known (`vtool.profiling.start`), of the same functions.
 """
 
@@ -154,7 +154,7 @@ def nothing_profiled(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 def profile_interval(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """The interval lies within the run, its warm-up too.
 
-    A run of epochs has a number of steps that only the rows tell.
+    The number of steps of a run of epochs depends on the rows.
     """
     if run.profiler.profile_interval == OFF:
         return

@@ -60,7 +60,7 @@ def steps_or_epochs(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 def warmup_too_long(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """The warm-up ends before the training does.
 
-    A run of epochs has a number of steps that only the rows tell.
+    The number of steps of a run of epochs depends on the rows.
     """
     steps = run.train.steps
     if steps is not None and (warmup := run.optim.warmup(steps)) >= steps > 0 < warmup:

@@ -138,8 +138,8 @@ class Data(Settings):
     micro_batch_size: Annotated[Annotated[int, Field(ge=1)] | Literal["auto"], _BY_RUN] = 1
     """Rows of one forward pass of one rank.
 
-    `auto`: as many as an estimate of the memory has room for, a power of two; it is said at the
-    start.
+    `auto`: as many as an estimate of the memory has room for, a power of two; it is printed at
+    the start.
     """
     packing: Annotated[Literal["none", "token_budget"], _BY_RUN] = "none"
     """`token_budget`:

@@ -27,7 +27,7 @@ class Lora(Settings):
     """
     dora: bool = False
     """Weight-decomposed (DoRA, arXiv 2402.09353): each row of W + scale · B · A is scaled to a
-    length of its own, which is trained beside A and B.
+    length of its own, which is trained in addition to A and B.
     """
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """The fraction of an adapter's inputs that is left out at random in training."""
@@ -45,7 +45,7 @@ class Lora(Settings):
     base_dtype: Literal["float32", "bfloat16", "nf4"] = "float32"
     """The dtype in which the frozen linear layers are kept, all but the head.
 
-    `bfloat16`: half of their memory, and the same loss and gradients to the bit, beside
+    `bfloat16`: half of their memory, and the same loss and gradients to the bit, with
     model.dtype=bfloat16 and of weights whose files are bfloat16; others are refused. `nf4` (QLoRA):
     those of the language model in four bits and a scale for 64 of them, on engine=ddp; another
     base, which merging keeps.

@@ -75,12 +75,12 @@ class DdpConfig(Settings):
     grad_reduce_in_fp32: bool | None = None
     """Reduce gradients in float32. Default: yes."""
     overlap_grad_reduce: bool | None = None
-    """Reduce the language model's gradients while the backward pass goes on.
+    """Reduce the language model's gradients during the backward pass.
 
     The vision tower's are reduced after it.
     """
     overlap_param_gather: bool | None = None
-    """Gather the language model's weights while the forward pass goes on."""
+    """Gather the language model's weights during the forward pass."""
     align_param_gather: bool | None = None
     """All pipeline stages gather weights at the same time."""
     use_distributed_optimizer: bool | None = None

@@ -29,7 +29,7 @@ def copy_to_arrow(files: Sequence[Path], digest: str, nbytes: int) -> Path | Non
     """Copy the rows of Parquet files, unless that is done, and return the Arrow file.
 
     It is below the user's cache folder. Its name has the digest of what it is a copy of, and its
-    own, which it is held to: a copy that is damaged is made again. Deleting it is always safe.
+    own, which it is checked against: a damaged copy is made again. Deleting it is always safe.
 
     Args:
         nbytes: the size of the rows, unpacked.

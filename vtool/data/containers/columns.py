@@ -92,7 +92,7 @@ def _has_null(value: Any) -> bool:
 
 
 def _present(value: Any) -> Any:
-    """Return a value without the keys that are null; content is, beside calls of tools."""
+    """Return a value without its null keys, but for content, which a call of tools may lack."""
     if isinstance(value, Mapping):
         return {
             key: _present(inner)

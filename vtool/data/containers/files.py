@@ -64,7 +64,7 @@ def kind_of(path: Path) -> Kind:
 def needs_pyarrow(path: Path) -> bool:
     """Return whether the rows of a path are in Arrow or Parquet, as its files or their names say.
 
-    Nothing is said against what is not there yet.
+    What is not there yet is not refused.
     """
     if path.suffix in _OF_COLUMNS:
         return True

@@ -16,7 +16,7 @@ CHUNK = 2**20
 LARGEST_ROW = 2**30
 """Bytes of a row that is read: pictures inside it are a thousandth of that."""
 _OPENS = re.compile("\ufeff?[ \t\n\r]*\\[[ \t\n\r]*(]?)")
-_GOES_ON = re.compile("[ \t\n\r]*([,\\]])[ \t\n\r]*")
+_SEPARATOR = re.compile("[ \t\n\r]*([,\\]])[ \t\n\r]*")
 _LONGEST_TOKEN = 16
 """Characters of the longest piece of JSON that is not text, such as a number or an escape.
 
@@ -52,19 +52,19 @@ def find_elements(file: BinaryIO, path: Path) -> Iterator[Place]:
                 return
             _, end = decode(text, found.end())
         except (json.JSONDecodeError, RecursionError) as error:
-            more = _read(source, len(text) - at, path) if _may_go_on(error, text) else ""
+            more = _read(source, len(text) - at, path) if _may_continue(error, text) else ""
             if more and len(text) - at <= LARGEST_ROW:
                 text, at = text[at:] + more, 0
                 continue
             raise _no_array(path, number + 1, error, line, text, at) from error
         between, element = text[at : found.end()], text[found.end() : end].encode()
-        number, at, separator = number + 1, end, _GOES_ON
+        number, at, separator = number + 1, end, _SEPARATOR
         line, start = line + between.count("\n"), start + len(between.encode())
         yield Place(number, line, start, len(element))
         line, start = line + element.count(b"\n"), start + len(element)
 
 
-def _may_go_on(error: Exception, text: str) -> bool:
+def _may_continue(error: Exception, text: str) -> bool:
     """Return whether what follows in the file may mend an error: the text was cut off there."""
     if not isinstance(error, json.JSONDecodeError):
         return False

@@ -102,7 +102,7 @@ class ParquetRows:
         return from_columns(row, self.name(index), self.origin(index))
 
     def complete(self, made: dict[str, Any], index: int) -> dict[str, Any]:
-        """Return a row's messages with what the file has beside it: nothing."""
+        """Return a row's messages, and what the file has next to them: nothing."""
         return made
 
     def column(self, name: str) -> Any:

@@ -86,7 +86,7 @@ def find_lines(file: BinaryIO, first: int | None = None) -> tuple[Places, str]:
     start = np.concatenate(starts)
     start = start[start < base]
     size = np.diff(start, append=base)
-    if first is not None and file.read(1):  # the last line found goes on behind what was read
+    if first is not None and file.read(1):  # the last line found continues after what was read
         start, size = start[:-1], size[:-1]
     odd_lines = np.searchsorted(start, np.concatenate(odd))
     blank = [

@@ -47,7 +47,7 @@ class Records(Protocol):
         """
 
     def complete(self, made: dict[str, Any], index: int) -> dict[str, Any]:
-        """Return a row in the layout `messages` with what the container has beside it."""
+        """Return a row in the layout `messages`, and what the container has next to it."""
 
     def describe(self) -> dict[str, Any]:
         """Return the path, digest and number of these rows, which identify them."""
@@ -133,7 +133,7 @@ class JoinedRows:
         return part.record(within)
 
     def complete(self, made: dict[str, Any], index: int) -> dict[str, Any]:
-        """Return a row's messages with what its own file has beside it."""
+        """Return a row's messages, and what its own file has next to them."""
         part, within = self._find(index)
         return part.complete(made, within)
 
@@ -163,12 +163,12 @@ def _check_name(file: Path, kind: Kind) -> None:
     Raises:
         Findings: `broken-row`, with how to read it.
     """
-    said = _KINDS.get(file.suffix)
-    if said in (None, kind):
+    by_name = _KINDS.get(file.suffix)
+    if by_name in (None, kind):
         return
-    if said != "json":
+    if by_name != "json":
         raise broken(
-            file, f"is not {_NAMES[said]}, as its name says", "it may be cut off: copy it again"
+            file, f"is not {_NAMES[by_name]}, as its name says", "it may be cut off: copy it again"
         )
     own = next(suffix for suffix, each in _KINDS.items() if each == kind)
     converted = shlex.quote(str(file.with_name(f"{file.stem}-lines.jsonl")))
@@ -184,7 +184,7 @@ def _files(folder: Path) -> list[Path]:
     """Return a folder's files of rows, by name. Folders in it are not looked into."""
     try:
         found = sorted(each for each in folder.iterdir() if is_rows_file(each))
-        # a link that leads to itself, or nowhere, is said, and not passed over
+        # a link that leads to itself, or nowhere, is reported, and not skipped
         files = [each for each in found if not each.is_dir() and each.stat()]
     except OSError as error:
         raise not_readable(Path(error.filename or folder), error) from error

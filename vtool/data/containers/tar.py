@@ -1,4 +1,4 @@
-"""Rows of a tar as WebDataset lays them out: `KEY.json` is a row, `KEY.jpg` beside it its picture.
+"""Rows of a tar as WebDataset lays them out: `KEY.json` is a row, `KEY.jpg` next to it its picture.
 
 The key of a member is its path up to the first dot of the file's name, and the rest is its
 extension. Members of one key stand one after the other.
@@ -99,7 +99,7 @@ class TarRows:
         if not members:
             listed = made.get("images") or made.get("image")
             if not listed and _waits_for_picture(made.get("messages")):
-                raise self._unpaired(index, "it shows a picture, and there is none beside it")
+                raise self._unpaired(index, "it shows a picture, and there is none next to it")
             return made
         taken: set[str] = set()
         named: list[str] = []

@@ -1,4 +1,4 @@
-"""Rows whose layout is found from the first of them, and said; what is not certain is refused."""
+"""Rows whose layout is found from the first of them; what is not certain is refused."""
 
 from typing import Any, ClassVar, Self
 
@@ -32,5 +32,5 @@ class Auto:
         return self.reader.row(index)
 
     def describe(self) -> dict[str, Any]:
-        told = self.reader.describe()
-        return {**told, "format": "auto", "layout": told["format"]}
+        described = self.reader.describe()
+        return {**described, "format": "auto", "layout": described["format"]}

@@ -129,8 +129,8 @@ class LlamaFactory(ColumnsReader):
             if role == "system" and (number > 1 or "system" in named):
                 raise malformed(f"turn {number} is a second system turn, or a late one")
             check_keys(turn, (tags["role_tag"], tags["content_tag"]), self.ignore, malformed)
-            said = text(turn.get(tags["content_tag"]), tags["content_tag"], malformed)
-            yield {"role": role, "content": said}
+            content = text(turn.get(tags["content_tag"]), tags["content_tag"], malformed)
+            yield {"role": role, "content": content}
 
 
 def info_file(path: Path) -> Path:

@@ -1,8 +1,8 @@
 """A file of chats in LLaVA's layout, and ShareGPT's with images, as LLaMA-Factory reads it.
 
 A row is `{"image": PATH, "conversations": [{"from": "human", "value": "<image>\\n…"}, {"from":
-"gpt", "value": "…"}]}`; `images`, a list, may stand for `image`, and `video` or `videos` beside
-them. Each `<image>` in a question takes the next image, and stays where it is in the text: none is
+"gpt", "value": "…"}]}`; `images`, a list, may stand for `image`; `video` or `videos` may be there
+too. Each `<image>` in a question takes the next image, and stays where it is in the text: none is
 moved or added. A text `system` is the first turn. What else a row or a turn may have is as in the
 format `messages`, to which rows are turned here. The rows of Qwen's own finetuning code are these.
 """

@@ -77,7 +77,7 @@ def _messages(record: Mapping[str, Any], malformed: Malformed) -> Iterator[Any]:
         raise malformed(f'the row has both "messages" and "{stray[0]}"')
     if record.get("system"):
         if any(isinstance(each, Mapping) and each.get("role") == "system" for each in messages):
-            raise malformed('the row has "system" beside a message of the system')
+            raise malformed('the row has "system" next to a message of the system')
         yield {"role": "system", "content": text(record["system"], "system", malformed)}
     for number, message in enumerate(messages, 1):
         yield _message(message, number, malformed) if isinstance(message, Mapping) else message

@@ -30,7 +30,7 @@ class Trl(ColumnsReader):
         asked, answer = record.get("prompt"), record.get("completion")
         messages = record.get("messages")
         if messages is not None and (asked is not None or answer is not None):
-            raise malformed('the row has "messages" beside "prompt" or "completion"')
+            raise malformed('the row has "messages" next to "prompt" or "completion"')
         if messages is None:
             if isinstance(asked, str) or isinstance(answer, str):
                 what = (

@@ -1,7 +1,7 @@
 """The steps in which an engine is made of a transformers model.
 
 `Source` keeps what is needed of the model. `build_language` makes megatron-core's language model:
-`GPTModel`, adapters beside its linears, the base frozen, layers recomputed, and, by mbridge, its
+`GPTModel`, adapters on its linears, the base frozen, layers recomputed, and, by mbridge, its
 DDP. `optimize_language` and `optimize_tower` fill in weights and give each a DDP and an optimizer.
 """
 

@@ -16,7 +16,7 @@ WEIGHT, GRADIENT = "weight", "gradient"
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A parameter, or an entry of its state, by where its elements are: ranks tell each other."""
+    """A parameter, or an entry of its state, by where its elements are: ranks exchange that."""
 
     name: str
     """The parameter's, in the module of its stage."""

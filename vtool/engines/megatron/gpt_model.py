@@ -70,7 +70,7 @@ def transformer_fields(
         "attention_dropout": 0.0,
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
-        # micro-batches differ in length and in rows: stages tell each other what comes
+        # micro-batches differ in length and in rows: stages send each other what comes
         "variable_seq_lengths": True,
         # there are no experts; the default refuses the line above
         "moe_token_dispatcher_type": "alltoall",
@@ -83,7 +83,7 @@ def transformer_fields(
 
 
 def model_fields(config: Any, tensor: int) -> dict[str, Any]:
-    """Return the arguments of `GPTModel` beside its `TransformerConfig` and its layers.
+    """Return the arguments of `GPTModel` besides its `TransformerConfig` and its layers.
 
     Args:
         tensor: ranks over which the vocabulary is spread.

@@ -2,9 +2,9 @@
 
 mbridge has one class a text model; Qwen2-VL's and Qwen2.5-VL's language model is Qwen2 with
 positions in three dimensions, and Qwen2's class is what builds it here. What it would choose
-itself, and differently, it is told: the fields of `TransformerConfig`, and those of the DDP config,
-from the one function that the native bridge takes them from (verl#5775). What is built has the same
-parameters by the same names, so all else of the engine goes on with it. The tower stays
+itself, and differently, it is given: the fields of `TransformerConfig` and of the DDP config, from
+the one function that the native bridge takes them from (verl#5775). What is built has the same
+parameters by the same names, so the rest of the engine works with it as before. The tower stays
 transformers'. mbridge's own Qwen2.5-VL class (0.15.1) has the sizes of one tower written into it
 (`models/qwen2_5_vl/transformer_config.py`), in one DDP with the language model: a step without an
 image would change it.

@@ -1,12 +1,12 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685) beside megatron-core's parallel linears.
+"""Low-rank adapters (LoRA, arXiv 2106.09685) on megatron-core's parallel linears.
 
 Megatron-core has q, k and v in one matrix, and gate and up in another. Each of them has an A and a
 B of its own here, as in transformers' layout: what is trained is what peft would train, and is
 saved as peft saves it. Over the ranks of a tensor parallel (TP) group:
 
-- beside a column linear, A [r, in] is whole on each rank and B [out, r] is cut by rows. Each rank's
+- on a column linear, A [r, in] is whole on each rank and B [out, r] is cut by rows. Each rank's
   gradient of A·x is a part of it: they are summed on the way back;
-- beside a row linear, A is cut by columns and B is whole on each rank. A·x is a part of it on each
+- on a row linear, A is cut by columns and B is whole on each rank. A·x is a part of it on each
   rank: it is summed.
 
 Under sequence parallelism a rank sees its share of the tokens in front of a column linear and
@@ -34,7 +34,7 @@ from vtool.models.adapters import adapter_names
 def add_megatron_adapters(
     gpt: Any, weights: LanguageWeights, tensors: Mapping[str, Tensor], scale: float
 ) -> None:
-    """Put adapters beside the linears of a `GPTModel`, in place, before a DDP wraps it.
+    """Put adapters on the linears of a `GPTModel`, in place, before a DDP wraps it.
 
     Args:
         tensors: the adapters' tensors among others, whole and by peft's names.

@@ -260,7 +260,7 @@ class OptimizedModule:
             raise ValueError(
                 f"{first} has been updated {int(step)} times, and others of its group {counted}"
                 " times; the fused Adam of Transformer Engine or apex counts once for all of them."
-                " Go on without these packages, or with another engine"
+                " Continue without these packages, or with another engine"
             )
         for entry in MOMENTS:
             whole = {one: optimizer[f"{one}.{entry}"] for one in self.map.names(name)}

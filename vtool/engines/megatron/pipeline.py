@@ -204,7 +204,7 @@ def run_schedule(
     config: Any = gpt.config
     config.no_sync_func = no_sync
     config.timers = None if span is null_span else Timers(span)
-    # With a number of tokens beside it, the schedule divides a loss by both of these, unless
+    # With a number of tokens next to it, the schedule divides a loss by both of these, unless
     # calculate_per_token_loss says otherwise.
     factor = factor if config.calculate_per_token_loss else factor * len(batches)
     one = torch.ones((), dtype=torch.int)

@@ -12,7 +12,7 @@ use changes nothing. It replaces:
   (`models/common/embeddings/rope_utils.py`);
 - `Tensor.cuda()`: the tensor itself;
 - `Tensor.type()` of a tensor: `torch.FloatTensor` becomes `torch.cuda.FloatTensor`. The optimizers
-  look for that text, to tell bfloat16 weights, which need a copy in float32, from float32 ones
+  look for that text, to distinguish bfloat16 weights, which need a float32 copy, from float32 ones
   (`optimizer/optimizer.py`, `optimizer/distrib_optimizer.py`); the dtype is kept;
 - the tracker of random states, by the one that megatron-core has for inference, which forks no CUDA
   generator. Dropout must be 0.

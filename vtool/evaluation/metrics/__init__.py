@@ -43,7 +43,7 @@ Named = Mapping[str, Metric | None]
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The metrics of an evaluation, and what is to be said of them."""
+    """The metrics of an evaluation, and the findings about them."""
 
     metrics: tuple[Metric, ...]
     choices: tuple[str, ...] = ()

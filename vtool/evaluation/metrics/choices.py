@@ -7,7 +7,7 @@ from vtool.evaluation.metrics.metric import Metric
 
 NAME = "accuracy"
 MOST = 26
-"""The most distinct references that are taken for choices without being told so."""
+"""The most distinct references that are taken for choices where --choices does not name them."""
 _ROWS_EACH = 3
 """The rows that each of them must have, on average."""
 _LONGEST = 40

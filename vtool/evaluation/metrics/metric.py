@@ -1,4 +1,4 @@
-"""A metric: the score of an answer beside its reference."""
+"""A metric: the score of an answer against its reference."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Whole:
     of: Callable[[NDArray[np.float64]], float]
     """Given the sums, the score."""
     remark: Callable[[NDArray[np.float64]], str | None]
-    """Given the sums, what must be known beside the score, if anything."""
+    """Given the sums, what must be known besides the score, if anything."""
 
 
 @dataclass(frozen=True, slots=True)

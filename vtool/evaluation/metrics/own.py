@@ -41,8 +41,8 @@ def described(error: BaseException, file: Path | None = None) -> str:
     calls = traceback.extract_tb(error.__traceback__)
     ours = [c for c in calls if file is not None and Path(c.filename).name == file.name]
     where = f" ({Path(ours[-1].filename).name}:{ours[-1].lineno})" if ours else ""
-    said = str(error).strip().splitlines()
-    return f"{type(error).__name__}{f': {said[0]}' if said else ''}{where}"
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}{f': {lines[0]}' if lines else ''}{where}"
 
 
 def _unusable(given: str, what: str) -> Findings:

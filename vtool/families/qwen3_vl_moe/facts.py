@@ -16,7 +16,7 @@ FACTS = replace(
         **qwen3_vl.FACTS.linear_layers,
         "language": tuple(f"model.language_model.layers.N.{name}" for name in ATTENTION),
     },
-    # In files the matrices of experts are turned (model.py), which transformers tells by their
+    # In files the matrices of experts are transposed (model.py), which transformers knows by their
     # shape: none may be square.
     sizes={
         size: {**table, "experts": 4, "experts_per_token": 2, "expert_intermediate": 96}

@@ -236,8 +236,8 @@ def _gaps(
     """Yield a warning about modules of the base that are targets and adapted in other layers only.
 
     PEFT adapts, and saves, every module whose name ends with a target; what a file lacks it makes
-    anew, which changes nothing of the base. Of a part that no module was compared with, as a tower
-    whose layers are named as those of the language model, nothing is said.
+    again, which changes nothing of the base. A part that no module was compared with, such as a
+    tower whose layers are named as those of the language model, is not reported.
 
     Args:
         shapes: of each tensor of the base.

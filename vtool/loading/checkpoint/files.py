@@ -17,7 +17,7 @@ LARGEST_CONFIG = 16 * 2**20
 INDEX = "model.safetensors.index.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _BESIDE_WEIGHTS = ("training_args", "optimizer", "scheduler", "rng_state", "scaler", "progress")
-"""Beginnings of files that trainers keep beside the weights, which no loader takes for weights."""
+"""Beginnings of files that trainers keep with the weights, which no loader takes for weights."""
 _CONFIGS = ("config.json", "adapter_config.json", "params.json", "model_index.json")
 """The config files of transformers, PEFT, Mistral and diffusers."""
 
@@ -158,9 +158,9 @@ def _pickles(
             " opened, so that their tensors were not checked"
         )
         yield about_file(loaded[0], "unsafe-format", message)
-    if beside := [file.name for file in pickles if file not in loaded]:
+    if others := [file.name for file in pickles if file not in loaded]:
         message = (
-            f"beside the weights are {listed(beside)}, which may be pickles; not opened, and no"
+            f"next to the weights are {listed(others)}, which may be pickles; not opened, and no"
             " loader needs them"
         )
         help = "nothing, unless the folder is handed on"

@@ -21,7 +21,7 @@ _DTYPES = (*SCALED, "U8", "F4", "F8_E8M0")
 def unquantised(
     folder: Path, headers: Mapping[str, Header], config: Mapping[str, Any]
 ) -> Iterator[Diagnostic]:
-    """Yield a finding where a quantization config stands beside plain weights alone."""
+    """Yield a finding where a quantization config comes with plain weights alone."""
     named = config.get("quantization_config")
     method = named.get("quant_method") if isinstance(named, Mapping) else None
     if method not in ALWAYS or not isinstance(named, Mapping):

@@ -53,8 +53,8 @@ def audit(
 
     Args:
         slots: requests for which a reusable buffer stays valid.
-        sources: where weights come from, beside memory of their own.
-        progress: is told each stage.
+        sources: where weights come from, besides memory of their own.
+        progress: is called with each stage.
         keep: is given the facts so far, before each check that takes more than one process or the
             class's own dtype, and at the end.
         formats: those of quantized twins; none: as `asked_formats`.
@@ -123,7 +123,7 @@ def judged_facts(subject: Subject, checks: Checks, paths: Mapping[str, str]) -> 
 
 
 def _by_chance(checks: Checks) -> Checks:
-    """Return the facts about a class whose threads run beside the load.
+    """Return the facts about a class whose threads run during the load.
 
     How many tensors it holds at once is chance then, and neither found nor passed.
     """
@@ -214,7 +214,7 @@ def _outputs(reference: Reference, checks: Checks) -> CheckFacts:
     )
     if needed > reference.memory:
         return CheckFacts(
-            reason=f"in float32, beside its twin, it takes about {needed >> 20:,} MiB, more than"
+            reason=f"in float32, with its twin, it takes about {needed >> 20:,} MiB, more than"
             f" the {int(reference.memory) >> 20:,} of limits.memory_mib"
         )
     try:
@@ -272,10 +272,10 @@ def _quantized_twins(reference: Reference, checks: Checks) -> CheckFacts:
     if "quantised_tensors" in found.get(DEFAULT, CheckFacts()).measured:
         measured["quantised_tensors"] = found[DEFAULT].measured["quantised_tensors"]
     if reasons and not items:
-        told = list(reasons.values() if len(asked) == 1 else map(": ".join, reasons.items()))
+        messages = list(reasons.values() if len(asked) == 1 else map(": ".join, reasons.items()))
         if right := [name for name in asked if name not in reasons]:
-            told.append(f"nothing was found in {', '.join(right)}")
-        return CheckFacts((), measured, "; ".join(told))
+            messages.append(f"nothing was found in {', '.join(right)}")
+        return CheckFacts((), measured, "; ".join(messages))
     paths = [one.paths for one in found.values() if one.paths is not None]
     return CheckFacts(items, measured, paths=paths[0] if paths else None)
 
@@ -361,7 +361,7 @@ def _audited_twin(reference: Reference, checks: Checks, twin: QuantizedTwin) -> 
     # parameters of other parts, as of the cache of keys and values, may be left as they are
     of_weights = {None, *(f"{stem}{part.name}" for stem in stems for part in form.parts)}
     items: list[Item] = list(followed.items)
-    # What is never read, and is kept beside the parameters, waits for a scale of another format.
+    # What is never read, and is kept besides the parameters, waits for a scale of another format.
     waits = bool(found["unconsumed-tensor"].items)
     kept_by_name = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
     for rule in OF_QUANTIZED_TWIN:
@@ -404,7 +404,7 @@ MEASUREMENTS: Mapping[str, Callable[[Reference, Checks], CheckFacts]] = {
     "quantized-twin": _quantized_twins,
     "outputs": _outputs,
 }
-"""Each measurement of `checks.CHECKS` beside the watched load and those on two ranks.
+"""Each measurement of `checks.CHECKS` besides the watched load and those on two ranks.
 
 A measurement is given the reference, and the facts of the checks before it.
 """

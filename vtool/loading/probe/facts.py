@@ -51,7 +51,7 @@ class Item:
     `hash`: a value that differs from process to process, as the order of sets does. `chance`: a
     buffer that differs from object to object. `early` and `end`: where a class stops
     asking for tensors. `peak` and `after`: when it holds too many of them. `part`: a tensor of
-    which some elements are never read. `place` and `lost`: beside a quantized weight, another's
+    which some elements are never read. `place` and `lost`: with a quantized weight, another's
     scale or zero point, or none. `changed`: tensors that the class changes in the loader's memory.
     `transposed`: a square matrix that a parameter has the other way round.
     """
@@ -95,7 +95,7 @@ class CheckFacts:
     paths: Mapping[str, str] | None = None
     """The framework's own ways of loading a quantized twin, as in `SubjectFacts.paths`."""
     by_chance: bool = False
-    """The class's threads run beside the load: which tensors go wrong is chance."""
+    """The class's threads run during the load: which tensors go wrong is chance."""
 
 
 @dataclass(frozen=True, slots=True)

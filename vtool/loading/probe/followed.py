@@ -1,4 +1,4 @@
-"""Follows quantized weights into a class: whose scale each output channel has beside its weight.
+"""Follows quantized weights into a class: whose scale each output channel has with its weight.
 
 Every checkpoint tensor of a format has values of its own, so that what a parameter holds says which
 tensor, and which part of it, it came from. No load is watched.
@@ -49,7 +49,7 @@ def follow(
     parameters: Iterable[str],
     into: Mapping[str, Sequence[str]],
 ) -> Followed:
-    """Return which scales, zero points and the like are not those of the weights beside them.
+    """Return which scales, zero points and the like are not those of the weights next to them.
 
     Args:
         given: what was loaded.
@@ -197,7 +197,7 @@ def _misplaced(
         channels: the sources of its weights.
 
     Raises:
-        _OutOfSight: what is beside them cannot be followed.
+        _OutOfSight: what belongs to them cannot be followed.
     """
     for part in indexes.form.parts[1:]:
         name = f"{stem}{part.name}"
@@ -306,7 +306,7 @@ def _item(
     where = ""
     if channels := [channel for channel, _ in places]:
         first, last = min(channels), max(channels)
-        where = f" beside output channels {first} to {last}" if last > first else ""
+        where = f" for output channels {first} to {last}" if last > first else ""
     if experts := sorted({expert for _, expert in places if expert is not None}):
         where += f" of expert {', '.join(map(str, experts[:3]))}"
     return Item(

@@ -25,7 +25,7 @@ IGNORE = ("lm_head", r"re:.*\bgate$", r"re:.*router.*")
 
 @dataclass(frozen=True, slots=True)
 class LayerTensor:
-    """A tensor that a quantized linear layer has, in place of its weight or beside it."""
+    """A tensor that a quantized linear layer has, in place of its weight or in addition to it."""
 
     name: str
     """The end of its name, behind the layer's and a dot."""

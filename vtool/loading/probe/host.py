@@ -85,7 +85,7 @@ class Host(ABC):
         Args:
             name: one of `list_subjects`, or what the user typed.
             folder: an empty one, for this subject alone.
-            progress: is told each stage.
+            progress: is called with each stage.
 
         Raises:
             NotRun: no verdict can be had, for the reason that it says.
@@ -102,7 +102,7 @@ class Host(ABC):
             folder: an empty one, for this subject alone.
             rules: the checks that are asked.
             memory: resident bytes that this process may take.
-            progress: is told each stage.
+            progress: is called with each stage.
 
         Raises:
             NotRun: no verdict can be had, for the reason that it says.

@@ -35,7 +35,7 @@ def partly_loaded(
 
     Args:
         landed: for each tensor, a mask of its elements that were seen to be somewhere.
-        never_read: tensors that are wholly left out, of which another rule tells.
+        never_read: tensors that are wholly left out, which another rule reports.
     """
     checkpoint = reference.subject.checkpoint
     lost = {

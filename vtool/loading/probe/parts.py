@@ -242,7 +242,7 @@ def _came_from(layout: Layout, parameters: Iterable[str]) -> list[str]:
 
 
 def _needed(model: Any, part: LoadPart, entries: Mapping[str, Entry]) -> tuple[int, int]:
-    """Return the bytes of a part with its buffer, and of a second load beside it."""
+    """Return the bytes of a part with its buffer, and of a second load at the same time."""
     tensors = _tensors(model, part.parameters)
     parameters = sum(tensor.nbytes for tensor in tensors.values())
     sizes = [entries[name].nbytes for name in part.tensors]

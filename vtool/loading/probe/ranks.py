@@ -74,7 +74,7 @@ def on_two_ranks(
 ) -> dict[str, CheckFacts]:
     """Load the checkpoint on two ranks in every layout, and compare with what one rank has loaded.
 
-    The same two processes take one layout after the other; after one that fails, new ones go on.
+    The same two processes take one layout after the other; after one that fails, new ones continue.
 
     Args:
         layouts: by the rule that asks for it.

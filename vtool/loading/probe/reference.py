@@ -31,7 +31,7 @@ class Reference:
     came_from: Mapping[str, Sequence[str]]
     """For a parameter or buffer, the checkpoint tensors that went into it."""
     alone: Held = field(default_factory=lambda: Held({}))
-    """The parameters and buffers of one rank, without what modules keep beside them."""
+    """The parameters and buffers of one rank, without what modules keep besides them."""
     memory: float = inf
     """Resident bytes that this process may take."""
     formats: Sequence[str] = ()

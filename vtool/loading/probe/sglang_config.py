@@ -158,7 +158,7 @@ def read(folder: Path, dtype: torch.dtype | None = None) -> Any:
     """Return the folder's config, as SGLang reads it.
 
     Args:
-        dtype: said by it in the place of its own, and by its parts.
+        dtype: the config and its parts then have it in place of their own.
     """
     from sglang.srt.utils.hf_transformers_utils import get_config
 

@@ -83,11 +83,9 @@ def _attention_layers(model: nn.Module) -> list[Any]:
     for module in model.modules():
         if (kind := type(module).__name__) in STATEFUL:
             raise NotRun(f"it computes with a {kind}, whose states only SGLang's engine keeps")
-    # a class that runs transformers' own keeps them beside its modules
-    beside = getattr(model, "attention_instances", {}).values()
-    found: list[Any] = [
-        one for one in (*model.modules(), *beside) if isinstance(one, RadixAttention)
-    ]
+    # a class that runs transformers' own keeps them outside of its modules
+    own = getattr(model, "attention_instances", {}).values()
+    found: list[Any] = [one for one in (*model.modules(), *own) if isinstance(one, RadixAttention)]
     for layer in found:
         if layer.logit_cap:
             raise NotRun("SGLang's attention in torch has no soft cap; its kernels for GPUs have")

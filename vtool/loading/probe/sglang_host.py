@@ -154,20 +154,22 @@ def _is_guessed(installer: StubInstaller, entry: twin.Entry) -> bool:
     return bool(installer.added_fields or {"json", "without"} & entry.keys())
 
 
-def _maker(model_class: Any, folder: Path, said: torch.dtype | None = None) -> Callable[[], Any]:
+def _maker(
+    model_class: Any, folder: Path, config_dtype: torch.dtype | None = None
+) -> Callable[[], Any]:
     """Return a function that builds the class of a folder.
 
     Args:
-        said: the dtype that its config says; None: bfloat16, whatever that says.
+        config_dtype: the dtype of its config; None: bfloat16, whatever the config has.
     """
 
     def make() -> Any:
         gc.collect()  # the model before this one refers to itself
         torch.manual_seed(0)
         before = torch.get_default_dtype()
-        torch.set_default_dtype(said or torch.bfloat16)
+        torch.set_default_dtype(config_dtype or torch.bfloat16)
         try:
-            model = model_class(config=sglang_config.read(folder, said))
+            model = model_class(config=sglang_config.read(folder, config_dtype))
             model.eval()  # what it returns may be the part that it is passed on to
             return model
         finally:

@@ -83,9 +83,9 @@ def _update(subject: Subject) -> str:
     runner: Any = SimpleNamespace(
         get_model=lambda: model, _assert_weight_cache_inactive=lambda *args: None
     )
-    done, said = WeightUpdater.load_weights_from_distributed(runner, list(received))
+    done, message = WeightUpdater.load_weights_from_distributed(runner, list(received))
     if not done:
-        return f"not run: {said}"
+        return f"not run: {message}"
     received.destroy()
     return protection_of_loaded(subject, model)
 

@@ -15,8 +15,8 @@ def compare_stages(reference: Held, stages: Sequence[Held]) -> CheckFacts:
     """Compare what two stages of a pipeline hold with the whole.
 
     Each parameter and buffer is on one of them at least, of the same values, and each layer on one
-    alone. A parameter of several names, as of a list of the layers that a stage has beside the list
-    of all, is right under any of them.
+    alone. A parameter of several names, as of a list of the layers that a stage has besides the
+    list of all, is right under any of them.
 
     Args:
         reference: what one rank that is alone holds.

@@ -86,7 +86,7 @@ class ReusableBuffer(Owned):
 
 
 class SglangMarked(ReusableBuffer):
-    """Gives tensors in a ring, with SGLang's mark, which tells a class to copy them.
+    """Gives tensors in a ring, with SGLang's mark, which makes a class copy them.
 
     See sglang/srt/model_loader/weight_utils.py.
     """

@@ -17,7 +17,7 @@ from .subject import Named
 MARKED = "sglang_marked"
 RAISED = "raised: "
 FURTHER_SOURCES = (MARKED, *SOURCES, ON_RANKS)
-"""Sources that are tried beside the ring of buffers."""
+"""Sources that are tried besides the ring of buffers."""
 Wrong = str | list[list[str]]
 """For each rank, the parameters and buffers that come out wrong; or why the source was not run."""
 

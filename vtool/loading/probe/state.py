@@ -43,7 +43,7 @@ def _all(model: Any, method: str) -> State:
 
 
 def held_tensors(model: Any) -> State:
-    """Return parameters, buffers, and what modules keep beside them: attributes and dicts.
+    """Return parameters, buffers, and what modules keep besides them: attributes and dicts.
 
     Not lists: the place of a tensor in one may say when it came.
     """

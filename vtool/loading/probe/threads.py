@@ -2,7 +2,7 @@
 
 A class that hands tensors to threads loads otherwise from run to run. Here its tasks run one after
 the other: at once, or, where a loader uses its buffers again, as late as they can, which is when
-most goes wrong. Where threads wait for the loader they run beside it all the same, and chance has a
+most goes wrong. Where threads wait for the loader they run at the same time, and chance has a
 part in what is found: `Order.by_chance` says so.
 """
 
@@ -19,9 +19,9 @@ from typing import Any
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 LONGEST_TASK_SECONDS = 1.0
-"""Tasks that take longer may wait for others, as a consumer of a queue does: they run on beside."""
+"""Tasks that take longer may wait for others, as a queue's consumer does: these run in parallel."""
 LONGEST_THREAD_SECONDS = 0.05
-"""Threads that a class starts itself, and that take longer, run on beside as well."""
+"""Threads that a class starts itself, and that take longer, run on in parallel as well."""
 LATEST_SECONDS = 0.5
 """Tasks that nobody asks for start where no other has come for this time: what submits them may
 wait for them.
@@ -34,7 +34,7 @@ class Order:
 
     def __init__(self) -> None:
         self.by_chance = False
-        """The class starts threads itself, or some ran beside the load: their order is chance."""
+        """The class starts threads itself, or some ran during the load: their order is chance."""
         self._waiting: list[Callable[[], bool]] = []
         self._lock = threading.RLock()
         self._timer: threading.Timer | None = None
@@ -53,18 +53,18 @@ class Order:
             if self._timer is None:
                 self._wait(LATEST_SECONDS)
 
-    def run(self, *, beside: bool = False) -> None:
+    def run(self, *, parallel: bool = False) -> None:
         """Run all that wait, in the order in which they came.
 
         Args:
-            beside: nobody has asked for them, so that the load may go on meanwhile.
+            parallel: nobody has asked for them, so that the load may continue meanwhile.
         """
         with self._lock:
             waiting, self._waiting = self._waiting, []
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-            self.by_chance |= beside and bool(waiting)
+            self.by_chance |= parallel and bool(waiting)
             for begin in waiting:
                 ended = begin()
                 self.by_chance |= not ended
@@ -97,7 +97,7 @@ class Order:
             if left > 0 and self._waiting:
                 self._wait(left)
                 return
-            self.run(beside=True)
+            self.run(parallel=True)
 
 
 class _Late(Future[Any]):
@@ -120,7 +120,7 @@ class _Late(Future[Any]):
         self._lock = lock
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
-        """Take a callback; who asks to be told does not look yet."""
+        """Take a callback; whoever adds one does not look yet."""
         with self._lock:
             waits = self._state not in FINISHED
             if waits:

@@ -27,11 +27,11 @@ about 1.
 SAME = 1 / 8
 """The part of a rounding within which two classes compute the same.
 
-Between that and the whole of it nothing is said: another constant, as an approximation of GELU,
+Between that and the whole of it nothing is reported: another constant, as an approximation of GELU,
 or a router that chooses otherwise may be behind it.
 """
 MOST_ROUNDING = 0.5
-"""The part of their size by which rounding may move outputs: moved further, they tell nothing."""
+"""The part of their size by which rounding may move outputs: moved further, they show nothing."""
 Outputs = Mapping[str, Tensor]
 """`logits`, where a class has them, and `hidden states`, each of shape (tokens, width).
 

@@ -34,7 +34,7 @@ WEIGHTS = (
     ".onnx",
 )
 LARGEST_COPY = 64 * 2**20
-"""Bytes of a file beside the weights that is copied: tokenizers are the largest."""
+"""Bytes of a file next to the weights that is copied: tokenizers are the largest."""
 
 
 def make_subject(users_folder: Path, folder: Path, progress: Progress) -> Subject:
@@ -117,7 +117,7 @@ def _read_class(users_folder: Path, folder: Path, progress: Progress) -> _Found:
             f"vLLM {sys.modules['vllm'].__version__} has registered no"
             f" {' or '.join(names) or 'class: config.json names none'}"
         )
-    copy_beside_weights(users_folder, folder)
+    copy_small_files(users_folder, folder)
     installer = StubInstaller("vllm", fields=None)  # the user's own config is given nothing
     start_groups(0, 1, folder / "alone")
     config = installer.run(lambda: read_config(folder))
@@ -136,8 +136,8 @@ def _about(model_class: Any, found: _Found, files: Mapping[str, str]) -> About:
     )
 
 
-def copy_beside_weights(users_folder: Path, folder: Path) -> None:
-    """Copy every small file that is no weights, so that nothing is written beside the user's."""
+def copy_small_files(users_folder: Path, folder: Path) -> None:
+    """Copy every small file that is no weights, so that nothing is written next to the user's."""
     for file in users_folder.iterdir():
         if not file.is_file() or file.name.endswith(WEIGHTS):
             continue

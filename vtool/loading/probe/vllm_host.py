@@ -35,7 +35,7 @@ IMPORTED_BY_MOST = (
 )
 
 PLAIN = (bool, int, float, str, type(None), torch.dtype)
-"""Types of a router's attributes by which routers of one class are told apart."""
+"""Types of a router's attributes that distinguish routers of one class."""
 
 
 class VllmHost(Host):
@@ -57,7 +57,7 @@ class VllmHost(Host):
 
     def import_framework(self) -> str:
         """Import vLLM's registry and backends for transformers' classes; return the version."""
-        self._import_beside_cuda_builds()
+        self._import_with_cuda_builds()
         import vllm
         import vllm.model_executor.model_loader.utils
         from vllm.model_executor.models import registry
@@ -121,7 +121,7 @@ class VllmHost(Host):
         """Judge the class that a folder's config.json names; see `Host`."""
         return vllm_folder.judge_by_headers(Path(name), folder, rules, memory, progress)
 
-    def _import_beside_cuda_builds(self) -> None:
+    def _import_with_cuda_builds(self) -> None:
         """Make torchvision, torchaudio and torchcodec importable, or absent.
 
         They are often builds for CUDA, whose libraries do not load here. None is called.

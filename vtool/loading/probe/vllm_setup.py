@@ -60,7 +60,7 @@ def become_rank(
 
     Args:
         stages: the ranks share layers out, as stages of a pipeline; else they share tensors.
-        experts: beside that, whole experts are shared out.
+        experts: in addition, whole experts are shared out.
     """
     import vllm.distributed.device_communicators.cpu_communicator as communicator
     import vllm.distributed.parallel_state as groups

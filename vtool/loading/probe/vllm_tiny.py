@@ -48,7 +48,7 @@ class TinyArchitecture:
     Args:
         name: a name of vLLM's registry.
         folder: an empty one, for the tiny config, and the checkpoint of a twin.
-        progress: is told each stage.
+        progress: is called with each stage.
         stubs: the table of what may be replaced.
     """
 

@@ -231,7 +231,7 @@ def _never_loaded(unread: Sequence[Item], kept: Mapping[str, str]) -> list[Item]
 
 
 def _weight_in(reference: Reference, model: Any, name: str) -> str | None:
-    """Return the parameter that the weight beside a bias went into.
+    """Return the parameter that the weight of a bias's layer went into.
 
     None where there is none, or where the config decides about biases: a twin's may lack the field
     that a real one has (attention_bias of GLM-4V).
@@ -282,7 +282,7 @@ def _asked_and_held(
     """Return the facts about a stream: whether it was exhausted, and what was kept of it.
 
     Args:
-        copies: the most tensors of which copies were held at once, beside the model.
+        copies: the most tensors of which copies were held at once, in addition to the model.
     """
     total = len(source.names)
     stopped = Item(
@@ -294,7 +294,7 @@ def _asked_and_held(
     if source.most_held > most:
         retained.append(Item("peak", seen=f"{source.most_held} of {total} tensors held at once"))
     elif copies > most:
-        seen = f"copies of {copies} of {total} tensors held at once, beside the model"
+        seen = f"copies of {copies} of {total} tensors held at once, in addition to the model"
         retained.append(Item("peak", seen=seen))
     # The last one is often still the value of a loop's variable.
     if len(held) > 1:

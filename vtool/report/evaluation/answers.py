@@ -99,7 +99,7 @@ def answers_of(folder: Path, metric: str, question: str, room: Room) -> Answers:
     Args:
         folder: of the evaluation.
         metric: that says what is wrong.
-        question: that all rows ask, which is said elsewhere.
+        question: that all rows ask, which the page has elsewhere.
         room: on the page, which is taken.
     """
     sources: set[str] = set()
@@ -130,7 +130,7 @@ def differing(
         folder: of the evaluation.
         other: of the other model's evaluation.
         metric: that says which answer is better.
-        question: that all rows ask, which is said elsewhere.
+        question: that all rows ask, which the page has elsewhere.
         room: on the page, which is taken.
     """
     scores = {

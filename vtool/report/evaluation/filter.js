@@ -2,7 +2,7 @@
 "use strict";
 const form = document.getElementById("filter"), box = form.querySelector("input");
 const rows = [...document.querySelectorAll(".asked-row")];
-const said = document.getElementById("filtered");
+const summary = document.getElementById("filtered");
 const texts = rows.map((row) => row.textContent.toLowerCase());
 const filter = () => {
   const words = box.value.toLowerCase().split(/\s+/).filter(Boolean);
@@ -11,7 +11,7 @@ const filter = () => {
     row.hidden = !words.every((word) => texts[at].includes(word));
     shown += !row.hidden;
   });
-  said.textContent = words.length ? `${shown} of ${rows.length} rows shown` : "";
+  summary.textContent = words.length ? `${shown} of ${rows.length} rows shown` : "";
 };
 form.hidden = false;
 form.addEventListener("submit", (event) => event.preventDefault());

@@ -21,7 +21,7 @@ from vtool.report.words import number, percent
 from vtool.version import __version__
 
 _PICTURES, _TEXTS = 2_500_000, 1_000_000
-"""Bytes of pictures and of rows' texts on a page; the rest of it is small."""
+"""Bytes of pictures and of rows' texts on a page; the rest of the page is small."""
 _DIFFERING = 3
 """The rows in which two models differ may take this part of the room, as 1 / it."""
 _SEVERITIES = ("error", "warning", "note")
@@ -122,7 +122,7 @@ def _stat(score: Mapping[str, Any]) -> Stat:
 
 
 def _groups(groups: object) -> Any:
-    """Yield each table of groups: what tells them apart, the metrics, and a line for each."""
+    """Yield each table of groups: what distinguishes them, the metrics, and a line for each."""
     for by, own in groups.items() if isinstance(groups, dict) else ():
         if not isinstance(own, dict):
             continue
@@ -174,7 +174,7 @@ def _against(against: Mapping[str, Any], named: Collection[str]) -> dict[str, An
 
 
 def _compared(one: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    """Return a metric, the difference, its interval, and what says if it is more than chance."""
+    """Return a metric, the difference, its interval, and whether it is beyond chance, in words."""
     value, low, high, p = (finite(one.get(key)) for key in ("difference", "low", "high", "p"))
     alone: Sequence[Any] = _list(one.get("alone"))
     say = percent if alone else number

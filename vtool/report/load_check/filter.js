@@ -1,7 +1,7 @@
 // The filter alone: without it the page reads the same, and all subjects and lines are there.
 "use strict";
 const form = document.getElementById("filter");
-const said = document.getElementById("filtered");
+const summary = document.getElementById("filtered");
 const seen = (list) => [...document.querySelectorAll(list)];
 const lower = (node) => node.textContent.toLowerCase();
 const subjects = seen("tr[data-subject]").map((row) => {
@@ -22,7 +22,7 @@ const filter = () => {
   };
   const any = !asked.severity && !asked.rule;
   const chosen = new Set();
-  let shown = 0, told = 0;
+  let shown = 0, shownLines = 0;
   for (const one of subjects) {
     const right = ["verdict", "framework", "oracle"].every((name) => fits(name, one[name]));
     if (right) chosen.add(one.subject);
@@ -35,10 +35,10 @@ const filter = () => {
     for (const name of line.names) left += !(name.hidden = !chosen.has(name.dataset.of));
     const right = fits("rule", line.rule) && fits("severity", line.severity) && has(line.text);
     line.item.hidden = !(left && right);
-    told += !line.item.hidden;
+    shownLines += !line.item.hidden;
   }
-  said.textContent =
-    `${shown} of ${subjects.length} subjects, ${told} of ${lines.length} findings shown`;
+  summary.textContent =
+    `${shown} of ${subjects.length} subjects, ${shownLines} of ${lines.length} findings shown`;
 };
 form.hidden = false;
 form.addEventListener("submit", (event) => event.preventDefault());

@@ -50,14 +50,14 @@ def line_parts(
         for one in line["findings"]:
             finding = document["results"][one["result"]]["findings"][one["finding"]]
             members.setdefault(one["result"], []).append(finding)
-        said = _text(line["findings"][0], document)
+        message = _text(line["findings"][0], document)
         shown.append(
             {
                 **_parts(line),
                 "id": f"line-{number}",
-                "message": said,
+                "message": message,
                 "members": [
-                    _member(subjects[at], findings, said, line["severity"])
+                    _member(subjects[at], findings, message, line["severity"])
                     for at, findings in members.items()
                 ],
             }
@@ -66,9 +66,9 @@ def line_parts(
 
 
 def _member(
-    subject: Mapping[str, Any], findings: Sequence[Finding], said: str, severity: str
+    subject: Mapping[str, Any], findings: Sequence[Finding], message: str, severity: str
 ) -> dict[str, Any]:
-    """Return a subject of a line, with what is said of it where that is other words."""
+    """Return a subject of a line, with its own message where that is different."""
     texts = [_without(subject["name"], one["message"]) for one in findings]
     grades = [one["severity"] for one in findings]
     return {
@@ -76,7 +76,7 @@ def _member(
         "name": subject["name"],
         "verdict": subject["verdict"],
         "severity": grades[0] if grades[0] != severity else "",
-        "texts": [text for text in texts if in_other_words(text, said) or len(texts) > 1],
+        "texts": [text for text in texts if in_other_words(text, message) or len(texts) > 1],
     }
 
 

@@ -140,7 +140,7 @@ def _oracle_kind(oracle: str) -> str:
 
 
 def _options(subject: str, tool: Mapping[str, Any]) -> list[str]:
-    """Return the options beside the subject. Only a user's own classes are given a checkpoint."""
+    """Return the options other than the subject; a checkpoint for a user's own classes alone."""
     return [
         word
         for word in tool.get("options", [])

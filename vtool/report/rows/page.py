@@ -17,7 +17,7 @@ _GROUPS = {
     "repeated": ("Rows that are there before", "No row is there twice, in text and pictures."),
     "unusable": ("Rows that cannot be used", "Every row can be used."),
 }
-"""The titles of groups of rows, and what is said where one has none."""
+"""The titles of groups of rows, and the text where a group has no rows."""
 _SPLITS = ("train", "validation", "test")
 _LINE, _TAB = "\u2424", "\u2409"
 """The signs that stand for a new line and a tab in a document of results."""
@@ -69,7 +69,7 @@ def _part(result: Mapping[str, Any], place: int) -> dict[str, Any]:
         "charts": _charts(look) if look else [],
         "budgets": look["budgets"] if look else None,
         "groups": [_group(group) for group in look["groups"]] if look else [],
-        "unlooked": list(_unlooked(look)) if look else [],
+        "unlooked": list(_not_shown(look)) if look else [],
     }
 
 
@@ -190,7 +190,7 @@ def _lines(text: str) -> str:
     return text.replace(_LINE, "⏎\n").replace(_TAB, "→\t")
 
 
-def _unlooked(look: Mapping[str, Any]) -> Iterator[str]:
+def _not_shown(look: Mapping[str, Any]) -> Iterator[str]:
     """Yield notes on the rows and sizes that the page does not show or was made without."""
     pictures, budgets = look["pictures"], look["budgets"]
     if pictures["rows_looked_at"] < pictures["rows"]:

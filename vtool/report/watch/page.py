@@ -64,7 +64,7 @@ def _model(result: Mapping[str, Any], number: int, several: bool) -> dict[str, A
 
 
 def _row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row's tokens, each with a shade: its weight beside the largest of the row."""
+    """Return a row's tokens, each with a shade: its weight relative to the largest of the row."""
     tokens: Sequence[Mapping[str, Any]] = row["tokens"]
     largest = max((abs(token["weight"] or 0) for token in tokens), default=0) or 1
     learnt = [token["weight"] for token in tokens if token["weight"] is not None]

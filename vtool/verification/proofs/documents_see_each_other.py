@@ -23,7 +23,7 @@ RULE = Rule(
     summary="A row's logits move when the content of another row in its batch is replaced.",
     holds="A row's logits stay when the content of another row in its batch is replaced.",
     why=(
-        "Attention, convolutions or states go on from one document into the next: answers are"
+        "Attention, convolutions or states continue from one document into the next: answers are"
         " learnt from what is not there at inference (transformers#46634, LLaMA-Factory#10659)."
     ),
     bad="a packed row with one causal mask over all its documents",

@@ -17,7 +17,7 @@ RULE = Rule(
     summary="The gradient of packed rows is not that of the rows.",
     holds="The gradient of packed rows is that of the rows.",
     why=(
-        "Positions that go on from one document into the next, or targets across their border,"
+        "Positions that continue from one document into the next, or targets across their border,"
         " train on chats that nobody wrote (transformers#39400, axolotl#3817)."
     ),
     bad="position_ids = arange(length) over all documents of a row",
@@ -48,7 +48,7 @@ PROOF = Proof(
     section="The gradient",
     method=(
         "The same of rows that share a row, all of them and two by two. Not run where the family"
-        " cannot be packed (Qwen3.5, whose states go on from one document into the next)."
+        " cannot be packed (Qwen3.5, whose states continue from one document into the next)."
     ),
     catches=(
         "positions that are a range, for want of M-RoPE's (axolotl#3817, Automodel#2172); a mask"

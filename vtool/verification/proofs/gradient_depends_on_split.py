@@ -23,8 +23,8 @@ RULE = Rule(
     bad="the mean loss of each micro-batch, averaged over micro-batches",
     good="the summed loss of each micro-batch, divided by the supervised tokens of the whole step",
     fix=SHIPPED_PASS
-    + "its model computes a row differently beside other rows. `vtool verify RECIPE --only"
-    " padding-changes-row` tells more.",
+    + "its model computes a row differently next to other rows. `vtool verify RECIPE --only"
+    " padding-changes-row` shows more.",
 )
 DEPENDS = (
     "the gradient of a step is not Σ over its rows of ∂NLL, divided by their supervised tokens"

@@ -33,14 +33,14 @@ def compute(context: ProofContext) -> ProofResult:
     """Compare the labels of each row with the characters of its answers in the whole chat."""
     context = context.as_encoded()
     what = f"labels of {len(context.rows)} rows against the characters of their answers"
-    untold = []
+    reasons = []
     for place in range(len(context.rows)):
         found = _compare_row(context, place, what)
         if isinstance(found, ProofResult):
             return found
-        untold += [found] if found else []
-    if len(untold) == len(context.rows):
-        return not_run(RULE, what, untold[0])
+        reasons += [found] if found else []
+    if len(reasons) == len(context.rows):
+        return not_run(RULE, what, reasons[0])
     return passed(RULE, what)
 
 

@@ -1,4 +1,4 @@
-"""Proof that a row's logits do not depend on the padding beside it."""
+"""Proof that a row's logits do not depend on the padding next to it."""
 
 from vtool.diagnostics import Rule
 from vtool.verification.proofs.proof import (
@@ -14,8 +14,8 @@ from vtool.verification.proofs.proof import (
 RULE = Rule(
     name="padding-changes-row",
     code="VT712",
-    summary="A row's logits depend on the padding beside it.",
-    holds="A row's logits are the same with and without padding beside it.",
+    summary="A row's logits depend on the padding next to it.",
+    holds="A row's logits are the same with and without padding next to it.",
     why=(
         "A mask of the wrong polarity, shape or side is no error: attention is paid to padding,"
         " and less to the row (verl#5904, verl#5942)."
@@ -61,7 +61,7 @@ def compute(context: ProofContext) -> ProofResult:
         for case, logits, end in padded:
             ours = logits[row, max(0, end - length) : end or length]
             found += rounding.tensor_distances({name: ours}, {name: expected[name]}, allowed, case)
-    return check_differences(RULE, what, found, "a row's logits depend on the rows beside it")
+    return check_differences(RULE, what, found, "a row's logits depend on the rows next to it")
 
 
 PROOF = Proof(

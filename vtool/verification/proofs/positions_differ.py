@@ -117,7 +117,7 @@ PROOF = Proof(
         "`mm_token_type_ids` dropped on the way, so that images are counted as text (where the"
         " recipe itself asks for that, `token-types-left-out` VT216 says so before, and the other"
         " proofs are of what it then computes); positions in one dimension in packed rows"
-        " (axolotl#3817); positions that go on from one document into the next."
+        " (axolotl#3817); positions that continue from one document into the next."
     ),
     upstream="LightX2V#1416",
 )

@@ -1,4 +1,4 @@
-"""Proof that a run that goes on from a checkpoint is the run that was never stopped."""
+"""Proof that a run that resumes from a checkpoint is the run that was never stopped."""
 
 from vtool.diagnostics import Rule
 from vtool.verification.proofs.proof import (
@@ -15,9 +15,9 @@ RULE = Rule(
     name="resume-differs",
     code="VT720",
     summary=(
-        "A run that goes on from a checkpoint is not, to the bit, the run that was never stopped."
+        "A run that resumes from a checkpoint is not, to the bit, the run that was never stopped."
     ),
-    holds="A run that goes on from a checkpoint is, to the bit, one that was never stopped.",
+    holds="A run that resumes from a checkpoint is, to the bit, one that was never stopped.",
     why=(
         "Optimizer state, a step count or a buffer that is not in the checkpoint changes every"
         " step after it (verl#7401, ms-swift#10050)."
@@ -59,7 +59,7 @@ def compute(context: ProofContext) -> ProofResult:
             RULE,
             what,
             f"after step 1 come rows {planned} in a run that was never stopped, and {coming} in"
-            f" one that goes on from step {restored.step}",
+            f" one that resumes from step {restored.step}",
         )
     second = steps.take_step(resumed, restored, step=restored.step + 1)
     visits = float((progress.visits - restored.visits).abs().max())
@@ -82,7 +82,7 @@ def compute(context: ProofContext) -> ProofResult:
         RULE,
         what,
         found,
-        "a run that goes on from a checkpoint is not the run that was never stopped",
+        "a run that resumes from a checkpoint is not the run that was never stopped",
     )
 
 

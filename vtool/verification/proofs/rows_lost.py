@@ -25,7 +25,7 @@ RULE = Rule(
     ),
     holds="Every row is in one batch of each epoch, with its own tokens, in a new order.",
     why=(
-        "A sampler that is not told the epoch repeats its order; one that rounds loses rows; a"
+        "A sampler that is not given the epoch repeats its order; one that rounds loses rows; a"
         " collator that replaces a bad row by another says nothing (ms-swift's random row,"
         " torchtitan's and verl's resume)."
     ),

@@ -1,4 +1,4 @@
-"""Each row or packed document by itself, against what the batch made of it."""
+"""Each row or packed document by itself, compared with the same row in its batch."""
 
 from vtool.diagnostics import Rule
 from vtool.watch.conclusions.check import Check, Outcome, found
@@ -12,10 +12,10 @@ CHANGES = Rule(
         "Rows see each other, or padding, or another row's image: packed documents without their"
         " borders are the usual way (transformers#39400, #46634, LLaMA-Factory#10659)."
     ),
-    bad="packing: true, with an attention that is not told where documents end",
+    bad="packing: true, with an attention that does not get the ends of documents",
     good="position_ids that begin anew and FlashAttention's lengths, or a block-diagonal mask",
     fix=(
-        "Tell the attention where each document ends (in LLaMA-Factory: neat_packing), and give"
+        "Give the attention the end of each document (in LLaMA-Factory: neat_packing), and give"
         " padded rows their attention_mask. Experts with a capacity depend on their batch by"
         " design."
     ),
@@ -67,7 +67,7 @@ def _why_not(facts: Facts) -> str:
 
 
 def _is_steady(one: Fact) -> bool:
-    """Tell whether the batch would be computed the same once more."""
+    """Return whether the batch would be the same if computed once more."""
     return not one.get("dropout") and one.get("repeats") is not False
 
 
@@ -85,16 +85,16 @@ def _of(count: int, of: int, documents: str = "rows or documents") -> str:
 
 
 def _padding_seen(facts: Facts) -> str | None:
-    """Return which row begins with padding that nothing tells the model to leave out."""
+    """Return which row begins with padding that no mask leaves out."""
     for one in facts.of("inputs"):
         place = int(one["step"]), int(one["rank"]), int(one.get("micro") or 0)
-        told = [
+        names = [
             name
             for micro in facts.micros
             if (micro.step, micro.rank, micro.index) == place
             for name in micro.fact.get("names") or ()
         ]
-        if "input_ids" not in told or any("mask" in name or "seq" in name for name in told):
+        if "input_ids" not in names or any("mask" in name or "seq" in name for name in names):
             continue
         for number, ids in enumerate(one.get("inputs") or (), 1):
             if len(ids) > 2 and ids[0] in facts.pads and ids[1] in facts.pads:
@@ -105,11 +105,11 @@ def _padding_seen(facts: Facts) -> str | None:
 _NO_BORDERS = frozenset(
     ("input_ids", "attention_mask", "inputs_embeds", "labels", "num_items_in_batch", "use_cache")
 )
-"""Inputs of a model that say nothing of where a text ends within a row."""
+"""Inputs of a model that do not show where a text ends within a row."""
 
 
-def _texts_unparted(facts: Facts) -> int:
-    """Return how many texts a packed row holds, by its data set, where nothing parts them."""
+def _packed_without_boundaries(facts: Facts) -> int:
+    """Return how many texts a packed row holds, by its data set, where no input separates them."""
     for one in facts.of("rows"):
         held = max((int(data.get("packed") or 0) for data in one.get("data") or ()), default=0)
         place = int(one["step"]), int(one["rank"]), int(one.get("micro") or 0)
@@ -126,7 +126,7 @@ def _texts_unparted(facts: Facts) -> int:
 
 def _certain(facts: Facts) -> str | None:
     """Return the message about tokens that are seen and must not be, by the inputs alone."""
-    if held := _texts_unparted(facts):
+    if held := _packed_without_boundaries(facts):
         return (
             f"rows of the data set hold up to {held} texts each, whose lengths it has, and the"
             " model is given nothing that parts them: a text sees those before it"

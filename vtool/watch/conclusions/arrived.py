@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.check import Check, Outcome, found
-from vtool.watch.conclusions.engine import OF_HALF, Engine, engine_of, untrained_norm
+from vtool.watch.conclusions.engine import BFLOAT16_ROUNDING, Engine, engine_of, untrained_norm
 from vtool.watch.conclusions.rates import (
-    never_ages,
     on_the_way,
+    steps_without_moments,
 )
 from vtool.watch.facts import Facts
 
@@ -25,7 +25,7 @@ RANKS_DIFFER = Rule(
     good="no_sync() for all micro-batches but the last",
     fix=(
         "Look at what a rank does between backward and step: no_sync, a branch that depends on its"
-        " rows, a parameter that DDP was told to ignore."
+        " rows, a parameter that DDP is set to ignore."
     ),
 )
 OTHER_GRADIENT = Rule(
@@ -90,7 +90,7 @@ FROZEN_MOVED = Rule(
     why="What is frozen is meant to stay: it is saved, merged and served as if it had.",
     bad="weight decay or an average that is applied to every parameter",
     good="requires_grad_(False), and weights that are the same to the byte",
-    fix="Look at what writes into parameters beside the optimizer: averages, ties, callbacks.",
+    fix="Look at what writes into parameters besides the optimizer: averages, ties, callbacks.",
 )
 NO_GROUP = Rule(
     name="parameter-in-no-group",
@@ -102,13 +102,13 @@ NO_GROUP = Rule(
     fix="Give it to the optimizer, or freeze it with requires_grad_(False).",
 )
 _LEAST, _REST = 0.005, 0.02
-"""The part of a step that is left, and of it what rounding may have moved."""
+"""The part of a step that is left, and the part of that which rounding may have moved."""
 _AVERAGE = "keep averages apart, and swap them in for evaluation alone"
 _WRITES = "nothing, if weights are projected, pruned or averaged on purpose"
 
 
 def shared(facts: Facts, kind: str, what: str) -> str | None:
-    """Return why ranks are not to be held against each other, or None."""
+    """Return why ranks are not to be compared with each other, or None."""
     if facts.not_data_parallel:
         return f"ranks share the model ({facts.not_data_parallel})"
     if any(one.get("sharded") for one in facts.of(kind)):
@@ -117,14 +117,14 @@ def shared(facts: Facts, kind: str, what: str) -> str | None:
 
 
 def gradients_differ(facts: Facts) -> bool:
-    """Tell whether ranks that hold the same weights have different gradients in a step."""
+    """Return whether ranks that hold the same weights have different gradients in a step."""
     if shared(facts, "arrived", "gradients"):
         return False
     return any(len({one["digest"] for one in ones}) > 1 for _, ones in facts.by_step("arrived"))
 
 
 def _thrown_away(facts: Facts) -> tuple[int, int] | None:
-    """Return how many of a step's passes left nothing, if some did in every step, and of how many.
+    """Return how many passes of a step left nothing, and of how many, if some did in every step.
 
     One step alone may be one that a loss scaler gave up.
     """
@@ -152,7 +152,7 @@ def not_arrived(facts: Facts) -> str | None:
 
 
 def named(names: Sequence[str], count: int) -> str:
-    """Return the first of so many names."""
+    """Return the first names, and how many of `count` are left."""
     rest = count - len(names[:3])
     return ", ".join(names[:3]) + (f" and {rest} more" if rest > 0 else "")
 
@@ -175,8 +175,8 @@ def _ranks_differ(facts: Facts) -> Outcome:
             for name in first
             if any((one.get("tensors") or {}).get(name) != first[name] for one in ones)
         ]
-        told = f": {named(names, len(names))}" if names else ""
-        message = f"in step {step + 1} {len(ones)} ranks have {len(digests)} gradients{told}"
+        listed = f": {named(names, len(names))}" if names else ""
+        message = f"in step {step + 1} {len(ones)} ranks have {len(digests)} gradients{listed}"
         return Outcome((found(RANKS_DIFFER, message),))
     return Outcome(measured={"ranks": len({one["rank"] for one in arrived})})
 
@@ -221,7 +221,7 @@ def _away(facts: Facts, step: int, engine: Engine) -> Diagnostic:
     )
     if any(fact.get("gradients_before") for fact in arrived):
         message += "; gradients were there before its first forward pass"
-    elif facts.world > 1 and engine.misfit <= OF_HALF:
+    elif facts.world > 1 and engine.misfit <= BFLOAT16_ROUNDING:
         message += "; communication in 16 bits leaves as much"
         return found(OTHER_GRADIENT, message, severity="note")
     return found(OTHER_GRADIENT, message)
@@ -253,13 +253,15 @@ def _written(facts: Facts) -> Diagnostic | None:
             f" {min(shares):.1%} is left: an average is written back into the weights that train"
         )
         return found(NOT_ADAM, message, help=_AVERAGE, severity="warning")
-    message = f"before each of {len(looked)} steps something beside the optimizer writes weights"
+    message = (
+        f"before each of {len(looked)} steps something other than the optimizer writes weights"
+    )
     return found(NOT_ADAM, message, help=_WRITES, severity="note")
 
 
 def _begins_anew(facts: Facts) -> Diagnostic | None:
     """Look for an optimizer whose moments are thrown away before each step."""
-    if not (steps := never_ages(facts)):
+    if not (steps := steps_without_moments(facts)):
         return None
     message = f"in each of {steps} steps AdamW begins anew, without the moments of the one before"
     help = "make the optimizer once, before the loop, and keep its state"
@@ -310,7 +312,7 @@ def lost(facts: Facts) -> Outcome:
         return Outcome(not_run=_no_reference(facts))
     dtypes = [str(each[2].get("dtype") or facts.model.get("dtype")) for each in references]
     coarse = [each for each, dtype in zip(references, dtypes, strict=True) if "16" in dtype]
-    if not coarse:  # an update that float32 loses is one of a rate that is nearly nought
+    if not coarse:  # an update that float32 loses is one of a rate that is nearly zero
         return Outcome(measured={"weights are in": dtypes[0]})
     shares = {
         name: float(tensor["moved"]) for step, name, tensor in coarse if not on_the_way(facts, step)

@@ -22,7 +22,7 @@ CUT = Rule(
 )
 _MOST = 0.75
 _LEAST = 48
-"""Elements in so many places are no chance."""
+"""Elements to compare at least: so many alike are no coincidence."""
 _VARIED = 2.0
 """Before they were cut, sizes differed by more."""
 

@@ -1,4 +1,4 @@
-"""Marks that stand twice: a text that begins, or an answer that ends, once too often."""
+"""Special tokens that are doubled: a text that begins, or an answer that ends, once too often."""
 
 from collections.abc import Sequence
 
@@ -13,8 +13,8 @@ DOUBLED = Rule(
     summary="Texts begin with two beginning-of-text tokens, or answers end with two end tokens.",
     why=(
         "A chat template writes the token, and the tokenizer adds it once more. A server adds it"
-        " once: the model is asked otherwise than it was taught, or ends an answer, and goes on"
-        " (OpenRLHF#393, open-r1#462)."
+        " once: the model is asked otherwise than it was taught, or ends an answer, and then"
+        " continues (OpenRLHF#393, open-r1#462)."
     ),
     bad="tokenizer(tokenizer.apply_chat_template(messages, tokenize=False))",
     good="tokenizer(text, add_special_tokens=False), or apply_chat_template(..., tokenize=True)",
@@ -57,9 +57,9 @@ def _doubled(facts: Facts) -> Outcome:
 
 
 def _ends_twice(facts: Facts) -> tuple[int, int]:
-    """Count the end tokens that are learnt behind another token, and those of them that are two.
+    """Count the end tokens that are learnt after another token, and those of them that are two.
 
-    More than two are padding, of which another rule tells.
+    More than two are padding, which another rule reports.
     """
     ended = both = 0
     for tokens in (tokens for micro in read(facts) for tokens in micro.tokens):

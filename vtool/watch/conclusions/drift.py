@@ -1,11 +1,11 @@
-"""Weights from step to step: replicas that part, and parameters that stand still."""
+"""Weights from step to step: replicas that diverge, and parameters that do not move."""
 
 from collections import Counter
 
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.arrived import gradients_differ, lost, named, shared
 from vtool.watch.conclusions.check import Check, Outcome, found
-from vtool.watch.conclusions.rates import groups_without_rate, on_the_way, rates_are_nought
+from vtool.watch.conclusions.rates import groups_without_rate, on_the_way, rates_are_zero
 from vtool.watch.facts import Fact, Facts
 
 DRIFT = Rule(
@@ -84,8 +84,8 @@ def _undone(facts: Facts) -> Diagnostic | None:
     return found(STUCK, message, help=help, severity="note")
 
 
-def _not_held(facts: Facts) -> str | None:
-    """Return why weights were not held against those of an earlier step."""
+def _not_compared(facts: Facts) -> str | None:
+    """Return why weights were not compared with those of an earlier step."""
     looked = facts.of("drift")
     if not looked:
         return "no later step was looked at (--every)"
@@ -100,7 +100,7 @@ def _not_held(facts: Facts) -> str | None:
 
 
 def _may_round_away(facts: Facts, drift: Fact, stuck: int) -> bool:
-    """Tell whether steps are as small as gradients, and few tensors have not moved.
+    """Return whether steps are as small as gradients, and few tensors have not moved.
 
     Where Adam and its kin divide by the gradient's size, a step is about the learning rate; in
     plain descent that of a norm's weight, near 1, may be too small for float32.
@@ -110,7 +110,7 @@ def _may_round_away(facts: Facts, drift: Fact, stuck: int) -> bool:
 
 
 def _put_back(facts: Facts) -> Diagnostic | None:
-    """Look for tensors that are put back before each step, others are not."""
+    """Look for tensors that are put back before each step, while others are not."""
     looked = [one["undone"] for one in facts.of("arrived") if one.get("undone")]
     if len(looked) < 2:
         return None
@@ -127,7 +127,7 @@ def _put_back(facts: Facts) -> Diagnostic | None:
 def _without_rate(facts: Facts) -> Diagnostic | None:
     """Look for groups whose learning rate is 0 in every step."""
     steps = len({int(one["step"]) for one in facts.of("stepped")})
-    if rates_are_nought(facts):
+    if rates_are_zero(facts):
         return found(STUCK, f"the learning rate of every group is 0 in each of {steps} steps")
     if groups := groups_without_rate(facts):
         number, tensors = groups[0]
@@ -142,7 +142,7 @@ def _without_rate(facts: Facts) -> Diagnostic | None:
 def _stuck(facts: Facts) -> Outcome:
     if undone := _undone(facts) or _put_back(facts) or _without_rate(facts):
         return Outcome((undone,))
-    if why := _not_held(facts):
+    if why := _not_compared(facts):
         return Outcome(not_run=why)
     for one in facts.of("drift"):
         if (names := one.get("stuck")) and not on_the_way(facts, int(one["step"])):

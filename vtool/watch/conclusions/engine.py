@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vtool.watch.facts import SINGLE, Fact, Facts
+from vtool.watch.facts import FLOAT32_ROUNDING, Fact, Facts
 
-OF_HALF = 2.0**-8
+BFLOAT16_ROUNDING = 2.0**-8
 """A rounding to bfloat16, with which DDP's compression hooks and some engines add up gradients."""
 
 
@@ -32,7 +32,7 @@ def engine_of(facts: Facts, step: int) -> Engine | None:
     world = facts.world
     units = [micro.unit for micro in facts.micros if micro.step == step]
     tokens = sum(micro.supervised for micro in facts.micros if micro.step == step)
-    unit = max(units, default=SINGLE)
+    unit = max(units, default=FLOAT32_ROUNDING)
     tolerance = min(0.05, 16 * unit * math.sqrt(max(tokens, 1)))
     one = arrived[0]
     theirs, ours = _vectors(arrived)

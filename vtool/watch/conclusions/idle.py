@@ -28,7 +28,7 @@ _IDLE_HELP = (
 
 
 def _never_run(facts: Facts) -> bool:
-    """Tell whether no pass of the model was seen, and nothing gave it a gradient or moved it."""
+    """Return whether no pass of the model was seen, and nothing gave it a gradient or moved it."""
     return bool(
         facts.no_gradients
         and len(facts.of("arrived")) > 1

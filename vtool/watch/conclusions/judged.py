@@ -3,7 +3,7 @@
 from vtool.diagnostics import Rule
 from vtool.watch.conclusions.check import Check, Outcome, found
 from vtool.watch.conclusions.learnt import nothing_read, read
-from vtool.watch.conclusions.signs import is_turned, unlearnt
+from vtool.watch.conclusions.signs import is_sign_flipped, unlearnt
 from vtool.watch.facts import Facts, Micro
 
 JUDGED = Rule(
@@ -22,7 +22,7 @@ JUDGED = Rule(
 
 
 _ROWS = 6
-"""Rows of a rank, over all steps, of which one sign is no chance."""
+"""Rows of a rank, over all steps, whose equal sign is no coincidence."""
 
 
 def _even(values: list[float], tolerance: float) -> bool:
@@ -50,14 +50,14 @@ def _normalization(micros: list[Micro]) -> str:
     each = [[abs(row.middle) for row in micro.learning_rows if row.solved] for micro in micros]
     if len(each) > 1 and all(_even(sizes, tolerance) for sizes in each if sizes):
         return "tokens of one micro-batch weigh the same, those of another do not"
-    return "rows weigh differently: by margins or advantages, of which one reading cannot be told"
+    return "rows weigh differently, by margins or advantages: one reading cannot show by which"
 
 
 def _turned_ranks(micros: list[Micro]) -> list[int]:
-    """Return the ranks of which all rows are pushed down, where all of the others are pushed up.
+    """Return the ranks whose rows are all pushed down, where those of all others are pushed up.
 
-    Pairs of a preference, and answers to one prompt, have both signs on a rank. That one has not in
-    so many rows is no chance.
+    Pairs of a preference, and answers to one prompt, have both signs on a rank. One sign in so many
+    rows is no coincidence.
     """
     signs: dict[int, list[bool]] = {}
     for micro in micros:
@@ -82,10 +82,10 @@ def _judged(facts: Facts) -> Outcome:
     micros = [micro for micro in read(facts) if micro.learning_rows]
     up = sum(row.positive > row.negative for micro in micros for row in micro.learning_rows)
     down = sum(row.negative > row.positive for micro in micros for row in micro.learning_rows)
-    if micros and is_turned(facts, micros[0].step):
+    if micros and is_sign_flipped(facts, micros[0].step):
         up, down = down, up
     first = [micro for micro in micros if micro.step == micros[0].step] if micros else []
-    how = _normalization(first) if first else "rows were not told apart"
+    how = _normalization(first) if first else "rows were not distinguished"
     message = f"{up} rows are pushed up, {down} down; {how}"
     if turned := _turned_ranks(micros):
         message += (

@@ -7,7 +7,7 @@ from statistics import median
 from vtool.diagnostics import Rule
 from vtool.watch.conclusions.arrived import gradients_differ
 from vtool.watch.conclusions.check import Check, Outcome, found
-from vtool.watch.facts import SINGLE, Facts
+from vtool.watch.facts import FLOAT32_ROUNDING, Facts
 
 APART = Rule(
     name="layers-scaled-apart",
@@ -42,7 +42,7 @@ class _Layer:
 
 
 def _tolerance(dtype: str) -> float:
-    unit = 2.0**-9 if "bfloat16" in dtype else 2.0**-12 if "float16" in dtype else SINGLE
+    unit = 2.0**-9 if "bfloat16" in dtype else 2.0**-12 if "float16" in dtype else FLOAT32_ROUNDING
     return max(1e-3, 8 * unit)
 
 
@@ -84,7 +84,7 @@ def _apart(facts: Facts) -> Outcome:
         return Outcome(not_run="gradients of single layers were not seen on their way")
     measured = {"tensors": len(names), "steps": len(steps)}
     usual = [median(step[name].factor for name in names) for step in steps]
-    told, looked = {}, 0
+    scaled, looked = {}, 0
     for name in names:
         seen = [step[name] for step in steps]
         ratios = [one.factor / each for one, each in zip(seen, usual, strict=True) if each]
@@ -96,17 +96,18 @@ def _apart(facts: Facts) -> Outcome:
         enough = len(ratios) > (2 if tolerance > 1e-3 else 1)
         looked += enough and varied
         if enough and same and varied and all(abs(ratio - 1) > least for ratio in ratios):
-            told[name] = ratios[0]
+            scaled[name] = ratios[0]
     if not looked:
-        why = "gradients that do not vary over steps cannot tell a factor from clipping"
+        why = "gradients that do not vary over steps cannot distinguish a factor from clipping"
         return Outcome(not_run=why if len(steps) > 1 else "it takes two steps", measured=measured)
-    if not told:
+    if not scaled:
         return Outcome(measured=measured)
-    first = next(iter(told))
-    more = f" and {len(told) - 1} more" if len(told) > 1 else ""
+    first = next(iter(scaled))
+    more = f" and {len(scaled) - 1} more" if len(scaled) > 1 else ""
     message = (
         f"in each of {len(steps)} steps, behind the backward pass the gradient of {first}{more} is"
-        f" multiplied by {told[first]:.4g}, and of {len(names) - len(told)} other tensors it is not"
+        f" multiplied by {scaled[first]:.4g}, and of {len(names) - len(scaled)} other tensors it is"
+        " not"
     )
     return Outcome((found(APART, message),), measured=measured)
 

@@ -41,7 +41,7 @@ END_OF_TURN = Rule(
     code="VT903",
     summary="The token that ends an answer is in the rows, and never learnt.",
     why=(
-        "The model is never told to stop, and answers go on until the limit: a mask that ends one"
+        "The model never learns to stop, and answers continue until the limit: a mask that ends one"
         " token early, or a padding token that is also the end token, looks the same in the loss"
         " (Megatron-Bridge#4265, verl#3287)."
     ),
@@ -159,13 +159,13 @@ def _placeholders(facts: Facts) -> Outcome:
     if not learnt:
         return Outcome(measured={"placeholders": sorted(special.values())})
     tokens = sum(micro.supervised for micro in read(facts))
-    told = ", ".join(f"{times} x {name}" for name, times in learnt.items())
-    message = f"of {tokens} learnt tokens, {told}: they stand for other things than text"
+    counts = ", ".join(f"{times} x {name}" for name, times in learnt.items())
+    message = f"of {tokens} learnt tokens, {counts}: they stand for other things than text"
     return Outcome((found(PLACEHOLDER, message),), measured={"learnt": learnt})
 
 
 def _padding(facts: Facts) -> int:
-    """Count padding that is learnt behind padding: one such token may end a document.
+    """Count padding that is learnt after padding: one such token may end a document.
 
     Of a token that ends turns too, the second may be one more end: it counts from the third on.
     """
@@ -201,7 +201,7 @@ def _left_out(facts: Facts) -> Outcome:
 
 
 def _prompts_left_out(looked: Sequence[Micro]) -> Diagnostic | None:
-    """Tell whether the mask leaves out most of what stands before what is learnt, in most rows."""
+    """Return whether the mask leaves out most text before what is learnt, in most rows."""
     pairs = [micro.fact["text_left_out"] for micro in looked if micro.fact.get("text_left_out")]
     without, rows = sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)
     if rows < 2 or without * 2 < rows:
@@ -246,8 +246,8 @@ def _other_term(facts: Facts) -> Outcome:
                 terms[name] = part
     if not terms:
         return Outcome()
-    told = ", ".join(f"{name} {part:+.4g}" for name, part in terms.items())
-    message = f"beside cross entropy, as parts of a token's weight: {told}"
+    parts = ", ".join(f"{name} {part:+.4g}" for name, part in terms.items())
+    message = f"beside cross entropy, as parts of a token's weight: {parts}"
     return Outcome((found(OTHER_TERM, message),), measured=terms)
 
 

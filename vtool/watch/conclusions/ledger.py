@@ -14,7 +14,7 @@ UNEVEN = Rule(
     code="VT951",
     summary="Over whole epochs some rows were seen more often than others, or not at all.",
     why=(
-        "A sampler that is not told the epoch, a loader that begins anew after a resume, workers"
+        "A sampler that never gets the epoch, a loader that starts again after a resume, workers"
         " that all read the same shard: the run trains on a part of its data"
         " (DALLE-pytorch#230, trl#4554)."
     ),
@@ -43,7 +43,7 @@ ONE_ORDER = Rule(
     code="VT953",
     summary="Rows are shuffled, and each epoch has them in the same order.",
     why=(
-        "The sampler draws its order from a seed and the epoch, and nobody tells it the epoch: the"
+        "The sampler draws its order from a seed and the epoch, and nobody gives it the epoch: the"
         " same rows are together in each batch, in the same order, as often as the run sees them"
         " (accelerate#2157, #3556)."
     ),
@@ -78,8 +78,8 @@ class RowCounts:
         return sum(self.times.values())
 
     @property
-    def not_held(self) -> str:
-        """The reason why rows cannot be held against the data set."""
+    def not_compared(self) -> str:
+        """The reason why rows cannot be compared with the data set."""
         if self.data is None:
             return "the length of the data set is not known"
         if len(self.times) > self.data:
@@ -88,7 +88,7 @@ class RowCounts:
 
     @property
     def is_of_duplicates(self) -> bool:
-        """Tell whether copies in the data explain how often each row was seen."""
+        """Return whether copies in the data explain how often each row was seen."""
         assert self.data
         epochs = self.seen / self.data
         copies = most = 0
@@ -110,7 +110,7 @@ def count_rows(facts: Facts) -> RowCounts:
         for loader in one.get("data") or ()
         if loader.get("rows")
     }
-    if len(loaders) != 1:  # which of several is the one of an evaluation cannot be told
+    if len(loaders) != 1:  # which of several is that of an evaluation is not known
         return RowCounts(times, None, 0)
     ((rows, loader),) = loaders.items()
     batch = int(loader.get("batch") or 1) * facts.world
@@ -132,7 +132,7 @@ def _uneven(facts: Facts) -> Outcome:
         "in the data": counts.data,
     }
     if counts.data is None or len(counts.times) > counts.data or counts.seen < counts.data:
-        return Outcome(not_run=counts.not_held, measured=measured)
+        return Outcome(not_run=counts.not_compared, measured=measured)
     missing = counts.data - len(counts.times)
     one = _too_few(counts, missing) if missing > counts.left_out else _too_often(counts)
     return Outcome((one,) if one else (), measured=measured)
@@ -140,19 +140,19 @@ def _uneven(facts: Facts) -> Outcome:
 
 def _too_few(counts: RowCounts, missing: int) -> Diagnostic:
     most = max(counts.times.values())
-    told = (
+    shown = (
         f"{counts.seen} rows were shown, of a data set of {counts.data}: {len(counts.times)}"
         f" different ones, one of them {most} times"
     )
     if counts.by_weights or counts.is_of_duplicates:
         copies = f"as it would be where the data has {missing} rows more than once"
-        message = f"{told}; {'rows are drawn by weights' if counts.by_weights else copies}"
+        message = f"{shown}; {'rows are drawn by weights' if counts.by_weights else copies}"
         return found(UNEVEN, message, severity="note")
-    return found(UNEVEN, f"{told}, so {missing} never, or too seldom")
+    return found(UNEVEN, f"{shown}, so {missing} never, or too seldom")
 
 
 def _too_often(counts: RowCounts) -> Diagnostic | None:
-    """Hold the rows of whole epochs, none of which is missing, against each other."""
+    """Compare the rows of whole epochs, none of which is missing, with each other."""
     assert counts.data
     most, least = max(counts.times.values()), min(counts.times.values())
     by_design = counts.by_weights or counts.fills_up or counts.left_out

@@ -6,11 +6,11 @@ _ENDS_AT = 1e-12
 """The part of its highest rate that no schedule ends at: a cosine has as much at step 1,000,000."""
 
 
-def rates_are_nought(facts: Facts) -> bool:
-    """Tell whether no group has ever had a learning rate, and none is on its way to one.
+def rates_are_zero(facts: Facts) -> bool:
+    """Return whether no group has ever had a learning rate, and none is on its way to one.
 
-    A schedule that begins at nought has noted the rate that it goes to; one by hand is seen to
-    rise, or is not yet to be told from this in a single step.
+    A schedule that begins at zero has noted the rate that it rises to. One by hand is seen to rise,
+    or cannot yet be distinguished from this in a single step.
     """
     groups = [group for one in facts.of("stepped") for group in one.get("groups") or ()]
     steps = {int(one["step"]) for one in facts.of("stepped")}
@@ -24,10 +24,10 @@ def rates_are_nought(facts: Facts) -> bool:
 
 
 def groups_without_rate(facts: Facts) -> list[tuple[int, int]]:
-    """Return the groups that never had a learning rate, beside others that have: number, tensors.
+    """Return the groups that never had a learning rate while others had one: number, tensors.
 
-    A group whose rate a schedule, or somebody by hand, is to raise later cannot be told from it
-    in fewer than three steps.
+    A group whose rate a schedule, or somebody by hand, is to raise later cannot be distinguished
+    from these in fewer than three steps.
     """
     stepped = [one.get("groups") or () for one in facts.of("stepped")]
     steps = {int(one["step"]) for one in facts.of("stepped")}
@@ -43,7 +43,7 @@ def groups_without_rate(facts: Facts) -> list[tuple[int, int]]:
     return found if others else []
 
 
-def never_ages(facts: Facts) -> int:
+def steps_without_moments(facts: Facts) -> int:
     """Return in how many steps AdamW had no moments of an earlier one; 0 where it had some."""
     ages = [
         (int(one["step"]), int(tensor["age"]))
@@ -56,7 +56,7 @@ def never_ages(facts: Facts) -> int:
 
 
 def on_the_way(facts: Facts, step: int) -> str | None:
-    """Tell whether a schedule has the rate of a step still rise, or nearly at its end."""
+    """Return why the rate of a step is not the full one: it still rises, or is below half of it."""
     rates: dict[int, list[tuple[int, float, float]]] = {}
     for one in facts.of("stepped"):
         for number, group in enumerate(one.get("groups") or ()):

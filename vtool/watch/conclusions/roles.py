@@ -15,7 +15,7 @@ PROMPT = Rule(
     summary="Tokens of prompts are learnt: the model is taught to say what users say.",
     why=(
         "A mask that is off by a turn, or that a template does not give, teaches parts of the"
-        " question beside the answer, or the header that stands before every answer when the model"
+        " question besides the answer, or the header that stands before every answer when the model"
         " is asked (trl#4201). Whole rows may be meant; parts of a prompt hardly are."
     ),
     bad="assistant_only_loss=True with a template that marks too much as generation",
@@ -45,7 +45,7 @@ LEFT_OUT = Rule(
     summary="Of chats with several answers only some are learnt, always by their place.",
     why="Where all turns are good, most of the data is thrown away; some tools do so by default.",
     bad="a chat of 6 turns of which only the last answer is learnt",
-    good="every answer of it",
+    good="every answer of the chat",
     fix="Nothing, if it is meant; in LLaMA-Factory it is mask_history.",
     severity="note",
 )
@@ -180,7 +180,7 @@ def _partly(facts: Facts) -> Outcome:
     measured = {"answers": len(taught), "first token learnt": first, "end token learnt": last}
     if len(taught) < 2:
         return Outcome(not_run="fewer than two answers were seen whole", measured=measured)
-    told = [
+    missing = [
         f"the {name} of none of {count} answers is learnt"
         for name, learnt, count in (
             ("first token", first, len(taught)),
@@ -188,8 +188,8 @@ def _partly(facts: Facts) -> Outcome:
         )
         if not learnt and count > 1
     ]
-    if told:
-        return Outcome((found(PARTLY, "; ".join(told)),), measured=measured)
+    if missing:
+        return Outcome((found(PARTLY, "; ".join(missing)),), measured=measured)
     cut = len(taught) - len(ended)
     if len(taught) < 4 or cut * 2 < len(taught):
         return _inside(taught, measured)

@@ -38,7 +38,7 @@ UNTIED = Rule(
 )
 
 _UNCHOSEN = 0.01
-"""The decay of torch's AdamW where nobody chose one: it is too small to be told of."""
+"""The decay of torch's AdamW where nobody chose one: it is too small to report."""
 
 
 def _decay(facts: Facts) -> Outcome:

@@ -39,7 +39,7 @@ def _of_weights(micros: Sequence[Micro]) -> Sign:
 
 
 def is_negated(facts: Facts, step: int) -> bool:
-    """Tell whether gradients came to the optimizer with the other sign."""
+    """Return whether gradients came to the optimizer with the other sign."""
     engine = engine_of(facts, step)
     return engine is not None and engine.misfit <= engine.tolerance and engine.factor < 0
 
@@ -54,13 +54,13 @@ def _maximizes(facts: Facts, step: int) -> bool:
     return bool(groups) and all(group.get("maximize") for group in groups)
 
 
-def is_turned(facts: Facts, step: int) -> bool:
-    """Tell whether a negative weight makes a token more likely, and a positive one less."""
+def is_sign_flipped(facts: Facts, step: int) -> bool:
+    """Return whether a negative weight makes a token more likely, and a positive one less."""
     return is_negated(facts, step) != _maximizes(facts, step)
 
 
 def _why(facts: Facts, step: int, sign: Sign) -> str:
-    told = [
+    reasons = [
         text
         for text, there in (
             ("their weights in the loss are negative", sign < 0),
@@ -69,7 +69,7 @@ def _why(facts: Facts, step: int, sign: Sign) -> str:
         )
         if there
     ]
-    return ", and ".join(told)
+    return ", and ".join(reasons)
 
 
 def _mirrored(micro: Micro) -> Micro:
@@ -93,7 +93,7 @@ def _mirrored(micro: Micro) -> Micro:
 
 
 def _is_a_mean(facts: Facts, micros: Sequence[Micro]) -> bool:
-    """Tell whether sizes of weights are those of one mean over rows that are copied."""
+    """Return whether sizes of weights are those of one mean over rows that are copied."""
     alike = [_mirrored(micro) if micro.high < 0 else micro for micro in micros]
     if any(not micro.measured for micro in alike) or not is_even_by_a_rule(alike):
         return False
@@ -118,14 +118,16 @@ def unlearnt(facts: Facts) -> Outcome:
     signs = {step: _of_weights(each) for step, each in steps.items()}
     if not any(micro.measured for micro in micros):
         return Outcome(not_run="the model is certain of every token: no weight can be measured")
-    ways = {step: -sign if is_turned(facts, step) else sign for step, sign in signs.items()}
-    measured = {"steps": len(steps), "all up": sum(way > 0 for way in ways.values())}
-    if any(way >= 0 for way in ways.values()):
+    directions = {
+        step: -sign if is_sign_flipped(facts, step) else sign for step, sign in signs.items()
+    }
+    measured = {"steps": len(steps), "all up": sum(one > 0 for one in directions.values())}
+    if any(one >= 0 for one in directions.values()):
         return Outcome(measured=measured)
     first = next(iter(steps))
     tokens = sum(micro.supervised for micro in micros)
-    told = f"all {tokens} tokens of {len(steps)} steps are made less likely"
-    message = f"{told}: {_why(facts, first, signs[first])}"
+    summary = f"all {tokens} tokens of {len(steps)} steps are made less likely"
+    message = f"{summary}: {_why(facts, first, signs[first])}"
     if all(_is_a_mean(facts, each) for each in steps.values()):
         return Outcome((found(UNLEARNT, message),), measured=measured)
     help = "nothing, if these are rows that were judged, and none of them was good"

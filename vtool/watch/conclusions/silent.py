@@ -1,4 +1,4 @@
-"""Ranks, micro-batches and rows of a batch of which nothing is learnt, step after step."""
+"""Ranks, micro-batches and rows of a batch from which nothing is learnt, step after step."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ SILENT = Rule(
     severity="warning",
 )
 _PASSES = 6
-"""So many without a learnt token are no chance, where others have some."""
+"""So many without a learnt token are no coincidence, where others have some."""
 _WITHOUT = "no position has a gradient"
 
 
@@ -39,16 +39,16 @@ def _silent(facts: Facts) -> Outcome:
             mine = [one for one in passes if int(one[key]) == which]
             if {int(one["step"]) for one in mine} != steps or any(not one["why"] for one in mine):
                 continue
-            told = name.format(which if key == "rank" else which + 1)
-            message = f"{told} nothing is learnt in {len(steps)} steps, {len(mine)} passes"
+            place = name.format(which if key == "rank" else which + 1)
+            message = f"{place} nothing is learnt in {len(steps)} steps, {len(mine)} passes"
             certain = key == "rank" and len(mine) >= _PASSES
             help = None if certain else "nothing, if few of the rows have anything to learn"
             severity = "warning" if certain else "note"
             return Outcome((found(SILENT, message, help=help, severity=severity),))
     rows = _silent_rows(passes)
     if rows and len(steps) > 2:
-        told = ", ".join(str(row + 1) for row in rows[:4])
-        message = f"of row {told} of each batch nothing is learnt, in {len(passes)} passes"
+        numbers = ", ".join(str(row + 1) for row in rows[:4])
+        message = f"of row {numbers} of each batch nothing is learnt, in {len(passes)} passes"
         certain = len(passes) >= _PASSES and not facts.is_judged
         help = None if certain else "nothing, if few of the rows have anything to learn"
         severity = "warning" if certain else "note"
@@ -57,7 +57,7 @@ def _silent(facts: Facts) -> Outcome:
 
 
 def _silent_rows(passes: Sequence[Fact]) -> list[int]:
-    """Return the places in a batch of which no row is learnt in any pass, where others are."""
+    """Return the places in a batch from which no row is learnt in any pass, where others are."""
     sizes = {tuple(one.get("shape") or ())[:1] for one in passes}
     if len(sizes) != 1 or () in sizes:
         return []

@@ -16,7 +16,7 @@ DIFFER = Rule(
     summary="Tokens of one optimizer step weigh more than others, by where they happen to be.",
     why=(
         "A mean over each micro-batch or rank, and then over these, weighs a token by how many"
-        " others are beside it: short answers count more, and the result depends on batch size,"
+        " others share its mean: short answers count more, and the result depends on batch size,"
         " accumulation and ranks (transformers#34191, #34242, #37766, LLaMA-Factory#7443)."
     ),
     bad="loss = cross_entropy(...) / gradient_accumulation_steps, over micro-batches of any size",
@@ -84,7 +84,7 @@ def _steps(facts: Facts) -> list[tuple[int, list[Micro]]]:
 
 
 def _by_row(micros: Sequence[Micro]) -> bool:
-    """Tell whether weights are 1/n of each row's n tokens, where rows and micro-batches differ."""
+    """Return whether weights are 1/n of a row's n tokens, where rows and micro-batches differ."""
     rows = [(micro, row) for micro in micros for row in micro.rows if row.tokens]
     # where rows of a micro-batch are as long as each other, 1/n of a row is 1/n of the micro-batch
     if all(len({row.tokens for row in micro.learning_rows}) <= 1 for micro in micros):
@@ -95,7 +95,7 @@ def _by_row(micros: Sequence[Micro]) -> bool:
 
 
 def _uneven(micro: Micro, row: Row) -> bool:
-    """Tell whether tokens of one row have different weights."""
+    """Return whether tokens of one row have different weights."""
     return row.low <= 0 or row.high / row.low - 1 > 2 * micro.single
 
 
@@ -119,13 +119,13 @@ def _explained(micros: Sequence[Micro]) -> tuple[str, str] | None:
 
 
 def _is_one_over(micros: Sequence[Micro], counts: Sequence[int]) -> bool:
-    """Tell whether the weights of each micro-batch are in proportion to 1/n, of a count n each."""
+    """Return whether weights of each micro-batch are in proportion to 1/n, of a count n each."""
     pairs = zip(micros, counts, strict=True)
     return all(counts) and _spread([(one.weight * n, one.tolerance) for one, n in pairs]) == 1
 
 
 def is_even_by_a_rule(micros: Sequence[Micro]) -> bool:
-    """Tell whether weights are those of a mean: over tokens, micro-batches, ranks, or rows."""
+    """Return whether weights are those of a mean: over tokens, micro-batches, ranks, or rows."""
     if any(micro.is_uneven for micro in micros):
         return _by_row(micros)
     even = _spread([(micro.weight, micro.tolerance) for micro in micros]) == 1
@@ -155,11 +155,11 @@ def _differ_in_step(step: int, micros: Sequence[Micro]) -> Diagnostic | None:
     counts = f"{len(micros)} micro-batches"
     ranks = len({micro.rank for micro in micros})
     counts += f" on {ranks} ranks" if ranks > 1 else ""
-    told = f"{where} some tokens weigh {ratio:.4f} times others, over {counts}"
+    summary = f"{where} some tokens weigh {ratio:.4f} times others, over {counts}"
     if explained := _explained(micros):
         by, help = explained
-        return found(DIFFER, f"{told}: each weighs {by}", help=help)
-    message = f"{told}; by no rule that is known here"
+        return found(DIFFER, f"{summary}: each weighs {by}", help=help)
+    message = f"{summary}; by no rule that is known here"
     return found(DIFFER, message, severity="warning")
 
 
@@ -231,7 +231,7 @@ def _scales(facts: Facts) -> list[_Scale]:
 
 
 def _no_scale(facts: Facts) -> str | None:
-    """Return why the scale of gradients is not to be told."""
+    """Return why the scale of gradients cannot be determined."""
     if why := nothing_read(facts):
         return why
     if facts.is_judged:
@@ -265,13 +265,13 @@ def _scaled(facts: Facts) -> Outcome:
         return Outcome((finding,), measured=measured)
     why = (
         f"every step is clipped, and weights sum to {scales[0].of_loss:.4g} on a rank: what divides"
-        " gradients before that cannot be told"
+        " gradients before that is not known"
     )
     return Outcome(not_run=why, measured=measured)
 
 
 def _is_clipped(scales: Sequence[_Scale]) -> bool:
-    """Tell whether clipping hides the scale: gradients of one size, of a loss that is no mean."""
+    """Return whether clipping hides the scale: gradients of one size, of a loss that is no mean."""
     norms = [one.norm for one in scales if one.norm]
     if len(norms) < max(2, len(scales)) or max(norms) > (1 + 1e-4) * min(norms):
         return False
@@ -280,7 +280,7 @@ def _is_clipped(scales: Sequence[_Scale]) -> bool:
 
 
 def _is_clipped_alone(facts: Facts) -> bool:
-    """Tell whether nothing but clipping wrote gradients behind the backward pass: no division.
+    """Return whether nothing but clipping wrote gradients after the backward pass: no division.
 
     Of several ranks each has the sum or mean of all written into its own, once.
     """
@@ -353,20 +353,22 @@ def _short_step(scales: Sequence[_Scale], times: Sequence[float]) -> Diagnostic 
 
 
 def _of_scaler(scales: Sequence[_Scale]) -> Diagnostic | None:
-    """Hold the scale against those of loss scalers, by which a gradient is to be divided once."""
+    """Compare the scale with those of loss scalers, by which a gradient is to be divided once."""
     first = scales[0]
     for by in first.scalers:
         if any(by not in one.scalers for one in scales):
             continue
-        told = f"a loss scaler multiplies by {by:g}"
+        scaler = f"a loss scaler multiplies by {by:g}"
         where = f"in {len(scales)} steps the gradient is {first.times:.4g} times that of the mean"
         if all(one.is_(by) for one in scales):
             twice = all(abs(one.scaled / by**2 - 1) <= one.tolerance for one in scales)
             wrong = "does so twice" if twice else "nothing divides by it before the step"
-            return found(SCALED, f"{where}: {told}, and {wrong}", help=_SCALER_HELP)
+            return found(SCALED, f"{where}: {scaler}, and {wrong}", help=_SCALER_HELP)
         if all(one.is_(1 / by) for one in scales):
             return found(
-                SCALED, f"{where}: {told}, and gradients are divided by it twice", help=_SCALER_HELP
+                SCALED,
+                f"{where}: {scaler}, and gradients are divided by it twice",
+                help=_SCALER_HELP,
             )
         limits = [one.norm * by for one in scales if one.norm]
         if len(limits) < max(2, len(scales)) or max(limits) > (1 + 1e-4) * min(limits):
@@ -382,7 +384,7 @@ def _of_scaler(scales: Sequence[_Scale]) -> Diagnostic | None:
 
 
 def _is_round(value: float) -> bool:
-    """Tell whether somebody may have written a number down: it has two digits."""
+    """Return whether somebody may have written a number down: it has two digits."""
     return abs(float(f"{value:.2g}") / value - 1) < 1e-4
 
 

@@ -1,1 +1,1 @@
-"""The folder that stands on PYTHONPATH of what is watched: `sitecustomize` and `vtool_watch`."""
+"""The folder on the PYTHONPATH of a watched command: `sitecustomize` and `vtool_watch`."""

@@ -1,8 +1,8 @@
-"""Lets a Python that imports torch's optimizers watch itself. This folder stands on PYTHONPATH.
+"""Lets a Python that imports torch's optimizers watch itself. This folder is on PYTHONPATH.
 
 Python imports this file when it starts. It imports no torch: a finder waits for
 `torch.optim.optimizer`, and steps aside once that is there. Another `sitecustomize` further down
-the path is run as ever.
+the path is run as usual.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OLDEST = (2, 4)
 
 
 def _install(module):  # type: ignore[no-untyped-def]
-    """Hook into torch's optimizers; what goes wrong is said, and is not the program's."""
+    """Hook into torch's optimizers; a failure is reported, and never reaches the program."""
     try:
         release = str(sys.modules["torch.version"].__version__)
         if tuple(int(part) for part in release.split(".")[:2]) < _OLDEST:
@@ -37,7 +37,7 @@ def _say(why):  # type: ignore[no-untyped-def]
     """Say why nothing will be seen of this process, here and in the folder of the facts."""
     sys.stderr.write(f"vtool watch: not installed: {why}\n")
     try:
-        import json  # not before it is needed: every Python that starts comes by
+        import json  # not before it is needed: every Python that starts runs this file
 
         rank = int(os.environ.get("RANK", "0"))
         fact = {"kind": "blind", "step": 0, "rank": rank, "model": None, "why": why}
@@ -51,7 +51,7 @@ def _say(why):  # type: ignore[no-untyped-def]
 
 
 class _AfterOptimizer(importlib.abc.MetaPathFinder):
-    """Finds `torch.optim.optimizer` as Python would, and installs the watch behind it."""
+    """Finds `torch.optim.optimizer` as Python would, and installs the watch after it."""
 
     def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
         """Return the module's spec, with a loader that installs the watch after it."""
@@ -74,7 +74,7 @@ class _AfterOptimizer(importlib.abc.MetaPathFinder):
 def _run_hidden() -> None:
     """Run the `sitecustomize` that this one hides, as if it had been found first.
 
-    It may look for the next one itself: what stands before this folder has had its turn.
+    It may look for the next one itself: what is before this folder on the path has had its turn.
     """
     entries = [os.path.abspath(entry or ".") for entry in sys.path]
     behind = len(entries) - entries[::-1].index(_HERE) if _HERE in entries else 0

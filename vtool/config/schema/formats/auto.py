@@ -10,7 +10,7 @@ from vtool.config.schema.formats.entry import RowsEntry
 
 
 class AutoSource(RowsEntry):
-    """A file or folder whose layout is found from its first rows, and said; or it is refused."""
+    """A file or folder whose layout is found from its first rows and printed; or it is refused."""
 
     format: Literal["auto"]
     """The source of the rows, and their format."""

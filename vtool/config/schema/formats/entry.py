@@ -18,7 +18,7 @@ class RowsEntry(Settings):
     name: Annotated[str | None, ActsLater()] = Field(default=None, min_length=1)
     """The source's name in metrics and reports. Default: that of its file."""
     weight: Annotated[float | None, ActsLater()] = Field(default=None, gt=0, allow_inf_nan=False)
-    """The source's part of `data.train`, beside the weights of the others.
+    """The source's part of `data.train`, relative to the weights of the others.
 
     The source that is used up first ends the epoch; rows of the others that were not taken come
     first in the next one. Default: all of its rows, once an epoch.
@@ -38,7 +38,7 @@ class RowsEntry(Settings):
         return {}
 
     def own_rows(self) -> dict[str, object]:
-        """Return the settings that choose its rows, beside its files."""
+        """Return the settings that choose its rows, in addition to its files."""
         return {
             name: value
             for name, value in self.model_dump().items()

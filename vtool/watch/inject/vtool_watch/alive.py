@@ -1,4 +1,4 @@
-"""Finds what is alive beside the model: loss scalers, data loaders, settings of a trainer."""
+"""Finds live objects other than the model: loss scalers, data loaders, settings of a trainer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 _ROWS = 64
-"""So many rows of a data set are looked at."""
+"""Rows of a data set that are looked at."""
 _LENGTHS_OF_TEXTS = re.compile(r"(packed_)?(seq|sequence)s?_?(len|length)s?")
 """Columns of the lengths of packed texts: turns, words and images have lengths too."""
 
@@ -59,7 +59,7 @@ def _asks() -> str | None:
 
 
 def loaders() -> list[dict[str, Any]]:
-    """Return the data loaders alive, and those of which only the loop over them is left."""
+    """Return the live data loaders, also those of which only the iterator is left."""
     found: list[dict[str, Any]] = []
     loops: list[dict[str, Any]] = []
     for each in gc.get_objects():
@@ -111,7 +111,7 @@ def _texts_of_a_row(data: Any) -> int | None:
 
 
 def _is_shuffled(settings: Any) -> bool:
-    """Tell whether rows are drawn in a new order each epoch, by the innermost sampler's kind."""
+    """Return whether rows are drawn in a new order each epoch, by the innermost sampler's kind."""
     sampler, batches = getattr(settings, "sampler", None), settings
     for _ in range(4):  # samplers of batches wrap each other, and torch names another one outside
         batches = getattr(batches, "batch_sampler", None)

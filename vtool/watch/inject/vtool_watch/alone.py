@@ -1,4 +1,4 @@
-"""Each text of a captured batch computed again by itself, and held against what the batch had."""
+"""Each text of a captured batch computed again by itself, and compared with the batch."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ def compare_alone(found: Found, record: Record) -> dict[str, Any]:
     if isinstance(record.alone["given"].get("encoder_hidden_states"), Tensor):
         raise NotRun("the decoder is given what an encoder has made")
     ids = inputs["input_ids"]
-    parted = {**inputs, "attention_mask": _counted(inputs.get("attention_mask"), ids)}
+    parted = {**inputs, "attention_mask": _text_numbers(inputs.get("attention_mask"), ids)}
     texts = [_unpadded(found, ids, text) for text in _texts(parted, ids)]
     owners = visual_owners(parted, ids, texts, found.model.config)
     if owners is None:
         raise NotRun("images cannot be given to rows here")
     base = found.base
     was_training = base.training
-    with _still(found, hidden.device), _precision(hidden, record.autocast):
+    with _state_kept(found, hidden.device), _precision(hidden, record.autocast):
         heard: dict[str, Any] = {}
-        with _listening(base, heard):
+        with _positions_recorded(base, heard):
             alone, positions = [], []
             for number, text in enumerate(texts[:TEXTS]):
                 heard.clear()
@@ -62,8 +62,8 @@ def compare_alone(found: Found, record: Record) -> dict[str, Any]:
         eps = _eps(base, record.autocast, hidden.device)
         moved = 0.0
         for draw in range(DRAWS):
-            shaken = _shaken(base, record, owners, texts[:1], eps, draw)
-            for one, other in zip(alone, shaken):
+            perturbed = _perturbed(base, record, owners, texts[:1], eps, draw)
+            for one, other in zip(alone, perturbed):
                 moved = max(moved, _apart(other, one))
     low = eps > 1e-5
     longest = max((p.shape[-1] for p in base.parameters() if p.dim() > 1), default=1)
@@ -84,14 +84,14 @@ def compare_alone(found: Found, record: Record) -> dict[str, Any]:
                 "apart": _apart(batch, one),
                 "tolerance": tolerance,
                 "first_apart": beyond[0] if beyond else None,
-                "positions_wrong": _wrong(record.alone.get("positions"), own, text),
+                "positions_wrong": _wrong_positions(record.alone.get("positions"), own, text),
                 "images": sum(owner.count(number) for owner in owners.values()),
             }
         )
     repeats = None
     if any(each["apart"] > each["tolerance"] for each in compared):
-        with _still(found, hidden.device), _precision(hidden, record.autocast):
-            again = _again(base, record.alone["given"])
+        with _state_kept(found, hidden.device), _precision(hidden, record.autocast):
+            again = _recomputed(base, record.alone["given"])
         repeats = again.shape == hidden.shape and all(
             _apart(hidden[text.row, at], again[text.row, at]) <= each["tolerance"]
             for text, each in zip(texts, compared)
@@ -115,7 +115,7 @@ def _ahead(
     texts: list[Document],
     alone: list[Tensor],
 ) -> dict[str, Any] | None:
-    """Return how far learnt places of a text move where what follows one of them is cut off."""
+    """Return how far learnt places of a text move when what follows one of them is cut off."""
     if record.at is None:
         return None
     inputs, length = record.alone["inputs"], record.shape[-1]
@@ -144,11 +144,11 @@ def _ahead(
 def targets_seen(record: Record, true_hides: bool) -> dict[str, Any] | None:
     """Return at how many learnt places a mask of four dimensions has the next token, or padding.
 
-    Numbers are what is added to scores: 0 where a position is seen. What is padding says the mask
-    of rows × positions that the model was given, if it was.
+    Numbers are what is added to scores: 0 where a position is seen. The mask of rows × positions
+    that the model was given, if any, says what is padding.
 
     Args:
-        true_hides: in Megatron-core, True stands where nothing is seen; elsewhere, where it is.
+        true_hides: True in the mask hides a position (Megatron-core); elsewhere, it shows one.
     """
     mask = (record.alone.get("inputs") or {}).get("attention_mask")
     if record.at is None or not isinstance(mask, Tensor) or mask.dim() != 4:
@@ -161,18 +161,18 @@ def targets_seen(record: Record, true_hides: bool) -> dict[str, Any] | None:
     elif mask.is_floating_point() and bool(mask.max() <= 0):
         sees = mask[:, 0] == 0
     else:
-        return None  # 1 may stand for what is seen
+        return None  # 1 may mean that a position is seen
     at = record.at.to(mask.device)
-    told, own = {}, record.alone.get("row_mask")
+    counts, own = {}, record.alone.get("row_mask")
     if isinstance(own, Tensor) and tuple(own.shape) == (rows, length):
         there = sees[(at // length).clamp_max(mask.shape[0] - 1), at % length]
         left_out = (own == 0).to(mask.device)
-        told["padding"] = int((there & left_out[at // length]).any(-1).sum())
-        told["learnt"] = len(at)
+        counts["padding"] = int((there & left_out[at // length]).any(-1).sum())
+        counts["learnt"] = len(at)
     at = at[at % length < length - 1]
     row = (at // length).clamp_max(mask.shape[0] - 1)
     seen = sees[row, at % length, at % length + 1]
-    return {"tokens": len(at), "seen": int(seen.sum()), **told}
+    return {"tokens": len(at), "seen": int(seen.sum()), **counts}
 
 
 def _texts(inputs: dict[str, Any], ids: Tensor) -> list[Document]:
@@ -200,13 +200,13 @@ def _refuse(found: Found, inputs: dict[str, Any]) -> None:
         raise NotRun("the model is not given ids")
     if inputs.get("embeddings_given") and any(name.startswith("pixel") for name in inputs):
         raise NotRun("the backbone is given embeddings with images in them")
-    if inputs.get("embeddings_given") and _beyond_the_embeddings(found, inputs["input_ids"]):
+    if inputs.get("embeddings_given") and _outside_embeddings(found, inputs["input_ids"]):
         raise NotRun("ids that the embeddings do not have: what is made of them is not known")
     mask = inputs.get("attention_mask")
     if isinstance(mask, Tensor) and mask.dim() > 2:
         if _looks_ahead(mask):
             raise NotRun("the mask lets tokens see what follows them")
-        ids, counted = inputs["input_ids"], _counted(mask, inputs["input_ids"])
+        ids, counted = inputs["input_ids"], _text_numbers(mask, inputs["input_ids"])
         if counted is None:
             raise NotRun("the mask of four dimensions does not show where a text begins")
         alike = (ids[:, :1] == ids[:, 1:2]) & (counted[:, :1] > 0)
@@ -221,8 +221,8 @@ def _refuse(found: Found, inputs: dict[str, Any]) -> None:
             raise NotRun(f"the model is given {name}")
 
 
-def _beyond_the_embeddings(found: Found, ids: Tensor) -> bool:
-    """Tell whether ids, of which the backbone was given embeddings, cannot be looked up.
+def _outside_embeddings(found: Found, ids: Tensor) -> bool:
+    """Return whether ids, of which the backbone was given embeddings, cannot be looked up.
 
     Such as −200 for an image: on a GPU, to look one up ends the process.
     """
@@ -231,8 +231,8 @@ def _beyond_the_embeddings(found: Found, ids: Tensor) -> bool:
     return rows is not None and bool(((ids < 0) | (ids >= rows)).any())
 
 
-def _counted(mask: Any, ids: Tensor) -> Any:
-    """Return the mask; one of four dimensions as one that counts texts: 1, 1, 2, 2, 2, 0.
+def _text_numbers(mask: Any, ids: Tensor) -> Any:
+    """Return the mask; one of four dimensions as the number of each text: 1, 1, 2, 2, 2, 0.
 
     A text begins where a position sees itself and nothing before it. What does not see itself is
     padding. None for a mask that is made otherwise, such as one of windows.
@@ -254,13 +254,13 @@ def _counted(mask: Any, ids: Tensor) -> Any:
 
 
 def _looks_ahead(mask: Tensor) -> bool:
-    """Tell whether a mask of rows × heads × queries × keys is more than causal."""
+    """Return whether a mask of rows × heads × queries × keys is more than causal."""
     sees = mask if mask.dtype == torch.bool else mask == 0
     return sees.shape[-1] == sees.shape[-2] and bool(sees.triu(1).any())
 
 
 def _depends_on_length(found: Found, length: int) -> bool:
-    """Tell whether a row's rotary embedding depends on the longest row beside it."""
+    """Return whether a row's rotary embedding depends on the longest row of its batch."""
     for module in found.base.modules():
         kind = getattr(module, "rope_type", None)
         kinds = set(kind.values()) if isinstance(kind, dict) else {kind}
@@ -304,7 +304,7 @@ def _switches(given: dict[str, Any]) -> dict[str, bool]:
     }
 
 
-def _again(base: Any, given: dict[str, Any]) -> Tensor:
+def _recomputed(base: Any, given: dict[str, Any]) -> Tensor:
     """Return the hidden states of the whole batch, computed once more as it was."""
     try:
         return _hidden(base(**given))
@@ -317,7 +317,7 @@ def _hidden(out: Any) -> Tensor:
     return hidden.detach()
 
 
-def _shaken(
+def _perturbed(
     base: Any,
     record: Record,
     owners: dict[str, list[int]],
@@ -350,10 +350,10 @@ def _shaken(
 
 
 @contextmanager
-def _still(found: Found, device: torch.device) -> Iterator[None]:
-    """Keep what a forward pass of ours could change: modes, buffers, random states, gradients.
+def _state_kept(found: Found, device: torch.device) -> Iterator[None]:
+    """Restore what a forward pass of ours could change: modes, buffers, random states, gradients.
 
-    Some rotary embeddings keep in themselves how long the longest batch was.
+    Some rotary embeddings store how long the longest batch was.
     """
     kept = [
         (
@@ -394,8 +394,8 @@ def _precision(hidden: Tensor, autocast: str | None) -> Iterator[None]:
 
 
 @contextmanager
-def _listening(base: Any, into: dict[str, Any]) -> Iterator[None]:
-    """Keep the positions that the text's rotary embedding is called with."""
+def _positions_recorded(base: Any, into: dict[str, Any]) -> Iterator[None]:
+    """Record the positions that the text's rotary embedding is called with."""
 
     def hook(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
         given = kwargs.get("position_ids", args[1] if len(args) > 1 else None)
@@ -416,7 +416,7 @@ def _listening(base: Any, into: dict[str, Any]) -> Iterator[None]:
             handle.remove()
 
 
-def _wrong(batch: Any, own: Any, text: Document) -> int | None:
+def _wrong_positions(batch: Any, own: Any, text: Document) -> int | None:
     """Return at how many places positions differ, up to a constant: None if they are unknown."""
     if not isinstance(batch, Tensor) or not isinstance(own, Tensor):
         return None

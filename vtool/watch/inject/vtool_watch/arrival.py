@@ -17,7 +17,7 @@ NAMES, TENSORS, COORDINATES = 20, 512, 256
 _REFERENCE_ELEMENTS = 1 << 20
 _LAYER = re.compile(r"^(.*?\.\d+)\.")
 _NOT_OF_TEXT = re.compile(r"vis|audio|encoder|tower|cross", re.IGNORECASE)
-"""Layers that some rows do not need: of images, of sound, and what looks at these."""
+"""Layers that some rows do not need: of images, of sound, and those that attend to these."""
 _OF_IMAGES = re.compile(r"vision|visual", re.IGNORECASE)
 
 
@@ -28,7 +28,7 @@ def left_to_divide(optimizer: Any) -> float:
 
 
 def is_given_up(optimizer: Any) -> bool:
-    """Tell whether a fused optimizer was told by a GradScaler not to make this step."""
+    """Return whether a GradScaler makes a fused optimizer leave out this step."""
     overflow = getattr(optimizer, "found_inf", None)
     return isinstance(overflow, Tensor) and bool(overflow != 0)
 
@@ -49,8 +49,8 @@ def gradient_facts(found: Found, divisor: float) -> dict[str, Any]:
         g = g._values() if g.is_sparse else g
         wide = widest(g.device)
         whole = g.to(wide).pow(2).sum() if g.numel() < 1 << 24 else g.norm(dtype=torch.float32) ** 2
-        told = whole, (g != 0).any(), g.isfinite().all()
-        flags.append(torch.stack([each.to(wide) for each in told]))
+        values = whole, (g != 0).any(), g.isfinite().all()
+        flags.append(torch.stack([each.to(wide) for each in values]))
     seen = _together(flags)
     names = [n for n, _ in with_gradient]
     zero = [n for n, row in zip(names, seen) if row[1] == 0]
@@ -161,7 +161,7 @@ class Frozen:
         return dict(zip([n for n, _ in named], each))
 
     def renew(self) -> None:
-        """Take adapted weights as they are now: to merge and unmerge adapters leaves roundings."""
+        """Take adapted weights as they are now: to merge and unmerge adapters rounds them."""
         adapted = {
             id(p)
             for m in self.found.model.modules()
@@ -291,7 +291,7 @@ def group_facts(found: Found, optimizer: Any) -> list[dict[str, Any]]:
 
 
 def _is_vector(parameter: Any) -> bool:
-    """Tell whether a parameter is a norm's or a bias, and no piece of several."""
+    """Return whether a parameter is a norm's or a bias, and no piece of several."""
     pieces = hasattr(parameter, "ds_tensor") or getattr(parameter, "_fsdp_flattened", False)
     return parameter.dim() == 1 and not pieces
 

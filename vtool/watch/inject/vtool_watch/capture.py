@@ -1,4 +1,4 @@
-"""Holds, for the passes of a step that is looked at, hidden states and what comes back to them."""
+"""Keeps the hidden states and their gradients, for the passes of a step that is looked at."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_SEEN, _MOST_PASSES = 256, 4096
 
 
 def quiet() -> bool:
-    """Tell whether hooks do nothing here: while traced, recorded in a graph, or recomputed."""
+    """Return whether hooks do nothing here: while traced, recorded in a graph, or recomputed."""
     if torch.jit.is_tracing() or not torch.is_grad_enabled():
         return True
     if is_recorded():
@@ -33,13 +33,13 @@ def quiet() -> bool:
 
 
 def is_in_backward() -> bool:
-    """Tell whether a backward pass runs in this thread."""
+    """Return whether a backward pass runs in this thread."""
     running = getattr(torch._C, "_current_graph_task_id", None)
     return running is not None and running() != -1
 
 
 class Hook:
-    """A module's hook, which a copy and a pickle of the module do not take along."""
+    """A module's hook, which a copy or a pickle of the module leaves out."""
 
     def __init__(self, call: Any) -> None:
         self.call = call
@@ -150,7 +150,7 @@ class Capture:
         disable = torch._dynamo.disable
         return disable(inner)
 
-    # ---- before and behind the backbone
+    # ---- before and after the backbone
     def _outside(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
         self.calls += 1
         self._outer = {name: kwargs.get(name) for name in _OUTER}
@@ -166,7 +166,7 @@ class Capture:
         ids = given.get("input_ids") if ids is None else ids
         if ids is None and outer.get("input_ids") is not None:  # it is given embeddings
             mask = given.get("attention_mask")
-            if isinstance(mask, Tensor) and mask.dim() > 2:  # it says more than the rows' own
+            if isinstance(mask, Tensor) and mask.dim() > 2:  # it has more than a mask of rows
                 self._row_mask, outer["attention_mask"] = outer["attention_mask"], None
             given = {**given, **{k: v for k, v in outer.items() if v is not None}}
             given["embeddings_given"] = True
@@ -247,7 +247,7 @@ class Capture:
             }
         self.records.append(record)
         if norm is not None and norm[1].data_ptr() != held.data_ptr():
-            norm = None  # something stands between the norm and the head
+            norm = None  # something is between the norm and the head
         version = hidden._version
 
         def read(gradient: Tensor | None) -> None:
@@ -322,7 +322,7 @@ class Capture:
                 self.skipped.setdefault("engine", f"the final norm cannot be run again: {error!r}")
 
     def take(self) -> list[Record]:
-        """Return the step's records, and begin anew."""
+        """Return the step's records, and start an empty list."""
         records, self.records = self.records, []
         self.kept, self._micro = 0, 0
         if records:

@@ -115,7 +115,7 @@ def digest_of(data: bytes) -> str:
 
 
 def bytes_of(tensor: Tensor) -> bytes:
-    """Return the bytes of a tensor, without numpy, which not every torch has beside."""
+    """Return the bytes of a tensor, without numpy, which not every torch has installed with it."""
     whole = tensor.cpu().contiguous()  # a device's own memory cannot be read: the process would die
     size = whole.numel() * whole.element_size()
     return ctypes.string_at(whole.data_ptr(), size) if size else b""

@@ -36,7 +36,7 @@ def rank_and_world() -> tuple[int, int]:
 
 
 def finite(value: Any) -> Any:
-    """Return a value with None for every number that JSON cannot say."""
+    """Return a value with None for every number that JSON cannot hold."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -50,7 +50,7 @@ class Writer:
     """Appends facts to this process's file, which the first of them makes.
 
     A fork of the process writes nothing. Neither does anything after a write that failed, which is
-    said once, on standard error.
+    reported once, on standard error.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -62,7 +62,7 @@ class Writer:
 
     @property
     def open(self) -> bool:
-        """Tell whether anything has been written."""
+        """Return whether anything has been written."""
         return self._file is not None
 
     def write(self, kind: str, *, step: int = 0, model: int | None = None, **fact: Any) -> None:
@@ -84,12 +84,12 @@ class Writer:
             self._failed = True
             try:
                 sys.stderr.write(f"vtool watch: facts are no longer written: {error!r}\n")
-            except Exception:  # standard error may be closed: then nobody hears of it
+            except Exception:  # standard error may be closed: then it cannot be reported
                 self._failed = True
 
     @property
     def failed(self) -> bool:
-        """Tell whether nothing is written any more."""
+        """Return whether nothing is written any more."""
         return self._failed
 
     def _begin(self) -> None:

@@ -82,7 +82,7 @@ class Process:
         self.searched += time.perf_counter() - begin
 
     def gone(self, optimizer_id: int) -> None:
-        """Let go of models whose optimizer is no more: nothing of ours keeps a model alive."""
+        """Release models whose optimizer is gone: nothing of ours keeps a model alive."""
         for watch in [w for w in self.watches if w.driver == optimizer_id]:
             mine = _of_model(watch)
             heirs = [o for o in self.optimizers if id(o) != optimizer_id and _parameters(o) & mine]
@@ -100,7 +100,7 @@ class Process:
             return driven
         alive = {id(each) for each in self.optimizers}
         own = _parameters(optimizer)
-        for watch in self.watches:  # its optimizer was made anew, or is wrapped by this one
+        for watch in self.watches:  # its optimizer was made again, or is wrapped by this one
             first = watch.step == 0 and not watch.stepping  # nor within a step of its driver's
             if (watch.driver not in alive or first) and own & _of_model(watch):
                 watch.driver = id(optimizer)
@@ -143,7 +143,7 @@ class Process:
             watch.after_step(optimizer)
 
     def _other(self, optimizer: Any) -> None:
-        """Tell watches of a step by another optimizer than theirs, of parameters that both have."""
+        """Report a step of another optimizer to the watches whose parameters it shares."""
         others = [w for w in self.watches if w.driver != id(optimizer) and w.capture.looking]
         if self.within or not others:
             return
@@ -161,12 +161,12 @@ class Process:
             watch.leave_out("the optimizer did not call the closure that it was given")
 
     def say_recorded(self, optimizer: Any) -> None:
-        """Say that a step was recorded in a CUDA graph: of what it replays, nothing is seen."""
+        """Report a step that was recorded in a CUDA graph: nothing is seen of its replays."""
         for watch in self.owners(optimizer):
             watch.skip("learnt", "steps are recorded in a CUDA graph; what it replays is not seen")
 
     def record(self, callables: Any) -> None:
-        """Let go of models of which CUDA graphs are about to be made: these allow no hooks."""
+        """Release models that are about to be recorded in CUDA graphs, which allow no hooks."""
         given = callables if isinstance(callables, (tuple, list)) else (callables,)
         inside = {id(m) for each in given if isinstance(each, nn.Module) for m in each.modules()}
         for watch in self.watches:
@@ -184,7 +184,7 @@ class Process:
         )
 
     def end(self) -> None:
-        """Say that the process is over."""
+        """Write that the process has ended."""
         if self._ended or os.getpid() != self.pid:
             return
         self._ended = True
@@ -270,7 +270,7 @@ def _made(optimizer: Any) -> None:
 
 @_guarded
 def _before(optimizer: Any, args: Any, kwargs: Any) -> Any:
-    """Look at a step; where a closure makes its passes (as in Lightning), behind these."""
+    """Look at a step; where a closure makes its passes (as in Lightning), after these."""
     if torch.compiler.is_compiling():  # a compiled step: what is here would be compiled with it
         return None
     process = _State.process
@@ -324,7 +324,7 @@ def _record(callables: Any) -> None:
 
 
 def _before_graphs() -> None:
-    """Let go of a model before CUDA graphs are made of it."""
+    """Release a model before CUDA graphs are made of it."""
     cuda: Any = torch.cuda
     graphed = getattr(cuda, "make_graphed_callables", None)
     if graphed is None:

@@ -1,4 +1,4 @@
-"""The lesson of a micro-batch: the fields of `micro`, from the solved positions."""
+"""The targets and weights of a micro-batch: the fields of `micro`, from the solved positions."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def _of_ids(
 
 
 def _ends_behind(ids: Tensor, at: Tensor, ends: Tensor) -> int:
-    """Count the end tokens that stand right behind what is learnt, and are not learnt."""
+    """Count the end tokens right after what is learnt that are not learnt themselves."""
     learnt = torch.zeros_like(ids, dtype=torch.bool).flatten()
     learnt[at] = True
     learnt = learnt.view(ids.shape)  # at a place: the next token is learnt
@@ -234,7 +234,7 @@ def _left_out(
 
 
 def _row_ends(inputs: dict[str, Any], ids: Tensor, found: Found) -> Tensor:
-    """Return the places behind which a text has no id: batches may come shifted already."""
+    """Return the places after which a text has no id: batches may come shifted already."""
     last = torch.ones_like(ids, dtype=torch.bool)
     for text in documents(inputs, ids):
         last[text.row, text.columns[:-1]] = False
@@ -249,7 +249,7 @@ def _next_rows(inputs: dict[str, Any], ids: Tensor, found: Found) -> Tensor:
     That is the last place of a text before padding, and the last place of a row, where that is
     padding, or where other rows are padded on the left. No label of their own text can be that, but
     for an end token, with which texts may begin too. −1 at all other places: of a stream of text,
-    which is cut into rows, each goes on in the next one.
+    which is cut into rows, each continues in the next one.
     """
     first = torch.full_like(ids, -1)
     texts, keep = documents(inputs, ids), row_mask(inputs, ids)

@@ -16,7 +16,7 @@ _LAYER = re.compile(r"^(.*?\.\d+)\.")
 
 
 class Left:
-    """Notes what stands in `.grad` behind each backward pass: a few coordinates of each layer."""
+    """Notes what is in `.grad` after each backward pass: a few coordinates of each layer."""
 
     def __init__(self, found: Found, fail: Any) -> None:
         self.found, self._fail = found, fail
@@ -27,7 +27,7 @@ class Left:
         """The gradient's `id`, and how often it had been written in place."""
 
     def attach(self) -> None:
-        """Begin to note, where nothing is compiled."""
+        """Attach the hooks, where nothing is compiled."""
         if self._handles or is_compiled(self.found) or self.found.layout is not None:
             return
         try:
@@ -39,7 +39,7 @@ class Left:
             self.detach()
 
     def detach(self) -> None:
-        """Take the hooks away, and let go of the tensors."""
+        """Remove the hooks, and release the tensors."""
         for handle in self._handles:
             handle.remove()
         self._handles, self._parameters = [], {}
@@ -110,7 +110,7 @@ def _some(gradient: Tensor) -> Tensor | None:
 
 
 def _of_each_layer(found: Found) -> dict[str, Any]:
-    """Return the smallest trained tensors of each layer, and of what stands outside of layers."""
+    """Return the smallest trained tensors of each layer, and of those outside of layers."""
     layers: dict[str, list[tuple[int, str, Any]]] = {}
     for name, p in found.model.named_parameters():
         if p.requires_grad and p.is_leaf and not hasattr(p, "full_tensor"):

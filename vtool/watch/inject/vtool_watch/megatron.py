@@ -81,7 +81,7 @@ class Head:
 
 
 def is_there() -> bool:
-    """Tell whether this process has imported Megatron-core's parallel state."""
+    """Return whether this process has imported Megatron-core's parallel state."""
     return "megatron.core.parallel_state" in sys.modules
 
 
@@ -135,7 +135,7 @@ def text_of(config: Any) -> Any:
 
 
 def is_owned(parameter: Any, owned: set[int]) -> bool:
-    """Tell whether an optimizer owns a parameter, or the copy that it updates in its place."""
+    """Return whether an optimizer owns a parameter, or the copy that it updates in its place."""
     return id(parameter) in owned or id(getattr(parameter, "main_param", None)) in owned
 
 
@@ -146,7 +146,7 @@ def gradient_of(parameter: Any) -> Any:
 
 
 def is_shared_out(optimizer: Any) -> bool:
-    """Tell whether Megatron-core's distributed optimizer gives this one shares of parameters."""
+    """Return whether Megatron-core's distributed optimizer gives this one shares of parameters."""
     if "megatron.core.optimizer.distrib_optimizer" not in sys.modules:
         return False
     return any(

@@ -156,7 +156,7 @@ def _backbone(model: Any, head: Any) -> Any:
     """Return the module that gives the head its hidden states."""
     base = _base(model, head)
     if base is model and getattr(model.config, "is_encoder_decoder", False):
-        return getattr(model, "decoder", base)  # T5: encoder and decoder stand beside the head
+        return getattr(model, "decoder", base)  # T5: encoder and decoder are siblings of the head
     parts = [name for name, _ in base.named_children()]
     if parts == ["decoder"]:  # OPT, BartForCausalLM: what is called is the decoder within
         return base.decoder
@@ -173,7 +173,7 @@ def _base(model: Any, head: Any) -> Any:
     if _head_of(base) is None:
         return base
     # Vision-language classes of transformers 4 name no base: it is that of the model of text within
-    # which the head is, or the part beside the head that has the embeddings.
+    # which the head is, or the sibling of the head that has the embeddings.
     for part in base.modules():
         if part is not base and _head_of(part) is head and part.base_model is not part:
             return part.base_model
@@ -211,12 +211,12 @@ def _specials(*configs: Any) -> dict[str, list[int]]:
 
 
 def is_recorded() -> bool:
-    """Tell whether what is computed now is recorded in a CUDA graph: then nothing may be read."""
+    """Return whether what is computed now is recorded in a CUDA graph: then nothing may be read."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def in_pieces(module: Any) -> bool:
-    """Tell whether a process holds parts of weights: DTensors, ZeRO-3's, or FSDP1's."""
+    """Return whether a process holds parts of weights: DTensors, ZeRO-3's, or FSDP1's."""
     parameters = list(module.parameters())
     if any(hasattr(p, "full_tensor") or hasattr(p, "ds_tensor") for p in parameters):
         return True
@@ -225,14 +225,14 @@ def in_pieces(module: Any) -> bool:
 
 
 def is_view_of_fsdp1(found: Found) -> bool:
-    """Tell whether the head's weight is a view of FSDP1's flat one, which has the gradient."""
+    """Return whether the head's weight is a view of FSDP1's flat one, which has the gradient."""
     weight = getattr(found.head, "weight", None)
     managed = getattr(found.head, "_is_fsdp_managed_module", False)
     return managed and isinstance(weight, Tensor) and not isinstance(weight, nn.Parameter)
 
 
 def is_in_pieces_of_fsdp1(found: Found) -> bool:
-    """Tell whether FSDP1 holds the head in pieces, or hides where its gradient is."""
+    """Return whether FSDP1 holds the head in pieces, or hides where its gradient is."""
     flat = getattr(getattr(found.head, "weight", None), "_fsdp_flattened", False)
     return is_view_of_fsdp1(found) or (flat and in_pieces(found.model))
 
@@ -352,7 +352,7 @@ def _is_tied(found: Found) -> bool:
 
 
 def _is_tie_meant(found: Found) -> bool | None:
-    """Tell whether the config ties the head; None where it, or the class, does not say so.
+    """Return whether the config ties the head; None where it, or the class, does not say so.
 
     None also where the text model's config says otherwise, and where neither the head nor the
     embeddings are trained: two copies stay the same.
@@ -363,26 +363,26 @@ def _is_tie_meant(found: Found) -> bool | None:
     # transformers 4 asks the text model's config, and 5 the whole one's
     whole = getattr(config, "get_text_config", None)
     text = whole(decoder=True) if callable(whole) else config
-    said = {meant, getattr(text, "tie_word_embeddings", meant)}
-    if found.layout is not None or said not in ({True}, {False}):
+    settings = {meant, getattr(text, "tie_word_embeddings", meant)}
+    if found.layout is not None or settings not in ({True}, {False}):
         return None
     embedding = found.model.get_input_embeddings()
     pair = (getattr(module, "weight", None) for module in (embedding, found.head))
     if not any(getattr(weight, "requires_grad", True) for weight in pair):
         return None
     can = any(str(name).startswith(f"{found.head_name}.") for name in names)
-    return False if said == {False} else can or None
+    return False if settings == {False} else can or None
 
 
 def is_compiled(found: Found) -> bool:
-    """Tell whether the model or its backbone is compiled as a whole."""
+    """Return whether the model or its backbone is compiled as a whole."""
     return any(
         getattr(m, "_compiled_call_impl", None) is not None for m in (found.model, found.base)
     )
 
 
 def drops(base: Any) -> bool:
-    """Tell whether a module has dropout that acts where it is in training mode."""
+    """Return whether a module has dropout that acts where it is in training mode."""
     if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in base.modules()):
         return True
     return any(

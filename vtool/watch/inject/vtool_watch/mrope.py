@@ -1,4 +1,4 @@
-"""The positions of texts with images, held against M-RoPE's."""
+"""The positions of texts with images, compared with M-RoPE's."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def placed(found: Found, record: Record) -> list[dict[str, Any]]:
 def wrong_places(config: Any, ids: list[int], grids: Any, given: Tensor) -> dict[str, Any] | None:
     """Return how many tokens of a text have other positions than M-RoPE's, up to a constant.
 
-    None where there is nothing to hold them against: a model of another kind, a text with a video,
+    None where there is nothing to compare them with: a model of another kind, a text with a video,
     or with other images than its grids.
 
     Args:
@@ -76,7 +76,7 @@ def _places(
 ) -> list[tuple[int, int, int]] | None:
     """Return the position of each token in time, height and width; None: grids do not fit.
 
-    Text counts on in all three at once. An image's tokens have the time at which it begins, and
+    Text counts up in all three at once. An image's tokens have the time at which it begins, and
     their row and column counted from there; what follows is one after the largest of them.
     """
     left, found, at, now = list(grids), [], 0, 0

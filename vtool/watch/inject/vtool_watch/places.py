@@ -1,4 +1,4 @@
-"""Tells what differs between devices: float64, TF32, random states, even places."""
+"""Handles what differs between devices: float64, TF32, random states, even places."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def evenly(length: int, most: int, device: torch.device) -> Tensor:
 
 
 def multiplies_in_tf32(device: torch.device) -> bool:
-    """Tell whether products of float32 matrices may be rounded to TF32 on a device."""
+    """Return whether products of float32 matrices may be rounded to TF32 on a device."""
     if device.type != "cuda":
         return False
     matmul = torch.backends.cuda.matmul
@@ -46,7 +46,7 @@ def multiplies_in_tf32(device: torch.device) -> bool:
 
 
 def convolves_in_tf32(device: torch.device) -> bool:
-    """Tell whether convolutions in float32 may be rounded to TF32 on a device: CUDA's default."""
+    """Return whether convolutions in float32 may be rounded to TF32 on a device: CUDA's default."""
     if device.type != "cuda":
         return False
     try:

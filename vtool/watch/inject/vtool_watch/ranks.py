@@ -3,8 +3,8 @@
 A rank whose watch failed, or has none, must not leave the others waiting in a collective. So each
 rank leaves its vote in the store that torch.distributed was started with, and looks for the votes
 of the others for a limited time. Whoever has seen all of them, or has waited long enough, writes
-the decision, and the first one written holds for all (`compare_set`): no two can decide apart.
-Nothing stands between a rank's reading of the decision and the collective.
+the decision, and the first one written holds for all (`compare_set`): no two can decide
+differently. Nothing comes between a rank's reading of the decision and the collective.
 """
 
 from __future__ import annotations

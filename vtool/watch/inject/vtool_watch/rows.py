@@ -25,7 +25,7 @@ class Document:
     Attributes:
         row: its row in the batch.
         begin: its first place in the row.
-        end: the place behind its last.
+        end: the place after its last.
         places: its places, on the CPU, where not all from the first to the last are its own.
     """
 
@@ -62,7 +62,7 @@ def documents(inputs: dict[str, Any], ids: Tensor) -> list[Document]:
     """Return the texts of a batch: padding left out, packed rows cut.
 
     A row is cut where `cu_seq_lens_q` says so, where its mask counts texts (1, 1, 2, 2, 2, 0), or
-    where positions begin anew.
+    where positions start again.
     """
     keep = row_mask(inputs, ids)
     mask, bounds = inputs.get("attention_mask"), inputs.get("cu_seq_lens_q")
@@ -113,7 +113,7 @@ def _unbroken(keep: Tensor) -> list[Document] | None:
 
 
 def _starts(positions: Any, row: int, at: Tensor, shape: torch.Size) -> Tensor | None:
-    """Return where positions begin anew among the places of a row; None: nowhere."""
+    """Return where positions start again among the places of a row; None: nowhere."""
     if not isinstance(positions, Tensor) or positions.shape[-1] != shape[-1]:
         return None
     text = positions.dim() == 2 or positions.shape[0] == 4  # four axes: text first, then M-RoPE
@@ -134,7 +134,7 @@ def visual_owners(
     """Return, for each kind of patches, the document that each image or video is in.
 
     Images without grids, [images, channels, height, width], have equally many places each (LLaVA,
-    Gemma 3, InternVL). None: there are pixels that cannot be told apart by document.
+    Gemma 3, InternVL). None: there are pixels that cannot be assigned to a document.
     """
     owners = {}
     for grid_name, pixels_name, token_name in VISUALS:

@@ -12,7 +12,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that `VTOOL_WATCH_*` says."""
+    """All settings of the variables `VTOOL_WATCH_*`."""
 
     folder: str
     steps: int = 3
@@ -31,7 +31,7 @@ class Settings:
         return self.mib << 20
 
     def looks_at(self, step: int) -> bool:
-        """Tell whether a step is looked at, by its number alone."""
+        """Return whether a step is looked at, by its number alone."""
         return step < self.steps or (self.every > 0 and (step + 1) % self.every == 0)
 
 

@@ -30,7 +30,7 @@ _LIKELY = 8
 
 @dataclass(frozen=True)
 class Head:
-    """The weights that make logits of a hidden state, and what is done to the logits."""
+    """The weights that make logits of a hidden state, and the function applied to the logits."""
 
     weight: Tensor
     bias: Tensor | None = None

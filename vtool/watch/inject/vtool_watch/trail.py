@@ -1,4 +1,4 @@
-"""Notes trained weights before and behind each step: something may undo a step in between."""
+"""Notes trained weights before and after each step: something may undo a step in between."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from .digests import checksum, digests
 from .model import Found, local
 
 TENSORS, ELEMENTS, STEPS, COORDINATES, NAMES = 64, 1 << 16, 8, 32, 20
-"""Only tensors that are small enough to be read whole: of a part of an embedding's rows, others
-may be put back on purpose."""
+"""Only tensors that are small enough to be read whole: some rows of an embedding may be put back on
+purpose."""
 
 
 class Trail:
@@ -23,7 +23,7 @@ class Trail:
         self._behind: tuple[int, dict[str, str]] = -1, {}
         self._was: dict[str, Tensor] = {}
         self._made: dict[str, Tensor] = {}
-        """Some coordinates before and behind the last step."""
+        """Some coordinates before and after the last step."""
 
     def before(self, step: int, found: Found, optimizer: Any) -> dict[str, Any] | None:
         """Return `undone` of `arrived`: to before which step the last one was undone.
@@ -79,7 +79,7 @@ def _written(
 ) -> dict[str, Any] | None:
     """Return the change that something other than the step made to the tensors that it moved.
 
-    `share`: the part of the step that is left; `rest`: what that does not explain of it.
+    `share`: the part of the step that is left; `rest`: what this share does not explain.
     """
     known = [n for n in moved if n in was and n in made and n in now]
     others = 0
@@ -98,7 +98,7 @@ def _written(
 def _digests(found: Found, optimizer: Any) -> dict[str, str]:
     try:
         return _digests_of(found, optimizer)
-    except Exception:  # of weights of another kind nothing is said
+    except Exception:  # nothing is noted of weights of another kind
         return {}
 
 

@@ -1,4 +1,4 @@
-"""One watched model: what is written before and behind each step of its optimizer."""
+"""One watched model: what is written before and after each step of its optimizer."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Watch:
         self._described = False
         self._shared_out = False
         self._alone_done = False
-        self._said: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
         self._waiting: list[tuple[int, KeptBatch]] = []
         self._written = time.monotonic()
         self._agreement: Agreement | None = None
@@ -92,19 +92,19 @@ class Watch:
             self._left.detach()
         self.capture.want_alone = self.settings.alone and (again or not self._alone_done)
 
-    # ---- what is said
+    # ---- reports
     def say(self, kind: str, **fact: Any) -> None:
         """Write a fact of this model."""
         self.writer.write(kind, step=self.step, model=self.number, **fact)
 
     def skip(self, what: str, why: str) -> None:
-        """Say once that something could not be looked at."""
-        if (what, why) not in self._said:
-            self._said.add((what, why))
+        """Report once that something could not be looked at."""
+        if (what, why) not in self._reported:
+            self._reported.add((what, why))
             self.say("skipped", what=what, why=why)
 
     def fail(self, where: str, error: BaseException) -> None:
-        """Say an error; memory that ran out, or too many of them, ends the watch of the model."""
+        """Report an error; out of memory, or too many errors, ends the watch of the model."""
         if self.off:
             return
         out = isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError))
@@ -125,7 +125,7 @@ class Watch:
             self._before = [n for n, _ in arrival.nonzero_gradients(self.found, 8)]
 
     def _zeroed(self) -> bool:
-        """Tell whether gradients were thrown away since the last pass: no step will have them."""
+        """Return whether gradients were thrown away since the last pass: no step will have them."""
         if is_view_of_fsdp1(self.found):
             return False  # gradients are its own
         if any(r.g is None and r.why == "no backward pass" for r in self.capture.records):
@@ -184,7 +184,7 @@ class Watch:
         return {name: tensors for passes, name, tensors in others if passes in same}
 
     def _is_unseen(self) -> bool:
-        """Tell whether nothing of a step can be looked at, and say why."""
+        """Return whether nothing of a step can be looked at, and say why."""
         try:
             if is_in_pieces_of_fsdp1(self.found):
                 self.skip("learnt", "weights are kept in pieces by FSDP1; FSDP2's are read")
@@ -420,7 +420,7 @@ class Watch:
         record.alone = {}
 
     def end(self) -> None:
-        """Write what is left of the ledger, and let go of the model."""
+        """Write what is left of the ledger, and release the model."""
         try:
             if not self.off:
                 if self.capture.ledger and not self._described:
@@ -443,7 +443,7 @@ class Watch:
         except Exception as error:
             self.fail("ledger", error)
 
-    # ---- behind the step
+    # ---- after the step
     def after_step(self, optimizer: Any) -> None:
         """Look at what a step did to the weights."""
         self._left.forget()

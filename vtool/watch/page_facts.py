@@ -10,7 +10,7 @@ from vtool.watch.reading import Watched
 _ROWS, _TOKENS, _BARS, _DOCUMENTS = 8, 600, 256, 64
 
 
-def picture(facts: Facts, watched: Watched) -> dict[str, Any]:
+def page_facts(facts: Facts, watched: Watched) -> dict[str, Any]:
     """Return the first rows token by token, weights by micro-batch, documents, and the rest."""
     model = facts.model
     process: Mapping[str, Any] = next(iter(watched.processes), {})
@@ -81,7 +81,7 @@ def _rows(facts: Facts) -> list[dict[str, Any]]:
 
 
 def _tokens(facts: Facts, tokens: Tokens, row: Sequence[int] | None) -> list[dict[str, Any]]:
-    """Return the tokens of a row: each with its weight as a target, or None where it is none."""
+    """Return the tokens of a row, each with its weight as a target, or None where it is none."""
     weights = dict(
         zip(
             (at + 1 for at in tokens.position),

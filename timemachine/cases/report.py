@@ -6,5 +6,5 @@ from vtool.diagnostics.render import as_json
 from vtool.diagnostics.result import Result
 
 
-def tell(what, findings):
+def report(what, findings):
     print(json.dumps(as_json([Result.of_findings(what, findings)], what)))

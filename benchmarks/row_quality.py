@@ -1,4 +1,4 @@
-"""Benchmark: what is told of rows that can all be used, in µs of CPU a row of a hundred words.
+"""Benchmark: checks of rows that can all be used, in µs of CPU a row of a hundred words.
 
     trait     each check of a row's own text and turns, without the reading of its texts
     split     the checks of a whole split over the columns of its audit
@@ -7,7 +7,7 @@
 
 One process and one thread; the best of three, but for `near` and `page`, which are run once.
 
-    python -m benchmarks.told [--rows N]
+    python -m benchmarks.row_quality [--rows N]
 """
 
 import os
@@ -89,7 +89,7 @@ def measure_split(folder: Path, count: int) -> None:
     from vtool.data.inspect_rows import inspect_rows
     from vtool.data.loader import EncodedRows
     from vtool.data.near import find_near
-    from vtool.data.quality import told_of_split, told_of_splits
+    from vtool.data.quality import cross_split_findings, split_findings
     from vtool.data.sources import Rows
     from vtool.models.processor import new_processor
     from vtool.training.setup import read_texts
@@ -107,8 +107,12 @@ def measure_split(folder: Path, count: int) -> None:
     audits = inspect_rows(encoded, range(count), 0)
     every = {"train": audits, "test": audits}
     sources = {"train": rows, "test": rows}
-    _say("split", _best(lambda: [*told_of_split("train", run.data, rows, audits)]), count)
-    _say("split, beside another", _best(lambda: told_of_splits(run.data, sources, every)), count)
+    _say("split", _best(lambda: [*split_findings("train", run.data, rows, audits)]), count)
+    _say(
+        "split, against another",
+        _best(lambda: cross_split_findings(run.data, sources, every)),
+        count,
+    )
     _say("near", _once(lambda: find_near({"train": rows}, {"train": audits})), count)
     _say("page", _once(lambda: summarize_split(run, "train", encoded, audits)), count)
 

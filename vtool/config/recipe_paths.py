@@ -17,7 +17,7 @@ _NAMES = (
 )
 
 
-def place_beside_recipe(values: dict[str, Any], origins: Origins) -> None:
+def resolve_recipe_paths(values: dict[str, Any], origins: Origins) -> None:
     """Replace paths that begin with `./` by those from the working folder, in place."""
     for name in _NAMES:
         group, _, leaf = name.partition(".")
