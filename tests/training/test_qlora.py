@@ -267,13 +267,13 @@ def test_merged_and_opened_again_it_computes_what_was_trained(trained: Path) -> 
     try:
         still = logits_of(trained, load_exported(trained / "straight"))
         config = trained / "straight/export" / CONFIG
-        said = config.read_text()
-        config.write_text(json.dumps(json.loads(said) | {"auto_mapping": None}))
+        written = config.read_text()
+        config.write_text(json.dumps(json.loads(written) | {"auto_mapping": None}))
         wrong = logits_of(trained, load_exported(trained / "straight"))
-        config.write_text(said)
+        config.write_text(written)
     finally:
         (trained / "hidden").rename(trained / "straight/export" / nf4.RECORD)
-    assert torch.equal(still, beside)
+    assert torch.equal(still, opened)
     assert float((wrong - live).abs().max()) > 1e-3 * float(live.abs().max())
 
 
