@@ -31,7 +31,7 @@ ERRORS = {
     "deepspeed-5794": Error("a hang of MoE", not_seen="it is not silent: the run stands still"),
     "lightning-thunder-725": Error(
         "autocast is lost when a model is compiled",
-        not_seen="that a run computes in float32 is said in the facts, and is no finding: nobody"
+        not_seen="that a run computes in float32 is in the facts, and is not a finding: nobody"
         " says what was meant",
     ),
     "mmpretrain-702": Error(
@@ -57,7 +57,7 @@ ERRORS = {
     "stackoverflow-60335387": Error("no zero_grad", "zero_grad forgotten"),
     "stackoverflow-67180955": Error(
         "all workers draw the same augmentations (torch 1.8)",
-        not_seen="of pictures the ledger tells equal ones, not equally changed ones",
+        not_seen="the ledger detects equal pictures, not pictures that were changed alike",
     ),
     "transformers-17877": Error(
         "weights are initialized twice", not_seen="other random weights, and no less random"
