@@ -104,7 +104,7 @@ def test_an_input_that_crashes_its_reader_is_a_problem(
     monkeypatch.setattr(fuzz, "TARGETS", {"header": header})
     monkeypatch.setattr(fuzz, "WEIGHTED", ["header"])
     name, verdict = fuzz.try_input(Tally(0, "fuzz"), 0, tmp_path)
-    assert (name, verdict.answers) == ("header", "crash")
+    assert (name, verdict.answer) == ("header", "crash")
     assert "KeyError at test_campaign.py" in str(verdict.problem)
 
 
