@@ -84,7 +84,7 @@ def headers(files: list[Path]) -> None:
 def audit(files: list[Path], **options: int) -> None:
     from vtool.loading.checkpoint import audit_folder
 
-    result = audit_folder(files[0].parent, **options)  # type: ignore[arg-type]
+    result = audit_folder(files[0].parent, **options)
     assert result.verdict == "clean", result
 
 

@@ -49,6 +49,7 @@ from tests.engines.parity import (
 )
 from tests.engines.ranks import run_ranks
 from tests.runs import relative_difference, request, session
+from vtool.data.collate import Batch
 from vtool.data.loader import load_steps, micro_batches
 from vtool.data.loss import summed_nll
 from vtool.engines.ranks import Ranks
@@ -182,7 +183,7 @@ def _turns(ranks: Ranks, made: Request) -> list[float]:
     run, engine, kept = opened.run, opened.engine, opened.ledgers["train"].kept
     steps = range(1, ROUNDS * TURN + 2)
 
-    def batches(rank: int, world: int) -> list[Sequence[object]]:
+    def batches(rank: int, world: int) -> list[Sequence[Batch]]:
         def plan(step):
             return micro_batches(opened.plan, kept, step, rank, world, run.data.micro_batch_size)
 

@@ -126,7 +126,7 @@ class Ticking(Display):
         self.tick(metrics["loss"], metrics["grad_norm"])
 
 
-class Reporting(TrainerCallback):  # type: ignore[misc]
+class Reporting(TrainerCallback):
     """Passes on what a Trainer logs."""
 
     def __init__(self, tick: Tick) -> None:

@@ -113,7 +113,7 @@ def reduce_and_gather_by_pieces(engine: Any) -> None:
     world = range(dist.get_world_size())
 
     def pieces(whole: Tensor) -> list[list[tuple[Tensor, ...]]]:
-        return [part.split(2**18) for part in whole.flatten().chunk(len(world))]  # type: ignore
+        return [part.split(2**18) for part in whole.flatten().chunk(len(world))]
 
     class AllGather(fsdp.DefaultAllGather):
         def __call__(self, output_tensor: Any, input_tensor: Any, *_: Any, **__: Any) -> None:

@@ -128,7 +128,7 @@ class StopsAfter(StopRequest):
         super().__init__()
 
     @property
-    def signal(self) -> int | None:  # type: ignore[override]
+    def signal(self) -> int | None:
         self.left -= 1
         return 2 if self.left <= 0 else None
 

@@ -77,7 +77,7 @@ def _measure_rows(kind: str, made: Sequence[tuple[str, str]]) -> None:
     pairs = [(row, [*row.texts()]) for row in rows]
     for trait in TRAITS:
         has = trait.has
-        seconds = _best(lambda has=has: [has(*pair) for pair in pairs])  # type: ignore[misc]
+        seconds = _best(lambda has=has: [has(*pair) for pair in pairs])
         _say(f"{kind}: {trait.words[:44]}", seconds, len(rows))
     _say(f"{kind}: all, and texts", _best(lambda: [*map(traits_of, rows)]), len(rows))
     _say(f"{kind}: digest of the id", _best(lambda: [*map(id_of, rows)]), len(rows))

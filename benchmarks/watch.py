@@ -104,7 +104,7 @@ def _session(folder: Path) -> Callable[[], float]:
         def mine(step: int) -> object:
             return micro_batches(opened.plan, kept, step, 0, 1, run.data.micro_batch_size)
 
-        loaded = list(load_steps(opened.rows["train"], [number], mine, 0))  # type: ignore[arg-type]
+        loaded = list(load_steps(opened.rows["train"], [number], mine, 0))
         began = time.thread_time()
         train_step(opened, progress, number, loaded[0], StopRequest())
         progress.step = number
