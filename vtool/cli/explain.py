@@ -104,7 +104,7 @@ def _print_rule(rule: "Rule") -> None:
 
 
 def _files_of(rule: "Rule") -> list[str]:
-    """Return the files with a check of a rule; none for one that is raised in several places."""
+    """Return the files with a check of a rule; else those that name the rule, besides its text."""
     from vtool.config.rules import SETTINGS_RULES
     from vtool.verification.proofs import PROOFS
     from vtool.watch.conclusions import CHECKS
@@ -115,7 +115,19 @@ def _files_of(rule: "Rule") -> list[str]:
         *((each.rule, each.conclude) for each in CHECKS),
     ]
     names = dict.fromkeys(check.__module__ for its, check in checks if its == rule)
-    return [f"{name.replace('.', '/')}.py" for name in names]
+    return [f"{name.replace('.', '/')}.py" for name in names] or _files_naming(rule.name)
+
+
+def _files_naming(rule: str) -> list[str]:
+    from pathlib import Path
+
+    package = Path(__file__).parents[1]
+    files = sorted(file for file in package.rglob("*.py") if f'"{rule}"' in file.read_text())
+    return [
+        f"vtool/{file.relative_to(package).as_posix()}"
+        for file in files
+        if not file.match("diagnostics/rules_*.py")
+    ]
 
 
 def _print_recipe(topic: str, path: "Path") -> None:
