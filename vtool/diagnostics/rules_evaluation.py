@@ -24,8 +24,8 @@ RULES = (
     Rule(
         name="evaluation-differs",
         code="VT832",
-        summary="The folder has answers of another model or with other options than asked for now.",
-        why="Answers of two models, or of two sets of options, would be scored as one.",
+        summary="The folder has answers of another model, to other rows or with other options.",
+        why="Answers of two models, rows or sets of options would be scored as one.",
         bad="--to FOLDER of an evaluation of another model",
         good="--to a folder that does not exist yet",
         fix="Name another folder, or remove this one: --to FOLDER.",

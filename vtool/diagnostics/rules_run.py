@@ -358,7 +358,7 @@ RULES = (
         good="run.dir=runs/digits",
         fix=(
             "Name a new folder, or an empty one: run.dir=FOLDER. Logs and other files of yours go"
-            " next to it. A run of an older vtool is continued where its config.yaml and data.json"
+            " next to it. A run of an older vtool is resumed where its config.yaml and data.json"
             " are whole."
         ),
     ),

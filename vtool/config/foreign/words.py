@@ -73,8 +73,9 @@ _SIZES = "data.global_batch_size counts the rows of a step, over all processes a
 _STEPS = "a number of optimizer steps; -1 there means: by epochs"
 _TRACK = "a list of trackers: tracking=[{kind: tensorboard}], wandb, mlflow or trackio"
 _HUB = "models and rows are read from folders on this machine; nothing is sent while it trains"
-_ENGINE = "engine=fsdp2 shares out weights, gradients and optimizer state by torch's own FSDP2"
-_QUANTIZED = "weights are trained and saved as they are; there is no quantized training"
+_ADAPTER = "train.from=RUN begins a new run with the adapter of RUN"
+_ENGINE = "engine=fsdp2 shards weights, gradients and optimizer state with torch's own FSDP2"
+_QUANTIZED = "only the base of adapters can be in 4 bits: lora.base_dtype=nf4 (QLoRA)"
 _LAST = "checkpoint.every_steps writes checkpoints; the newest and the best are kept"
 _FROZEN = "model.freeze says which parts are not trained: vision, projector, language"
 _TEMPLATE = "the chat template is the tokenizer's own, of model.path"
@@ -212,8 +213,8 @@ WORDS: Mapping[str, Word] = {
     "lora_modules_to_save": Word(
         "lora.modules_to_save", "trained whole, in addition to the adapters"
     ),
-    "adapter_name_or_path": Word("train.from", "train.from=RUN continues from an adapter"),
-    "adapters": Word("train.from", "train.from=RUN continues from an adapter"),
+    "adapter_name_or_path": Word("train.from", _ADAPTER),
+    "adapters": Word("train.from", _ADAPTER),
     # rows
     "dataset": Word("data.train", "a list: data.train=[{format: messages, path: rows.jsonl}]"),
     "dataset_name": Word("data.train", "a list: data.train=[{format: messages, path: rows.jsonl}]"),

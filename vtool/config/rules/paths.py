@@ -147,8 +147,8 @@ def folder_of_weights(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         code="VT247",
         summary="train.from and checkpoint.resume both name what the run begins from.",
         why=(
-            "A checkpoint resumes exactly, with its optimizer, schedule and rows: the weights of"
-            " the other would be ignored."
+            "A run resumes a checkpoint exactly, with its optimizer, schedule and rows: the weights"
+            " of the other would be ignored."
         ),
         bad="train.from=models checkpoint.resume=models",
         good="train.from=models",
