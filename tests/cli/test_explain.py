@@ -46,7 +46,9 @@ def test_a_rule_by_its_name_or_code(topic: str) -> None:
         ("setting-not-arrived", ["vtool/config/readback.py", "vtool/verification/live.py"]),
     ],
 )
-def test_a_rule_names_the_file_of_its_check_or_those_that_raise_it(topic: str, files: list[str]) -> None:
+def test_a_rule_names_the_file_of_its_check_or_those_that_raise_it(
+    topic: str, files: list[str]
+) -> None:
     _, out, _ = explain(topic)
     assert [line.split()[1] for line in out.splitlines() if line.startswith("  file: ")] == files
     assert all((ROOT / file).is_file() for file in files)
