@@ -372,9 +372,7 @@ def test_rows_of_one_length_are_no_mean_over_rows(tmp_path: Path) -> None:
     assert rules(result) == {"token-weights-differ": "error"}
 
 
-def test_a_divisor_of_each_rank_is_distinguished_from_one_of_each_micro_batch(
-    tmp_path: Path,
-) -> None:
+def test_a_divisor_of_each_rank_differs_from_one_of_each_micro_batch(tmp_path: Path) -> None:
     facts = changed(healthy(2), weigh(lambda f: (2 if f["rank"] else 1) / 36))
     for fact in facts:
         if fact["kind"] == "micro" and fact["rank"] == 0:
