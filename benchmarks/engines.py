@@ -55,7 +55,7 @@ from vtool.data.loss import summed_nll
 from vtool.engines.ranks import Ranks
 from vtool.models.build import build_model
 from vtool.training.optimizer import build_optimizer
-from vtool.training.session import Request
+from vtool.training.session import RunRequest
 
 DISTRIBUTED = "engine.wrap_config.use_distributed_optimizer=true"
 ENGINES: dict[str, tuple[str, ...]] = {
@@ -134,7 +134,7 @@ def parity(folder: Path) -> dict[str, list[str]]:
     """Return the columns of each engine."""
     base_model(folder)
     model = folder / "model"
-    runs: dict[str, Request] = {}
+    runs: dict[str, RunRequest] = {}
     for name, (engine, *more) in ENGINES.items():
         kind = engine.partition("=")[2]
         runs[f"{name}; float32"] = made_run(folder, kind, "float32", model, *more)
@@ -176,7 +176,7 @@ def timed(name: str, folder: Path) -> tuple[float, str]:
     )
 
 
-def _turns(ranks: Ranks, made: Request) -> list[float]:
+def _turns(ranks: Ranks, made: RunRequest) -> list[float]:
     torch.set_num_threads(1)
     with contextlib.redirect_stdout(io.StringIO()):
         opened, _ = session(made, ranks)

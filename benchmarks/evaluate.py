@@ -97,11 +97,11 @@ def imported(run: Path, rows: Path, to: Path) -> None:
     from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
     from vtool.cli.evaluate import write_page
-    from vtool.evaluation.run import Request, evaluate_model
+    from vtool.evaluation.run import EvaluationRequest, evaluate_model
 
     del AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
     began = time.process_time()
-    request = Request(
+    request = EvaluationRequest(
         str(run),
         str(rows),
         (THREADS,),

@@ -60,7 +60,7 @@ from vtool.devices import keep_freed_memory
 from vtool.engines.ranks import Ranks
 from vtool.models.build import build_model
 from vtool.profiling.profiler import open_profiler
-from vtool.training.checkpoint_writer import Writer
+from vtool.training.checkpoint_writer import CheckpointWriter
 from vtool.training.display import Display
 from vtool.training.loop import LoopTools, train_loop
 from vtool.training.optimizer import build_optimizer
@@ -197,7 +197,7 @@ class Work:
 
     def vtool(self, tick: Tick) -> None:
         opened, ticking = self.session, Ticking(self.session.total_steps, tick)
-        writer = Writer(opened.folder.checkpoints, 1, asynchronous=False)
+        writer = CheckpointWriter(opened.folder.checkpoints, 1, asynchronous=False)
         profiler = open_profiler(
             opened.run,
             Ranks(),

@@ -48,9 +48,9 @@ from tests.runs import request, session
 from vtool.data.loader import load_steps, micro_batches
 from vtool.devices import keep_freed_memory
 from vtool.engines.ranks import Ranks
-from vtool.profiling.profiler import Profiler, open_profiler
+from vtool.profiling.profiler import RankProfiler, open_profiler
 from vtool.training.checkpoint import Snapshot
-from vtool.training.checkpoint_writer import Writer
+from vtool.training.checkpoint_writer import CheckpointWriter
 from vtool.training.display import Display
 from vtool.training.loop import LoopTools, train_loop
 from vtool.training.metrics import append
@@ -65,7 +65,7 @@ SPANS = 8
 """The spans of a step of one micro-batch, and the step itself."""
 
 
-class Unsaved(Writer):
+class Unsaved(CheckpointWriter):
     """A run folder that keeps nothing: a turn's end is no end of a run."""
 
     def save(self, snapshot: Snapshot) -> None:
@@ -110,7 +110,7 @@ class Turns:
             self.display.step(metrics, time.perf_counter() - since)
         return (self.display.shown - began) / TURN
 
-    def profiled(self, profiler: Profiler, steps: int = TURN) -> float:
+    def profiled(self, profiler: RankProfiler, steps: int = TURN) -> float:
         part = replace(self.session, total_steps=10**9)  # no turn's last step is the run's
         stop = StopsAfter(steps)
         began = time.thread_time()
@@ -177,7 +177,7 @@ def main() -> None:
     _print(seconds, recording, _direct(off))
 
 
-def _direct(off: Profiler) -> float:
+def _direct(off: RankProfiler) -> float:
     """Return the seconds of all the calls that a step makes to a profiler that is off."""
     metrics: dict[str, Any] = {}
 

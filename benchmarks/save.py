@@ -18,7 +18,7 @@ from statistics import median
 import torch
 
 from vtool.training.checkpoint import Snapshot
-from vtool.training.checkpoint_writer import Writer
+from vtool.training.checkpoint_writer import CheckpointWriter
 
 ROUNDS = 3
 
@@ -62,7 +62,9 @@ def main() -> None:
         for round_ in range(ROUNDS):
             alone = steps(1.0)
             for asynchronous, seconds in stood.items():
-                with Writer(Path(name) / str(asynchronous), 1, asynchronous=asynchronous) as writer:
+                with CheckpointWriter(
+                    Path(name) / str(asynchronous), 1, asynchronous=asynchronous
+                ) as writer:
                     saved = snapshot(round_, options.size)
                     began = time.perf_counter()
                     writer.save(saved)

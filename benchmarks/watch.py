@@ -150,7 +150,7 @@ def read_tokens(arithmetic: str, tokens: int) -> None:
     from vtool.watch.folder import INJECT
 
     sys.path.insert(0, str(INJECT))
-    from vtool_watch.solve import Head, precision_for, solve  # type: ignore[import-not-found]
+    from vtool_watch.solve import LanguageHead, precision_for, solve  # type: ignore[import-not-found]
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -171,7 +171,7 @@ def read_tokens(arithmetic: str, tokens: int) -> None:
         _forget_peak()
         before = _resident()
         began = time.process_time()
-        solved = solve(hidden, gradient, Head(weight), guess, u, solved_in)
+        solved = solve(hidden, gradient, LanguageHead(weight), guess, u, solved_in)
         seconds = time.process_time() - began
         peak = _peak() - before
         right = int((solved.target == target).sum())

@@ -15,14 +15,14 @@ from vtool.data.sources import open_split
 from vtool.engines.ranks import Ranks
 from vtool.models.processor import Processor, new_processor
 from vtool.training.run_folder import RunFolder
-from vtool.training.session import Progress, Request, Session
+from vtool.training.session import Progress, RunRequest, Session
 from vtool.training.setup import read_texts, set_up_run
 from vtool.training.start import Start
 
 
-def request(recipe: str, *overrides: str) -> Request:
+def request(recipe: str, *overrides: str) -> RunRequest:
     loaded = load_run(recipe, overrides)
-    return Request(loaded.run, loaded.plain, effective_yaml(loaded))
+    return RunRequest(loaded.run, loaded.plain, effective_yaml(loaded))
 
 
 def messages(path: Path) -> str:
@@ -30,14 +30,14 @@ def messages(path: Path) -> str:
     return f"data.train=[{{format:messages,path:'{path}'}}]"
 
 
-def session(made: Request, ranks: Ranks | None = None) -> tuple[Session, Progress]:
+def session(made: RunRequest, ranks: Ranks | None = None) -> tuple[Session, Progress]:
     """A run that is about to take its first step."""
     folder = RunFolder(made.run.folder)
     folder.path.mkdir(parents=True, exist_ok=True)
     return set_up_run(made, folder, Start(None, finished=False), ranks or Ranks())
 
 
-def encoded(made: Request) -> tuple[EncodedRows, Processor]:
+def encoded(made: RunRequest) -> tuple[EncodedRows, Processor]:
     """The training rows of a run, and its processor, without a model."""
     rows = open_split(made.run.data, "train")
     processor = new_processor(

@@ -154,11 +154,11 @@ def train(run: "Loaded", *, preflight: bool = True) -> TrainingResult:
 
     with libraries_prepared(), scratch_folder() as folder:
         from vtool.training.launch import launch
-        from vtool.training.session import Request
+        from vtool.training.session import RunRequest
         from vtool.verification.preflight import preflight_record
 
         proofs = preflight_record(run.run, enabled=preflight)
-        request = Request(run.run, run.plain, effective_yaml(run), run.origins, proofs)
+        request = RunRequest(run.run, run.plain, effective_yaml(run), run.origins, proofs)
         saved = _SavedFindings(folder / "findings")
         try:
             outcome = launch(request, saved)

@@ -61,7 +61,7 @@ BROKEN = (
 
 
 @dataclass(frozen=True, slots=True)
-class Installed:
+class InstalledPackage:
     """A package that is installed, as its folder in site-packages says it."""
 
     name: str
@@ -70,7 +70,9 @@ class Installed:
     """The folder NAME-VERSION.dist-info."""
 
 
-def find_installed(names: Sequence[str], path: Sequence[str] | None = None) -> list[Installed]:
+def find_installed(
+    names: Sequence[str], path: Sequence[str] | None = None
+) -> list[InstalledPackage]:
     """Return every installation of some packages, in the order in which Python looks for them.
 
     Args:
@@ -85,7 +87,7 @@ def find_installed(names: Sequence[str], path: Sequence[str] | None = None) -> l
         for about in abouts:
             stem, _, version = about.removesuffix(".dist-info").partition("-")
             if name := wanted.get(_folder_name(stem)):
-                found.append(Installed(name, version, Path(folder, about)))
+                found.append(InstalledPackage(name, version, Path(folder, about)))
     return found
 
 

@@ -413,13 +413,13 @@ def test_on_a_terminal_the_progress_is_one_line() -> None:
 
     from vtool.cli.load_check_text import Live
     from vtool.diagnostics.result import Result
-    from vtool.loading.check import Progress
+    from vtool.loading.check import CheckProgress
 
     ours, theirs = pty.openpty()
     terminal = os.fdopen(theirs, "w")
     live = Live(terminal, enabled=True)
     for number in (1, 2):
-        live.show(Progress(number, 2, Result(f"vllm:{'Long' * 40}{number}", "clean"), 0.5))
+        live.show(CheckProgress(number, 2, Result(f"vllm:{'Long' * 40}{number}", "clean"), 0.5))
     live.end()
     print("that is all", file=terminal, flush=True)
     seen = b""

@@ -11,7 +11,7 @@ from tests.rows import chat, write_rows
 from vtool.cli.app import app
 from vtool.diagnostics import Diagnostic
 from vtool.training import launch
-from vtool.training.sft import Outcome
+from vtool.training.sft import RunOutcome
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_an_error_is_the_exit_status_of_a_run_that_finished(
 ) -> None:
     ledger = {"rows": 1, "dropped": 0, "distinct": 1, "samples": 1, "epochs": 1.0}
     (tmp_path / "result.json").write_text(json.dumps({"ledger": ledger}))
-    outcome = Outcome(
+    outcome = RunOutcome(
         tmp_path,
         "stopped" if signal else "finished",
         3,
@@ -37,7 +37,7 @@ def test_an_error_is_the_exit_status_of_a_run_that_finished(
         (Diagnostic(rule, "the disk was full"),),
     )
 
-    def launched(*_: Any) -> Outcome:
+    def launched(*_: Any) -> RunOutcome:
         return outcome
 
     monkeypatch.setattr(launch, "launch", launched)

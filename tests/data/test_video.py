@@ -18,7 +18,7 @@ from tests.runs import encoded, messages, request
 from vtool.data.audit import build_ledger
 from vtool.data.formats.messages import Messages
 from vtool.data.inspect_rows import inspect_rows
-from vtool.data.row import Row, Video
+from vtool.data.row import Row, RowVideo
 from vtool.data.video import Clip, open_clip
 from vtool.diagnostics import Diagnostic, Findings
 
@@ -37,7 +37,7 @@ def audited(folder: Path, rows: list[Any], *more: str) -> tuple[Any, list[Diagno
     return ledger, list(findings)
 
 
-def clip_of(folder: Path, video: Video, *more: str) -> Clip:
+def clip_of(folder: Path, video: RowVideo, *more: str) -> Clip:
     (folder / "rows.jsonl").write_text("")
     _, processor = encoded(request("rows", messages(folder / "rows.jsonl"), SMALL, *more))
     return open_clip(Row("r", [], []), video, processor.video)
@@ -65,7 +65,7 @@ def test_every_layout_of_a_video_is_understood(
     (tmp_path / "a.mp4").touch()
     row = read(tmp_path, chat(content, "b") | more)
     assert row.messages[0]["content"] == [{"type": "video"}]
-    assert list(row.videos) == [Video(str(tmp_path / "a.mp4"), 4)]
+    assert list(row.videos) == [RowVideo(str(tmp_path / "a.mp4"), 4)]
 
 
 def test_frames_are_a_list_of_pictures(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_frames_are_a_list_of_pictures(tmp_path: Path) -> None:
         chat([{"type": "video", "video": names}], "b"),
         chat("<video>", "b") | {"videos": [names]},
     ):
-        assert list(read(tmp_path, record).videos) == [Video(files)]
+        assert list(read(tmp_path, record).videos) == [RowVideo(files)]
 
 
 def test_images_and_videos_go_to_their_own_tags(tmp_path: Path) -> None:
@@ -177,11 +177,11 @@ def test_what_cannot_be_understood_is_named(
 
 def test_a_file_is_sampled_and_each_frame_is_the_one_that_is_meant(tmp_path: Path) -> None:
     path = film(tmp_path / "a.mp4", 30)
-    clip = clip_of(tmp_path, Video(str(path)))
+    clip = clip_of(tmp_path, RowVideo(str(path)))
     assert (clip.total, clip.rate) == (30, 10.0)
     assert greys(clip) == list(clip.indices) == [0, 5, 10, 15, 20, 25]
     assert clip.seconds_per_grid(2) == pytest.approx(1.0)
-    assert greys(clip_of(tmp_path, Video(str(path), fps=4))) == [
+    assert greys(clip_of(tmp_path, RowVideo(str(path), fps=4))) == [
         0,
         2,
         5,
@@ -198,7 +198,7 @@ def test_a_file_is_sampled_and_each_frame_is_the_one_that_is_meant(tmp_path: Pat
     assert (
         len(
             clip_of(
-                tmp_path, Video(str(path)), "data.video.fps=10", "data.video.max_frames=6"
+                tmp_path, RowVideo(str(path)), "data.video.fps=10", "data.video.max_frames=6"
             ).frames
         )
         == 6
@@ -210,7 +210,7 @@ def test_a_file_that_does_not_say_how_many_frames_it_has_is_counted(
     tmp_path: Path, ending: str
 ) -> None:
     path = film(tmp_path / f"a.{ending}", 30, codec="libvpx-vp9" if ending == "webm" else "mpeg4")
-    clip = clip_of(tmp_path, Video(str(path)))
+    clip = clip_of(tmp_path, RowVideo(str(path)))
     assert clip.total == 30
     assert greys(clip) == list(clip.indices)
 
@@ -235,7 +235,7 @@ def test_a_video_that_a_phone_has_turned_is_upright(tmp_path: Path) -> None:
         ">9i", 0, 1 << 16, 0, -(1 << 16), 0, 0, 48 << 16, 0, 1 << 30
     )
     path.write_bytes(content)
-    first, *_ = clip_of(tmp_path, Video(str(path))).frames
+    first, *_ = clip_of(tmp_path, RowVideo(str(path))).frames
     assert first.size == (48, 64)
     pixels = np.asarray(first).astype(float)
     assert pixels[:24].mean() > 150
@@ -244,10 +244,10 @@ def test_a_video_that_a_phone_has_turned_is_upright(tmp_path: Path) -> None:
 
 def test_a_list_of_frames_is_shown_as_it_is(tmp_path: Path) -> None:
     files = tuple(str(tmp_path / name) for name in frames(tmp_path, "f", 7))
-    clip = clip_of(tmp_path, Video(files, fps=14))
+    clip = clip_of(tmp_path, RowVideo(files, fps=14))
     assert (list(clip.indices), clip.total, clip.rate) == (list(range(7)), 7, 14)
     with pytest.raises(Findings, match=r"too-many-frames.*7 frames, and at most 4"):
-        clip_of(tmp_path, Video(files), "data.video.max_frames=4")
+        clip_of(tmp_path, RowVideo(files), "data.video.max_frames=4")
 
 
 def unknown_codec(path: Path) -> None:
@@ -345,7 +345,7 @@ def test_a_picture_that_moves_is_a_video(tmp_path: Path, ending: str) -> None:
     pictures[0].save(
         tmp_path / f"a.{ending}", save_all=True, append_images=pictures[1:], duration=100
     )
-    clip = clip_of(tmp_path, Video(str(tmp_path / f"a.{ending}"), fps=10))
+    clip = clip_of(tmp_path, RowVideo(str(tmp_path / f"a.{ending}"), fps=10))
     assert clip.total == 5
     assert [np.asarray(frame)[0, 0, 0] for frame in clip.frames[:4]] == pytest.approx(
         [0, 40, 80, 120], abs=2

@@ -10,8 +10,16 @@ import yaml
 from packaging.version import Version
 
 from tests.doctor import advisories_page
-from vtool.cli.validate_config import Trainer
-from vtool.doctor.advisories import FILE, FROM, Advisories, Advisory, Releases, Sign, advisories
+from vtool.cli.validate_config import ReadableTrainer
+from vtool.doctor.advisories import (
+    FILE,
+    FROM,
+    Advisories,
+    Advisory,
+    AffectedReleases,
+    Sign,
+    advisories,
+)
 
 ROOT = Path(__file__).parents[2]
 CASES = ROOT / "timemachine/cases"
@@ -71,7 +79,7 @@ def test_what_contradicts_itself_is_refused(change: dict[str, Any], message: str
 
 
 def test_the_trainers_whose_files_are_read_are_those_of_validate_config() -> None:
-    assert tuple(trainer.value for trainer in Trainer) == FROM
+    assert tuple(trainer.value for trainer in ReadableTrainer) == FROM
 
 
 def test_there_are_as_many_as_were_promised() -> None:
@@ -121,15 +129,15 @@ def test_each_says_where_it_was_seen(one: Advisory) -> None:
 )
 def test_a_release_has_it_between_the_edges_that_were_seen(version: str, state: str) -> None:
     edges = {"since": "1.1 read", "last": "1.3 read", "fixed": "1.4 read"}
-    releases = Releases.model_validate(edges | {"before": "1.0 read"})
+    releases = AffectedReleases.model_validate(edges | {"before": "1.0 read"})
     expected = "clean" if version == "0.9" else state
     assert releases.state(Version(version)) == expected
     if version in ("0.9", "1.0", "1.0.5"):
-        assert Releases.model_validate(edges).state(Version(version)) == "unknown"
+        assert AffectedReleases.model_validate(edges).state(Version(version)) == "unknown"
 
 
 def test_nothing_is_said_of_releases_newer_than_an_open_bug() -> None:
-    releases = Releases.model_validate({"since": "1.1 read", "last": "1.3 read"})
+    releases = AffectedReleases.model_validate({"since": "1.1 read", "last": "1.3 read"})
     assert releases.state(Version("1.3")) == "affected"
     assert releases.state(Version("1.4")) == "unknown"
 

@@ -17,7 +17,7 @@ from vtool.data.loader import load_steps
 from vtool.engines.contract import Engine
 from vtool.engines.ranks import Ranks
 from vtool.export.huggingface import export
-from vtool.training.session import Request
+from vtool.training.session import RunRequest
 from vtool.training.step import train_step
 from vtool.training.stop import StopRequest
 
@@ -73,7 +73,7 @@ def windowed(model: Path, folder: Path, **more: int) -> Path:
     return folder
 
 
-def made_run(folder: Path, engine: str, dtype: str, model: Path | None, *more: str) -> Request:
+def made_run(folder: Path, engine: str, dtype: str, model: Path | None, *more: str) -> RunRequest:
     """Steps of 8 rows in micro-batches of 3, an epoch of 20 rows:
 
     ranks and micro-batches differ in rows, tokens and images.
@@ -97,7 +97,7 @@ def made_run(folder: Path, engine: str, dtype: str, model: Path | None, *more: s
 
 
 def traced(
-    world: int, made: Mapping[str, Request], *, digested: bool = True
+    world: int, made: Mapping[str, RunRequest], *, digested: bool = True
 ) -> dict[str, list[Trace]]:
     """Each run's steps on so many ranks, as each rank has seen them. The same processes make one
     run after the other.
@@ -109,11 +109,11 @@ def traced(
     return {name: [rank[name] for rank in everyone] for name in made}
 
 
-def _traces(ranks: Ranks, made: Mapping[str, Request], digested: bool) -> dict[str, Trace]:
+def _traces(ranks: Ranks, made: Mapping[str, RunRequest], digested: bool) -> dict[str, Trace]:
     return {name: trace(ranks, each, digested=digested) for name, each in made.items()}
 
 
-def trace(ranks: Ranks, made: Request, *, digested: bool = True) -> Trace:
+def trace(ranks: Ranks, made: RunRequest, *, digested: bool = True) -> Trace:
     torch.set_num_threads(1)
     opened, progress = session(made, ranks)
     engine = opened.engine

@@ -17,7 +17,7 @@ from vtool.data.loader import load_steps
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
 from vtool.training.observe_run import observe_run
-from vtool.training.session import Request
+from vtool.training.session import RunRequest
 from vtool.training.step import train_step
 from vtool.training.stop import StopRequest
 
@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def run_of(folder: Path, engine: str, base: str, model: str = "narrow") -> Request:
+def run_of(folder: Path, engine: str, base: str, model: str = "narrow") -> RunRequest:
     return made_run(
         folder,
         engine,
@@ -51,12 +51,12 @@ def run_of(folder: Path, engine: str, base: str, model: str = "narrow") -> Reque
     )
 
 
-def two_steps(ranks: Ranks, runs: dict[str, Request]) -> dict[str, dict[str, Any]]:
+def two_steps(ranks: Ranks, runs: dict[str, RunRequest]) -> dict[str, dict[str, Any]]:
     torch.set_num_threads(1)
     return {name: _two_steps(ranks, run) for name, run in runs.items()}
 
 
-def _two_steps(ranks: Ranks, run: Request) -> dict[str, Any]:
+def _two_steps(ranks: Ranks, run: RunRequest) -> dict[str, Any]:
     opened, progress = session(run, ranks)
     engine, clip = opened.engine, opened.engine.clip_gradient
     gradients: list[dict[str, torch.Tensor]] = []

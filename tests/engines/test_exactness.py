@@ -19,7 +19,7 @@ from vtool.data.chat import IGNORED
 from vtool.data.collate import collate
 from vtool.data.loader import load_steps, micro_batches
 from vtool.engines.ranks import Ranks
-from vtool.training.session import Request, Session
+from vtool.training.session import RunRequest, Session
 from vtool.training.step import micro_batch_nll
 
 ROWS = 32
@@ -29,7 +29,7 @@ BOTH = pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
 
 def made_run(
     folder: Path, micro: int, dtype: str, text_only: Sequence[int] = TEXT_ONLY, *more: str
-) -> Request:
+) -> RunRequest:
     rows = write_rows(folder / "rows.jsonl", mixed_rows(folder, ROWS, text_only))
     batch = [
         f"data.global_batch_size={ROWS}",
@@ -47,7 +47,7 @@ def made_run(
     )
 
 
-def step_gradients(ranks: Ranks, made: Request) -> dict[str, Any]:
+def step_gradients(ranks: Ranks, made: RunRequest) -> dict[str, Any]:
     """Return the gradients that an engine has after the first global step."""
     torch.set_num_threads(1)
     opened, _ = session(made, ranks)
@@ -72,7 +72,7 @@ def step_gradients(ranks: Ranks, made: Request) -> dict[str, Any]:
     }
 
 
-def reference(made: Request) -> dict[str, torch.Tensor]:
+def reference(made: RunRequest) -> dict[str, torch.Tensor]:
     """Row by row, by the definition: Σ −log softmax(logits at t)[token t + 1] over supervised
     tokens, divided by their number N.
 
@@ -290,7 +290,7 @@ def test_offloading_to_the_cpu_that_computes_is_said_to_change_nothing(
     ) == reported
 
 
-def gathered_after_forward(ranks: Ranks, made: Request) -> dict[str, bool]:
+def gathered_after_forward(ranks: Ranks, made: RunRequest) -> dict[str, bool]:
     """Return whose weights are whole after the forward pass: a layer's, the tower's, the head's."""
     torch.set_num_threads(1)
     opened, _ = session(made, ranks)

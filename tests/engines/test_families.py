@@ -22,7 +22,7 @@ from vtool.data.collate import collate
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.families import FAMILIES
 from vtool.families.family import load_family
-from vtool.training.session import Request
+from vtool.training.session import RunRequest
 from vtool.training.step import micro_batch_nll
 
 ENGINES = ("ddp", "fsdp2")
@@ -31,7 +31,7 @@ ROWS = 6
 TOLERANCE = dict.fromkeys(FAMILIES, 1e-12) | {"qwen3_5": 1e-6}
 
 
-def made_run(folder: Path, family: str, engine: str, *more: str) -> Request:
+def made_run(folder: Path, family: str, engine: str, *more: str) -> RunRequest:
     """One step of 6 rows, at most two a micro-batch, of which a single one has images: two."""
     overrides = [
         messages(folder / "rows.jsonl"),
@@ -59,7 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def all_gradients(
-    ranks: Ranks, made: Mapping[tuple[str, str], Request]
+    ranks: Ranks, made: Mapping[tuple[str, str], RunRequest]
 ) -> dict[tuple[str, str], Any]:
     return {name: step_gradients(ranks, each) for name, each in made.items()}
 
@@ -142,11 +142,11 @@ def test_a_tower_that_computes_nan_leaves_zeros_on_an_engine_too(
 def test_megatron_refuses_a_family_whose_layers_it_does_not_have(name: str) -> None:
     """Whoever comes past the rules of settings: the engine sees the model itself."""
     pytest.importorskip("megatron.core", reason="megatron-core is not installed")
-    from vtool.engines.megatron.engine import Megatron
+    from vtool.engines.megatron.engine import MegatronEngine
 
     settings = schema.Megatron(kind="megatron")
     with pytest.raises(SharedFindings) as caught:
-        Megatron(
+        MegatronEngine(
             tiny_model(name),
             settings,
             Optim(lr=1e-3),

@@ -17,7 +17,7 @@ from tests.engines.parity import Trace, base_model, largest_relative, made_run, 
 from tests.runs import relative_difference
 from vtool.data import loss
 from vtool.engines.ranks import Ranks
-from vtool.training.session import Request
+from vtool.training.session import RunRequest
 
 pytestmark = pytest.mark.full
 
@@ -53,7 +53,7 @@ def untied(model: Path, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Request]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., RunRequest]:
     folder = tmp_path_factory.mktemp("heads")
     tied = base_model(folder)
     heads = {"tied": tied, "untied": untied(tied, folder / "untied")}
@@ -63,7 +63,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Request]:
 
 
 @pytest.fixture(scope="module")
-def plain(made: Callable[..., Request]) -> dict[str, Trace]:
+def plain(made: Callable[..., RunRequest]) -> dict[str, Trace]:
     """One process in float64, whose head gives logits."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loss, "head_gives_nll", lambda *_: nullcontext(False))
@@ -73,7 +73,7 @@ def plain(made: Callable[..., Request]) -> dict[str, Trace]:
 
 
 @pytest.fixture(scope="module")
-def chunked(made: Callable[..., Request]) -> dict[str, list[Trace]]:
+def chunked(made: Callable[..., RunRequest]) -> dict[str, list[Trace]]:
     """Two ranks."""
     there = importlib.util.find_spec("megatron") is not None
     runs = {

@@ -19,7 +19,7 @@ from vtool.families.family import load_family
 from vtool.models.adapters import is_adapter, saved_name
 from vtool.models.build import load_model
 from vtool.training.model_and_engine import prepare_model
-from vtool.training.session import Request
+from vtool.training.session import RunRequest
 
 pytestmark = pytest.mark.full
 
@@ -59,7 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def of_engine(ranks: Ranks, made: Mapping[str, Request]) -> dict[str, dict[str, Tensor]]:
+def of_engine(ranks: Ranks, made: Mapping[str, RunRequest]) -> dict[str, dict[str, Tensor]]:
     """All tensors that each run's engine begins with."""
     torch.set_num_threads(1)
     found = {}
@@ -72,7 +72,7 @@ def of_engine(ranks: Ranks, made: Mapping[str, Request]) -> dict[str, dict[str, 
     return found
 
 
-def expected(made: Request) -> dict[str, Tensor]:
+def expected(made: RunRequest) -> dict[str, Tensor]:
     """Return the parameters of a model that transformers has loaded whole, in one process."""
     path = made.run.model.path
     assert path is not None
@@ -81,7 +81,7 @@ def expected(made: Request) -> dict[str, Tensor]:
     return {saved_name(name): one.detach() for name, one in model.named_parameters()}
 
 
-def runs(folder: Path) -> dict[str, Request]:
+def runs(folder: Path) -> dict[str, RunRequest]:
     megatron = importlib.util.find_spec("megatron") is not None
     cases = [(spread, name, more) for spread in SPREAD for name, more in MORE.items()]
     cases += [
@@ -116,7 +116,7 @@ def test_weights_and_new_adapters_are_those_of_a_model_loaded_whole(folder: Path
             assert all(one.dtype == torch.float32 for one in own.values()), name
 
 
-def findings_at_load(ranks: Ranks, made: list[Request]) -> list[str]:
+def findings_at_load(ranks: Ranks, made: list[RunRequest]) -> list[str]:
     torch.set_num_threads(1)
     try:
         session(made[ranks.rank], ranks)

@@ -23,13 +23,13 @@ from tests.engines.ranks import run_ranks
 from tests.runs import session
 from vtool.config.schema import Optim
 from vtool.engines.contract import EngineInputs
-from vtool.engines.ddp import Ddp
-from vtool.engines.fsdp2 import Fsdp2
+from vtool.engines.ddp import DdpEngine
+from vtool.engines.fsdp2 import Fsdp2Engine
 from vtool.engines.ranks import Ranks
 from vtool.training.eight_bit import AdamW8bit
-from vtool.training.session import Request
+from vtool.training.session import RunRequest
 
-ENGINES = {"ddp": Ddp, "fsdp2": Fsdp2}
+ENGINES = {"ddp": DdpEngine, "fsdp2": Fsdp2Engine}
 
 
 class Uneven(nn.Module):
@@ -147,7 +147,7 @@ def test_a_tensor_of_any_shape_is_whole_on_its_owner_and_nowhere_else(
         assert gathered == (given - 1 if engine == "fsdp2" and world > 1 else 0)
 
 
-def with_adapters(ranks: Ranks, made: Request) -> dict[str, Owned]:
+def with_adapters(ranks: Ranks, made: RunRequest) -> dict[str, Owned]:
     torch.set_num_threads(1)
     engine = session(made, ranks)[0].engine
     return {

@@ -21,7 +21,7 @@ from vtool.engines.megatron.groups import Groups
 from vtool.engines.ranks import Ranks
 from vtool.models.adapters import adapter_names, merge_adapter, saved_name
 from vtool.training.schedule import learning_rate
-from vtool.training.session import Request
+from vtool.training.session import RunRequest
 from vtool.training.step import train_step
 from vtool.training.stop import StopRequest
 
@@ -48,11 +48,11 @@ SCENARIOS: dict[str, tuple[str, ...]] = {
 }
 
 
-def seen_on(ranks: Ranks, made: dict[str, Request]) -> dict[str, dict[str, Any]]:
+def seen_on(ranks: Ranks, made: dict[str, RunRequest]) -> dict[str, dict[str, Any]]:
     return {name: _seen(ranks, each) for name, each in made.items()}
 
 
-def _seen(ranks: Ranks, made: Request) -> dict[str, Any]:
+def _seen(ranks: Ranks, made: RunRequest) -> dict[str, Any]:
     """Two steps of a run, in which an adapter's B is not 0 from the start."""
     torch.set_num_threads(1)
     opened, progress = session(made, ranks)
@@ -118,7 +118,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def requests(folder: Path, engine: str, dtype: str) -> dict[str, Request]:
+def requests(folder: Path, engine: str, dtype: str) -> dict[str, RunRequest]:
     made = {}
     for name, more in SCENARIOS.items():
         own = f"run.dir={folder / engine / dtype / name.replace(' ', '-')}"
@@ -149,7 +149,7 @@ def variants(folder: Path) -> dict[str, list[dict[str, dict[str, Any]]]]:
         "dropout again": ("float32", 0.5),
     }
 
-    def made(engine: str, name: str) -> Request:
+    def made(engine: str, name: str) -> RunRequest:
         dtype, dropout = kinds[name]
         own = f"run.dir={folder / engine / 'variants' / name.replace(' ', '-')}"
         return made_run(
@@ -338,7 +338,7 @@ def test_a_part_has_its_own_rate_and_decay(folder: Path) -> None:
         assert torch.allclose(parameter, wanted, rtol=0, atol=1e-13), name
 
 
-def gathered_before_each(ranks: Ranks, made: Request) -> tuple[list[int], int]:
+def gathered_before_each(ranks: Ranks, made: RunRequest) -> tuple[list[int], int]:
     """Count the collectives before each tensor of the stream, and the tensors of the model."""
     torch.set_num_threads(1)
     engine = session(made, ranks)[0].engine
@@ -378,7 +378,7 @@ def test_each_tensor_is_gathered_when_it_is_asked_for(folder: Path, engine: str)
     assert seen[-1] > tensors / 2
 
 
-def state_around_a_step_without_images(ranks: Ranks, made: Request) -> list[dict[str, Tensor]]:
+def state_around_a_step_without_images(ranks: Ranks, made: RunRequest) -> list[dict[str, Tensor]]:
     """Return the state before and after a step whose loss depends on no trained weight."""
     torch.set_num_threads(1)
     opened, progress = session(made, ranks)

@@ -23,7 +23,7 @@ from vtool.families.family import load_family
 from vtool.models.observe_model import observe_layers
 from vtool.releases import enable_checkpointing
 from vtool.training.observe_run import observe_run
-from vtool.training.session import Request, Session
+from vtool.training.session import RunRequest, Session
 from vtool.training.step import train_step
 from vtool.training.stop import StopRequest
 
@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def made(folder: Path, spread: str, asked: str) -> Request:
+def made(folder: Path, spread: str, asked: str) -> RunRequest:
     return made_run(
         folder,
         (SPREAD | ADAPTED)[spread][0],
@@ -70,13 +70,13 @@ def blocks_of(opened: Session) -> dict[int, Any]:
     return tower | dict(enumerate(inner.language_model.layers, TOWER))
 
 
-def one_step(ranks: Ranks, runs: dict[str, Request]) -> dict[str, Any]:
+def one_step(ranks: Ranks, runs: dict[str, RunRequest]) -> dict[str, Any]:
     """Return each run's gradient, how often each block has run, and the result of read-back."""
     torch.set_num_threads(1)
     return {name: _one_step(ranks, each) for name, each in runs.items()}
 
 
-def _one_step(ranks: Ranks, run: Request) -> dict[str, Any]:
+def _one_step(ranks: Ranks, run: RunRequest) -> dict[str, Any]:
     opened, progress = session(run, ranks)
     ran: Counter[int] = Counter()
     for place, block in blocks_of(opened).items():

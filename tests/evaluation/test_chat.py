@@ -20,7 +20,7 @@ from vtool.data.encode import Prompt, encode_question
 from vtool.data.messages_layout import parse_row
 from vtool.diagnostics import Findings
 from vtool.evaluation.asker import Asker, Reader
-from vtool.evaluation.chat import Chat, Typed, answer, understand
+from vtool.evaluation.chat import Conversation, Typed, answer, understand
 from vtool.evaluation.subject import open_model
 from vtool.families import FAMILIES
 
@@ -86,7 +86,7 @@ def test_the_last_prompt_of_a_chat_is_that_of_a_row_with_its_turns(
         return real(self, prompts, *given)
 
     monkeypatch.setattr(Asker, "answer", watched)
-    chat = Chat("Be brief.").showing("image", one, asker.reader)
+    chat = Conversation("Be brief.").showing("image", one, asker.reader)
     chat, _ = answer(chat, "What is it?", asker, 3, str, bool)
     chat, _ = answer(chat, "And now?", asker, 3, str, bool)
     chat = chat.showing("image", two, asker.reader).showing("video", clip, asker.reader)
@@ -112,11 +112,13 @@ def test_the_last_prompt_of_a_chat_is_that_of_a_row_with_its_turns(
 
 def test_an_answer_comes_piece_by_piece_and_can_be_stopped(asker: Asker) -> None:
     pieces: list[str] = []
-    chat, whole = answer(Chat(), "Hi?", asker, 40, pieces.append, bool)
+    chat, whole = answer(Conversation(), "Hi?", asker, 40, pieces.append, bool)
     assert (whole.tokens, whole.stopped) == (40, True)
     assert "".join(pieces).strip() == whole.text
     asked: list[int] = []
-    _, cut = answer(Chat(), "Hi?", asker, 40, str, lambda: asked.append(0) or len(asked) == 5)
+    _, cut = answer(
+        Conversation(), "Hi?", asker, 40, str, lambda: asked.append(0) or len(asked) == 5
+    )
     assert (cut.tokens, cut.stopped) == (5, True)
     assert whole.text.startswith(cut.text)
     assert chat.answers == (whole.text,)
@@ -124,16 +126,16 @@ def test_an_answer_comes_piece_by_piece_and_can_be_stopped(asker: Asker) -> None
 
 def test_a_chat_longer_than_the_models_is_reported(asker: Asker) -> None:
     with pytest.raises(Findings) as caught:
-        answer(Chat(), "long " * 2000, asker, 8, str, bool)
+        answer(Conversation(), "long " * 2000, asker, 8, str, bool)
     (finding,) = caught.value.diagnostics
     assert (finding.rule, finding.help) == ("beyond-context", "/reset starts a new chat")
     text = "a " * 1000
-    tokens = len(asker.reader.prompt(Chat().asking(text).row()).input_ids)
+    tokens = len(asker.reader.prompt(Conversation().asking(text).row()).input_ids)
     assert asker.reader.positions == 2048
     while tokens < 2030:
         text += "a "
-        tokens = len(asker.reader.prompt(Chat().asking(text).row()).input_ids)
-    _, cut = answer(Chat(), text, asker, 512, str, bool)
+        tokens = len(asker.reader.prompt(Conversation().asking(text).row()).input_ids)
+    _, cut = answer(Conversation(), text, asker, 512, str, bool)
     assert cut.tokens == 2048 - tokens
 
 
@@ -141,7 +143,7 @@ def test_a_chat_longer_than_the_models_is_reported(asker: Asker) -> None:
 def test_every_familys_template_takes_turns_with_images(family: str, tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "rows.jsonl", mixed_rows(tmp_path, 2))
     _, processor = encoded(request("rows", messages(rows), f"model.family={family}"))
-    chat = Chat("Be brief.")
+    chat = Conversation("Be brief.")
     for turn in (1, 2):
         path = str(picture(tmp_path / f"own-{turn}.png", seed=turn))
         asked = replace(chat, shown=(("image", path),)).asking(f"Question {turn}?")
@@ -220,5 +222,5 @@ def test_ctrl_c_at_a_terminal_stops_the_answer_and_not_the_chat(run: Path, asker
 def writes_lines(question: str, asker: Asker) -> bool:
     """If the model writes a line before its answer's end, for which one can wait."""
     pieces: list[str] = []
-    _, made = answer(Chat(), question, asker, 100, pieces.append, bool)
+    _, made = answer(Conversation(), question, asker, 100, pieces.append, bool)
     return made.stopped and any("\n" in piece for piece in pieces[:20])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vtool.diagnostics import Findings
-from vtool.evaluation.asking import Asked
+from vtool.evaluation.asking import AskedRow
 from vtool.evaluation.compare import MetricDifference, compare_answers
 from vtool.evaluation.metrics import METRICS as KNOWN
 from vtool.evaluation.metrics import Metric
@@ -20,9 +20,9 @@ METRICS = (
 )
 
 
-def answers(given: list[str], nll: float | None = 1.0) -> list[Asked]:
+def answers(given: list[str], nll: float | None = 1.0) -> list[AskedRow]:
     return [
-        Asked(
+        AskedRow(
             index=at,
             row=f"rows:{at}",
             question="?",
@@ -39,7 +39,7 @@ def answers(given: list[str], nll: float | None = 1.0) -> list[Asked]:
     ]
 
 
-def compared(first: list[Asked], other: list[Asked]) -> dict[str, MetricDifference]:
+def compared(first: list[AskedRow], other: list[AskedRow]) -> dict[str, MetricDifference]:
     found = compare_answers(
         (first, score_answers(first, METRICS)), (other, score_answers(other, METRICS))
     )

@@ -12,10 +12,10 @@ from tests.rows import mixed_rows, write_rows
 from tests.runs import messages, request, session
 from vtool.engines.ranks import Ranks
 from vtool.evaluation.evaluate import Scores, evaluate
-from vtool.training.session import Request
+from vtool.training.session import RunRequest
 
 
-def made_run(folder: Path, text_only: tuple[int, ...], batch: int, *overrides: str) -> Request:
+def made_run(folder: Path, text_only: tuple[int, ...], batch: int, *overrides: str) -> RunRequest:
     rows = write_rows(folder / "rows.jsonl", mixed_rows(folder, 7, text_only))
     batches = [
         f"evaluation={{batch_size:{batch},generate:{{max_new_tokens:6}}}}",
@@ -32,7 +32,7 @@ def made_run(folder: Path, text_only: tuple[int, ...], batch: int, *overrides: s
     )
 
 
-def scores(ranks: Ranks, made: Request) -> Scores:
+def scores(ranks: Ranks, made: RunRequest) -> Scores:
     torch.set_num_threads(1)
     opened, _ = session(made, ranks)
     return evaluate(
@@ -60,10 +60,10 @@ def test_ranks_share_the_rows_and_agree_on_the_scores(tmp_path: Path) -> None:
 
 
 def test_a_reference_is_matched_but_for_the_space_around_it(tmp_path: Path) -> None:
-    from vtool.evaluation.evaluate import Answer
+    from vtool.evaluation.evaluate import RowAnswer
 
-    assert Answer(0, "7", " 7\n").correct
-    assert not Answer(0, "7", "77").correct
+    assert RowAnswer(0, "7", " 7\n").correct
+    assert not RowAnswer(0, "7", "77").correct
 
 
 @pytest.mark.parametrize(("heeded", "sizes"), [(True, [5, 2]), (False, [1] * 7)])

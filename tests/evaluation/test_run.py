@@ -23,7 +23,7 @@ from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
 from vtool.evaluation.asking import Asking, ask_rows, prompt_of
 from vtool.evaluation.rows import load_settings, open_questions
-from vtool.evaluation.run import Evaluated, Request, evaluate_model
+from vtool.evaluation.run import Evaluated, EvaluationRequest, evaluate_model
 from vtool.evaluation.subject import open_model
 from vtool.models.answers import Sampling
 from vtool.models.base_files import digests
@@ -32,7 +32,7 @@ from vtool.models.base_files import digests
 @pytest.fixture
 def evaluate(made: tuple[Path, Path], tmp_path: Path) -> Callable[..., Evaluated]:
     def evaluated(**changes: Any) -> Evaluated:
-        asked = Request(
+        asked = EvaluationRequest(
             str(made[0]), str(made[1]), max_new_tokens=6, folder=tmp_path / "to", batch_size=4
         )
         done = evaluate_model(replace(asked, **changes), lambda _: None)
@@ -165,7 +165,9 @@ def test_a_folder_is_held_by_one_process(made: tuple[Path, Path], tmp_path: Path
         assert process.stdout is not None
         process.stdout.readline()
         with pytest.raises(Findings, match="another process is evaluating"):
-            evaluate_model(Request(str(made[0]), str(made[1]), folder=tmp_path / "to"), print)
+            evaluate_model(
+                EvaluationRequest(str(made[0]), str(made[1]), folder=tmp_path / "to"), print
+            )
 
 
 def test_other_rows_of_the_same_files_are_refused(

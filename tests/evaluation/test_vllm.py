@@ -16,7 +16,7 @@ import pytest
 import vtool.evaluation.vllm as asking_vllm
 from tests.runs import read_lines
 from vtool.diagnostics import Findings
-from vtool.evaluation.run import Request, evaluate_model
+from vtool.evaluation.run import EvaluationRequest, evaluate_model
 from vtool.evaluation.subject import open_model
 
 Evaluate = Callable[..., Any]
@@ -33,8 +33,8 @@ say({"vllm": "none"})
 
 
 @pytest.fixture
-def request_to(made: tuple[Path, Path], tmp_path: Path) -> Request:
-    return Request(
+def request_to(made: tuple[Path, Path], tmp_path: Path) -> EvaluationRequest:
+    return EvaluationRequest(
         str(made[0]),
         str(made[1]),
         max_new_tokens=6,
@@ -58,7 +58,7 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
 
 
 def test_without_vllm_it_is_said_what_to_install(
-    request_to: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request_to: EvaluationRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("VTOOL_VLLM_PYTHON", raising=False)
     monkeypatch.setattr(asking_vllm, "vllm_python", lambda: os.environ.get("VTOOL_VLLM_PYTHON"))
@@ -74,7 +74,7 @@ def test_without_vllm_it_is_said_what_to_install(
 
 
 def test_it_is_given_the_prompt_with_a_token_for_each_image_and_the_reference_behind_it(
-    request_to: Request, worker: Callable[[str], None], tmp_path: Path
+    request_to: EvaluationRequest, worker: Callable[[str], None], tmp_path: Path
 ) -> None:
     """A stand-in keeps what it is sent, and ends."""
     kept = tmp_path / "sent.json"
@@ -99,7 +99,7 @@ def test_it_is_given_the_prompt_with_a_token_for_each_image_and_the_reference_be
 
 
 def test_a_process_that_fails_is_quoted_and_what_was_answered_is_kept(
-    request_to: Request, worker: Callable[[str], None]
+    request_to: EvaluationRequest, worker: Callable[[str], None]
 ) -> None:
     worker(WORKER + "raise ValueError('no kernel for heads of 16')")
     with pytest.raises(Findings) as caught:
@@ -111,7 +111,7 @@ def test_a_process_that_fails_is_quoted_and_what_was_answered_is_kept(
 
 
 def test_tokens_that_are_not_ours_are_refused(
-    request_to: Request, worker: Callable[[str], None]
+    request_to: EvaluationRequest, worker: Callable[[str], None]
 ) -> None:
     worker(
         WORKER
@@ -125,7 +125,7 @@ for line in sys.stdin:
 
 
 def test_answers_of_vllm_have_a_folder_of_their_own_and_are_not_mixed(
-    request_to: Request, worker: Callable[[str], None]
+    request_to: EvaluationRequest, worker: Callable[[str], None]
 ) -> None:
     assert str(replace(request_to, folder=None).to()).endswith("-vllm")
     own = evaluate_model(replace(request_to, engine=None), lambda _: None)
@@ -138,7 +138,7 @@ def test_answers_of_vllm_have_a_folder_of_their_own_and_are_not_mixed(
 
 
 def test_ranks_are_refused(
-    request_to: Request, worker: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    request_to: EvaluationRequest, worker: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker(WORKER)
     subject = open_model(request_to.model)

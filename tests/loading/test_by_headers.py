@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vtool.loading.probe.by_headers import LargeFolder, header_facts
-from vtool.loading.probe.coverage import Place, cover
+from vtool.loading.probe.coverage import MemoryView, cover
 from vtool.loading.probe.errors import LoadFailed
 from vtool.loading.probe.facts import About, SubjectFacts
 from vtool.loading.probe.headers import read_entries
@@ -218,7 +218,7 @@ def test_what_is_covered_is_what_numpy_counts() -> None:
             begin, step = random.integers(0, 6, 2), random.integers(1, 4, 2)
             view = whole[begin[0] :: step[0], begin[1] :: step[1]]
             views.append(view.T if random.integers(2) else view)
-        covered = cover(Place.of(whole), [Place.of(view) for view in views])
+        covered = cover(MemoryView.of(whole), [MemoryView.of(view) for view in views])
         for view in views:
             view.add_(1)
         flat = whole.flatten()

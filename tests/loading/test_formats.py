@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from tests.loading import models
-from vtool.config.schema.load_check import Format as FormatName
+from vtool.config.schema.load_check import WeightFormat as FormatName
 from vtool.loading.probe.audit import audit, judged_facts
 from vtool.loading.probe.facts import CheckFacts
-from vtool.loading.probe.formats import BY_NAME, FORMATS, Format, LayerTensor
+from vtool.loading.probe.formats import BY_NAME, FORMATS, LayerTensor, WeightFormat
 from vtool.loading.probe.quantized import quantize_checkpoint
 from vtool.loading.probe.state import named_parameters
 from vtool.loading.probe.subject import QuantizedTwin, Subject
@@ -38,7 +38,7 @@ ZEROS = ("weight_zero_point", "qzeros")
 class Net(nn.Module):
     """A fused qkv, and experts of which two matrices are fused, in a format or in none."""
 
-    def __init__(self, form: Format | None) -> None:
+    def __init__(self, form: WeightFormat | None) -> None:
         super().__init__()
         self.form = form
         self.layers = nn.Module()
@@ -180,16 +180,16 @@ class LoadsQAlone(Net):
 class StaysPlain(Net):
     """Is of bfloat16 whatever the config says."""
 
-    def __init__(self, form: Format | None) -> None:
+    def __init__(self, form: WeightFormat | None) -> None:
         super().__init__(None)
 
 
 def subject(made: type[Net]) -> Subject:
-    def twin(form: Format, into: Mapping[str, Sequence[str]]) -> QuantizedTwin:
+    def twin(form: WeightFormat, into: Mapping[str, Sequence[str]]) -> QuantizedTwin:
         given = quantize_checkpoint(PLAIN, form, into, named_parameters(made(form)))
         return QuantizedTwin(of(form, given.tensors), given)
 
-    def of(form: Format | None, checkpoint: Mapping[str, Tensor], **more: Any) -> Subject:
+    def of(form: WeightFormat | None, checkpoint: Mapping[str, Tensor], **more: Any) -> Subject:
         return Subject(
             lambda: made(form),
             checkpoint,

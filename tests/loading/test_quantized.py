@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tests.loading import models
 from vtool.loading.probe.audit import audit, judged_facts
 from vtool.loading.probe.errors import NotRun
-from vtool.loading.probe.formats import BY_NAME, DEFAULT, Format
+from vtool.loading.probe.formats import BY_NAME, DEFAULT, WeightFormat
 from vtool.loading.probe.processed import snapshot_everything
 from vtool.loading.probe.quantized import quantize_checkpoint
 from vtool.loading.probe.state import named_parameters
@@ -114,7 +114,7 @@ class Scratch(Layer):
 def subject(
     found: type[Layer], quantized: bool = False, checkpoint: Mapping[str, Tensor] = PLAIN
 ) -> Subject:
-    def twin(form: Format, into: Mapping[str, Sequence[str]]) -> QuantizedTwin:
+    def twin(form: WeightFormat, into: Mapping[str, Sequence[str]]) -> QuantizedTwin:
         given = quantize_checkpoint(PLAIN, form, into, named_parameters(found(True)))
         return QuantizedTwin(subject(found, True, given.tensors), given)
 

@@ -13,7 +13,7 @@ from vtool.loading.probe.facts import CheckFacts
 from vtool.loading.probe.held import Held, held_by
 from vtool.loading.probe.ranks import (
     RANKS,
-    Layout,
+    RankLayout,
     compare_all_shards,
     compare_shards,
     on_two_ranks,
@@ -91,7 +91,7 @@ class FirstOnly(Parted):
             self.weight.data.copy_(tensor.chunk(self.ranks)[0])
 
 
-def subject_of(kind: type[Parted]) -> tuple[Subject, Layout]:
+def subject_of(kind: type[Parted]) -> tuple[Subject, RankLayout]:
     def start(rank: int, meeting: Path) -> None:
         kind.rank, kind.ranks = rank, RANKS
 
@@ -101,10 +101,10 @@ def subject_of(kind: type[Parted]) -> tuple[Subject, Layout]:
         load=lambda model, weights: model.load_weights(weights),
         origin="given",
     )
-    return subject, Layout(start, held_by, compare_all_shards)
+    return subject, RankLayout(start, held_by, compare_all_shards)
 
 
-def loaded_on_ranks(subject: Subject, folder: Path, **layouts: Layout) -> dict[str, CheckFacts]:
+def loaded_on_ranks(subject: Subject, folder: Path, **layouts: RankLayout) -> dict[str, CheckFacts]:
     return on_two_ranks(subject, layouts, Held({"weight": WHOLE}), folder / "ranks")
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tests.loading import models
 from vtool.loading.probe.held import Held
-from vtool.loading.probe.ranks import Layout, on_two_ranks
+from vtool.loading.probe.ranks import RankLayout, on_two_ranks
 from vtool.loading.probe.shared_out import compare_experts, compare_stages, expert_places
 from vtool.loading.probe.state import MARKS, mark, snapshot
 from vtool.loading.probe.subject import Subject
@@ -207,7 +207,7 @@ def test_two_processes_load_their_own_layers(
         return Held(snapshot(model), missing=tuple(names))
 
     subject = Subject(kind, WEIGHTS, lambda model, weights: model.load_weights(weights), "given")
-    layout = Layout(start, look, compare_stages)
+    layout = RankLayout(start, look, compare_stages)
     found = on_two_ranks(subject, {"stage-mismatch": layout}, Held(WEIGHTS), tmp_path / "ranks")
     facts = found["stage-mismatch"]
     assert [item.parameter for item in facts.items] == wrong

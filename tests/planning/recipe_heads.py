@@ -125,7 +125,7 @@ def given(recipe: str) -> Iterator[list[str]]:
 
 def plan_lines(recipe: str, gpus: tuple[int, ...] = GPUS) -> list[str]:
     """Return the lines of a recipe's head about its plan, computed."""
-    from vtool.planning.plan import GIB, Asked, make_plan
+    from vtool.planning.plan import GIB, PlanQuestion, make_plan
     from vtool.planning.text import verdict
 
     lines = []
@@ -133,7 +133,7 @@ def plan_lines(recipe: str, gpus: tuple[int, ...] = GPUS) -> list[str]:
         run = load_run(recipe, settings).run
         for each in gpus:
             # what would make it fit is not asked: that takes as many plans again
-            made = make_plan(run, Asked(each))
+            made = make_plan(run, PlanQuestion(each))
             made = replace(made, asked=replace(made.asked, memory=MEMORY * GIB))
             kinds = ", ".join(
                 f"{kind} {size / GIB:.1f}"

@@ -13,7 +13,7 @@ from tests.planning.test_micro_batch import run_of
 from vtool.diagnostics import Findings
 from vtool.families.family import load_family
 from vtool.planning.model import _IDS, model_of
-from vtool.planning.plan import Asked, make_plan
+from vtool.planning.plan import PlanQuestion, make_plan
 
 FAMILY = "qwen2_5_vl"
 
@@ -75,7 +75,7 @@ def test_an_operation_without_shapes_is_reported_in_a_line(tmp_path: Path) -> No
     try:
         given = ("model=qwen3_vl_moe_tiny", "engine=fsdp2", "data.max_length=64")
         with pytest.raises(Findings) as raised:
-            make_plan(run_of(tmp_path, *given), Asked(2))
+            make_plan(run_of(tmp_path, *given), PlanQuestion(2))
     finally:
         log.removeHandler(heard)
     assert raised.value.diagnostics[0].rule == "not-planned"

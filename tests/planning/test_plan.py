@@ -14,14 +14,14 @@ from vtool.planning.micro_batch import Shape
 from vtool.planning.plan import (
     GIB,
     OVERHEAD,
-    Asked,
     Change,
     MemoryPlan,
+    PlanQuestion,
     _more_gpus,
     candidates,
     make_plan,
 )
-from vtool.planning.step import KINDS, Step
+from vtool.planning.step import KINDS, StepNeeds
 from vtool.planning.text import lines, remedy, verdict
 
 pytestmark = pytest.mark.usefixtures("no_process_group")
@@ -29,9 +29,9 @@ pytestmark = pytest.mark.usefixtures("no_process_group")
 
 def plan_of(device: int, memory: int | None, *changes: Change) -> MemoryPlan:
     """A plan of a rank that needs so many bytes."""
-    step = Step(dict.fromkeys(KINDS, 0) | {"activations": device}, 0, 10**12, 0)
+    step = StepNeeds(dict.fromkeys(KINDS, 0) | {"activations": device}, 0, 10**12, 0)
     shape = Shape(1, 64, 0, 0, 0, packed=False)
-    asked = Asked(2, memory, peak=1e12, price=3.0)
+    asked = PlanQuestion(2, memory, peak=1e12, price=3.0)
     sizes = {"chunks": 1, "logits": 0, "load": 0, "save": 0, "checkpoint": 0}
     return MemoryPlan(
         asked, shape, 1, 1, step, offloaded=False, micro_batches=4, rows=4, changes=changes, **sizes
@@ -53,21 +53,27 @@ def test_a_plan_has_the_rows_that_a_rank_gets(tmp_path: Path, engine: str) -> No
     """32 rows of 3 ranks are 11, 11 and 10: not the 32 that a micro-batch may have."""
     given = ("data.max_length=64", "data.global_batch_size=32", f"engine={engine}")
     wide, narrow = (
-        make_plan(run_of(tmp_path, *given, f"data.micro_batch_size={rows}"), Asked(3, images=1))
+        make_plan(
+            run_of(tmp_path, *given, f"data.micro_batch_size={rows}"), PlanQuestion(3, images=1)
+        )
         for rows in (32, 11)
     )
     assert wide.shape.rows == 11
     assert wide.feeding() == {"images": 11, "tokens": 11 * 64}
     assert wide.step == narrow.step
-    four = make_plan(run_of(tmp_path, *given, "data.micro_batch_size=4"), Asked(3, images=1))
+    four = make_plan(run_of(tmp_path, *given, "data.micro_batch_size=4"), PlanQuestion(3, images=1))
     # of three micro-batches the last has 3 rows
     assert (four.micro_batches, four.feeding()["tokens"]) == (3, 11 * 64)
 
 
 def test_rows_of_text_alone_are_planned_on_fsdp2(tmp_path: Path) -> None:
     """No rank gathers the tower, and none has a gradient of it."""
-    made = make_plan(run_of(tmp_path, "data.max_length=64", "engine=fsdp2"), Asked(2, images=0))
-    with_one = make_plan(run_of(tmp_path, "data.max_length=64", "engine=fsdp2"), Asked(2, images=1))
+    made = make_plan(
+        run_of(tmp_path, "data.max_length=64", "engine=fsdp2"), PlanQuestion(2, images=0)
+    )
+    with_one = make_plan(
+        run_of(tmp_path, "data.max_length=64", "engine=fsdp2"), PlanQuestion(2, images=1)
+    )
     assert made.step.memory["gradients"] < with_one.step.memory["gradients"]
     assert made.step.sent < with_one.step.sent
 
@@ -100,7 +106,7 @@ def test_ranks_that_have_no_row_are_reported_and_not_proposed() -> None:
     text = "\n".join(lines(replace(plan_of(GIB, None), idle=960)))
     assert "960 of 2 ranks have none" in text
     assert "fewer rows than ranks" not in "\n".join(lines(plan_of(GIB, None)))
-    step = Step(dict.fromkeys(KINDS, 0) | {"weights": 100, "activations": 10}, 0, 0, 0)
+    step = StepNeeds(dict.fromkeys(KINDS, 0) | {"weights": 100, "activations": 10}, 0, 0, 0)
     assert _more_gpus(step, 8, 60, most=64) == (16, 60)
     assert _more_gpus(step, 8, 60, most=15) is None
     assert _more_gpus(step, 1, 12, most=10**6) is None
@@ -198,16 +204,16 @@ def test_states_of_eight_bits_are_proposed_where_they_are_built(
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
 def test_a_checkpoint_is_planned_with_the_states_that_it_has(tmp_path: Path, engine: str) -> None:
     given = ("data.max_length=64", "data.global_batch_size=2", f"engine={engine}")
-    wide = make_plan(run_of(tmp_path, *given), Asked(2))
+    wide = make_plan(run_of(tmp_path, *given), PlanQuestion(2))
     assert wide.checkpoint == 12 * wide.parameters
-    narrow = make_plan(run_of(tmp_path, *given, "optim.states=8bit"), Asked(2))
+    narrow = make_plan(run_of(tmp_path, *given, "optim.states=8bit"), PlanQuestion(2))
     assert narrow.checkpoint == 4 * narrow.parameters + narrow.step.state
     assert narrow.checkpoint < 0.6 * wide.checkpoint
 
 
 def test_rows_without_a_bound_are_not_planned(tmp_path: Path) -> None:
     with pytest.raises(Findings) as raised:
-        make_plan(run_of(tmp_path, "data.max_length=null"), Asked())
+        make_plan(run_of(tmp_path, "data.max_length=null"), PlanQuestion())
     assert raised.value.fatal
     assert raised.value.diagnostics[0].rule == "not-planned"
 

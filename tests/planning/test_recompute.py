@@ -6,7 +6,7 @@ import pytest
 
 from tests.planning.test_micro_batch import run_of
 from vtool.config.schema import Run
-from vtool.planning.plan import ERROR, OVERHEAD, Asked, MemoryPlan, make_plan
+from vtool.planning.plan import ERROR, OVERHEAD, MemoryPlan, PlanQuestion, make_plan
 from vtool.planning.recompute import MOST_MEASURED, as_setting, fewest_blocks
 from vtool.planning.text import lines
 
@@ -47,7 +47,7 @@ def test_a_number_is_said_as_the_setting_has_it() -> None:
 def plan_of(run: Run, device: int | None) -> MemoryPlan:
     """The plan of one rank on a GPU with so many bytes for it."""
     memory = None if device is None else device + OVERHEAD
-    return make_plan(run, Asked(1, memory, images=4))
+    return make_plan(run, PlanQuestion(1, memory, images=4))
 
 
 @pytest.mark.full

@@ -29,7 +29,7 @@ from vtool.data.plan import Plan
 from vtool.engines.fsdp2 import _place_of_share
 from vtool.planning.micro_batch import shape_of
 from vtool.planning.model import model_of
-from vtool.planning.step import Step, measure_step
+from vtool.planning.step import StepNeeds, measure_step
 from vtool.training.checkpoint_files import (
     FILE_BYTES,
     Shares,
@@ -171,7 +171,7 @@ def test_a_save_brings_a_rank_its_share_and_no_more(world: int) -> None:
     assert max(received.values()) <= sum(sizes) / world + max(*sizes, FILE_BYTES)
 
 
-def planned(folder: Path, world: int) -> tuple[Step, list[torch.Size], float]:
+def planned(folder: Path, world: int) -> tuple[StepNeeds, list[torch.Size], float]:
     """Return the plan of a small model, the shapes of its weights, and the seconds of its CPU."""
     run = run_of(folder, "data.max_length=64", "data.global_batch_size=1024", "engine=fsdp2")
     module = model_of(run)

@@ -17,7 +17,7 @@ from vtool.families.family import load_family
 from vtool.models.tower_index import tower_indexer
 from vtool.planning.micro_batch import Shape, build_batch, shape_of
 from vtool.planning.model import model_of
-from vtool.planning.step import _NO_HOOK, Step, _places, measure_step
+from vtool.planning.step import _NO_HOOK, StepNeeds, _places, measure_step
 from vtool.releases import fsdp_groups
 from vtool.training.eight_bit import AdamW8bit
 from vtool.training.model_and_engine import build_engine, prepare_model
@@ -28,7 +28,7 @@ BASES = ("float32", "nf4")
 SIZES = ("data.max_length=64", "data.global_batch_size=2")
 
 
-def plan(run: Run, world: int) -> Step:
+def plan(run: Run, world: int) -> StepNeeds:
     return measure_step(run, model_of(run), world, shape_of(run, world))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.rows import mixed_rows, write_rows
 from tests.runs import messages, request
-from vtool.training.session import Request
+from vtool.training.session import RunRequest
 
 ROWS = 8
 
@@ -16,7 +16,7 @@ def write(folder: Path) -> None:
     write_rows(folder / "rows.jsonl", mixed_rows(folder, ROWS, text_only=(1, 2)))
 
 
-def made_run(folder: Path, name: str, *more: str, engine: str = "ddp") -> Request:
+def made_run(folder: Path, name: str, *more: str, engine: str = "ddp") -> RunRequest:
     """6 steps of 2 rows, a micro-batch each."""
     overrides = [
         messages(folder / "rows.jsonl"),

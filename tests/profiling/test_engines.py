@@ -13,7 +13,7 @@ import torch
 from tests.engines.ranks import run_ranks
 from tests.profiling.runs import annotations, break_rules, inside, made_run, opened, write
 from vtool.engines.ranks import Ranks
-from vtool.training.session import Request
+from vtool.training.session import RunRequest
 from vtool.training.sft import train
 
 pytestmark = pytest.mark.full
@@ -26,7 +26,7 @@ ENGINES = {
 }
 
 
-def train_all(ranks: Ranks, runs: Mapping[str, Request]) -> list[str]:
+def train_all(ranks: Ranks, runs: Mapping[str, RunRequest]) -> list[str]:
     torch.set_num_threads(1)
     return [
         f"{name}: {one.rule}" for name, made in runs.items() for one in train(made, ranks).findings

@@ -19,17 +19,17 @@ from tests.profiling.runs import TORCH, annotations, break_rules, inside, made_r
 from tests.runs import read_lines, without_times
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
-from vtool.profiling.profiler import Profiler, open_profiler
+from vtool.profiling.profiler import RankProfiler, open_profiler
 from vtool.profiling.tools import TorchTool
 from vtool.training import loop as training_loop
 from vtool.training import sft
-from vtool.training.session import Request
-from vtool.training.sft import Outcome, train
+from vtool.training.session import RunRequest
+from vtool.training.sft import RunOutcome, train
 
 STEM = "profile/rank-0-steps-3-4"
 
 
-def rules(outcome: Outcome) -> list[str]:
+def rules(outcome: RunOutcome) -> list[str]:
     return [finding.rule for finding in outcome.findings]
 
 
@@ -274,7 +274,7 @@ def test_a_training_that_ends_inside_the_interval_leaves_its_trace(
 
 
 def loop(
-    folder: Path, made: Request, work: Callable[[Profiler, int], None] | None = None
+    folder: Path, made: RunRequest, work: Callable[[RankProfiler, int], None] | None = None
 ) -> list[str]:
     """The loop's calls around a product of matrices: the rules that were found."""
     with open_profiler(made.run, Ranks(), folder, 0, 6, print) as profiler:
@@ -308,7 +308,7 @@ class TestPromises:
     def test_a_file_that_goes_before_the_run_ends_is_missed(
         self, folder: Path, tmp_path: Path
     ) -> None:
-        def remove(_: Profiler, step: int) -> None:
+        def remove(_: RankProfiler, step: int) -> None:
             if step == 5:
                 (tmp_path / f"{STEM}.kernels.csv").unlink()
                 (tmp_path / f"{STEM}.trace.json.gz").write_text("")
@@ -320,7 +320,7 @@ class TestPromises:
     ) -> None:
         """torch's `export_chrome_trace` says nothing where the folder is not there."""
 
-        def remove(_: Profiler, step: int) -> None:
+        def remove(_: RankProfiler, step: int) -> None:
             if step == 3:
                 (tmp_path / "profile").rmdir()
 

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from vtool.report.run_files import Prediction, Step
+from vtool.report.run_files import Prediction, StepLine
 from vtool.report.statistics import Pair, confusion, pairs, smooth, thin, tokens_per_second
 
 
@@ -12,8 +12,8 @@ def answered(reference: str, answer: str, correct: bool | None = None) -> Predic
     )
 
 
-def at(step: int, seconds: float, tokens: float = 100) -> Step:
-    return Step(step, None, None, None, None, tokens, None, None, seconds)
+def at(step: int, seconds: float, tokens: float = 100) -> StepLine:
+    return StepLine(step, None, None, None, None, tokens, None, None, seconds)
 
 
 def test_smoothing_leaves_a_constant_as_it_is() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.commands import run_vtool, vtool
 from vtool.diagnostics import Findings
-from vtool.serving.command import Address, Command, Model, curl_example, serve_command
+from vtool.serving.command import Address, ServedModel, ServerCommand, curl_example, serve_command
 from vtool.serving.server import check_address
 from vtool.serving.vllm import VLLM
 
@@ -70,19 +70,19 @@ http.server.HTTPServer(("127.0.0.1", port), Answers).serve_forever()
 """Not vLLM: it answers where vLLM says that it is ready. `tests/soak/test_serve.py` has vLLM."""
 
 
-def model(**text: Any) -> Model:
+def model(**text: Any) -> ServedModel:
     config = {"model_type": "qwen2_5_vl", "dtype": "float32", "text_config": TEXT | text}
-    return Model("digits", Path("runs/digits/export"), config)
+    return ServedModel("digits", Path("runs/digits/export"), config)
 
 
-def options(command: Command) -> dict[str, str]:
+def options(command: ServerCommand) -> dict[str, str]:
     """Every option with its value, empty for one without."""
     words = [*command.words, "--"]
     pairs = pairwise(words)
     return {one: "" if two.startswith("--") else two for one, two in pairs if one[:2] == "--"}
 
 
-def made(model: Model, vllm: VLLM = CPU, **more: Any) -> Command:
+def made(model: ServedModel, vllm: VLLM = CPU, **more: Any) -> ServerCommand:
     return serve_command(model, vllm, Address("127.0.0.1", 8000), {}, **more)
 
 
@@ -106,7 +106,7 @@ def test_the_command_has_what_makes_vllm_answer_as_vtool_does() -> None:
 
 
 def test_an_adapter_is_applied_to_the_tower_too() -> None:
-    adapted = Model("digits", Path("base"), model().config, Path("export"), rank=9)
+    adapted = ServedModel("digits", Path("base"), model().config, Path("export"), rank=9)
     found = options(made(adapted))
     assert found["--served-model-name"] == "digits-base"
     assert found["--lora-modules"] == "digits=export"
@@ -144,7 +144,7 @@ def test_the_cache_of_a_cpu_has_room_for_the_longest_chat() -> None:
 def test_what_vllm_does_not_run_on_a_cpu_is_refused_there(
     config: dict[str, Any], dtype: str | None
 ) -> None:
-    one = Model("digits", Path("folder"), config)
+    one = ServedModel("digits", Path("folder"), config)
     with pytest.raises(Findings, match="not-servable"):
         made(one, dtype=dtype)
     assert made(one, GPU, dtype=dtype).words

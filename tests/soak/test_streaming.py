@@ -17,7 +17,7 @@ from vtool.engines.ranks import Ranks
 from vtool.models.adapters import Adapter
 from vtool.training.export_run import export_run
 from vtool.training.run_folder import RunFolder
-from vtool.training.session import Request
+from vtool.training.session import RunRequest
 from vtool.training.setup import set_up_run
 from vtool.training.sft import train
 from vtool.training.start import Start
@@ -35,7 +35,7 @@ RUNS: dict[str, tuple[str, ...]] = {
 }
 
 
-def made_run(folder: Path, name: str) -> Request:
+def made_run(folder: Path, name: str) -> RunRequest:
     return request(
         "rows",
         messages(folder / "rows.jsonl"),

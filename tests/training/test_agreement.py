@@ -12,17 +12,17 @@ from tests.engines.parity import base_model, made_run
 from tests.engines.ranks import run_ranks
 from tests.runs import session
 from vtool.engines.ranks import Ranks, SharedFindings
-from vtool.training.session import Request
+from vtool.training.session import RunRequest
 
 WorkerResult = list[tuple[str, str]]
 
 
-def refusals(ranks: Ranks, made: list[tuple[Request, Request]]) -> list[WorkerResult]:
+def refusals(ranks: Ranks, made: list[tuple[RunRequest, RunRequest]]) -> list[WorkerResult]:
     """Return why each run is refused, whose ranks are given one of two requests each."""
     return [_refusals(ranks, both[ranks.rank]) for both in made]
 
 
-def _refusals(ranks: Ranks, made: Request) -> WorkerResult:
+def _refusals(ranks: Ranks, made: RunRequest) -> WorkerResult:
     torch.set_num_threads(1)
     try:
         session(made, ranks)
@@ -52,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def requests(folder: Path, engine: str, other: str, *more: str) -> tuple[Request, Request]:
+def requests(folder: Path, engine: str, other: str, *more: str) -> tuple[RunRequest, RunRequest]:
     own = f"run.dir={folder / 'runs' / '-'.join((engine, other, *map(str, map(len, more))))}"
     first, second = (
         made_run(folder, engine, "float32", folder / model, own, *more)

@@ -22,8 +22,8 @@ from vtool.engines.ranks import Ranks
 from vtool.training import checkpoint
 from vtool.training.best import Best, Marks, mark
 from vtool.training.export_run import export_run
-from vtool.training.session import Request
-from vtool.training.sft import Outcome, train
+from vtool.training.session import RunRequest
+from vtool.training.sft import RunOutcome, train
 
 KEEP = "checkpoint.keep_best.metric=validation_nll"
 EARLY = "evaluation.early_stopping={patience:2}"
@@ -37,7 +37,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def made(rows: Path, name: str, *more: str) -> Request:
+def made(rows: Path, name: str, *more: str) -> RunRequest:
     """A rate so high that scores soon get worse."""
     validation = f"[{{format:messages,path:'{rows / 'validation.jsonl'}'}}]"
     return request(
@@ -141,8 +141,8 @@ def test_a_best_checkpoint_that_is_damaged_is_reported_and_the_last_is_exported(
     assert result(folder)["best"] == {**best, "exported": False}
 
 
-def end(ranks: Ranks, run: Request) -> tuple[int, int]:
-    done: Outcome = train(run, ranks)
+def end(ranks: Ranks, run: RunRequest) -> tuple[int, int]:
+    done: RunOutcome = train(run, ranks)
     return ranks.rank, done.step
 
 
@@ -197,7 +197,7 @@ def test_a_source_that_the_validation_rows_do_not_have_is_refused(rows: Path) ->
         train(made(rows, "source", "checkpoint.keep_best.metric=validation_nll/charts"), Ranks())
 
 
-def killed_while_saving(ranks: Ranks, run: Request, at: str, step: int) -> None:
+def killed_while_saving(ranks: Ranks, run: RunRequest, at: str, step: int) -> None:
     """Train until a checkpoint is there and older ones are not yet removed, or one is half so."""
     if ranks.rank == 0:
         flush, remove = checkpoint.flush, shutil.rmtree
@@ -225,7 +225,7 @@ def killed_while_saving(ranks: Ranks, run: Request, at: str, step: int) -> None:
 def test_megatron_ranks_killed_between_saving_and_removing_remember_the_best(
     rows: Path, at: str, spread: str
 ) -> None:
-    def asked(name: str) -> Request:
+    def asked(name: str) -> RunRequest:
         on = ("engine=megatron", f"engine.parallel={spread}", "launch.nproc=2")
         return made(rows, f"{name}-{at}-{spread[1]}", KEEP, EARLY, *on)
 

@@ -14,7 +14,7 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.contract import everyone
 from vtool.training import checkpoint, checkpoint_writer
 from vtool.training.checkpoint import Snapshot, checkpoints, damage, load, newest, save
-from vtool.training.checkpoint_writer import Writer
+from vtool.training.checkpoint_writer import CheckpointWriter
 
 
 def snapshot(step: int, size: int = 64) -> Snapshot:
@@ -121,7 +121,7 @@ def test_what_is_written_while_the_loop_continues_is_what_was_there_at_its_step(
     made = snapshot(3)
     ((_, weight),), ((_, state),) = made.model(everyone), made.optimizer(everyone)
     visits = made.visits
-    with Writer(tmp_path, 2, asynchronous=True) as writer:
+    with CheckpointWriter(tmp_path, 2, asynchronous=True) as writer:
         writer.save(made)
         for tensor in (weight, state, visits):
             tensor.add_(1)
@@ -138,7 +138,7 @@ def test_what_is_written_while_the_loop_continues_is_what_was_there_at_its_step(
 def test_checkpoints_are_written_in_turn_and_the_newest_are_kept(
     tmp_path: Path, asynchronous: bool
 ) -> None:
-    with Writer(tmp_path, 2, asynchronous=asynchronous) as writer:
+    with CheckpointWriter(tmp_path, 2, asynchronous=asynchronous) as writer:
         for step in range(1, 5):
             writer.save(snapshot(step, 1 << 16))
     assert [path.name for path in checkpoints(tmp_path)] == ["step-000003", "step-000004"]
@@ -152,7 +152,7 @@ def test_a_checkpoint_that_failed_in_the_background_is_reported_at_the_next_or_a
     taken.write_text("a file, not a folder")
 
     def loop(*steps: int, then: Exception | None = None) -> None:
-        with Writer(taken, 2, asynchronous=True) as writer:
+        with CheckpointWriter(taken, 2, asynchronous=True) as writer:
             for step in steps:
                 writer.save(snapshot(step))
             if then:
@@ -234,7 +234,9 @@ def test_the_metrics_are_on_the_disk_before_the_checkpoint_has_its_name(
     )
     monkeypatch.setattr(os, "rename", lambda *two: (done.append(two[1].name), rename(*two))[1])
     (tmp_path / "metrics.jsonl").write_text("{}\n")
-    with Writer(tmp_path / "c", 1, asynchronous=True, synced=tmp_path / "metrics.jsonl") as writer:
+    with CheckpointWriter(
+        tmp_path / "c", 1, asynchronous=True, synced=tmp_path / "metrics.jsonl"
+    ) as writer:
         writer.save(snapshot(1))
     assert done.index("metrics.jsonl") < done.index("step-000001")
 
@@ -250,7 +252,7 @@ def test_one_full_disk_is_reported_once_under_asynchronous_saving(
     monkeypatch.setattr(checkpoint, "save_file", save_file)
 
     def loop() -> None:
-        with Writer(tmp_path, 2, asynchronous=True) as writer:
+        with CheckpointWriter(tmp_path, 2, asynchronous=True) as writer:
             writer.save(snapshot(1))
             raise Findings(Diagnostic("run-folder-unwritable", "metrics.jsonl: no space")) from full
 

@@ -22,7 +22,7 @@ from vtool.loading.checkpoint.audit import audit_folder
 from vtool.training import checkpoint_files
 from vtool.training.checkpoint import Snapshot, checkpoints, damage, load, newest, save
 from vtool.training.checkpoint_files import Shares, tensor_files
-from vtool.training.checkpoint_writer import Writer
+from vtool.training.checkpoint_writer import CheckpointWriter
 
 SIZES = (700, 1, 300, 300, 50, 900, 20, 5)
 
@@ -48,7 +48,7 @@ def write(
     ranks: Ranks, folder: Path, asynchronous: bool = False, file_bytes: int = 4 * 400
 ) -> None:
     checkpoint_files.FILE_BYTES = file_bytes  # of this rank's own process
-    with Writer(folder, 2, asynchronous=asynchronous, ranks=ranks) as writer:
+    with CheckpointWriter(folder, 2, asynchronous=asynchronous, ranks=ranks) as writer:
         for step in (1, 2, 3):
             writer.save(snapshot(step, ranks.rank))
 
@@ -120,7 +120,7 @@ def test_a_rank_holds_no_more_than_a_file_and_a_tensor_at_once(tmp_path: Path) -
 def failing(ranks: Ranks, folder: Path, asynchronous: bool, full: int) -> list[str]:
     """Write a checkpoint, then one while the disk of a rank is full; return what is reported."""
     checkpoint_files.FILE_BYTES = 4 * 400
-    with Writer(folder, 2, asynchronous=asynchronous, ranks=ranks) as writer:
+    with CheckpointWriter(folder, 2, asynchronous=asynchronous, ranks=ranks) as writer:
         writer.save(snapshot(1, ranks.rank))
         writer.wait()
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)

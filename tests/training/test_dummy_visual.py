@@ -16,7 +16,7 @@ from tests.runs import messages, request, session
 from vtool.data.loader import load_steps, micro_batches
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
-from vtool.training.session import Request
+from vtool.training.session import RunRequest
 from vtool.training.step import train_step
 from vtool.training.stop import StopRequest
 
@@ -25,7 +25,7 @@ TEXT_ONLY = {"images": (), "mixed": (1, 2, 5, 6, 7), "text": tuple(range(ROWS))}
 ENGINES = ("ddp", "fsdp2")
 
 
-def made_run(folder: Path, rows: str, engine: str, dummy: str) -> Request:
+def made_run(folder: Path, rows: str, engine: str, dummy: str) -> RunRequest:
     overrides = [
         messages(folder / f"{rows}.jsonl"),
         *(
@@ -43,11 +43,11 @@ def made_run(folder: Path, rows: str, engine: str, dummy: str) -> Request:
     return request("rows", *overrides)
 
 
-def taken(ranks: Ranks, made: dict[Any, Request]) -> dict[Any, dict[str, Any]]:
+def taken(ranks: Ranks, made: dict[Any, RunRequest]) -> dict[Any, dict[str, Any]]:
     return {name: _steps(ranks, each) for name, each in made.items()}
 
 
-def _steps(ranks: Ranks, made: Request) -> dict[str, Any]:
+def _steps(ranks: Ranks, made: RunRequest) -> dict[str, Any]:
     """The metrics of the steps, what has become of the tower, and what stopped them."""
     torch.set_num_threads(1)
     opened, progress = session(made, ranks)

@@ -24,7 +24,7 @@ from vtool.training.eight_bit import AdamW8bit, block_of, bytes_of_means
 from vtool.training.observe_run import observe_run
 from vtool.training.optimizer import build_optimizer
 from vtool.training.run_folder import RunFolder
-from vtool.training.session import Request, restore_checkpoint
+from vtool.training.session import RunRequest, restore_checkpoint
 from vtool.training.sft import train
 from vtool.training.start import find_start
 
@@ -33,7 +33,7 @@ SHAPES = [(96, 256), (64, 342), (4096,), (16, 128), (300, 17)]
 """Two with blocks, of 256 and of 171; and three that keep float32."""
 
 
-def run_of(folder: Path, engine: str, name: str, *more: str) -> Request:
+def run_of(folder: Path, engine: str, name: str, *more: str) -> RunRequest:
     return made_run(
         folder, engine, "float32", folder / "model", f"run.dir={folder / name}", NARROW, *more
     )
@@ -141,7 +141,7 @@ def test_the_setting_arrives(folder: Path) -> None:
         assert ("optim.states", seen) in {(one.parameter, one.seen) for one in differs}
 
 
-def finish(ranks: Ranks, made: Request, checkpoint: Path) -> dict[str, torch.Tensor]:
+def finish(ranks: Ranks, made: RunRequest, checkpoint: Path) -> dict[str, torch.Tensor]:
     """Train a run, and return the states that a checkpoint gives an engine that is new."""
     torch.set_num_threads(1)
     assert train(made, ranks).status == "finished"
@@ -220,7 +220,7 @@ def test_a_run_resumes_with_another_engine_on_another_number_of_ranks(folder: Pa
         begun = folder / name / "checkpoints/step-000004"
 
 
-def restored(ranks: Ranks, made: Request, checkpoint: Path) -> dict[str, torch.Tensor]:
+def restored(ranks: Ranks, made: RunRequest, checkpoint: Path) -> dict[str, torch.Tensor]:
     """Return the states of a new engine that a checkpoint was given to."""
     opened, _ = session(made, ranks)
     restore_checkpoint(opened.engine, checkpoint)

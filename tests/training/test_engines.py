@@ -15,13 +15,13 @@ from tests.engines.ranks import run_ranks
 from tests.rows import mixed_rows, write_rows
 from tests.runs import messages, read_lines, request
 from vtool.engines.ranks import Ranks
-from vtool.training.session import Request
+from vtool.training.session import RunRequest
 from vtool.training.sft import train
 
 pytestmark = pytest.mark.full
 
 
-def made_run(folder: Path, name: str, engine: str, *more: str) -> Request:
+def made_run(folder: Path, name: str, engine: str, *more: str) -> RunRequest:
     """8 steps;
 
     an evaluation on the way, of three rows, and one at the end, of one: ranks have unequally many,
@@ -52,7 +52,7 @@ def made_run(folder: Path, name: str, engine: str, *more: str) -> Request:
     return request("rows", *overrides, *more)
 
 
-def train_all(ranks: Ranks, runs: Sequence[Request]) -> None:
+def train_all(ranks: Ranks, runs: Sequence[RunRequest]) -> None:
     torch.set_num_threads(1)
     for made in runs:
         assert train(made, ranks).status == "finished"

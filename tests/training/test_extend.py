@@ -10,7 +10,7 @@ from tests.runs import messages, read_lines, request
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
 from vtool.training.schedule import learning_rate
-from vtool.training.sft import Outcome, train
+from vtool.training.sft import RunOutcome, train
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def rows(tmp_path: Path) -> Path:
     return write_rows(tmp_path / "rows.jsonl", mixed_rows(tmp_path, 8, text_only=(1,)))
 
 
-def start(rows: Path, name: str, *more: str) -> Outcome:
+def start(rows: Path, name: str, *more: str) -> RunOutcome:
     common = (
         *("data.global_batch_size=4", "data.image={min_pixels:784,max_pixels:784}"),
         *("device.threads=1", f"run.dir={rows.parent / name}"),

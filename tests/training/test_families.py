@@ -13,13 +13,13 @@ from vtool.data.plan import Plan
 from vtool.engines.ranks import Ranks
 from vtool.families import FAMILIES
 from vtool.families.family import load_family
-from vtool.training.session import Request
+from vtool.training.session import RunRequest
 from vtool.training.sft import train
 
 ROWS = 8
 
 
-def made_run(folder: Path, name: str, run: str, *more: str) -> Request:
+def made_run(folder: Path, name: str, run: str, *more: str) -> RunRequest:
     """Rows with an image, with two, and with none; short and long ones in a batch."""
     torch.set_num_threads(1)  # as device.threads says, which launch sets and `train` asks
     if not (folder / "rows.jsonl").exists():

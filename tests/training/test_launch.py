@@ -18,7 +18,7 @@ from tests.runs import request
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
 from vtool.training import launch
-from vtool.training.session import Request
+from vtool.training.session import RunRequest
 
 
 @pytest.mark.parametrize("nproc", ["null", "2"])
@@ -35,7 +35,7 @@ def test_processes_that_another_launcher_started_do_not_train_each_a_run(
     assert not (tmp_path / "run").exists()
 
 
-def _ask_for_patience(rank: int, made: Request, folder: Path) -> None:
+def _ask_for_patience(rank: int, made: RunRequest, folder: Path) -> None:
     os.environ |= {
         "RANK": str(rank),
         "WORLD_SIZE": "2",
@@ -43,7 +43,7 @@ def _ask_for_patience(rank: int, made: Request, folder: Path) -> None:
         "MASTER_PORT": (folder / "port").read_text(),
     }
 
-    def report(_request: Request, ranks: Ranks) -> None:
+    def report(_request: RunRequest, ranks: Ranks) -> None:
         group = dist.distributed_c10d._get_default_group()
         (folder / f"{ranks.rank}.pkl").write_bytes(
             pickle.dumps(group._get_backend(torch.device("cpu")).options._timeout)

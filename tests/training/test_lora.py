@@ -25,7 +25,7 @@ from vtool.models.build import load_model
 from vtool.training.base import check_base, keep_base
 from vtool.training.export_run import export_run
 from vtool.training.run_folder import RunFolder
-from vtool.training.session import Request
+from vtool.training.session import RunRequest
 from vtool.training.setup import set_up_run
 from vtool.training.sft import train
 from vtool.training.start import Start
@@ -36,7 +36,7 @@ SPREAD = ("engine.parallel.tensor=2", "engine.parallel.sequence=true")
 PREFIX = "base_model.model."
 
 
-def made_run(folder: Path, name: str, engine: str, *more: str) -> Request:
+def made_run(folder: Path, name: str, engine: str, *more: str) -> RunRequest:
     overrides = [
         messages(folder / "rows.jsonl"),
         f"data.test=[{{format:messages,path:'{folder / 'one.jsonl'}'}}]",
@@ -63,7 +63,7 @@ def made_run(folder: Path, name: str, engine: str, *more: str) -> Request:
     return request("rows", *overrides, *more)
 
 
-def train_all(ranks: Ranks, *runs: Request) -> None:
+def train_all(ranks: Ranks, *runs: RunRequest) -> None:
     torch.set_num_threads(1)
     for made in runs:
         assert train(made, ranks).status == "finished"

@@ -19,10 +19,10 @@ from vtool.engines.ranks import Ranks
 from vtool.training import micro_batch
 from vtool.training.micro_batch import bytes_of_head, bytes_of_pass, choose_micro_batch, print_state
 from vtool.training.model_and_engine import DTYPES
-from vtool.training.session import Request, Session
+from vtool.training.session import RunRequest, Session
 
 
-def made(folder: Path, *more: str) -> Request:
+def made(folder: Path, *more: str) -> RunRequest:
     if not (folder / "rows.jsonl").exists():
         write_rows(folder / "rows.jsonl", mixed_rows(folder, 12, text_only=(1,)))
     common = ("data.image={min_pixels:784,max_pixels:12544}", "device.kind=cpu", "train.steps=2")
@@ -85,7 +85,7 @@ def test_a_block_that_computes_again_keeps_what_goes_into_it(tmp_path: Path) -> 
     assert held[-1] < 0.6 * held[0]
 
 
-def kept_when_spread(ranks: Ranks, asked: Request) -> tuple[int, float]:
+def kept_when_spread(ranks: Ranks, asked: RunRequest) -> tuple[int, float]:
     opened, _ = session(asked, ranks)
     held, tokens, patches = kept(opened)
     return held, bytes_of_pass(opened.run, opened.engine.module.config, 1, tokens, patches)

@@ -16,7 +16,7 @@ from vtool.data.loader import MicroBatch
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
 from vtool.evaluation.evaluate import evaluate
-from vtool.training.sft import Outcome, train
+from vtool.training.sft import RunOutcome, train
 
 MIXED = (
     "data.train=[{format: messages, path: 'ROWS/a.jsonl', weight: 3, name: pictures},"
@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def start(folder: Path, *more: str, mixed: str = MIXED, split: str = SPLIT) -> Outcome:
+def start(folder: Path, *more: str, mixed: str = MIXED, split: str = SPLIT) -> RunOutcome:
     overrides = (
         *("data.global_batch_size=6", "data.micro_batch_size=3", "optim.warmup_steps=0"),
         f"train={{steps:{STEPS},epochs:null}}",

@@ -21,7 +21,7 @@ from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
 from vtool.families.family import load_family
 from vtool.training.export_run import export_run
-from vtool.training.session import Request
+from vtool.training.session import RunRequest
 from vtool.training.sft import train
 
 OWN = Path(__file__).parent / "my_qwen.py"
@@ -73,11 +73,11 @@ def overrides(name: str, *more: str) -> list[str]:
     return [*rows, *steps, f"run.name={name}", *more]
 
 
-def made(name: str, *more: str) -> Request:
+def made(name: str, *more: str) -> RunRequest:
     return request("rows", *overrides(name, *more))
 
 
-def stopping_after_one(made: Request, monkeypatch: pytest.MonkeyPatch) -> None:
+def stopping_after_one(made: RunRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     from vtool.training import loop
 
     step = loop.train_step
@@ -216,7 +216,7 @@ def test_a_run_resumes_with_the_same_file_alone(monkeypatch: pytest.MonkeyPatch)
     assert Path("runs/mine", weights).read_bytes() == Path("runs/whole", weights).read_bytes()
 
 
-def gradients(ranks: Ranks, requests: dict[str, Request]) -> Any:
+def gradients(ranks: Ranks, requests: dict[str, RunRequest]) -> Any:
     return {name: step_gradients(ranks, one)["gradients"] for name, one in requests.items()}
 
 
@@ -240,7 +240,7 @@ def test_two_ranks_of_fsdp_and_ddp_compute_the_gradient_of_transformers_class() 
         assert relative_difference(first[f"{engine} own"], first[f"{engine} plain"]) == 0
 
 
-def files(ranks: Ranks, made: Request, folder: str) -> str:
+def files(ranks: Ranks, made: RunRequest, folder: str) -> str:
     from vtool.training.modeling import keep_class
     from vtool.training.run_folder import RunFolder
     from vtool.training.start import Start

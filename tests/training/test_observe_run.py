@@ -22,7 +22,7 @@ from vtool.config.schema.base import ReadBack
 from vtool.config.settings import arrivals
 from vtool.diagnostics import Findings
 from vtool.engines import fsdp2
-from vtool.engines.ddp import Ddp
+from vtool.engines.ddp import DdpEngine
 from vtool.engines.megatron import engine as megatron
 from vtool.engines.ranks import Ranks
 from vtool.families.family import load_family
@@ -33,7 +33,7 @@ from vtool.training import launch, model_and_engine
 from vtool.training import session as sessions
 from vtool.training.model_and_engine import build_engine
 from vtool.training.observe_run import check_arrival, observe_run
-from vtool.training.session import Request
+from vtool.training.session import RunRequest
 from vtool.training.sft import train
 
 # Read back on other devices only, or with kernels that are not here: see the tests that name them.
@@ -42,21 +42,21 @@ READ = {name for name, said in arrivals().items() if isinstance(said, ReadBack)}
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Request]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRequest]:
     return requests(tmp_path_factory.mktemp("variants"))
 
 
 @pytest.fixture(scope="module")
-def two(made: dict[str, Request]) -> list[dict[str, Look]]:
+def two(made: dict[str, RunRequest]) -> list[dict[str, Look]]:
     """Every variant on two ranks, which are started once."""
     return run_ranks(look, 2, made)
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> Callable[..., Request]:
+def small(tmp_path: Path) -> Callable[..., RunRequest]:
     write_rows(tmp_path / "rows.jsonl", mixed_rows(tmp_path, 4))
 
-    def make(*more: str) -> Request:
+    def make(*more: str) -> RunRequest:
         common = (
             messages(tmp_path / "rows.jsonl"),
             "data.global_batch_size=4",
@@ -68,7 +68,7 @@ def small(tmp_path: Path) -> Callable[..., Request]:
     return make
 
 
-def found(made: Request) -> set[str]:
+def found(made: RunRequest) -> set[str]:
     """The settings that have not arrived in one process."""
     opened, _ = session(made)
     try:
@@ -97,7 +97,7 @@ def test_what_one_rank_alone_has_is_reported_by_every_rank(two: list[dict[str, L
             ], name
 
 
-def seen_of(made: dict[str, Request], two: list[dict[str, Look]], digits: Any) -> set[str]:
+def seen_of(made: dict[str, RunRequest], two: list[dict[str, Look]], digits: Any) -> set[str]:
     everything = [(made[name].run, one.seen) for rank in two for name, one in rank.items()]
     return {
         one
@@ -143,7 +143,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def test_every_setting_that_claims_to_be_read_back_is_seen(
-    made: dict[str, Request], two: list[dict[str, Look]], digits: Any
+    made: dict[str, RunRequest], two: list[dict[str, Look]], digits: Any
 ) -> None:
     assert READ - seen_of(made, two, digits) == set()
 
@@ -185,7 +185,7 @@ def other(run: Run, name: str) -> Run | None:
 
 @pytest.mark.parametrize("name", sorted(READ))
 def test_another_value_of_any_of_them_is_found(
-    name: str, made: dict[str, Request], two: list[dict[str, Look]], digits: Any
+    name: str, made: dict[str, RunRequest], two: list[dict[str, Look]], digits: Any
 ) -> None:
     """The objects are those of one run, and what is asked is another's:
 
@@ -237,7 +237,7 @@ def replace_leaf(run: Run, name: str, value: Any) -> Run:
 
 
 def test_offloading_is_seen_where_there_is_somewhere_to_offload_to(
-    small: Callable[..., Request],
+    small: Callable[..., RunRequest],
 ) -> None:
     opened, _ = session(small("engine=fsdp2"))
     group = fsdp_groups(opened.engine.parts[0][0])[0]  # type: ignore[attr-defined]
@@ -253,7 +253,7 @@ def test_offloading_is_seen_where_there_is_somewhere_to_offload_to(
 # later (tests/profiling); and verl#5775 is also in tests/verification/test_live.py, with mbridge.
 class TestUpstream:
     def test_betas_are_left_out(
-        self, small: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+        self, small: Callable[..., RunRequest], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """verl#4214."""
         adamw = torch.optim.AdamW
@@ -268,7 +268,7 @@ class TestUpstream:
         assert found(made) == {"optim.betas"}
 
     def test_the_distributed_optimiser_is_written_into_the_code(
-        self, small: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+        self, small: Callable[..., RunRequest], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """verl#4392; verl#5775 is the same of a bridge's default."""
         made = small("engine=megatron")
@@ -281,7 +281,7 @@ class TestUpstream:
         assert found(made) == {"engine.wrap_config.use_distributed_optimizer"}
 
     def test_fsdp_is_not_applied(
-        self, small: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+        self, small: Callable[..., RunRequest], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """verl#5854: the whole model in another engine; and no block of it by itself."""
         made = small("engine=fsdp2")
@@ -301,7 +301,7 @@ class TestUpstream:
         assert found(made) == {"engine.reshard_after_forward"}
 
     def test_the_sharding_is_written_into_the_code(
-        self, small: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+        self, small: Callable[..., RunRequest], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """dinov3#323."""
         shard = fsdp2.fully_shard
@@ -316,7 +316,7 @@ class TestUpstream:
 
     @pytest.mark.filterwarnings("ignore:reshard_after_forward=1")
     def test_one_is_not_true(
-        self, small: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+        self, small: Callable[..., RunRequest], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """pytorch#149750."""
         shard = fsdp2.fully_shard
@@ -330,7 +330,7 @@ class TestUpstream:
         assert found(small("engine=fsdp2")) == {"engine.reshard_after_forward"}
 
     def test_one_setting_alone_is_handed_on(
-        self, small: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+        self, small: Callable[..., RunRequest], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """ms-swift#7962: of those of FSDP."""
         shard = fsdp2.fully_shard
@@ -343,7 +343,7 @@ class TestUpstream:
         assert found(small("engine=fsdp2", "model.dtype=bfloat16")) == {"model.dtype"}
 
     def test_a_guard_makes_it_do_nothing(
-        self, small: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+        self, small: Callable[..., RunRequest], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """NeMo-RL#3494: `if hasattr(model, "…")`, and the model has it under another name."""
         made = small("model.gradient_checkpointing=true")
@@ -352,7 +352,7 @@ class TestUpstream:
         assert found(made) == {"model.gradient_checkpointing"}
 
     def test_a_file_that_is_not_found_means_the_defaults(
-        self, small: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+        self, small: Callable[..., RunRequest], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """accelerate#1115."""
         made = small(
@@ -384,7 +384,7 @@ class TestUpstream:
         }
 
     def test_modules_that_are_to_be_left_out_are_not(
-        self, small: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+        self, small: Callable[..., RunRequest], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """accelerate#3698: `ignored_modules` was never set."""
         made = small("lora={rank: 2, exclude: [q_proj]}")
@@ -393,7 +393,7 @@ class TestUpstream:
         assert found(made) == {"lora.exclude"}
 
     def test_what_a_builder_chooses_by_itself(
-        self, small: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+        self, small: Callable[..., RunRequest], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """xtuner#654: here, of the attention."""
         from transformers import AutoModelForImageTextToText
@@ -408,7 +408,7 @@ class TestUpstream:
         assert found(made) == {"model.attention"}
 
     def test_weights_that_are_trained_in_bfloat16(
-        self, small: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+        self, small: Callable[..., RunRequest], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A pure bfloat16 AdamW loses small updates, and its loss falls all the same."""
         made = small("model.dtype=bfloat16")
@@ -426,7 +426,7 @@ class TestUpstream:
 
 class TestOfARun:
     def test_nothing_is_trained_and_every_start_is_held_to_its_settings(
-        self, small: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+        self, small: Callable[..., RunRequest], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         made = small("optim.eps=1e-6", "checkpoint.every_steps=1")
         build = model_and_engine.build_optimizer
@@ -453,17 +453,17 @@ class TestOfARun:
 
 @pytest.mark.parametrize("largest", ["0.01", "null"])
 def test_gradients_are_clipped_to_the_norm_that_is_asked(
-    small: Callable[..., Request], monkeypatch: pytest.MonkeyPatch, largest: str
+    small: Callable[..., RunRequest], monkeypatch: pytest.MonkeyPatch, largest: str
 ) -> None:
     norms: list[float] = []
-    step = Ddp.optimizer_step
+    step = DdpEngine.optimizer_step
 
-    def measured(engine: Ddp, lr: float) -> None:
+    def measured(engine: DdpEngine, lr: float) -> None:
         given = [one.grad for one in engine.parameters if one.grad is not None]
         norms.append(math.sqrt(sum(float(grad.double().pow(2).sum()) for grad in given)))
         step(engine, lr)
 
-    monkeypatch.setattr(Ddp, "optimizer_step", measured)
+    monkeypatch.setattr(DdpEngine, "optimizer_step", measured)
     made = small(f"optim.clip_norm={largest}")
     train(made, Ranks())
     lines = read_lines(made.run.folder / "metrics.jsonl")
@@ -473,7 +473,7 @@ def test_gradients_are_clipped_to_the_norm_that_is_asked(
 
 
 def test_a_run_is_evaluated_when_and_as_it_is_asked(
-    small: Callable[..., Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: Callable[..., RunRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vtool.evaluation import evaluate
 

@@ -39,7 +39,7 @@ from vtool.serving.model import find_model
 from vtool.training import setup
 from vtool.training.export_run import about_export, export_run
 from vtool.training.observe_run import observe_run
-from vtool.training.session import Request
+from vtool.training.session import RunRequest
 from vtool.training.sft import train
 
 pytestmark = pytest.mark.skipif(
@@ -78,7 +78,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def run_of(folder: Path, name: str, *more: str, dtype: str = "float32") -> Request:
+def run_of(folder: Path, name: str, *more: str, dtype: str = "float32") -> RunRequest:
     model = folder / ("narrow" if NF4 in more else "unpacked")
     lora = f"lora={{rank:{RANK},alpha:8}}"
     return made_run(folder, "ddp", dtype, model, lora, f"run.dir={folder / name}", *more)
@@ -188,7 +188,7 @@ def test_every_familys_language_model_is_packed_and_nothing_else(name: str) -> N
     assert packed
 
 
-def finished(ranks: Ranks, *runs: Request) -> None:
+def finished(ranks: Ranks, *runs: RunRequest) -> None:
     torch.set_num_threads(1)
     for made in runs:
         assert train(made, ranks).status == "finished"
@@ -342,7 +342,7 @@ def test_it_resumes_over_no_other_base(trained: Path) -> None:
         setup_with_weights(run_of(trained, "same-base", start, NF4))
 
 
-def setup_with_weights(made: Request) -> None:
+def setup_with_weights(made: RunRequest) -> None:
     from vtool.training.weights import find_weights
 
     assert find_weights(made.run) is not None
@@ -445,7 +445,7 @@ def test_two_ranks_have_the_same_packed_weights(folder: Path) -> None:
     assert first
 
 
-def digests(ranks: Ranks, made: Request) -> dict[str, bytes]:
+def digests(ranks: Ranks, made: RunRequest) -> dict[str, bytes]:
     torch.set_num_threads(1)
     opened, _ = session(made, ranks)
     return {

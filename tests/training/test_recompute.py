@@ -9,15 +9,15 @@ from tests.runs import messages, request, session
 from vtool.config.expected import AGAIN, CHECKPOINTING, expected_settings
 from vtool.config.readback import compare_readback
 from vtool.diagnostics import Findings
-from vtool.planning.plan import Asked, make_plan
+from vtool.planning.plan import PlanQuestion, make_plan
 from vtool.training import recompute
 from vtool.training.observe_run import observe_run
-from vtool.training.session import Request
+from vtool.training.session import RunRequest
 
 pytestmark = pytest.mark.usefixtures("no_process_group")
 
 
-def made(folder: Path, asked: str) -> Request:
+def made(folder: Path, asked: str) -> RunRequest:
     if not (folder / "rows.jsonl").exists():
         write_rows(folder / "rows.jsonl", mixed_rows(folder, 12, text_only=(1,)))
     common = ("data.image={min_pixels:784,max_pixels:12544}", "device.kind=cpu", "train.steps=2")
@@ -38,7 +38,7 @@ def test_a_run_recomputes_what_the_free_memory_makes_it(
     of_its_own = {"path": str(opened.folder.processor), "size": None}
     run = made(tmp_path, "full").run
     run = run.model_copy(update={"model": run.model.model_copy(update=of_its_own)})
-    full = make_plan(run, Asked(1, tokens=longest)).device
+    full = make_plan(run, PlanQuestion(1, tokens=longest)).device
     free(full)
     opened, _ = session(made(tmp_path, "auto"))
     assert opened.run.model.gradient_checkpointing == "full"

@@ -8,7 +8,7 @@ import pytest
 
 from tests.runs import read_lines, session
 from tests.training.test_sft import made_run
-from vtool.evaluation.evaluate import Answer, Scores
+from vtool.evaluation.evaluate import RowAnswer, Scores
 from vtool.training.remarks import one_answer, spike_findings, spikes_of
 
 
@@ -46,7 +46,7 @@ def test_a_steady_loss_and_few_steps_are_distinguished(
 
 def scores(answers: Sequence[str], references: Sequence[str]) -> Scores:
     said = [
-        Answer(i, of, answer)
+        RowAnswer(i, of, answer)
         for i, (of, answer) in enumerate(zip(references, answers, strict=True))
     ]
     return Scores(1.0, 0.0, len(said), tuple(said))

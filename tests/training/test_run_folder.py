@@ -17,7 +17,7 @@ from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
 from vtool.training.export_run import export_run
 from vtool.training.run_folder import RunFolder
-from vtool.training.sft import Outcome, train
+from vtool.training.sft import RunOutcome, train
 from vtool.training.start import check_rows, find_start
 
 
@@ -26,7 +26,7 @@ def rows(tmp_path: Path) -> Path:
     return write_rows(tmp_path / "rows.jsonl", mixed_rows(tmp_path, 8, text_only=(1,)))
 
 
-def start(rows: Path, *more: str) -> Outcome:
+def start(rows: Path, *more: str) -> RunOutcome:
     overrides = [
         "data.global_batch_size=4",
         "data.micro_batch_size=4",

@@ -21,7 +21,7 @@ from vtool.diagnostics import Findings
 from vtool.engines.common import model_tensors, optimizer_tensors
 from vtool.engines.ranks import Ranks
 from vtool.training.finish import balance
-from vtool.training.session import Progress, Request, Session, count_steps
+from vtool.training.session import Progress, RunRequest, Session, count_steps
 from vtool.training.sft import train
 from vtool.training.step import train_step
 from vtool.training.stop import StopRequest
@@ -29,7 +29,7 @@ from vtool.training.stop import StopRequest
 
 def made_run(
     folder: Path, count: int = 10, text_only: tuple[int, ...] = (1,), *more: str
-) -> Request:
+) -> RunRequest:
     rows = write_rows(folder / "rows.jsonl", mixed_rows(folder, count, text_only))
     overrides = [
         "data.global_batch_size=4",
@@ -106,7 +106,7 @@ def state(opened: Session, part: str) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in shares.items() if part in name}
 
 
-def tower_over_steps(ranks: Ranks, made: Request) -> list[bool]:
+def tower_over_steps(ranks: Ranks, made: RunRequest) -> list[bool]:
     """Return whether the tower's weights and optimizer state changed, step by step."""
     torch.set_num_threads(1)
     opened, progress = session(made, ranks)
@@ -166,7 +166,7 @@ def test_text_alone_trains(tmp_path: Path, world: int) -> None:
     assert losses[0][-1] < losses[0][0]
 
 
-def losses_of(ranks: Ranks, made: Request) -> list[float]:
+def losses_of(ranks: Ranks, made: RunRequest) -> list[float]:
     torch.set_num_threads(1)
     opened, progress = session(made, ranks)
     losses = []

@@ -29,13 +29,13 @@ from vtool.families.family import load_family
 from vtool.models.build import build_model
 from vtool.models.joint_vision import joint_vision_forward
 from vtool.models.processor import Processor
-from vtool.training.session import Request
+from vtool.training.session import RunRequest
 from vtool.training.sft import train
 
 EACH = pytest.mark.parametrize("name", EACH_FAMILY)
 
 
-def made_run(folder: Path, *more: str) -> Request:
+def made_run(folder: Path, *more: str) -> RunRequest:
     """Six rows in a step, in micro-batches of two."""
     if not (folder / "rows.jsonl").exists():
         write_rows(folder / "rows.jsonl", visual_rows(folder))
@@ -59,7 +59,7 @@ def made_run(folder: Path, *more: str) -> Request:
     return request("rows", *overrides, *more)
 
 
-def model_of(made: Request, rows: EncodedRows, processor: Processor, folder: Path) -> Any:
+def model_of(made: RunRequest, rows: EncodedRows, processor: Processor, folder: Path) -> Any:
     from vtool.models.build import model_config
 
     folder.mkdir()
@@ -317,7 +317,7 @@ def test_stages_answer_questions_about_videos(tmp_path: Path) -> None:
     assert two[1] == one[1]
 
 
-def answers(ranks: Ranks, made: Request) -> tuple[float, list[str]]:
+def answers(ranks: Ranks, made: RunRequest) -> tuple[float, list[str]]:
     torch.set_num_threads(1)
     opened, _ = session(made, ranks)
     scores = evaluate(

@@ -18,7 +18,7 @@ from vtool.models.adapters import is_adapter
 from vtool.models.build import load_model
 from vtool.training.export_run import export_run
 from vtool.training.run_folder import RunFolder
-from vtool.training.session import Request, Session
+from vtool.training.session import RunRequest, Session
 from vtool.training.setup import set_up_run
 from vtool.training.sft import train
 from vtool.training.start import find_start
@@ -27,7 +27,7 @@ LORA = "lora={rank:3,alpha:5}"
 ENGINES = ["ddp", "fsdp2", *(["megatron"] if find_spec("megatron") else [])]
 
 
-def made(folder: Path, name: str, *more: str) -> Request:
+def made(folder: Path, name: str, *more: str) -> RunRequest:
     return request(
         "rows",
         messages(folder / "rows.jsonl"),
@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def begun(run: Request) -> Session:
+def begun(run: RunRequest) -> Session:
     """The session of a run that is about to take its first step."""
     own = RunFolder(run.run.folder)
     own.path.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def begun(run: Request) -> Session:
     return opened
 
 
-def finding(run: Request) -> Diagnostic:
+def finding(run: RunRequest) -> Diagnostic:
     with pytest.raises(Findings) as caught:
         begun(run)
     return caught.value.diagnostics[0]

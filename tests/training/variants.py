@@ -13,7 +13,7 @@ from vtool.config.readback import Observed
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
 from vtool.training import observe_run
-from vtool.training.session import Request
+from vtool.training.session import RunRequest
 
 OWN = Path(__file__).parent / "my_qwen.py"
 _PACKED = ("data.packing=token_budget", "data.micro_batch_tokens=160")
@@ -89,7 +89,7 @@ class Look:
     """Findings where rank 1 has seen another value of `optim.eps`."""
 
 
-def requests(folder: Path) -> dict[str, Request]:
+def requests(folder: Path) -> dict[str, RunRequest]:
     write_rows(folder / "rows.jsonl", mixed_rows(folder, 8))
     common = (
         *(messages(folder / "rows.jsonl"), "data.global_batch_size=8", "data.micro_batch_size=3"),
@@ -106,11 +106,11 @@ def requests(folder: Path) -> dict[str, Request]:
     }
 
 
-def look(ranks: Ranks, made: dict[str, Request]) -> dict[str, Look]:
+def look(ranks: Ranks, made: dict[str, RunRequest]) -> dict[str, Look]:
     return {name: _look(ranks, each) for name, each in made.items()}
 
 
-def _look(ranks: Ranks, made: Request) -> Look:
+def _look(ranks: Ranks, made: RunRequest) -> Look:
     opened, _ = session(made, ranks)
     seen = observe_run.observe_run(opened)
     right = observe_run.observe_run
@@ -129,7 +129,7 @@ def _look(ranks: Ranks, made: Request) -> Look:
         observe_run.observe_run = right
 
 
-def _messages(opened: Any, made: Request) -> list[str]:
+def _messages(opened: Any, made: RunRequest) -> list[str]:
     try:
         observe_run.check_arrival(opened, made.origins)
     except Findings as findings:

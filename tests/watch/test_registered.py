@@ -5,11 +5,11 @@ from pkgutil import iter_modules
 
 from vtool.diagnostics import Rule
 from vtool.watch import conclusions
-from vtool.watch.conclusions import CHECKS, RULES, Check
+from vtool.watch.conclusions import CHECKS, RULES, WatchCheck
 
 
 def test_every_check_and_rule_that_a_file_has_is_listed_once() -> None:
-    checks: list[Check] = []
+    checks: list[WatchCheck] = []
     own: dict[str, Rule] = {}
     for each in iter_modules(conclusions.__path__):
         there = vars(import_module(f"{conclusions.__name__}.{each.name}"))

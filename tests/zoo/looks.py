@@ -16,7 +16,7 @@ from tests.zoo.defect import injected
 from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import Ranks
-from vtool.training.session import Request
+from vtool.training.session import RunRequest
 
 if TYPE_CHECKING:
     from vtool.verification.proofs.proof import ProofResult
@@ -44,7 +44,7 @@ def rows(folder: Path) -> Path:
     )
 
 
-def made(folder: Path, *more: str) -> Request:
+def made(folder: Path, *more: str) -> RunRequest:
     """A run on these rows, of three steps."""
     image = "data.image={min_pixels: 784, max_pixels: 3136}"
     return request(
@@ -164,7 +164,7 @@ class Ranked:
         return on_ranks(2, _train, made(folder, *self.overrides))
 
 
-def _train(ranks: Ranks, asked: Request) -> tuple[Diagnostic, ...]:
+def _train(ranks: Ranks, asked: RunRequest) -> tuple[Diagnostic, ...]:
     from vtool.training.sft import train
 
     return findings_of(lambda: train(asked, ranks).findings)

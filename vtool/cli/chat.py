@@ -13,7 +13,7 @@ from vtool.cli import complete
 if TYPE_CHECKING:
     from vtool.diagnostics import Findings
     from vtool.evaluation.asker import Asker
-    from vtool.evaluation.chat import Chat, Typed
+    from vtool.evaluation.chat import Conversation, Typed
 
 
 def chat(
@@ -46,7 +46,7 @@ def chat(
         begin_with_training("vtool chat")
         from vtool.diagnostics.progress import working
         from vtool.evaluation.asker import Reader
-        from vtool.evaluation.chat import Chat
+        from vtool.evaluation.chat import Conversation
         from vtool.evaluation.subject import open_model
 
         subject = open_model(model, base)
@@ -57,12 +57,12 @@ def chat(
         at_terminal = sys.stdin.isatty()
         if at_terminal:
             _say("a path on a line of its own shows an image; /help says what else can be typed")
-        refused = _talk(Chat(system), asker, max_new_tokens, at_terminal)
+        refused = _talk(Conversation(system), asker, max_new_tokens, at_terminal)
     if refused and not at_terminal:  # nobody has seen it happen
         raise typer.Exit(1)
 
 
-def _talk(chat: "Chat", asker: "Asker", max_new_tokens: int, at_terminal: bool) -> int:
+def _talk(chat: "Conversation", asker: "Asker", max_new_tokens: int, at_terminal: bool) -> int:
     """Answer line after line; return how many were refused."""
     from vtool.diagnostics import Findings
     from vtool.evaluation.chat import understand
@@ -90,7 +90,9 @@ def _talk(chat: "Chat", asker: "Asker", max_new_tokens: int, at_terminal: bool) 
             _say("\n(stopped; /quit or Ctrl-D ends the chat)")
 
 
-def _do(typed: "Typed", chat: "Chat", asker: "Asker", max_new_tokens: int) -> "Chat":
+def _do(
+    typed: "Typed", chat: "Conversation", asker: "Asker", max_new_tokens: int
+) -> "Conversation":
     """Do what a line says; return the chat after it."""
     from vtool.evaluation.chat import COMMANDS
 
@@ -111,7 +113,9 @@ def _do(typed: "Typed", chat: "Chat", asker: "Asker", max_new_tokens: int) -> "C
     return chat
 
 
-def _ask(chat: "Chat", question: str, asker: "Asker", max_new_tokens: int) -> "Chat":
+def _ask(
+    chat: "Conversation", question: str, asker: "Asker", max_new_tokens: int
+) -> "Conversation":
     """Answer a question; return the chat with both."""
     from vtool.evaluation.chat import answer
 

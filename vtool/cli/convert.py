@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vtool.cli.formats import Format
+from vtool.cli.formats import OutputFormat
 
 if TYPE_CHECKING:
     from vtool.data.convert import Conversion
@@ -40,7 +40,9 @@ def convert(
     max_dropped_rows: Annotated[
         int, typer.Option(min=0, help="Rows that may be left out; with more, nothing is written.")
     ] = 0,
-    format: Annotated[Format, typer.Option(help="How findings are printed.")] = Format.full,
+    format: Annotated[
+        OutputFormat, typer.Option(help="How findings are printed.")
+    ] = OutputFormat.full,
 ) -> None:
     """Write rows of any layout in that of format: messages, and say what was read of them."""
     from vtool.cli.common import exit_on_findings, print_and_exit

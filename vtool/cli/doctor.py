@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vtool.cli import complete
-from vtool.cli.formats import Format
-from vtool.cli.validate_config import Trainer
+from vtool.cli.formats import OutputFormat
+from vtool.cli.validate_config import ReadableTrainer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,12 +40,14 @@ def doctor(
         ),
     ] = None,
     trainer: Annotated[
-        Trainer | None,
+        ReadableTrainer | None,
         typer.Option(
             "--from", help="RECIPE is a file of this trainer: look for known silent bugs alone."
         ),
     ] = None,
-    format: Annotated[Format, typer.Option(help="How findings are printed.")] = Format.full,
+    format: Annotated[
+        OutputFormat, typer.Option(help="How findings are printed.")
+    ] = OutputFormat.full,
 ) -> None:
     """Say what this machine can run, what is missing, and which known silent bugs it has.
 
@@ -59,13 +61,13 @@ def doctor(
     with exit_on_findings("doctor", subject, format):
         diagnosis = _diagnose(recipe, overrides or [], python, trainer)
     listed = diagnosis.bugs.listed if diagnosis.bugs else ()
-    if format == Format.full:
+    if format == OutputFormat.full:
         typer.echo("\n".join(_table(diagnosis)))
     print_and_exit([diagnosis.result(subject)], "doctor", format, already_reported=listed)
 
 
 def _diagnose(
-    recipe: str | None, overrides: list[str], python: str | None, trainer: Trainer | None
+    recipe: str | None, overrides: list[str], python: str | None, trainer: ReadableTrainer | None
 ) -> "Diagnosis":
     from pathlib import Path
 

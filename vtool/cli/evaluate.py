@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from vtool.cli import complete
-from vtool.cli.formats import Format
+from vtool.cli.formats import OutputFormat
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from vtool.evaluation.compare import MetricDifference
     from vtool.evaluation.run import Evaluated
-    from vtool.evaluation.scoring import Score
+    from vtool.evaluation.scoring import MetricScore
 
 
 def evaluate(
@@ -90,7 +90,9 @@ def evaluate(
         Path | None,
         typer.Option(metavar="FOLDER", help="The results. Default: evaluations/MODEL-ROWS."),
     ] = None,
-    format: Annotated[Format, typer.Option(help="How findings are printed.")] = Format.full,
+    format: Annotated[
+        OutputFormat, typer.Option(help="How findings are printed.")
+    ] = OutputFormat.full,
 ) -> None:
     """Score a model's answers to rows, with 95 % intervals. Stopped, it resumes where it was."""
     from vtool.cli.common import begin_with_training, exit_on_findings, print_and_exit
@@ -105,9 +107,9 @@ def evaluate(
         from dataclasses import replace
 
         from vtool.cli.evaluate_ranks import evaluate_on_ranks
-        from vtool.evaluation.run import Request
+        from vtool.evaluation.run import EvaluationRequest
 
-        request = Request(
+        request = EvaluationRequest(
             model,
             rows,
             tuple(overrides or ()),
@@ -276,7 +278,7 @@ def table(rows: "Sequence[Sequence[str]]", indent: str) -> list[str]:
     ]
 
 
-def _value(one: "Score") -> tuple[str, str]:
+def _value(one: "MetricScore") -> tuple[str, str]:
     """Return a score and its interval."""
     if one.right is None:
         return f"{one.value:.4f}", f"[{one.low:.4f}, {one.high:.4f}]"

@@ -8,10 +8,10 @@ import typer
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.printable import printable
 from vtool.engines.ranks import Ranks, SharedFindings
-from vtool.evaluation.run import Evaluated, Request, check_request, evaluate_models
+from vtool.evaluation.run import Evaluated, EvaluationRequest, check_request, evaluate_models
 
 
-def evaluate_on_ranks(requests: Sequence[Request], nproc: int | None) -> list[Evaluated]:
+def evaluate_on_ranks(requests: Sequence[EvaluationRequest], nproc: int | None) -> list[Evaluated]:
     """Evaluate models, one after the other; the list is empty on any rank but the first.
 
     Args:
@@ -39,7 +39,7 @@ def evaluate_on_ranks(requests: Sequence[Request], nproc: int | None) -> list[Ev
     return found
 
 
-def _on_rank(requests: Sequence[Request], ranks: Ranks) -> list[Evaluated] | Findings:
+def _on_rank(requests: Sequence[EvaluationRequest], ranks: Ranks) -> list[Evaluated] | Findings:
     """Evaluate in a rank's own process; what all ranks have found is the first one's to return."""
     try:
         return evaluate_models(requests, _say)

@@ -3,7 +3,7 @@
 from enum import StrEnum
 
 
-class Format(StrEnum):
+class OutputFormat(StrEnum):
     """The output format of findings: for reading, one line each, or for programs and services."""
 
     full = "full"

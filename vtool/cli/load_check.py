@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vtool.cli import complete
-from vtool.cli.formats import Format
+from vtool.cli.formats import OutputFormat
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -70,7 +70,9 @@ def load_check(
         ),
     ] = False,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a page.")] = None,
-    format: Annotated[Format, typer.Option(help="How findings are printed.")] = Format.full,
+    format: Annotated[
+        OutputFormat, typer.Option(help="How findings are printed.")
+    ] = OutputFormat.full,
 ) -> None:
     """Check that every weight lands, whatever loads it.
 
@@ -89,7 +91,7 @@ def load_check(
     )
     from vtool.diagnostics import Findings
     from vtool.diagnostics.render import MACHINE, render_results
-    from vtool.loading.check import Progress, check_subjects
+    from vtool.loading.check import CheckProgress, check_subjects
     from vtool.loading.requested import in_named_order, load_check_settings
 
     subjects, overrides = _split_arguments(arguments or [])
@@ -111,7 +113,7 @@ def load_check(
             raise typer.BadParameter(f"there is no folder {checkpoint}", param_hint="--checkpoint")
         can_write(baseline, html)
         live = Live(sys.stderr, enabled=settings.subjects.all is not None)
-        found: list[Progress] = []
+        found: list[CheckProgress] = []
         stopped = None
         try:
             for progress in check_subjects(
@@ -134,7 +136,7 @@ def load_check(
     if format not in MACHINE:
         sys.stdout.write(table(results) if many and len(results) > 1 else "")
         sys.stdout.writelines(
-            describe_subjects(results) if format is Format.full and not many else ()
+            describe_subjects(results) if format is OutputFormat.full and not many else ()
         )
         sys.stdout.writelines(digests(results))
     (sys.stderr if format in MACHINE else sys.stdout).writelines(

@@ -18,7 +18,7 @@ from vtool.words import plural
 
 if TYPE_CHECKING:
     from vtool.config.schema import LoadCheck
-    from vtool.loading.check import Progress
+    from vtool.loading.check import CheckProgress
     from vtool.loading.probe.facts import Ready
 
 SHOWN = 4
@@ -40,7 +40,7 @@ class Live:
                 f" {event.seconds:.1f} s: {len(event.subjects)} classes\n"
             )
 
-    def show(self, progress: "Progress") -> None:
+    def show(self, progress: "CheckProgress") -> None:
         """Print that one more subject has its result."""
         if not self.enabled:
             return

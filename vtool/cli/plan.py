@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vtool.cli import complete
-from vtool.cli.formats import Format
+from vtool.cli.formats import OutputFormat
 
 if TYPE_CHECKING:
     from vtool.diagnostics.result import Result
@@ -50,7 +50,9 @@ def plan(
         float | None,
         typer.Option(metavar="MONEY", help="A GPU's price for an hour, with --peak: say the cost."),
     ] = None,
-    format: Annotated[Format, typer.Option(help="How findings are printed.")] = Format.full,
+    format: Annotated[
+        OutputFormat, typer.Option(help="How findings are printed.")
+    ] = OutputFormat.full,
 ) -> None:
     """Say what each rank of a run will need, and whether a GPU has it: no weights, no GPU.
 
@@ -68,9 +70,9 @@ def plan(
 
         run = load_run(recipe, overrides or []).run
         begin_with_training("vtool plan")
-        from vtool.planning.plan import GIB, Asked, make_plan
+        from vtool.planning.plan import GIB, PlanQuestion, make_plan
 
-        asked = Asked(
+        asked = PlanQuestion(
             gpus or run.launch.nproc or 1,
             None if memory is None else round(memory * GIB),
             tokens,
@@ -87,7 +89,7 @@ def plan(
                 recipe, "not-run", {"does-not-fit": "not-run"}, tuple(found.diagnostics)
             )
             print_and_exit([not_planned], "plan", format, None if format in MACHINE else sys.stderr)
-    if format == Format.full:
+    if format == OutputFormat.full:
         from vtool.planning.text import lines
 
         typer.echo("\n".join(lines(made)))

@@ -16,7 +16,7 @@ from vtool.config.overrides import quoted
 from vtool.config.sweep import Job, expand
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.report.ranking import order, validation_of
-from vtool.report.run_files import Evaluation, read_run
+from vtool.report.run_files import EvaluationLine, read_run
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -212,7 +212,7 @@ def table(done: Sequence[EndedRun]) -> Iterator[str]:
     )
 
 
-def _scores(folder: Path, code: int | None) -> Evaluation | None:
+def _scores(folder: Path, code: int | None) -> EvaluationLine | None:
     """Return the validation scores of a run that has finished."""
     if code != 0:
         return None
@@ -222,6 +222,6 @@ def _scores(folder: Path, code: int | None) -> Evaluation | None:
         return None
 
 
-def _in_words(scores: Evaluation | None) -> tuple[str, str]:
+def _in_words(scores: EvaluationLine | None) -> tuple[str, str]:
     match, nll = (scores.exact_match, scores.nll) if scores is not None else (None, None)
     return (f"{match:.2%}" if match is not None else "-", f"{nll:.4f}" if nll is not None else "-")

@@ -153,10 +153,10 @@ def _train(
     from vtool.diagnostics.printable import printable
     from vtool.report import write_report
     from vtool.training.launch import launch
-    from vtool.training.session import Request
+    from vtool.training.session import RunRequest
 
     outcome = launch(
-        Request(loaded.run, loaded.plain, config_yaml, loaded.origins, proofs), print_findings
+        RunRequest(loaded.run, loaded.plain, config_yaml, loaded.origins, proofs), print_findings
     )
     if outcome is None:  # a rank that is not the first, under an outer torchrun
         return

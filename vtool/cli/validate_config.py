@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vtool.cli import complete
-from vtool.cli.formats import Format
+from vtool.cli.formats import OutputFormat
 from vtool.cli.startup import no_collections
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vtool.diagnostics.result import Result
 
 
-class Trainer(StrEnum):
+class ReadableTrainer(StrEnum):
     """A trainer whose recipes can be read."""
 
     VERL = "verl"
@@ -54,7 +54,7 @@ def validate_config(
         ),
     ] = False,
     trainer: Annotated[
-        Trainer | None,
+        ReadableTrainer | None,
         typer.Option(
             "--from", help="RECIPE is a file of this trainer: check what means the same here."
         ),
@@ -76,7 +76,9 @@ def validate_config(
             ),
         ),
     ] = False,
-    format: Annotated[Format, typer.Option(help="How findings are printed.")] = Format.full,
+    format: Annotated[
+        OutputFormat, typer.Option(help="How findings are printed.")
+    ] = OutputFormat.full,
 ) -> None:
     """Check a recipe: every setting is known, fits, and does not contradict another."""
     if json_schema:
@@ -129,7 +131,7 @@ def validate_config(
     print_and_exit(results, "validate-config", format, sys.stderr if show or convert else None)
 
 
-def _print_converted(recipe: str, trainer: Trainer, *, trusted: bool) -> None:
+def _print_converted(recipe: str, trainer: ReadableTrainer, *, trusted: bool) -> None:
     from pathlib import Path
 
     from vtool.config.foreign.convert import as_recipe
@@ -140,8 +142,8 @@ def _print_converted(recipe: str, trainer: Trainer, *, trusted: bool) -> None:
 
 
 def _refuse_combinations(
-    format: Format,
-    trainer: Trainer | None,
+    format: OutputFormat,
+    trainer: ReadableTrainer | None,
     *,
     show: bool,
     live: bool,
@@ -173,7 +175,12 @@ def _refuse_combinations(
 
 
 def _check(
-    subject: str, recipe: str, overrides: Sequence[str], *, trainer: Trainer | None, trusted: bool
+    subject: str,
+    recipe: str,
+    overrides: Sequence[str],
+    *,
+    trainer: ReadableTrainer | None,
+    trusted: bool,
 ) -> "tuple[Result, Loaded | None]":
     from pathlib import Path
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vtool.cli import complete
-from vtool.cli.formats import Format
+from vtool.cli.formats import OutputFormat
 
 if TYPE_CHECKING:
     from vtool.config.schema import Run
@@ -70,7 +70,9 @@ def verify(
             "--full-size", help="Prove on the recipe's own model and weights, not on a tiny one."
         ),
     ] = False,
-    format: Annotated[Format, typer.Option(help="How findings are printed.")] = Format.full,
+    format: Annotated[
+        OutputFormat, typer.Option(help="How findings are printed.")
+    ] = OutputFormat.full,
 ) -> None:
     """Audit rows without training: lines, images, placeholders, labels, lengths.
 

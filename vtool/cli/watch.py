@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from vtool.cli.formats import Format
+from vtool.cli.formats import OutputFormat
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -107,7 +107,9 @@ def watch(
         StopOn | None,
         typer.Option(help="End the command, as Ctrl-C would, once the watched steps show one."),
     ] = None,
-    format: Annotated[Format, typer.Option(help="How findings are printed.")] = Format.full,
+    format: Annotated[
+        OutputFormat, typer.Option(help="How findings are printed.")
+    ] = OutputFormat.full,
 ) -> None:
     """Show what any trainer really teaches, read from its gradients.
 
@@ -146,7 +148,7 @@ class _Page:
     """Everything that is made of the facts, besides the findings that are printed."""
 
     def __init__(
-        self, baseline: Path | None, html: Path | None, tokenizer: Path | None, format: Format
+        self, baseline: Path | None, html: Path | None, tokenizer: Path | None, format: OutputFormat
     ) -> None:
         self.baseline, self.html, self.tokenizer, self.format = baseline, html, tokenizer, format
         self.failed: list[str] = []

@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from vtool.config.alternatives import keep_later
 from vtool.config.limits import MOST_FINDINGS
 from vtool.config.origins import COMMAND_LINE, Key, Layer, Origins, layered
-from vtool.config.overrides import choose_groups, first_line, parse_overrides
+from vtool.config.overrides import choose_groups, parse_overrides
 from vtool.config.recipe_paths import resolve_recipe_paths
 from vtool.config.recipe_source import Composer, LeavesFolder, RecipeSource
 from vtool.config.references import follow, is_masked, unmasked
@@ -28,6 +28,7 @@ from vtool.config.shipped import recipe_names, share
 from vtool.config.yaml_positions import YamlFile, read_yaml
 from vtool.diagnostics import Diagnostic, Findings, Origin
 from vtool.diagnostics.near_miss import did_you_mean, near
+from vtool.words import first_line
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from vtool.config.schema.formats.entry import (
     has_rows_files,
 )
 from vtool.config.shipped import recipe_names
-from vtool.config.validate import Checked, schema_of, validate
+from vtool.config.validate import CheckedRecipe, schema_of, validate
 from vtool.diagnostics import RULES, Diagnostic, Findings, rules_recipe
 
 FOREIGN_RULES = tuple(rule.name for rule in foreign.RULES)
@@ -276,7 +276,7 @@ def _checked(composed: Composed, trusted: bool = True) -> tuple[Loaded | None, E
     return loaded, Examined(None if failed else loaded, findings, checks, reasons)
 
 
-def _schema_stage(composed: Composed, checked: Checked) -> _Stage:
+def _schema_stage(composed: Composed, checked: CheckedRecipe) -> _Stage:
     names = [rule.name for rule in rules_recipe.RULES]
     missed = [] if checked.whole else [name for name in names if RULES[name].code >= "VT1"]
     return _Stage(names, (*composed.findings, *checked.findings), missed)

@@ -18,7 +18,7 @@ _TABLE = Path(__file__).with_name("megatron_ddp_fields.json")
 
 
 @dataclass(frozen=True, slots=True)
-class Installed:
+class InstalledMegatron:
     """The megatron-core that a run would use."""
 
     version: str
@@ -26,7 +26,7 @@ class Installed:
 
 
 @dataclass(frozen=True, slots=True)
-class Releases:
+class MegatronReleases:
     """All releases, as tests/config/record_megatron_ddp.py has recorded them."""
 
     releases: tuple[str, ...]
@@ -58,16 +58,16 @@ def of_another_release(field: str) -> str | None:
 
 
 @cache
-def releases() -> Releases:
+def releases() -> MegatronReleases:
     """Return the table of all releases."""
     table = json.loads(_TABLE.read_text(encoding="utf-8"))
-    return Releases(
+    return MegatronReleases(
         tuple(table["releases"]),
         {name: (first, last) for name, (first, last) in table["fields"].items()},
     )
 
 
-def installed(path: Sequence[str] | None = None) -> Installed | None:
+def installed(path: Sequence[str] | None = None) -> InstalledMegatron | None:
     """Return the installed megatron-core; None where there is none whose file can be read.
 
     Args:
@@ -78,7 +78,7 @@ def installed(path: Sequence[str] | None = None) -> Installed | None:
         return None
     try:
         source = Path(str(distribution.locate_file(FILE))).read_bytes()
-        return Installed(distribution.version, frozenset(fields_in(source)))
+        return InstalledMegatron(distribution.version, frozenset(fields_in(source)))
     except (OSError, SyntaxError, ValueError):
         return None
 

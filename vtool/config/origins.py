@@ -14,7 +14,7 @@ COMMAND_LINE = Origin("command line")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ValuePosition:
     """The place of a value, and of the key before it."""
 
     value: Origin
@@ -35,7 +35,7 @@ class Layer:
 class Origins:
     """The place of every value that is not a default."""
 
-    places: Mapping[Key, Place]
+    places: Mapping[Key, ValuePosition]
 
     def of(self, name: str) -> Origin | None:
         """Return the origin of a dotted setting; None for a default."""
@@ -62,24 +62,24 @@ def layered(layers: Sequence[Layer], overrides: Sequence[tuple[Key, object]]) ->
 
     They are merged as OmegaConf merges values.
     """
-    places: dict[Key, Place] = {}
+    places: dict[Key, ValuePosition] = {}
     for layer in layers:
         if layer.package:
             root = layer.file.place(layer.file.root)
-            _put(places, layer.package, Place(root, root, "mapping"))
+            _put(places, layer.package, ValuePosition(root, root, "mapping"))
         for keys, place in _in_file(layer.file, layer.file.root, layer.package):
             _put(places, keys, place)
     for keys, value in overrides:
         for end in range(1, len(keys)):
             around = places.get(keys[:end])
             if around is None or around.holds == "value":
-                places[keys[:end]] = Place(COMMAND_LINE, COMMAND_LINE, "mapping")
+                places[keys[:end]] = ValuePosition(COMMAND_LINE, COMMAND_LINE, "mapping")
         for below, holds in _in_value(value, keys):
-            _put(places, below, Place(COMMAND_LINE, COMMAND_LINE, holds))
+            _put(places, below, ValuePosition(COMMAND_LINE, COMMAND_LINE, holds))
     return Origins(places)
 
 
-def _put(places: dict[Key, Place], keys: Key, place: Place) -> None:
+def _put(places: dict[Key, ValuePosition], keys: Key, place: ValuePosition) -> None:
     before = places.get(keys)
     # Mappings are merged. A list or a value takes the place of all that was there.
     if before and before.holds != "value" and not before.holds == place.holds == "mapping":
@@ -88,7 +88,7 @@ def _put(places: dict[Key, Place], keys: Key, place: Place) -> None:
     places[keys] = place
 
 
-def _in_file(file: YamlFile, node: yaml.Node, keys: Key) -> Iterator[tuple[Key, Place]]:
+def _in_file(file: YamlFile, node: yaml.Node, keys: Key) -> Iterator[tuple[Key, ValuePosition]]:
     """The places below a node, groups before what is in them."""
     if isinstance(node, yaml.SequenceNode):
         for number, entry in enumerate(node.value):
@@ -105,7 +105,9 @@ def _in_file(file: YamlFile, node: yaml.Node, keys: Key) -> Iterator[tuple[Key, 
                 yield from _at(file, key, value, (*keys, str(key.value)))
 
 
-def _at(file: YamlFile, key: yaml.Node, value: yaml.Node, keys: Key) -> Iterator[tuple[Key, Place]]:
+def _at(
+    file: YamlFile, key: yaml.Node, value: yaml.Node, keys: Key
+) -> Iterator[tuple[Key, ValuePosition]]:
     holds = (
         "mapping"
         if isinstance(value, yaml.MappingNode)
@@ -113,7 +115,7 @@ def _at(file: YamlFile, key: yaml.Node, value: yaml.Node, keys: Key) -> Iterator
         if isinstance(value, yaml.SequenceNode)
         else "value"
     )
-    yield keys, Place(file.place(value), file.place(key), holds)
+    yield keys, ValuePosition(file.place(value), file.place(key), holds)
     yield from _in_file(file, value, keys)
 
 

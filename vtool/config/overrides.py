@@ -15,6 +15,7 @@ from vtool.config.origins import COMMAND_LINE
 from vtool.config.recipe_source import Composer
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
+from vtool.words import first_line
 
 
 def parse_overrides(texts: Sequence[str]) -> list[Override]:
@@ -151,15 +152,6 @@ def choose_groups(
 
 def _bad(message: str, help: str | None) -> Diagnostic:
     return Diagnostic("bad-override", message, help, origin=COMMAND_LINE)
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's text.
-
-    Hydra's and OmegaConf's texts continue with a search path.
-    """
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
 
 
 def quoted(text: str) -> str:

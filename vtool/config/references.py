@@ -49,7 +49,7 @@ class Unfollowed(str):
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
+class ResolvedValues:
     """A recipe's values, each reference replaced by what it leads to."""
 
     values: Any
@@ -66,7 +66,7 @@ class Followed:
         return None if found is _MISSING else found
 
 
-def follow(values: Mapping[str, Any], *, read_environment: bool = True) -> Followed:
+def follow(values: Mapping[str, Any], *, read_environment: bool = True) -> ResolvedValues:
     """Follow all references of a recipe.
 
     Args:
@@ -74,7 +74,7 @@ def follow(values: Mapping[str, Any], *, read_environment: bool = True) -> Follo
     """
     state = _State(values, read_environment)
     resolved = state.value(())
-    return Followed(resolved, state.broken, state.unread)
+    return ResolvedValues(resolved, state.broken, state.unread)
 
 
 class _Broken(ValueError):

@@ -44,7 +44,7 @@ _HIDES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckedRecipe:
     """The schema's judgement of a recipe."""
 
     run: Settings
@@ -56,13 +56,13 @@ class Checked:
     """True if every value was validated."""
 
 
-def validate(composed: Composed) -> Checked:
+def validate(composed: Composed) -> CheckedRecipe:
     """Check the values against the schema: findings VT101 to VT105, all of them at once."""
     values, unset = _without_open(composed.values)
     schema = schema_of(values)
     # settings of no known kind have no other checks
     if "kind" in values and values["kind"] not in list(KINDS):
-        return Checked(
+        return CheckedRecipe(
             partial(schema, {}, [(name,) for name in schema.model_fields]),
             frozenset(),
             (_unknown_kind(values["kind"], composed.origins),),
@@ -78,7 +78,7 @@ def validate(composed: Composed) -> Checked:
         ]
     else:
         if not unset and not composed.unknown:
-            return Checked(run, frozenset(schema.model_fields))
+            return CheckedRecipe(run, frozenset(schema.model_fields))
         errors = []
     wrong = [each for each in errors if not _echoes(each)]
     capped = unset[:MOST_FINDINGS], wrong[: max(0, MOST_FINDINGS - len(unset))]
@@ -102,7 +102,7 @@ def validate(composed: Composed) -> Checked:
     if more := len(unset) + len(wrong) - len(capped[0]) - len(capped[1]):
         message = f"{more} more settings have findings like these"
         listed.append(Diagnostic(listed[-1].rule, message, "mend those above first"))
-    return Checked(
+    return CheckedRecipe(
         partial(schema, values, broken, doubts, strange),
         frozenset(schema.model_fields) - {keys[0] for keys in (*broken, *doubts, *strange)},
         tuple(listed),

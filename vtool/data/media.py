@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vtool.data.row import Row, Video, media_path, refuse, shown
+from vtool.data.row import Row, RowVideo, media_path, refuse, shown
 from vtool.data.urls import SCHEMES, NotFetched, UrlCache
 from vtool.diagnostics import Findings, Origin
 from vtool.models.pictures import PictureReader, TooManyPixels, WideValues
@@ -75,7 +75,7 @@ def image_of_source(source: Any, malformed: Callable[..., Findings]) -> str:
 
 def locate_video(
     given: Any, options: Mapping[str, Any], name: str, folder: Path, origin: Origin | None
-) -> Video:
+) -> RowVideo:
     """Return a video: its file, or its frames.
 
     Args:
@@ -113,7 +113,7 @@ def locate_video(
     if isinstance(given, list):
         if not given:
             raise refuse("broken-video", f"{name}: a video has an empty list of frames", origin)
-        return Video(tuple(locate_frame(frame, name, folder, origin) for frame in given), fps)
+        return RowVideo(tuple(locate_frame(frame, name, folder, origin) for frame in given), fps)
     if not isinstance(given, str):
         message = (
             f"{name}: a video must be a file's path or a list of frames' paths; here it is"
@@ -128,7 +128,7 @@ def locate_video(
             origin,
             help=help,
         )
-    return Video(_file(given, name, folder, origin, "video"), fps)
+    return RowVideo(_file(given, name, folder, origin, "video"), fps)
 
 
 def locate_frame(given: Any, name: str, folder: Path, origin: Origin | None) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vtool.data.media import NOT_OF_VIDEOS, image_of_source, locate_image, locate_video
-from vtool.data.row import Row, Video, refuse, shown, texts_of
+from vtool.data.row import Row, RowVideo, refuse, shown, texts_of
 from vtool.data.urls import UrlCache
 from vtool.diagnostics import Findings, Origin
 
@@ -109,7 +109,7 @@ def parse_row(
             "write the list itself, not a text of it",
         )
     images: list[str | bytes] = []
-    videos: list[Video] = []
+    videos: list[RowVideo] = []
     unlisted = {kind: iter(entries) for kind, entries in listed.items()}
     placeholders = Counter[str]()
 

@@ -13,7 +13,7 @@ _SHORT.maxstring = _SHORT.maxother = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Video:
+class RowVideo:
     """A video: a file, or its frames."""
 
     source: str | tuple[Any, ...]
@@ -37,7 +37,7 @@ class Row:
     images: Sequence[Any]
     tools: Sequence[Any] | None = None
     origin: Origin | None = field(default=None)
-    videos: Sequence[Video] = ()
+    videos: Sequence[RowVideo] = ()
     given_id: str = ""
     """The id that its file gives it; it may give the same to another row."""
     folder: str | None = None

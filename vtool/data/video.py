@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vtool.data.media import load_picture
-from vtool.data.row import Row, Video, refuse, shown
+from vtool.data.row import Row, RowVideo, refuse, shown
 from vtool.diagnostics import Findings
 from vtool.models.pictures import PictureReader
 from vtool.models.video import VideoProcessor
@@ -40,7 +40,7 @@ class _Picture(Exception):
 
 
 def open_clip(
-    row: Row, video: Video, processor: VideoProcessor, pictures: PictureReader | None = None
+    row: Row, video: RowVideo, processor: VideoProcessor, pictures: PictureReader | None = None
 ) -> Clip:
     """Decode what is shown of a video. Frames given as a list are all shown.
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from vtool.data.containers.columns import from_columns, pyarrow
 from vtool.data.messages_layout import parse_row
-from vtool.data.row import Row, Video
+from vtool.data.row import Row, RowVideo
 from vtool.diagnostics import Origin
 
 GROUP_ROWS, GROUP_BYTES = 1000, 2**26
@@ -145,7 +145,7 @@ def _same(row: Row, record: Mapping[str, Any], folder: Path) -> bool:
     )
 
 
-def _shape(video: Video) -> tuple[int, float | None]:
+def _shape(video: RowVideo) -> tuple[int, float | None]:
     return (-1 if isinstance(video.source, str) else len(video.source)), video.fps
 
 
@@ -207,18 +207,18 @@ def _carried(image: Any, folder: Path) -> dict[str, Any]:
     return {"bytes": None, "path": _relative(str(image), folder)}
 
 
-def _video(video: Video, folder: Path) -> Any:
+def _video(video: RowVideo, folder: Path) -> Any:
     source = _source(video, folder)
     return source if video.fps is None else {"video": source, "fps": video.fps}
 
 
-def _video_columns(video: Video, folder: Path) -> dict[str, Any]:
+def _video_columns(video: RowVideo, folder: Path) -> dict[str, Any]:
     source = _source(video, folder)
     frames, path = (None, source) if isinstance(source, str) else (source, None)
     return {"video": frames, "path": path, "fps": video.fps}
 
 
-def _source(video: Video, folder: Path) -> str | Sequence[str]:
+def _source(video: RowVideo, folder: Path) -> str | Sequence[str]:
     if isinstance(video.source, str):
         return _relative(video.source, folder)
     return [_relative(str(frame), folder) for frame in video.source]

@@ -18,7 +18,7 @@ _GRAVITY: tuple[Severity, ...] = ("error", "warning", "note")
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class SubjectFinding:
     """One subject's finding, as a part of what was found at a line."""
 
     subject: str
@@ -38,7 +38,7 @@ class Member:
 class LineFinding:
     """All findings of one rule at one line, the gravest first; of those without a line, one."""
 
-    members: tuple[Member, ...]
+    members: tuple[SubjectFinding, ...]
 
     @property
     def first(self) -> Diagnostic:
@@ -93,14 +93,16 @@ def by_line(results: Sequence[Result]) -> list[LineFinding]:
 
     They are in the order in which the first of each comes. A finding without a line stays alone.
     """
-    groups: dict[object, list[Member]] = {}
+    groups: dict[object, list[SubjectFinding]] = {}
     for number, result in enumerate(results):
         for place, finding in enumerate(result.findings):
             origin = finding.origin
             key: object = (number, place)
             if origin is not None and origin.line is not None:
                 key = (finding.rule, origin)
-            groups.setdefault(key, []).append(Member(result.subject, finding, number, place))
+            groups.setdefault(key, []).append(
+                SubjectFinding(result.subject, finding, number, place)
+            )
     return [
         LineFinding(tuple(sorted(members, key=lambda one: _gravity(one.finding))))
         for members in groups.values()

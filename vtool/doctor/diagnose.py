@@ -12,15 +12,15 @@ from vtool.config.environment.variables import check_variables
 from vtool.config.schema import LoadCheck, Run
 from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.result import Result
-from vtool.doctor.frameworks import Interpreter, ask_interpreter, frameworks_needed
+from vtool.doctor.frameworks import FrameworkVersions, ask_interpreter, frameworks_needed
 from vtool.doctor.installations import installation_problems, release_problems
 from vtool.doctor.interpreter import paths_of
-from vtool.doctor.packages import Package, installed, package_problems, packages
+from vtool.doctor.packages import RequiredPackage, installed, package_problems, packages
 from vtool.doctor.recipe import Needs
 from vtool.doctor.script import Script, script_of
 from vtool.doctor.silent_bugs import SilentBugs, examine
 from vtool.doctor.table import (
-    Row,
+    TableRow,
     engine_rows,
     framework_rows,
     machine_rows,
@@ -45,7 +45,7 @@ ALWAYS = (
 class Diagnosis:
     """The diagnosis of a machine, or of what one recipe needs of it."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     findings: tuple[Diagnostic, ...]
     checks: dict[str, str]
     reasons: dict[str, str] = field(default_factory=dict)
@@ -149,7 +149,7 @@ def advise(python: str | None, script: Script | None) -> Diagnosis:
     return Diagnosis((), bugs.findings, bugs.checks, bugs.reasons, bugs)
 
 
-def _silent_bugs(needs: Needs | None, interpreter: Interpreter | None) -> SilentBugs | None:
+def _silent_bugs(needs: Needs | None, interpreter: FrameworkVersions | None) -> SilentBugs | None:
     """Examine the interpreter that would run it; of a load_check, the one with the framework."""
     if needs is None or needs.load_check is None:
         return examine(paths_of(None), script_of(needs) if needs else None)
@@ -158,7 +158,7 @@ def _silent_bugs(needs: Needs | None, interpreter: Interpreter | None) -> Silent
     return examine(paths_of(interpreter.python), script_of(needs))
 
 
-def _once(packages: Iterable[Package]) -> Iterator[Package]:
+def _once(packages: Iterable[RequiredPackage]) -> Iterator[RequiredPackage]:
     """Yield each requirement once: several extras bring the same one along."""
     seen = set()
     for package in packages:
@@ -167,7 +167,7 @@ def _once(packages: Iterable[Package]) -> Iterator[Package]:
             yield package
 
 
-def _is_needed(package: Package, needs: Needs | None) -> bool:
+def _is_needed(package: RequiredPackage, needs: Needs | None) -> bool:
     if needs is None:
         # an extra that is there has to fit
         return package.extra is None or package.version is not None
@@ -232,7 +232,7 @@ def _of_device(run: Run, machine: Machine, answer: TorchAnswer | None) -> Iterat
     )
 
 
-def _of_frameworks(settings: LoadCheck, interpreter: Interpreter) -> Iterator[Diagnostic]:
+def _of_frameworks(settings: LoadCheck, interpreter: FrameworkVersions) -> Iterator[Diagnostic]:
     if interpreter.error:
         yield Diagnostic("unusable-interpreter", interpreter.error, parameter="python")
         return
@@ -252,7 +252,7 @@ def _of_frameworks(settings: LoadCheck, interpreter: Interpreter) -> Iterator[Di
 
 def _not_run(
     machine: Machine,
-    known: Sequence[Package] | None,
+    known: Sequence[RequiredPackage] | None,
     answer: TorchAnswer | None,
     needs: Needs | None,
 ) -> dict[str, str]:

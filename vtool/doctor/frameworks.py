@@ -45,7 +45,7 @@ print(json.dumps(found))
 
 
 @dataclass(frozen=True, slots=True)
-class Interpreter:
+class FrameworkVersions:
     """An interpreter, and the versions of what is installed in it."""
 
     python: str
@@ -54,7 +54,7 @@ class Interpreter:
     error: str | None = None
 
 
-def ask_interpreter(settings: LoadCheck | None, seconds: float = 60.0) -> Interpreter:
+def ask_interpreter(settings: LoadCheck | None, seconds: float = 60.0) -> FrameworkVersions:
     """Read the versions in the interpreter that `load-check` would use.
 
     Only metadata is read, nothing is imported.
@@ -65,7 +65,7 @@ def ask_interpreter(settings: LoadCheck | None, seconds: float = 60.0) -> Interp
     try:
         output = ask(python, _ASK, json.dumps(names), seconds=seconds)
     except OSError as error:
-        return Interpreter(python, {}, str(error))
+        return FrameworkVersions(python, {}, str(error))
     found = json.loads(output)
     versions = {
         name: found[distribution]
@@ -73,7 +73,7 @@ def ask_interpreter(settings: LoadCheck | None, seconds: float = 60.0) -> Interp
         for distribution in reversed(framework.distributions)
         if distribution in found
     }
-    return Interpreter(python, versions)
+    return FrameworkVersions(python, versions)
 
 
 def frameworks_needed(settings: LoadCheck) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from vtool.config.environment.packages import check_releases, known_broken, unte
 from vtool.diagnostics import Diagnostic
 from vtool.doctor.packages import installed
 from vtool.doctor.recipe import Needs
-from vtool.releases import TESTED, Installed, find_installed, installed_version
+from vtool.releases import TESTED, InstalledPackage, find_installed, installed_version
 
 
 def installation_problems() -> Iterator[Diagnostic]:
@@ -45,12 +45,12 @@ def release_problems(needs: Needs | None) -> Iterator[Diagnostic]:
         yield from known_broken(version)
 
 
-def _apart(found: list[Installed]) -> list[Installed]:
+def _apart(found: list[InstalledPackage]) -> list[InstalledPackage]:
     """Return installations without those that another path leads to as well, as lib64 does."""
     return list({one.about.resolve(): one for one in reversed(found)}.values())[::-1]
 
 
-def _twice(name: str, found: list[Installed]) -> Iterator[Diagnostic]:
+def _twice(name: str, found: list[InstalledPackage]) -> Iterator[Diagnostic]:
     first, *others = found
     for other in others:
         together = other.about.parent.resolve() == first.about.parent.resolve()
@@ -67,7 +67,7 @@ def _twice(name: str, found: list[Installed]) -> Iterator[Diagnostic]:
         )
 
 
-def _left_behind(name: str, one: Installed) -> Iterator[Diagnostic]:
+def _left_behind(name: str, one: InstalledPackage) -> Iterator[Diagnostic]:
     """Yield a finding for a package that pip left half changed: ~ in the place of a letter."""
     left = [file.name for file in one.about.parent.glob(f"~{name[1:]}*")]
     if left:
@@ -79,7 +79,7 @@ def _left_behind(name: str, one: Installed) -> Iterator[Diagnostic]:
         )
 
 
-def _other_code(one: Installed) -> Iterator[Diagnostic]:
+def _other_code(one: InstalledPackage) -> Iterator[Diagnostic]:
     spec = find_spec(one.name)
     folders = [Path(each) for each in (spec.submodule_search_locations or ())] if spec else []
     for folder in folders[:1]:
@@ -109,7 +109,7 @@ def _version_in(file: Path) -> str | None:
     return found[1] if found else None
 
 
-def _half_upgraded(one: Installed) -> Iterator[Diagnostic]:
+def _half_upgraded(one: InstalledPackage) -> Iterator[Diagnostic]:
     """Yield the requirements of a package of which another release is installed."""
     for line in metadata.PathDistribution(one.about).requires or ():
         asked = Requirement(line)
@@ -128,7 +128,7 @@ def _half_upgraded(one: Installed) -> Iterator[Diagnostic]:
             )
 
 
-def _editable(one: Installed) -> Iterator[Diagnostic]:
+def _editable(one: InstalledPackage) -> Iterator[Diagnostic]:
     try:
         origin = json.loads((one.about / "direct_url.json").read_text())
         editable = bool(origin.get("dir_info", {}).get("editable"))

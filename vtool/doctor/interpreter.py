@@ -28,7 +28,7 @@ _BUILDS = re.compile(r"cpu|cu\d+|rocm[\d.]*|xpu")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundPackage:
     """A package in an interpreter."""
 
     name: str
@@ -115,7 +115,7 @@ def installed_any(paths: Sequence[str]) -> bool:
     return next(iter(metadata.distributions(path=list(paths))), None) is not None
 
 
-def look_up(distributions: Sequence[str], module: str, paths: Sequence[str]) -> Found | None:
+def look_up(distributions: Sequence[str], module: str, paths: Sequence[str]) -> FoundPackage | None:
     """Return the package that would be imported, None where there is none.
 
     Args:
@@ -130,7 +130,9 @@ def look_up(distributions: Sequence[str], module: str, paths: Sequence[str]) -> 
     if not found:
         if code is None:
             return None
-        return Found(distributions[0], None, "", f"its code is in {code}, without pip's metadata")
+        return FoundPackage(
+            distributions[0], None, "", f"its code is in {code}, without pip's metadata"
+        )
     first = found[0]
     name, text = distributions[0], ""
     try:
@@ -139,15 +141,15 @@ def look_up(distributions: Sequence[str], module: str, paths: Sequence[str]) -> 
         release = Version(text)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         why = f"its metadata in {_about(first)} is damaged or lacks a version"
-        return Found(name, None, "", why, damaged=True)
+        return FoundPackage(name, None, "", why, damaged=True)
     if why := _twice(found):
-        return Found(name, None, text, why, damaged=True)
+        return FoundPackage(name, None, text, why, damaged=True)
     origin = _origin(first)
     why = _own(origin, release) or _elsewhere(first, code)
     commit = (origin or {}).get("vcs_info", {}).get("commit_id", "")
     # a build of a release, such as 0.21.0+cu129, is that release
     known = None if why else Version(release.public)
-    return Found(name, known, text, why, commit=str(commit))
+    return FoundPackage(name, known, text, why, commit=str(commit))
 
 
 def _origin(one: metadata.Distribution) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ EXTRAS = ("train", "megatron", "mbridge", "npu", "video", "data", "qlora")
 
 
 @dataclass(frozen=True, slots=True)
-class Package:
+class RequiredPackage:
     """One requirement of the metadata."""
 
     requirement: Requirement
@@ -43,7 +43,7 @@ class Package:
         )
 
 
-def packages() -> tuple[Package, ...] | None:
+def packages() -> tuple[RequiredPackage, ...] | None:
     """Return every package that vtool requires, extras included.
 
     None where vtool itself is not installed, and so has no metadata.
@@ -55,18 +55,18 @@ def packages() -> tuple[Package, ...] | None:
     return tuple(_read(lines))
 
 
-def _read(lines: Sequence[str]) -> Iterator[Package]:
+def _read(lines: Sequence[str]) -> Iterator[RequiredPackage]:
     for line in lines:
         requirement = Requirement(line)
         marker = requirement.marker
         if requirement.name == "vtool":  # an extra that brings another one along
             continue
         if marker is None or marker.evaluate({"extra": ""}):
-            yield Package(requirement, None, installed(requirement.name))
+            yield RequiredPackage(requirement, None, installed(requirement.name))
         else:
             for extra in EXTRAS:
                 if marker.evaluate({"extra": extra}):
-                    yield Package(requirement, extra, installed(requirement.name))
+                    yield RequiredPackage(requirement, extra, installed(requirement.name))
 
 
 def installed(name: str) -> str | None:
@@ -77,7 +77,7 @@ def installed(name: str) -> str | None:
         return None
 
 
-def package_problems(needed: Sequence[Package]) -> Iterator[Diagnostic]:
+def package_problems(needed: Sequence[RequiredPackage]) -> Iterator[Diagnostic]:
     """Yield a finding for each package that is missing or does not fit."""
     for package in needed:
         wanted = str(package.requirement.specifier)

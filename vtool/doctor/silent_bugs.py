@@ -10,8 +10,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from vtool.diagnostics import Diagnostic, Origin
-from vtool.doctor.advisories import Advisories, Advisory, Releases, advisories, version
-from vtool.doctor.interpreter import Found, installed_any, look_up, unreadable
+from vtool.doctor.advisories import Advisories, Advisory, AffectedReleases, advisories, version
+from vtool.doctor.interpreter import FoundPackage, installed_any, look_up, unreadable
 from vtool.doctor.script import Script
 
 RULES = ("known-silent-bug", "release-unknown")
@@ -22,7 +22,7 @@ class Concern:
     """An advisory that concerns what is installed."""
 
     advisory: Advisory
-    found: Found
+    found: FoundPackage
     origin: Origin | None = None
     """The setting that shows its condition."""
     shown: bool = False
@@ -48,7 +48,7 @@ class Unjudged:
 class SilentBugs:
     """The outcome of checking an interpreter against the advisories."""
 
-    installed: tuple[Found, ...]
+    installed: tuple[FoundPackage, ...]
     concerns: tuple[Concern, ...]
     unjudged: tuple[Unjudged, ...]
     closed: tuple[str, ...]
@@ -275,7 +275,7 @@ def _shown(one: Advisory, script: Script | None) -> tuple[bool | None, Origin | 
     return True, next((place for place in places if place), None)
 
 
-def _why(releases: Releases, release: Version) -> str:
+def _why(releases: AffectedReleases, release: Version) -> str:
     if release < version(releases.since):
         return "older than the releases that were looked at"
     if releases.fixed is None:

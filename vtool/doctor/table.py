@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from vtool.config.environment.machine import Machine
 from vtool.config.schema import Megatron
-from vtool.doctor.frameworks import FRAMEWORKS, Interpreter
-from vtool.doctor.packages import Package, installed
+from vtool.doctor.frameworks import FRAMEWORKS, FrameworkVersions
+from vtool.doctor.packages import RequiredPackage, installed
 from vtool.doctor.recipe import Needs
 from vtool.doctor.torch_answer import TorchAnswer
 
@@ -18,7 +18,7 @@ _ALWAYS_SHOWN = ("transformers", "tokenizers", "safetensors", "peft")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """One line of the table: a thing, its state, and a note."""
 
     section: str
@@ -27,30 +27,30 @@ class Row:
     note: str = ""
 
 
-def machine_rows(machine: Machine) -> Iterator[Row]:
+def machine_rows(machine: Machine) -> Iterator[TableRow]:
     """Yield the rows about Python, the cores and CANN."""
-    yield Row("machine", "python", platform.python_version(), sys.executable)
+    yield TableRow("machine", "python", platform.python_version(), sys.executable)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     cores = str(len(os.sched_getaffinity(0)))
-    yield Row("machine", "cores", cores, f"{memory:.0f} GiB of memory, {platform.machine()}")
+    yield TableRow("machine", "cores", cores, f"{memory:.0f} GiB of memory, {platform.machine()}")
     if machine.cann.home is not None:
         versions = ", ".join(f"{name} {version}" for name, version in machine.cann.packages.items())
-        yield Row("machine", "CANN", versions or "no *_install.info", str(machine.cann.home))
+        yield TableRow("machine", "CANN", versions or "no *_install.info", str(machine.cann.home))
 
 
-def torch_rows(machine: Machine, answer: TorchAnswer | None) -> Iterator[Row]:
+def torch_rows(machine: Machine, answer: TorchAnswer | None) -> Iterator[TableRow]:
     """Yield the rows about torch and its devices."""
     if machine.torch is None:
-        yield Row("torch", "torch", "not installed", "pip install 'vtool[train]'")
+        yield TableRow("torch", "torch", "not installed", "pip install 'vtool[train]'")
         return
     accelerator, version = machine.torch.accelerator, machine.torch.version
     built = f"a build for {accelerator.upper() if accelerator else 'CPUs'}"
     fails = answer is not None and answer.error is not None
-    yield Row("torch", "torch", f"{version} fails" if fails else version, built)
+    yield TableRow("torch", "torch", f"{version} fails" if fails else version, built)
     if answer is None or fails:
         return
     unseen = "no device is seen"
-    yield Row("torch", "cpu", "usable")
+    yield TableRow("torch", "cpu", "usable")
     no_cuda = unseen if accelerator == "cuda" else "this build of torch has no CUDA"
     yield _device_row("cuda", answer.cuda, no_cuda)
     no_npu = "torch_npu is not installed: pip install 'vtool[npu]'"
@@ -59,12 +59,12 @@ def torch_rows(machine: Machine, answer: TorchAnswer | None) -> Iterator[Row]:
     )
 
 
-def _device_row(kind: str, names: Sequence[str], otherwise: str) -> Row:
+def _device_row(kind: str, names: Sequence[str], otherwise: str) -> TableRow:
     count = f"{len(names)} device{'s' * (len(names) > 1)}" if names else "no"
-    return Row("torch", kind, count, ", ".join(dict.fromkeys(names)) or otherwise)
+    return TableRow("torch", kind, count, ", ".join(dict.fromkeys(names)) or otherwise)
 
 
-def engine_rows(answer: TorchAnswer | None, needs: Needs | None) -> Iterator[Row]:
+def engine_rows(answer: TorchAnswer | None, needs: Needs | None) -> Iterator[TableRow]:
     """Yield the rows about the engines that torch and the packages allow."""
     run = needs.run if needs else None
     if needs is not None and run is None:
@@ -74,18 +74,18 @@ def engine_rows(answer: TorchAnswer | None, needs: Needs | None) -> Iterator[Row
         usable = "not usable"
         why = "torch is not installed" if answer is None else "torch does not import"
     if run is None or not isinstance(run.engine, Megatron):
-        yield Row("engines", "ddp, fsdp2" if run is None else run.engine.kind, usable, why)
+        yield TableRow("engines", "ddp, fsdp2" if run is None else run.engine.kind, usable, why)
     if run is None or isinstance(run.engine, Megatron):
         if core := installed("megatron-core"):
             te = installed("transformer-engine")
             layers = "without Transformer Engine, megatron-core's own layers"
             note = f"megatron-core {core}; {f'Transformer Engine {te}' if te else layers}"
-            yield Row("engines", "megatron", usable, note)
+            yield TableRow("engines", "megatron", usable, note)
         else:
-            yield Row("engines", "megatron", "not installed", "pip install 'vtool[megatron]'")
+            yield TableRow("engines", "megatron", "not installed", "pip install 'vtool[megatron]'")
 
 
-def package_rows(packages: Sequence[Package]) -> Iterator[Row]:
+def package_rows(packages: Sequence[RequiredPackage]) -> Iterator[TableRow]:
     """Yield a row for each package that does not fit, and for some that do; count the others."""
     others = 0
     for package in packages:
@@ -95,19 +95,19 @@ def package_rows(packages: Sequence[Package]) -> Iterator[Row]:
             others += 1
             continue
         bounds = f"asked for: {package.requirement.specifier}" if not package.fits else ""
-        yield Row("packages", package.name, package.version or "not installed", bounds)
+        yield TableRow("packages", package.name, package.version or "not installed", bounds)
     if others:
         bounds = "all within the bounds that vtool asks for"
-        yield Row("packages", "others", f"{others} installed", bounds)
+        yield TableRow("packages", "others", f"{others} installed", bounds)
 
 
-def framework_rows(interpreter: Interpreter | None) -> Iterator[Row]:
+def framework_rows(interpreter: FrameworkVersions | None) -> Iterator[TableRow]:
     """Yield the rows about the frameworks of load-check and their interpreter."""
     if interpreter is None:
         return
     state = "fails" if interpreter.error else "usable"
-    yield Row("load-check", "interpreter", state, interpreter.error or interpreter.python)
+    yield TableRow("load-check", "interpreter", state, interpreter.error or interpreter.python)
     for name, framework in FRAMEWORKS.items() if not interpreter.error else ():
         version = interpreter.versions.get(name)
         hint = "" if version else framework.install
-        yield Row("load-check", name, version or "not installed", hint)
+        yield TableRow("load-check", name, version or "not installed", hint)

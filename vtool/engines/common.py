@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_
 
-from vtool.engines.contract import Group, Member, Owner, everyone
+from vtool.engines.contract import GroupMember, OptimizerGroup, Owner, everyone
 from vtool.engines.ranks import Ranks
 from vtool.models.adapters import (
     Adapter,
@@ -204,11 +204,13 @@ class TorchEngine:
             kept = self._share(parameter.detach(), value) if by_rows else value
             self.optimizer.state[parameter][entry] = kept.to(parameter.device, copy=True)
 
-    def optimizer_groups(self) -> Iterator[Group]:
+    def optimizer_groups(self) -> Iterator[OptimizerGroup]:
         names = {parameter: name for name, parameter in self.named_parameters()}
         for group in self.optimizer.param_groups:
-            members = tuple(Member(names[one], one.dim(), one.dtype) for one in group["params"])
-            yield Group(self.optimizer, group, members)
+            members = tuple(
+                GroupMember(names[one], one.dim(), one.dtype) for one in group["params"]
+            )
+            yield OptimizerGroup(self.optimizer, group, members)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         return ((saved_name(name), parameter) for name, parameter in self.module.named_parameters())

@@ -40,7 +40,7 @@ def rank_zero(_: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class GroupMember:
     """A parameter that a live optimizer updates."""
 
     name: str
@@ -52,12 +52,12 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class OptimizerGroup:
     """A parameter group of a live optimizer."""
 
     optimizer: Any
     settings: Mapping[str, Any]
-    members: tuple[Member, ...]
+    members: tuple[GroupMember, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +200,7 @@ class Engine(Protocol):
                 is of.
         """
 
-    def optimizer_groups(self) -> Iterator[Group]:
+    def optimizer_groups(self) -> Iterator[OptimizerGroup]:
         """Yield the parameter groups of the live optimizers on this rank."""
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:

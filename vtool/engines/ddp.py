@@ -22,7 +22,7 @@ from vtool.models import observe_model
 from vtool.releases import without_buffer_sync
 
 
-class Ddp(common.TorchEngine):
+class DdpEngine(common.TorchEngine):
     """See `vtool.engines.contract.Engine`."""
 
     def __init__(self, inputs: EngineInputs) -> None:

@@ -40,7 +40,7 @@ from vtool.models import observe_model
 from vtool.releases import forget_forward_order, fsdp_groups
 
 
-class Fsdp2(common.TorchEngine):
+class Fsdp2Engine(common.TorchEngine):
     """See `vtool.engines.contract.Engine`."""
 
     def __init__(self, inputs: EngineInputs) -> None:

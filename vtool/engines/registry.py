@@ -8,8 +8,8 @@ from vtool.engines.contract import Engine, EngineInputs
 from vtool.engines.ranks import Ranks
 
 ENGINES: Mapping[str, str] = {
-    "ddp": "vtool.engines.ddp:Ddp",
-    "fsdp2": "vtool.engines.fsdp2:Fsdp2",
+    "ddp": "vtool.engines.ddp:DdpEngine",
+    "fsdp2": "vtool.engines.fsdp2:Fsdp2Engine",
     "megatron": "vtool.engines.megatron.engine:build_megatron",
 }
 """The class, or function, that makes the engine of `EngineInputs`, imported when a run asks for it.

@@ -23,7 +23,7 @@ from vtool.models.processor import Processor, load_processor
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class GreedyAnswer:
     """A model's greedy answer."""
 
     text: str
@@ -116,7 +116,7 @@ class Asker:
         max_new_tokens: int,
         say: Callable[[str], object] | None = None,
         stop: Callable[[], bool] | None = None,
-    ) -> list[Answer]:
+    ) -> list[GreedyAnswer]:
         """Answer prompts greedily.
 
         Args:
@@ -139,11 +139,11 @@ class Asker:
         return [_answer(row, processor) for row in made.cpu()]
 
 
-def _answer(tokens: Tensor, processor: Processor) -> Answer:
+def _answer(tokens: Tensor, processor: Processor) -> GreedyAnswer:
     ids, end = tokens.tolist(), processor.ids.end
     stopped = end not in ids
     text = str(processor.tokenizer.decode(ids, skip_special_tokens=True)).strip()
-    return Answer(text, len(ids) if stopped else ids.index(end) + 1, stopped)
+    return GreedyAnswer(text, len(ids) if stopped else ids.index(end) + 1, stopped)
 
 
 def _streamer(tokenizer: Any, say: Callable[[str], object]) -> Any:

@@ -19,7 +19,7 @@ from vtool.models.answers import Generated, Sampling, generate_answers
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskedRow:
     """A row with the model's answer: a line of predictions.jsonl."""
 
     index: int
@@ -71,7 +71,7 @@ class Asking:
 
 def ask_rows(
     model: Any, rows: EncodedRows, order: Sequence[int], asking: Asking
-) -> Iterator[list[Asked]]:
+) -> Iterator[list[AskedRow]]:
     """Yield the answers to rows, a batch after the other.
 
     Args:
@@ -110,7 +110,7 @@ def _ask(
     batch: Sequence[int],
     asking: Asking,
     device: torch.device,
-) -> list[Asked]:
+) -> list[AskedRow]:
     processor = rows.processor
     samples = [rows.sample(index) for index in batch]
     prompts = [prompt_of(rows, sample) for sample in samples]
@@ -158,13 +158,13 @@ def asked_row(
     confidence: float | None,
     nll: float | None,
     supervised: int,
-) -> Asked:
+) -> AskedRow:
     """Return the line of a row that was answered."""
     reader, _ = rows.rows.find(prompt.index)
     row = rows.rows.row(prompt.index)
     question = [message for message in row.messages if message["role"] == "user"][-1:]
     number = rows.rows.readers.index(reader)
-    return Asked(
+    return AskedRow(
         prompt.index,
         row.id,
         " ".join(text for message in question for text in texts_of(message)),

@@ -11,7 +11,7 @@ from typing import Any
 from vtool.data.messages_layout import TAG, VIDEO_TAG
 from vtool.data.row import Row
 from vtool.diagnostics import Findings
-from vtool.evaluation.asker import Answer, Asker, Reader
+from vtool.evaluation.asker import Asker, GreedyAnswer, Reader
 from vtool.evaluation.predict import of_typed_files, question_row
 
 COMMANDS = {
@@ -113,7 +113,7 @@ def _kind_of_path(path: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Chat:
+class Conversation:
     """A chat so far."""
 
     system: str | None = None
@@ -123,11 +123,11 @@ class Chat:
     shown: tuple[tuple[str, str], ...] = ()
     """Files that the next question is asked with: the kind and the path of each."""
 
-    def reset(self) -> "Chat":
+    def reset(self) -> "Conversation":
         """Return the chat without anything said or shown."""
-        return Chat(self.system)
+        return Conversation(self.system)
 
-    def showing(self, kind: str, path: str, reader: Reader) -> "Chat":
+    def showing(self, kind: str, path: str, reader: Reader) -> "Conversation":
         """Return the chat with a file that the next question is asked with.
 
         Raises:
@@ -137,7 +137,7 @@ class Chat:
             reader.prompt(_row([(kind, path)], "?", None))
         return replace(self, shown=(*self.shown, (kind, path)))
 
-    def asking(self, question: str) -> "Chat":
+    def asking(self, question: str) -> "Conversation":
         """Return the chat with a question, which waits for an answer.
 
         Raises:
@@ -164,13 +164,13 @@ def _row(shown: Sequence[tuple[str, str]], question: str, system: str | None) ->
 
 
 def answer(
-    chat: Chat,
+    chat: Conversation,
     question: str,
     asker: Asker,
     max_new_tokens: int,
     say: Callable[[str], object],
     stop: Callable[[], bool],
-) -> tuple[Chat, Answer]:
+) -> tuple[Conversation, GreedyAnswer]:
     """Ask the next question of a chat; return the chat with the answer.
 
     Args:

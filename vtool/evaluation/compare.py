@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.evaluation.asking import Asked
+from vtool.evaluation.asking import AskedRow
 from vtool.evaluation.metrics import METRICS
 from vtool.evaluation.metrics.metric import Whole
 from vtool.evaluation.scoring import NLL, Scored, whole_rows
@@ -39,7 +39,7 @@ class MetricDifference:
 
 
 def compare_answers(
-    first: tuple[Sequence[Asked], Scored], other: tuple[Sequence[Asked], Scored]
+    first: tuple[Sequence[AskedRow], Scored], other: tuple[Sequence[AskedRow], Scored]
 ) -> tuple[MetricDifference, ...]:
     """Compare two models by each metric that both have scores of.
 
@@ -68,7 +68,7 @@ def compare_answers(
     return tuple(found)
 
 
-def _same_rows(answers: Sequence[Asked], others: Sequence[Asked]) -> bool:
+def _same_rows(answers: Sequence[AskedRow], others: Sequence[AskedRow]) -> bool:
     return len(answers) == len(others) and all(
         (one.row, one.question, one.reference) == (two.row, two.question, two.reference)
         for one, two in zip(answers, others, strict=True)
@@ -93,7 +93,7 @@ def _whole(name: str) -> Whole | None:
 
 
 def _of_whole(
-    name: str, whole: Whole, answers: Sequence[Asked], others: Sequence[Asked]
+    name: str, whole: Whole, answers: Sequence[AskedRow], others: Sequence[AskedRow]
 ) -> MetricDifference:
     """Compare the scores of all answers together, as they are reported, not the rows' own."""
     first, second = whole_rows(whole, answers), whole_rows(whole, others)
@@ -101,7 +101,7 @@ def _of_whole(
     return MetricDifference(name, whole.of(first.sum(0)) - whole.of(second.sum(0)), low, high, p)
 
 
-def _of_nll(answers: Sequence[Asked], others: Sequence[Asked]) -> MetricDifference | None:
+def _of_nll(answers: Sequence[AskedRow], others: Sequence[AskedRow]) -> MetricDifference | None:
     """Return the difference in nats a supervised token; None where an NLL is not a number."""
     pairs = [(one.nll, two.nll) for one, two in zip(answers, others, strict=True)]
     if any(one is None or two is None for one, two in pairs):

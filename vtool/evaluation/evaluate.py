@@ -25,7 +25,7 @@ from vtool.models.generate import answer_greedily
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RowAnswer:
     """The model's greedy answer to one row's last turn."""
 
     index: int
@@ -55,7 +55,7 @@ class Scores:
     """Nats per supervised token."""
     exact_match: float
     samples: int
-    answers: tuple[Answer, ...]
+    answers: tuple[RowAnswer, ...]
     token_accuracy: float = math.nan
     """The part of the supervised tokens that the model finds the likeliest."""
     by_source: Mapping[str, SourceScores] = field(default_factory=dict)
@@ -95,7 +95,7 @@ def evaluate(
     own = kept[ranks.rank :: ranks.world]
     prompts = chunks(own, asked_at_once(engine.module, rows, settings.batch_size))
     with engine.evaluating(), torch.no_grad():
-        answers: list[Answer] = []
+        answers: list[RowAnswer] = []
         for chunk in prompts:
             answers += _answers(engine, rows, chunk, settings, ranks)
             tick(len(answers), len(own), "rows")
@@ -179,7 +179,7 @@ def _scores(
 
 def _answers(
     engine: Engine, rows: EncodedRows, chunk: tuple[int, ...], settings: Evaluation, ranks: Ranks
-) -> list[Answer]:
+) -> list[RowAnswer]:
     processor = rows.processor
     prompts = [rows.prompt(index) for index in chunk]
     collated = collate_prompts(prompts, processor, rows.settings.drop_model_inputs)
@@ -187,6 +187,6 @@ def _answers(
     with engine.autocast():
         texts = answer_greedily(engine.module, processor, inputs, settings.generate.max_new_tokens)
     return [
-        Answer(prompt.index, prompt.reference, text)
+        RowAnswer(prompt.index, prompt.reference, text)
         for prompt, text in zip(prompts, texts, strict=True)
     ]

@@ -9,7 +9,7 @@ from pathlib import Path
 from vtool.data.messages_layout import TAG, VIDEO_TAG, parse_row
 from vtool.data.row import Row
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.evaluation.asker import Answer, Reader
+from vtool.evaluation.asker import GreedyAnswer, Reader
 from vtool.evaluation.exported import find_export, own_settings
 from vtool.evaluation.subject import EvaluatedModel
 
@@ -29,7 +29,7 @@ def predict(
     system: str | None,
     max_new_tokens: int,
     videos: Sequence[str] = (),
-) -> Answer:
+) -> GreedyAnswer:
     """Return the greedy answer of a run's export, or of an exported folder.
 
     Images and videos go where the texts have their <image> and <video> tags; without any tag,
@@ -52,7 +52,7 @@ def predict_subject(
     system: str | None,
     max_new_tokens: int,
     videos: Sequence[str] = (),
-) -> Answer:
+) -> GreedyAnswer:
     """Return the greedy answer of a model that was found before; `predict` says the rest.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from vtool.evaluation.asking import Asked
+from vtool.evaluation.asking import AskedRow
 from vtool.evaluation.metrics import Metric, Named, metrics_for
 from vtool.evaluation.rows import Questions
 from vtool.evaluation.samples import picture_of
@@ -19,13 +19,13 @@ from vtool.version import __version__
 PICTURES, _RIGHT, _OF_A_ROW = 240, 60, 4
 """Rows whose images are kept for the page, wrong answers first; the right ones of these; images."""
 _SIDE = 256
-_OWN = {each.name for each in fields(Asked)} | {"scores", "pictures"}
+_OWN = {each.name for each in fields(AskedRow)} | {"scores", "pictures"}
 
 
 def score_and_keep(
     store: Store,
     questions: Questions,
-    answers: Sequence[Asked],
+    answers: Sequence[AskedRow],
     named: Named,
     choices: Sequence[str],
     by: str | None,
@@ -84,7 +84,7 @@ def sorting_metric(metrics: Sequence[Metric], scored: Scored) -> str | None:
 def _keep_pictures(
     store: Store,
     questions: Questions,
-    answers: Sequence[Asked],
+    answers: Sequence[AskedRow],
     values: Sequence[float] | None,
 ) -> dict[int, list[str]]:
     """Write the images of the worst answers next to the predictions; return their names."""
@@ -115,5 +115,5 @@ def _keep_pictures_of(index: int, questions: Questions, folder: Path) -> list[st
     return names
 
 
-def _loss(one: Asked) -> float:
+def _loss(one: AskedRow) -> float:
     return math.inf if one.nll is None else one.nll / one.supervised

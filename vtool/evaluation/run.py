@@ -17,7 +17,7 @@ from vtool.config.schema import Run
 from vtool.devices import place
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import PATIENCE, Ranks, SharedFindings
-from vtool.evaluation.asking import Asked, Asking, ask_rows
+from vtool.evaluation.asking import AskedRow, Asking, ask_rows
 from vtool.evaluation.metrics import named_metrics
 from vtool.evaluation.progress import Meter
 from vtool.evaluation.results import score_and_keep
@@ -32,7 +32,7 @@ _FEWEST_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class EvaluationRequest:
     """A call of `vtool evaluate`."""
 
     model: str
@@ -67,7 +67,7 @@ class Evaluated:
 
     subject: EvaluatedModel
     store: Store
-    answers: tuple[Asked, ...]
+    answers: tuple[AskedRow, ...]
     scored: Scored
     how: str
     seconds: float
@@ -75,7 +75,9 @@ class Evaluated:
     """Rows that were asked now; the others had been before."""
 
 
-def evaluate_models(requests: Sequence[Request], say: Callable[[str], None]) -> list[Evaluated]:
+def evaluate_models(
+    requests: Sequence[EvaluationRequest], say: Callable[[str], None]
+) -> list[Evaluated]:
     """Ask models one after the other, and score their answers; nothing on any rank but the first.
 
     They share a process group, as it cannot be begun twice.
@@ -98,7 +100,7 @@ def evaluate_models(requests: Sequence[Request], say: Callable[[str], None]) -> 
     return [each for each in found if each is not None]
 
 
-def check_request(request: Request, nproc: int) -> None:
+def check_request(request: EvaluationRequest, nproc: int) -> None:
     """Look for what stands against a request, before processes are started for it.
 
     Raises:
@@ -111,7 +113,7 @@ def check_request(request: Request, nproc: int) -> None:
     place(run, 0, nproc)
 
 
-def _opened(request: Request) -> tuple[EvaluatedModel, Run]:
+def _opened(request: EvaluationRequest) -> tuple[EvaluatedModel, Run]:
     """Find the model, and compose the settings by which it is shown the rows."""
     subject = open_model(request.model, request.base)
     run = load_settings(request.rows, request.given)
@@ -119,7 +121,7 @@ def _opened(request: Request) -> tuple[EvaluatedModel, Run]:
     return subject, with_own_reading(run, subject.run, given)
 
 
-def evaluate_model(request: Request, say: Callable[[str], None]) -> Evaluated | None:
+def evaluate_model(request: EvaluationRequest, say: Callable[[str], None]) -> Evaluated | None:
     """Ask a model every row, and score its answers; None on any rank but the first.
 
     Args:
@@ -136,7 +138,7 @@ def evaluate_model(request: Request, say: Callable[[str], None]) -> Evaluated | 
         torch.set_num_threads(threads)  # of a process that continues, such as a notebook's
 
 
-def _evaluate(request: Request, say: Callable[[str], None]) -> Evaluated | None:
+def _evaluate(request: EvaluationRequest, say: Callable[[str], None]) -> Evaluated | None:
     ranks = Ranks.from_environment()
     named = named_metrics(request.metrics)
     subject, run = _opened(request)
@@ -222,7 +224,7 @@ def _answering(
     asking: Asking,
     ranks: Ranks,
     say: Callable[[str], None],
-) -> AbstractContextManager[Iterator[list[Asked]]]:
+) -> AbstractContextManager[Iterator[list[AskedRow]]]:
     """Load the model, or have vLLM load it, and return its answers to these rows."""
     by = "vLLM is " if asking.engine else ""
     say(f"{by}loading {subject.in_words()}")
@@ -247,7 +249,7 @@ def _loaded(subject: EvaluatedModel, ranks: Ranks) -> Any:
     return model
 
 
-def _asking(request: Request, run: Run, questions: Questions) -> Asking:
+def _asking(request: EvaluationRequest, run: Run, questions: Questions) -> Asking:
     """Return how rows are asked; by default answers may be twice as long as the longest one."""
     longest = max(questions.ledger.answers, default=0) + 1
     return Asking(

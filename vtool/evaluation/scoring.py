@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vtool.diagnostics import Diagnostic
-from vtool.evaluation.asking import Asked
+from vtool.evaluation.asking import AskedRow
 from vtool.evaluation.metrics import Metric
 from vtool.evaluation.metrics.choices import NAME, choice_of
 from vtool.evaluation.metrics.metric import Whole
@@ -24,7 +24,7 @@ NLL = "nll"
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class MetricScore:
     """A metric's score over rows, with its 95 % interval."""
 
     metric: str
@@ -41,10 +41,10 @@ class Score:
 class Scored:
     """All that was scored."""
 
-    scores: tuple[Score, ...]
+    scores: tuple[MetricScore, ...]
     of_rows: Mapping[str, tuple[float, ...]]
     """Each metric's score of each row, in their order."""
-    groups: Mapping[str, Mapping[str, tuple[Score, ...]]]
+    groups: Mapping[str, Mapping[str, tuple[MetricScore, ...]]]
     """Scores by the key that groups rows, and its value."""
     findings: tuple[Diagnostic, ...] = ()
     notes: tuple[str, ...] = field(default=())
@@ -62,7 +62,7 @@ class Scored:
 
 
 def score_answers(
-    answers: Sequence[Asked],
+    answers: Sequence[AskedRow],
     metrics: Sequence[Metric],
     choices: Sequence[str] = (),
     by: tuple[str, Mapping[int, str]] | None = None,
@@ -90,12 +90,12 @@ def score_answers(
             rows[metric.name] = found
     known = [metric for metric in metrics if metric.name in rows]
 
-    def scores(places: Sequence[int]) -> tuple[Score, ...]:
+    def scores(places: Sequence[int]) -> tuple[MetricScore, ...]:
         own = [_score(metric, answers, rows[metric.name], places) for metric in known]
         nll = _nll([answers[place] for place in places])
         return (*own, nll) if nll else tuple(own)
 
-    groups: dict[str, dict[str, tuple[Score, ...]]] = {}
+    groups: dict[str, dict[str, tuple[MetricScore, ...]]] = {}
     notes = [*_notes(answers, choices if NAME in rows else ()), *_remarks(known, answers)]
     tellers = [("source", {one.index: one.source for one in answers}), *([by] if by else [])]
     for name, values in tellers:
@@ -118,7 +118,7 @@ def score_answers(
     )
 
 
-def _rows_of(metric: Metric, answers: Sequence[Asked]) -> tuple[float, ...] | Diagnostic:
+def _rows_of(metric: Metric, answers: Sequence[AskedRow]) -> tuple[float, ...] | Diagnostic:
     """Return a metric's score of each row, or the finding of the first that it fails on."""
     found: list[float] = []
     for one in answers:
@@ -134,17 +134,19 @@ def _rows_of(metric: Metric, answers: Sequence[Asked]) -> tuple[float, ...] | Di
     return tuple(found)
 
 
-def _failed(metric: Metric, one: Asked, what: str) -> Diagnostic:
+def _failed(metric: Metric, one: AskedRow, what: str) -> Diagnostic:
     message = f"{one.row}: the metric {metric.name} {what}; it has no score"
     return Diagnostic("metric-failed", message)
 
 
-def _refused(metric: Metric, answers: Sequence[Asked]) -> list[Asked]:
+def _refused(metric: Metric, answers: Sequence[AskedRow]) -> list[AskedRow]:
     """Return the rows to whose references the metric cannot score any answer."""
     return [one for one in answers if metric.refuses is not None and metric.refuses(one.reference)]
 
 
-def _not_scorable(metric: Metric, rows: Sequence[Asked], answers: Sequence[Asked]) -> Diagnostic:
+def _not_scorable(
+    metric: Metric, rows: Sequence[AskedRow], answers: Sequence[AskedRow]
+) -> Diagnostic:
     listed = ", ".join(f"{one.row} ({one.reference[:40]!r})" for one in rows[:_LISTED])
     more = f", and {len(rows) - _LISTED} more" if len(rows) > _LISTED else ""
     if metric.name == NAME:
@@ -159,24 +161,26 @@ def _not_scorable(metric: Metric, rows: Sequence[Asked], answers: Sequence[Asked
 
 
 def _score(
-    metric: Metric, answers: Sequence[Asked], rows: Sequence[float], places: Sequence[int]
-) -> Score:
+    metric: Metric, answers: Sequence[AskedRow], rows: Sequence[float], places: Sequence[int]
+) -> MetricScore:
     values = [rows[place] for place in places]
     if metric.whole is not None:
         texts = [answers[place] for place in places]
         sums = whole_rows(metric.whole, texts)
         low, high = corpus_bootstrap(sums, metric.whole.of)
-        return Score(metric.name, metric.says, metric.whole.of(sums.sum(0)), low, high, len(values))
+        return MetricScore(
+            metric.name, metric.says, metric.whole.of(sums.sum(0)), low, high, len(values)
+        )
     mean = math.fsum(values) / len(values)
     if metric.proportion:
         right = round(sum(values))
         low, high = wilson_interval(right, len(values))
-        return Score(metric.name, metric.says, mean, low, high, len(values), right)
+        return MetricScore(metric.name, metric.says, mean, low, high, len(values), right)
     low, high = bootstrap_interval(values)
-    return Score(metric.name, metric.says, mean, low, high, len(values))
+    return MetricScore(metric.name, metric.says, mean, low, high, len(values))
 
 
-def _remarks(metrics: Sequence[Metric], answers: Sequence[Asked]) -> Iterator[str]:
+def _remarks(metrics: Sequence[Metric], answers: Sequence[AskedRow]) -> Iterator[str]:
     """Yield the metrics' remarks on their scores of all answers together."""
     for metric in metrics:
         if metric.whole is not None:
@@ -185,12 +189,12 @@ def _remarks(metrics: Sequence[Metric], answers: Sequence[Asked]) -> Iterator[st
                 yield f"{metric.name}: {remark}"
 
 
-def whole_rows(whole: Whole, answers: Sequence[Asked]) -> NDArray[np.float64]:
+def whole_rows(whole: Whole, answers: Sequence[AskedRow]) -> NDArray[np.float64]:
     """Return the terms that each answer adds to the sums of a corpus score."""
     return whole.rows([one.answer for one in answers], [one.reference for one in answers])
 
 
-def _nll(answers: Sequence[Asked]) -> Score | None:
+def _nll(answers: Sequence[AskedRow]) -> MetricScore | None:
     """Return the NLL a supervised token; None where that of a row is not a number."""
     if any(one.nll is None for one in answers):
         return None
@@ -198,10 +202,12 @@ def _nll(answers: Sequence[Asked]) -> Score | None:
     counts = [one.supervised for one in answers]
     low, high = bootstrap_interval(sums, counts)
     value = math.fsum(sums) / sum(counts)
-    return Score(NLL, "nats a supervised token, less is better", value, low, high, len(answers))
+    return MetricScore(
+        NLL, "nats a supervised token, less is better", value, low, high, len(answers)
+    )
 
 
-def _stopped(answers: Sequence[Asked]) -> Iterator[Diagnostic]:
+def _stopped(answers: Sequence[AskedRow]) -> Iterator[Diagnostic]:
     stopped = [one for one in answers if one.stopped]
     if stopped:
         longest = max(one.tokens for one in stopped)
@@ -212,7 +218,7 @@ def _stopped(answers: Sequence[Asked]) -> Iterator[Diagnostic]:
         )
 
 
-def _no_numbers(answers: Sequence[Asked]) -> Iterator[Diagnostic]:
+def _no_numbers(answers: Sequence[AskedRow]) -> Iterator[Diagnostic]:
     rows = [one for one in answers if one.nll is None]
     if rows:
         message = (
@@ -223,7 +229,7 @@ def _no_numbers(answers: Sequence[Asked]) -> Iterator[Diagnostic]:
         yield Diagnostic("nonfinite-loss", message, help)
 
 
-def _notes(answers: Sequence[Asked], choices: Sequence[str]) -> Iterator[str]:
+def _notes(answers: Sequence[AskedRow], choices: Sequence[str]) -> Iterator[str]:
     """Yield notes on the answers that no score shows: none of the choices, or all the same."""
     if choices:
         none = [one for one in answers if choice_of(one.answer, choices) is None]

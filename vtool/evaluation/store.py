@@ -12,9 +12,9 @@ from typing import Any
 from vtool.config.schema.formats import PLACES
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import Ranks
-from vtool.evaluation.asking import Asked
+from vtool.evaluation.asking import AskedRow
 
-_FIELDS = {each.name for each in fields(Asked)}
+_FIELDS = {each.name for each in fields(AskedRow)}
 _LOCK, _SETTINGS = ".lock", "settings.json"
 _PLACES = {"folder", *PLACES}
 """Paths of files, which say nothing where their digest is the same."""
@@ -98,9 +98,9 @@ class Store:
             help = f"to ask again, remove {self.path}; to keep it, name another folder: --to FOLDER"
             raise Findings(Diagnostic("evaluation-differs", message, help), fatal=True)
 
-    def read(self) -> dict[int, Asked]:
+    def read(self) -> dict[int, AskedRow]:
         """Return the answers that there are, by row; a line that a kill has cut is left out."""
-        found: dict[int, Asked] = {}
+        found: dict[int, AskedRow] = {}
         for file in sorted(self.path.glob("predictions*.jsonl")):
             with file.open("rb") as lines:
                 for line in lines:
@@ -108,18 +108,18 @@ class Store:
                         values = json.loads(line)
                         known = {key: value for key, value in values.items() if key in _FIELDS}
                         known["images"] = tuple(known.get("images", ()))
-                        one = Asked(**known)
+                        one = AskedRow(**known)
                         found[one.index] = one
                     except (ValueError, TypeError, AttributeError, RecursionError):
                         continue
         return found
 
-    def answers(self, kept: Sequence[int]) -> tuple[Asked, ...]:
+    def answers(self, kept: Sequence[int]) -> tuple[AskedRow, ...]:
         """Return the answers to these rows, which have all been asked."""
         there = self.read()
         return tuple(there[index] for index in kept)
 
-    def append(self, answers: Iterable[Asked], rank: int = 0) -> None:
+    def append(self, answers: Iterable[AskedRow], rank: int = 0) -> None:
         """Add answers to the file of this rank; what was added stays if the process is killed.
 
         A line that a kill has cut is ended first.

@@ -22,7 +22,7 @@ from vtool.data.encode import Sample
 from vtool.data.loader import EncodedRows
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import SharedFindings
-from vtool.evaluation.asking import Asked, Asking, asked_row, prompt_of
+from vtool.evaluation.asking import AskedRow, Asking, asked_row, prompt_of
 from vtool.evaluation.evaluate import chunks
 from vtool.evaluation.subject import EvaluatedModel
 from vtool.models.adapters import CONFIG, is_for_nf4
@@ -101,7 +101,7 @@ def asked_with_vllm(
     asking: Asking,
     longest: int,
     say: Callable[[str], None],
-) -> Iterator[Iterator[list[Asked]]]:
+) -> Iterator[Iterator[list[AskedRow]]]:
     """Have vLLM load a model, and give the answers to rows, a few batches at a time.
 
     Args:
@@ -133,7 +133,7 @@ def asked_with_vllm(
 
 def _answers(
     worker: "_Worker", rows: EncodedRows, order: Sequence[int], asking: Asking
-) -> Iterator[list[Asked]]:
+) -> Iterator[list[AskedRow]]:
     for batch in chunks(order, asking.batch_size * _BATCHES_AT_ONCE):
         questions = [_question(rows, index, asking) for index in batch]
         worker.send([one.request for one in questions])
@@ -206,7 +206,7 @@ def _png(rows: EncodedRows, image: Any) -> str:
     return base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
-def _asked(rows: EncodedRows, question: _Question, answer: Mapping[str, Any]) -> Asked:
+def _asked(rows: EncodedRows, question: _Question, answer: Mapping[str, Any]) -> AskedRow:
     """Return the line of a row.
 
     Raises:

@@ -25,7 +25,7 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 
-class Server:
+class VllmModel:
     """A model in vLLM, and how it is asked."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -111,7 +111,7 @@ def main() -> None:
             answers.write(json.dumps(value) + "\n")
             answers.flush()
 
-        server = Server(json.loads(sys.stdin.readline()))
+        server = VllmModel(json.loads(sys.stdin.readline()))
         say({"vllm": sys.modules["vllm"].__version__})
         for line in sys.stdin:
             say(server.answer(json.loads(line)))

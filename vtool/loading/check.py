@@ -32,7 +32,7 @@ OF_GIT = "name a commit of the git checkout that the interpreter imports the fra
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class CheckProgress:
     """One more result, and how far the check has come."""
 
     done: int
@@ -54,7 +54,7 @@ def check_subjects(
     *,
     digest: bool = False,
     typed: Mapping[str, str] = MappingProxyType({}),
-) -> Iterator[Progress]:
+) -> Iterator[CheckProgress]:
     """Check what the settings name: the files of folders first, then classes by framework.
 
     Args:
@@ -86,7 +86,7 @@ def check_subjects(
         if audit.why_not:
             done += 1
             result = audit.without_class(asked_checks(settings), audit.why_not)
-            yield Progress(done, len(named), result)
+            yield CheckProgress(done, len(named), result)
             continue
         absolute = replace(subject, name=str(Path(subject.name).absolute()))
         folders[absolute.name] = audit
@@ -144,7 +144,7 @@ def _on_one_host(
     folders: Mapping[str, Folder],
     checkpoint: Path | None,
     announce: Callable[[Ready], None],
-) -> Iterator[Progress]:
+) -> Iterator[CheckProgress]:
     """Check the subjects of one framework, or all of its classes where none is named.
 
     `done` and `of` count this framework's alone, and `done` is left to the caller.
@@ -196,7 +196,7 @@ def _on_one_host(
                 result = judge(str(subject), event.facts, rules, settings.allow, cost)
             if subject.host == FOLDER:
                 result = folders[subject.name].with_class(result)
-            yield Progress(0, total, result, event.seconds)
+            yield CheckProgress(0, total, result, event.seconds)
     except Findings as findings:
         # One framework that cannot be had does not keep the others from being checked, nor a
         # folder's files.
@@ -206,7 +206,7 @@ def _on_one_host(
                 shown = findings.diagnostics if settings.python else ()
                 reason = findings.diagnostics[0].message
                 result = folders[subject.name].without_class(rules, reason, shown)
-            yield Progress(0, total, result)
+            yield CheckProgress(0, total, result)
 
 
 def _cannot(python: str, event: Unusable) -> Findings:

@@ -18,7 +18,7 @@ from vtool.families.images import read_json
 from vtool.families.linear_layers import is_inside, select_layers
 from vtool.models.nf4 import RECORD, import_bitsandbytes, missing_package, record
 from vtool.models.on_meta import stand_ins
-from vtool.models.processor import first_line
+from vtool.words import first_line
 
 Adapter = Literal["merged", "none", "only"]
 """The weights to take of a model with adapters: with these merged in, without, or these alone."""

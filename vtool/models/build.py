@@ -20,8 +20,9 @@ from vtool.models.mapped_weights import (
 )
 from vtool.models.model_class import model_class
 from vtool.models.on_meta import parameters_on_meta
-from vtool.models.processor import Processor, first_line
+from vtool.models.processor import Processor
 from vtool.releases import enable_checkpointing
+from vtool.words import first_line
 
 # Where the weights live. bfloat16 is a compute dtype: its weights stay float32, or an update of
 # 1e-5 would be lost in rounding.

@@ -23,7 +23,7 @@ from vtool.families.family import load_family
 from vtool.families.images import read_json
 from vtool.families.quantization import QUANTIZED_HELP, quantized_already
 from vtool.models.on_meta import parameters_on_meta
-from vtool.models.processor import first_line
+from vtool.words import first_line
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLED = ("pytorch_model.bin", "pytorch_model-*-of-*.bin")

@@ -26,7 +26,7 @@ from vtool.diagnostics import Diagnostic, Findings, Origin
 from vtool.families.family import Family, load_family
 from vtool.families.modeling_file import SETTING, check_modeling_file, split_modeling
 from vtool.families.tokens import TokenIds
-from vtool.models.processor import first_line
+from vtool.words import first_line
 
 RULE = "model-class-does-not-fit"
 MODELING_RECORD = "modeling.json"

@@ -12,6 +12,7 @@ from vtool.families.tokens import TokenIds, TokenNames
 from vtool.models.pictures import PictureReader
 from vtool.models.tokenizer import train_tokenizer
 from vtool.models.video import VideoProcessor, video_processor, video_settings_in
+from vtool.words import first_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +154,6 @@ def _is_token(tokenizer: Any, token: Any) -> bool:
         return tokenizer.convert_ids_to_tokens(token) is not None
     except (OverflowError, TypeError):
         return False
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's message: some libraries write pages."""
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 def with_sizes(processor: Processor, image: Image, video: Video) -> Processor:

@@ -10,8 +10,8 @@ from vtool.families.family import load_family
 from vtool.families.tokens import TokenIds
 from vtool.models.build import build_on_meta
 from vtool.models.mapped_weights import does_not_load
-from vtool.models.processor import first_line
 from vtool.scratch import scratch_folder
+from vtool.words import first_line
 
 # A tokenizer that is trained on rows has at most so many tokens (models/tokenizer.py).
 TRAINED_VOCABULARY = 512

@@ -14,7 +14,7 @@ from vtool.models.nf4 import missing_package
 from vtool.planning.micro_batch import Shape, passes_of, shape_of
 from vtool.planning.model import model_of
 from vtool.planning.recompute import Choice, count_blocks, fewest_blocks, with_blocks
-from vtool.planning.step import Step, measure_step
+from vtool.planning.step import StepNeeds, measure_step
 from vtool.training.checkpoint_files import FILE_BYTES
 
 GIB = 2**30
@@ -28,7 +28,7 @@ MFU = 0.4
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PlanQuestion:
     """The question that a plan answers, besides the recipe: GPUs, memory, sizes of rows, price."""
 
     gpus: int = 1
@@ -63,11 +63,11 @@ class Change:
 class MemoryPlan:
     """The memory, traffic and time that each rank of a run needs. All sizes are bytes."""
 
-    asked: Asked
+    asked: PlanQuestion
     shape: Shape
     parameters: int
     trained: int
-    step: Step
+    step: StepNeeds
     offloaded: bool
     """Weights, gradients and the optimizer's state are in the host's memory."""
     chunks: int
@@ -142,7 +142,7 @@ class MemoryPlan:
         }
 
 
-def make_plan(run: Run, asked: Asked) -> MemoryPlan:
+def make_plan(run: Run, asked: PlanQuestion) -> MemoryPlan:
     """Compute the plan of a recipe.
 
     Raises:
@@ -196,7 +196,7 @@ def make_plan(run: Run, asked: Asked) -> MemoryPlan:
         return replace(plan, changes=tuple(_changes(run, plan)))
 
 
-def _measure(run: Run, module: Any, gpus: int, shape: Shape) -> tuple[Step, int]:
+def _measure(run: Run, module: Any, gpus: int, shape: Shape) -> tuple[StepNeeds, int]:
     """Return the step, and the number of the trained parameters."""
     try:
         step = measure_step(run, module, gpus, shape)
@@ -210,15 +210,15 @@ def _measure(run: Run, module: Any, gpus: int, shape: Shape) -> tuple[Step, int]
 
 
 def _choose_recompute(
-    run: Run, module: Any, asked: Asked, shape: Shape
-) -> tuple[Run, Choice, tuple[Step, int]]:
+    run: Run, module: Any, asked: PlanQuestion, shape: Shape
+) -> tuple[Run, Choice, tuple[StepNeeds, int]]:
     """Return the run with the fewest blocks that compute again, such that it fits; and its step.
 
     The part by which a plan may be off is left free where it can be. All of them compute again
     where it does not fit otherwise, and where no memory was named.
     """
     of, tower = count_blocks(run, module)
-    steps: dict[int, tuple[Step, int]] = {}
+    steps: dict[int, tuple[StepNeeds, int]] = {}
 
     def measure(blocks: int) -> int:
         changed = with_blocks(run, blocks, of)
@@ -239,7 +239,7 @@ def _is_offloaded(run: Run) -> bool:
     return isinstance(run.engine, Fsdp2) and run.engine.cpu_offload
 
 
-def _on_device(step: Step, *, offloaded: bool) -> int:
+def _on_device(step: StepNeeds, *, offloaded: bool) -> int:
     on_host = ("weights", "gradients", "optimizer") if offloaded else ()
     return sum(size for kind, size in step.memory.items() if kind not in on_host)
 
@@ -288,7 +288,7 @@ def candidates(run: Run, gpus: int) -> Iterator[tuple[tuple[str, ...], Run]]:
         yield tuple(chosen), changed
 
 
-def _more_gpus(step: Step, gpus: int, room: int, most: int) -> tuple[int, int] | None:
+def _more_gpus(step: StepNeeds, gpus: int, room: int, most: int) -> tuple[int, int] | None:
     """Return how many GPUs would do, and a rank's bytes then.
 
     What is shared out shrinks; what is gathered and kept for the backward pass stays.

@@ -91,21 +91,23 @@ def fewest_blocks(measure: Callable[[int], float], tower: int, of: int, room: fl
 def main(folder_name: str) -> None:
     """Plan the run of a task's file, and write what was chosen next to it."""
     from vtool.diagnostics import Diagnostic, Findings
-    from vtool.planning.plan import OVERHEAD, Asked, make_plan
+    from vtool.planning.plan import OVERHEAD, PlanQuestion, make_plan
     from vtool.planning.text import remedy, verdict
-    from vtool.training.recompute import Chosen, Task
+    from vtool.training.recompute import ChosenBlocks, Task
 
     folder = Path(folder_name)
     task: Task = pickle.loads((folder / "task").read_bytes())
-    result: Chosen | Findings
+    result: ChosenBlocks | Findings
     try:
         reserved = OVERHEAD if task.on_device else 0
-        asked = Asked(task.world, task.free, images=task.images, reserved=reserved)
+        asked = PlanQuestion(task.world, task.free, images=task.images, reserved=reserved)
         plan = make_plan(task.run, asked)
         assert plan.choice is not None, "auto was asked for"
         if plan.fits:
             choice = plan.choice
-            result = Chosen(choice.setting, choice.blocks, choice.of, plan.device, choice.without)
+            result = ChosenBlocks(
+                choice.setting, choice.blocks, choice.of, plan.device, choice.without
+            )
         else:
             result = Findings(
                 Diagnostic(

@@ -57,7 +57,7 @@ KINDS = ("weights", "gradients", "optimizer", "gathered", "activations")
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepNeeds:
     """The needs of one rank in a step. All sizes are bytes."""
 
     memory: Mapping[str, int]
@@ -75,7 +75,7 @@ class Step:
         return sum(self.memory.values())
 
 
-def measure_step(run: Run, module: nn.Module, world: int, shape: Shape) -> Step:
+def measure_step(run: Run, module: nn.Module, world: int, shape: Shape) -> StepNeeds:
     """Compute a rank's step.
 
     Args:
@@ -132,7 +132,7 @@ def measure_step(run: Run, module: nn.Module, world: int, shape: Shape) -> Step:
         # DistributedDataParallel is built over a real model only: its buckets are gradients again.
         found["gradients"] += 0 if run.engine.gradient_as_bucket_view else trained
         sent = round(2 * (world - 1) / world * trained)
-    return Step(dict(found), sent, counting.flops, _state_of(engine.optimizer, own, own))
+    return StepNeeds(dict(found), sent, counting.flops, _state_of(engine.optimizer, own, own))
 
 
 def _on_meta(module: nn.Module) -> dict[str, Tensor]:

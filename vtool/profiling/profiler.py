@@ -39,7 +39,7 @@ SUMMARY = "summary.json"
 
 def open_profiler(
     run: Run, ranks: Ranks, folder: Path, step: int, total: int, say: Callable[[str], None]
-) -> "Profiler":
+) -> "RankProfiler":
     """Open the profiler of a run that resumes after `step`, of `total` steps, on every rank.
 
     Raises:
@@ -48,7 +48,7 @@ def open_profiler(
     """
     settings, folder = run.profiler, folder / FOLDER
     if settings.tool == "none":
-        return Profiler(run, ranks, folder, step, say, records=False)
+        return RankProfiler(run, ranks, folder, step, say, records=False)
     first, last = settings.profile_interval
     wanted = settings.ranks is None or ranks.rank in settings.ranks
     own = [*profile_problems(settings, ranks, total), *(unwritable(folder) if wanted else ())]
@@ -73,10 +73,10 @@ def open_profiler(
                 f" {finding.remedy}"
             )
         say(note)
-    return Profiler(run, ranks, folder, step, say, records=records, over=first <= step)
+    return RankProfiler(run, ranks, folder, step, say, records=records, over=first <= step)
 
 
-class Profiler:
+class RankProfiler:
     """One rank's profiler, entered for as long as the loop runs.
 
     `findings` are this rank's, in the order in which they came.
@@ -111,7 +111,7 @@ class Profiler:
         self._step, self._began = step, 0.0
         self._timer: StepTimer | None = None
 
-    def __enter__(self) -> "Profiler":
+    def __enter__(self) -> "RankProfiler":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

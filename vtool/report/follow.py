@@ -18,9 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from vtool.report.run_files import (
-    Evaluation,
+    EvaluationLine,
     RunFiles,
-    Step,
+    StepLine,
     check_is_run,
     evaluations_of,
     in_training,
@@ -113,8 +113,8 @@ def _watch(
 
 def _show_panel(folder: Path, console: Console, pause: Callable[[float], None]) -> None:
     run = read_run(folder)
-    steps: list[Step] = []
-    evaluations: list[Evaluation] = []
+    steps: list[StepLine] = []
+    evaluations: list[EvaluationLine] = []
     changed = time.monotonic()
     with Live(console=console, auto_refresh=False) as live:
         for rows, anew in _watch(folder, pause):

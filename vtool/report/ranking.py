@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vtool.report.run_files import Evaluation, RunFiles, number
+from vtool.report.run_files import EvaluationLine, RunFiles, number
 
 OF_TEST = ("Test exact match", "Test NLL")
 """Headline numbers that runs are not compared by, where they have validation scores."""
@@ -21,11 +21,11 @@ class Ranked:
     """Among the runs as they were given."""
     values: tuple[str, ...]
     """The settings in which runs differ."""
-    scores: Evaluation | None
+    scores: EvaluationLine | None
     best: bool
 
 
-def validation_of(run: RunFiles) -> Evaluation | None:
+def validation_of(run: RunFiles) -> EvaluationLine | None:
     """Return the validation scores of the step that is exported: the best kept one, or the last.
 
     None where no validation rows were scored, or the run has not finished.
@@ -36,12 +36,12 @@ def validation_of(run: RunFiles) -> Evaluation | None:
     return scored[-1] if scored and run.result is not None else None
 
 
-def order(scores: Sequence[Evaluation | None]) -> list[int]:
+def order(scores: Sequence[EvaluationLine | None]) -> list[int]:
     """Return the places of scores from the lowest NLL on; those without one last, as they came."""
     return sorted(range(len(scores)), key=lambda place: _key(scores[place]))
 
 
-def _key(scores: Evaluation | None) -> float:
+def _key(scores: EvaluationLine | None) -> float:
     nll = scores.nll if scores is not None else None
     return nll if nll is not None and math.isfinite(nll) else math.inf
 

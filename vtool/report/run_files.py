@@ -17,13 +17,13 @@ import yaml
 
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
-from vtool.report.settings import Setting, read_settings
+from vtool.report.settings import SettingLine, read_settings
 
 _RUN_FILES = ("config.yaml", "metrics.jsonl", "result.json")
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepLine:
     """One training step.
 
     `tokens` and `samples` are of this step, `distinct_samples` and `seconds` since the run began.
@@ -44,7 +44,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class EvaluationLine:
     """One evaluation on the validation rows."""
 
     step: int
@@ -77,10 +77,10 @@ class RunFiles:
 
     folder: Path
     name: str
-    settings: tuple[Setting, ...]
+    settings: tuple[SettingLine, ...]
     data: Mapping[str, Any]
-    steps: tuple[Step, ...]
-    evaluations: tuple[Evaluation, ...]
+    steps: tuple[StepLine, ...]
+    evaluations: tuple[EvaluationLine, ...]
     predictions: tuple[Prediction, ...]
     result: Mapping[str, Any] | None
     """The contents of result.json; None while the run continues, or when it did not finish."""
@@ -190,18 +190,20 @@ def in_training(folder: Path) -> bool | None:
     return False
 
 
-def steps_of(rows: Sequence[Mapping[str, Any]]) -> list[Step]:
+def steps_of(rows: Sequence[Mapping[str, Any]]) -> list[StepLine]:
     """Return the training steps among the lines of `metrics.jsonl`."""
-    keys = [each.name for each in fields(Step) if each.name != "step"]
+    keys = [each.name for each in fields(StepLine) if each.name != "step"]
     return [
-        Step(_position(row), *(number(row, key) for key in keys)) for row in rows if "loss" in row
+        StepLine(_position(row), *(number(row, key) for key in keys))
+        for row in rows
+        if "loss" in row
     ]
 
 
-def evaluations_of(rows: Sequence[Mapping[str, Any]]) -> list[Evaluation]:
+def evaluations_of(rows: Sequence[Mapping[str, Any]]) -> list[EvaluationLine]:
     """Return the evaluations among the lines of `metrics.jsonl`."""
     return [
-        Evaluation(
+        EvaluationLine(
             _position(row),
             number(row, "validation_nll"),
             number(row, "validation_exact_match"),
@@ -230,7 +232,7 @@ def number(record: Mapping[str, Any], key: str) -> float | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _settings(path: Path, notices: list[str]) -> tuple[Setting, ...]:
+def _settings(path: Path, notices: list[str]) -> tuple[SettingLine, ...]:
     try:
         return read_settings(_text(path))
     except FileNotFoundError:

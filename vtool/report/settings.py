@@ -12,7 +12,7 @@ import yaml
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class SettingLine:
     """One setting that has no settings below it."""
 
     key: str
@@ -23,7 +23,7 @@ class Setting:
     """A file with line and column, `command line` or `default`; empty where it is not known."""
 
 
-def read_settings(text: str) -> tuple[Setting, ...]:
+def read_settings(text: str) -> tuple[SettingLine, ...]:
     """Return the settings of a `config.yaml`, in its order.
 
     Raises:
@@ -33,7 +33,7 @@ def read_settings(text: str) -> tuple[Setting, ...]:
     return tuple(_leaves(root, "", text.splitlines())) if isinstance(root, yaml.MappingNode) else ()
 
 
-def _leaves(node: yaml.Node, key: str, lines: list[str]) -> Iterator[Setting]:
+def _leaves(node: yaml.Node, key: str, lines: list[str]) -> Iterator[SettingLine]:
     # What is written on one line, `[0.9, 0.98]` or `{min_pixels: 784}`, shares one comment and is
     # shown as one value.
     is_flow = (
@@ -42,13 +42,13 @@ def _leaves(node: yaml.Node, key: str, lines: list[str]) -> Iterator[Setting]:
         and node.start_mark.line == node.end_mark.line
     )
     if isinstance(node, yaml.ScalarNode) or is_flow or not node.value:
-        yield Setting(key, _written(node), _comment(node, lines))
+        yield SettingLine(key, _written(node), _comment(node, lines))
     elif isinstance(node, yaml.SequenceNode):
         if all(isinstance(item, yaml.ScalarNode) for item in node.value):
             origins = dict.fromkeys(
                 origin for item in node.value if (origin := _comment(item, lines))
             )
-            yield Setting(key, f"[{', '.join(map(_written, node.value))}]", ", ".join(origins))
+            yield SettingLine(key, f"[{', '.join(map(_written, node.value))}]", ", ".join(origins))
         else:
             for position, item in enumerate(node.value):
                 yield from _leaves(item, f"{key}.{position}", lines)

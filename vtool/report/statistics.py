@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from vtool.report.run_files import Prediction, Step
+from vtool.report.run_files import Prediction, StepLine
 
 MOST_CLASSES = 12
 """References up to which there is a matrix; of more, the pairs that are confused most."""
@@ -53,7 +53,7 @@ def thin(xs: Sequence[float], ys: Sequence[float], buckets: int) -> tuple[list[f
     return [xs[index] for index in chosen], [ys[index] for index in chosen]
 
 
-def tokens_per_second(steps: Sequence[Step]) -> tuple[list[int], list[float]]:
+def tokens_per_second(steps: Sequence[StepLine]) -> tuple[list[int], list[float]]:
     """Return steps, and the throughput of each: its tokens over the seconds since the step before.
 
     The first step has no step before it.

@@ -32,7 +32,7 @@ class Stat:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class CheckLine:
     """One line of the checks."""
 
     state: str
@@ -42,7 +42,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class SplitLine:
     """One split's line of the data ledger."""
 
     name: str
@@ -154,7 +154,7 @@ def _why_untested(run: RunFiles) -> str:
     )
 
 
-def checks(run: RunFiles) -> list[Check]:
+def checks(run: RunFiles) -> list[CheckLine]:
     """Return the checks of the run, failures first.
 
     A check that is not known to have run is never among the passed.
@@ -165,7 +165,7 @@ def checks(run: RunFiles) -> list[Check]:
     for rule, reported in found.items() if isinstance(found, dict) else ():
         texts = (RULES[rule].code, RULES[rule].summary) if rule in RULES else ("", "")
         state = reported if isinstance(reported, str) and reported in order else "not-run"
-        rows.append(Check(state, rule, *texts))
+        rows.append(CheckLine(state, rule, *texts))
     return sorted(rows, key=lambda check: order[check.state])
 
 
@@ -185,14 +185,14 @@ def all_states(run: RunFiles) -> list[str]:
     return [check.state for check in checks(run)] + [proof["state"] for proof in proofs["rows"]]
 
 
-def splits(run: RunFiles) -> list[Split]:
+def splits(run: RunFiles) -> list[SplitLine]:
     """Return the data ledger: every row is kept, or dropped for a stated reason."""
     return [
         _split(name, content) for name, content in run.data.items() if isinstance(content, dict)
     ]
 
 
-def _split(name: str, content: Mapping[str, Any]) -> Split:
+def _split(name: str, content: Mapping[str, Any]) -> SplitLine:
     dropped = _records(content.get("dropped"))
     rows, kept, videos = (number(content, key) for key in ("rows", "kept", "videos"))
     counts = {
@@ -206,7 +206,7 @@ def _split(name: str, content: Mapping[str, Any]) -> Split:
         "Images": number(content, "images"),
         **({"Videos": videos} if videos else {}),
     }
-    return Split(
+    return SplitLine(
         name,
         tuple((label, in_words(count)) for label, count in counts.items()),
         f"{in_words(kept)} kept + {len(dropped):,} dropped of {in_words(rows)} rows",

@@ -24,7 +24,7 @@ _MOST_CACHE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ServedModel:
     """The model to serve."""
 
     name: str
@@ -58,7 +58,7 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class ServerCommand:
     """A command, and the variables that it is given in addition to the environment."""
 
     words: tuple[str, ...]
@@ -71,7 +71,7 @@ class Command:
 
 
 def serve_command(
-    model: Model,
+    model: ServedModel,
     vllm: VLLM,
     address: Address,
     environment: Mapping[str, str],
@@ -79,7 +79,7 @@ def serve_command(
     dtype: str | None = None,
     compile: bool = False,
     more: Sequence[str] = (),
-) -> Command:
+) -> ServerCommand:
     """Return the command that serves a model.
 
     Args:
@@ -119,10 +119,10 @@ def serve_command(
     variables = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     if vllm.on_cpu and _CACHE not in environment and (cache := cache_size(model, dtype)):
         variables[_CACHE] = str(cache)
-    return Command((*words, *more), variables)
+    return ServerCommand((*words, *more), variables)
 
 
-def check_on_cpu(model: Model, dtype: str) -> None:
+def check_on_cpu(model: ServedModel, dtype: str) -> None:
     """Refuse what vLLM starts on a CPU and cannot run there.
 
     Raises:
@@ -149,7 +149,7 @@ def largest_rank() -> int:
     return _RANKS[-1]
 
 
-def cache_size(model: Model, dtype: str) -> int | None:
+def cache_size(model: ServedModel, dtype: str) -> int | None:
     """Return the GiB that the keys and values of one chat of the longest length take.
 
     None where the config does not say, or where it is much.
@@ -178,7 +178,7 @@ def _not_servable(message: str, help: str | None = None) -> Findings:
     return Findings(Diagnostic("not-servable", message, help), fatal=True)
 
 
-def curl_example(model: Model, address: Address, question: str, image: Path | None) -> str:
+def curl_example(model: ServedModel, address: Address, question: str, image: Path | None) -> str:
     """Return a command that asks the server about an image.
 
     The image goes through a pipe: a single argument may have 128 KiB.

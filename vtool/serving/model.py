@@ -10,7 +10,7 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.progress import working
 from vtool.evaluation.subject import EvaluatedModel, find_folder, open_model
 from vtool.models.adapters import CONFIG, is_for_nf4
-from vtool.serving.command import Model, largest_rank
+from vtool.serving.command import ServedModel, largest_rank
 from vtool.training.export_run import export_run
 from vtool.training.run_folder import RunFolder
 
@@ -24,7 +24,7 @@ def find_model(
     write: bool,
     say: Callable[[str], object],
     base: Path | None = None,
-) -> tuple[Model, EvaluatedModel]:
+) -> tuple[ServedModel, EvaluatedModel]:
     """Find the model to serve; export or merge it where that has not been done.
 
     Args:
@@ -50,11 +50,11 @@ def find_model(
     name = name or _name(path)
     config = _read(export.base / "config.json")
     if not subject.is_adapter:
-        return Model(name, export.folder, config), subject
+        return ServedModel(name, export.folder, config), subject
     adapter = _read(export.folder / CONFIG)
     if why := _why_merge(adapter, export.folder):
-        return Model(name, _merged(path, given, why, write, say), config), subject
-    return Model(name, export.base, config, export.folder, int(adapter.get("r", 0))), subject
+        return ServedModel(name, _merged(path, given, why, write, say), config), subject
+    return ServedModel(name, export.base, config, export.folder, int(adapter.get("r", 0))), subject
 
 
 def _why_merge(adapter: dict[str, Any], folder: Path) -> str | None:

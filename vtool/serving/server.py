@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import IO
 
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.serving.command import Address, Command
+from vtool.serving.command import Address, ServerCommand
 from vtool.serving.vllm import environment
 
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -73,7 +73,7 @@ class Server:
 
 
 @contextmanager
-def running(command: Command, verbose: bool) -> Iterator[Server]:
+def running(command: ServerCommand, verbose: bool) -> Iterator[Server]:
     """Run a server while the caller waits for it; nothing of it is left afterwards.
 
     A signal that we are sent is passed on to it; at the second one it is killed.

@@ -12,7 +12,7 @@ from vtool.engines.ranks import Ranks
 from vtool.training.checkpoint import ALONE, Snapshot, print_findings, save, share_of, write_share
 
 
-class Writer:
+class CheckpointWriter:
     """A writer of checkpoints, one at a time.
 
     The loop waits for it or, `asynchronous`, a thread writes while the loop continues.
@@ -38,7 +38,7 @@ class Writer:
         self._thread = ThreadPoolExecutor(1, "checkpoint") if asynchronous else None
         self._writing: Future[Path] | None = None
 
-    def __enter__(self) -> "Writer":
+    def __enter__(self) -> "CheckpointWriter":
         return self
 
     def __exit__(

@@ -18,7 +18,7 @@ from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.progress import working
 from vtool.engines.contract import rank_zero
 from vtool.engines.ranks import SharedFindings
-from vtool.evaluation.evaluate import Answer, Scores
+from vtool.evaluation.evaluate import RowAnswer, Scores
 from vtool.export.huggingface import about_base, export, export_adapter
 from vtool.training.base import base_of
 from vtool.training.checkpoint import best_before, checkpoint_name
@@ -226,7 +226,7 @@ def _result(
     }
 
 
-def _write_predictions(folder: RunFolder, rows: EncodedRows, answers: Sequence[Answer]) -> None:
+def _write_predictions(folder: RunFolder, rows: EncodedRows, answers: Sequence[RowAnswer]) -> None:
     shown = {
         answer.index
         for correct in (False, True)

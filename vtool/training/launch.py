@@ -25,12 +25,12 @@ from vtool.config.schema import Run
 from vtool.devices import attention_without_cudnn, bind, keep_freed_memory, kind_of, place
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import PATIENCE, Ranks, SharedFindings
-from vtool.models.processor import first_line
 from vtool.profiling.after import missing_files
 from vtool.training.run_folder import RunFolder
-from vtool.training.session import Request
-from vtool.training.sft import Outcome, train
+from vtool.training.session import RunRequest
+from vtool.training.sft import RunOutcome, train
 from vtool.training.stop import SignalContext, leave_terminal
+from vtool.words import first_line
 
 Report = Callable[[Findings], None]
 
@@ -38,7 +38,7 @@ Report = Callable[[Findings], None]
 LAST_SECONDS = 5.0
 
 
-def launch(request: Request, report: Report) -> Outcome | None:
+def launch(request: RunRequest, report: Report) -> RunOutcome | None:
     """Run `train` on every rank, and return how it ended.
 
     Under an outer torchrun, only the first rank returns that; the others return None.
@@ -82,7 +82,7 @@ def launch(request: Request, report: Report) -> Outcome | None:
     return _launch_ranks(request, nproc, report)
 
 
-def run_rank(request: Request, ranks: Ranks) -> Outcome:
+def run_rank(request: RunRequest, ranks: Ranks) -> RunOutcome:
     """Set up this process's device, threads and process group, and train.
 
     A process that trains alone, such as a notebook's, has its number of threads back afterwards.
@@ -127,7 +127,7 @@ def _check_bound(run: Run, nproc: int, *, outer: bool = False) -> None:
         raise SharedFindings(found)
 
 
-def _launch_ranks(request: Request, nproc: int, report: Report) -> Outcome:
+def _launch_ranks(request: RunRequest, nproc: int, report: Report) -> RunOutcome:
     run = request.run
     place(run, 0, nproc)  # a missing device is reported once, and not by each rank
 
@@ -135,7 +135,7 @@ def _launch_ranks(request: Request, nproc: int, report: Report) -> Outcome:
         yield from missing_files(run, nproc, RunFolder(run.folder).metrics, {rank: how})
 
     numa = bind(run, kind_of(run))
-    outcome: Outcome = start_ranks(
+    outcome: RunOutcome = start_ranks(
         partial(run_rank, request), nproc, run.run.name, report, numa=numa, others=others
     )
     return outcome

@@ -8,9 +8,9 @@ from vtool.data.loader import load_steps
 from vtool.devices import spare_cores
 from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.progress import working
-from vtool.profiling.profiler import Profiler
+from vtool.profiling.profiler import RankProfiler
 from vtool.training.best import mark
-from vtool.training.checkpoint_writer import Writer
+from vtool.training.checkpoint_writer import CheckpointWriter
 from vtool.training.display import Display
 from vtool.training.metrics import append
 from vtool.training.remarks import one_answer
@@ -25,11 +25,11 @@ from vtool.training.tracking import Trackers
 class LoopTools:
     """The open resources that the loop writes to or asks."""
 
-    writer: Writer
+    writer: CheckpointWriter
     stop: StopRequest
     display: Display
     trackers: Trackers
-    profiler: Profiler
+    profiler: RankProfiler
     findings: list[Diagnostic] = field(default_factory=list)
     """Findings of evaluations, which do not end the run; each once."""
 
@@ -132,7 +132,7 @@ def _validate(session: Session, progress: Progress, tools: LoopTools) -> None:
 
 
 def _save_checkpoint(
-    session: Session, progress: Progress, writer: Writer, say: Callable[[str], None]
+    session: Session, progress: Progress, writer: CheckpointWriter, say: Callable[[str], None]
 ) -> None:
     """Write the state, of which each rank takes its share."""
     with working("saving a checkpoint", say):

@@ -12,7 +12,7 @@ from torch import nn
 
 from vtool.config.readback import Observed
 from vtool.config.schema import Optim
-from vtool.engines.contract import Group
+from vtool.engines.contract import OptimizerGroup
 from vtool.models.observe_model import dtype_name
 from vtool.training.eight_bit import AdamW8bit, states_of
 
@@ -72,7 +72,7 @@ def parameter_groups(
 
 
 def observe_groups(
-    groups: Iterable[Group], peak: float, component: Callable[[str], str]
+    groups: Iterable[OptimizerGroup], peak: float, component: Callable[[str], str]
 ) -> Iterator[Observed]:
     """Yield the live optimizers' values of the settings `optim`, and the dtype that they update.
 

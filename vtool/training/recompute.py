@@ -40,7 +40,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenBlocks:
     """The blocks that compute again, and a rank's bytes with them, and without any."""
 
     setting: Any
@@ -68,7 +68,7 @@ def choose_recompute(run: Run, ledger: Ledger, folder: RunFolder, ranks: Ranks) 
     return run.model_copy(update={"model": model})
 
 
-def chosen_in_words(chosen: Chosen, free: int) -> str:
+def chosen_in_words(chosen: ChosenBlocks, free: int) -> str:
     """Describe the chosen recomputation, and the figures behind it."""
     if chosen.without is None:
         return f"{_NAME}: full (auto): how much memory is free cannot be read here"
@@ -79,9 +79,9 @@ def chosen_in_words(chosen: Chosen, free: int) -> str:
     return line + (f"; {size_in_words(chosen.without)} with none" if chosen.blocks else "")
 
 
-def _choose(run: Run, ledger: Ledger, folder: RunFolder, ranks: Ranks, free: int) -> Chosen:
+def _choose(run: Run, ledger: Ledger, folder: RunFolder, ranks: Ranks, free: int) -> ChosenBlocks:
     if not free:
-        return Chosen("full", 0, 0, 0, None)
+        return ChosenBlocks("full", 0, 0, 0, None)
     # the model's own config, wherever its weights begin
     of_folder = {"path": str(folder.processor), "init": "pretrained", "size": None}
     update: dict[str, Any] = {"model": run.model.model_copy(update=of_folder)}
@@ -103,7 +103,7 @@ def _choose(run: Run, ledger: Ledger, folder: RunFolder, ranks: Ranks, free: int
     )
 
 
-def _plan(task: Task) -> Chosen:
+def _plan(task: Task) -> ChosenBlocks:
     start = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); import vtool;"
         " sys.path.pop(0); from vtool.planning.recompute import main; main(sys.argv[1])"
@@ -128,5 +128,5 @@ def _plan(task: Task) -> Chosen:
         found = pickle.loads(result.read_bytes())
     if isinstance(found, Findings):
         raise found
-    assert isinstance(found, Chosen)
+    assert isinstance(found, ChosenBlocks)
     return found

@@ -16,7 +16,6 @@ from safetensors import SafetensorError
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.models.base_files import RECORD
 from vtool.models.model_class import MODELING_RECORD
-from vtool.models.processor import first_line
 from vtool.training.checkpoint import checkpoints, step_of
 from vtool.training.metrics import read_lines, step_of_line
 from vtool.training.own_folder import (
@@ -27,6 +26,7 @@ from vtool.training.own_folder import (
     write_atomically,
     write_marker,
 )
+from vtool.words import first_line
 
 
 class RunFolder:

@@ -5,7 +5,7 @@ from typing import Any
 
 from vtool.data.loader import EncodedRows
 from vtool.data.row import texts_of
-from vtool.evaluation.evaluate import Answer
+from vtool.evaluation.evaluate import RowAnswer
 from vtool.evaluation.samples import first_picture
 from vtool.training.metrics import append
 from vtool.training.run_folder import RunFolder
@@ -16,7 +16,7 @@ ASKED_AGAIN = 8
 """Validation rows whose answers are kept at each evaluation."""
 
 
-def describe(rows: EncodedRows, answer: Answer) -> dict[str, Any]:
+def describe(rows: EncodedRows, answer: RowAnswer) -> dict[str, Any]:
     """Return a row's question, reference and answer as JSON."""
     row = rows.rows.row(answer.index)
     question = [message for message in row.messages if message["role"] == "user"][-1:]
@@ -48,7 +48,7 @@ def write_picture(folder: RunFolder, rows: EncodedRows, index: int, name: str) -
 
 
 def keep_asked_again(
-    folder: RunFolder, rows: EncodedRows, step: int, answers: Sequence[Answer]
+    folder: RunFolder, rows: EncodedRows, step: int, answers: Sequence[RowAnswer]
 ) -> None:
     """Append the answers to the same few rows, evenly spaced, to `validation.jsonl`.
 

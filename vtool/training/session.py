@@ -30,7 +30,7 @@ from vtool.training.schedule import learning_rate
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class RunRequest:
     """The settings that start a run; every rank is given them."""
 
     run: Run

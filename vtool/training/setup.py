@@ -40,7 +40,7 @@ from vtool.training.recompute import choose_recompute
 from vtool.training.run_folder import RunFolder
 from vtool.training.session import (
     Progress,
-    Request,
+    RunRequest,
     Session,
     count_steps,
     plan_rows,
@@ -53,7 +53,7 @@ MOST_ROWS_READ = 50_000
 
 
 def set_up_run(
-    request: Request, folder: RunFolder, start: Start, ranks: Ranks
+    request: RunRequest, folder: RunFolder, start: Start, ranks: Ranks
 ) -> tuple[Session, Progress]:
     """Audit the rows, build what the run trains with, and restore a checkpoint.
 
@@ -278,7 +278,7 @@ def read_texts(rows: Rows) -> Iterator[str]:
 
 def _write_run_files(
     folder: RunFolder,
-    request: Request,
+    request: RunRequest,
     ledgers: Mapping[str, Ledger],
     start: Start,
     extension: Extension | None,

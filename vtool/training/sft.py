@@ -21,7 +21,7 @@ from vtool.diagnostics.progress import working
 from vtool.engines.ranks import Ranks
 from vtool.profiling.profiler import open_profiler
 from vtool.training.checkpoint import best_before
-from vtool.training.checkpoint_writer import Writer
+from vtool.training.checkpoint_writer import CheckpointWriter
 from vtool.training.digests import on_rank_zero_by_all
 from vtool.training.display import Display
 from vtool.training.finish import finish
@@ -29,7 +29,7 @@ from vtool.training.loop import LoopTools, train_loop
 from vtool.training.metrics import read_lines, step_of_line, what_is_lost
 from vtool.training.observe_run import check_arrival
 from vtool.training.run_folder import RunFolder
-from vtool.training.session import Progress, Request, Session
+from vtool.training.session import Progress, RunRequest, Session
 from vtool.training.setup import set_up_run
 from vtool.training.start import Start, find_start
 from vtool.training.stop import StopRequest
@@ -37,7 +37,7 @@ from vtool.training.tracking import open_trackers
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """The end of a run: its status, its last step and its findings."""
 
     folder: Path
@@ -50,7 +50,7 @@ class Outcome:
     """The findings of the profiler, trackers and evaluations, none of which ended the run."""
 
 
-def train(request: Request, ranks: Ranks) -> Outcome:
+def train(request: RunRequest, ranks: Ranks) -> RunOutcome:
     """Train a run, from its first step or from a checkpoint.
 
     Every rank calls this; rank 0 writes and prints.
@@ -66,14 +66,14 @@ def train(request: Request, ranks: Ranks) -> Outcome:
         folder.unlock()
 
 
-def _train(request: Request, folder: RunFolder, ranks: Ranks) -> Outcome:
+def _train(request: RunRequest, folder: RunFolder, ranks: Ranks) -> RunOutcome:
     run, settings = request.run, request.run.checkpoint
     with working("looking at the run's folder"):
         start = on_rank_zero_by_all(ranks, partial(find_start, folder, run, request.effective))
     if start.finished:
         result = json.loads(folder.result.read_text())
         steps, found = result["steps"], _failed_at_its_end(folder, result)
-        return Outcome(folder.path, "already finished", steps, steps, findings=found)
+        return RunOutcome(folder.path, "already finished", steps, steps, findings=found)
     session, progress = set_up_run(request, folder, start, ranks)
     check_arrival(session, request.origins)
     lost = ranks.on_rank_zero(lambda: _rewind(session, progress, start))
@@ -82,7 +82,7 @@ def _train(request: Request, folder: RunFolder, ranks: Ranks) -> Outcome:
     first, last, train_rows = progress.step, session.total_steps, session.rows["train"]
     with (
         StopRequest() as stop,
-        Writer(
+        CheckpointWriter(
             folder.checkpoints,
             settings.keep_last,
             asynchronous=settings.asynchronous,
@@ -105,7 +105,7 @@ def _train(request: Request, folder: RunFolder, ranks: Ranks) -> Outcome:
     if signal is None:
         findings += finish(session, progress, profiler.checks, [*findings, *lost])
     status = "stopped" if signal else "finished"
-    return Outcome(folder.path, status, progress.step, last, signal, tuple(findings))
+    return RunOutcome(folder.path, status, progress.step, last, signal, tuple(findings))
 
 
 def _changed_sources(session: Session) -> list[Diagnostic]:

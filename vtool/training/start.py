@@ -15,12 +15,12 @@ from vtool.config.schema.training import OF_ITS_OWN
 from vtool.config.settings import all_settings
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.printable import Lines
-from vtool.models.processor import first_line
 from vtool.training.checkpoint import checkpoints, damage, newest, passed_over
 from vtool.training.digests import Digests, digest_here
 from vtool.training.own_folder import written_settings
 from vtool.training.run_folder import RunFolder, reading
 from vtool.training.weights import Weights, find_weights
+from vtool.words import first_line
 
 # Settings that may differ from one start of a run to the next: they do not change what is computed,
 # but for rounding.

@@ -18,7 +18,7 @@ from vtool.config.schema.tracking import Mlflow, Trackio
 from vtool.config.tracker_packages import missing_trackers
 from vtool.diagnostics import Diagnostic
 from vtool.engines.ranks import Ranks, SharedFindings
-from vtool.training.session import Request
+from vtool.training.session import RunRequest
 
 
 class Sink(Protocol):
@@ -49,7 +49,7 @@ class _TensorBoard:
 
 
 class _Wandb:
-    def __init__(self, settings: Wandb, request: Request, folder: Path) -> None:
+    def __init__(self, settings: Wandb, request: RunRequest, folder: Path) -> None:
         import wandb
 
         (folder / "wandb").mkdir(exist_ok=True)
@@ -73,7 +73,7 @@ class _Wandb:
 
 
 class _Mlflow:
-    def __init__(self, settings: Mlflow, request: Request, folder: Path) -> None:
+    def __init__(self, settings: Mlflow, request: RunRequest, folder: Path) -> None:
         # It sends what it is used for to its makers, unless this is set before it is imported. Who
         # has set it has decided.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -115,7 +115,7 @@ class _Mlflow:
 
 
 class _Trackio:
-    def __init__(self, settings: Trackio, request: Request) -> None:
+    def __init__(self, settings: Trackio, request: RunRequest) -> None:
         import trackio
         from trackio.utils import TRACKIO_DIR
 
@@ -145,7 +145,7 @@ class _Trackio:
             trackio.finish()
 
 
-SINKS: dict[str, Callable[[Any, Request, Path, int], Sink]] = {
+SINKS: dict[str, Callable[[Any, RunRequest, Path, int], Sink]] = {
     "tensorboard": lambda _settings, _request, folder, step: _TensorBoard(folder, step),
     "wandb": lambda settings, request, folder, _step: _Wandb(settings, request, folder),
     "mlflow": lambda settings, request, folder, _step: _Mlflow(settings, request, folder),
@@ -228,7 +228,7 @@ class Trackers:
 
 
 @contextmanager
-def open_trackers(request: Request, folder: Path, step: int, ranks: Ranks) -> Iterator[Trackers]:
+def open_trackers(request: RunRequest, folder: Path, step: int, ranks: Ranks) -> Iterator[Trackers]:
     """Open the trackers of a run that continues after `step`, and close them however it ends.
 
     Raises:

@@ -30,13 +30,14 @@ from vtool.models.base_files import digest
 from vtool.models.build import build_model
 from vtool.models.mapped_weights import MappedWeights
 from vtool.models.observe_model import measure_config
-from vtool.models.processor import Processor, first_line
+from vtool.models.processor import Processor
 from vtool.training.checkpoint import best_before, damage, newest, passed_over
 from vtool.training.checkpoint_files import MANIFEST, SavedTensors, paths_of_tensors
 from vtool.training.digests import Digests, digest_here
 from vtool.training.kept_processor import check_processor
 from vtool.training.own_folder import written_settings
 from vtool.training.run_folder import RunFolder, reading
+from vtool.words import first_line
 
 RULE, SETTING = "unfit-weights", "train.from"
 _SHOWN = 3

@@ -19,6 +19,7 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.progress import working
 from vtool.verification.processes import Ended, join_ranks, run_processes
 from vtool.verification.shrink_run import SmallRun, shrink_run
+from vtool.words import first_line
 
 LIVE_CHECKS = ("objects-not-built", "setting-not-arrived", "device-not-used")
 
@@ -153,8 +154,6 @@ def _not_built(message: str) -> WorkerResult:
 
 def work(task: LiveTask, folder: Path, rank: int) -> WorkerResult:
     """Build and compare in one of the processes."""
-    from vtool.models.processor import first_line
-
     try:
         return observe_small_run(task, folder, rank)
     except Findings as findings:

@@ -13,7 +13,6 @@ from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic, Findings, Origin
 from vtool.diagnostics.progress import tick, working
 from vtool.engines.ranks import Ranks
-from vtool.models.processor import first_line
 from vtool.scratch import scratch_folder
 from vtool.verification.context import ProofContext, build_proof_context
 from vtool.verification.processes import (
@@ -27,6 +26,7 @@ from vtool.verification.proofs import NAMES, PROOFS
 from vtool.verification.proofs.proof import ProofResult
 from vtool.verification.proofs.report import NotProvable, ProofReport
 from vtool.verification.reference import check_repeatable
+from vtool.words import first_line
 
 # Rules that say that a proof cannot be made on this machine, and nothing against the recipe.
 NOT_HERE = ("extra-not-installed", "needs-transformer-engine", "device-missing")

@@ -36,7 +36,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class RowSummary:
     """The length of a row, and what is supervised of it: a span for each turn."""
 
     row: str
@@ -55,7 +55,7 @@ class Audit:
     findings: tuple[Diagnostic, ...]
     example: str | None
     """The first usable row as the model reads it, with what is supervised between ⟦ and ⟧."""
-    shown: tuple[Shown, ...]
+    shown: tuple[RowSummary, ...]
     """The first usable rows, and those asked for, usable or not."""
     look: Mapping[str, Any] | None = None
     """Counts and rows for a page, as plain values; None where no page is asked for."""
@@ -161,11 +161,11 @@ def _find_rows(rows: Rows, row_names: Sequence[str]) -> dict[str, list[int]]:
     return found
 
 
-def _show(rows: EncodedRows, index: int, finding: Diagnostic | None) -> Shown:
+def _show(rows: EncodedRows, index: int, finding: Diagnostic | None) -> RowSummary:
     """Find the supervised spans of a row."""
     name = rows.rows.name(index)
     if finding:
-        return Shown(name, 0, (), f"{finding.message} ({finding.rule})")
+        return RowSummary(name, 0, (), f"{finding.message} ({finding.rule})")
     labels, tokenizer = rows.sample(index).labels.tolist(), rows.processor.tokenizer
     spans = []
     for supervised, run in groupby(range(len(labels)), key=lambda at: labels[at] != IGNORED):
@@ -174,4 +174,4 @@ def _show(rows: EncodedRows, index: int, finding: Diagnostic | None) -> Shown:
         if supervised:
             text = tokenizer.decode(labels[start:end], clean_up_tokenization_spaces=False)
             spans.append(Span(start, end, text))
-    return Shown(name, len(labels), tuple(spans))
+    return RowSummary(name, len(labels), tuple(spans))

@@ -14,12 +14,13 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import Ranks
 from vtool.families.family import load_family
 from vtool.models.build import build_model, model_config
-from vtool.models.processor import Processor, first_line, new_processor, with_sizes
+from vtool.models.processor import Processor, new_processor, with_sizes
 from vtool.models.video import video_processor, video_settings_in
 from vtool.training.model_and_engine import prepare_model
 from vtool.training.run_folder import RunFolder
 from vtool.training.session import Session
 from vtool.verification.begun import with_config_of_begun
+from vtool.words import first_line
 
 LARGEST_FILE = 256 * 2**20
 """Bytes of a rows file that is opened. Counting a GB of rows takes seconds: training does so."""

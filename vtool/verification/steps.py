@@ -21,7 +21,7 @@ from vtool.verification.rounding import tensor_distances
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepNumbers:
     """The numbers of a training step."""
 
     loss: float
@@ -47,7 +47,7 @@ class _GradientRecorder:
 
 def take_step(
     session: Session, progress: Progress, batches: Sequence[Batch] | None = None, step: int = 1
-) -> Step:
+) -> StepNumbers:
     """Make one step of the training loop.
 
     Args:
@@ -61,7 +61,9 @@ def take_step(
     metrics, _ = train_step(
         replace(session, engine=recorder), progress, step, batches, StopRequest()
     )
-    return Step(metrics["loss"], metrics["supervised_tokens"], recorder.gradients_before_clipping)
+    return StepNumbers(
+        metrics["loss"], metrics["supervised_tokens"], recorder.gradients_before_clipping
+    )
 
 
 def compare_gradients(

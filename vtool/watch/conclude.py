@@ -9,7 +9,7 @@ from typing import Any
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.result import Result
 from vtool.watch.conclusions import CHECKS, NOT_FACTS, NOTHING_READ
-from vtool.watch.conclusions.check import Check, Outcome
+from vtool.watch.conclusions.check import CheckOutcome, WatchCheck
 from vtool.watch.conclusions.learnt import nothing_read
 from vtool.watch.facts import Facts
 from vtool.watch.page_facts import page_facts
@@ -119,11 +119,11 @@ def conclude_model(facts: Facts, subject: str, watched: Watched) -> Result:
     return Result(subject, "unsafe" if errors else "clean", checks, tuple(findings), details)
 
 
-def _outcome(check: Check, facts: Facts) -> Outcome:
+def _outcome(check: WatchCheck, facts: Facts) -> CheckOutcome:
     try:
         outcome = check.conclude(facts)
     except _DAMAGED as error:
-        return Outcome(not_run=f"the facts are damaged: {type(error).__name__} {error}")
+        return CheckOutcome(not_run=f"the facts are damaged: {type(error).__name__} {error}")
     if outcome.findings or outcome.not_run:
         return outcome
     # findings of a look are kept; where it was cut short, the check has not passed

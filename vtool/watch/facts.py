@@ -28,7 +28,7 @@ Fact = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class LearntRow:
     """The learnt tokens of one row of a micro-batch."""
 
     tokens: int
@@ -225,9 +225,9 @@ class Micro:
         )
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[LearntRow, ...]:
         return tuple(
-            Row(
+            LearntRow(
                 int(row["n"]),
                 int(row.get("solved", row["n"])),
                 float(row.get("sum") or 0.0),
@@ -240,7 +240,7 @@ class Micro:
         )
 
     @property
-    def learning_rows(self) -> tuple[Row, ...]:
+    def learning_rows(self) -> tuple[LearntRow, ...]:
         return tuple(row for row in self.rows if row.tokens)
 
     @property

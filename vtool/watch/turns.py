@@ -10,7 +10,7 @@ _ASKED, _ANSWERED = ("Qxvq", "Wjmz"), ("Zkyw", "Hbpf")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnswerTokens:
     """The tokens of one answer: `ids[begin:end]`, its end token the last, if it is there."""
 
     begin: int
@@ -27,7 +27,7 @@ class Turns:
     tokenizer: Any
     """A `tokenizers.Tokenizer`."""
 
-    def answers(self, ids: Sequence[int]) -> list[Answer]:
+    def answers(self, ids: Sequence[int]) -> list[AnswerTokens]:
         """Return the answers in a row, in order."""
         found, at, size = [], 0, len(self.header)
         while at + size <= len(ids):
@@ -42,7 +42,7 @@ class Turns:
                 end += 1
             ended = end < len(ids)
             if end > begin or ended:
-                found.append(Answer(begin, end + ended, ended))
+                found.append(AnswerTokens(begin, end + ended, ended))
             at = max(end, at + 1)
         return found
 

@@ -7,14 +7,14 @@ from io import BytesIO
 import pytest
 
 from vtool.data.containers import places
-from vtool.data.containers.places import Place, Places, find_lines
+from vtool.data.containers.places import Places, RowPlace, find_lines
 
 
-def one_by_one(data: bytes) -> list[Place]:
+def one_by_one(data: bytes) -> list[RowPlace]:
     found, start = [], 0
     for number, line in enumerate(BytesIO(data), 1):
         if line.strip():
-            found.append(Place(number, number, start, len(line)))
+            found.append(RowPlace(number, number, start, len(line)))
         start += len(line)
     return found
 
@@ -50,9 +50,9 @@ def test_lines_are_those_that_are_read_one_by_one(
 
 
 def test_places_of_an_array_go_by_their_own_number() -> None:
-    made = Places.of([Place(1, 4, 10, 5), Place(2, 4, 17, 6)], by_line=False)
-    assert made[1] == Place(2, 4, 17, 6)
+    made = Places.of([RowPlace(1, 4, 10, 5), RowPlace(2, 4, 17, 6)], by_line=False)
+    assert made[1] == RowPlace(2, 4, 17, 6)
     assert made[-1] == made[1]
-    assert made[:] == [Place(1, 4, 10, 5), Place(2, 4, 17, 6)]
+    assert made[:] == [RowPlace(1, 4, 10, 5), RowPlace(2, 4, 17, 6)]
     with pytest.raises(IndexError):
         made[2]

@@ -10,7 +10,7 @@ from tests.engines.megatron.test_engine import OPTIM, TEXT_STEP, build, take_ste
 from tests.engines.ranks import run_ranks
 from tests.engines.state import model_of, optimizer_of
 from tests.runs import relative_difference
-from vtool.engines.megatron.engine import Megatron
+from vtool.engines.megatron.engine import MegatronEngine
 from vtool.engines.ranks import Ranks
 
 pytestmark = pytest.mark.full
@@ -26,7 +26,7 @@ FOUR: dict[str, dict[str, Any]] = {
 }
 
 
-def disturb(engine: Megatron) -> None:
+def disturb(engine: MegatronEngine) -> None:
     """Add to each gradient of the tower what the two tensor parallel ranks add up to nothing of."""
     tower = engine.module.model.visual  # type: ignore[union-attr]
     amount = (0.01, -0.01)[engine.groups.tensor_rank]
@@ -34,7 +34,7 @@ def disturb(engine: Megatron) -> None:
         parameter.register_hook(lambda gradient: gradient + amount)
 
 
-def apart(engine: Megatron) -> float:
+def apart(engine: MegatronEngine) -> float:
     """The largest difference between tensor parallel ranks' copies."""
     with engine.evaluating():
         copies = [

@@ -16,8 +16,8 @@ from tests.engines.ranks import run_ranks
 from tests.engines.state import model_of, optimizer_of, state_of
 from tests.runs import relative_difference
 from vtool.config.schema import Optim
-from vtool.config.schema.megatron import Megatron as Settings
-from vtool.engines.megatron.engine import Megatron
+from vtool.config.schema.megatron import MegatronEngine as Settings
+from vtool.engines.megatron.engine import MegatronEngine
 from vtool.engines.ranks import CPU, Ranks, SharedFindings
 from vtool.families.family import load_family
 from vtool.models.dummy_visual import dummy_visual_forward
@@ -171,7 +171,7 @@ def train_alone(
     trained.weights = {name: parameter.detach().clone() for name, parameter in named.items()}
 
 
-def take_step(engine: Megatron, step: int) -> float:
+def take_step(engine: MegatronEngine, step: int) -> float:
     """Forwards and backwards of one global step; its loss."""
     rows = rows_of(step)[engine.data.rank :: engine.data.world]
     # With no image anywhere the tower is left out; else a row without one still runs it, as the
@@ -193,8 +193,8 @@ def take_step(engine: Megatron, step: int) -> float:
 
 def build(
     case: dict[str, Any], ranks: Ranks, tied: bool, dtype: torch.dtype = torch.float32
-) -> Megatron:
-    return Megatron(
+) -> MegatronEngine:
+    return MegatronEngine(
         tiny_model(tied=tied).train(),
         Settings(kind="megatron", **case),
         OPTIM,
@@ -204,7 +204,7 @@ def build(
     )
 
 
-def copied(engine: Megatron) -> list[Tensor]:
+def copied(engine: MegatronEngine) -> list[Tensor]:
     """Return the parameters that two ranks have the same values of.
 
     Data parallel ones of everything, tensor parallel ones of what is not cut (norms, and the
@@ -316,7 +316,7 @@ def steps_of_qwen2_vl(ranks: Ranks) -> dict[str, Trained]:
             found.setdefault(name, Trained()),
             tiny_model(tied=True, family="qwen2_vl").train(),
         )
-        engine = Megatron(
+        engine = MegatronEngine(
             model,
             Settings(kind="megatron", **CASES[name]),
             OPTIM,

@@ -46,7 +46,7 @@ def as_if_on_a_gpu() -> Iterator[None]:
         llm_bridge.get_gpt_decoder_block_spec, start.needs_transformer_engine = kept
 
 
-def seen_of(built: engine.Megatron, *names: str) -> dict[str, set[Any]]:
+def seen_of(built: engine.MegatronEngine, *names: str) -> dict[str, set[Any]]:
     read = list(built.observe(by_one.QWEN.component))
     return {name: {one.value for one in read if one.name == f"engine.{name}"} for name in names}
 
@@ -123,7 +123,7 @@ def test_a_frozen_language_model_is_built_and_not_wrapped() -> None:
     for name, parameter in made.named_parameters():
         parameter.requires_grad_(name.startswith("model.visual."))
     with as_if_on_a_gpu():
-        built = engine.Megatron(
+        built = engine.MegatronEngine(
             made,
             by_one.Settings(kind="megatron", bridge="mbridge"),
             OPTIM,

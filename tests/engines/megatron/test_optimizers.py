@@ -12,7 +12,7 @@ from tests.engines.megatron.test_engine import CASES, OPTIM, TEXT_STEP, build, t
 from tests.engines.ranks import run_ranks
 from tests.engines.state import model_of, optimizer_of, state_of
 from tests.runs import relative_difference
-from vtool.engines.megatron.engine import Megatron
+from vtool.engines.megatron.engine import MegatronEngine
 from vtool.engines.ranks import Ranks
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
@@ -80,7 +80,7 @@ def found_by_megatron() -> Iterator[None]:
         yield
 
 
-def trained(engine: Megatron, steps: range) -> dict[str, Tensor]:
+def trained(engine: MegatronEngine, steps: range) -> dict[str, Tensor]:
     for step in steps:
         take_step(engine, step)
         engine.clip_gradient(OPTIM.clip_norm)

@@ -11,8 +11,8 @@ from tests.engines.megatron.test_engine import CASES, OPTIM, build, take_step
 from tests.engines.megatron.test_parts import QWEN, SCENARIOS, made
 from tests.engines.owned import Owned, check, take
 from tests.engines.ranks import run_ranks
-from vtool.config.schema.megatron import Megatron as Settings
-from vtool.engines.megatron.engine import Megatron
+from vtool.config.schema.megatron import MegatronEngine as Settings
+from vtool.engines.megatron.engine import MegatronEngine
 from vtool.engines.ranks import Ranks
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
@@ -54,7 +54,7 @@ def of_adapted_models(ranks: Ranks, dtype: torch.dtype) -> dict[str, Owned]:
     for name in ADAPTED:
         settings = Settings(kind="megatron", **CASES[name])
         model = made(scenario, torch.float32)
-        engine = Megatron(model, settings, scenario.optim, ranks, dtype, QWEN.component)
+        engine = MegatronEngine(model, settings, scenario.optim, ranks, dtype, QWEN.component)
         found |= {
             f"{name}: {kind}": take(partial(engine.iter_hf_weights, kind), ranks)  # type: ignore[arg-type]
             for kind in ("merged", "none", "only")

@@ -16,8 +16,8 @@ from tests.engines.ranks import run_ranks
 from tests.engines.state import state_of
 from tests.runs import relative_difference
 from vtool.config.schema import Freeze, Lora, Optim
-from vtool.config.schema.megatron import Megatron as Settings
-from vtool.engines.megatron.engine import Megatron
+from vtool.config.schema.megatron import MegatronEngine as Settings
+from vtool.engines.megatron.engine import MegatronEngine
 from vtool.engines.ranks import Ranks
 from vtool.families.family import load_family
 from vtool.models.adapters import (
@@ -160,7 +160,7 @@ def alone(what: str) -> Trained:
     return trained
 
 
-def all_of(engine: Megatron) -> dict[str, Tensor]:
+def all_of(engine: MegatronEngine) -> dict[str, Tensor]:
     """The base and the adapters."""
     return {
         name: tensor.clone()
@@ -176,10 +176,10 @@ def train_all(ranks: Ranks, spreads: dict[str, tuple[str, ...]]) -> dict[str, Tr
         for how in spread:
             trained = found[f"{what}; {how}"] = Trained()
 
-            def build(scenario: Scenario = scenario, how: str = how) -> Megatron:
+            def build(scenario: Scenario = scenario, how: str = how) -> MegatronEngine:
                 settings = Settings(kind="megatron", **CASES[how])
                 model, again = made(scenario, torch.float32), scenario.recomputed
-                return Megatron(
+                return MegatronEngine(
                     model,
                     settings,
                     scenario.optim,
@@ -317,7 +317,7 @@ def frozen_in_bfloat16(ranks: Ranks, rounded: bool) -> dict[str, bool]:
         saved_name(name): tensor.detach().clone() for name, tensor in model.named_parameters()
     }
     settings = Settings(kind="megatron", parallel={"tensor": 2})  # type: ignore[arg-type]
-    engine = Megatron(model, settings, scenario.optim, ranks, torch.bfloat16, QWEN.component)
+    engine = MegatronEngine(model, settings, scenario.optim, ranks, torch.bfloat16, QWEN.component)
     take_step(engine, TEXT_STEP + 1)
     engine.clip_gradient(1.0)
     engine.optimizer_step(1e-6)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
-from vtool.watch.inject.vtool_watch.solve import Head, Solution, solve
+from vtool.watch.inject.vtool_watch.solve import LanguageHead, Solution, solve
 
 VOCABULARY, HIDDEN, TOKENS = 512, 48, 64
 ROUNDING = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.bfloat16: 2.0**-9}
@@ -21,12 +21,14 @@ class Case:
 
     h: Tensor
     g: Tensor
-    head: Head
+    head: LanguageHead
     target: Tensor
     weight: Tensor
     u: float
 
-    def solved(self, *, guessed: bool = True, head: Head | None = None, **options: Any) -> Solution:
+    def solved(
+        self, *, guessed: bool = True, head: LanguageHead | None = None, **options: Any
+    ) -> Solution:
         guess = self.target if guessed else None
         return solve(self.h, self.g, head or self.head, guess, self.u, **options)
 
@@ -73,5 +75,5 @@ def make(
     each = token_loss(z if dtype == torch.float64 else z.float(), target, kind)
     (weight.to(each.dtype) * each).sum().backward()
     assert h.grad is not None
-    head = Head(w_head, b, scale, cap)
+    head = LanguageHead(w_head, b, scale, cap)
     return Case(h.detach(), h.grad, head, target, weight, ROUNDING[dtype])

@@ -8,14 +8,14 @@ import torch
 from tests.watch.inject import tiny
 from vtool.watch.inject.vtool_watch import install
 from vtool.watch.inject.vtool_watch.install import Process
-from vtool.watch.inject.vtool_watch.settings import Settings
+from vtool.watch.inject.vtool_watch.settings import WatchSettings
 
 
 @pytest.fixture
 def watched(tmp_path: Path) -> tuple[tiny.Model, torch.optim.Optimizer, Process]:
     model = tiny.make()
     optimizer = torch.optim.AdamW(model.parameters())
-    process = Process(Settings(str(tmp_path)))
+    process = Process(WatchSettings(str(tmp_path)))
     process.made(optimizer)
     assert process.watches
     return model, optimizer, process

@@ -14,7 +14,7 @@ from tests.watch.inject.losses import make
 from tests.watch.inject.test_watch import Loop
 from vtool.watch.inject.vtool_watch import alone
 from vtool.watch.inject.vtool_watch.digests import bytes_of
-from vtool.watch.inject.vtool_watch.learnt import Record, rounding
+from vtool.watch.inject.vtool_watch.learnt import PassRecord, rounding
 from vtool.watch.inject.vtool_watch.places import evenly, multiplies_in_tf32, random_states_kept
 from vtool.watch.inject.vtool_watch.rows import Document, documents
 
@@ -206,7 +206,7 @@ def test_tf32_is_known_by_whichever_setting(name: str) -> None:
 
 @pytest.mark.parametrize("allowed", [True, False])
 def test_tf32_is_a_rounding_of_float32_on_a_gpu_alone(allowed: bool) -> None:
-    record = Record(0, (1, 4), None, [], None, None, dtype="torch.float32")
+    record = PassRecord(0, (1, 4), None, [], None, None, dtype="torch.float32")
     record.h = OnCuda()  # type: ignore[assignment]
     base = nn.Linear(2, 2)
     convolved = nn.Sequential(nn.Conv2d(1, 1, 2), base)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.watch.inject.losses import Case, make
-from vtool.watch.inject.vtool_watch.solve import SLACK, Head, Solution, _Block, solve
+from vtool.watch.inject.vtool_watch.solve import SLACK, LanguageHead, Solution, _Block, solve
 
 HEADS: dict[str, dict[str, object]] = {
     "plain": {},
@@ -86,7 +86,7 @@ def test_distillation_is_not_read() -> None:
 @pytest.mark.parametrize("wrong", [{"cap": 20.0}, {"scale": 0.9}], ids=["cap", "scale"])
 def test_a_cap_or_scale_that_is_not_known_shows(wrong: dict[str, float]) -> None:
     case = make(dtype=torch.float64, **wrong)  # type: ignore[arg-type]
-    got = case.solved(head=Head(case.head.weight))
+    got = case.solved(head=LanguageHead(case.head.weight))
     assert float((got.plain_misfit * got.resolved).median()) > 1e-4
 
 
@@ -130,9 +130,9 @@ def test_a_token_is_found_among_rows_that_have_most_in_common() -> None:
     h.requires_grad_()
     torch.nn.functional.cross_entropy(h @ rows.T, target, reduction="sum").backward()
     assert h.grad is not None
-    likely = _Block(h.detach(), h.grad, Head(rows), 1 << 20)._likely(torch.arange(128))
+    likely = _Block(h.detach(), h.grad, LanguageHead(rows), 1 << 20)._likely(torch.arange(128))
     assert 8 < int((likely == target).any(0).sum()) < 120  # else one of the two ways is not tested
-    got = solve(h.detach(), h.grad, Head(rows), None, 2.0**-53)
+    got = solve(h.detach(), h.grad, LanguageHead(rows), None, 2.0**-53)
     assert torch.equal(got.target, target)
     torch.testing.assert_close(got.weight, torch.ones_like(got.weight), rtol=1e-6, atol=0)
 
@@ -141,7 +141,7 @@ def test_ids_that_a_bias_masks_change_nothing() -> None:
     """A padded vocabulary is often masked by a bias of minus infinity: here, its first block."""
     case = make(dtype=torch.float64)
     weight = case.head.weight
-    masked = Head(
+    masked = LanguageHead(
         torch.cat([torch.ones_like(weight), weight]),
         torch.cat([torch.full((len(weight),), -torch.inf), torch.zeros(len(weight))]),
     )

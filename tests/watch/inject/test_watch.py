@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from tests.watch.inject import tiny
 from vtool.watch.inject.vtool_watch import alive, capture, watch
 from vtool.watch.inject.vtool_watch.install import Process
-from vtool.watch.inject.vtool_watch.settings import Settings
+from vtool.watch.inject.vtool_watch.settings import WatchSettings
 
 LENGTHS = [[9, 5], [12, 12], [4, 7]]
 
@@ -31,7 +31,7 @@ class Loop:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
         self.process = None
         if folder is not None:
-            self.process = Process(Settings(str(folder), **settings))
+            self.process = Process(WatchSettings(str(folder), **settings))
             self.process.made(self.optimizer)
         self.steps_made = 0
 
@@ -239,7 +239,7 @@ def test_a_parameter_that_no_optimizer_owns_is_named(tmp_path: Path) -> None:
     loop.optimizer = torch.optim.AdamW(
         [p for n, p in model.named_parameters() if n != "model.norm.bias"], lr=1e-2
     )
-    loop.process = Process(Settings(str(tmp_path)))
+    loop.process = Process(WatchSettings(str(tmp_path)))
     loop.process.made(loop.optimizer)
     loop.run(1)
     (fact,) = tiny.facts(tmp_path, "model")
@@ -249,7 +249,7 @@ def test_a_parameter_that_no_optimizer_owns_is_named(tmp_path: Path) -> None:
 def test_another_optimizer_has_no_reference_and_says_so(tmp_path: Path) -> None:
     loop = Loop(None)
     loop.optimizer = torch.optim.SGD(loop.model.parameters(), lr=0.1)
-    loop.process = Process(Settings(str(tmp_path)))
+    loop.process = Process(WatchSettings(str(tmp_path)))
     loop.process.made(loop.optimizer)
     loop.run(1)
     assert tiny.facts(tmp_path, "stepped")[0]["reference"] is None
@@ -272,7 +272,7 @@ def test_a_model_that_steps_over_its_backbone_says_so(tmp_path: Path) -> None:
 def test_an_optimizer_without_a_language_model_is_blind(tmp_path: Path) -> None:
     net = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    process = Process(Settings(str(tmp_path)))
+    process = Process(WatchSettings(str(tmp_path)))
     process.made(optimizer)
     for _ in range(3):
         net(torch.ones(1, 2)).sum().backward()
@@ -348,7 +348,7 @@ def test_nothing_keeps_a_model_alive(tmp_path: Path) -> None:
 
 
 def test_models_trained_one_after_another_have_a_number_each(tmp_path: Path) -> None:
-    process = Process(Settings(str(tmp_path)))
+    process = Process(WatchSettings(str(tmp_path)))
     for _ in range(4):
         loop = Loop(None)
         loop.process = process
@@ -363,7 +363,7 @@ def test_models_trained_one_after_another_have_a_number_each(tmp_path: Path) -> 
 def test_the_optimizer_of_the_backbone_is_followed_where_another_part_has_its_own(
     tmp_path: Path,
 ) -> None:
-    process = Process(Settings(str(tmp_path)))
+    process = Process(WatchSettings(str(tmp_path)))
     model = tiny.make()
     embed = list(model.model.embed.parameters())
     rest = [p for p in model.parameters() if all(p is not each for each in embed)]

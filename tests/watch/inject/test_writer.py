@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from vtool.watch.inject.vtool_watch.facts import Writer
-from vtool.watch.inject.vtool_watch.settings import Settings
+from vtool.watch.inject.vtool_watch.facts import FactWriter
+from vtool.watch.inject.vtool_watch.settings import WatchSettings
 
 
 def lines(folder: Path) -> list[dict[str, object]]:
@@ -22,7 +22,7 @@ def test_lines_are_whole_where_the_system_writes_a_few_bytes_at_a_time(
 ) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda file, data: write(file, bytes(data)[:7]))
-    writer = Writer(Settings(str(tmp_path)))
+    writer = FactWriter(WatchSettings(str(tmp_path)))
     writer.write_all("rows", [(0, {"n": 1}), (1, {"n": math.nan})], 0)
     found = [(one["kind"], one["step"], one.get("n")) for one in lines(tmp_path)]
     assert found == [("process", 0, None), ("rows", 0, 1), ("rows", 1, None)]
@@ -32,7 +32,7 @@ def test_lines_are_whole_where_the_system_writes_a_few_bytes_at_a_time(
 def test_a_full_disk_is_reported_once_and_nothing_is_written_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    writer = Writer(Settings(str(tmp_path)))
+    writer = FactWriter(WatchSettings(str(tmp_path)))
     writer.write("rows", step=0)
 
     def full(file: int, data: bytes) -> int:
@@ -49,7 +49,7 @@ def test_a_full_disk_is_reported_once_and_nothing_is_written_after_it(
 
 
 def test_a_fork_of_the_process_writes_nothing(tmp_path: Path) -> None:
-    writer = Writer(Settings(str(tmp_path)))
+    writer = FactWriter(WatchSettings(str(tmp_path)))
     writer.pid += 1
     writer.write("rows")
     assert not list(tmp_path.iterdir())

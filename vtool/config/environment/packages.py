@@ -23,14 +23,14 @@ _TRAIN = "pip install 'vtool[train]'"
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckedPackages:
     """Findings about releases, and why some could not be made."""
 
     findings: tuple[Diagnostic, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
 
 
-def check_releases(run: Run, origins: Origins) -> Checked:
+def check_releases(run: Run, origins: Origins) -> CheckedPackages:
     """Check the packages that a run is computed with. Nothing is imported.
 
     A release that is not among the tested ones is a warning; an error only where it is known what
@@ -39,11 +39,13 @@ def check_releases(run: Run, origins: Origins) -> Checked:
     used = [name for name in TESTED if name != "peft" or run.lora is not None]
     found = installed_versions(used)
     if "transformers" not in found:
-        return Checked((), dict.fromkeys(RELEASE_RULES, "transformers is not installed here"))
+        return CheckedPackages(
+            (), dict.fromkeys(RELEASE_RULES, "transformers is not installed here")
+        )
     findings = [*_broken(found["transformers"], run.model.family, origins)]
     if not findings:
         findings += untested(found)
-    return Checked(tuple(findings))
+    return CheckedPackages(tuple(findings))
 
 
 def untested(found: Mapping[str, str]) -> Iterator[Diagnostic]:

@@ -7,7 +7,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf._utils import get_yaml_loader
 
-from vtool.config.origins import Place
+from vtool.config.origins import ValuePosition
 from vtool.config.recipe_source import NOT_VALUES
 from vtool.config.references import follow, masked
 from vtool.config.yaml_positions import YamlFile
@@ -16,7 +16,7 @@ from vtool.diagnostics import Diagnostic, Findings, Origin
 
 def read_given(
     file: YamlFile, *, whole: Collection[str] = (), read_environment: bool = True
-) -> tuple[dict[str, Any], dict[str, Place]]:
+) -> tuple[dict[str, Any], dict[str, ValuePosition]]:
     """Return the settings of a YAML file, references followed, and where each stands.
 
     Args:
@@ -39,7 +39,7 @@ def read_given(
     # What Hydra would have brought is not known from this file: None.
     followed = follow(values, read_environment=read_environment)
     given: dict[str, Any] = {}
-    places: dict[str, Place] = {}
+    places: dict[str, ValuePosition] = {}
 
     def walk(node: yaml.MappingNode, above: str) -> None:
         for key, value in node.value:
@@ -51,7 +51,7 @@ def read_given(
             else:
                 place = tuple(name.split("."))
                 given[name] = None if place in followed.unread else followed.at(place)
-                places[name] = Place(
+                places[name] = ValuePosition(
                     file.place(value),
                     file.place(key),
                     "list" if isinstance(value, yaml.SequenceNode) else "value",

@@ -16,9 +16,9 @@ from vtool.config.foreign import hf_traps
 from vtool.config.foreign.given import read_given
 from vtool.config.foreign.hf_script import PROCESSES, read_script
 from vtool.config.foreign.theirs import Reading, Theirs
-from vtool.config.foreign.trainers import Trainer
+from vtool.config.foreign.trainers import ForeignTrainer
 from vtool.config.foreign.words import NARROW_ADAMW, NO_COUNTERPART, WORDS
-from vtool.config.origins import Origins, Place
+from vtool.config.origins import Origins, ValuePosition
 from vtool.config.resources import RecipeFile
 from vtool.config.schema import Model
 from vtool.config.yaml_positions import read_yaml
@@ -38,7 +38,7 @@ _WHOLE = ("additional_target", "modules_to_save", "lora_modules_to_save")
 _TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 
 
-def read_hf(path: Path, trainer: Trainer, *, read_environment: bool = True) -> Reading:
+def read_hf(path: Path, trainer: ForeignTrainer, *, read_environment: bool = True) -> Reading:
     """Read a recipe of one of these trainers: a YAML file, or a script with its command.
 
     Raises:
@@ -91,7 +91,7 @@ class _Translation:
     """Their settings on the way to ours."""
 
     theirs: Theirs
-    trainer: Trainer
+    trainer: ForeignTrainer
     stem: str
     """The name of the file, without its end."""
     processes: int | None
@@ -367,7 +367,7 @@ _NOTHING_LOST = (
 
 
 def _refuse_megatron(
-    given: Mapping[str, Any], places: Mapping[str, Place], trainer: Trainer
+    given: Mapping[str, Any], places: Mapping[str, ValuePosition], trainer: ForeignTrainer
 ) -> None:
     """Refuse recipes for LLaMA-Factory's back end of Megatron, which has other settings."""
     found = next((name for name in given if name.endswith("_model_parallel_size")), None)
@@ -385,7 +385,7 @@ def _refuse_megatron(
 
 
 def _unknown(
-    given: Mapping[str, Any], places: Mapping[str, Place], trainer: Trainer
+    given: Mapping[str, Any], places: Mapping[str, ValuePosition], trainer: ForeignTrainer
 ) -> Iterator[Diagnostic]:
     for name in given:
         head = name.partition(".")[0]
@@ -403,8 +403,8 @@ def _unknown(
 
 
 def _with_current_names(
-    given: Mapping[str, Any], places: Mapping[str, Place], trainer: Trainer
-) -> tuple[dict[str, Any], dict[str, Place]]:
+    given: Mapping[str, Any], places: Mapping[str, ValuePosition], trainer: ForeignTrainer
+) -> tuple[dict[str, Any], dict[str, ValuePosition]]:
     """Return settings with words of earlier releases by those that mean the same now.
 
     They were found already; a recipe that is converted must not lose what they mean.

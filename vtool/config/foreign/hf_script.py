@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from vtool.config.foreign.given import read_given
-from vtool.config.foreign.trainers import Trainer
+from vtool.config.foreign.trainers import ForeignTrainer
 from vtool.config.limits import MOST_BYTES
-from vtool.config.origins import Place
+from vtool.config.origins import ValuePosition
 from vtool.config.resources import shown
 from vtool.config.yaml_positions import read_yaml
 from vtool.diagnostics import Diagnostic, Findings, Origin
@@ -25,8 +25,8 @@ _LAUNCH_FILE = re.compile(r"--config[-_]file[= ](\S+)")
 
 
 def read_script(
-    path: Path, trainer: Trainer
-) -> tuple[dict[str, Any], dict[str, Place], int | None]:
+    path: Path, trainer: ForeignTrainer
+) -> tuple[dict[str, Any], dict[str, ValuePosition], int | None]:
     """Return the settings behind `--`, where each stands, and the processes that are asked for.
 
     Nothing of the script is run: a value that a variable or a command gives is None.
@@ -37,7 +37,7 @@ def read_script(
     name = shown(path)
     text = _text(path, name)
     given: dict[str, Any] = {}
-    places: dict[str, Place] = {}
+    places: dict[str, ValuePosition] = {}
     processes: int | None = None
     inside = found = False
     last: str | None = None
@@ -80,7 +80,7 @@ def read_script(
     return given, places, processes
 
 
-def _of_launch_file(text: str, script: Path) -> tuple[int, Place] | None:
+def _of_launch_file(text: str, script: Path) -> tuple[int, ValuePosition] | None:
     """Return the processes that accelerate's file asks for, and where; None where none are given.
 
     Its path is relative to the folder where the script is run: this one, or the script's own.
@@ -98,7 +98,7 @@ def _of_launch_file(text: str, script: Path) -> tuple[int, Place] | None:
     return count, places["num_processes"]
 
 
-def _variables(line: str, trainer: Trainer) -> Iterator[tuple[str, int, int]]:
+def _variables(line: str, trainer: ForeignTrainer) -> Iterator[tuple[str, int, int]]:
     """Yield the settings that variables of a line give, with values and columns."""
     for found in _PIXELS.finditer(line.partition(" #")[0]):
         if (word := found[1].lower()) in trainer.fields:
@@ -134,7 +134,7 @@ def _of_a_variable(value: Any) -> bool:
     return any("$" in str(part) or "`" in str(part) for part in parts)
 
 
-def _after(words: list[str], trainer: Trainer) -> int | None:
+def _after(words: list[str], trainer: ForeignTrainer) -> int | None:
     """Return the place behind what starts the trainer: its command, or a file of its own."""
     command = trainer.command
     for start, word in enumerate(words):
@@ -146,9 +146,9 @@ def _after(words: list[str], trainer: Trainer) -> int | None:
     return None
 
 
-def _place(name: str, number: int, column: int) -> Place:
+def _place(name: str, number: int, column: int) -> ValuePosition:
     at = Origin(name, number, column + 1)
-    return Place(at, at, "value")
+    return ValuePosition(at, at, "value")
 
 
 def _value(text: str) -> Any:

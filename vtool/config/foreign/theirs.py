@@ -7,7 +7,7 @@ from typing import Any
 from vtool.config.compose import Composed
 from vtool.config.foreign.verl_settings import Same
 from vtool.config.foreign.words import NO_COUNTERPART
-from vtool.config.origins import Key, Place
+from vtool.config.origins import Key, ValuePosition
 from vtool.diagnostics import Diagnostic
 
 
@@ -32,10 +32,10 @@ class Theirs:
 
     given: Mapping[str, Any]
     """By dotted name: every value, and the two groups that go through as they are."""
-    places: Mapping[str, Place]
+    places: Mapping[str, ValuePosition]
     values: dict[str, Any] = field(default_factory=dict)
     """Ours, nested."""
-    origins: dict[Key, Place] = field(default_factory=dict)
+    origins: dict[Key, ValuePosition] = field(default_factory=dict)
     judged: set[str] = field(default_factory=set)
     names: dict[str, str] = field(default_factory=dict)
     """By our setting, the name of theirs."""

@@ -16,7 +16,7 @@ _VISUAL = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Trainer:
+class ForeignTrainer:
     """A trainer that takes the settings of transformers' Trainer."""
 
     name: str
@@ -89,7 +89,7 @@ _REPLACED: dict[str, tuple[str | None, str]] = {
 TRAINERS = {
     trainer.name: trainer
     for trainer in (
-        Trainer(
+        ForeignTrainer(
             name="trl",
             title="TRL",
             command=("trl", "sft"),
@@ -101,7 +101,7 @@ TRAINERS = {
             overlong="keep_start",
             layout="trl",
         ),
-        Trainer(
+        ForeignTrainer(
             name="llamafactory",
             title="LLaMA-Factory",
             command=("llamafactory-cli", "train"),
@@ -113,7 +113,7 @@ TRAINERS = {
             overlong="keep_start",
             layout="llama_factory",
         ),
-        Trainer(
+        ForeignTrainer(
             name="ms-swift",
             title="ms-swift",
             command=("swift", "sft"),

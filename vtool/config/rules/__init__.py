@@ -94,7 +94,7 @@ RULES: tuple[Rule, ...] = tuple(dict.fromkeys(each.rule for each in SETTINGS_RUL
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RulesOutcome:
     """Findings of the rules, and what kept some from running."""
 
     findings: tuple[Diagnostic, ...]
@@ -104,7 +104,7 @@ class Outcome:
     """By rule, why this machine cannot answer it."""
 
 
-def check(run: Run, origins: Origins) -> Outcome:
+def check(run: Run, origins: Origins) -> RulesOutcome:
     """Run every rule; one that reads a setting without a valid value stops there."""
     findings: list[Diagnostic] = []
     missed: set[str] = set()
@@ -116,4 +116,4 @@ def check(run: Run, origins: Origins) -> Outcome:
                 reasons[each.rule.name] = reason
         except NotValid:
             missed.add(each.rule.name)
-    return Outcome(tuple(findings), frozenset(missed), reasons)
+    return RulesOutcome(tuple(findings), frozenset(missed), reasons)

@@ -30,7 +30,7 @@ Arrival = ReadBack | ActsLater | NotReadable
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PathMark:
     """A mark of a setting that says where files are, and nothing of what is in them."""
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from vtool.data.containers.columns import from_columns, pyarrow
 from vtool.data.containers.files import broken, digest_of, not_readable
 from vtool.diagnostics import Diagnostic, Findings, Origin
+from vtool.words import first_line
 
 STATE, SPLITS = "state.json", "dataset_dict.json"
 """The files by which a folder of `save_to_disk` is known, of one split and of several."""
@@ -175,8 +176,3 @@ def check_same(schemas: Sequence[Any], files: Sequence[Path]) -> None:
 
 def _few(columns: set[str]) -> str:
     return ", ".join(sorted(columns)[:3]) or "none"
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of what a library says."""
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -7,7 +7,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import BinaryIO
 
-from vtool.data.containers.places import Place
+from vtool.data.containers.places import RowPlace
 from vtool.data.row import refuse
 from vtool.diagnostics import Findings, Origin
 
@@ -31,7 +31,7 @@ def is_array(file: BinaryIO) -> bool:
     return found is not None
 
 
-def find_elements(file: BinaryIO, path: Path) -> Iterator[Place]:
+def find_elements(file: BinaryIO, path: Path) -> Iterator[RowPlace]:
     """Yield the place of each element of an array.
 
     Each is parsed, and let go: memory has a chunk, or the longest element.
@@ -60,7 +60,7 @@ def find_elements(file: BinaryIO, path: Path) -> Iterator[Place]:
         between, element = text[at : found.end()], text[found.end() : end].encode()
         number, at, separator = number + 1, end, _SEPARATOR
         line, start = line + between.count("\n"), start + len(between.encode())
-        yield Place(number, line, start, len(element))
+        yield RowPlace(number, line, start, len(element))
         line, start = line + element.count(b"\n"), start + len(element)
 
 

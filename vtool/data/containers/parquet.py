@@ -10,12 +10,13 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from vtool.data.containers.arrow import check_same, first_line
+from vtool.data.containers.arrow import check_same
 from vtool.data.containers.arrow_copy import copy_to_arrow, map_copy, mark_of
 from vtool.data.containers.columns import from_columns, pyarrow
 from vtool.data.containers.files import broken, digest_of, not_readable
 from vtool.data.row import refuse
 from vtool.diagnostics import Origin
+from vtool.words import first_line
 
 KEPT_BYTES = 2**28
 """Bytes of groups that a process keeps; the last one is kept whatever its size."""

@@ -15,7 +15,7 @@ _BLANK = np.zeros(256, bool)
 _BLANK[list(b" \t\n\r\x0b\x0c")] = True
 
 
-class Place(NamedTuple):
+class RowPlace(NamedTuple):
     """The place of a row in its file."""
 
     number: int
@@ -29,7 +29,7 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Places(Sequence[Place]):
+class Places(Sequence[RowPlace]):
     """Places in their order, of 24 bytes each."""
 
     by_line: bool
@@ -39,7 +39,7 @@ class Places(Sequence[Place]):
     sizes: "array[int]" = field(default_factory=lambda: array("q"))
 
     @classmethod
-    def of(cls, places: Iterable[Place], *, by_line: bool) -> Self:
+    def of(cls, places: Iterable[RowPlace], *, by_line: bool) -> Self:
         made = cls(by_line)
         for place in places:
             made.lines.append(place.line)
@@ -51,15 +51,15 @@ class Places(Sequence[Place]):
         return len(self.lines)
 
     @overload
-    def __getitem__(self, index: int) -> Place: ...
+    def __getitem__(self, index: int) -> RowPlace: ...
     @overload
-    def __getitem__(self, index: slice) -> list[Place]: ...
-    def __getitem__(self, index: int | slice) -> Place | list[Place]:
+    def __getitem__(self, index: slice) -> list[RowPlace]: ...
+    def __getitem__(self, index: int | slice) -> RowPlace | list[RowPlace]:
         if isinstance(index, slice):
             return [self[at] for at in range(*index.indices(len(self)))]
         line = self.lines[index]
         number = line if self.by_line else index % len(self) + 1
-        return Place(number, line, self.starts[index], self.sizes[index])
+        return RowPlace(number, line, self.starts[index], self.sizes[index])
 
 
 def find_lines(file: BinaryIO, first: int | None = None) -> tuple[Places, str]:

@@ -15,7 +15,7 @@ from typing import Any
 import xxhash
 
 from vtool.data.containers.files import at_once, digest_of, not_readable
-from vtool.data.containers.tar_index import Member, find_members
+from vtool.data.containers.tar_index import TarMember, find_members
 from vtool.data.json_lines import read_object
 from vtool.data.row import refuse, shown
 from vtool.diagnostics import Diagnostic, Findings, Origin
@@ -133,10 +133,10 @@ class TarRows:
     def describe(self) -> dict[str, Any]:
         return {"path": str(self.path), "sha256": self.digest, "rows": len(self)}
 
-    def _picture(self, member: Member) -> dict[str, Any]:
+    def _picture(self, member: TarMember) -> dict[str, Any]:
         return {"bytes": self._bytes(member), "path": member.name}
 
-    def _bytes(self, member: Member) -> bytes:
+    def _bytes(self, member: TarMember) -> bytes:
         if self._descriptor is None:
             self._descriptor = os.open(self.path, os.O_RDONLY)
         return os.pread(self._descriptor, member.size, member.start)
@@ -157,7 +157,7 @@ class _TarIndex:
     firsts: "array[int]" = field(default_factory=lambda: array("q"))
     """The first member of each row."""
 
-    def add(self, member: Member, *, new_row: bool) -> None:
+    def add(self, member: TarMember, *, new_row: bool) -> None:
         """Add a member behind all others, to the last row or to a new one."""
         if new_row:
             self.firsts.append(len(self.ends))
@@ -169,14 +169,14 @@ class _TarIndex:
     def __len__(self) -> int:
         return len(self.firsts)
 
-    def __getitem__(self, index: int) -> tuple[str, dict[str, Member]]:
+    def __getitem__(self, index: int) -> tuple[str, dict[str, TarMember]]:
         """Return a row's key, and its members by their extensions."""
         first = self.firsts[index]
         behind = self.firsts[index + 1] if index + 1 < len(self) else len(self.ends)
         key, members = "", {}
         for at in range(first, behind):
             name = self.names[self.ends[at - 1] if at else 0 : self.ends[at]]
-            member = Member(
+            member = TarMember(
                 name.decode("utf-8", "surrogateescape"), self.starts[at], self.sizes[at]
             )
             found = _KEY.fullmatch(member.name)
@@ -185,7 +185,7 @@ class _TarIndex:
         return key, members
 
 
-def _grouped(members: Iterator[Member], rows: _TarIndex, path: Path) -> Iterator[Diagnostic]:
+def _grouped(members: Iterator[TarMember], rows: _TarIndex, path: Path) -> Iterator[Diagnostic]:
     """Put members into rows by their key, and yield what does not belong there."""
     seen: set[int] = set()  # digests, which take a quarter of what the keys do
     current: str | None = None

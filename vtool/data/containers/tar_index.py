@@ -19,7 +19,7 @@ _MOST_HEADER = 2**20  # bytes of a name or of an extended header
 _RECORD = re.compile(rb"(\d+) ([^=]+)=")
 
 
-class Member(NamedTuple):
+class TarMember(NamedTuple):
     """A file in a tar."""
 
     name: str
@@ -27,7 +27,7 @@ class Member(NamedTuple):
     size: int
 
 
-def find_members(file: BinaryIO, path: Path) -> Iterator[Member]:
+def find_members(file: BinaryIO, path: Path) -> Iterator[TarMember]:
     """Yield every file of a tar, in its order.
 
     Raises:
@@ -60,7 +60,7 @@ def find_members(file: BinaryIO, path: Path) -> Iterator[Member]:
             more |= _extended(kind, _read(file, start, size), path)
             continue
         if kind != b"" and kind in _FILE:
-            yield Member(name, start, size)
+            yield TarMember(name, start, size)
         elif kind not in (_FOLDER, _PAX_FOR_ALL):
             what = _OTHERS.get(kind, f"a member of type {kind!r}")
             raise broken(path, f"has {what}, {name}: rows and pictures are files in it")

@@ -1,7 +1,7 @@
 """The steps in which an engine is made of a transformers model.
 
-`Source` keeps what is needed of the model. `build_language` makes megatron-core's language model:
-`GPTModel`, adapters on its linears, the base frozen, layers recomputed, and, by mbridge, its
+`SourceModel` keeps what is needed of the model. `build_language` makes megatron-core's language
+model: `GPTModel`, adapters on its linears, the base frozen, layers recomputed, and, by mbridge, its
 DDP. `optimize_language` and `optimize_tower` fill in weights and give each a DDP and an optimizer.
 """
 
@@ -32,7 +32,7 @@ from vtool.models.adapters import adapter_scale, has_adapters, saved_name
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourceModel:
     """The transformers model that an engine is made of, before it is taken apart."""
 
     family: str
@@ -48,7 +48,7 @@ class Source:
     """The factor of B · A of the adapters."""
 
     @staticmethod
-    def of(module: Any, weights: Mapping[str, Tensor]) -> "Source":
+    def of(module: Any, weights: Mapping[str, Tensor]) -> "SourceModel":
         """Return the parts of a model that are used here; its parameters are shared, not copied.
 
         Args:
@@ -56,7 +56,7 @@ class Source:
         """
         named = {saved_name(name): parameter for name, parameter in module.named_parameters()}
         adapted = has_adapters(module)
-        return Source(
+        return SourceModel(
             module.config.model_type,
             module.config.get_text_config(),
             {
@@ -80,7 +80,7 @@ class BuiltLanguage:
     bridge: Any = None
 
 
-def check_model(source: Source, settings: Megatron, ranks: Ranks, dtype: str) -> None:
+def check_model(source: SourceModel, settings: Megatron, ranks: Ranks, dtype: str) -> None:
     """Check that this model can be built and spread as the settings say.
 
     Raises:
@@ -119,7 +119,7 @@ def check_model(source: Source, settings: Megatron, ranks: Ranks, dtype: str) ->
     )
 
 
-def build_language(source: Source, options: BuildOptions) -> BuiltLanguage:
+def build_language(source: SourceModel, options: BuildOptions) -> BuiltLanguage:
     """Build the language model with its adapters, frozen as the source is; weights follow."""
     shape, device = text_shape(source.text), options.device
 
@@ -150,7 +150,7 @@ def build_language(source: Source, options: BuildOptions) -> BuiltLanguage:
     return BuiltLanguage(gpt, weights_of(gpt))
 
 
-def _transformer_fields(source: Source, options: BuildOptions) -> dict[str, Any]:
+def _transformer_fields(source: SourceModel, options: BuildOptions) -> dict[str, Any]:
     parallel = options.settings.parallel
     given = options.settings.transformer_config.model_dump() | {
         "tensor_model_parallel_size": parallel.tensor,
@@ -163,7 +163,7 @@ def _transformer_fields(source: Source, options: BuildOptions) -> dict[str, Any]
 
 
 def optimize_language(
-    language: BuiltLanguage, source: Source, options: BuildOptions
+    language: BuiltLanguage, source: SourceModel, options: BuildOptions
 ) -> OptimizedModule:
     """Fill in the language model's weights, and give it a DDP and an optimizer."""
     gpt, weights = language.gpt, language.weights

@@ -22,10 +22,10 @@ from vtool.config.schema import Optim
 from vtool.config.schema.megatron import Megatron as MegatronSettings
 from vtool.diagnostics import Diagnostic
 from vtool.engines import common
-from vtool.engines.contract import B, EngineInputs, Group, Owner, everyone, rank_zero
+from vtool.engines.contract import B, EngineInputs, OptimizerGroup, Owner, everyone, rank_zero
 from vtool.engines.megatron import observe_megatron as live
 from vtool.engines.megatron.build import (
-    Source,
+    SourceModel,
     build_language,
     check_model,
     optimize_language,
@@ -44,7 +44,7 @@ from vtool.models import observe_model
 from vtool.models.adapters import Adapter, is_adapter
 
 
-class Megatron:
+class MegatronEngine:
     """See `vtool.engines.contract.Engine`."""
 
     def __init__(
@@ -73,7 +73,7 @@ class Megatron:
                 `needs-transformer-engine`, `not-built-on-engine`, `parallel-sizes`.
         """
         dtype, device = str(compute_dtype).removeprefix("torch."), ranks.device
-        source = Source.of(module, weights or {})
+        source = SourceModel.of(module, weights or {})
         check_model(source, settings, ranks, dtype)
         silence()
         ddp_config = live_ddp_config(
@@ -263,7 +263,7 @@ class Megatron:
             yield from observe_model.observe_layers(visual)
             yield from observe_model.observe_adapters(visual, component, TOWER)
 
-    def optimizer_groups(self) -> Iterator[Group]:
+    def optimizer_groups(self) -> Iterator[OptimizerGroup]:
         for one in self.optimized:
             yield from one.optimizer_groups()
 
@@ -281,14 +281,14 @@ class Megatron:
         self._tower_ran = True
 
 
-def build_megatron(inputs: EngineInputs) -> Megatron:
+def build_megatron(inputs: EngineInputs) -> MegatronEngine:
     """Build the engine `megatron`.
 
     Raises:
-        SharedFindings: see `Megatron`; and `not-built-on-engine` of packed rows.
+        SharedFindings: see `MegatronEngine`; and `not-built-on-engine` of packed rows.
     """
     i = inputs
-    engine = Megatron(
+    engine = MegatronEngine(
         i.module,
         i.settings,
         i.optim,

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from vtool.engines.megatron.groups import Groups, Place
+from vtool.engines.megatron.groups import GroupRanks, Groups
 from vtool.engines.megatron.weights import LanguageWeights, TowerWeights
 
 WEIGHT, GRADIENT = "weight", "gradient"
@@ -95,7 +95,7 @@ def _on(spread: Spread, elements: Elements, groups: Groups, to: int) -> dict[str
     ]
     moves = []
     for (copies, (start, end)), tensor in product(pieces.items(), range(spread.shares)):
-        source = Place(tensor, copies, spread.stage)
+        source = GroupRanks(tensor, copies, spread.stage)
         if here == source:
             own = elements(spread.name, spread.entry)
             assert own is not None, "a rank has its piece"

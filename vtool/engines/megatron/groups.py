@@ -12,7 +12,7 @@ from vtool.engines.megatron.shim import seed_megatron
 from vtool.engines.ranks import Ranks
 
 
-class Place(NamedTuple):
+class GroupRanks(NamedTuple):
     """A rank's place in each group of its own. No two ranks of the run have the same."""
 
     tensor: int
@@ -44,13 +44,13 @@ class Groups:
     """The ranks that share a distributed optimizer: `model`, with the data parallel ones."""
     rank: int
     """This rank among all of the run."""
-    places: tuple[Place, ...]
+    places: tuple[GroupRanks, ...]
     """The place of each rank of the run."""
 
     @property
-    def place(self) -> Place:
+    def place(self) -> GroupRanks:
         """The place of this rank."""
-        return Place(self.tensor_rank, self.copies.rank, self.stages.rank)
+        return GroupRanks(self.tensor_rank, self.copies.rank, self.stages.rank)
 
     def any_tensor_rank(self, condition: bool) -> bool:
         """Return true where any tensor parallel rank says so."""

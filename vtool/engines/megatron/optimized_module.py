@@ -20,7 +20,7 @@ from torch.nn.utils import get_total_norm
 
 from vtool.config.schema import Optim
 from vtool.config.schema.megatron import Megatron
-from vtool.engines.contract import Group, Member, Owner
+from vtool.engines.contract import GroupMember, OptimizerGroup, Owner
 from vtool.engines.megatron.gathering import GRADIENT, WEIGHT, Spread, gather, over_stages
 from vtool.engines.megatron.groups import Groups
 from vtool.engines.megatron.megatron_optimizer import (
@@ -270,7 +270,7 @@ class OptimizedModule:
             )
         self.optimizer.optimizer.state[main.tensor] = entries
 
-    def optimizer_groups(self) -> Iterator[Group]:
+    def optimizer_groups(self) -> Iterator[OptimizerGroup]:
         """Yield the groups of the live optimizer: see `vtool.engines.contract.Engine`.
 
         A parameter of which this rank updates nothing is in none.
@@ -281,8 +281,8 @@ class OptimizedModule:
             if (main := self.mains[parameter]).tensor is not None
         }
         for group in self.optimizer.param_groups:
-            members = tuple(Member(*owners[id(one)], one.dtype) for one in group["params"])
-            yield Group(self.optimizer.optimizer, group, members)
+            members = tuple(GroupMember(*owners[id(one)], one.dtype) for one in group["params"])
+            yield OptimizerGroup(self.optimizer.optimizer, group, members)
 
     def _spread(self, name: str, entry: str) -> Spread:
         """Return where the elements of a parameter are, or of an entry of its state."""

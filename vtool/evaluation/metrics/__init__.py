@@ -42,7 +42,7 @@ Named = Mapping[str, Metric | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenMetrics:
     """The metrics of an evaluation, and the findings about them."""
 
     metrics: tuple[Metric, ...]
@@ -77,7 +77,7 @@ def named_metrics(asked: Sequence[str]) -> Named:
     return found
 
 
-def metrics_for(named: Named, wanted: Sequence[str], references: Sequence[str]) -> Chosen:
+def metrics_for(named: Named, wanted: Sequence[str], references: Sequence[str]) -> ChosenMetrics:
     """Return the metrics of an evaluation, `exact` first.
 
     Args:
@@ -108,7 +108,7 @@ def metrics_for(named: Named, wanted: Sequence[str], references: Sequence[str]) 
             notes.append(f"no row's reference is the choice {', '.join(absent)}")
     else:
         own = ()
-    return Chosen(tuple(found), own, tuple(notes), tuple(findings))
+    return ChosenMetrics(tuple(found), own, tuple(notes), tuple(findings))
 
 
 def _installed(metric: Metric) -> Metric:
@@ -120,4 +120,4 @@ def _installed(metric: Metric) -> Metric:
     return metric
 
 
-__all__ = ["METRICS", "NAMES", "Chosen", "Metric", "Named", "metrics_for", "named_metrics"]
+__all__ = ["METRICS", "NAMES", "ChosenMetrics", "Metric", "Named", "metrics_for", "named_metrics"]

@@ -14,7 +14,7 @@ Measured as the fastest from 128 KiB to 2 MiB.
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class BlockPart:
     """Bytes `start` to `end` of a block: numbers of one type, perhaps of several tensors.
 
     None of these numbers is cut by the block's ends.
@@ -32,7 +32,7 @@ class Block:
     header: Header
     offset: int
     length: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[BlockPart, ...]
 
 
 def blocks(header: Header) -> Iterator[Block]:
@@ -41,7 +41,7 @@ def blocks(header: Header) -> Iterator[Block]:
     Bytes of no tensor, or of one without floats, are in a block, but in no piece.
     """
     offset = 0
-    pieces: list[Piece] = []
+    pieces: list[BlockPart] = []
     for start, end, type in _spans(header):
         position = start
         # An array of numbers must begin at a multiple of their size, which a header of odd length
@@ -54,7 +54,7 @@ def blocks(header: Header) -> Iterator[Block]:
             if type:
                 stop -= (stop - position) % type.itemsize
                 if stop > position:
-                    pieces.append(Piece(position - offset, stop - offset, type))
+                    pieces.append(BlockPart(position - offset, stop - offset, type))
             if stop < end:
                 yield Block(header, offset, stop - offset, tuple(pieces))
                 offset, pieces = stop, []

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vtool.loading.checkpoint.blocks import BLOCK, Block, Piece, blocks, whole_tensors
+from vtool.loading.checkpoint.blocks import BLOCK, Block, BlockPart, blocks, whole_tensors
 from vtool.loading.checkpoint.dtypes import Bytes
 from vtool.loading.checkpoint.headers import Header, Tensor
 
@@ -126,7 +126,7 @@ class _Pass:
             self.hashed += 1
             self.turn.notify_all()
 
-    def _record(self, block: Block, piece: Piece, buffer: Bytes) -> None:
+    def _record(self, block: Block, piece: BlockPart, buffer: Bytes) -> None:
         """Count the values of each tensor that are not finite."""
         nans, infinities = piece.type.nans_and_infinities(buffer[piece.start : piece.end])
         tensors, begin, size = (

@@ -54,7 +54,7 @@ class _Numbered:
     """A weak reference to it, so that its key is not used twice."""
 
 
-class Followed:
+class ElementTrace:
     """The elements of a checkpoint, and where they are.
 
     Args:

@@ -9,16 +9,16 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from .checks import BY_RULE, CHECKS, OF_QUANTIZED_TWIN, ON_RANKS, RANKS, WATCHED, Check
+from .checks import BY_RULE, CHECKS, OF_QUANTIZED_TWIN, ON_RANKS, RANKS, WATCHED, ClassCheck
 from .errors import NotRun, error_text
 from .facts import CheckFacts, Item, SubjectFacts
-from .followed import Followed, follow, mark_for_following
+from .followed import FormatTrace, follow, mark_for_following
 from .formats import BY_NAME as FORMATS
-from .formats import DEFAULT, Format
+from .formats import DEFAULT, WeightFormat
 from .memory import resident_bytes
 from .processed import snapshot_everything
 from .quantized import quantized_stems
-from .reference import Reference
+from .reference import ReferenceTensors
 from .sources import ChangeRecorder, Owned, ReusableBuffer, buckets, other_values, shuffled
 from .stale import ring_of_buffers
 from .state import State, compare_states, named_parameters, snapshot
@@ -80,7 +80,7 @@ def _load_and_check(
     progress: Callable[[str], None] = lambda stage: None,
     keep: Callable[[Checks], None] = lambda checks: None,
     memory: float = inf,
-) -> tuple[Reference, Checks]:
+) -> tuple[ReferenceTensors, Checks]:
     progress("first load")
     first = Owned(subject.checkpoint)
     before = first_load(subject, first)
@@ -135,7 +135,7 @@ def _by_chance(checks: Checks) -> Checks:
     return found
 
 
-def _not_run(check: Check, reference: Reference) -> str | None:
+def _not_run(check: ClassCheck, reference: ReferenceTensors) -> str | None:
     if check.stream_only and not reference.subject.streams:
         return "it takes a folder, not an iterator"
     if check.sources and not set(check.sources) & set(reference.sources):
@@ -143,7 +143,7 @@ def _not_run(check: Check, reference: Reference) -> str | None:
     return None
 
 
-def _with_hash_seeds(reference: Reference, alone: CheckFacts) -> CheckFacts:
+def _with_hash_seeds(reference: ReferenceTensors, alone: CheckFacts) -> CheckFacts:
     """Return the facts of two loads in one process, with those of loads in others."""
     assert reference.subject.elsewhere is not None
     if any(item.kind == "differs" for item in alone.items):
@@ -156,12 +156,12 @@ def _with_hash_seeds(reference: Reference, alone: CheckFacts) -> CheckFacts:
     return replace(alone, items=(*alone.items, *items))
 
 
-def _late_ring(reference: Reference, checks: Checks) -> CheckFacts:
+def _late_ring(reference: ReferenceTensors, checks: Checks) -> CheckFacts:
     with threads_in_order(reference.subject.code, late=True):
         return ring_of_buffers(reference, checks)
 
 
-def _another_order(reference: Reference, checks: Checks) -> CheckFacts:
+def _another_order(reference: ReferenceTensors, checks: Checks) -> CheckFacts:
     """Load backwards, which turns every two tensors round, and mixed."""
     names = list(reference.subject.checkpoint)
     found: dict[str | None, Item] = {}
@@ -171,7 +171,7 @@ def _another_order(reference: Reference, checks: Checks) -> CheckFacts:
     return CheckFacts(tuple(found.values()))
 
 
-def _several_calls(reference: Reference, checks: Checks) -> CheckFacts:
+def _several_calls(reference: ReferenceTensors, checks: Checks) -> CheckFacts:
     """Load one tensor a call, which separates whatever can be separated."""
     names = list(reference.subject.checkpoint)
     size = max(1, -(-len(names) // MOST_CALLS))
@@ -179,7 +179,7 @@ def _several_calls(reference: Reference, checks: Checks) -> CheckFacts:
     return CheckFacts(items, {"tensors_a_call": size})
 
 
-def _second_load(reference: Reference, checks: Checks) -> CheckFacts:
+def _second_load(reference: ReferenceTensors, checks: Checks) -> CheckFacts:
     """Load twice into one object, other values first; look whether it changes what it is given."""
     checkpoint = reference.subject.checkpoint
     source = ChangeRecorder(checkpoint)
@@ -197,7 +197,7 @@ def _second_load(reference: Reference, checks: Checks) -> CheckFacts:
     return CheckFacts((*items, *(Item("changed", None, (name,)) for name in source.changed)))
 
 
-def _two_ranks(reference: Reference, rules: Sequence[str]) -> Checks:
+def _two_ranks(reference: ReferenceTensors, rules: Sequence[str]) -> Checks:
     """Load on two ranks in the layout of each rule, in as few processes as can be."""
     on_ranks = reference.subject.on_ranks
     if on_ranks is None:
@@ -205,7 +205,7 @@ def _two_ranks(reference: Reference, rules: Sequence[str]) -> Checks:
     return on_ranks(reference.subject, rules, reference.alone)
 
 
-def _outputs(reference: Reference, checks: Checks) -> CheckFacts:
+def _outputs(reference: ReferenceTensors, checks: Checks) -> CheckFacts:
     computed = reference.subject.computed
     if computed is None:
         return CheckFacts(reason="no class of transformers is known to compute the same")
@@ -225,7 +225,7 @@ def _outputs(reference: Reference, checks: Checks) -> CheckFacts:
         return CheckFacts(reason=f"it does not compute on a CPU: {error_text(error)}")
 
 
-def _processing(reference: Reference, checks: Checks) -> CheckFacts:
+def _processing(reference: ReferenceTensors, checks: Checks) -> CheckFacts:
     """Load from a ring of buffers, process, and compare everything that the model then holds."""
     process, checkpoint = reference.subject.process, reference.subject.checkpoint
     if process is None:
@@ -251,7 +251,7 @@ def _processing(reference: Reference, checks: Checks) -> CheckFacts:
     return CheckFacts(reference.items(found), {"tensors": len(expected)})
 
 
-def _quantized_twins(reference: Reference, checks: Checks) -> CheckFacts:
+def _quantized_twins(reference: ReferenceTensors, checks: Checks) -> CheckFacts:
     """Load the class made for each format that is asked, and as it is with fp8 in blocks."""
     found = {
         name: _in_format(reference, checks, FORMATS[name])
@@ -280,7 +280,7 @@ def _quantized_twins(reference: Reference, checks: Checks) -> CheckFacts:
     return CheckFacts(items, measured, paths=paths[0] if paths else None)
 
 
-def _upcast(reference: Reference, checks: Checks) -> CheckFacts:
+def _upcast(reference: ReferenceTensors, checks: Checks) -> CheckFacts:
     """Load fp8 in blocks into the class as it is, where it makes plain numbers of that."""
     twin = upcast_twin(reference) if not _items(checks, "stale-reference") else None
     if twin is None:
@@ -298,7 +298,7 @@ def _upcast(reference: Reference, checks: Checks) -> CheckFacts:
     return CheckFacts(tuple(stale), measured, paths=paths)
 
 
-def _in_format(reference: Reference, checks: Checks, form: Format) -> CheckFacts:
+def _in_format(reference: ReferenceTensors, checks: Checks, form: WeightFormat) -> CheckFacts:
     """Load the class made for a format, and follow each weight and its scale into it."""
     if reference.subject.quantized is None:
         return CheckFacts(reason="it has no quantized twin")
@@ -327,13 +327,13 @@ def _in_format(reference: Reference, checks: Checks, form: Format) -> CheckFacts
     return CheckFacts(followed.items, measured)
 
 
-def _written(reference: Reference) -> dict[str, Sequence[str]]:
+def _written(reference: ReferenceTensors) -> dict[str, Sequence[str]]:
     """Return the tensors that go into each parameter of which every element is written."""
     unwritten = reference.unwritten
     return {name: of for name, of in reference.came_from.items() if name not in unwritten}
 
 
-def _measured(twin: QuantizedTwin, followed: Followed) -> dict[str, Any]:
+def _measured(twin: QuantizedTwin, followed: FormatTrace) -> dict[str, Any]:
     """Return how many tensors are quantized, and how many parameters' weights were followed."""
     measured: dict[str, Any] = {
         "layers": len(twin.given.layers),
@@ -346,7 +346,7 @@ def _measured(twin: QuantizedTwin, followed: Followed) -> dict[str, Any]:
     return measured
 
 
-def _audited_twin(reference: Reference, checks: Checks, twin: QuantizedTwin) -> CheckFacts:
+def _audited_twin(reference: ReferenceTensors, checks: Checks, twin: QuantizedTwin) -> CheckFacts:
     """Audit the class made for fp8 weights; keep what was not found of it in its own dtype."""
     form, subject = FORMATS[DEFAULT], twin.subject
     with threads_in_order(subject.code) as order:
@@ -395,7 +395,7 @@ def _items(checks: Checks, rule: str) -> Sequence[Item]:
     return checks[rule].items if rule in checks else ()
 
 
-MEASUREMENTS: Mapping[str, Callable[[Reference, Checks], CheckFacts]] = {
+MEASUREMENTS: Mapping[str, Callable[[ReferenceTensors, Checks], CheckFacts]] = {
     "ring-of-buffers": _late_ring,
     "another-order": _another_order,
     "several-calls": _several_calls,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .checks import CHECKS
-from .coverage import Place, cover
+from .coverage import MemoryView, cover
 from .errors import LoadFailed, NotRun, error_text
 from .exchanged import exchanged
 from .facts import About, CheckFacts, Item, SubjectFacts
@@ -21,7 +21,7 @@ from .headers import Entry
 from .host import Progress
 from .memory import resident_bytes
 from .meta_watch import Given, MetaWatch, storage_key
-from .parts import LARGEST_PART, Layout, Load, compare_parts, parts_of
+from .parts import LARGEST_PART, Load, TensorRoutes, compare_parts, parts_of
 from .places import belongs
 
 LARGEST_READ = 2**17
@@ -139,7 +139,7 @@ def _parameters(model: Any) -> dict[str, Tensor]:
 
 def _complete(
     folder: LargeFolder, loaded: _Loaded, before: set[int]
-) -> tuple[dict[str, CheckFacts], Layout]:
+) -> tuple[dict[str, CheckFacts], TensorRoutes]:
     """Return the facts about names, shapes and dtypes, and where each tensor goes."""
     watch, given = loaded.watch, loaded.given
     came_from: dict[str, Sequence[str]] = {}
@@ -160,7 +160,7 @@ def _complete(
             if not came_from[name]:
                 missing[name] = parameter.numel()
             continue
-        covered = cover(Place.of(parameter), [write.place for write in made])
+        covered = cover(MemoryView.of(parameter), [write.place for write in made])
         plain = covered.known and not covered.overlaps and not parameter.storage_offset()
         writes[name] = made if plain else None
         if not covered.elements and covered.of:
@@ -214,7 +214,7 @@ def _complete(
         rule: CheckFacts(tuple(items), counts if rule == "iterator-not-exhausted" else {})
         for rule, items in found.items()
     }
-    return checks, Layout(came_from, writes)
+    return checks, TensorRoutes(came_from, writes)
 
 
 def _unconsumed(folder: LargeFolder, name: str, waiting: Mapping[str, int]) -> Item:
@@ -239,7 +239,7 @@ def _read_in_part(loaded: _Loaded, aliased: set[str]) -> Iterator[Item]:
     """Yield the tensors of which some elements go nowhere."""
     for name, places in loaded.watch.places_read().items():
         whole = loaded.given.kept[name]
-        covered = cover(Place.of(whole), places)
+        covered = cover(MemoryView.of(whole), places)
         if covered.first_gap is not None and name not in aliased:
             yield Item(
                 "part",
@@ -281,7 +281,7 @@ def _never_loaded(unread: Sequence[Item], missing: Mapping[str, int]) -> list[It
 
 
 def _values(
-    folder: LargeFolder, layout: Layout, memory: int
+    folder: LargeFolder, layout: TensorRoutes, memory: int
 ) -> tuple[CheckFacts, Mapping[str, Any]]:
     """Return the values that differ once they are loaded from a buffer that is used again.
 
@@ -292,7 +292,7 @@ def _values(
     parameters = _parameters(models[0])
     sizes = {name: parameters[name].nbytes for name in layout.came_from if name in parameters}
     known = {name: names for name, names in layout.came_from.items() if name in sizes}
-    layout = Layout(known, layout.writes)
+    layout = TensorRoutes(known, layout.writes)
     free = memory - resident_bytes() - MARGIN
     parts = parts_of(layout, sizes, min(LARGEST_PART, max(free // 8, 1)))
     compared = compare_parts(models, folder.load, layout, folder.entries, parts, free)

@@ -14,7 +14,7 @@ VLLM = ("vllm",)
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class ClassCheck:
     """One check of a class."""
 
     rule: str
@@ -33,33 +33,33 @@ class Check:
 
 
 CHECKS = (
-    Check(
+    ClassCheck(
         "stale-reference",
         "ring-of-buffers",
         (RING, "sglang_marked", "safetensors", "runai", "fastsafetensors", "runai_distributed"),
         stream_only=True,
         quantized_twin=True,
     ),
-    Check("iterator-not-exhausted", WATCHED, stream_only=True),
-    Check("unwritten-parameter", WATCHED, needs_all_names=True, quantized_twin=True),
-    Check("partly-written-parameter", WATCHED, needs_all_names=True, quantized_twin=True),
-    Check("unconsumed-tensor", WATCHED, needs_all_names=True, quantized_twin=True),
-    Check("retained-memory", WATCHED, stream_only=True),
-    Check("order-dependent", "another-order", ("shuffled",), stream_only=True),
-    Check("chunk-dependent", "several-calls", ("bucketed",), stream_only=True),
-    Check("reload-dependent", "second-load"),
-    Check("aliased-parameter", WATCHED, quantized_twin=True),
-    Check("lossy-cast", WATCHED),
-    Check("nondeterministic", WATCHED, quantized_twin=True),
-    Check("never-loaded", WATCHED, needs_all_names=True),
-    Check("partly-loaded-tensor", WATCHED, stream_only=True, needs_all_names=True),
-    Check("wrong-place", WATCHED, stream_only=True, needs_all_names=True),
-    Check("shard-mismatch", RANKS, hosts=VLLM),
-    Check("stale-after-processing", "processing", hosts=VLLM, quantized_twin=True),
-    Check("quantised-load", "quantized-twin", hosts=VLLM),
-    Check("computes-differently", "outputs", hosts=("vllm", "sglang")),
-    Check("stage-mismatch", RANKS, hosts=VLLM),
-    Check("expert-mismatch", RANKS, hosts=VLLM),
+    ClassCheck("iterator-not-exhausted", WATCHED, stream_only=True),
+    ClassCheck("unwritten-parameter", WATCHED, needs_all_names=True, quantized_twin=True),
+    ClassCheck("partly-written-parameter", WATCHED, needs_all_names=True, quantized_twin=True),
+    ClassCheck("unconsumed-tensor", WATCHED, needs_all_names=True, quantized_twin=True),
+    ClassCheck("retained-memory", WATCHED, stream_only=True),
+    ClassCheck("order-dependent", "another-order", ("shuffled",), stream_only=True),
+    ClassCheck("chunk-dependent", "several-calls", ("bucketed",), stream_only=True),
+    ClassCheck("reload-dependent", "second-load"),
+    ClassCheck("aliased-parameter", WATCHED, quantized_twin=True),
+    ClassCheck("lossy-cast", WATCHED),
+    ClassCheck("nondeterministic", WATCHED, quantized_twin=True),
+    ClassCheck("never-loaded", WATCHED, needs_all_names=True),
+    ClassCheck("partly-loaded-tensor", WATCHED, stream_only=True, needs_all_names=True),
+    ClassCheck("wrong-place", WATCHED, stream_only=True, needs_all_names=True),
+    ClassCheck("shard-mismatch", RANKS, hosts=VLLM),
+    ClassCheck("stale-after-processing", "processing", hosts=VLLM, quantized_twin=True),
+    ClassCheck("quantised-load", "quantized-twin", hosts=VLLM),
+    ClassCheck("computes-differently", "outputs", hosts=("vllm", "sglang")),
+    ClassCheck("stage-mismatch", RANKS, hosts=VLLM),
+    ClassCheck("expert-mismatch", RANKS, hosts=VLLM),
 )
 BY_RULE = {check.rule: check for check in CHECKS}
 NEED_ALL_NAMES = tuple(check.rule for check in CHECKS if check.needs_all_names)

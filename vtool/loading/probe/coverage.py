@@ -12,7 +12,7 @@ MOST_RUNS = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MemoryView:
     """A view of a memory, in elements."""
 
     offset: int
@@ -20,8 +20,8 @@ class Place:
     strides: tuple[int, ...]
 
     @staticmethod
-    def of(tensor: Tensor) -> "Place":
-        return Place(int(tensor.storage_offset()), tuple(tensor.shape), tuple(tensor.stride()))
+    def of(tensor: Tensor) -> "MemoryView":
+        return MemoryView(int(tensor.storage_offset()), tuple(tensor.shape), tuple(tensor.stride()))
 
     @property
     def numel(self) -> int:
@@ -45,7 +45,7 @@ class Covered:
     """False where there were too many runs to be joined."""
 
 
-def cover(whole: Place, written: Iterable[Place]) -> Covered:
+def cover(whole: MemoryView, written: Iterable[MemoryView]) -> Covered:
     """Return the part of a parameter that the writes cover, each element counted once."""
     of, runs, count = whole.numel, [], 0
     for place in written:
@@ -69,7 +69,7 @@ def cover(whole: Place, written: Iterable[Place]) -> Covered:
     return Covered(elements, of, first if elements < of else None, count > elements)
 
 
-def _runs(place: Place) -> tuple[np.ndarray, int] | None:
+def _runs(place: MemoryView) -> tuple[np.ndarray, int] | None:
     """Return the first elements of the runs of neighbors, and their length.
 
     Dimensions are ordered by stride and joined, so that a transposed whole is one run.

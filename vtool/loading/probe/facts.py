@@ -20,7 +20,7 @@ of the first is it certain that the class must take all of it.
 Status = Literal["judged", "not-run", "failed"]
 
 
-class Difference(NamedTuple):
+class ValueDifference(NamedTuple):
     """A value that is other than expected, in words."""
 
     expected: str

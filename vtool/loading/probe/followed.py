@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .facts import Item
-from .formats import Format, LayerTensor
+from .formats import LayerTensor, WeightFormat
 from .quantized import Quantized, quantized_stems
 from .state import MARKS, State, as_bytes, mark, marked, named_parameters
 
@@ -31,7 +31,7 @@ takes it where that is no number.
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
+class FormatTrace:
     """The fate of a format's weights in a class."""
 
     items: tuple[Item, ...]
@@ -43,12 +43,12 @@ class Followed:
 
 
 def follow(
-    form: Format,
+    form: WeightFormat,
     given: Quantized,
     state: State,
     parameters: Iterable[str],
     into: Mapping[str, Sequence[str]],
-) -> Followed:
+) -> FormatTrace:
     """Return which scales, zero points and the like are not those of the weights next to them.
 
     Args:
@@ -67,7 +67,7 @@ def follow(
             items += _follow_weight(indexes, stem, state, into.get(f"{stem}weight", ()))
         except _OutOfSight as why:
             lost_sight[stem] = str(why)
-    return Followed(tuple(items), len(stems), lost_sight)
+    return FormatTrace(tuple(items), len(stems), lost_sight)
 
 
 def _follow_weight(
@@ -106,7 +106,7 @@ def _follow_weight(
     return items
 
 
-def mark_for_following(model: Any, form: Format) -> None:
+def mark_for_following(model: Any, form: WeightFormat) -> None:
     """Fill every parameter with the byte by which it is known that nothing was written there."""
     mark(model, MARKS[0])
     of_inputs = tuple(part.name for part in form.parts if part.of_input and part.needed)
@@ -131,7 +131,7 @@ class _Indexes:
         given: the checkpoint.
     """
 
-    def __init__(self, form: Format, given: Quantized) -> None:
+    def __init__(self, form: WeightFormat, given: Quantized) -> None:
         self.form, self.given = form, given
         self._known: dict[tuple[str, object], dict[bytes, Sources]] = {}
 

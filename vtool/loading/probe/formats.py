@@ -45,7 +45,7 @@ class LayerTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class WeightFormat:
     """A format of quantized weights."""
 
     name: str
@@ -117,8 +117,8 @@ _COLUMNS = (
         "scales", torch.bfloat16, lambda outputs, inputs: (inputs // GROUP, outputs), axis=1
     ),
 )
-FORMATS: tuple[Format, ...] = (
-    Format(
+FORMATS: tuple[WeightFormat, ...] = (
+    WeightFormat(
         # a scale for each row, as llm-compressor's FP8_DYNAMIC
         "fp8-channel",
         _compressed(
@@ -131,7 +131,7 @@ FORMATS: tuple[Format, ...] = (
             _BY_ROW,
         ),
     ),
-    Format(
+    WeightFormat(
         # one scale for a weight, and one for its input, as llm-compressor's FP8
         "fp8-tensor",
         _compressed(
@@ -151,7 +151,7 @@ FORMATS: tuple[Format, ...] = (
             ),
         ),
     ),
-    Format(
+    WeightFormat(
         # as DeepSeek-V3
         "fp8-block",
         {
@@ -169,7 +169,7 @@ FORMATS: tuple[Format, ...] = (
         left_out="modules_to_not_convert",
         relevant="weight_scale_inv",
     ),
-    Format(
+    WeightFormat(
         # as llm-compressor's W8A8
         "int8-channel",
         _compressed(
@@ -179,14 +179,14 @@ FORMATS: tuple[Format, ...] = (
         ),
         (LayerTensor("weight", torch.int8, lambda outputs, inputs: (outputs, inputs)), _BY_ROW),
     ),
-    Format(
+    WeightFormat(
         # as llm-compressor's W4A16
         "int4",
         _compressed("pack-quantized", _INT4, None),
         _PACKED_ROWS,
         multiples=(PACKED, GROUP),
     ),
-    Format(
+    WeightFormat(
         # as llm-compressor's W4A16_ASYM
         "int4-asymmetric",
         _compressed("pack-quantized", {**_INT4, "symmetric": False}, None),
@@ -201,7 +201,7 @@ FORMATS: tuple[Format, ...] = (
         ),
         multiples=(PACKED, GROUP),
     ),
-    Format(
+    WeightFormat(
         "gptq",
         {
             "quant_method": "gptq",
@@ -232,7 +232,7 @@ FORMATS: tuple[Format, ...] = (
         multiples=(PACKED, GROUP),
         from_headers=True,
     ),
-    Format(
+    WeightFormat(
         "awq",
         {
             "quant_method": "awq",
@@ -255,7 +255,7 @@ FORMATS: tuple[Format, ...] = (
         multiples=(PACKED, GROUP),
         from_headers=True,
     ),
-    Format(
+    WeightFormat(
         # its tensors are unpacked by vLLM's own loader, and no class is given them
         "bitsandbytes",
         {
@@ -268,6 +268,6 @@ FORMATS: tuple[Format, ...] = (
     ),
 )
 """Every format, in the order in which they are tried."""
-BY_NAME: Mapping[str, Format] = {one.name: one for one in FORMATS}
+BY_NAME: Mapping[str, WeightFormat] = {one.name: one for one in FORMATS}
 DEFAULT = "fp8-channel"
 """The format that is asked of every class."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .facts import Difference
+from .facts import ValueDifference
 from .reference import load_new
 from .sources import Owned
 from .state import State, compare_states, snapshot
@@ -68,7 +68,7 @@ def differences_by_seed(
     name: str,
     checkpoint: str | None,
     folder: Path,
-) -> dict[str, Difference]:
+) -> dict[str, ValueDifference]:
     """Return the tensors that come out otherwise in a process with another hash seed.
 
     Args:

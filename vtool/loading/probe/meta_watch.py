@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from .coverage import Place
+from .coverage import MemoryView
 from .headers import Entry
 from .subject import Named
 from .watch import VIEWS, loses
@@ -27,11 +27,11 @@ def storage_key(tensor: Tensor) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TensorSource:
     """Values of a checkpoint tensor that are copied as they are, or converted."""
 
     tensor: str
-    place: Place
+    place: MemoryView
     dtypes: tuple[torch.dtype, ...] = ()
     """The dtypes that they go through."""
 
@@ -40,8 +40,8 @@ class Source:
 class Write:
     """One write into a storage."""
 
-    place: Place
-    source: Source | None
+    place: MemoryView
+    source: TensorSource | None
     """None where what is written was computed."""
     constant: bool = False
     """A number of the class's own is written: zeros into rows that no token has."""
@@ -81,7 +81,7 @@ class MetaWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, given: Given) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.given = given
-        self.read: dict[str, list[Place]] = {}
+        self.read: dict[str, list[MemoryView]] = {}
         """For each checkpoint tensor that is read, the views of it that are."""
         self.writes: dict[int, list[Write]] = {}
         """By storage."""
@@ -90,8 +90,8 @@ class MetaWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.narrowed: dict[str, tuple[torch.dtype, torch.dtype]] = {}
         self._looked_at: set[str | None] = set()
         """Tensors of which a number was taken: what is then written may be it."""
-        self._copies: dict[int, Source] = {}
-        self._of_copies: dict[int, list[Place]] = {}
+        self._copies: dict[int, TensorSource] = {}
+        self._of_copies: dict[int, list[MemoryView]] = {}
         """For each copy of a whole tensor, the views of it that are read."""
         self._kept: list[Tensor] = []  # so that no key is used twice
 
@@ -126,14 +126,14 @@ class MetaWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.origins.setdefault(key, set()).update(origins)
                 source = self._source_of(inputs[0]) if name in COPIES else None
                 if source and tensor.is_contiguous():
-                    self._copies[key] = Source(
+                    self._copies[key] = TensorSource(
                         source.tensor, source.place, (*source.dtypes, tensor.dtype)
                     )
                     if copied:
                         self._of_copies[key] = []
         return result
 
-    def places_read(self) -> dict[str, list[Place]]:
+    def places_read(self) -> dict[str, list[MemoryView]]:
         """Return, for each checkpoint tensor that is read, the views of it that are.
 
         What is read of a copy of all of it counts, and all where nothing of the copy is: something
@@ -142,7 +142,7 @@ class MetaWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         found = {name: list(places) for name, places in self.read.items()}
         for key, places in self._of_copies.items():
             name = self._copies[key].tensor
-            found[name] += places or [Place.of(self.given.kept[name])]
+            found[name] += places or [MemoryView.of(self.given.kept[name])]
         return found
 
     def _whole_tensor(self, operation: str, tensor: Tensor, result: object) -> str | None:
@@ -151,7 +151,7 @@ class MetaWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if source is None or not isinstance(result, Tensor) or not result.is_contiguous():
             return None
         kept = self.given.kept[source.tensor]
-        return source.tensor if source.place == Place.of(kept) else None
+        return source.tensor if source.place == MemoryView.of(kept) else None
 
     def _read(self, tensor: Tensor, result: object, copied: bool) -> set[str]:
         """Note that a tensor was read, and return the checkpoint tensors that it is made of.
@@ -164,12 +164,12 @@ class MetaWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         origins = {own} if own else self.origins.get(key, set())
         if own:
             whole = tensor.dtype == self.given.entries[own].dtype
-            place = Place.of(tensor) if whole else Place.of(self.given.kept[own])
+            place = MemoryView.of(tensor) if whole else MemoryView.of(self.given.kept[own])
             self.read.setdefault(own, []).extend([] if copied else [place])
         elif key in self._of_copies:
             copy = self._copies[key]
             whole = tensor.dtype == copy.dtypes[-1] and key not in self.writes
-            self._of_copies[key].append(Place.of(tensor) if whole else copy.place)
+            self._of_copies[key].append(MemoryView.of(tensor) if whole else copy.place)
         if isinstance(result, Tensor) and result.numel() == tensor.numel():
             for name in origins:
                 before = self.given.entries[name].dtype
@@ -177,9 +177,11 @@ class MetaWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self.narrowed[name] = (before, result.dtype)
         return origins
 
-    def _write(self, tensor: Tensor, source: Source | None, origins: set[str], fills: bool) -> None:
+    def _write(
+        self, tensor: Tensor, source: TensorSource | None, origins: set[str], fills: bool
+    ) -> None:
         key = storage_key(tensor)
-        place = Place.of(tensor)
+        place = MemoryView.of(tensor)
         if source and source.place.numel != place.numel:
             source = None  # one value for many
         constant = fills and not origins and self.given.now not in self._looked_at
@@ -190,7 +192,7 @@ class MetaWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             origins = {self.given.now}
         self.origins.setdefault(key, set()).update(origins)
 
-    def _source_of(self, tensor: object) -> Source | None:
+    def _source_of(self, tensor: object) -> TensorSource | None:
         """Return the checkpoint tensor that this one is a view, or a whole copy, of."""
         if not isinstance(tensor, Tensor):
             return None
@@ -198,7 +200,7 @@ class MetaWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name := self.given.storages.get(key):
             if tensor.dtype != self.given.entries[name].dtype:
                 return None  # its bytes are taken for numbers of another type
-            return Source(name, Place.of(tensor))
+            return TensorSource(name, MemoryView.of(tensor))
         copy = self._copies.get(key)
         if copy is None or key in self.writes:
             return None

@@ -5,16 +5,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from .arrived import Followed
+from .arrived import ElementTrace
 from .facts import CheckFacts, Item
-from .reference import Reference
+from .reference import ReferenceTensors
 from .sources import Owned, other_values
 
 Changed = Callable[[Collection[str]], Mapping[str, Tensor]]
 """Given names, a checkpoint whose tensors of these names have other values."""
 
 
-def unread(reference: Reference, suspects: Collection[str]) -> list[str]:
+def unread(reference: ReferenceTensors, suspects: Collection[str]) -> list[str]:
     """Return the tensors whose values make no difference to the loaded model.
 
     Args:
@@ -26,8 +26,8 @@ def unread(reference: Reference, suspects: Collection[str]) -> list[str]:
 
 
 def partly_loaded(
-    reference: Reference,
-    followed: Followed,
+    reference: ReferenceTensors,
+    followed: ElementTrace,
     landed: Mapping[str, Tensor],
     never_read: Collection[str],
 ) -> CheckFacts:
@@ -77,7 +77,9 @@ def region(mask: Tensor, shape: Sequence[int]) -> str:
     return f"[{', '.join(slices)}]"
 
 
-def _without_effect(reference: Reference, names: Sequence[str], changed: Changed) -> list[str]:
+def _without_effect(
+    reference: ReferenceTensors, names: Sequence[str], changed: Changed
+) -> list[str]:
     """Return the names whose change makes no difference to what is loaded."""
     if not names or not reference.compare(lambda: reference.load(Owned(changed(names)))):
         return list(names)
@@ -105,7 +107,7 @@ def _with_others(tensor: Tensor, mask: Tensor) -> Tensor:
     return changed
 
 
-def _item(reference: Reference, name: str, lost: Tensor) -> Item:
+def _item(reference: ReferenceTensors, name: str, lost: Tensor) -> Item:
     shape = list(reference.subject.checkpoint[name].shape)
     into = [one for one, names in reference.came_from.items() if name in names]
     rest = f"; the others go into {into[0]}" if into and not lost.all() else ""

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .coverage import Place
+from .coverage import MemoryView
 from .errors import LoadFailed, error_text
 from .facts import Item
 from .headers import Entry
-from .meta_watch import Source, Write
+from .meta_watch import TensorSource, Write
 from .sources import POISON
 from .state import as_bytes, as_words, compare_states
 from .subject import Named
@@ -40,7 +40,7 @@ class LoadPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TensorRoutes:
     """The ways of tensors into parameters, as a load without values has shown them."""
 
     came_from: Mapping[str, Sequence[str]]
@@ -83,7 +83,9 @@ class ComparedTensors:
         self.why_not |= other.why_not
 
 
-def parts_of(layout: Layout, sizes: Mapping[str, int], most: int = LARGEST_PART) -> list[LoadPart]:
+def parts_of(
+    layout: TensorRoutes, sizes: Mapping[str, int], most: int = LARGEST_PART
+) -> list[LoadPart]:
     """Return the parts to load: parameters that share a tensor together, and others as they fit.
 
     Args:
@@ -124,7 +126,7 @@ def parts_of(layout: Layout, sizes: Mapping[str, int], most: int = LARGEST_PART)
 def compare_parts(
     models: Sequence[Any],
     load: Load,
-    layout: Layout,
+    layout: TensorRoutes,
     entries: Mapping[str, Entry],
     parts: Sequence[LoadPart],
     free: int,
@@ -158,7 +160,7 @@ class Worker:
 
     model: Any
     load: Load
-    layout: Layout
+    layout: TensorRoutes
     entries: Mapping[str, Entry]
     parts: Sequence[LoadPart]
     free: int
@@ -237,7 +239,7 @@ class Worker:
         return elsewhere
 
 
-def _came_from(layout: Layout, parameters: Iterable[str]) -> list[str]:
+def _came_from(layout: TensorRoutes, parameters: Iterable[str]) -> list[str]:
     return sorted({name for parameter in parameters for name in layout.came_from[parameter]})
 
 
@@ -355,7 +357,7 @@ class _Places:
     """Compares each tensor of a part with every place that it was to be copied to."""
 
     def __init__(
-        self, model: Any, part: LoadPart, layout: Layout, entries: Mapping[str, Entry]
+        self, model: Any, part: LoadPart, layout: TensorRoutes, entries: Mapping[str, Entry]
     ) -> None:
         self.entries = entries
         self.state = _tensors(model, part.parameters)
@@ -396,7 +398,9 @@ class _Places:
         return bool(writes) and all(write.source for write in writes)
 
 
-def _is_there(tensor: Tensor, place: Place, source: Source, entry: Entry, buffer: Tensor) -> bool:
+def _is_there(
+    tensor: Tensor, place: MemoryView, source: TensorSource, entry: Entry, buffer: Tensor
+) -> bool:
     into = place.view_of(tensor)
     whole = source.place.numel == entry.numel and source.place.offset == 0
     if whole and into.is_contiguous() and _is_plain(source, entry) and tensor.dtype == entry.dtype:
@@ -407,7 +411,7 @@ def _is_there(tensor: Tensor, place: Place, source: Source, entry: Entry, buffer
     return torch.equal(as_words(values.to(tensor.dtype)), as_words(into))
 
 
-def _is_plain(source: Source, entry: Entry) -> bool:
+def _is_plain(source: TensorSource, entry: Entry) -> bool:
     """Return whether a source is its tensor as it is in the file."""
     expected = 1
     for size, stride in zip(

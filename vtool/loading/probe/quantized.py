@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .errors import NotRun
-from .formats import Format, LayerTensor
+from .formats import LayerTensor, WeightFormat
 from .state import State
 
 SEED = 3
@@ -30,7 +30,7 @@ class Quantized:
 
 def quantize_checkpoint(
     checkpoint: Mapping[str, Tensor],
-    form: Format,
+    form: WeightFormat,
     into: Mapping[str, Sequence[str]],
     parameters: State,
     left_out: Collection[str] = (),
@@ -72,7 +72,7 @@ def quantize_checkpoint(
     return Quantized(made, layers)
 
 
-def quantized_stems(parameters: State, form: Format) -> list[str]:
+def quantized_stems(parameters: State, form: WeightFormat) -> list[str]:
     """Return the names of weights in a format, without what the format calls a weight.
 
     Such as `model.layers.0.mlp.down_proj.`, or `….experts.w13_` of experts.
@@ -88,7 +88,7 @@ def quantized_stems(parameters: State, form: Format) -> list[str]:
 
 
 def unfit(
-    checkpoint: Mapping[str, Tensor], form: Format, into: Mapping[str, Sequence[str]]
+    checkpoint: Mapping[str, Tensor], form: WeightFormat, into: Mapping[str, Sequence[str]]
 ) -> list[str]:
     """Return the weights of layers whose sizes a format cannot have, and what is fused with them.
 
@@ -108,7 +108,7 @@ def unfit(
     )
 
 
-def _fits(tensor: Tensor, form: Format) -> bool:
+def _fits(tensor: Tensor, form: WeightFormat) -> bool:
     return not any(
         size % multiple for size, multiple in zip(tensor.shape, form.multiples, strict=True)
     )

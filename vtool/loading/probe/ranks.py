@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .facts import CheckFacts, Difference, Item
+from .facts import CheckFacts, Item, ValueDifference
 from .held import Held
 from .reference import load_new
 from .sources import Owned
@@ -55,7 +55,7 @@ def run_on_ranks(
 
 
 @dataclass(frozen=True)
-class Layout:
+class RankLayout:
     """A way of sharing a model out among two ranks."""
 
     start: Callable[[int, Path], None]
@@ -68,7 +68,7 @@ class Layout:
 
 def on_two_ranks(
     subject: Subject,
-    layouts: Mapping[str, Layout],
+    layouts: Mapping[str, RankLayout],
     reference: Held,
     folder: Path,
 ) -> dict[str, CheckFacts]:
@@ -108,7 +108,9 @@ def on_two_ranks(
     return found
 
 
-def _load_on_rank(subject: Subject, layouts: Mapping[str, Layout], folder: Path, rank: int) -> None:
+def _load_on_rank(
+    subject: Subject, layouts: Mapping[str, RankLayout], folder: Path, rank: int
+) -> None:
     """Load in every layout, and leave a file with what this rank holds then."""
     for rule, layout in layouts.items():
         try:
@@ -177,7 +179,7 @@ def _fork(run: Callable[[int], Any], rank: int, folder: Path) -> int:
 
 def compare_shards(
     name: str, reference: Mapping[str, Tensor], states: Sequence[State]
-) -> Difference | None:
+) -> ValueDifference | None:
     """Compare the ranks' shards of a parameter with the whole.
 
     Parts that every rank has, as of norms and of shared key heads, are allowed, and so are zeros:
@@ -188,7 +190,7 @@ def compare_shards(
         The difference where values are on no rank, or are not in the whole; else None.
     """
     if not all(name in state for state in states):
-        return Difference("there on every rank", "not there")
+        return ValueDifference("there on every rank", "not there")
     if _copied_or_cut(reference[name], [state[name] for state in states]):
         return None
     whole = _loaded_words(reference[name])
@@ -202,7 +204,7 @@ def compare_shards(
     strange = int((~torch.isin(present, values) & (present != 0)).sum())
     if not missing and not strange:
         return None
-    return Difference(
+    return ValueDifference(
         f"all {len(whole)} elements, on one rank or the other",
         f"{missing} on none; {strange} values are strange",
     )

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from .errors import error_text
-from .facts import Difference, Item
+from .facts import Item, ValueDifference
 from .held import Held
 from .sources import Owned
 from .state import MARKS, State, compare_states, mark, snapshot
@@ -17,7 +17,7 @@ from .uninitialized import uninitialized_memory_is
 
 
 @dataclass(frozen=True)
-class Reference:
+class ReferenceTensors:
     """The tensors of a subject that was loaded rightly, and where they came from."""
 
     subject: Subject
@@ -64,7 +64,7 @@ class Reference:
             return (Item("raises", seen=error_text(error)),)
         return self.items(compare_states(self.state, state, self.unwritten))
 
-    def items(self, differences: Mapping[str, Difference]) -> tuple[Item, ...]:
+    def items(self, differences: Mapping[str, ValueDifference]) -> tuple[Item, ...]:
         """Return an item for each tensor that differs, with the checkpoint tensors it is from."""
         return tuple(
             Item("differs", name, tuple(self.came_from.get(name, ())), *difference)

@@ -8,7 +8,7 @@ from typing import Any
 from .checkpoint_files import temporary_checkpoint
 from .checks import RING
 from .facts import CheckFacts, Item
-from .reference import Reference
+from .reference import ReferenceTensors
 from .reference_tracer import ReferenceTracer
 from .sources import ReusableBuffer, SglangMarked
 from .streaming_loaders import ON_RANKS, SOURCES, runai_on_ranks
@@ -22,7 +22,7 @@ Wrong = str | list[list[str]]
 """For each rank, the parameters and buffers that come out wrong; or why the source was not run."""
 
 
-def ring_of_buffers(reference: Reference, checks: Mapping[str, CheckFacts]) -> CheckFacts:
+def ring_of_buffers(reference: ReferenceTensors, checks: Mapping[str, CheckFacts]) -> CheckFacts:
     """Load from a ring of `slots` buffers, and from the further sources that the settings name.
 
     Where the ring corrupts, the facts have the smallest ring that does not, and the lines that keep
@@ -57,13 +57,13 @@ def ring_of_buffers(reference: Reference, checks: Mapping[str, CheckFacts]) -> C
     return CheckFacts(found, measured)
 
 
-def _from_ring(reference: Reference, slots: int) -> tuple[Item, ...]:
+def _from_ring(reference: ReferenceTensors, slots: int) -> tuple[Item, ...]:
     return reference.compare(
         lambda: reference.load(ReusableBuffer(reference.subject.checkpoint, slots))
     )
 
 
-def _smallest_safe_ring(reference: Reference) -> int | None:
+def _smallest_safe_ring(reference: ReferenceTensors) -> int | None:
     """Return the fewest buffers that corrupt nothing; None where something is kept for good."""
     low, high = reference.slots, len(reference.subject.checkpoint) + 1
     if _from_ring(reference, high):
@@ -77,7 +77,7 @@ def _smallest_safe_ring(reference: Reference) -> int | None:
     return high
 
 
-def _with_lines(reference: Reference, items: Sequence[Item]) -> tuple[Item, ...]:
+def _with_lines(reference: ReferenceTensors, items: Sequence[Item]) -> tuple[Item, ...]:
     """Return the items with the lines that keep their tensors."""
     subject = reference.subject
     wanted = {name for item in items for name in item.tensors} or set(subject.checkpoint)
@@ -99,7 +99,7 @@ def _with_lines(reference: Reference, items: Sequence[Item]) -> tuple[Item, ...]
     return tuple(map(with_line, items))
 
 
-def _from_source(reference: Reference, name: str) -> Wrong:
+def _from_source(reference: ReferenceTensors, name: str) -> Wrong:
     """Load from a loader that people use, on a file, or from a ring with SGLang's mark."""
     checkpoint = reference.subject.checkpoint
 
@@ -125,7 +125,7 @@ def _from_source(reference: Reference, name: str) -> Wrong:
     return raised[0].removeprefix(RAISED) if raised else wrong
 
 
-def _in_words(reference: Reference, wrong: Wrong) -> str:
+def _in_words(reference: ReferenceTensors, wrong: Wrong) -> str:
     if isinstance(wrong, str):
         return f"not run: {wrong}"
     words = [f"{len(names)} of {len(reference.state)} tensors are wrong" for names in wrong]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .facts import Difference
+from .facts import ValueDifference
 
 MARKS = (0x4B, 0x5A)
 """The bytes that parameters are filled with before the first and the second load.
@@ -142,23 +142,23 @@ def compare_states(
     expected: Mapping[str, Tensor],
     observed: Mapping[str, Tensor],
     skip: Mapping[str, Tensor] | None = None,
-) -> dict[str, Difference]:
+) -> dict[str, ValueDifference]:
     """Return every tensor that differs, and how.
 
     Args:
         skip: for a name, a mask of the elements that are not compared: no load has written them.
     """
-    found: dict[str, Difference] = {}
+    found: dict[str, ValueDifference] = {}
     for name in dict.fromkeys((*expected, *observed)):
         if name not in expected or name not in observed:
             here, there = (
                 "there" if name in state else "not there" for state in (expected, observed)
             )
-            found[name] = Difference(here, there)
+            found[name] = ValueDifference(here, there)
             continue
         left, right = expected[name], observed[name]
         if left.shape != right.shape or left.dtype != right.dtype:
-            found[name] = Difference(_kind(left), _kind(right))
+            found[name] = ValueDifference(_kind(left), _kind(right))
             continue
         if same(left, right):
             continue
@@ -169,7 +169,7 @@ def compare_states(
             differs &= ~skip[name]
         if count := int(differs.count_nonzero()):
             first = int(differs.nonzero()[0])
-            found[name] = Difference(
+            found[name] = ValueDifference(
                 f"{_value(left, first)} at element {first}",
                 f"{_value(right, first)}; {count} of {left.numel()} elements differ",
             )

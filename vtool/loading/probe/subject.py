@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from .facts import About, CheckFacts, CheckpointSource, Difference
-from .formats import Format
+from .facts import About, CheckFacts, CheckpointSource, ValueDifference
+from .formats import WeightFormat
 from .held import Held
 from .quantized import Quantized
 from .state import State
@@ -53,7 +53,7 @@ class Subject:
 
     Returns for each `unprotected`, `protected`, or why it was not run.
     """
-    elsewhere: Callable[[State, Mapping[str, Tensor]], Mapping[str, Difference]] | None = None
+    elsewhere: Callable[[State, Mapping[str, Tensor]], Mapping[str, ValueDifference]] | None = None
     """Load in processes with other hash seeds, and return what differs from a state.
 
     Given that state, and the masks of what no load has written. Raises RuntimeError.
@@ -64,7 +64,7 @@ class Subject:
     """Compare what it computes, loaded, with transformers' class. Raises NotRun."""
     process: Callable[[Any], object] | None = None
     """Do to a loaded object what the framework does before it serves it."""
-    quantized: "Callable[[Format, Mapping[str, Sequence[str]]], QuantizedTwin] | None" = None
+    quantized: "Callable[[WeightFormat, Mapping[str, Sequence[str]]], QuantizedTwin] | None" = None
     """Return the same class made for quantized weights, with a checkpoint of such.
 
     Given a format, and for each parameter the tensors that go into it. Raises NotRun.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .formats import DEFAULT, FORMATS
-from .reference import Reference, load_new
+from .reference import ReferenceTensors, load_new
 from .sources import Owned
 from .state import named_parameters
 from .subject import Subject
@@ -27,7 +27,7 @@ CLOSE = 2**-6
 """Relative: two roundings to bfloat16, and a margin."""
 
 
-def upcast_twin(reference: Reference) -> Subject | None:
+def upcast_twin(reference: ReferenceTensors) -> Subject | None:
     """Return the subject with those weights in float8 that its class makes plain numbers of.
 
     None where the class's own file has nothing of such scales, or takes none of them.
@@ -103,7 +103,7 @@ def _in_blocks(
     return made, meant
 
 
-def _takes(reference: Reference, names: list[str]) -> bool:
+def _takes(reference: ReferenceTensors, names: list[str]) -> bool:
     """Return True if the class puts what float8 and scale stand for into the weights' parameters.
 
     Its rows are looked for, wherever in a fused parameter they are.

@@ -16,10 +16,10 @@ from torch import Tensor
 from .checkpoint_files import write_checkpoint
 from .errors import NotRun
 from .facts import About, CheckFacts, CheckpointSource
-from .formats import DEFAULT, Format
+from .formats import DEFAULT, WeightFormat
 from .held import Held, held_by
 from .quantized import quantize_checkpoint, unfit
-from .ranks import RANKS, Layout, compare_all_shards, leave_groups, on_two_ranks
+from .ranks import RANKS, RankLayout, compare_all_shards, leave_groups, on_two_ranks
 from .shared_out import compare_experts, compare_stages, expert_places
 from .state import named_parameters
 from .subject import Named, QuantizedTwin, Subject
@@ -87,7 +87,7 @@ def become_rank(
     start_groups(rank, RANKS, meeting, pipeline)
 
 
-def layouts_of(config: Any, model: Any) -> Mapping[str, Layout | str]:
+def layouts_of(config: Any, model: Any) -> Mapping[str, RankLayout | str]:
     """Return the layouts in which two ranks can share a model, by rule; or why there is none.
 
     Args:
@@ -107,16 +107,16 @@ def layouts_of(config: Any, model: Any) -> Mapping[str, Layout | str]:
         places = expert_places(dict(model.named_modules()), PLACES)
         return replace(held_by(model), experts=places)
 
-    experts: Layout | str = Layout(started(experts=True), look_at_experts, compare_experts)
+    experts: RankLayout | str = RankLayout(started(experts=True), look_at_experts, compare_experts)
     if not any(hasattr(module, PLACES) for module in model.modules()):
         experts = "it has no experts"
-    stages: Layout | str = Layout(started(stages=True), look_at_stage, compare_stages)
+    stages: RankLayout | str = RankLayout(started(stages=True), look_at_stage, compare_stages)
     if not supports_pp(type(model)):
         stages = "its class does not support pipeline parallelism"
     elif config.speculative_config is not None:
         stages = "a draft model is whole on one rank"
     return {
-        "shard-mismatch": Layout(started(), held_by, compare_all_shards),
+        "shard-mismatch": RankLayout(started(), held_by, compare_all_shards),
         "expert-mismatch": experts,
         "stage-mismatch": stages,
     }
@@ -222,13 +222,13 @@ def vllm_subject(
 
 def _on_ranks(
     subject: Subject,
-    layouts: Mapping[str, Layout | str],
+    layouts: Mapping[str, RankLayout | str],
     rules: Sequence[str],
     reference: Held,
     folder: Path,
 ) -> Mapping[str, CheckFacts]:
     """Load in the layout of each rule; of a rule without one, say why."""
-    there = {rule: one for rule, one in layouts.items() if isinstance(one, Layout)}
+    there = {rule: one for rule, one in layouts.items() if isinstance(one, RankLayout)}
     asked = {rule: layout for rule, layout in there.items() if rule in rules}
     found = on_two_ranks(subject, asked, reference, folder) if asked else {}
     return found | {
@@ -252,7 +252,7 @@ def _quantized_twin(
     folder: Path,
     values: Mapping[str, Any],
     configure: Callable[[], Any],
-    form: Format,
+    form: WeightFormat,
     into: Mapping[str, Sequence[str]],
 ) -> QuantizedTwin:
     """Return the subject's class made for a format: its config gets a `quantization_config`.
@@ -313,7 +313,7 @@ class _Made(NamedTuple):
     replaced: tuple[str, ...] = ()
 
 
-def _made_for_quantized(configure: Callable[[], Any], form: Format) -> _Made:
+def _made_for_quantized(configure: Callable[[], Any], form: WeightFormat) -> _Made:
     """Make the class by the folder's config, with any kernel where it finds none."""
     config = configure()
     make = maker(config)

@@ -12,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from .arrived import Followed
+from .arrived import ElementTrace
 from .sources import Tracked
 
 # Operations that pass on the same memory and read none of it.
@@ -55,7 +55,7 @@ VIEWS = frozenset(
 )
 
 
-class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class LoadWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A dispatch mode that is active during one load from a `Tracked` source.
 
     Args:
@@ -69,7 +69,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.came_from: dict[int, set[str]] = {}
         """For the address of a storage, the checkpoint tensors whose values went into it."""
         self.copies = Copies()
-        self.followed = Followed(source.checkpoint, source.addresses, homes)
+        self.followed = ElementTrace(source.checkpoint, source.addresses, homes)
         self.narrowed: dict[str, tuple[torch.dtype, torch.dtype]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -17,7 +17,7 @@ from .initial import kept_values
 from .partly_loaded import partly_loaded, unread
 from .places import belongs
 from .randomness import other_seeds
-from .reference import Reference, load_new, marked_object
+from .reference import ReferenceTensors, load_new, marked_object
 from .sources import Owned, Tracked
 from .state import (
     MARKS,
@@ -33,7 +33,7 @@ from .state import (
 )
 from .subject import Subject
 from .transposed import transposed
-from .watch import Watch, loses, storage_address
+from .watch import LoadWatch, loses, storage_address
 
 _ASKED_FOR_BIAS = re.compile(r"config\.\w*bias\b|getattr\([^()]*[\"']\w*bias\w*[\"']")
 """A config that is asked about biases, in the source of a class."""
@@ -54,7 +54,7 @@ def first_load(subject: Subject, source: Owned) -> State:
 
 def watched_load(
     subject: Subject, slots: int, sources: Sequence[str], first: Owned, before: State
-) -> tuple[Reference, dict[str, CheckFacts]]:
+) -> tuple[ReferenceTensors, dict[str, CheckFacts]]:
     """Load a second time, otherwise marked, from tracked memory, with every operation watched.
 
     Args:
@@ -67,7 +67,7 @@ def watched_load(
     source = Tracked(subject.checkpoint)
     model = marked_object(subject, MARKS[1])
     homes = {storage_address(tensor) for tensor in named_tensors(model).values()}
-    watch = Watch(source, homes)
+    watch = LoadWatch(source, homes)
     with other_seeds():
         if subject.streams:
             with watch:
@@ -97,7 +97,7 @@ def watched_load(
     chance = _never_initialized(before, after, gaps, came_from)
     names = [name for name in named_tensors(model) if name in before]
     alone = Held({name: before[name] for name in names}, aliases_of(model))
-    reference = Reference(subject, slots, sources, before, gaps | chance, came_from, alone)
+    reference = ReferenceTensors(subject, slots, sources, before, gaps | chance, came_from, alone)
     (subject.destroy or source.destroy)()
     changed = compare_states(after, snapshot(model, held=True))
     suspects = subject.unread(model) if subject.unread else {*source.names} - watch.read - aliased
@@ -186,7 +186,7 @@ def _alike(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and one.dtype == other.dtype
 
 
-def _partly_written(reference: Reference, name: str) -> Item:
+def _partly_written(reference: ReferenceTensors, name: str) -> Item:
     mask = reference.unwritten[name]
     return Item(
         parameter=name,
@@ -197,7 +197,7 @@ def _partly_written(reference: Reference, name: str) -> Item:
     )
 
 
-def _unconsumed(reference: Reference, model: Any, name: str) -> Item:
+def _unconsumed(reference: ReferenceTensors, model: Any, name: str) -> Item:
     checkpoint = reference.subject.checkpoint
     tensor = checkpoint[name]
     return Item(
@@ -230,7 +230,7 @@ def _never_loaded(unread: Sequence[Item], kept: Mapping[str, str]) -> list[Item]
     ]
 
 
-def _weight_in(reference: Reference, model: Any, name: str) -> str | None:
+def _weight_in(reference: ReferenceTensors, model: Any, name: str) -> str | None:
     """Return the parameter that the weight of a bias's layer went into.
 
     None where there is none, or where the config decides about biases: a twin's may lack the field
@@ -255,7 +255,7 @@ def _config_decides_bias(model: Any, parameter: str) -> bool:
     return False
 
 
-def _narrowed(reference: Reference, watch: Watch) -> list[Item]:
+def _narrowed(reference: ReferenceTensors, watch: LoadWatch) -> list[Item]:
     """Return the tensors that went into a dtype that holds less than theirs."""
     narrowed = dict(watch.narrowed)
     if not reference.subject.streams:

@@ -19,7 +19,7 @@ _LONGEST_TEXT = 700
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ShownRow:
     """A row as the page shows it."""
 
     line: Line
@@ -35,10 +35,10 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RowGroup:
     """Rows of one kind: those that are shown, of how many."""
 
-    rows: tuple[Shown, ...]
+    rows: tuple[ShownRow, ...]
     of: int
 
 
@@ -46,17 +46,17 @@ class Group:
 class Answers:
     """All that the page shows of rows."""
 
-    wrong: Group
-    right: Group
+    wrong: RowGroup
+    right: RowGroup
 
 
 @dataclass(frozen=True, slots=True)
 class Differing:
     """The rows that one of two models has better than the other."""
 
-    first: Group
+    first: RowGroup
     """Better in this evaluation's model."""
-    other: Group
+    other: RowGroup
     shared: int
 
 
@@ -109,14 +109,14 @@ def answers_of(folder: Path, metric: str, question: str, room: Room) -> Answers:
         if len(sources) < 2:
             sources.add(line.source)
 
-    def shown(wrong: bool, most: int) -> Group:
+    def shown(wrong: bool, most: int) -> RowGroup:
         own = (line for line in read_lines(folder) if is_wrong(line, metric) is wrong)
         lines = nsmallest(most, own, key=lambda line: _worst(line, metric))
         rows = [
             _show(line, folder, question, wrong, room.pictures, named=len(sources) > 1)
             for line in lines
         ]
-        return Group(_fitting(rows, room), counts[wrong])
+        return RowGroup(_fitting(rows, room), counts[wrong])
 
     return Answers(shown(True, MOST_WRONG), shown(False, MOST_RIGHT))
 
@@ -158,7 +158,7 @@ def differing(
         for place in (folder, other)
     )
 
-    def shown(side: int) -> Group:
+    def shown(side: int) -> RowGroup:
         rows = []
         for index in chosen[side]:
             line, its = first[index], second[index]
@@ -167,7 +167,7 @@ def differing(
             pictured = replace(line, pictures=holder.pictures)
             made = _show(pictured, place, question, side < 0, room.pictures)
             rows.append(replace(made, other=_short(its.answer)))
-        return Group(_fitting(rows, room), len(sides[side]))
+        return RowGroup(_fitting(rows, room), len(sides[side]))
 
     return Differing(shown(1), shown(-1), shared)
 
@@ -180,7 +180,7 @@ def _show(
     pictures: Pictures,
     *,
     named: bool = False,
-) -> Shown:
+) -> ShownRow:
     found = tuple(
         picture for name in line.pictures if (picture := pictures.embed(folder, name)) is not None
     )
@@ -192,10 +192,10 @@ def _show(
     )
     own = "" if question else _short(line.question)
     missing = max(line.shows, len(line.pictures)) - len(found)
-    return Shown(short, own, found, missing, wrong, source=line.source if named else "")
+    return ShownRow(short, own, found, missing, wrong, source=line.source if named else "")
 
 
-def _fitting(rows: Sequence[Shown], room: Room) -> tuple[Shown, ...]:
+def _fitting(rows: Sequence[ShownRow], room: Room) -> tuple[ShownRow, ...]:
     """Return the first rows whose texts there is room for."""
     fitting = []
     for one in rows:

@@ -16,7 +16,7 @@ from vtool.verification.proofs.proof import (
 )
 
 if TYPE_CHECKING:
-    from vtool.verification.steps import Step
+    from vtool.verification.steps import StepNumbers
 
 RULE = Rule(
     name="dummy-not-neutral",
@@ -81,7 +81,7 @@ def compute(context: ProofContext) -> ProofResult:
     return check_differences(RULE, what, found, "the dummy visual forward changes gradients")
 
 
-def _tower_problem(step: "Step", tower: set[str]) -> str:
+def _tower_problem(step: "StepNumbers", tower: set[str]) -> str:
     """Return the problem of the tower's gradients; empty where they are 0."""
     for name in sorted(tower):
         gradient = step.gradients.get(name)
@@ -107,7 +107,9 @@ def _not_finite_with_nan_tower(context: ProofContext, rows: list[int]) -> list[s
     return [name for name, one in step.gradients.items() if not bool(one.isfinite().all())]
 
 
-def _text_step(context: ProofContext, rows: list[int], *, dummy: str, nan: bool = False) -> "Step":
+def _text_step(
+    context: ProofContext, rows: list[int], *, dummy: str, nan: bool = False
+) -> "StepNumbers":
     from vtool.verification import steps
 
     model = context.run.model.model_copy(update={"dummy_visual": dummy})

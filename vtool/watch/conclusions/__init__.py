@@ -20,10 +20,10 @@ from vtool.watch.conclusions import (
     twice,
     weights,
 )
-from vtool.watch.conclusions.check import Check
+from vtool.watch.conclusions.check import WatchCheck
 from vtool.watch.conclusions.folder import NOT_FACTS, NOTHING_READ
 
-CHECKS: tuple[Check, ...] = (
+CHECKS: tuple[WatchCheck, ...] = (
     *learnt.CHECKS,
     *weights.CHECKS,
     *signs.CHECKS,
@@ -45,4 +45,4 @@ CHECKS: tuple[Check, ...] = (
 )
 RULES = (*(check.rule for check in CHECKS), NOT_FACTS, NOTHING_READ)
 
-__all__ = ["CHECKS", "NOTHING_READ", "NOT_FACTS", "RULES", "Check"]
+__all__ = ["CHECKS", "NOTHING_READ", "NOT_FACTS", "RULES", "WatchCheck"]

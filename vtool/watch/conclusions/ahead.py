@@ -1,7 +1,7 @@
 """Learnt tokens that the model sees before it is to predict them."""
 
 from vtool.diagnostics import Rule
-from vtool.watch.conclusions.check import Check, Outcome, found
+from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
 from vtool.watch.conclusions.learnt import nothing_read, read
 from vtool.watch.facts import Facts
 
@@ -24,11 +24,11 @@ _CERTAIN = 3.0
 """Times of what rounding allows."""
 
 
-def _seen(facts: Facts) -> Outcome:
+def _seen(facts: Facts) -> CheckOutcome:
     if why := nothing_read(facts):
-        return Outcome(not_run=why)
+        return CheckOutcome(not_run=why)
     if any(micro.not_next for micro in read(facts)):
-        return Outcome(not_run="what is learnt is not the next token")
+        return CheckOutcome(not_run="what is learnt is not the next token")
     cut = [
         one["ahead"]
         for one in facts.of("alone")
@@ -37,14 +37,14 @@ def _seen(facts: Facts) -> Outcome:
     masks = [one for one in facts.of("ahead") if one.get("tokens")]
     if not cut and not masks:
         why = facts.skipped("alone") or "no row was computed up to a part of it"
-        return Outcome(not_run=why)
+        return CheckOutcome(not_run=why)
     for one in masks:
         if one["seen"]:
             message = (
                 f"{one['seen']} of {one['tokens']} learnt tokens are seen by the positions that"
                 " predict them, by the model's attention_mask of four dimensions"
             )
-            return Outcome((found(SEEN, message),))
+            return CheckOutcome((found(SEEN, message),))
     times = [float(one["apart"]) / max(float(one["tolerance"]), 1e-30) for one in cut]
     for one, most in zip(cut, times, strict=True):
         if most > _CERTAIN:
@@ -53,9 +53,9 @@ def _seen(facts: Facts) -> Outcome:
                 f" them are {float(one['apart']):.2g} apart (rounding allows"
                 f" {float(one['tolerance']):.1g}): they see what follows"
             )
-            return Outcome((found(SEEN, message),))
+            return CheckOutcome((found(SEEN, message),))
     largest = f"{max(times):.2g} of what rounding allows" if times else None
-    return Outcome(measured={"rows": len(cut), "masks": len(masks), "largest": largest})
+    return CheckOutcome(measured={"rows": len(cut), "masks": len(masks), "largest": largest})
 
 
-CHECKS = (Check(SEEN, "alone", _seen),)
+CHECKS = (WatchCheck(SEEN, "alone", _seen),)

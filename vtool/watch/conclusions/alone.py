@@ -1,7 +1,7 @@
 """Each row or packed document by itself, compared with the same row in its batch."""
 
 from vtool.diagnostics import Rule
-from vtool.watch.conclusions.check import Check, Outcome, found
+from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
 from vtool.watch.facts import Fact, Facts
 
 CHANGES = Rule(
@@ -146,9 +146,9 @@ def _certain(facts: Facts) -> str | None:
     return None
 
 
-def _changes(facts: Facts) -> Outcome:
+def _changes(facts: Facts) -> CheckOutcome:
     if message := _certain(facts):
-        return Outcome((found(CHANGES, message),))
+        return CheckOutcome((found(CHANGES, message),))
     documents = _documents(facts)
     compared = [
         (one, document)
@@ -157,16 +157,16 @@ def _changes(facts: Facts) -> Outcome:
     ]
     if not compared:
         why = next((_unsteady(one) for one, _ in documents if not _is_steady(one)), None)
-        return Outcome(not_run=why or _why_not(facts))
+        return CheckOutcome(not_run=why or _why_not(facts))
     ratio = [document["apart"] / max(document["tolerance"], 1e-30) for _, document in compared]
     measured = {"documents": len(compared), "largest": f"{max(ratio):.2g} of what rounding allows"}
     wrong = [
         (one, document) for one, document in compared if document["apart"] > document["tolerance"]
     ]
     if not wrong:
-        return Outcome(measured=measured)
+        return CheckOutcome(measured=measured)
     if all(document.get("positions_wrong") for _, document in wrong):
-        return Outcome(not_run="other positions explain the difference", measured=measured)
+        return CheckOutcome(not_run="other positions explain the difference", measured=measured)
     one, document = max(wrong, key=lambda each: each[1]["apart"] / max(each[1]["tolerance"], 1e-30))
     at = document.get("first_apart")
     message = (
@@ -175,37 +175,37 @@ def _changes(facts: Facts) -> Outcome:
         f"{f', from its token {at} on' if at is not None else ''} (rounding allows"
         f" {document['tolerance']:.1g})"
     )
-    return Outcome((found(CHANGES, message),), measured=measured)
+    return CheckOutcome((found(CHANGES, message),), measured=measured)
 
 
-def _positions(facts: Facts) -> Outcome:
+def _positions(facts: Facts) -> CheckOutcome:
     known = [
         (one, document)
         for one, document in _documents(facts)
         if document.get("positions_wrong") is not None
     ]
     if not known:
-        return Outcome(not_run=facts.skipped("alone") or "no positions were seen")
+        return CheckOutcome(not_run=facts.skipped("alone") or "no positions were seen")
     wrong = [(one, document) for one, document in known if document["positions_wrong"]]
     if not wrong:
-        return Outcome(measured={"documents": len(known)})
+        return CheckOutcome(measured={"documents": len(known)})
     one, document = wrong[0]
     message = (
         f"{_of(len(wrong), len(known))} have other positions in their batch:"
         f" {document['positions_wrong']} of {document['tokens']} tokens in step"
         f" {int(one['step']) + 1}, row {document['row'] + 1}"
     )
-    return Outcome((found(POSITIONS, message),), measured={"documents": len(known)})
+    return CheckOutcome((found(POSITIONS, message),), measured={"documents": len(known)})
 
 
-def _image_positions(facts: Facts) -> Outcome:
+def _image_positions(facts: Facts) -> CheckOutcome:
     known = [(one, text) for one in facts.of("placed") for text in one["documents"]]
     if not known:
         why = "no row with images of a model with M-RoPE was looked at"
-        return Outcome(not_run=next(iter(facts.errors_of("placed")), why))
+        return CheckOutcome(not_run=next(iter(facts.errors_of("placed")), why))
     wrong = [each for each in known if each[1]["wrong"]]
     if not wrong:
-        return Outcome(measured={"documents": len(known)})
+        return CheckOutcome(measured={"documents": len(known)})
     one, text = wrong[0]
     how = "the places of its images are counted as text" if text["as_text"] else "not M-RoPE's"
     message = (
@@ -217,11 +217,11 @@ def _image_positions(facts: Facts) -> Outcome:
     help = None
     if text["as_text"] and not names & {"mm_token_type_ids", "position_ids"}:
         help = "the model is given no mm_token_type_ids: hand them on from the processor"
-    return Outcome((found(IMAGES, message, help=help),), measured={"documents": len(known)})
+    return CheckOutcome((found(IMAGES, message, help=help),), measured={"documents": len(known)})
 
 
 CHECKS = (
-    Check(CHANGES, "alone", _changes),
-    Check(POSITIONS, "alone", _positions),
-    Check(IMAGES, "placed", _image_positions),
+    WatchCheck(CHANGES, "alone", _changes),
+    WatchCheck(POSITIONS, "alone", _positions),
+    WatchCheck(IMAGES, "placed", _image_positions),
 )

@@ -4,8 +4,13 @@ from collections import Counter
 from collections.abc import Sequence
 
 from vtool.diagnostics import Diagnostic, Rule
-from vtool.watch.conclusions.check import Check, Outcome, found
-from vtool.watch.conclusions.engine import BFLOAT16_ROUNDING, Engine, engine_of, untrained_norm
+from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
+from vtool.watch.conclusions.engine import (
+    BFLOAT16_ROUNDING,
+    GradientChange,
+    engine_of,
+    untrained_norm,
+)
 from vtool.watch.conclusions.rates import (
     on_the_way,
     steps_without_moments,
@@ -157,14 +162,14 @@ def named(names: Sequence[str], count: int) -> str:
     return ", ".join(names[:3]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _ranks_differ(facts: Facts) -> Outcome:
+def _ranks_differ(facts: Facts) -> CheckOutcome:
     if why := not_arrived(facts):
-        return Outcome(not_run=why)
+        return CheckOutcome(not_run=why)
     arrived = facts.of("arrived")
     if len({one["rank"] for one in arrived}) < 2:
-        return Outcome(not_run="one rank alone has this model")
+        return CheckOutcome(not_run="one rank alone has this model")
     if why := facts.no_gradients or shared(facts, "arrived", "gradients"):
-        return Outcome(not_run=why)
+        return CheckOutcome(not_run=why)
     for step, ones in facts.by_step("arrived"):
         digests = Counter(one["digest"] for one in ones)
         if len(digests) < 2:
@@ -177,21 +182,21 @@ def _ranks_differ(facts: Facts) -> Outcome:
         ]
         listed = f": {named(names, len(names))}" if names else ""
         message = f"in step {step + 1} {len(ones)} ranks have {len(digests)} gradients{listed}"
-        return Outcome((found(RANKS_DIFFER, message),))
-    return Outcome(measured={"ranks": len({one["rank"] for one in arrived})})
+        return CheckOutcome((found(RANKS_DIFFER, message),))
+    return CheckOutcome(measured={"ranks": len({one["rank"] for one in arrived})})
 
 
-def _other_gradient(facts: Facts) -> Outcome:
+def _other_gradient(facts: Facts) -> CheckOutcome:
     if why := not_arrived(facts):
-        return Outcome(not_run=why)
+        return CheckOutcome(not_run=why)
     if lost := _thrown_away(facts):
         message = (
             f"in every step the gradients of {lost[0]} of {lost[1]} passes were thrown away before"
             " the optimizer saw them"
         )
-        return Outcome((found(OTHER_GRADIENT, message),))
+        return CheckOutcome((found(OTHER_GRADIENT, message),))
     if gradients_differ(facts):
-        return Outcome(not_run="each rank has another gradient")
+        return CheckOutcome(not_run="each rank has another gradient")
     engines = {step: engine_of(facts, step) for step, _ in facts.by_step("arrived")}
     known = {step: one for step, one in engines.items() if one and not one.by_value}
     if not known:
@@ -204,16 +209,16 @@ def _other_gradient(facts: Facts) -> Outcome:
             or (f"ranks share the model ({share})" if share else None)
             or "the final norm's gradient could not be recomputed"
         )
-        return Outcome(not_run=why)
+        return CheckOutcome(not_run=why)
     measured = {f"step {step + 1}": f"{one.misfit:.2g}" for step, one in known.items()}
     for step, one in known.items():
         if one.misfit <= one.tolerance:
             continue
-        return Outcome((_away(facts, step, one),), measured=measured)
-    return Outcome(measured=measured)
+        return CheckOutcome((_away(facts, step, one),), measured=measured)
+    return CheckOutcome(measured=measured)
 
 
-def _away(facts: Facts, step: int, engine: Engine) -> Diagnostic:
+def _away(facts: Facts, step: int, engine: GradientChange) -> Diagnostic:
     arrived = [fact for fact in facts.of("arrived") if int(fact["step"]) == step]
     message = (
         f"in step {step + 1} the final norm's gradient is {engine.misfit:.2g} away from any"
@@ -227,15 +232,15 @@ def _away(facts: Facts, step: int, engine: Engine) -> Diagnostic:
     return found(OTHER_GRADIENT, message)
 
 
-def _not_finite(facts: Facts) -> Outcome:
+def _not_finite(facts: Facts) -> CheckOutcome:
     if why := not_arrived(facts) or facts.no_gradients:
-        return Outcome(not_run=why)
+        return CheckOutcome(not_run=why)
     for one in facts.of("arrived"):
         if names := one.get("nonfinite"):
             count = int(one.get("n_nonfinite") or len(names))
             message = f"step {int(one['step']) + 1}, rank {one['rank']}: {named(names, count)}"
-            return Outcome((found(NOT_FINITE, message),))
-    return Outcome()
+            return CheckOutcome((found(NOT_FINITE, message),))
+    return CheckOutcome()
 
 
 def _written(facts: Facts) -> Diagnostic | None:
@@ -268,7 +273,7 @@ def _begins_anew(facts: Facts) -> Diagnostic | None:
     return found(NOT_ADAM, message, help=help, severity="warning")
 
 
-def _not_adam(facts: Facts) -> Outcome:
+def _not_adam(facts: Facts) -> CheckOutcome:
     references = [
         (one, name, tensor)
         for one in facts.of("stepped")
@@ -277,18 +282,18 @@ def _not_adam(facts: Facts) -> Outcome:
     ]
     written = _written(facts)
     if not references:
-        return Outcome((written,) if written else (), not_run=_no_reference(facts))
+        return CheckOutcome((written,) if written else (), not_run=_no_reference(facts))
     worst = max(references, key=lambda each: each[2]["off"])
     off = float(worst[2]["off"])
     measured = {"ulps": f"{off:.3g}", "tensors": len({name for _, name, _ in references})}
     if off <= 16:
         one = _begins_anew(facts) or written
-        return Outcome((one,) if one else (), measured=measured)
+        return CheckOutcome((one,) if one else (), measured=measured)
     message = (
         f"{worst[1]} is {off:.3g} units in the last place away from AdamW's step"
         f" {int(worst[0]['step']) + 1} in float64 (rounding allows 16)"
     )
-    return Outcome((found(NOT_ADAM, message),), measured=measured)
+    return CheckOutcome((found(NOT_ADAM, message),), measured=measured)
 
 
 def _no_reference(facts: Facts) -> str:
@@ -300,7 +305,7 @@ def _no_reference(facts: Facts) -> str:
     )
 
 
-def lost(facts: Facts) -> Outcome:
+def lost(facts: Facts) -> CheckOutcome:
     """Look for updates that 16 bits round away."""
     references = [
         (int(one["step"]), name, tensor)
@@ -309,65 +314,65 @@ def lost(facts: Facts) -> Outcome:
         if tensor.get("moved") is not None
     ]
     if not references:
-        return Outcome(not_run=_no_reference(facts))
+        return CheckOutcome(not_run=_no_reference(facts))
     dtypes = [str(each[2].get("dtype") or facts.model.get("dtype")) for each in references]
     coarse = [each for each, dtype in zip(references, dtypes, strict=True) if "16" in dtype]
     if not coarse:  # an update that float32 loses is one of a rate that is nearly zero
-        return Outcome(measured={"weights are in": dtypes[0]})
+        return CheckOutcome(measured={"weights are in": dtypes[0]})
     shares = {
         name: float(tensor["moved"]) for step, name, tensor in coarse if not on_the_way(facts, step)
     }
     if not shares:
-        return Outcome(not_run=f"{on_the_way(facts, coarse[-1][0])}: look later (--every)")
+        return CheckOutcome(not_run=f"{on_the_way(facts, coarse[-1][0])}: look later (--every)")
     name = min(shares, key=lambda each: shares[each])
     if shares[name] >= 0.8:
-        return Outcome(measured={"moved, at least": shares[name]})
+        return CheckOutcome(measured={"moved, at least": shares[name]})
     message = (
         f"of {name} only {shares[name]:.0%} of the elements that had an update moved; its dtype is"
         f" {facts.model.get('dtype')}"
     )
-    return Outcome((found(LOST, message),), measured={"moved, at least": shares[name]})
+    return CheckOutcome((found(LOST, message),), measured={"moved, at least": shares[name]})
 
 
-def _frozen_moved(facts: Facts) -> Outcome:
+def _frozen_moved(facts: Facts) -> CheckOutcome:
     stepped = facts.of("stepped")
     if not stepped:
-        return Outcome(not_run=(facts.errors_of("arrived") or ["no step was reached"])[0])
+        return CheckOutcome(not_run=(facts.errors_of("arrived") or ["no step was reached"])[0])
     if why := facts.skipped("frozen"):
-        return Outcome(not_run=why)
+        return CheckOutcome(not_run=why)
     for one in stepped:
         if names := one.get("frozen_that_moved"):
             count = int(one.get("n_frozen_that_moved") or len(names))
             message = f"in step {int(one['step']) + 1}: {named(names, count)}"
-            return Outcome((found(FROZEN_MOVED, message),))
-    return Outcome(measured={"frozen": max(int(one.get("n_frozen") or 0) for one in stepped)})
+            return CheckOutcome((found(FROZEN_MOVED, message),))
+    return CheckOutcome(measured={"frozen": max(int(one.get("n_frozen") or 0) for one in stepped)})
 
 
-def _no_group(facts: Facts) -> Outcome:
+def _no_group(facts: Facts) -> CheckOutcome:
     models = facts.of("model")
     orphans = [set(one.get("in_no_group") or ()) for one in models]
     common = set.intersection(*orphans) if orphans else set()
     if not common:
-        return Outcome()
+        return CheckOutcome()
     if facts.owns_nothing and facts.weights_move is not False:
         has = "copies" if facts.weights_move else "none"
-        return Outcome(not_run=f"the optimizer has {has} of the model's parameters")
+        return CheckOutcome(not_run=f"the optimizer has {has} of the model's parameters")
     most = max(int(one.get("n_in_no_group") or 0) for one in models)
     message = f"{named(sorted(common), most)}; the optimizer is {facts.model.get('optimizer')}"
     without = [set(one.get("no_gradient") or ()) for one in facts.of("arrived")]
     if without and all(common <= names for names in without):
         message += "; nothing gives it a gradient either"
         help = "nothing, if it is not used: requires_grad_(False) says so"
-        return Outcome((found(NO_GROUP, message, help=help, severity="note"),))
-    return Outcome((found(NO_GROUP, message),))
+        return CheckOutcome((found(NO_GROUP, message, help=help, severity="note"),))
+    return CheckOutcome((found(NO_GROUP, message),))
 
 
 CHECKS = (
-    Check(RANKS_DIFFER, "arrived", _ranks_differ),
-    Check(OTHER_GRADIENT, "arrived", _other_gradient),
-    Check(NOT_FINITE, "arrived", _not_finite),
-    Check(NOT_ADAM, "arrived", _not_adam),
-    Check(LOST, "arrived", lost),
-    Check(FROZEN_MOVED, "arrived", _frozen_moved),
-    Check(NO_GROUP, "arrived", _no_group),
+    WatchCheck(RANKS_DIFFER, "arrived", _ranks_differ),
+    WatchCheck(OTHER_GRADIENT, "arrived", _other_gradient),
+    WatchCheck(NOT_FINITE, "arrived", _not_finite),
+    WatchCheck(NOT_ADAM, "arrived", _not_adam),
+    WatchCheck(LOST, "arrived", lost),
+    WatchCheck(FROZEN_MOVED, "arrived", _frozen_moved),
+    WatchCheck(NO_GROUP, "arrived", _no_group),
 )

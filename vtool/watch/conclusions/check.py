@@ -11,7 +11,7 @@ Look = Literal["learnt", "arrived", "alone", "placed", "ledger"]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CheckOutcome:
     """A check's findings, or the reason why it was not run."""
 
     findings: tuple[Diagnostic, ...] = ()
@@ -27,12 +27,12 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class WatchCheck:
     """A pure function of the facts, for one rule."""
 
     rule: Rule
     look: Look
-    conclude: Callable[[Facts], Outcome]
+    conclude: Callable[[Facts], CheckOutcome]
 
     @property
     def name(self) -> str:

@@ -3,7 +3,7 @@
 import math
 
 from vtool.diagnostics import Rule
-from vtool.watch.conclusions.check import Check, Outcome, found
+from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
 from vtool.watch.facts import Facts
 
 CUT = Rule(
@@ -27,7 +27,7 @@ _VARIED = 2.0
 """Before they were cut, sizes differed by more."""
 
 
-def _cut(facts: Facts) -> Outcome:
+def _cut(facts: Facts) -> CheckOutcome:
     looked = cut = 0
     size = 0.0
     for fact in facts.of("arrived"):
@@ -46,15 +46,15 @@ def _cut(facts: Facts) -> Outcome:
         if len(alike) > _MOST * len(pairs) and max(alike) > _VARIED * min(alike):
             cut, size = cut + 1, most
     if not looked:
-        return Outcome(not_run="gradients of single layers were not seen on their way")
+        return CheckOutcome(not_run="gradients of single layers were not seen on their way")
     measured = {"looked": looked, "cut": cut}
     if cut * 2 <= looked:
-        return Outcome(measured=measured)
+        return CheckOutcome(measured=measured)
     message = (
         f"in {cut} of {looked} looks at gradients on their way to the step, nearly all elements"
         f" come to it with the size {size:.3g}, whatever the backward pass has left"
     )
-    return Outcome((found(CUT, message),), measured=measured)
+    return CheckOutcome((found(CUT, message),), measured=measured)
 
 
-CHECKS = (Check(CUT, "arrived", _cut),)
+CHECKS = (WatchCheck(CUT, "arrived", _cut),)

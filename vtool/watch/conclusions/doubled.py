@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from vtool.diagnostics import Rule
-from vtool.watch.conclusions.check import Check, Outcome, found
+from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
 from vtool.watch.conclusions.learnt import nothing_read, read
 from vtool.watch.facts import Facts
 
@@ -29,9 +29,9 @@ def _begin_twice(ids: Sequence[int], begins: frozenset[int], pads: frozenset[int
     return len(own) > 2 and own[0] == own[1] and own[0] in begins
 
 
-def _doubled(facts: Facts) -> Outcome:
+def _doubled(facts: Facts) -> CheckOutcome:
     if facts.model.get("begins") is None and not facts.ends:
-        return Outcome(not_run="the model's config names no token that begins or ends a text")
+        return CheckOutcome(not_run="the model's config names no token that begins or ends a text")
     begins = frozenset(map(int, facts.model.get("begins") or ())) - facts.padding - facts.ends
     rows = [
         list(map(int, row))
@@ -40,20 +40,22 @@ def _doubled(facts: Facts) -> Outcome:
         if len(row) > 2
     ]
     if not rows:
-        return Outcome(not_run=nothing_read(facts) or "the ids of rows were not kept (--no-text)")
+        return CheckOutcome(
+            not_run=nothing_read(facts) or "the ids of rows were not kept (--no-text)"
+        )
     twice = sum(_begin_twice(row, begins, facts.pads) for row in rows)
     measured = {"rows": len(rows), "begin twice": twice}
     if len(rows) > 1 and twice >= _MOST * len(rows):
         message = f"{twice} of {len(rows)} rows begin with two of the token that begins a text"
-        return Outcome((found(DOUBLED, message),), measured=measured)
+        return CheckOutcome((found(DOUBLED, message),), measured=measured)
     ended, both = _ends_twice(facts)
     measured |= {"answers that end": ended, "end twice": both}
     if ended > 1 and both >= _MOST * ended:
         message = (
             f"{both} of {ended} times that an end token is learnt, another is learnt behind it"
         )
-        return Outcome((found(DOUBLED, message),), measured=measured)
-    return Outcome(measured=measured)
+        return CheckOutcome((found(DOUBLED, message),), measured=measured)
+    return CheckOutcome(measured=measured)
 
 
 def _ends_twice(facts: Facts) -> tuple[int, int]:
@@ -75,4 +77,4 @@ def _ends_twice(facts: Facts) -> tuple[int, int]:
     return ended, both
 
 
-CHECKS = (Check(DOUBLED, "learnt", _doubled),)
+CHECKS = (WatchCheck(DOUBLED, "learnt", _doubled),)

@@ -4,7 +4,7 @@ from collections import Counter
 
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.arrived import gradients_differ, lost, named, shared
-from vtool.watch.conclusions.check import Check, Outcome, found
+from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
 from vtool.watch.conclusions.rates import groups_without_rate, on_the_way, rates_are_zero
 from vtool.watch.facts import Fact, Facts
 
@@ -38,15 +38,15 @@ _ROUNDED = (
 )
 
 
-def _drift(facts: Facts) -> Outcome:
+def _drift(facts: Facts) -> CheckOutcome:
     if not facts.of("drift"):
-        return Outcome(not_run="no digest of the weights was taken")
+        return CheckOutcome(not_run="no digest of the weights was taken")
     if why := shared(facts, "drift", "weights"):
-        return Outcome(not_run=why)
+        return CheckOutcome(not_run=why)
     if len({one["rank"] for one in facts.of("drift")}) < 2:
-        return Outcome(not_run="one rank alone has this model")
+        return CheckOutcome(not_run="one rank alone has this model")
     if gradients_differ(facts):
-        return Outcome(not_run="each rank has another gradient: weights differ by that")
+        return CheckOutcome(not_run="each rank has another gradient: weights differ by that")
     for step, ones in facts.by_step("drift"):
         if len({one["digest"] for one in ones}) < 2:
             continue
@@ -57,8 +57,8 @@ def _drift(facts: Facts) -> Outcome:
             if any((one.get("tensors") or {}).get(name) != first[name] for one in ones)
         ]
         message = f"after step {step + 1} ranks differ in {named(names, len(names)) or 'weights'}"
-        return Outcome((found(DRIFT, message),))
-    return Outcome()
+        return CheckOutcome((found(DRIFT, message),))
+    return CheckOutcome()
 
 
 def _undone(facts: Facts) -> Diagnostic | None:
@@ -139,19 +139,19 @@ def _without_rate(facts: Facts) -> Diagnostic | None:
     return None
 
 
-def _stuck(facts: Facts) -> Outcome:
+def _stuck(facts: Facts) -> CheckOutcome:
     if undone := _undone(facts) or _put_back(facts) or _without_rate(facts):
-        return Outcome((undone,))
+        return CheckOutcome((undone,))
     if why := _not_compared(facts):
-        return Outcome(not_run=why)
+        return CheckOutcome(not_run=why)
     for one in facts.of("drift"):
         if (names := one.get("stuck")) and not on_the_way(facts, int(one["step"])):
             count = int(one.get("n_stuck") or len(names))
             message = f"until step {int(one['step']) + 1}: {named(names, count)}"
             if _may_round_away(facts, one, count):
-                return Outcome((found(STUCK, message, help=_ROUNDED, severity="note"),))
-            return Outcome((found(STUCK, message),))
-    return Outcome()
+                return CheckOutcome((found(STUCK, message, help=_ROUNDED, severity="note"),))
+            return CheckOutcome((found(STUCK, message),))
+    return CheckOutcome()
 
 
-CHECKS = (Check(DRIFT, "arrived", _drift), Check(STUCK, "arrived", _stuck))
+CHECKS = (WatchCheck(DRIFT, "arrived", _drift), WatchCheck(STUCK, "arrived", _stuck))

@@ -1,7 +1,7 @@
 """Dropout that is asked for and is off, as the model is in evaluation mode while it learns."""
 
 from vtool.diagnostics import Rule
-from vtool.watch.conclusions.check import Check, Outcome, found
+from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
 from vtool.watch.facts import Facts
 
 OFF = Rule(
@@ -20,21 +20,21 @@ OFF = Rule(
 )
 
 
-def _off(facts: Facts) -> Outcome:
+def _off(facts: Facts) -> CheckOutcome:
     looked = [one for one in facts.of("micro") if "dropout" in one and not one.get("why")]
     if not looked:
-        return Outcome(not_run="no pass of the model was seen")
+        return CheckOutcome(not_run="no pass of the model was seen")
     passes = [one for one in looked if one["dropout"]]
     off = [one for one in passes if one["dropout"] == "off"]
     measured = {"passes": len(passes), "off": len(off)}
     if not off:
-        return Outcome(measured=measured)
+        return CheckOutcome(measured=measured)
     first = f"step {int(off[0]['step']) + 1}, micro-batch {int(off[0]['index']) + 1}"
     message = (
         f"in {len(off)} of {len(passes)} passes the model is in evaluation mode, and its dropout"
         f" is off (first in {first})"
     )
-    return Outcome((found(OFF, message),), measured=measured)
+    return CheckOutcome((found(OFF, message),), measured=measured)
 
 
-CHECKS = (Check(OFF, "learnt", _off),)
+CHECKS = (WatchCheck(OFF, "learnt", _off),)

@@ -11,7 +11,7 @@ BFLOAT16_ROUNDING = 2.0**-8
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class GradientChange:
     """The change of gradients on their way to the optimizer: a factor, and what is left."""
 
     factor: float
@@ -21,7 +21,7 @@ class Engine:
     """Several coordinates have the greatest value: elements were clipped one by one."""
 
 
-def engine_of(facts: Facts, step: int) -> Engine | None:
+def engine_of(facts: Facts, step: int) -> GradientChange | None:
     """Return the factor between the micro-batches' gradient and the one that arrived.
 
     Over all ranks that have rows of their own; None where it could not be measured.
@@ -38,7 +38,7 @@ def engine_of(facts: Facts, step: int) -> Engine | None:
     theirs, ours = _vectors(arrived)
     if not theirs and world == 1 and one.get("engine_factor") is not None:
         misfit = float(one.get("engine_misfit") or 0)
-        return Engine(float(one["engine_factor"]), misfit, tolerance, False)
+        return GradientChange(float(one["engine_factor"]), misfit, tolerance, False)
     if not theirs or len({int(one["rank"]) for one in arrived}) < world:
         return None
     square = sum(value * value for value in ours)
@@ -49,7 +49,7 @@ def engine_of(facts: Facts, step: int) -> Engine | None:
     rest = sum((a - factor * b) ** 2 for a, b in zip(theirs, ours, strict=True))
     most = max(map(abs, theirs))
     by_value = sum(abs(abs(value) - most) <= most * 1e-6 for value in theirs) > 2
-    return Engine(factor, math.sqrt(rest) / size, tolerance, by_value)
+    return GradientChange(factor, math.sqrt(rest) / size, tolerance, by_value)
 
 
 def norm_of(facts: Facts, step: int) -> float | None:

@@ -2,7 +2,7 @@
 
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.arrived import named, not_arrived
-from vtool.watch.conclusions.check import Check, Outcome, found
+from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
 from vtool.watch.facts import Facts
 
 NO_GRADIENT = Rule(
@@ -62,23 +62,23 @@ def _blind(facts: Facts) -> int:
     return layers if all(one["layers"] == one["idle"] for one in seen) else 0
 
 
-def _no_gradient(facts: Facts) -> Outcome:
+def _no_gradient(facts: Facts) -> CheckOutcome:
     if why := not_arrived(facts):
-        return Outcome(not_run=why)
+        return CheckOutcome(not_run=why)
     if one := _of_all(facts):
-        return Outcome((one,))
+        return CheckOutcome((one,))
     if why := facts.no_gradients:
-        return Outcome(not_run=why)
+        return CheckOutcome(not_run=why)
     without = [
         {*(one.get("no_gradient") or ()), *(one.get("zero_gradient") or ())}
         for one in facts.of("arrived")
     ]
     names = sorted(set.intersection(*without))
     if one := _of_layers(facts):
-        return Outcome((one,))
+        return CheckOutcome((one,))
     if not names:
-        return Outcome()
-    return Outcome((found(NO_GRADIENT, f"in all watched steps: {named(names, len(names))}"),))
+        return CheckOutcome()
+    return CheckOutcome((found(NO_GRADIENT, f"in all watched steps: {named(names, len(names))}"),))
 
 
 def _of_all(facts: Facts) -> Diagnostic | None:
@@ -119,4 +119,4 @@ def _of_layers(facts: Facts) -> Diagnostic | None:
     return None
 
 
-CHECKS = (Check(NO_GRADIENT, "arrived", _no_gradient),)
+CHECKS = (WatchCheck(NO_GRADIENT, "arrived", _no_gradient),)

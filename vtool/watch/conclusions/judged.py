@@ -1,7 +1,7 @@
 """Preference and policy losses: what the signs and sizes of weights say."""
 
 from vtool.diagnostics import Rule
-from vtool.watch.conclusions.check import Check, Outcome, found
+from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
 from vtool.watch.conclusions.learnt import nothing_read, read
 from vtool.watch.conclusions.signs import is_sign_flipped, unlearnt
 from vtool.watch.facts import Facts, Micro
@@ -72,13 +72,13 @@ def _turned_ranks(micros: list[Micro]) -> list[int]:
     return sorted(down) if len(down) < len(signs) else []
 
 
-def _judged(facts: Facts) -> Outcome:
+def _judged(facts: Facts) -> CheckOutcome:
     if why := nothing_read(facts):
-        return Outcome(not_run=why)
+        return CheckOutcome(not_run=why)
     if not facts.is_judged:
-        return Outcome()
+        return CheckOutcome()
     if any(one.severity == "error" for one in unlearnt(facts).findings):
-        return Outcome(not_run="every token is made less likely, by a mean of them all")
+        return CheckOutcome(not_run="every token is made less likely, by a mean of them all")
     micros = [micro for micro in read(facts) if micro.learning_rows]
     up = sum(row.positive > row.negative for micro in micros for row in micro.learning_rows)
     down = sum(row.negative > row.positive for micro in micros for row in micro.learning_rows)
@@ -93,8 +93,10 @@ def _judged(facts: Facts) -> Outcome:
             f" {', '.join(map(str, turned))} every row has the other one"
         )
         help = "look at what differs between ranks: a loss that is negated, data split by its label"
-        return Outcome((found(JUDGED, message, help=help, severity="warning"),))
-    return Outcome((found(JUDGED, message),), measured={"up": up, "down": down, "weights": how})
+        return CheckOutcome((found(JUDGED, message, help=help, severity="warning"),))
+    return CheckOutcome(
+        (found(JUDGED, message),), measured={"up": up, "down": down, "weights": how}
+    )
 
 
-CHECKS = (Check(JUDGED, "learnt", _judged),)
+CHECKS = (WatchCheck(JUDGED, "learnt", _judged),)

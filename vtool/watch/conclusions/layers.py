@@ -6,7 +6,7 @@ from statistics import median
 
 from vtool.diagnostics import Rule
 from vtool.watch.conclusions.arrived import gradients_differ
-from vtool.watch.conclusions.check import Check, Outcome, found
+from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
 from vtool.watch.facts import FLOAT32_ROUNDING, Facts
 
 APART = Rule(
@@ -73,15 +73,15 @@ def _number(value: float | None) -> float:
     return math.nan if value is None else float(value)
 
 
-def _apart(facts: Facts) -> Outcome:
+def _apart(facts: Facts) -> CheckOutcome:
     if facts.not_data_parallel:
-        return Outcome(not_run=f"ranks share the model ({facts.not_data_parallel})")
+        return CheckOutcome(not_run=f"ranks share the model ({facts.not_data_parallel})")
     if gradients_differ(facts):
-        return Outcome(not_run="each rank has another gradient")
+        return CheckOutcome(not_run="each rank has another gradient")
     steps = [_layers(facts, step) for step, _ in facts.by_step("arrived")]
     names = sorted(set.intersection(*map(set, steps))) if steps else []
     if len(names) < 3:
-        return Outcome(not_run="gradients of single layers were not seen on their way")
+        return CheckOutcome(not_run="gradients of single layers were not seen on their way")
     measured = {"tensors": len(names), "steps": len(steps)}
     usual = [median(step[name].factor for name in names) for step in steps]
     scaled, looked = {}, 0
@@ -99,9 +99,11 @@ def _apart(facts: Facts) -> Outcome:
             scaled[name] = ratios[0]
     if not looked:
         why = "gradients that do not vary over steps cannot distinguish a factor from clipping"
-        return Outcome(not_run=why if len(steps) > 1 else "it takes two steps", measured=measured)
+        return CheckOutcome(
+            not_run=why if len(steps) > 1 else "it takes two steps", measured=measured
+        )
     if not scaled:
-        return Outcome(measured=measured)
+        return CheckOutcome(measured=measured)
     first = next(iter(scaled))
     more = f" and {len(scaled) - 1} more" if len(scaled) > 1 else ""
     message = (
@@ -109,7 +111,7 @@ def _apart(facts: Facts) -> Outcome:
         f" multiplied by {scaled[first]:.4g}, and of {len(names) - len(scaled)} other tensors it is"
         " not"
     )
-    return Outcome((found(APART, message),), measured=measured)
+    return CheckOutcome((found(APART, message),), measured=measured)
 
 
-CHECKS = (Check(APART, "arrived", _apart),)
+CHECKS = (WatchCheck(APART, "arrived", _apart),)

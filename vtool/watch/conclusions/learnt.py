@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from vtool.diagnostics import Diagnostic, Rule
-from vtool.watch.conclusions.check import Check, Outcome, found
+from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
 from vtool.watch.facts import Facts, Micro
 
 TARGETS = Rule(
@@ -113,17 +113,17 @@ def nothing_read(facts: Facts) -> str | None:
     return next(filter(None, (*reasons, *passes)), "no supervised token was read")
 
 
-def _targets(facts: Facts) -> Outcome:
+def _targets(facts: Facts) -> CheckOutcome:
     if why := nothing_read(facts):
-        return Outcome(not_run=why)
+        return CheckOutcome(not_run=why)
     looked = [micro for micro in read(facts) if micro.not_next is not None]
     if not looked:
-        return Outcome(not_run="the ids of the rows were not seen")
+        return CheckOutcome(not_run="the ids of the rows were not seen")
     tokens = sum(micro.supervised for micro in looked)
     wrong = sum(micro.not_next or 0 for micro in looked)
     measured = {"tokens": tokens, "not the next": wrong}
     if not wrong:
-        return Outcome(measured=measured)
+        return CheckOutcome(measured=measured)
     shifts = {
         "the token itself": sum(micro.shifted.get(0, 0) for micro in looked),
         "the one after the next": sum(micro.shifted.get(2, 0) for micro in looked),
@@ -133,7 +133,7 @@ def _targets(facts: Facts) -> Outcome:
     likely = max(shifts, key=lambda name: shifts[name])
     what = f"; {shifts[likely]} are {likely}" if shifts[likely] * 2 > wrong else ""
     first = next(micro for micro in looked if micro.not_next)
-    return Outcome(
+    return CheckOutcome(
         (
             found(
                 TARGETS,
@@ -145,23 +145,23 @@ def _targets(facts: Facts) -> Outcome:
     )
 
 
-def _placeholders(facts: Facts) -> Outcome:
+def _placeholders(facts: Facts) -> CheckOutcome:
     if why := nothing_read(facts):
-        return Outcome(not_run=why)
+        return CheckOutcome(not_run=why)
     special = facts.placeholders
     if not special and not facts.padding:
-        return Outcome(not_run="the model's config names no placeholder, and no padding token")
+        return CheckOutcome(not_run="the model's config names no placeholder, and no padding token")
     learnt = {"padding": padding} if (padding := _padding(facts)) else {}
     for micro in read(facts):
         for token, times in micro.learnt_of(special).items():
             name = f"{special[token]} ({token})"
             learnt[name] = learnt.get(name, 0) + times
     if not learnt:
-        return Outcome(measured={"placeholders": sorted(special.values())})
+        return CheckOutcome(measured={"placeholders": sorted(special.values())})
     tokens = sum(micro.supervised for micro in read(facts))
     counts = ", ".join(f"{times} x {name}" for name, times in learnt.items())
     message = f"of {tokens} learnt tokens, {counts}: they stand for other things than text"
-    return Outcome((found(PLACEHOLDER, message),), measured={"learnt": learnt})
+    return CheckOutcome((found(PLACEHOLDER, message),), measured={"learnt": learnt})
 
 
 def _padding(facts: Facts) -> int:
@@ -177,27 +177,27 @@ def _padding(facts: Facts) -> int:
     return count
 
 
-def _left_out(facts: Facts) -> Outcome:
+def _left_out(facts: Facts) -> CheckOutcome:
     if why := nothing_read(facts):
-        return Outcome(not_run=why)
+        return CheckOutcome(not_run=why)
     looked = [micro for micro in read(facts) if micro.left_out is not None]
     if not looked:
-        return Outcome(not_run="no batch has an attention_mask of its ids' shape")
+        return CheckOutcome(not_run="no batch has an attention_mask of its ids' shape")
     tokens = sum(micro.measured for micro in looked)
     count = sum(micro.left_out or 0 for micro in looked)
     measured = {"tokens": tokens, "left out": count}
     if not count:
         prompts = _prompts_left_out(looked)
-        return Outcome((prompts,) if prompts else (), measured=measured)
+        return CheckOutcome((prompts,) if prompts else (), measured=measured)
     message = f"{count} of {tokens} learnt tokens are where their attention_mask leaves text out"
     if count * 2 > tokens:
         message += ": it is the wrong way round, or another batch's"
-        return Outcome((found(LEFT_OUT, message),), measured=measured)
+        return CheckOutcome((found(LEFT_OUT, message),), measured=measured)
     if padding := sum(micro.given_of(facts.pads) for micro in looked if micro.left_out):
         message += f", and {padding} of padding are where it has text: it is another row's"
-        return Outcome((found(LEFT_OUT, message, severity="warning"),), measured=measured)
+        return CheckOutcome((found(LEFT_OUT, message, severity="warning"),), measured=measured)
     help = "nothing, if tokens are left out of attention on purpose"
-    return Outcome((found(LEFT_OUT, message, help=help, severity="note"),), measured=measured)
+    return CheckOutcome((found(LEFT_OUT, message, help=help, severity="note"),), measured=measured)
 
 
 def _prompts_left_out(looked: Sequence[Micro]) -> Diagnostic | None:
@@ -214,65 +214,67 @@ def _prompts_left_out(looked: Sequence[Micro]) -> Diagnostic | None:
     return found(LEFT_OUT, message, help=help, severity="warning")
 
 
-def _end_of_turn(facts: Facts) -> Outcome:
+def _end_of_turn(facts: Facts) -> CheckOutcome:
     if why := nothing_read(facts):
-        return Outcome(not_run=why)
+        return CheckOutcome(not_run=why)
     looked = [micro for micro in read(facts) if micro.ends is not None]
     present = sum(micro.ends[0] for micro in looked if micro.ends)
     learnt = sum(micro.ends[1] for micro in looked if micro.ends)
     if not looked or not present:
-        return Outcome(not_run="no row has an end token that the model's config names")
+        return CheckOutcome(not_run="no row has an end token that the model's config names")
     if not learnt and any(micro.solved < micro.supervised for micro in looked):
-        return Outcome(not_run="only some of the learnt tokens were solved (--tokens)")
+        return CheckOutcome(not_run="only some of the learnt tokens were solved (--tokens)")
     measured = {"in the rows": present, "learnt": learnt}
     if learnt:
-        return Outcome(measured=measured)
+        return CheckOutcome(measured=measured)
     behind = [micro.ends_behind for micro in looked]
     cut = None not in behind and not any(behind) and not any(micro.not_next for micro in looked)
     if cut and facts.is_judged:  # completions that reached their limit
-        return Outcome(not_run="no row that was judged goes up to an end token", measured=measured)
+        return CheckOutcome(
+            not_run="no row that was judged goes up to an end token", measured=measured
+        )
     message = f"{present} end tokens are in the rows that were read, and none of them is learnt"
     message += ": no row goes from what is learnt on to an end token, it is cut off" if cut else ""
-    return Outcome((found(END_OF_TURN, message),), measured=measured)
+    return CheckOutcome((found(END_OF_TURN, message),), measured=measured)
 
 
-def _other_term(facts: Facts) -> Outcome:
+def _other_term(facts: Facts) -> CheckOutcome:
     if why := nothing_read(facts):
-        return Outcome(not_run=why)
+        return CheckOutcome(not_run=why)
     terms: dict[str, float] = {}
     for micro in read(facts):
         for name, part in micro.terms.items():
             if abs(part) > abs(terms.get(name, 0.0)):
                 terms[name] = part
     if not terms:
-        return Outcome()
+        return CheckOutcome()
     parts = ", ".join(f"{name} {part:+.4g}" for name, part in terms.items())
     message = f"beside cross entropy, as parts of a token's weight: {parts}"
-    return Outcome((found(OTHER_TERM, message),), measured=terms)
+    return CheckOutcome((found(OTHER_TERM, message),), measured=terms)
 
 
-def _not_read(facts: Facts) -> Outcome:
+def _not_read(facts: Facts) -> CheckOutcome:
     tried = [micro for micro in facts.micros if micro.supervised]
     off = [micro for micro in tried if not micro.is_read]
     if not tried:
-        return Outcome(not_run="no supervised token was read")
+        return CheckOutcome(not_run="no supervised token was read")
     if not off:
-        return Outcome(measured={"micro-batches": len(tried)})
+        return CheckOutcome(measured={"micro-batches": len(tried)})
     if any(one.get("nonfinite") for one in facts.of("arrived")):
-        return Outcome(not_run="gradients are not finite")
+        return CheckOutcome(not_run="gradients are not finite")
     worst = max(off, key=lambda micro: micro.misfit)
     message = (
         f"{len(off)} of {len(tried)} micro-batches leave a gradient that is none of cross entropy"
         f" over this head (misfit {worst.misfit:.2g} in {worst}): nothing is concluded from them"
     )
-    return Outcome((found(NOT_READ, message),), measured={"not read": len(off)})
+    return CheckOutcome((found(NOT_READ, message),), measured={"not read": len(off)})
 
 
 CHECKS = (
-    Check(TARGETS, "learnt", _targets),
-    Check(PLACEHOLDER, "learnt", _placeholders),
-    Check(LEFT_OUT, "learnt", _left_out),
-    Check(END_OF_TURN, "learnt", _end_of_turn),
-    Check(OTHER_TERM, "learnt", _other_term),
-    Check(NOT_READ, "learnt", _not_read),
+    WatchCheck(TARGETS, "learnt", _targets),
+    WatchCheck(PLACEHOLDER, "learnt", _placeholders),
+    WatchCheck(LEFT_OUT, "learnt", _left_out),
+    WatchCheck(END_OF_TURN, "learnt", _end_of_turn),
+    WatchCheck(OTHER_TERM, "learnt", _other_term),
+    WatchCheck(NOT_READ, "learnt", _not_read),
 )

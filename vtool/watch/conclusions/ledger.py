@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vtool.diagnostics import Diagnostic, Rule
-from vtool.watch.conclusions.check import Check, Outcome, found
+from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
 from vtool.watch.facts import Facts
 
 UNEVEN = Rule(
@@ -119,11 +119,11 @@ def count_rows(facts: Facts) -> RowCounts:
     return RowCounts(times, rows, left_out, by_weights, facts.world > 1 and rows % batch > 0)
 
 
-def _uneven(facts: Facts) -> Outcome:
+def _uneven(facts: Facts) -> CheckOutcome:
     if not facts.of("rows"):
-        return Outcome(not_run=facts.skipped("ledger") or "no row was seen")
+        return CheckOutcome(not_run=facts.skipped("ledger") or "no row was seen")
     if facts.not_data_parallel:
-        return Outcome(not_run=f"ranks share their rows ({facts.not_data_parallel})")
+        return CheckOutcome(not_run=f"ranks share their rows ({facts.not_data_parallel})")
     counts = count_rows(facts)
     measured = {
         "seen": counts.seen,
@@ -132,10 +132,10 @@ def _uneven(facts: Facts) -> Outcome:
         "in the data": counts.data,
     }
     if counts.data is None or len(counts.times) > counts.data or counts.seen < counts.data:
-        return Outcome(not_run=counts.not_compared, measured=measured)
+        return CheckOutcome(not_run=counts.not_compared, measured=measured)
     missing = counts.data - len(counts.times)
     one = _too_few(counts, missing) if missing > counts.left_out else _too_often(counts)
-    return Outcome((one,) if one else (), measured=measured)
+    return CheckOutcome((one,) if one else (), measured=measured)
 
 
 def _too_few(counts: RowCounts, missing: int) -> Diagnostic:
@@ -165,11 +165,11 @@ def _too_often(counts: RowCounts) -> Diagnostic | None:
     return found(UNEVEN, message)
 
 
-def _same(facts: Facts) -> Outcome:
+def _same(facts: Facts) -> CheckOutcome:
     if len(facts.ranks) < 2:
-        return Outcome(not_run="one rank alone has this model")
+        return CheckOutcome(not_run="one rank alone has this model")
     if facts.not_data_parallel:
-        return Outcome(not_run=f"ranks share their rows ({facts.not_data_parallel})")
+        return CheckOutcome(not_run=f"ranks share their rows ({facts.not_data_parallel})")
     by_rank = {
         rank: Counter(
             digest
@@ -181,24 +181,24 @@ def _same(facts: Facts) -> Outcome:
     }
     first, *others = by_rank.values()
     if not first or sum(first.values()) < 2 or any(other != first for other in others):
-        return Outcome(measured={"ranks": len(by_rank)})
+        return CheckOutcome(measured={"ranks": len(by_rank)})
     message = f"all {len(by_rank)} ranks were shown the same {sum(first.values())} rows"
-    return Outcome((found(SAME_ON_RANKS, message, severity=_certain(facts)),))
+    return CheckOutcome((found(SAME_ON_RANKS, message, severity=_certain(facts)),))
 
 
-def _one_order(facts: Facts) -> Outcome:
+def _one_order(facts: Facts) -> CheckOutcome:
     shuffled = [one for fact in facts.of("rows") for one in fact.get("data") or ()]
     if not any(one.get("shuffled") for one in shuffled):
-        return Outcome(not_run="no loader is known to shuffle its rows")
+        return CheckOutcome(not_run="no loader is known to shuffle its rows")
     epochs = {rank: _equal_epochs(_in_order(facts, rank)) for rank in facts.ranks}
     if None in epochs.values():
-        return Outcome(not_run="no rank was shown all of its rows twice")
+        return CheckOutcome(not_run="no rank was shown all of its rows twice")
     if not epochs or not all(epochs.values()):
-        return Outcome(measured={"ranks": len(epochs)})
+        return CheckOutcome(measured={"ranks": len(epochs)})
     rank, (count, rows) = next((rank, one) for rank, one in epochs.items() if one)
     where = f" of rank {rank}" if len(epochs) > 1 else ""
     message = f"{count} epochs{where} have their {rows} rows in one order, and rows are shuffled"
-    return Outcome((found(ONE_ORDER, message),))
+    return CheckOutcome((found(ONE_ORDER, message),))
 
 
 def _in_order(facts: Facts, rank: int) -> list[str]:
@@ -230,7 +230,7 @@ def _certain(facts: Facts) -> str:
 
 
 CHECKS = (
-    Check(UNEVEN, "ledger", _uneven),
-    Check(SAME_ON_RANKS, "ledger", _same),
-    Check(ONE_ORDER, "ledger", _one_order),
+    WatchCheck(UNEVEN, "ledger", _uneven),
+    WatchCheck(SAME_ON_RANKS, "ledger", _same),
+    WatchCheck(ONE_ORDER, "ledger", _one_order),
 )

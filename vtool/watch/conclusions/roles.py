@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from vtool.diagnostics import Diagnostic, Rule
-from vtool.watch.conclusions.check import Check, Outcome, found
+from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
 from vtool.watch.conclusions.learnt import nothing_read
 from vtool.watch.facts import Facts
-from vtool.watch.turns import Answer
+from vtool.watch.turns import AnswerTokens
 
 PROMPT = Rule(
     name="prompt-learnt",
@@ -65,7 +65,7 @@ class Read:
     ids: tuple[int, ...]
     learnt: frozenset[int]
     """Positions of the tokens that are learnt."""
-    answers: tuple[Answer, ...]
+    answers: tuple[AnswerTokens, ...]
     framed: frozenset[int]
     """Positions of marks around answers, which may be learnt with them."""
 
@@ -111,28 +111,30 @@ def _nothing(facts: Facts, rows: list[Read]) -> str | None:
     return None
 
 
-def _prompt(facts: Facts) -> Outcome:
+def _prompt(facts: Facts) -> CheckOutcome:
     rows = list(rows_of(facts))
     if why := _nothing(facts, rows):
-        return Outcome(not_run=why)
+        return CheckOutcome(not_run=why)
     prompt = sum(len(row.prompt) for row in rows)
     learnt = [at for row in rows for at in row.prompt if at in row.learnt]
     measured = {"rows": len(rows), "tokens of prompts": prompt, "learnt": len(learnt)}
     if not learnt:
         headers = _headers(facts, rows)
-        return Outcome((headers,) if headers else (), measured=measured)
+        return CheckOutcome((headers,) if headers else (), measured=measured)
     if len(learnt) >= _ENOUGH * prompt:
         message = f"whole rows are learnt: in {len(rows)} rows, {len(learnt)} tokens of prompts too"
         if facts.asks:
             message += f"; {facts.asks}=True does not arrive"
-            return Outcome((found(PROMPT, message, help=_NOT_ARRIVED),), measured=measured)
+            return CheckOutcome((found(PROMPT, message, help=_NOT_ARRIVED),), measured=measured)
         help = "nothing, if it is meant; " + PROMPT.fix[0].lower() + PROMPT.fix[1:]
-        return Outcome((found(PROMPT, message, help=help, severity="note"),), measured=measured)
+        return CheckOutcome(
+            (found(PROMPT, message, help=help, severity="note"),), measured=measured
+        )
     first = next(row for row in rows if any(at in row.learnt for at in row.prompt))
     assert facts.turns is not None
     text = facts.turns.text([first.ids[at] for at in first.prompt if at in first.learnt][:12])
     message = f"{len(learnt)} of {prompt} tokens of prompts are learnt, such as {text!r}"
-    return Outcome((found(PROMPT, message),), measured=measured)
+    return CheckOutcome((found(PROMPT, message),), measured=measured)
 
 
 def _headers(facts: Facts, rows: list[Read]) -> Diagnostic | None:
@@ -161,12 +163,12 @@ def _headers(facts: Facts, rows: list[Read]) -> Diagnostic | None:
     return found(PROMPT, message, help=help)
 
 
-def _partly(facts: Facts) -> Outcome:
+def _partly(facts: Facts) -> CheckOutcome:
     rows = list(rows_of(facts))
     if why := _nothing(facts, rows):
-        return Outcome(not_run=why)
+        return CheckOutcome(not_run=why)
     if facts.is_judged:
-        return Outcome(not_run="rows are judged, not copied")
+        return CheckOutcome(not_run="rows are judged, not copied")
     taught = [
         (row, answer)
         for row in rows
@@ -179,7 +181,7 @@ def _partly(facts: Facts) -> Outcome:
     last = sum(answer.end - 1 in row.learnt for row, answer in ended)
     measured = {"answers": len(taught), "first token learnt": first, "end token learnt": last}
     if len(taught) < 2:
-        return Outcome(not_run="fewer than two answers were seen whole", measured=measured)
+        return CheckOutcome(not_run="fewer than two answers were seen whole", measured=measured)
     missing = [
         f"the {name} of none of {count} answers is learnt"
         for name, learnt, count in (
@@ -189,7 +191,7 @@ def _partly(facts: Facts) -> Outcome:
         if not learnt and count > 1
     ]
     if missing:
-        return Outcome((found(PARTLY, "; ".join(missing)),), measured=measured)
+        return CheckOutcome((found(PARTLY, "; ".join(missing)),), measured=measured)
     cut = len(taught) - len(ended)
     if len(taught) < 4 or cut * 2 < len(taught):
         return _inside(taught, measured)
@@ -199,47 +201,47 @@ def _partly(facts: Facts) -> Outcome:
         f" {longest} tokens"
     )
     help = "let rows be longer (max_length, cutoff_len), or leave out those that are too long"
-    return Outcome((found(PARTLY, message, help=help, severity="note"),), measured=measured)
+    return CheckOutcome((found(PARTLY, message, help=help, severity="note"),), measured=measured)
 
 
-def _inside(taught: Sequence[tuple[Read, Answer]], measured: dict[str, int]) -> Outcome:
+def _inside(taught: Sequence[tuple[Read, AnswerTokens]], measured: dict[str, int]) -> CheckOutcome:
     """Look for tokens within answers that are left out of what is learnt."""
     tokens = sum(answer.end - answer.begin for _, answer in taught)
     out = sum(
         at not in row.learnt for row, answer in taught for at in range(answer.begin, answer.end)
     )
     if out < _LEAST_OUT * tokens:
-        return Outcome(measured=measured)
+        return CheckOutcome(measured=measured)
     message = f"{out} of {tokens} tokens of {len(taught)} answers are not learnt"
     help = "nothing, if tokens are chosen on purpose"
-    return Outcome((found(PARTLY, message, help=help, severity="note"),), measured=measured)
+    return CheckOutcome((found(PARTLY, message, help=help, severity="note"),), measured=measured)
 
 
-def _left_out(facts: Facts) -> Outcome:
+def _left_out(facts: Facts) -> CheckOutcome:
     rows = [row for row in rows_of(facts) if len(row.answers) > 1]
     if why := _nothing(facts, list(rows_of(facts))):
-        return Outcome(not_run=why)
+        return CheckOutcome(not_run=why)
     if not rows:
-        return Outcome(not_run="no row with several answers was read")
+        return CheckOutcome(not_run="no row with several answers was read")
     taught = [
         [any(at in row.learnt for at in range(one.begin, one.end)) for one in row.answers]
         for row in rows
     ]
     measured = {"rows": len(rows), "learnt": sum(map(sum, taught)), "of": sum(map(len, taught))}
     if all(map(all, taught)):
-        return Outcome(measured=measured)
+        return CheckOutcome(measured=measured)
     if all(one[-1] and not any(one[:-1]) for one in taught):
         message = f"only the last answer is learnt, in all {len(rows)} rows with several"
     elif all(one[0] and not any(one[1:]) for one in taught):
         message = f"only the first answer is learnt, in all {len(rows)} rows with several"
-        return Outcome((found(LEFT_OUT, message, severity="warning"),), measured=measured)
+        return CheckOutcome((found(LEFT_OUT, message, severity="warning"),), measured=measured)
     else:
         message = f"{measured['learnt']} of {measured['of']} answers are learnt"
-    return Outcome((found(LEFT_OUT, message),), measured=measured)
+    return CheckOutcome((found(LEFT_OUT, message),), measured=measured)
 
 
 CHECKS = (
-    Check(PROMPT, "learnt", _prompt),
-    Check(PARTLY, "learnt", _partly),
-    Check(LEFT_OUT, "learnt", _left_out),
+    WatchCheck(PROMPT, "learnt", _prompt),
+    WatchCheck(PARTLY, "learnt", _partly),
+    WatchCheck(LEFT_OUT, "learnt", _left_out),
 )

@@ -1,7 +1,7 @@
 """Settings that do something else than they are hardly ever meant to: the optimizer's, and ties."""
 
 from vtool.diagnostics import Rule
-from vtool.watch.conclusions.check import Check, Outcome, found
+from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
 from vtool.watch.facts import Facts
 
 DECAY = Rule(
@@ -41,40 +41,40 @@ _UNCHOSEN = 0.01
 """The decay of torch's AdamW where nobody chose one: it is too small to report."""
 
 
-def _decay(facts: Facts) -> Outcome:
+def _decay(facts: Facts) -> CheckOutcome:
     stepped = [one for one in facts.of("stepped") if one.get("groups")]
     known = [group for one in stepped for group in one["groups"] if "vectors" in group]
     if not known:
-        return Outcome(not_run="the optimizer's groups were not seen")
+        return CheckOutcome(not_run="the optimizer's groups were not seen")
     if not any(group["vectors"] for group in known):
-        return Outcome(not_run="the optimizer has no norms or biases of the model")
+        return CheckOutcome(not_run="the optimizer has no norms or biases of the model")
     decayed = [
         group
         for group in known
         if group["vectors"] and float(group.get("weight_decay") or 0) > _UNCHOSEN
     ]
     if not decayed:
-        return Outcome(measured={"groups": len(stepped[0]["groups"])})
+        return CheckOutcome(measured={"groups": len(stepped[0]["groups"])})
     most = max(decayed, key=lambda group: int(group["vectors"]))
     decay = float(most["weight_decay"])
     message = f"{most['vectors']} norms and biases are in a group with weight_decay={decay:g}"
-    return Outcome((found(DECAY, message),), measured={"weight_decay": decay})
+    return CheckOutcome((found(DECAY, message),), measured={"weight_decay": decay})
 
 
-def _untied(facts: Facts) -> Outcome:
+def _untied(facts: Facts) -> CheckOutcome:
     model = facts.model
     if model.get("tie_meant") is None:
-        return Outcome(not_run="the model's config does not say whether its head is tied")
+        return CheckOutcome(not_run="the model's config does not say whether its head is tied")
     if model.get("sharded") or model.get("mesh") or model.get("adapters"):
         kept = "an adapter may hold the head" if model.get("adapters") else "weights are in pieces"
-        return Outcome(not_run=kept)
+        return CheckOutcome(not_run=kept)
     if bool(model["tie_meant"]) == bool(model.get("tied")):
-        return Outcome(measured={"tied": bool(model.get("tied"))})
+        return CheckOutcome(measured={"tied": bool(model.get("tied"))})
     if model.get("tied"):
         does, says = "is the matrix of the embeddings", "tie_word_embeddings=False"
     else:
         does, says = "is a matrix of its own", "tie_word_embeddings=True"
-    return Outcome((found(UNTIED, f"{model.get('head')} {does}, and the config has {says}"),))
+    return CheckOutcome((found(UNTIED, f"{model.get('head')} {does}, and the config has {says}"),))
 
 
-CHECKS = (Check(DECAY, "arrived", _decay), Check(UNTIED, "arrived", _untied))
+CHECKS = (WatchCheck(DECAY, "arrived", _decay), WatchCheck(UNTIED, "arrived", _untied))

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Literal
 
 from vtool.diagnostics import Rule
-from vtool.watch.conclusions.check import Check, Outcome, found
+from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
 from vtool.watch.conclusions.engine import engine_of
 from vtool.watch.conclusions.learnt import nothing_read, read
 from vtool.watch.conclusions.weights import is_even_by_a_rule
@@ -106,10 +106,10 @@ def _is_a_mean(facts: Facts, micros: Sequence[Micro]) -> bool:
     )
 
 
-def unlearnt(facts: Facts) -> Outcome:
+def unlearnt(facts: Facts) -> CheckOutcome:
     """Look for a run in which every token is pushed down."""
     if why := nothing_read(facts):
-        return Outcome(not_run=why)
+        return CheckOutcome(not_run=why)
     micros = read(facts)
     steps = {
         step: [micro for micro in micros if micro.step == step]
@@ -117,21 +117,23 @@ def unlearnt(facts: Facts) -> Outcome:
     }
     signs = {step: _of_weights(each) for step, each in steps.items()}
     if not any(micro.measured for micro in micros):
-        return Outcome(not_run="the model is certain of every token: no weight can be measured")
+        return CheckOutcome(
+            not_run="the model is certain of every token: no weight can be measured"
+        )
     directions = {
         step: -sign if is_sign_flipped(facts, step) else sign for step, sign in signs.items()
     }
     measured = {"steps": len(steps), "all up": sum(one > 0 for one in directions.values())}
     if any(one >= 0 for one in directions.values()):
-        return Outcome(measured=measured)
+        return CheckOutcome(measured=measured)
     first = next(iter(steps))
     tokens = sum(micro.supervised for micro in micros)
     summary = f"all {tokens} tokens of {len(steps)} steps are made less likely"
     message = f"{summary}: {_why(facts, first, signs[first])}"
     if all(_is_a_mean(facts, each) for each in steps.values()):
-        return Outcome((found(UNLEARNT, message),), measured=measured)
+        return CheckOutcome((found(UNLEARNT, message),), measured=measured)
     help = "nothing, if these are rows that were judged, and none of them was good"
-    return Outcome((found(UNLEARNT, message, help=help, severity="note"),), measured=measured)
+    return CheckOutcome((found(UNLEARNT, message, help=help, severity="note"),), measured=measured)
 
 
-CHECKS = (Check(UNLEARNT, "learnt", unlearnt),)
+CHECKS = (WatchCheck(UNLEARNT, "learnt", unlearnt),)

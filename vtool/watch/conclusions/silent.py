@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from vtool.diagnostics import Rule
-from vtool.watch.conclusions.check import Check, Outcome, found
+from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
 from vtool.watch.conclusions.learnt import nothing_read
 from vtool.watch.facts import Fact, Facts
 
@@ -25,15 +25,15 @@ _PASSES = 6
 _WITHOUT = "no position has a gradient"
 
 
-def _silent(facts: Facts) -> Outcome:
+def _silent(facts: Facts) -> CheckOutcome:
     if why := nothing_read(facts):
-        return Outcome(not_run=why)
+        return CheckOutcome(not_run=why)
     if facts.not_data_parallel:
-        return Outcome(not_run=f"ranks share their rows ({facts.not_data_parallel})")
+        return CheckOutcome(not_run=f"ranks share their rows ({facts.not_data_parallel})")
     passes = [one for one in facts.of("micro") if one.get("why") in (None, _WITHOUT)]
     steps = {int(one["step"]) for one in passes}
     if len(steps) < 2:
-        return Outcome(not_run="it takes two steps")
+        return CheckOutcome(not_run="it takes two steps")
     for key, name in (("rank", "of rank {}"), ("index", "of micro-batch {} of each step")):
         for which in sorted({int(one[key]) for one in passes}):
             mine = [one for one in passes if int(one[key]) == which]
@@ -44,7 +44,7 @@ def _silent(facts: Facts) -> Outcome:
             certain = key == "rank" and len(mine) >= _PASSES
             help = None if certain else "nothing, if few of the rows have anything to learn"
             severity = "warning" if certain else "note"
-            return Outcome((found(SILENT, message, help=help, severity=severity),))
+            return CheckOutcome((found(SILENT, message, help=help, severity=severity),))
     rows = _silent_rows(passes)
     if rows and len(steps) > 2:
         numbers = ", ".join(str(row + 1) for row in rows[:4])
@@ -52,8 +52,8 @@ def _silent(facts: Facts) -> Outcome:
         certain = len(passes) >= _PASSES and not facts.is_judged
         help = None if certain else "nothing, if few of the rows have anything to learn"
         severity = "warning" if certain else "note"
-        return Outcome((found(SILENT, message, help=help, severity=severity),))
-    return Outcome(measured={"passes": len(passes)})
+        return CheckOutcome((found(SILENT, message, help=help, severity=severity),))
+    return CheckOutcome(measured={"passes": len(passes)})
 
 
 def _silent_rows(passes: Sequence[Fact]) -> list[int]:
@@ -66,4 +66,4 @@ def _silent_rows(passes: Sequence[Fact]) -> list[int]:
     return sorted(set(range(count)) - learning) if learning else []
 
 
-CHECKS = (Check(SILENT, "learnt", _silent),)
+CHECKS = (WatchCheck(SILENT, "learnt", _silent),)

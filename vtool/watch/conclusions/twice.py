@@ -4,7 +4,7 @@ from itertools import pairwise
 
 from vtool.diagnostics import Rule
 from vtool.watch.conclusions.arrived import not_arrived
-from vtool.watch.conclusions.check import Check, Outcome, found
+from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
 from vtool.watch.facts import Fact, Facts
 
 TWICE = Rule(
@@ -22,9 +22,9 @@ TWICE = Rule(
 )
 
 
-def _twice(facts: Facts) -> Outcome:
+def _twice(facts: Facts) -> CheckOutcome:
     if why := not_arrived(facts) or facts.no_gradients:
-        return Outcome(not_run=why)
+        return CheckOutcome(not_run=why)
     for one in facts.of("stepped"):
         if others := one.get("others"):
             name, tensors = next(iter(others.items()))
@@ -32,7 +32,7 @@ def _twice(facts: Facts) -> Outcome:
                 f"up to step {int(one['step']) + 1} {tensors} tensors are stepped with the same"
                 f" gradient by {facts.model.get('optimizer')} and by another {name}"
             )
-            return Outcome((found(TWICE, message),))
+            return CheckOutcome((found(TWICE, message),))
     passes = {int(one["step"]) for kind in ("rows", "micro") for one in facts.of(kind)}
     by_rank: dict[int, list[Fact]] = {}
     for one in facts.of("arrived"):
@@ -47,8 +47,8 @@ def _twice(facts: Facts) -> Outcome:
                     f"step {step + 1} is made with the gradient of step {step} once more: nothing"
                     " was computed in between"
                 )
-                return Outcome((found(TWICE, message),))
-    return Outcome(measured={"steps": len({int(one["step"]) for one in facts.of("arrived")})})
+                return CheckOutcome((found(TWICE, message),))
+    return CheckOutcome(measured={"steps": len({int(one["step"]) for one in facts.of("arrived")})})
 
 
-CHECKS = (Check(TWICE, "arrived", _twice),)
+CHECKS = (WatchCheck(TWICE, "arrived", _twice),)

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.arrived import gradients_differ
-from vtool.watch.conclusions.check import Check, Outcome, found
+from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
 from vtool.watch.conclusions.engine import engine_of, norm_of
 from vtool.watch.conclusions.learnt import nothing_read, read
-from vtool.watch.facts import Facts, Micro, Row
+from vtool.watch.facts import Facts, LearntRow, Micro
 
 DIFFER = Rule(
     name="token-weights-differ",
@@ -94,7 +94,7 @@ def _by_row(micros: Sequence[Micro]) -> bool:
     return _spread([(row.middle * row.tokens, micro.single) for micro, row in rows]) == 1
 
 
-def _uneven(micro: Micro, row: Row) -> bool:
+def _uneven(micro: Micro, row: LearntRow) -> bool:
     """Return whether tokens of one row have different weights."""
     return row.low <= 0 or row.high / row.low - 1 > 2 * micro.single
 
@@ -163,21 +163,23 @@ def _differ_in_step(step: int, micros: Sequence[Micro]) -> Diagnostic | None:
     return found(DIFFER, message, severity="warning")
 
 
-def _differ(facts: Facts) -> Outcome:
+def _differ(facts: Facts) -> CheckOutcome:
     if why := nothing_read(facts):
-        return Outcome(not_run=why)
+        return CheckOutcome(not_run=why)
     if facts.is_judged:
-        return Outcome(not_run=f"{facts.judged}: rows are judged, not copied")
+        return CheckOutcome(not_run=f"{facts.judged}: rows are judged, not copied")
     found_in = []
     for step, micros in _steps(facts):
         if all(micro.measured for micro in micros) and (one := _differ_in_step(step, micros)):
             found_in.append(one)
     if not any(micro.measured for micro in read(facts)):
-        return Outcome(not_run="the model is certain of every token: no weight can be measured")
+        return CheckOutcome(
+            not_run="the model is certain of every token: no weight can be measured"
+        )
     if len(read(facts)) == 1 and not found_in:
-        return Outcome(measured={"micro-batches": 1})
+        return CheckOutcome(measured={"micro-batches": 1})
     graver = sorted(found_in, key=lambda one: ("error", "warning", "note").index(str(one.severity)))
-    return Outcome(tuple(graver[:1]), measured={"steps": len(_steps(facts))})
+    return CheckOutcome(tuple(graver[:1]), measured={"steps": len(_steps(facts))})
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,13 +243,13 @@ def _no_scale(facts: Facts) -> str | None:
     return "each rank has another gradient" if gradients_differ(facts) else None
 
 
-def _scaled(facts: Facts) -> Outcome:
+def _scaled(facts: Facts) -> CheckOutcome:
     if why := _no_scale(facts):
-        return Outcome(not_run=why)
+        return CheckOutcome(not_run=why)
     scales = _scales(facts)
     if not scales or any(one.times < 0 for one in scales):
         unmeasured = "not every learnt token of a step could be measured"
-        return Outcome(not_run="the gradient has the other sign" if scales else unmeasured)
+        return CheckOutcome(not_run="the gradient has the other sign" if scales else unmeasured)
     measured = {f"step {one.step + 1}": f"{one.times:.6g}" for one in scales}
     finding = (
         _too_large(facts, scales)
@@ -257,17 +259,17 @@ def _scaled(facts: Facts) -> Outcome:
         or _other_scale(scales)
     )
     if finding or not _is_clipped(scales):
-        return Outcome((finding,) if finding else (), measured=measured)
+        return CheckOutcome((finding,) if finding else (), measured=measured)
     if _is_clipped_alone(facts) and (
         finding := _too_large_unclipped(facts, scales)
         or _short_step(scales, [one.of_loss for one in scales])
     ):
-        return Outcome((finding,), measured=measured)
+        return CheckOutcome((finding,), measured=measured)
     why = (
         f"every step is clipped, and weights sum to {scales[0].of_loss:.4g} on a rank: what divides"
         " gradients before that is not known"
     )
-    return Outcome(not_run=why, measured=measured)
+    return CheckOutcome(not_run=why, measured=measured)
 
 
 def _is_clipped(scales: Sequence[_Scale]) -> bool:
@@ -399,4 +401,4 @@ def _other_scale(scales: Sequence[_Scale]) -> Diagnostic | None:
     return found(SCALED, message, help=help, severity="note")
 
 
-CHECKS = (Check(DIFFER, "learnt", _differ), Check(SCALED, "learnt", _scaled))
+CHECKS = (WatchCheck(DIFFER, "learnt", _differ), WatchCheck(SCALED, "learnt", _scaled))

@@ -4,7 +4,7 @@ from typing import Annotated, get_args
 
 from pydantic import Field
 
-from vtool.config.schema.base import Place
+from vtool.config.schema.base import PathMark
 from vtool.config.schema.formats.alpaca import AlpacaSource
 from vtool.config.schema.formats.auto import AutoSource
 from vtool.config.schema.formats.cauldron import CauldronSource
@@ -34,7 +34,7 @@ PLACES = frozenset(
     name
     for entry in FORMATS
     for name, field in entry.model_fields.items()
-    if Place() in field.metadata
+    if PathMark() in field.metadata
 )
 """The names of those that say where files are."""
 

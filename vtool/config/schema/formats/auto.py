@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from vtool.config.schema.base import Place
+from vtool.config.schema.base import PathMark
 from vtool.config.schema.formats.entry import RowsEntry
 
 
@@ -14,7 +14,7 @@ class AutoSource(RowsEntry):
 
     format: Literal["auto"]
     """The source of the rows, and their format."""
-    path: Annotated[str, Place()] = Field(min_length=1)
+    path: Annotated[str, PathMark()] = Field(min_length=1)
     """The file, or a folder of files of one kind. Image paths inside are relative to its folder."""
 
     def files(self) -> Mapping[str, str]:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from vtool.config.schema.base import Place
+from vtool.config.schema.base import PathMark
 from vtool.config.schema.formats.entry import RowsEntry
 
 
@@ -14,9 +14,9 @@ class SwiftSource(RowsEntry):
 
     format: Literal["swift"]
     """The source of the rows, and their format."""
-    path: Annotated[str, Place()] = Field(min_length=1)
+    path: Annotated[str, PathMark()] = Field(min_length=1)
     """The file, or a folder of files of one kind. Image paths inside are relative to its folder."""
-    image_folder: Annotated[str | None, Place()] = Field(default=None, min_length=1)
+    image_folder: Annotated[str | None, PathMark()] = Field(default=None, min_length=1)
     """The folder that paths of images and videos are relative to, in the place of the file's."""
     ignore: tuple[str, ...] = ()
     """Keys of a row that may be there and are not read. Any other key that is not known is refused.

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .learnt import Record
-from .model import Found, drops, in_pieces
+from .learnt import PassRecord
+from .model import FoundModel, drops, in_pieces
 from .places import convolves_in_tf32, double, multiplies_in_tf32, random_states_kept
 from .rows import Document, documents, visual_owners, visuals_of
 
@@ -20,11 +20,11 @@ _SMALL = 1 << 16
 """Elements of a buffer of which a copy is kept: larger ones are masks and tables."""
 
 
-class NotRun(Exception):
+class NotComputedAlone(Exception):
     """Says why rows cannot be computed by themselves."""
 
 
-def compare_alone(found: Found, record: Record) -> dict[str, Any]:
+def compare_alone(found: FoundModel, record: PassRecord) -> dict[str, Any]:
     """Compare rows in their batch with the same rows alone; return the fields of `alone`.
 
     Tolerance: what moving the output of every layer by one rounding of the arithmetic does, times
@@ -35,19 +35,21 @@ def compare_alone(found: Found, record: Record) -> dict[str, Any]:
         NotRun: the batch, or the model as it is kept, does not allow it.
     """
     if not record.alone.get("inputs"):
-        raise NotRun("nothing was kept of the micro-batch (VTOOL_WATCH_MIB)")
+        raise NotComputedAlone("nothing was kept of the micro-batch (VTOOL_WATCH_MIB)")
     inputs, hidden = record.alone["inputs"], record.alone["hidden"]
     _refuse(found, inputs)
     if tuple(inputs["input_ids"].shape) != tuple(hidden.shape[:-1]):
-        raise NotRun("the backbone gives hidden states of other places than those of the ids")
+        raise NotComputedAlone(
+            "the backbone gives hidden states of other places than those of the ids"
+        )
     if isinstance(record.alone["given"].get("encoder_hidden_states"), Tensor):
-        raise NotRun("the decoder is given what an encoder has made")
+        raise NotComputedAlone("the decoder is given what an encoder has made")
     ids = inputs["input_ids"]
     parted = {**inputs, "attention_mask": _text_numbers(inputs.get("attention_mask"), ids)}
     texts = [_unpadded(found, ids, text) for text in _texts(parted, ids)]
     owners = visual_owners(parted, ids, texts, found.model.config)
     if owners is None:
-        raise NotRun("images cannot be given to rows here")
+        raise NotComputedAlone("images cannot be given to rows here")
     base = found.base
     was_training = base.training
     with _state_kept(found, hidden.device), _precision(hidden, record.autocast):
@@ -109,8 +111,8 @@ def compare_alone(found: Found, record: Record) -> dict[str, Any]:
 
 
 def _ahead(
-    found: Found,
-    record: Record,
+    found: FoundModel,
+    record: PassRecord,
     owners: dict[str, list[int]],
     texts: list[Document],
     alone: list[Tensor],
@@ -141,7 +143,7 @@ def _ahead(
     return None
 
 
-def targets_seen(record: Record, true_hides: bool) -> dict[str, Any] | None:
+def targets_seen(record: PassRecord, true_hides: bool) -> dict[str, Any] | None:
     """Return at how many learnt places a mask of four dimensions has the next token, or padding.
 
     Numbers are what is added to scores: 0 where a position is seen. The mask of rows × positions
@@ -183,7 +185,7 @@ def _texts(inputs: dict[str, Any], ids: Tensor) -> list[Document]:
     return documents({n: v for n, v in inputs.items() if n != "position_ids"}, ids)
 
 
-def _unpadded(found: Found, ids: Tensor, text: Document) -> Document:
+def _unpadded(found: FoundModel, ids: Tensor, text: Document) -> Document:
     """Return a text without padding before it, which a mask of ones, or none, has not left out."""
     pads = [pad for pad in found.specials.get("pad", []) if pad not in found.ends]
     if not pads or text.places is not None:
@@ -195,33 +197,35 @@ def _unpadded(found: Found, ids: Tensor, text: Document) -> Document:
     return Document(text.row, text.begin + first, text.end)
 
 
-def _refuse(found: Found, inputs: dict[str, Any]) -> None:
+def _refuse(found: FoundModel, inputs: dict[str, Any]) -> None:
     if not isinstance(inputs.get("input_ids"), Tensor):
-        raise NotRun("the model is not given ids")
+        raise NotComputedAlone("the model is not given ids")
     if inputs.get("embeddings_given") and any(name.startswith("pixel") for name in inputs):
-        raise NotRun("the backbone is given embeddings with images in them")
+        raise NotComputedAlone("the backbone is given embeddings with images in them")
     if inputs.get("embeddings_given") and _outside_embeddings(found, inputs["input_ids"]):
-        raise NotRun("ids that the embeddings do not have: what is made of them is not known")
+        raise NotComputedAlone(
+            "ids that the embeddings do not have: what is made of them is not known"
+        )
     mask = inputs.get("attention_mask")
     if isinstance(mask, Tensor) and mask.dim() > 2:
         if _looks_ahead(mask):
-            raise NotRun("the mask lets tokens see what follows them")
+            raise NotComputedAlone("the mask lets tokens see what follows them")
         ids, counted = inputs["input_ids"], _text_numbers(mask, inputs["input_ids"])
         if counted is None:
-            raise NotRun("the mask of four dimensions does not show where a text begins")
+            raise NotComputedAlone("the mask of four dimensions does not show where a text begins")
         alike = (ids[:, :1] == ids[:, 1:2]) & (counted[:, :1] > 0)
         if not found.specials.get("pad") and bool(alike.any()):
-            raise NotRun("rows may begin with padding, and no padding token is known")
+            raise NotComputedAlone("rows may begin with padding, and no padding token is known")
     if in_pieces(found.base):
-        raise NotRun("the weights are sharded: a forward pass would be a collective")
+        raise NotComputedAlone("the weights are sharded: a forward pass would be a collective")
     if found.layout is None and _depends_on_length(found, inputs["input_ids"].shape[-1]):
-        raise NotRun("the rotary embedding is another one for a batch as long as this")
+        raise NotComputedAlone("the rotary embedding is another one for a batch as long as this")
     for name in ("inputs_embeds", "encoder_outputs", "decoder_input_ids", "input_features", "bbox"):
         if isinstance(inputs.get(name), Tensor) and not inputs.get("embeddings_given"):
-            raise NotRun(f"the model is given {name}")
+            raise NotComputedAlone(f"the model is given {name}")
 
 
-def _outside_embeddings(found: Found, ids: Tensor) -> bool:
+def _outside_embeddings(found: FoundModel, ids: Tensor) -> bool:
     """Return whether ids, of which the backbone was given embeddings, cannot be looked up.
 
     Such as −200 for an image: on a GPU, to look one up ends the process.
@@ -259,7 +263,7 @@ def _looks_ahead(mask: Tensor) -> bool:
     return sees.shape[-1] == sees.shape[-2] and bool(sees.triu(1).any())
 
 
-def _depends_on_length(found: Found, length: int) -> bool:
+def _depends_on_length(found: FoundModel, length: int) -> bool:
     """Return whether a row's rotary embedding depends on the longest row of its batch."""
     for module in found.base.modules():
         kind = getattr(module, "rope_type", None)
@@ -275,7 +279,7 @@ def _depends_on_length(found: Found, length: int) -> bool:
 
 
 def _run(
-    base: Any, record: Record, owners: dict[str, list[int]], number: int, text: Document
+    base: Any, record: PassRecord, owners: dict[str, list[int]], number: int, text: Document
 ) -> Tensor:
     inputs = record.alone["inputs"]
     columns = text.columns.to(inputs["input_ids"].device)
@@ -309,7 +313,9 @@ def _recomputed(base: Any, given: dict[str, Any]) -> Tensor:
     try:
         return _hidden(base(**given))
     except Exception as error:
-        raise NotRun(f"the batch could not be computed once more: {error!r}"[:200]) from error
+        raise NotComputedAlone(
+            f"the batch could not be computed once more: {error!r}"[:200]
+        ) from error
 
 
 def _hidden(out: Any) -> Tensor:
@@ -319,7 +325,7 @@ def _hidden(out: Any) -> Tensor:
 
 def _perturbed(
     base: Any,
-    record: Record,
+    record: PassRecord,
     owners: dict[str, list[int]],
     texts: list[Document],
     eps: float,
@@ -350,7 +356,7 @@ def _perturbed(
 
 
 @contextmanager
-def _state_kept(found: Found, device: torch.device) -> Iterator[None]:
+def _state_kept(found: FoundModel, device: torch.device) -> Iterator[None]:
     """Restore what a forward pass of ours could change: modes, buffers, random states, gradients.
 
     Some rotary embeddings store how long the longest batch was.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .digests import digest_of, digests, sampled_checksum
 from .megatron import gradient_of
-from .model import Found, in_pieces, local
+from .model import FoundModel, in_pieces, local
 from .places import double, evenly, widest
 
 NAMES, TENSORS, COORDINATES = 20, 512, 256
@@ -33,7 +33,7 @@ def is_given_up(optimizer: Any) -> bool:
     return isinstance(overflow, Tensor) and bool(overflow != 0)
 
 
-def gradient_facts(found: Found, divisor: float) -> dict[str, Any]:
+def gradient_facts(found: FoundModel, divisor: float) -> dict[str, Any]:
     """Return the fields of `arrived` that need this process's gradients alone.
 
     Args:
@@ -71,7 +71,7 @@ def gradient_facts(found: Found, divisor: float) -> dict[str, Any]:
     }
 
 
-def _idle(found: Found, trained: list[str], without: set[str]) -> dict[str, Any]:
+def _idle(found: FoundModel, trained: list[str], without: set[str]) -> dict[str, Any]:
     """Return the layers of which no trained tensor has a gradient: of text, and of images."""
     cross = {n for n, m in found.model.named_modules() if "Cross" in type(m).__name__}
     layers: dict[str, list[bool]] = {}
@@ -101,7 +101,7 @@ def _together(rows: list[Tensor]) -> list[list[float]]:
 
 
 def norm_facts(
-    found: Found, sums: list[Tensor], scale: float, divisor: float, world: int
+    found: FoundModel, sums: list[Tensor], scale: float, divisor: float, world: int
 ) -> dict[str, Any]:
     """Return the fields of `arrived` on the final norm's weight."""
     weight, gradient = found.norm.weight, gradient_of(found.norm.weight)
@@ -151,7 +151,7 @@ def shard_of(parameter: Any, tensor: Any) -> tuple[int, Tensor]:
 class Frozen:
     """Checksums of what is not trained, to see whether it moves."""
 
-    def __init__(self, found: Found) -> None:
+    def __init__(self, found: FoundModel) -> None:
         self.found = found
         self.sums = self._sums()
 
@@ -179,10 +179,10 @@ class Frozen:
         return [n for n, value in self.sums.items() if before.get(n, value) != value]
 
 
-class Reference:
+class AdamWReference:
     """A few small tensors before a step, and where AdamW in float64 would take them."""
 
-    def __init__(self, found: Found, optimizer: Any) -> None:
+    def __init__(self, found: FoundModel, optimizer: Any) -> None:
         self.optimizer = optimizer
         self.why = _unlike_adamw(optimizer)
         self.before: dict[str, tuple[Any, Tensor, Tensor, dict[str, Any], dict[str, Any]]] = {}
@@ -269,7 +269,7 @@ def adamw(
     return end
 
 
-def group_facts(found: Found, optimizer: Any) -> list[dict[str, Any]]:
+def group_facts(found: FoundModel, optimizer: Any) -> list[dict[str, Any]]:
     """Return `groups` of `stepped`."""
     vectors = {id(p) for p in found.model.parameters() if p.requires_grad and _is_vector(p)}
     facts = []
@@ -304,13 +304,13 @@ def number(value: Any) -> float | None:
         return None
 
 
-class Weights:
+class WeightDigests:
     """Digests of the weights, from one look to the next."""
 
     def __init__(self) -> None:
         self.before: dict[str, str] = {}
 
-    def facts(self, found: Found, moving: set[str]) -> dict[str, Any]:
+    def facts(self, found: FoundModel, moving: set[str]) -> dict[str, Any]:
         """Return the fields of `drift`; `moving`: names that had a gradient and a learning rate."""
         named = list(found.model.named_parameters())
         each = digests([sampled_checksum(local(p)) for _, p in named])
@@ -326,7 +326,7 @@ class Weights:
         }
 
 
-def nonzero_gradients(found: Found, most: int) -> list[tuple[str, Any]]:
+def nonzero_gradients(found: FoundModel, most: int) -> list[tuple[str, Any]]:
     """Return trained parameters, evenly taken, whose gradient is there and is not zero."""
     named = [(n, p) for n, p in found.model.named_parameters() if p.requires_grad]
     some = [(n, p, gradient_of(p)) for n, p in named[:: max(1, len(named) // most)]]

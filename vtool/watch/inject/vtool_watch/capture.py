@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .learnt import Record
-from .model import Found, drops, is_recorded
+from .learnt import PassRecord
+from .model import FoundModel, drops, is_recorded
 from .norm import of_norm
 from .places import evenly
 from .rows import KeptBatch, keep
-from .settings import Settings
+from .settings import WatchSettings
 
 _OUTER = ("input_ids", "attention_mask", "position_ids", "pixel_values", "pixel_values_videos")
 
@@ -67,11 +67,11 @@ def _rotaries(base: Any) -> list[Any]:
 class Capture:
     """Hooks of one model. What it gathers is taken at the optimizer's step."""
 
-    def __init__(self, found: Found, settings: Settings, fail: Any) -> None:
+    def __init__(self, found: FoundModel, settings: WatchSettings, fail: Any) -> None:
         self.found, self.settings, self._fail = found, settings, fail
         self.looking = False
         self.want_alone = False
-        self.records: list[Record] = []
+        self.records: list[PassRecord] = []
         self.ledger: list[KeptBatch] = []
         self.skipped: dict[str, str] = {}
         self.window = 0
@@ -224,7 +224,7 @@ class Capture:
             return
         device = hidden.device.type
         cast = torch.is_autocast_enabled(device)
-        record = Record(
+        record = PassRecord(
             index=len(self.records),
             shape=self._shape(hidden, given.get("input_ids")),
             autocast=str(torch.get_autocast_dtype(device)) if cast else None,
@@ -274,7 +274,7 @@ class Capture:
 
     def _read(
         self,
-        record: Record,
+        record: PassRecord,
         held: Tensor,
         gradient: Tensor,
         norm: tuple[Tensor, Tensor] | None,
@@ -321,7 +321,7 @@ class Capture:
             except Exception as error:
                 self.skipped.setdefault("engine", f"the final norm cannot be run again: {error!r}")
 
-    def take(self) -> list[Record]:
+    def take(self) -> list[PassRecord]:
         """Return the step's records, and start an empty list."""
         records, self.records = self.records, []
         self.kept, self._micro = 0, 0

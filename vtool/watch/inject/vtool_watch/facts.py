@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .settings import FORMAT, Settings
+from .settings import FORMAT, WatchSettings
 
 _ENCODE = json.JSONEncoder(allow_nan=False).encode
 
@@ -46,14 +46,14 @@ def finite(value: Any) -> Any:
     return value
 
 
-class Writer:
+class FactWriter:
     """Appends facts to this process's file, which the first of them makes.
 
     A fork of the process writes nothing. Neither does anything after a write that failed, which is
     reported once, on standard error.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: WatchSettings) -> None:
         self.settings = settings
         self.pid = os.getpid()
         self.rows = 0

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from .facts import Writer
+from .facts import FactWriter
 from .model import find_models, is_recorded
-from .settings import Settings, from_environment
+from .settings import WatchSettings, from_environment
 from .watch import Watch
 
 _SECONDS = 30.0
@@ -25,9 +25,9 @@ _SECONDS = 30.0
 class Process:
     """Everything known in this process: the optimizers, and the models they train."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: WatchSettings) -> None:
         self.settings = settings
-        self.writer = Writer(settings)
+        self.writer = FactWriter(settings)
         self.pid = os.getpid()
         self.watches: list[Watch] = []
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -199,7 +199,7 @@ class Process:
         self.writer.write("ended", step=steps, steps=steps, rows=self.writer.rows, reason=reason)
 
 
-def _stopped(settings: Settings) -> bool:
+def _stopped(settings: WatchSettings) -> bool:
     return bool(settings.stop) and os.path.exists(str(settings.stop))
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .digests import bytes_of, digest_of
-from .model import Found
+from .model import FoundModel
 from .places import multiplies_in_tf32
 from .rows import KeptBatch, documents, row_mask
 from .solve import SLACK, Solution
@@ -27,7 +27,7 @@ ROWS, TOKENS, MICROS = 4, 2048, 2
 
 
 @dataclass
-class Record:
+class PassRecord:
     """A forward and backward pass of the model, as far as it was seen."""
 
     index: int
@@ -52,7 +52,7 @@ class Record:
     """For the first record: the inputs, the hidden states and the positions."""
 
 
-def rounding(record: Record, weights: torch.dtype, solved_in: torch.dtype) -> float:
+def rounding(record: PassRecord, weights: torch.dtype, solved_in: torch.dtype) -> float:
     """Return one rounding of the coarsest arithmetic that was used."""
     used = [record.dtype, str(weights)] + ([record.autocast] if record.autocast else [])
     coarsest = max(ROUNDING.get(name, 2.0**-9) for name in used)
@@ -80,7 +80,13 @@ def quantiles(x: Tensor) -> list[float] | None:
 
 
 def micro_facts(
-    record: Record, solved: Solution | None, found: Found, u: float, *, text: bool, scale: float
+    record: PassRecord,
+    solved: Solution | None,
+    found: FoundModel,
+    u: float,
+    *,
+    text: bool,
+    scale: float,
 ) -> dict[str, Any]:
     """Return the fields of `micro`; weights are divided by the loss's scale."""
     fact: dict[str, Any] = {
@@ -122,7 +128,7 @@ def micro_facts(
 
 
 def _of_ids(
-    record: Record, solved: Solution, w: Tensor, sure: Tensor, found: Found, *, text: bool
+    record: PassRecord, solved: Solution, w: Tensor, sure: Tensor, found: FoundModel, *, text: bool
 ) -> dict[str, Any]:
     assert record.at is not None
     at = record.at.cpu()
@@ -179,7 +185,9 @@ def _ends_behind(ids: Tensor, at: Tensor, ends: Tensor) -> int:
     return int(behind.sum())
 
 
-def _plain_mask(record: Record, inputs: dict[str, Any], ids: Tensor, found: Found) -> Tensor | None:
+def _plain_mask(
+    record: PassRecord, inputs: dict[str, Any], ids: Tensor, found: FoundModel
+) -> Tensor | None:
     """Return the mask of a batch where what its zeros mean is known, or None."""
     mask = inputs.get("attention_mask")
     if not isinstance(mask, Tensor) or mask.shape != ids.shape:
@@ -192,7 +200,7 @@ def _plain_mask(record: Record, inputs: dict[str, Any], ids: Tensor, found: Foun
 
 
 def _text_left_out(
-    record: Record, inputs: dict[str, Any], ids: Tensor, found: Found
+    record: PassRecord, inputs: dict[str, Any], ids: Tensor, found: FoundModel
 ) -> list[int] | None:
     """Return how many rows have text that the mask leaves out, of how many that teach something.
 
@@ -215,7 +223,12 @@ def _text_left_out(
 
 
 def _left_out(
-    record: Record, inputs: dict[str, Any], ids: Tensor, sure: Tensor, target: Tensor, found: Found
+    record: PassRecord,
+    inputs: dict[str, Any],
+    ids: Tensor,
+    sure: Tensor,
+    target: Tensor,
+    found: FoundModel,
 ) -> int | None:
     """Count the tokens learnt where the batch's mask has neither them nor what they follow.
 
@@ -233,7 +246,7 @@ def _left_out(
     return int((sure & both.flatten()[at] & ~torch.isin(target, padding)).sum())
 
 
-def _row_ends(inputs: dict[str, Any], ids: Tensor, found: Found) -> Tensor:
+def _row_ends(inputs: dict[str, Any], ids: Tensor, found: FoundModel) -> Tensor:
     """Return the places after which a text has no id: batches may come shifted already."""
     last = torch.ones_like(ids, dtype=torch.bool)
     for text in documents(inputs, ids):
@@ -243,7 +256,7 @@ def _row_ends(inputs: dict[str, Any], ids: Tensor, found: Found) -> Tensor:
     return last.flatten()
 
 
-def _next_rows(inputs: dict[str, Any], ids: Tensor, found: Found) -> Tensor:
+def _next_rows(inputs: dict[str, Any], ids: Tensor, found: FoundModel) -> Tensor:
     """Return the id with which the next text begins, where a place's label can be that by mistake.
 
     That is the last place of a text before padding, and the last place of a row, where that is
@@ -267,7 +280,7 @@ def _next_rows(inputs: dict[str, Any], ids: Tensor, found: Found) -> Tensor:
     return first.flatten()
 
 
-def _per_row(rows: Tensor, w: Tensor, record: Record) -> list[dict[str, Any]]:
+def _per_row(rows: Tensor, w: Tensor, record: PassRecord) -> list[dict[str, Any]]:
     found = []
     counts = record.alone.get("row_counts") or {}
     for row in range(min(64, record.shape[0])):
@@ -290,7 +303,7 @@ def _per_row(rows: Tensor, w: Tensor, record: Record) -> list[dict[str, Any]]:
 
 
 def _per_token(
-    record: Record, solved: Solution, w: Tensor, following: Tensor | None
+    record: PassRecord, solved: Solution, w: Tensor, following: Tensor | None
 ) -> list[dict[str, Any]]:
     if record.index >= MICROS or record.at is None:
         return []

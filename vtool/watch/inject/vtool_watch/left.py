@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .model import Found, is_compiled, is_recorded
+from .model import FoundModel, is_compiled, is_recorded
 from .places import double
 
 TENSORS, OF_EACH, COORDINATES = 64, 2, 16
@@ -18,7 +18,7 @@ _LAYER = re.compile(r"^(.*?\.\d+)\.")
 class Left:
     """Notes what is in `.grad` after each backward pass: a few coordinates of each layer."""
 
-    def __init__(self, found: Found, fail: Any) -> None:
+    def __init__(self, found: FoundModel, fail: Any) -> None:
         self.found, self._fail = found, fail
         self._handles: list[Any] = []
         self._parameters: dict[str, Any] = {}
@@ -109,7 +109,7 @@ def _some(gradient: Tensor) -> Tensor | None:
     return flat[:: max(1, flat.numel() // COORDINATES)][:COORDINATES].clone()
 
 
-def _of_each_layer(found: Found) -> dict[str, Any]:
+def _of_each_layer(found: FoundModel) -> dict[str, Any]:
     """Return the smallest trained tensors of each layer, and of those outside of layers."""
     layers: dict[str, list[tuple[int, str, Any]]] = {}
     for name, p in found.model.named_parameters():

@@ -19,7 +19,7 @@ _WRAPPERS = ("DistributedDataParallel", "Float16Module", "FullyShardedDataParall
 
 
 @dataclass(frozen=True)
-class Layout:
+class ParallelLayout:
     """A `GPTModel`'s spread of tokens and vocabulary over ranks."""
 
     gpt: Any
@@ -68,10 +68,10 @@ class Layout:
         return self.tensor_rank * length if self.shares_tokens else 0
 
 
-class Head:
+class MegatronHead:
     """Stands for the head of a `GPTModel`, whose matrix may belong to its embedding."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: ParallelLayout) -> None:
         self._layout = layout
 
     @property
@@ -85,7 +85,7 @@ def is_there() -> bool:
     return "megatron.core.parallel_state" in sys.modules
 
 
-def layout_of(candidate: Any) -> Layout | None:
+def layout_of(candidate: Any) -> ParallelLayout | None:
     """Return the layout of the `GPTModel` with a head that a module is or has, or None."""
     if not is_there() or type(candidate).__name__ in _WRAPPERS:
         return None
@@ -95,7 +95,7 @@ def layout_of(candidate: Any) -> Layout | None:
         parallel, config = _state(), getattr(candidate, "config", None)
         size = parallel.get_tensor_model_parallel_world_size()
         text = text_of(config) if hasattr(config, "get_text_config") else None
-        return Layout(
+        return ParallelLayout(
             gpt=module,
             vocabulary=getattr(text, "vocab_size", None),
             tensor=size,

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from . import megatron
-from .megatron import Layout
-from .solve import Head
+from .megatron import ParallelLayout
+from .solve import LanguageHead
 
 _NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f", "final_norm", "norm_f")
 _SPECIAL = re.compile(r"(image|video|audio|vision|pad)\w*_(?:token_)?(?:id|index)$|pad_token_id$")
@@ -24,7 +24,7 @@ class Unreadable(Exception):
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundModel:
     """A model with a language head, and what its config says of the logits."""
 
     model: Any
@@ -37,7 +37,7 @@ class Found:
     norm: Any
     ends: tuple[int, ...]
     specials: dict[str, list[int]]
-    layout: Layout | None = None
+    layout: ParallelLayout | None = None
     """Megatron-core's spread over ranks; None for every other model."""
 
     @property
@@ -46,13 +46,13 @@ class Found:
         return int(_weight_shape(self.head)[1])
 
 
-def find_models(owned: Iterable[int]) -> list[Found]:
+def find_models(owned: Iterable[int]) -> list[FoundModel]:
     """Return the models with a language head that own one of the parameters (by `id`).
 
     Of models around one head, the largest is taken.
     """
     owned = set(owned)
-    found: dict[int, Found] = {}
+    found: dict[int, FoundModel] = {}
     sizes: dict[int, tuple[int, int]] = {}
     for candidate in gc.get_objects():
         try:
@@ -96,17 +96,17 @@ def _weight_shape(head: Any) -> torch.Size:
     return shape
 
 
-def of_gpt(model: Any, layout: Layout) -> Found:
+def of_gpt(model: Any, layout: ParallelLayout) -> FoundModel:
     """Return the parts of a model whose language model is Megatron-core's."""
     gpt, config = layout.gpt, getattr(model, "config", None)
     text = megatron.text_of(config)
     name = next((n for n, m in model.named_modules() if m is gpt.output_layer), "output_layer")
     norm = getattr(gpt.decoder, "final_layernorm", None)
     norm_name = next((n for n, m in model.named_modules() if norm is not None and m is norm), None)
-    return Found(
+    return FoundModel(
         model=model,
         base=gpt.decoder,
-        head=megatron.Head(layout),
+        head=megatron.MegatronHead(layout),
         head_name=name,
         cap=None,
         scale=1.0,
@@ -126,7 +126,7 @@ def _ends(model: Any, text: Any) -> tuple[int, ...]:
     return tuple(ends) if isinstance(ends, (list, tuple)) else () if ends is None else (ends,)
 
 
-def describe_model(model: Any, head: Any) -> Found:
+def describe_model(model: Any, head: Any) -> FoundModel:
     """Find the parts of a model that the watch needs: backbone, head and special tokens."""
     base = _backbone(model, head)
     config = model.config
@@ -138,7 +138,7 @@ def describe_model(model: Any, head: Any) -> Found:
         scale *= model.model_dim**-0.5 if getattr(config, "scale_decoder_outputs", tied) else 1.0
     name = next((n for n, m in model.named_modules() if m is head), type(head).__name__)
     norm_name, norm = _final_norm(base)
-    return Found(
+    return FoundModel(
         model=model,
         base=base,
         head=head,
@@ -224,14 +224,14 @@ def in_pieces(module: Any) -> bool:
     return bool(flat) and all(p.dim() == 1 for p in flat)  # whole ones keep their shape
 
 
-def is_view_of_fsdp1(found: Found) -> bool:
+def is_view_of_fsdp1(found: FoundModel) -> bool:
     """Return whether the head's weight is a view of FSDP1's flat one, which has the gradient."""
     weight = getattr(found.head, "weight", None)
     managed = getattr(found.head, "_is_fsdp_managed_module", False)
     return managed and isinstance(weight, Tensor) and not isinstance(weight, nn.Parameter)
 
 
-def is_in_pieces_of_fsdp1(found: Found) -> bool:
+def is_in_pieces_of_fsdp1(found: FoundModel) -> bool:
     """Return whether FSDP1 holds the head in pieces, or hides where its gradient is."""
     flat = getattr(getattr(found.head, "weight", None), "_fsdp_flattened", False)
     return is_view_of_fsdp1(found) or (flat and in_pieces(found.model))
@@ -252,7 +252,7 @@ def local(tensor: Tensor) -> Tensor:
     return found
 
 
-def head_tensors(found: Found) -> list[Tensor]:
+def head_tensors(found: FoundModel) -> list[Tensor]:
     """Return the tensors that the head is made of: weight, and bias if it has one.
 
     Raises:
@@ -278,9 +278,11 @@ def head_tensors(found: Found) -> list[Tensor]:
     return [weight] if bias is None else [weight, bias]
 
 
-def as_head(found: Found, tensors: list[Tensor]) -> Head:
+def as_head(found: FoundModel, tensors: list[Tensor]) -> LanguageHead:
     """Build the head to solve with from its whole tensors: weight, and bias if it has one."""
-    return Head(tensors[0], tensors[1] if len(tensors) > 1 else None, found.scale, found.cap)
+    return LanguageHead(
+        tensors[0], tensors[1] if len(tensors) > 1 else None, found.scale, found.cap
+    )
 
 
 def mesh_of(tensors: Iterable[Any]) -> dict[str, int] | None:
@@ -294,7 +296,7 @@ def mesh_of(tensors: Iterable[Any]) -> dict[str, int] | None:
 
 
 def facts_of(
-    found: Found, optimizer: Any, owned: set[int], seconds: float, shared_out: bool
+    found: FoundModel, optimizer: Any, owned: set[int], seconds: float, shared_out: bool
 ) -> dict[str, Any]:
     """Return the fields of `model`; `shared_out`: the optimizer has shares of parameters."""
     model, config = found.model, getattr(found.model, "config", None)
@@ -337,21 +339,21 @@ def facts_of(
     }
 
 
-def _begins(found: Found) -> list[int]:
+def _begins(found: FoundModel) -> list[int]:
     """Return the ids with which a text begins, by the config."""
     config = getattr(found.model, "config", None)
     begin = getattr(megatron.text_of(config), "bos_token_id", None) if config is not None else None
     return [begin] if isinstance(begin, int) else []
 
 
-def _is_tied(found: Found) -> bool:
+def _is_tied(found: FoundModel) -> bool:
     if found.layout is not None:
         return bool(getattr(found.layout.gpt, "share_embeddings_and_output_weights", False))
     embedding = found.model.get_input_embeddings()
     return getattr(embedding, "weight", None) is getattr(found.head, "weight", 0)
 
 
-def _is_tie_meant(found: Found) -> bool | None:
+def _is_tie_meant(found: FoundModel) -> bool | None:
     """Return whether the config ties the head; None where it, or the class, does not say so.
 
     None also where the text model's config says otherwise, and where neither the head nor the
@@ -374,7 +376,7 @@ def _is_tie_meant(found: Found) -> bool | None:
     return False if settings == {False} else can or None
 
 
-def is_compiled(found: Found) -> bool:
+def is_compiled(found: FoundModel) -> bool:
     """Return whether the model or its backbone is compiled as a whole."""
     return any(
         getattr(m, "_compiled_call_impl", None) is not None for m in (found.model, found.base)

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from .learnt import Record
-from .model import Found
+from .learnt import PassRecord
+from .model import FoundModel
 from .rows import documents, visual_owners, visuals_of
 
 KINDS = (
@@ -23,7 +23,7 @@ KINDS = (
 """Model types whose images have positions as Qwen2-VL's (arXiv 2409.12191, section 2.1)."""
 
 
-def placed(found: Found, record: Record) -> list[dict[str, Any]]:
+def placed(found: FoundModel, record: PassRecord) -> list[dict[str, Any]]:
     """Return how the positions of each text with images of a captured batch are."""
     inputs, given = record.alone.get("inputs") or {}, record.alone.get("positions")
     ids, config = inputs.get("input_ids"), getattr(found.model, "config", None)

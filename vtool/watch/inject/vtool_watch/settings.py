@@ -11,7 +11,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Settings:
+class WatchSettings:
     """All settings of the variables `VTOOL_WATCH_*`."""
 
     folder: str
@@ -35,7 +35,7 @@ class Settings:
         return step < self.steps or (self.every > 0 and (step + 1) % self.every == 0)
 
 
-def from_environment(variables: Mapping[str, str] = os.environ) -> Settings | None:
+def from_environment(variables: Mapping[str, str] = os.environ) -> WatchSettings | None:
     """Return the settings, or None where nothing is to be watched. Bad numbers are the default."""
     folder = variables.get("VTOOL_WATCH_TO")
     if not folder:
@@ -47,7 +47,7 @@ def from_environment(variables: Mapping[str, str] = os.environ) -> Settings | No
         except ValueError:
             return default
 
-    return Settings(
+    return WatchSettings(
         folder=os.path.abspath(folder),
         steps=number("STEPS", 3),
         every=number("EVERY", 0),

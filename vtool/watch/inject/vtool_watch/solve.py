@@ -29,7 +29,7 @@ _LIKELY = 8
 
 
 @dataclass(frozen=True)
-class Head:
+class LanguageHead:
     """The weights that make logits of a hidden state, and the function applied to the logits."""
 
     weight: Tensor
@@ -67,7 +67,7 @@ def precision_for(head: Tensor, rounding: float) -> torch.dtype:
 def solve(
     h: Tensor,
     g: Tensor,
-    head: Head,
+    head: LanguageHead,
     guess: Tensor | None,
     rounding: float,
     dtype: torch.dtype = torch.float64,
@@ -104,7 +104,7 @@ def solve(
 class _Block:
     """Solves a block of positions against the head, in blocks of its rows."""
 
-    def __init__(self, h: Tensor, g: Tensor, head: Head, elements: int) -> None:
+    def __init__(self, h: Tensor, g: Tensor, head: LanguageHead, elements: int) -> None:
         self.g, self.head, self.dtype = g, head, h.dtype
         rows = max(256, elements // h.shape[1])
         self.rows = min(rows, _CPU_ROWS) if h.device.type == "cpu" else rows
@@ -289,7 +289,7 @@ class _Block:
         return best, parts, left
 
 
-def _of_head(guess: Tensor, head: Head) -> Tensor:
+def _of_head(guess: Tensor, head: LanguageHead) -> Tensor:
     """Return guesses, without ids that the head does not have: on a GPU these end the process."""
     return torch.where(guess < head.weight.shape[0], guess, -1)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .digests import checksum, digests
-from .model import Found, local
+from .model import FoundModel, local
 
 TENSORS, ELEMENTS, STEPS, COORDINATES, NAMES = 64, 1 << 16, 8, 32, 20
 """Only tensors that are small enough to be read whole: some rows of an embedding may be put back on
@@ -25,7 +25,7 @@ class Trail:
         self._made: dict[str, Tensor] = {}
         """Some coordinates before and after the last step."""
 
-    def before(self, step: int, found: Found, optimizer: Any) -> dict[str, Any] | None:
+    def before(self, step: int, found: FoundModel, optimizer: Any) -> dict[str, Any] | None:
         """Return `undone` of `arrived`: to before which step the last one was undone.
 
         EMA weights that were swapped in and out again, and adapters that were merged and unmerged,
@@ -58,13 +58,13 @@ class Trail:
             "written": _written(moved, was, made, self._was) if to is None else None,
         }
 
-    def behind(self, step: int, found: Found, optimizer: Any) -> None:
+    def behind(self, step: int, found: FoundModel, optimizer: Any) -> None:
         """Record the digests and some values of the weights that a step has written."""
         self._behind = step, _digests(found, optimizer)
         self._made = _coordinates(found, self._behind[1])
 
 
-def _coordinates(found: Found, names: dict[str, str]) -> dict[str, Tensor]:
+def _coordinates(found: FoundModel, names: dict[str, str]) -> dict[str, Tensor]:
     """Return some coordinates of the tensors of which digests were taken."""
     some = {}
     for name, p in found.model.named_parameters():
@@ -95,14 +95,14 @@ def _written(
     return {"tensors": others, "of": len(known), "share": share, "rest": rest}
 
 
-def _digests(found: Found, optimizer: Any) -> dict[str, str]:
+def _digests(found: FoundModel, optimizer: Any) -> dict[str, str]:
     try:
         return _digests_of(found, optimizer)
     except Exception:  # nothing is noted of weights of another kind
         return {}
 
 
-def _digests_of(found: Found, optimizer: Any) -> dict[str, str]:
+def _digests_of(found: FoundModel, optimizer: Any) -> dict[str, str]:
     own = {id(p) for group in optimizer.param_groups for p in group["params"]}
     some = {}
     for name, p in found.model.named_parameters():

@@ -12,12 +12,12 @@ import torch
 from . import alone, arrival
 from .alive import around, loss_scale, scales
 from .capture import Capture, is_in_backward
-from .facts import Writer, rank_and_world
-from .learnt import Record, micro_facts, next_ids, rounding
+from .facts import FactWriter, rank_and_world
+from .learnt import PassRecord, micro_facts, next_ids, rounding
 from .left import Left
 from .megatron import gradient_of, is_shared_out
 from .model import (
-    Found,
+    FoundModel,
     Unreadable,
     as_head,
     facts_of,
@@ -31,7 +31,7 @@ from .model import (
 from .mrope import placed
 from .ranks import Agreement, agreement, ranks_of
 from .rows import KeptBatch, ledger
-from .settings import Settings
+from .settings import WatchSettings
 from .solve import precision_for, solve
 from .trail import Trail
 
@@ -44,7 +44,12 @@ class Watch:
     """Looks at a model's steps. None of its methods raises."""
 
     def __init__(
-        self, found: Found, optimizer: Any, settings: Settings, writer: Writer, number: int
+        self,
+        found: FoundModel,
+        optimizer: Any,
+        settings: WatchSettings,
+        writer: FactWriter,
+        number: int,
     ) -> None:
         self.found, self.settings, self.writer, self.number = found, settings, writer, number
         self.driver = id(optimizer)
@@ -63,8 +68,8 @@ class Watch:
         self._agreement: Agreement | None = None
         self._asked = False
         self._frozen: arrival.Frozen | None = None
-        self._reference: arrival.Reference | None = None
-        self._weights = arrival.Weights()
+        self._reference: arrival.AdamWReference | None = None
+        self._weights = arrival.WeightDigests()
         self._moving: set[str] | None = None
         self._before: list[str] | None = None
         self._witness: Any = None
@@ -275,7 +280,7 @@ class Watch:
         finally:  # those before one that cannot be read
             self.writer.write_all("rows", facts, self.number)
 
-    def _look(self, optimizer: Any, records: list[Record], head: Any) -> None:
+    def _look(self, optimizer: Any, records: list[PassRecord], head: Any) -> None:
         half = any("torch.float16" in (r.dtype, r.autocast) for r in records)
         scale = loss_scale(optimizer) if half else 1.0
         last = max((r.window for r in records), default=0)
@@ -302,7 +307,7 @@ class Watch:
         except Exception as error:
             self.fail("arrived", error)
         self._alone(records)
-        self._reference = arrival.Reference(self.found, optimizer)
+        self._reference = arrival.AdamWReference(self.found, optimizer)
         if self._reference.why is not None:
             self.skip("reference", self._reference.why)
         if self._frozen is None or self.step >= self.settings.steps:
@@ -322,7 +327,7 @@ class Watch:
             " or its hooks are not called"
         )
 
-    def _learnt(self, records: list[Record], head: Any, scale: float) -> float:
+    def _learnt(self, records: list[PassRecord], head: Any, scale: float) -> float:
         """Write what each pass taught, and return the sum of all weights."""
         begin, tokens, precision, total = time.perf_counter(), 0, None, 0.0
         for number, record in enumerate(records):
@@ -351,7 +356,7 @@ class Watch:
         return total
 
     def _arrived(
-        self, records: list[Record], scale: float, divisor: float, scalers: list[float]
+        self, records: list[PassRecord], scale: float, divisor: float, scalers: list[float]
     ) -> None:
         fact = arrival.gradient_facts(self.found, divisor)
         fact["scalers"] = scalers
@@ -382,21 +387,21 @@ class Watch:
                 self.skip("engine", f"{type(error).__name__}: {error}"[:200])
         self.say("arrived", **fact)
 
-    def _placed(self, record: Record) -> None:
+    def _placed(self, record: PassRecord) -> None:
         try:
             if texts := placed(self.found, record):
                 self.say("placed", documents=texts)
         except Exception as error:
             self.fail("placed", error)
 
-    def _ahead(self, record: Record) -> None:
+    def _ahead(self, record: PassRecord) -> None:
         try:
             if seen := alone.targets_seen(record, self.found.layout is not None):
                 self.say("ahead", **seen)
         except Exception as error:
             self.fail("alone", error)
 
-    def _alone(self, records: list[Record]) -> None:
+    def _alone(self, records: list[PassRecord]) -> None:
         record = records[0] if records else None
         if not self.capture.want_alone or record is None:
             return
@@ -405,13 +410,13 @@ class Watch:
         self._ahead(record)
         try:
             if self.found.layout is not None:
-                raise alone.NotRun("a pass through Megatron-core is of all ranks")
+                raise alone.NotComputedAlone("a pass through Megatron-core is of all ranks")
             if not kept.get("inputs"):
-                raise alone.NotRun("the first micro-batch was not kept (VTOOL_WATCH_MIB)")
+                raise alone.NotComputedAlone("the first micro-batch was not kept (VTOOL_WATCH_MIB)")
             fact = alone.compare_alone(self.found, record)
             self._alone_done = self._alone_done or len(fact["documents"]) > 1
             self.say("alone", **fact)
-        except alone.NotRun as why:
+        except alone.NotComputedAlone as why:
             self.skip("alone", str(why))
             self._alone_done = True
         except Exception as error:
@@ -463,7 +468,7 @@ class Watch:
         except Exception as error:
             self.fail("aim", error)
 
-    def _stepped(self, optimizer: Any, reference: arrival.Reference) -> None:
+    def _stepped(self, optimizer: Any, reference: arrival.AdamWReference) -> None:
         assert self._frozen is not None
         moved = self._frozen.moved()
         self._trail.behind(self.step, self.found, optimizer)
