@@ -96,7 +96,7 @@ def imported(run: Path, rows: Path, to: Path) -> None:
     """Evaluate as the command does, and write the seconds that it takes once all is imported."""
     from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
-    from vtool.cli.evaluate import write_page
+    from vtool.cli.evaluate import write_evaluation_page
     from vtool.evaluation.run import EvaluationRequest, evaluate_model
 
     del AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
@@ -111,7 +111,7 @@ def imported(run: Path, rows: Path, to: Path) -> None:
     )
     done = evaluate_model(request, print)
     assert done is not None, "one rank"
-    write_page(done)
+    write_evaluation_page(done)
     seconds = {"imported": time.process_time() - began, "loop": done.seconds}
     (to / "seconds").write_text(json.dumps(seconds))
 

@@ -31,8 +31,8 @@ from vtool.models.masks import (
     allowed_in_documents,
     allowed_in_rows,
     keep_from_lengths,
+    megatron_mask,
     to_hf_2d,
-    to_megatron,
     to_npu_compressed,
     to_npu_dense,
     to_sdpa,
@@ -142,13 +142,13 @@ FORMS = {
         lambda of: to_hf_2d(keep_from_lengths(of)), kept_by_token, kept_by_row, packed=False
     ),
     "to_megatron, rows": Form(
-        lambda of: to_megatron(rows(of)),
+        lambda of: megatron_mask(rows(of)),
         lambda of: rows_by_token(of, False),
         lambda of: rows_by_row(of, False),
         False,
     ),
     "to_megatron, documents": Form(
-        lambda of: to_megatron(allowed_in_documents(of)),
+        lambda of: megatron_mask(allowed_in_documents(of)),
         lambda of: documents_by_token(of, False),
         lambda of: documents_by_document(of, False),
         packed=True,

@@ -25,7 +25,7 @@ from timemachine.case import read_cases
 from timemachine.sweep import page as trainer_sweep
 from vtool.config.completion import completion_words
 from vtool.config.json_schema import recipe_schema
-from vtool.config.shipped import recipe_names, share
+from vtool.config.shipped import recipe_names, shipped_folder
 from vtool.diagnostics.markdown import as_markdown
 from vtool.evaluation.metrics import METRICS
 from vtool.evaluation.metrics.choices import accuracy
@@ -39,8 +39,8 @@ def generated() -> dict[Path, str]:
     metrics = [(one.name, one.says) for one in (*METRICS.values(), accuracy(()))]
     return {
         **{GOLDEN / f"{name}.yaml": effective(name) for name in recipe_names()},
-        share("configs") / "recipe.schema.json": f"{schema}\n",
-        share("configs") / "completion.json": f"{_lines(completion_words(metrics))}\n",
+        shipped_folder("configs") / "recipe.schema.json": f"{schema}\n",
+        shipped_folder("configs") / "completion.json": f"{_lines(completion_words(metrics))}\n",
         advisories_page.PAGE: advisories_page.page(),
         advisories_page.SCHEMA: advisories_page.schema_text(),
         ROOT / "docs/rules.md": as_markdown(),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.installed.environments import build
-from vtool.config.shipped import recipe_names, share
+from vtool.config.shipped import recipe_names, shipped_folder
 
 ROOT = Path(__file__).parents[1]
 
@@ -52,7 +52,8 @@ def run(site: Path, folder: Path, *command: str) -> subprocess.CompletedProcess[
 def test_every_recipe_and_group_is_in_it(site: Path) -> None:
     for kind in ("configs", "recipes"):
         here = sorted(
-            path.relative_to(share(kind)).as_posix() for path in share(kind).rglob("*.yaml")
+            path.relative_to(shipped_folder(kind)).as_posix()
+            for path in shipped_folder(kind).rglob("*.yaml")
         )
         there = sorted(
             path.relative_to(site / "vtool/_share" / kind).as_posix()
@@ -88,7 +89,7 @@ def test_the_wheel_finds_its_recipes_in_any_folder(site: Path, tmp_path: Path) -
 def test_a_checkout_finds_its_recipes_in_any_folder(tmp_path: Path) -> None:
     done = run(ROOT, tmp_path, "-m", "vtool", "validate-config", "digits")
     assert done.returncode == 0, done.stderr
-    assert share("recipes") == ROOT / "recipes"
+    assert shipped_folder("recipes") == ROOT / "recipes"
 
 
 def test_the_wheel_says_that_it_has_types(site: Path) -> None:

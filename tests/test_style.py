@@ -107,3 +107,26 @@ def test_prose_has_at_most_100_columns() -> None:
             if len(line) > COLUMNS and not quoted and "://" not in line:
                 wrong.append(f"{name}:{number}: {line[:80]}…")
     assert wrong == [], "\n".join(wrong[:40])
+
+
+SHARED_NAMES = {
+    # of the Python API and the command that does the same
+    "train", "verify", "load_check",
+    "main",
+    # one for each framework that load-check asks
+    "compare_with_twin", "drive",
+    # one for each member of a registry: proofs, metrics
+    "compute", "score",
+}  # fmt: skip
+
+
+def test_two_public_classes_or_functions_have_two_names() -> None:
+    """A name that is found by a search means one thing."""
+    modules: dict[str, list[str]] = {}
+    for file in SOURCES:
+        for node in ast.parse(file.read_text("utf-8")).body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
+                modules.setdefault(node.name, []).append(str(file.relative_to(ROOT)))
+    several = {name: files for name, files in modules.items() if len(files) > 1}
+    assert {name: several[name] for name in several.keys() - SHARED_NAMES} == {}
+    assert several.keys() == SHARED_NAMES, "a name of the list is not shared any more"

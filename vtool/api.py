@@ -123,10 +123,10 @@ class TrainingResult:
 
         pictures = image if isinstance(image, Sequence) and not isinstance(image, str) else [image]
         with libraries_prepared(), ExitStack() as stack:
-            from vtool.evaluation.predict import predict
+            from vtool.evaluation.predict import predict_answer
 
             files = [_file(picture, stack) for picture in pictures]
-            return predict(self.folder, files, question, None, max_new_tokens).text
+            return predict_answer(self.folder, files, question, None, max_new_tokens).text
 
 
 def train(run: "Loaded", *, preflight: bool = True) -> TrainingResult:

@@ -129,7 +129,7 @@ def outside(name: str, version: str) -> str | None:
     return None
 
 
-def broken(version: str, family: str) -> Iterator[Broken]:
+def defects_of(version: str, family: str) -> Iterator[Broken]:
     """Yield the defects of a release of transformers that a family meets."""
     for one in BROKEN:
         if release(version) < release(one.below) and family in (one.families or (family,)):

@@ -27,7 +27,7 @@ from vtool.models.processor import Processor, new_processor
 from vtool.training.model_and_engine import prepare_model
 from vtool.training.run_folder import RunFolder
 from vtool.training.session import Session
-from vtool.training.setup import audit, read_texts
+from vtool.training.setup import audit_splits, read_texts
 
 PUBLISHED = "qwen2_5_vl_3b"
 """The model of rows of real size: all of it is trained on one GPU of 80 GB."""
@@ -95,7 +95,7 @@ def open_session(run: Run, device: torch.device, *, real: bool, ranks: Ranks | N
         source = open_split(run.data, "train")
         processor = new_processor(run.model, run.data.image, read_texts(source), run.data.video)
         rows = {"train": EncodedRows(source, processor, run.data)}
-        ledgers = audit(rows, ranks, 1)
+        ledgers = audit_splits(rows, ranks, 1)
     _write_config(folder.processor, run, processor, real=real)
     module = build_on_meta(run.model, processor, folder.processor, 0, config=folder.processor)
     weights = {

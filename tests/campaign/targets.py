@@ -30,7 +30,7 @@ from vtool.data.formats.llava import Llava
 from vtool.data.formats.messages import Messages
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.loading.checkpoint import audit_folder, headers
-from vtool.report.page import render
+from vtool.report.page import render_run_page
 from vtool.report.run_files import read_run
 from vtool.training import checkpoint, start
 from vtool.training.run_folder import RunFolder
@@ -305,7 +305,11 @@ def _ask_result(file: Path) -> Answer:
         refused = True
     run = read_run(file.parent)
     content = file.read_bytes()
-    if zlib.crc32(content) % 200 == 0 and "<script>" in render([run]) and b"<script>" in content:
+    if (
+        zlib.crc32(content) % 200 == 0
+        and "<script>" in render_run_page([run])
+        and b"<script>" in content
+    ):
         return refused, "a page with a script of its input"
     return refused, None
 

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from vtool.cli.app import app
-from vtool.cli.sweep import EndedRun, PlannedRun, plan, table
-from vtool.config.sweep import Job, expand
+from vtool.cli.sweep import EndedRun, PlannedRun, job_table, plan_jobs
+from vtool.config.sweep import Job, expand_grid
 from vtool.diagnostics import Findings
 
 SHORT = [
@@ -31,7 +31,7 @@ SHORT = [
 
 
 def folders(*overrides: str) -> list[str]:
-    return [str(planned.folder) for planned in plan("digits", expand(overrides))]
+    return [str(planned.folder) for planned in plan_jobs("digits", expand_grid(overrides))]
 
 
 def test_every_job_has_a_folder_of_its_own() -> None:
@@ -40,13 +40,13 @@ def test_every_job_has_a_folder_of_its_own() -> None:
     assert folders("optim.lr=0.1,0.2", "run.dir=here") == ["here/lr=0.1", "here/lr=0.2"]
     assert folders("run.name=a,b") == ["runs/a", "runs/b"]
     assert folders("optim.lr=0.1") == ["runs/digits"]
-    quoted, _ = plan("digits", expand(["run.seed=1,2", "run.name='it\\'s'"]))
+    quoted, _ = plan_jobs("digits", expand_grid(["run.seed=1,2", "run.name='it\\'s'"]))
     assert quoted.overrides[-1] == "run.name='it\\'s-seed=1'"
 
 
 def test_jobs_that_would_share_a_folder_are_refused() -> None:
     with pytest.raises(Findings, match="two jobs would train in same"):
-        plan("digits", expand(["run.name=a,b", "run.dir=same"]))
+        plan_jobs("digits", expand_grid(["run.name=a,b", "run.dir=same"]))
 
 
 def test_the_findings_of_all_jobs_come_before_the_first_and_each_once(
@@ -95,7 +95,7 @@ def test_a_table_has_what_became_of_each(tmp_path: Path) -> None:
         (job.folder / "result.json").write_text(json.dumps({"test_nll": 1 - nll, "steps": 2}))
         line = {"step": 2, "validation_nll": nll, "validation_exact_match": 1 - nll}
         (job.folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-    _, head, *rows, _, note = table(
+    _, head, *rows, _, note = job_table(
         [
             EndedRun(jobs[0], "finished", 0),
             EndedRun(jobs[3], "failed with 1", 1),
@@ -118,7 +118,7 @@ def test_without_validation_rows_nothing_is_the_best_and_the_test_rows_choose_no
 ) -> None:
     (tmp_path / "result.json").write_text('{"test_exact_match": 0.9721, "test_nll": 0.1}')
     jobs = [PlannedRun(Job((), (f"run.seed={seed}",)), (), tmp_path) for seed in range(2)]
-    lines = list(table([EndedRun(each, "finished", 0) for each in jobs]))
+    lines = list(job_table([EndedRun(each, "finished", 0) for each in jobs]))
     assert [line.split()[-2:] for line in lines[2:4]] == [["-", "-"], ["-", "-"]]
     assert "give data.validation" in lines[-1]
 

@@ -13,9 +13,9 @@ from vtool.cli.app import app
 from vtool.config.json_schema import recipe_schema
 from vtool.config.load import effective_yaml, load_run
 from vtool.config.settings import all_settings
-from vtool.config.shipped import recipe_names, share
+from vtool.config.shipped import recipe_names, shipped_folder
 
-FILE = share("configs") / "recipe.schema.json"
+FILE = shipped_folder("configs") / "recipe.schema.json"
 SCHEMA = recipe_schema()
 VALIDATOR = Draft7Validator(SCHEMA)
 
@@ -34,7 +34,7 @@ def test_the_shipped_file_is_what_the_command_prints() -> None:
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_a_shipped_recipe_fits_and_names_the_schema(name: str) -> None:
-    file = share("recipes") / f"{name}.yaml"
+    file = shipped_folder("recipes") / f"{name}.yaml"
     text = file.read_text(encoding="utf-8")
     assert flagged(text) == []
     marked = text.splitlines()[0].removeprefix("# yaml-language-server: $schema=")
@@ -124,4 +124,4 @@ def _options(schema: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_a_wheel_has_it_next_to_the_recipes() -> None:
-    assert (Path(share("recipes")) / "../configs/recipe.schema.json").is_file()
+    assert (Path(shipped_folder("recipes")) / "../configs/recipe.schema.json").is_file()

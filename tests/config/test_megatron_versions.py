@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from vtool.cli.app import app
 from vtool.config.load import examine
-from vtool.config.megatron_versions import FILE, installed, releases
+from vtool.config.megatron_versions import FILE, installed_megatron, releases
 from vtool.config.schema.megatron import DdpConfig
 from vtool.diagnostics import Diagnostic
 
@@ -41,7 +41,7 @@ def found(*overrides: str) -> tuple[Diagnostic, ...]:
 
 
 def test_the_table_has_every_field_of_the_release_that_is_installed_and_of_the_schema() -> None:
-    there = installed()
+    there = installed_megatron()
     if there is None:
         pytest.skip("megatron-core is not installed")
     table = releases()
@@ -56,10 +56,10 @@ def test_the_table_has_every_field_of_the_release_that_is_installed_and_of_the_s
 
 def test_the_installed_one_is_read_without_being_imported(tmp_path: Path) -> None:
     install(tmp_path, "0.14.0", "bucket_size", "nccl_ub")
-    there = installed([str(tmp_path)])
+    there = installed_megatron([str(tmp_path)])
     assert there is not None
     assert (there.version, there.fields) == ("0.14.0", {"bucket_size", "nccl_ub"})
-    assert installed([str(tmp_path / "nothing")]) is None
+    assert installed_megatron([str(tmp_path / "nothing")]) is None
 
 
 def test_a_field_that_the_installed_one_lacks_is_refused_with_its_releases(

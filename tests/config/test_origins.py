@@ -8,7 +8,7 @@ import yaml
 from vtool.config.load import effective_yaml, examine, load_run
 from vtool.config.origins import COMMAND_LINE
 from vtool.config.resources import opened
-from vtool.config.shipped import share
+from vtool.config.shipped import shipped_folder
 from vtool.diagnostics import Origin
 
 
@@ -36,7 +36,7 @@ def test_a_value_of_a_group_comes_from_the_groups_file() -> None:
     assert origin is not None
     assert origin.file == "configs/optim/adamw.yaml"
     assert at(origin) == "cosine"
-    assert share("configs") / "optim" / "adamw.yaml" == opened(origin.file)
+    assert shipped_folder("configs") / "optim" / "adamw.yaml" == opened(origin.file)
 
 
 def test_a_default_has_no_origin() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from vtool.config.references import follow, masked, unmasked
+from vtool.config.references import masked, resolve_references, unmasked
 
 VALUES: dict[str, Any] = {
     "a": {"b": 1, "c": [1, {"d": "x"}], "e": "text", "n": None, "open": "???"},
@@ -58,7 +58,7 @@ def test_leads_where_omegaconf_says(text: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("NUMBER", "1e-3")
     values = VALUES | {"given": text}
     expected = OmegaConf.to_container(OmegaConf.create(values), resolve=True)
-    followed = follow(values)
+    followed = resolve_references(values)
     assert (followed.values, dict(followed.broken)) == (expected, {})
 
 
@@ -83,13 +83,13 @@ def test_leads_nowhere_where_omegaconf_raises(text: str) -> None:
     values = VALUES | {"given": text, "after": "${given}"}
     with pytest.raises(Exception):  # noqa: B017, PT011  (OmegaConf raises many kinds)
         OmegaConf.to_container(OmegaConf.create(values), resolve=True)
-    followed = follow(values)
+    followed = resolve_references(values)
     assert list(followed.broken) == [("given",)]
     assert followed.values["given"] is followed.values["after"] is None
 
 
 def test_a_circle_is_reported_once_and_at_its_beginning() -> None:
-    followed = follow({"a": "${b}", "b": "x${c}", "c": "${a}", "d": {"e": "${d}"}})
+    followed = resolve_references({"a": "${b}", "b": "x${c}", "c": "${a}", "d": {"e": "${d}"}})
     assert {place: "itself" in why for place, why in followed.broken.items()} == {
         ("a",): True,
         ("d", "e"): True,
@@ -98,7 +98,7 @@ def test_a_circle_is_reported_once_and_at_its_beginning() -> None:
 
 def test_a_variable_that_is_not_read_is_reported_of_all_that_depend_on_it() -> None:
     values = {"a": "${oc.env:X}", "b": "${a}!", "c": {"d": "${oc.env:Y,1}"}, "e": "${c}", "f": 1}
-    followed = follow(values, read_environment=False)
+    followed = resolve_references(values, read_environment=False)
     assert set(followed.unread) == {("a",), ("b",), ("c", "d"), ("e",)}
     assert followed.values["b"] == "${a}!"
 

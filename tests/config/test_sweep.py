@@ -4,12 +4,12 @@ import time
 
 import pytest
 
-from vtool.config.sweep import expand
+from vtool.config.sweep import expand_grid
 from vtool.diagnostics import Findings
 
 
 def test_the_last_override_changes_fastest_and_one_value_is_in_every_job() -> None:
-    jobs = expand(["optim.lr=0.1,0.2", "run.seed=range(1,3)", "train.steps=5"])
+    jobs = expand_grid(["optim.lr=0.1,0.2", "run.seed=range(1,3)", "train.steps=5"])
     assert [job.overrides for job in jobs] == [
         (f"optim.lr={lr}", f"run.seed={seed}", "train.steps=5")
         for lr in ("0.1", "0.2")
@@ -40,19 +40,19 @@ def test_the_last_override_changes_fastest_and_one_value_is_in_every_job() -> No
     ],
 )
 def test_what_is_a_list_of_values(override: str, values: list[str]) -> None:
-    assert [job.overrides for job in expand([override])] == [(value,) for value in values]
+    assert [job.overrides for job in expand_grid([override])] == [(value,) for value in values]
 
 
 def test_all_sweeps_without_a_list_are_refused_at_once() -> None:
     with pytest.raises(Findings) as caught:
-        expand(["optim.lr=interval(0,1)", "optim=glob(*)", "run.seed=1,2"])
+        expand_grid(["optim.lr=interval(0,1)", "optim=glob(*)", "run.seed=1,2"])
     assert [finding.rule for finding in caught.value.diagnostics] == ["bad-override"] * 2
     assert caught.value.fatal
 
 
 def test_names_tell_jobs_apart_and_are_names_of_files() -> None:
     def suffixes(*overrides: str) -> list[str]:
-        found = [job.suffix for job in expand(overrides)]
+        found = [job.suffix for job in expand_grid(overrides)]
         assert len(set(found)) == len(found)
         assert all("/" not in each and len(each) <= 120 and each.isascii() for each in found)
         return found
@@ -78,9 +78,9 @@ def test_names_tell_jobs_apart_and_are_names_of_files() -> None:
 def test_more_combinations_than_anybody_means_are_a_finding_at_once(overrides: list[str]) -> None:
     began = time.process_time()
     with pytest.raises(Findings, match="more than 1,000 combinations"):
-        expand(overrides)
+        expand_grid(overrides)
     refused = time.process_time() - began
     began = time.process_time()
-    assert len(expand(["run.seed=range(0,1000)"])) == 1000
+    assert len(expand_grid(["run.seed=range(0,1000)"])) == 1000
     # 59,049 combinations take 59 times as long as a thousand do
     assert refused < 30 * (time.process_time() - began)

@@ -16,7 +16,7 @@ from tests.rows import chat, mixed_rows, picture, write_rows
 from tests.runs import encoded, messages, request
 from vtool.data import audit_cache
 from vtool.data.audit import build_ledger
-from vtool.data.audit_cache import audit_split, cache_folder, usual_cache
+from vtool.data.audit_cache import audit_cache_folder, audit_split, usual_cache
 from vtool.data.inspect_rows import inspect_rows
 from vtool.data.loader import EncodedRows
 from vtool.data.row_audits import ROW, RowAudits
@@ -191,7 +191,7 @@ def test_a_tokenizer_that_is_python_code_has_no_entry(folder: Path) -> None:
 
 def test_fresh_audits_all_and_off_keeps_nothing(folder: Path) -> None:
     assert usual_cache(rows_of(folder, "data.audit_cache=off")) is None
-    assert not cache_folder().exists()
+    assert not audit_cache_folder().exists()
     audit(rows_of(folder))
     assert audit(rows_of(folder, "data.audit_cache=renew")).reused == 0
     assert audit(rows_of(folder)).reused == ROWS
@@ -213,7 +213,7 @@ def test_a_damaged_entry_is_audited_again(
     folder: Path, name: str, damage: Callable[[Path], None]
 ) -> None:
     first = audit(rows_of(folder))
-    (entry,) = cache_folder().iterdir()
+    (entry,) = audit_cache_folder().iterdir()
     damage(entry / name)
     again = audit(rows_of(folder))
     assert again.reused == 0
@@ -224,7 +224,7 @@ def test_a_damaged_entry_is_audited_again(
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"paths": 3}'])
 def test_a_damaged_head_is_audited_again(folder: Path, text: str) -> None:
     audit(rows_of(folder))
-    (entry,) = cache_folder().iterdir()
+    (entry,) = audit_cache_folder().iterdir()
     (entry / "head.json").write_text(text)
     assert audit(rows_of(folder)).reused == 0
 
@@ -244,19 +244,19 @@ def test_entries_that_were_not_used_for_long_are_removed(
     for longest in (40, 41, 42):
         audit(rows_of(folder, f"data.max_length={longest}"))
         time.sleep(0.02)
-    assert len(list(cache_folder().iterdir())) == 2
+    assert len(list(audit_cache_folder().iterdir())) == 2
     assert audit(rows_of(folder, "data.max_length=42")).reused == ROWS
 
 
 def test_what_a_killed_process_was_writing_is_removed_an_hour_later(folder: Path) -> None:
     audit(rows_of(folder))
     for name, age in ((".making-old", 7200), (".making-now", 0)):
-        left = cache_folder() / name
+        left = audit_cache_folder() / name
         left.mkdir()
         (left / "head.json").write_text("{}")
         os.utime(left, (time.time() - age,) * 2)
     audit(rows_of(folder, "data.max_length=40"))
-    names = [each.name for each in cache_folder().iterdir()]
+    names = [each.name for each in audit_cache_folder().iterdir()]
     assert ".making-old" not in names
     assert ".making-now" in names
     assert len(names) == 3

@@ -10,7 +10,7 @@ import pytest
 from tests.data.readers import open_rows
 from tests.rows import chat, picture, visual_rows, write_rows
 from vtool.data import write
-from vtool.data.convert import Conversion, convert
+from vtool.data.convert import Conversion, convert_rows
 from vtool.data.formats.messages import Messages
 from vtool.data.row import Row
 from vtool.diagnostics import Diagnostic, Findings
@@ -49,7 +49,7 @@ def all_of(path: Path, format: str = "messages") -> list[Any]:
 
 def failing(path: Path, out: Path, *settings: str, kind: str | None = None) -> Diagnostic:
     with pytest.raises(Findings) as caught:
-        convert(str(path), out, kind, settings)
+        convert_rows(str(path), out, kind, settings)
     assert caught.value.fatal
     return caught.value.diagnostics[0]
 
@@ -65,7 +65,7 @@ def test_rows_with_images_and_videos_are_read_as_they_were_from_another_folder(
     rows.append(chat("<image>?", "b") | {"images": [f"data:image/png;base64,{still}"]})
     path = write_rows(tmp_path / "in/rows.jsonl", rows)
     out = tmp_path / f"out/rows.{kind}"
-    made = convert(str(path), out)
+    made = convert_rows(str(path), out)
     assert (made.rows, made.written, made.refused) == (len(rows), len(rows), ())
     assert all_of(out) == all_of(path)
     assert sorted(each.name for each in out.parent.iterdir()) == [out.name]
@@ -90,7 +90,7 @@ def test_calls_weights_and_pictures_inside_are_kept(tmp_path: Path, kind: str) -
     )
     for path in (source, lines):
         out = tmp_path / f"{path.suffix[1:]}-out.{kind}"
-        assert convert(str(path), out).refused == ()
+        assert convert_rows(str(path), out).refused == ()
         assert all_of(out) == all_of(path)
 
 
@@ -99,7 +99,7 @@ def test_the_column_enable_thinking_is_kept(tmp_path: Path, kind: str) -> None:
     values = [True, False, None]
     rows = [chat("a", "b") | {"enable_thinking": value} for value in values]
     out = tmp_path / f"out.{kind}"
-    made = convert(str(write_rows(tmp_path / "rows.jsonl", rows)), out)
+    made = convert_rows(str(write_rows(tmp_path / "rows.jsonl", rows)), out)
     assert made.read["enable_thinking"] == 2
     found = Messages(str(out))
     assert [found.row(index).thinking for index in range(3)] == values
@@ -112,7 +112,7 @@ def test_groups_are_small_enough_to_be_read_for_one_row(
 
     monkeypatch.setattr(write, "GROUP_ROWS", 3)
     path = write_rows(tmp_path / "rows.jsonl", [chat(f"a{n}", "b") for n in range(8)])
-    convert(str(path), tmp_path / "rows.parquet")
+    convert_rows(str(path), tmp_path / "rows.parquet")
     found = pq.ParquetFile(tmp_path / "rows.parquet").metadata
     assert [found.row_group(n).num_rows for n in range(found.num_row_groups)] == [3, 3, 2]
 
@@ -123,7 +123,7 @@ def test_keys_are_counted_by_what_became_of_them(tmp_path: Path) -> None:
         {"instruction": "a", "input": "x", "output": "b", "id": 2, "why": ""},
     ]
     path = write_rows(tmp_path / "rows.jsonl", rows)
-    made = convert(str(path), tmp_path / "out.jsonl", None, ["format=alpaca", "ignore=[why]"])
+    made = convert_rows(str(path), tmp_path / "out.jsonl", None, ["format=alpaca", "ignore=[why]"])
     assert made == Conversion(
         "2 rows of Alpaca instructions",
         2,
@@ -139,14 +139,14 @@ def test_keys_are_counted_by_what_became_of_them(tmp_path: Path) -> None:
 def test_a_file_is_made_only_where_no_more_rows_are_refused_than_may_be(tmp_path: Path) -> None:
     rows = [chat("a", "b"), chat("<image>", "b"), '{"messages"', chat("c", "d")]
     path, out = write_rows(tmp_path / "rows.jsonl", rows), tmp_path / "out.jsonl"
-    made = convert(str(path), out, most_dropped=1)
+    made = convert_rows(str(path), out, most_dropped=1)
     assert (made.written, [each.rule for each in made.refused]) == (
         0,
         ["placeholder-mismatch", "broken-row"],
     )
     assert "rows.jsonl:2: " in made.refused[0].message
     assert sorted(each.name for each in tmp_path.iterdir()) == ["rows.jsonl"]
-    assert convert(str(path), out, most_dropped=2).written == 2
+    assert convert_rows(str(path), out, most_dropped=2).written == 2
     assert [row[0][0]["content"] for row in all_of(out)] == ["a", "c"]
 
 
@@ -157,11 +157,11 @@ def test_content_that_columns_cannot_give_back_is_refused_there_and_kept_in_line
     named = chat("a", "b")
     named["messages"][1]["mood"] = "glad"
     path = write_rows(tmp_path / "rows.jsonl", [parts, named])
-    made = convert(str(path), tmp_path / "rows.parquet")
+    made = convert_rows(str(path), tmp_path / "rows.parquet")
     first, second = made.refused
     assert "a column cannot have text and parts: write JSON lines" in first.message
     assert '"mood", for which there is no column' in second.message
-    assert convert(str(path), tmp_path / "out.jsonl").refused == ()
+    assert convert_rows(str(path), tmp_path / "out.jsonl").refused == ()
     assert all_of(tmp_path / "out.jsonl") == all_of(path)
 
 
@@ -218,6 +218,6 @@ def test_parquet_that_is_named_json_is_converted(tmp_path: Path) -> None:
 
     path = tmp_path / "rows.jsonl"
     pq.write_table(pa.table({"messages": [chat("a", "b")["messages"]]}), path)
-    assert convert(str(path), tmp_path / "rows-lines.jsonl").written == 1
+    assert convert_rows(str(path), tmp_path / "rows-lines.jsonl").written == 1
     (line,) = (tmp_path / "rows-lines.jsonl").read_text().splitlines()
     assert json.loads(line) == chat("a", "b")

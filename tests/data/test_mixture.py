@@ -18,7 +18,7 @@ from vtool.data.sources import Rows
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
 from vtool.training.session import plan_rows
-from vtool.training.setup import audit
+from vtool.training.setup import audit_splits
 
 
 def source(path: str = "rows.jsonl", **settings: Any) -> MessagesSource:
@@ -87,7 +87,7 @@ def ledgers(rows: Path, train: str, *overrides: str) -> Any:
     made = request("rows", f"data.train={train.replace('ROWS', str(rows))}", *overrides)
     opened, _ = encoded(made)
     every = with_held_back(made.run.data, {"train": opened})
-    return made.run, audit(every, Ranks())
+    return made.run, audit_splits(every, Ranks())
 
 
 def test_each_source_is_counted_and_the_counts_add_up(rows: Path) -> None:

@@ -6,7 +6,7 @@ from hashlib import sha256
 import numpy as np
 import pytest
 
-from vtool.data.plan import Plan, SourceShare, share, weighted
+from vtool.data.plan import Plan, SourceShare, rank_micro_batches, weighted
 
 
 def test_an_epoch_has_every_row_once_and_no_step_crosses_it() -> None:
@@ -31,15 +31,15 @@ def test_the_rows_of_a_step_do_not_depend_on_the_rank_count(world: int) -> None:
     shares = [
         row
         for rank in range(world)
-        for micro_batch in share(rows, rank, world, 3)
+        for micro_batch in rank_micro_batches(rows, rank, world, 3)
         for row in micro_batch
     ]
     assert Counter(shares) == Counter(int(row) for row in rows)
 
 
 def test_micro_batches_are_no_larger_than_asked() -> None:
-    assert [len(part) for part in share(np.arange(10), 0, 1, 4)] == [4, 4, 2]
-    assert share(np.arange(1), 1, 2, 4) == []
+    assert [len(part) for part in rank_micro_batches(np.arange(10), 0, 1, 4)] == [4, 4, 2]
+    assert rank_micro_batches(np.arange(1), 1, 2, 4) == []
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3, 4, 5, 11])
@@ -135,7 +135,12 @@ def test_a_mixture_is_shuffled_and_not_source_after_source() -> None:
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_the_rows_of_a_step_of_a_mixture_do_not_depend_on_the_rank_count(world: int) -> None:
     rows = MIXED.step(12)
-    shares = [row for rank in range(world) for part in share(rows, rank, world, 3) for row in part]
+    shares = [
+        row
+        for rank in range(world)
+        for part in rank_micro_batches(rows, rank, world, 3)
+        for row in part
+    ]
     assert Counter(shares) == Counter(rows.tolist())
 
 

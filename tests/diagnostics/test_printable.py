@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from vtool.cli.load_check_text import describe_subjects, digests, last_line
+from vtool.cli.load_check_text import describe_subjects, digest_lines, last_line
 from vtool.diagnostics import Diagnostic, Origin
 from vtool.diagnostics.printable import Lines, printable
 from vtool.diagnostics.render import as_json, render_results
 from vtool.diagnostics.result import Result
-from vtool.report.load_check.page import render as render_page
+from vtool.report.load_check.page import render_load_check_page as render_page
 
 FORMATS = ("full", "concise", "github", "json", "sarif")
 EVIL = "w\n::error::in\r##[group]\x1b[2J\u2028\u202e\x85\udc80\x00"
@@ -96,7 +96,7 @@ def test_the_lines_around_the_findings_of_load_check_are_escaped() -> None:
     }
     checks = {"nonfinite-value": "failed", "bad-header": "not-run"}
     evil = replace(result(EVIL), details=details, checks=checks)
-    for lines in (describe_subjects([evil]), digests([evil]), [last_line([evil])]):
+    for lines in (describe_subjects([evil]), digest_lines([evil]), [last_line([evil])]):
         (line,) = lines
         assert unsafe(line) == set()
         assert line.count("\n") == 1

@@ -16,7 +16,7 @@ from vtool.doctor.advisories import (
     FROM,
     Advisories,
     Advisory,
-    AffectedReleases,
+    Releases,
     Sign,
     advisories,
 )
@@ -129,15 +129,15 @@ def test_each_says_where_it_was_seen(one: Advisory) -> None:
 )
 def test_a_release_has_it_between_the_edges_that_were_seen(version: str, state: str) -> None:
     edges = {"since": "1.1 read", "last": "1.3 read", "fixed": "1.4 read"}
-    releases = AffectedReleases.model_validate(edges | {"before": "1.0 read"})
+    releases = Releases.model_validate(edges | {"before": "1.0 read"})
     expected = "clean" if version == "0.9" else state
     assert releases.state(Version(version)) == expected
     if version in ("0.9", "1.0", "1.0.5"):
-        assert AffectedReleases.model_validate(edges).state(Version(version)) == "unknown"
+        assert Releases.model_validate(edges).state(Version(version)) == "unknown"
 
 
 def test_nothing_is_said_of_releases_newer_than_an_open_bug() -> None:
-    releases = AffectedReleases.model_validate({"since": "1.1 read", "last": "1.3 read"})
+    releases = Releases.model_validate({"since": "1.1 read", "last": "1.3 read"})
     assert releases.state(Version("1.3")) == "affected"
     assert releases.state(Version("1.4")) == "unknown"
 

@@ -16,7 +16,7 @@ from tests.runs import messages, request, session
 from vtool.data.loader import load_steps
 from vtool.engines.contract import Engine
 from vtool.engines.ranks import Ranks
-from vtool.export.huggingface import export
+from vtool.export.huggingface import write_export
 from vtool.training.session import RunRequest
 from vtool.training.step import train_step
 from vtool.training.stop import StopRequest
@@ -55,7 +55,7 @@ def base_model(folder: Path) -> Path:
     write_rows(folder / "rows.jsonl", mixed_rows(folder, ROWS, TEXT_ONLY))
     torch.set_num_threads(1)
     opened, _ = session(made_run(folder, "ddp", "float32", None))
-    return export(
+    return write_export(
         opened.engine.module,
         model_of(opened.engine),
         opened.processor,

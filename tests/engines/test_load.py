@@ -16,7 +16,7 @@ from tests.models.published import WHOLE, as_loaded, publish, untie
 from tests.runs import session
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.families.family import load_family
-from vtool.models.adapters import is_adapter, saved_name
+from vtool.models.adapters import is_adapter_name, saved_name
 from vtool.models.build import load_model
 from vtool.training.model_and_engine import prepare_model
 from vtool.training.session import RunRequest
@@ -108,7 +108,7 @@ def test_weights_and_new_adapters_are_those_of_a_model_loaded_whole(folder: Path
     found = run_ranks(of_engine, 2, made)
     for name, each in made.items():
         wanted = expected(each)
-        assert any(map(is_adapter, wanted)) == (each.run.lora is not None), name
+        assert any(map(is_adapter_name, wanted)) == (each.run.lora is not None), name
         for rank in found:
             own = rank[name]
             assert own.keys() == wanted.keys(), name

@@ -8,7 +8,7 @@ import pytest
 
 from vtool.config.schema import Run
 from vtool.config.settings import choices
-from vtool.config.shipped import share
+from vtool.config.shipped import shipped_folder
 from vtool.engines.registry import CHECKS, ENGINES
 
 
@@ -22,7 +22,9 @@ def test_the_engines_of_the_schema_are_those_of_the_registry() -> None:
 
 
 def test_each_engine_has_a_file_of_settings() -> None:
-    assert {file.stem for file in (share("configs") / "engine").glob("*.yaml")} == set(ENGINES)
+    assert {file.stem for file in (shipped_folder("configs") / "engine").glob("*.yaml")} == set(
+        ENGINES
+    )
 
 
 @pytest.mark.parametrize("kind", ENGINES)

@@ -9,7 +9,7 @@ import torch
 from tests.engines.state import model_of
 from tests.rows import mixed_rows, write_rows
 from tests.runs import messages, request, session
-from vtool.export.huggingface import export
+from vtool.export.huggingface import write_export
 
 Exported = Callable[..., tuple[Path, Path]]
 
@@ -20,7 +20,7 @@ def _export(folder: Path, *overrides: str) -> tuple[Path, Path]:
     settings = (f"run.dir={folder / 'run'}", "optim.warmup_steps=0", *overrides)
     opened, _ = session(request("rows", messages(rows), *settings))
     state = model_of(opened.engine)
-    export(opened.engine.module, state, opened.processor, "qwen2_5_vl", opened.folder.export)
+    write_export(opened.engine.module, state, opened.processor, "qwen2_5_vl", opened.folder.export)
     return opened.folder.path, rows
 
 

@@ -11,7 +11,7 @@ from tests.engines.ranks import run_ranks
 from tests.rows import mixed_rows, write_rows
 from tests.runs import messages, request, session
 from vtool.engines.ranks import Ranks
-from vtool.evaluation.evaluate import Scores, evaluate
+from vtool.evaluation.evaluate import Scores, evaluate_rows
 from vtool.training.session import RunRequest
 
 
@@ -35,7 +35,7 @@ def made_run(folder: Path, text_only: tuple[int, ...], batch: int, *overrides: s
 def scores(ranks: Ranks, made: RunRequest) -> Scores:
     torch.set_num_threads(1)
     opened, _ = session(made, ranks)
-    return evaluate(
+    return evaluate_rows(
         opened.engine, opened.rows["train"], opened.ledgers["train"].kept, made.run.evaluation
     )
 
@@ -85,7 +85,9 @@ def test_a_model_that_looks_at_no_mask_is_asked_one_question_at_a_time(
     made = made_run(tmp_path, (1, 4), 5)
     opened, _ = session(made)
     opened.engine.module.heeds_masks = heeded  # type: ignore[assignment]
-    evaluate(opened.engine, opened.rows["train"], opened.ledgers["train"].kept, made.run.evaluation)
+    evaluate_rows(
+        opened.engine, opened.rows["train"], opened.ledgers["train"].kept, made.run.evaluation
+    )
     assert found == sizes
 
 
@@ -123,7 +125,7 @@ def test_a_run_whose_scores_are_no_numbers_says_so_when_it_has_ended(
 ) -> None:
     import json
 
-    from vtool.evaluation import evaluate as module
+    from vtool.evaluation import evaluate_rows as module
     from vtool.training.sft import train
 
     made = made_run(

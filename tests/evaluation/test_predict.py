@@ -46,7 +46,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, run: Path, *question: Any) -> tuple[R
 
     monkeypatch.setattr(asking, "encode_question", watched_encode)
     monkeypatch.setattr(asking, "generate_tokens", watched_generate)
-    predicting.predict(run, *question, 2)
+    predicting.predict_answer(run, *question, 2)
     return seen["row"], seen["inputs"]
 
 
@@ -102,7 +102,7 @@ def test_a_question_that_cannot_be_asked_is_refused(
     run: Path, images: list[str], question: str, system: str | None, rule: str
 ) -> None:
     with pytest.raises(Findings) as caught:
-        predicting.predict(run, images[:1], question, system, 2)
+        predicting.predict_answer(run, images[:1], question, system, 2)
     assert [finding.rule for finding in caught.value.diagnostics] == [rule]
     assert caught.value.fatal
 
@@ -116,17 +116,17 @@ def test_a_run_whose_settings_cannot_be_read_is_not_asked_with_other_image_sizes
     if text is not None:
         (copy / "config.yaml").write_text(text)
     with pytest.raises(Findings, match=r"not-a-run.*config\.yaml: ") as caught:
-        predicting.predict(copy, images[:1], "What is it?", None, 2)
+        predicting.predict_answer(copy, images[:1], "What is it?", None, 2)
     assert f"vtool predict {copy / 'export'}" in str(caught.value.diagnostics[0].help)
-    assert predicting.predict(copy / "export", images[:1], "What?", None, 2).tokens == 2
+    assert predicting.predict_answer(copy / "export", images[:1], "What?", None, 2).tokens == 2
 
 
 def test_a_video_is_placed_at_its_tag_and_else_behind_the_images(
     run: Path, images: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clip = str(film(tmp_path / "a.mp4", 10))
-    ask = predicting.predict
-    monkeypatch.setattr(predicting, "predict", lambda *given: ask(*given, videos=[clip]))
+    ask = predicting.predict_answer
+    monkeypatch.setattr(predicting, "predict_answer", lambda *given: ask(*given, videos=[clip]))
     row, inputs = asked(monkeypatch, run, images[:1], "What is it?", None)
     assert list(row.visuals()) == ["image", "video"]
     assert inputs >= {"pixel_values", "pixel_values_videos", "video_grid_thw", "second_per_grid_ts"}
@@ -143,7 +143,7 @@ def test_an_image_that_cannot_be_shown_is_refused(run: Path, tmp_path: Path) -> 
     }
     for image, rule in bad.items():
         with pytest.raises(Findings) as caught:
-            predicting.predict(run, [image], "What is it?", None, 2)
+            predicting.predict_answer(run, [image], "What is it?", None, 2)
         assert [finding.rule for finding in caught.value.diagnostics] == [rule]
 
 
@@ -160,7 +160,7 @@ def test_a_config_that_is_no_models_is_reported(run: Path, tmp_path: Path, text:
     shutil.copytree(run / "export", tmp_path / "export")
     (tmp_path / "export" / "config.json").write_text(text)
     with pytest.raises(Findings) as caught:
-        predicting.predict(tmp_path, [], "What?", None, 4)
+        predicting.predict_answer(tmp_path, [], "What?", None, 4)
     assert (caught.value.diagnostics[0].rule, caught.value.fatal) == ("not-a-run", True)
 
 
@@ -188,5 +188,5 @@ def test_a_question_whose_tokens_the_embedding_does_not_have_is_refused(
     config["text_config"]["vocab_size"] = 10
     (tmp_path / "export" / "config.json").write_text(json.dumps(config))
     with pytest.raises(Findings, match=r"token-without-embedding.*embedding has 10 rows") as caught:
-        predicting.predict(tmp_path / "export", [], "What?", None, 4)
+        predicting.predict_answer(tmp_path / "export", [], "What?", None, 4)
     assert caught.value.fatal

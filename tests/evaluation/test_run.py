@@ -26,7 +26,7 @@ from vtool.evaluation.rows import load_settings, open_questions
 from vtool.evaluation.run import Evaluated, EvaluationRequest, evaluate_model
 from vtool.evaluation.subject import open_model
 from vtool.models.answers import Sampling
-from vtool.models.base_files import digests
+from vtool.models.base_files import file_digests
 
 
 @pytest.fixture
@@ -315,7 +315,7 @@ def test_an_adapter_is_not_put_over_other_weights_than_its_run_began_with(tmp_pa
     (base / "model.safetensors").write_bytes(b"weights")
     named = {"base_model_name_or_path": str(base)}
     (adapter / "adapter_config.json").write_text(json.dumps(named))
-    (tmp_path / "run/base.json").write_text(json.dumps(digests(base)))
+    (tmp_path / "run/base.json").write_text(json.dumps(file_digests(base)))
     assert open_model(str(adapter)).is_adapter
     (base / "model.safetensors").write_bytes(b"Weights")
     with pytest.raises(Findings, match=r"base-changed.*began with: model\.safetensors") as raised:

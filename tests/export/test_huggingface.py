@@ -11,7 +11,7 @@ from tests.rows import mixed_rows, write_rows
 from tests.runs import messages, request
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
-from vtool.export.huggingface import export
+from vtool.export.huggingface import write_export
 from vtool.models.processor import load_processor
 from vtool.training.export_run import export_run
 from vtool.training.sft import train
@@ -127,7 +127,9 @@ def test_weights_kept_in_float32_in_a_model_in_bfloat16_are_opened_in_float32(
     model = AutoModelForImageTextToText.from_pretrained(base)
     state = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     opened = load_processor(base, "qwen2_5_vl")
-    folder = export(model.to(torch.bfloat16), state, opened, "qwen2_5_vl", rows.parent / "kept")
+    folder = write_export(
+        model.to(torch.bfloat16), state, opened, "qwen2_5_vl", rows.parent / "kept"
+    )
     config = json.loads((folder / "config.json").read_text())
     assert {
         part["dtype"]

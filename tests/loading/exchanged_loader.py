@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vtool.loading.probe.errors import NotRun
-from vtool.loading.probe.facts import write
+from vtool.loading.probe.facts import facts_line
 from vtool.loading.probe.host import Host, open_host
 from vtool.loading.probe.subject import Named
 
@@ -36,7 +36,7 @@ def compare(host: Host, name: str, one: str = "", other: str = "") -> str:
         model_class.load_weights = exchanged
         assert subject.computed is not None
         try:
-            return write(subject.computed(subject))
+            return facts_line(subject.computed(subject))
         except NotRun as why:
             return json.dumps({"not_run": str(why)})
 

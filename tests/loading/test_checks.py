@@ -2,7 +2,7 @@
 
 from typing import get_args
 
-from vtool.config.schema.load_check import LoadCheck, Source
+from vtool.config.schema.load_check import LoadCheck, SourceKind
 from vtool.diagnostics.rules_loading import CLASS_RULES, FRAMEWORK_CLASS_RULES
 from vtool.loading.grading import GRADERS
 from vtool.loading.probe import stale
@@ -24,6 +24,6 @@ def test_each_check_is_a_rule_and_a_setting() -> None:
 
 def test_each_source_that_a_check_needs_can_be_asked_for_and_loaded_from() -> None:
     needed = {source for check in CHECKS for source in check.sources}
-    assert needed | {"owned"} == set(get_args(Source))
+    assert needed | {"owned"} == set(get_args(SourceKind))
     (sources,) = (check.sources for check in CHECKS if check.rule == "stale-reference")
     assert sources == (stale.RING, *stale.FURTHER_SOURCES)

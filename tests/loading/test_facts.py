@@ -15,10 +15,10 @@ from vtool.loading.probe.facts import (
     Ready,
     SubjectFacts,
     Unusable,
+    facts_line,
+    parse_facts,
     read_event,
-    read_facts,
     read_probe_request,
-    write,
 )
 
 ITEM = Item("differs", "w", ("a", "b"), "1", "2", "runai", "lossy-cast", "f.py", 3, ("c",), ("d",))
@@ -38,13 +38,13 @@ EVENTS: list[Event] = [
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
 def test_an_event_is_read_as_it_was_written(event: Event) -> None:
-    assert read_event(write(event)) == event
+    assert read_event(facts_line(event)) == event
 
 
 def test_facts_and_requests_are_read_as_they_were_written() -> None:
     request = ProbeRequest("python", None, ("lossy-cast",), ("owned",), checkpoint="/x")
-    assert read_facts(write(FACTS)) == FACTS
-    assert read_probe_request(write(request)) == request
+    assert parse_facts(facts_line(FACTS)) == FACTS
+    assert read_probe_request(facts_line(request)) == request
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_facts_and_requests_are_read_as_they_were_written() -> None:
     ],
 )
 def test_unknown_and_missing_keys_name_the_version(path: tuple[str | int, ...], name: str) -> None:
-    values = json.loads(write(FINISHED))
+    values = json.loads(facts_line(FINISHED))
     place = values
     for key in path:
         place = place[key]

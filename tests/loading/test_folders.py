@@ -22,7 +22,7 @@ from tests.rows import mixed_rows, write_rows
 from vtool.config.load import load_run
 from vtool.diagnostics import rules_folder
 from vtool.diagnostics.rules_loading import CLASS_RULES, FRAMEWORK_CLASS_RULES
-from vtool.export.huggingface import export
+from vtool.export.huggingface import write_export
 from vtool.families import FAMILIES
 from vtool.loading.probe.formats import BY_NAME, DEFAULT
 from vtool.verification.context import build_proof_context
@@ -292,7 +292,7 @@ OTHERS = sorted(FAMILIES.keys() - {"qwen2_5_vl"})
 def of_family(family: str, at: Path) -> Path:
     """An export of random weights."""
     stand = build_proof_context(load_run("digits", [f"model.family={family}"]).run, at)
-    return export(stand.bare, stand.bare.state_dict(), stand.processor, family, at / family)
+    return write_export(stand.bare, stand.bare.state_dict(), stand.processor, family, at / family)
 
 
 @pytest.fixture(scope="module")

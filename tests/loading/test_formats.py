@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tests.loading import models
 from vtool.config.schema.load_check import WeightFormat as FormatName
-from vtool.loading.probe.audit import audit, judged_facts
+from vtool.loading.probe.audit import judged_facts, run_checks
 from vtool.loading.probe.facts import CheckFacts
 from vtool.loading.probe.formats import BY_NAME, FORMATS, LayerTensor, WeightFormat
 from vtool.loading.probe.quantized import quantize_checkpoint
@@ -204,7 +204,7 @@ def subject(made: type[Net]) -> Subject:
 def found(made: type[Net], *formats: str) -> tuple[CheckFacts, str, list[str]]:
     """Return the facts, the state and the findings of a class in formats."""
     rules = ("quantised-load",)
-    checks = audit(subject(made), rules, 1, ("owned",), formats=formats)
+    checks = run_checks(subject(made), rules, 1, ("owned",), formats=formats)
     result = judge("it", judged_facts(subject(made), checks, {}), rules)
     messages = [f"{one.severity}: {one.message}" for one in result.findings]
     return checks["quantised-load"], result.checks["quantised-load"], messages

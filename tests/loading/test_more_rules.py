@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from tests.loading import models
 from vtool.cli.load_check import _not_asked
-from vtool.cli.load_check_text import describe_subjects, last_line, table
+from vtool.cli.load_check_text import counts_table, describe_subjects, last_line
 from vtool.diagnostics import Findings
 from vtool.loading import check_load_weights
-from vtool.loading.probe.audit import audit, judged_facts
+from vtool.loading.probe.audit import judged_facts, run_checks
 from vtool.loading.probe.facts import CheckFacts, SubjectFacts
 from vtool.loading.probe.file_host import subject_of_factory
 from vtool.loading.probe.places import belongs
@@ -217,7 +217,7 @@ def test_a_bias_that_a_config_decides_about_is_a_note() -> None:
     twin = replace(made, origin="twin", about=replace(made.about, own_twin=True, like="Twin"))
     asked = ["unconsumed-tensor"]
     (finding,) = judge(
-        "it", judged_facts(twin, audit(twin, asked, 1, ["owned"]), {}), asked
+        "it", judged_facts(twin, run_checks(twin, asked, 1, ["owned"]), {}), asked
     ).findings
     assert (finding.severity, finding.tensors) == ("note", ("o.bias",))
 
@@ -235,7 +235,7 @@ def test_a_bias_of_a_weight_that_is_loaded_is_not_silently_left_out(
     about = replace(made.about, own_twin=own_twin, like="Twin")
     twin = replace(made, origin="twin", about=about)
     asked = ["unwritten-parameter", "unconsumed-tensor"]
-    facts = judged_facts(twin, audit(twin, asked, 1, ["owned"]), {})
+    facts = judged_facts(twin, run_checks(twin, asked, 1, ["owned"]), {})
     result = judge("it", facts, asked)
     (finding,) = result.findings
     assert (finding.rule, finding.severity) == ("unconsumed-tensor", severity)
@@ -247,12 +247,12 @@ def test_a_bias_of_a_weight_that_is_loaded_is_not_silently_left_out(
 def test_a_class_whose_names_were_tried_is_clean_in_its_loading_only() -> None:
     made = replace(subject_of_factory(models.Good, models.checkpoint()), origin="discovered")
     asked = ["unconsumed-tensor", "aliased-parameter"]
-    result = judge("it", judged_facts(made, audit(made, asked, 1, ["owned"]), {}), asked)
+    result = judge("it", judged_facts(made, run_checks(made, asked, 1, ["owned"]), {}), asked)
     assert result.verdict == "clean"
-    assert "1 clean: loading only" in table([result])
+    assert "1 clean: loading only" in counts_table([result])
     assert "clean: loading only" in "".join(describe_subjects([result]))
     own = judge("it", judged_facts(replace(made, origin="given"), {}, {}), asked)
-    assert "loading only" not in table([own]) + "".join(describe_subjects([own]))
+    assert "loading only" not in counts_table([own]) + "".join(describe_subjects([own]))
 
 
 def test_of_several_subjects_each_that_was_not_judged_says_why() -> None:
@@ -275,7 +275,7 @@ def test_checks_that_a_limit_kept_from_being_run_are_in_the_verdict(
     ended = "it took more than 1536 MiB (at: shard-mismatch)"
     made = subject_of_factory(factory, models.checkpoint())
     asked = ("stale-reference", "aliased-parameter")
-    facts = judged_facts(made, audit(made, asked, 1, ["reusable_buffer"]), {})
+    facts = judged_facts(made, run_checks(made, asked, 1, ["reusable_buffer"]), {})
     missing = dict.fromkeys(late, CheckFacts(reason=ended))
     cut = replace(facts, reason=ended, checks={**facts.checks, **missing})
     result = judge("it", cut, (*asked, *late))
@@ -344,7 +344,7 @@ def test_of_a_twin_only_names_that_files_are_known_to_have_are_errors(
     twin = replace(made, origin="twin", about=replace(made.about, **about))
     asked = ["unconsumed-tensor"]
     (finding,) = judge(
-        "it", judged_facts(twin, audit(twin, asked, 1, ["owned"]), {}), asked
+        "it", judged_facts(twin, run_checks(twin, asked, 1, ["owned"]), {}), asked
     ).findings
     assert finding.severity == severity
 

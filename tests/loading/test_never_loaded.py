@@ -9,7 +9,7 @@ from torch import nn
 from tests.loading import models
 from tests.loading.test_rules import errors, errors_of
 from vtool.loading import check_load_weights
-from vtool.loading.probe.audit import audit, judged_facts
+from vtool.loading.probe.audit import judged_facts, run_checks
 from vtool.loading.probe.file_host import subject_of_factory
 from vtool.loading.verdict import judge
 
@@ -84,7 +84,7 @@ def test_of_a_twin_it_is_an_error_where_the_names_are_its_own(own_twin: bool) ->
     made = subject_of_factory(Empty, models.checkpoint())
     twin = replace(made, origin="twin", about=replace(made.about, own_twin=own_twin))
     asked = ["unwritten-parameter", "unconsumed-tensor", "never-loaded"]
-    result = judge("it", judged_facts(twin, audit(twin, asked, 1, ["owned"]), {}), asked)
+    result = judge("it", judged_facts(twin, run_checks(twin, asked, 1, ["owned"]), {}), asked)
     reported = {(one.rule, one.severity) for one in result.findings}
     notes = {("unwritten-parameter", "note"), ("unconsumed-tensor", "note")}
     assert reported == ({("never-loaded", "error")} if own_twin else notes)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.loading import models
-from vtool.loading.probe.audit import audit, judged_facts
+from vtool.loading.probe.audit import judged_facts, run_checks
 from vtool.loading.probe.errors import NotRun
 from vtool.loading.probe.formats import BY_NAME, DEFAULT, WeightFormat
 from vtool.loading.probe.processed import snapshot_everything
@@ -138,7 +138,7 @@ def judged(found: type[Layer]) -> dict[str, tuple[str, list[str]]]:
         "stale-after-processing",
         "quantised-load",
     )
-    checks = audit(subject(found), rules, 1, ("owned", "reusable_buffer"))
+    checks = run_checks(subject(found), rules, 1, ("owned", "reusable_buffer"))
     result = judge("it", judged_facts(subject(found), checks, {}), rules)
     return {
         rule: (

@@ -12,7 +12,7 @@ from tests.loading import models
 from vtool.loading.probe.held import Held
 from vtool.loading.probe.ranks import RankLayout, on_two_ranks
 from vtool.loading.probe.shared_out import compare_experts, compare_stages, expert_places
-from vtool.loading.probe.state import MARKS, mark, snapshot
+from vtool.loading.probe.state import MARKS, copy_state, fill_with_byte
 from vtool.loading.probe.subject import Subject
 
 LAYERS, EXPERTS = 2, 4
@@ -28,8 +28,8 @@ WEIGHTS = {
 def unwritten(tensor: Tensor) -> Tensor:
     module = nn.Module()
     module.one = nn.Parameter(tensor.clone())
-    mark(module, MARKS[0])
-    return snapshot(module)["one"]
+    fill_with_byte(module, MARKS[0])
+    return copy_state(module)["one"]
 
 
 def stage(names: list[str], *missing: str, **other: Tensor) -> Held:
@@ -204,7 +204,7 @@ def test_two_processes_load_their_own_layers(
 
     def look(model: nn.Module) -> Held:
         names = (name for name, one in model.named_modules() if isinstance(one, nn.Identity))
-        return Held(snapshot(model), missing=tuple(names))
+        return Held(copy_state(model), missing=tuple(names))
 
     subject = Subject(kind, WEIGHTS, lambda model, weights: model.load_weights(weights), "given")
     layout = RankLayout(start, look, compare_stages)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vtool.loading.probe.audit import audit
+from vtool.loading.probe.audit import run_checks
 from vtool.loading.probe.transformers_host import TransformersHost
 
 
@@ -24,10 +24,10 @@ def test_what_no_tensor_was_loaded_into_is_found_in_the_models_inside_a_model_to
     host = TransformersHost()
     host.prepare(several=False)
     subject = host.make_subject(name, tmp_path, lambda stage: None)
-    whole = audit(subject, ["unwritten-parameter", "partly-written-parameter"], 1, [])
+    whole = run_checks(subject, ["unwritten-parameter", "partly-written-parameter"], 1, [])
     assert [check.items for check in whole.values()] == [(), ()]
     less = {key: tensor for key, tensor in subject.checkpoint.items() if missing not in key}
-    found = audit(replace(subject, checkpoint=less), ["unwritten-parameter"], 1, [])[
+    found = run_checks(replace(subject, checkpoint=less), ["unwritten-parameter"], 1, [])[
         "unwritten-parameter"
     ].items
     assert len(found) == len(subject.checkpoint) - len(less) == 2

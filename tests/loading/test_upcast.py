@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.loading import models
-from vtool.loading.probe.audit import audit, judged_facts
+from vtool.loading.probe.audit import judged_facts, run_checks
 from vtool.loading.probe.subject import Subject
 from vtool.loading.verdict import judge
 
@@ -72,7 +72,7 @@ def test_a_weight_that_waits_for_its_scale_in_the_loaders_memory_is_found(
         code=(str(Path(__file__).parent),),
     )
     rules = ("stale-reference", "quantised-load")
-    checks = audit(subject, rules, 1, ("owned", "reusable_buffer"))
+    checks = run_checks(subject, rules, 1, ("owned", "reusable_buffer"))
     result = judge("it", judged_facts(subject, checks, {}), rules)
     assert [one.rule for one in result.findings] == ["quantised-load"] * errors
     assert (
@@ -89,5 +89,5 @@ def test_a_class_whose_file_knows_no_such_scale_is_not_asked() -> None:
     subject = Subject(
         models.Good, models.checkpoint(), lambda model, weights: model.load_weights(weights), "twin"
     )
-    checks = audit(subject, ("quantised-load",), 1, ("owned",))
+    checks = run_checks(subject, ("quantised-load",), 1, ("owned",))
     assert checks["quantised-load"].reason == "it has no quantized twin"

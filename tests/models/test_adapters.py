@@ -59,7 +59,7 @@ def test_what_is_merged_computes_what_the_layer_does_and_what_the_formula_says(d
             if parameter.requires_grad:
                 parameter.add_(torch.randn_like(parameter) * 0.3)
     here = {adapters.saved_name(name): tensor for name, tensor in model.named_parameters()}
-    learnt = {name: tensor for name, tensor in here.items() if adapters.is_adapter(name)}
+    learnt = {name: tensor for name, tensor in here.items() if adapters.is_adapter_name(name)}
     assert here.keys() - learnt.keys() == bare.keys()
     lengths = {name for name in learnt if name.endswith(".lora_magnitude_vector")}
     assert len(lengths) == (2 if dora else 0)

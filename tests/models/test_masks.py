@@ -17,10 +17,10 @@ from vtool.models.masks import (
     allowed_in_documents,
     allowed_in_rows,
     keep_from_lengths,
+    megatron_mask,
     multiple_of,
     pad_rows,
     to_hf_2d,
-    to_megatron,
     to_npu_compressed,
     to_npu_dense,
     to_sdpa,
@@ -70,7 +70,7 @@ def test_each_consumer_computes_what_the_reference_says(side: str) -> None:
         apart(scaled_dot_product_attention(q, k, v, attn_mask=to_sdpa(allowed)), wanted, keep)
         <= 1e-12
     )
-    masked = to_megatron(allowed)
+    masked = megatron_mask(allowed)
     # as megatron-core's FusedScaleMaskSoftmax does
     scores = (q @ k.transpose(-1, -2) / WIDTH**0.5).masked_fill(masked, -10000.0)
     assert apart(scores.softmax(-1) @ v, wanted, keep) <= 1e-12
@@ -98,7 +98,7 @@ def test_documents_in_a_row_see_themselves_alone_in_every_form() -> None:
         apart(scaled_dot_product_attention(q, k, v, attn_mask=to_sdpa(allowed)), wanted, everything)
         <= 1e-12
     )
-    scores = (q @ k.transpose(-1, -2) / WIDTH**0.5).masked_fill(to_megatron(allowed), -10000.0)
+    scores = (q @ k.transpose(-1, -2) / WIDTH**0.5).masked_fill(megatron_mask(allowed), -10000.0)
     assert apart(scores.softmax(-1) @ v, wanted, everything) <= 1e-12
     flat = [part[0].transpose(0, 1) for part in (q, k, v)]
     ends = to_tnd(LENGTHS)
@@ -185,10 +185,10 @@ def test_the_emulated_operator_keeps_its_contract() -> None:
 
 REFUSED: dict[str, Any] = {
     "integers": lambda: to_sdpa(allowed_in_rows(KEPT["right"]).int()),
-    "kept tokens for megatron": lambda: to_megatron(KEPT["right"]),
+    "kept tokens for megatron": lambda: megatron_mask(KEPT["right"]),
     "kept tokens as integers": lambda: allowed_in_rows(KEPT["right"].long()),
     "kept tokens as integers for transformers": lambda: to_hf_2d(KEPT["right"].int()),
-    "True is masked": lambda: to_megatron(to_megatron(allowed_in_rows(KEPT["right"]))),
+    "True is masked": lambda: megatron_mask(megatron_mask(allowed_in_rows(KEPT["right"]))),
     "True is masked, for NPUs": lambda: to_npu_dense(to_npu_dense(allowed_in_rows(KEPT["left"]))),
     "a mask for each head": lambda: to_sdpa(
         allowed_in_rows(KEPT["right"]).expand(-1, HEADS, -1, -1)
@@ -251,8 +251,12 @@ class _Made(TorchDispatchMode):
 FORMS: dict[str, Any] = {
     "to_sdpa of documents": lambda length: to_sdpa(allowed_in_documents([length // 4] * 4)),
     "to_sdpa of rows": lambda length: to_sdpa(allowed_in_rows(keep_from_lengths([length]))),
-    "to_megatron of documents": lambda length: to_megatron(allowed_in_documents([length // 4] * 4)),
-    "to_megatron of rows": lambda length: to_megatron(allowed_in_rows(keep_from_lengths([length]))),
+    "to_megatron of documents": lambda length: megatron_mask(
+        allowed_in_documents([length // 4] * 4)
+    ),
+    "to_megatron of rows": lambda length: megatron_mask(
+        allowed_in_rows(keep_from_lengths([length]))
+    ),
     "to_npu_dense": lambda length: to_npu_dense(allowed_in_rows(keep_from_lengths([length]))),
     "to_npu_compressed": lambda length: to_npu_compressed(),
     "to_hf_2d": lambda length: to_hf_2d(keep_from_lengths([length])),

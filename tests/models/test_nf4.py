@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vtool.models.nf4 import BLOCK, Nf4Linear, bytes_of, numbers_of, quantize
+from vtool.models.nf4 import BLOCK, Nf4Linear, numbers_of, packed_bytes, quantize
 from vtool.verification.unpack_base import NF4, unpack
 
 pytestmark = pytest.mark.skipif(
@@ -101,9 +101,9 @@ def test_a_layer_counts_its_numbers_and_its_bytes(shape: tuple[int, int]) -> Non
     layer = Nf4Linear(plain)
     assert layer.absmax is not None
     assert numbers_of(layer)[layer.weight] == shape[0] * shape[1]
-    assert bytes_of(layer)[layer.weight] == layer.weight.nbytes + layer.absmax.nbytes
+    assert packed_bytes(layer)[layer.weight] == layer.weight.nbytes + layer.absmax.nbytes
     on_meta = Nf4Linear(nn.Linear(shape[1], shape[0], bias=False, device="meta"))
-    assert list(bytes_of(on_meta).values()) == list(bytes_of(layer).values())
+    assert list(packed_bytes(on_meta).values()) == list(packed_bytes(layer).values())
 
 
 @pytest.mark.full

@@ -18,7 +18,7 @@ from typing import Any
 
 from tests.rows import chat, write_rows
 from vtool.config.load import load_run
-from vtool.config.shipped import share
+from vtool.config.shipped import shipped_folder
 
 # Of 80 GB, torch finds 79.2 to 79.7 GiB.
 MEMORY = 79
@@ -147,7 +147,7 @@ def plan_lines(recipe: str, gpus: tuple[int, ...] = GPUS) -> list[str]:
 
 def head(recipe: str) -> dict[int, PlanLine]:
     """Return the figures in a recipe's head, by the number of GPUs."""
-    text = (share("recipes") / f"{recipe}.yaml").read_text(encoding="utf-8")
+    text = (shipped_folder("recipes") / f"{recipe}.yaml").read_text(encoding="utf-8")
     lines = text.partition(f"{_BEGIN}\n")[2].splitlines()
     found = {}
     for line in lines:
@@ -161,7 +161,7 @@ def head(recipe: str) -> dict[int, PlanLine]:
 
 def renew(recipe: str, lines: list[str]) -> str:
     """Return a recipe's text with these lines in its head, behind its first comments."""
-    text = (share("recipes") / f"{recipe}.yaml").read_text(encoding="utf-8")
+    text = (shipped_folder("recipes") / f"{recipe}.yaml").read_text(encoding="utf-8")
     kept = [line for line in text.splitlines() if line != _BEGIN and not _LINE.fullmatch(line)]
     comments = next(number for number, line in enumerate(kept) if not line.startswith("#"))
     return "\n".join([*kept[:comments], _BEGIN, *lines, *kept[comments:], ""])
@@ -184,5 +184,7 @@ if __name__ == "__main__":
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     for name in sys.argv[1:] or RECIPES:
         lines = plan_lines(name)
-        (share("recipes") / f"{name}.yaml").write_text(renew(name, lines), encoding="utf-8")
+        (shipped_folder("recipes") / f"{name}.yaml").write_text(
+            renew(name, lines), encoding="utf-8"
+        )
         print(name, *lines, sep="\n", flush=True)

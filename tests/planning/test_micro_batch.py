@@ -10,7 +10,7 @@ from tests.rows import chat, write_rows
 from vtool.config.load import load_run
 from vtool.config.schema import Run
 from vtool.data.packing import pack
-from vtool.data.plan import share
+from vtool.data.plan import rank_micro_batches
 from vtool.planning.micro_batch import passes_of, shape_of
 
 
@@ -60,7 +60,7 @@ def test_a_rank_is_planned_with_the_rows_that_the_loader_gives(
     batch = ("data.global_batch_size=32", f"data.micro_batch_size={size}", "data.max_length=100")
     run = run_of(tmp_path, *batch)
     shape = shape_of(run, world)
-    given = [share(np.arange(32), rank, world, size) for rank in range(world)]
+    given = [rank_micro_batches(np.arange(32), rank, world, size) for rank in range(world)]
     assert shape.rows == max(len(rows) for groups in given for rows in groups)
     assert passes_of(run, world, shape) == max(len(groups) for groups in given)
 

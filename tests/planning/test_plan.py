@@ -18,7 +18,7 @@ from vtool.planning.plan import (
     MemoryPlan,
     PlanQuestion,
     _more_gpus,
-    candidates,
+    changes_to_fit,
     make_plan,
 )
 from vtool.planning.step import KINDS, StepNeeds
@@ -81,7 +81,7 @@ def test_rows_of_text_alone_are_planned_on_fsdp2(tmp_path: Path) -> None:
 def test_a_smaller_micro_batch_is_proposed_where_a_rank_has_several_rows(tmp_path: Path) -> None:
     run = run_of(tmp_path, "data.global_batch_size=8", "data.micro_batch_size=4")
     for gpus, proposed in ((4, True), (8, False)):
-        found = [name for chosen, _ in candidates(run, gpus) for name in chosen]
+        found = [name for chosen, _ in changes_to_fit(run, gpus) for name in chosen]
         assert ("data.micro_batch_size=1" in found) == proposed
 
 
@@ -126,7 +126,7 @@ def test_a_change_that_is_not_enough_is_not_recommended() -> None:
 def test_every_change_can_be_typed_as_it_stands(tmp_path: Path, engine: str, device: str) -> None:
     given = ("data.max_length=64", "data.global_batch_size=64", "data.micro_batch_size=4")
     given += (f"engine={engine}", f"device.kind={device}")
-    found = list(candidates(run_of(tmp_path, *given), 4))
+    found = list(changes_to_fit(run_of(tmp_path, *given), 4))
     assert any(len(chosen) > 1 for chosen, _ in found)
     for chosen, changed in found:
         assert run_of(tmp_path, *given, *" ".join(chosen).split()) == changed, chosen
@@ -151,7 +151,7 @@ def test_a_base_is_kept_in_bfloat16_where_its_files_are(
     (tmp_path / "config.json").write_text(json.dumps({"torch_dtype": saved} if saved else {}))
     run = run_of(tmp_path, "lora={rank: 2}", "model.dtype=bfloat16", *settings)
     of_folder = run.model.model_copy(update={"path": str(tmp_path)})
-    first, changed = next(candidates(run.model_copy(update={"model": of_folder}), 1))
+    first, changed = next(changes_to_fit(run.model_copy(update={"model": of_folder}), 1))
     assert (first == ("lora.base_dtype=bfloat16",)) == proposed
     if proposed:
         assert changed.lora is not None
@@ -173,7 +173,7 @@ def test_a_base_in_nf4_is_proposed_on_ddp_alone(
 ) -> None:
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
     given = ("lora={rank: 2}", "device.kind=cuda", *settings)
-    found = list(candidates(run_of(tmp_path, *given), 4))
+    found = list(changes_to_fit(run_of(tmp_path, *given), 4))
     assert any("lora.base_dtype=nf4" in chosen for chosen, _ in found) == proposed
     for chosen, changed in found:
         assert run_of(tmp_path, *given, *" ".join(chosen).split()) == changed, chosen
@@ -193,7 +193,7 @@ def test_states_of_eight_bits_are_proposed_where_they_are_built(
     tmp_path: Path, settings: tuple[str, ...], proposed: bool
 ) -> None:
     given = ("device.kind=cuda", *settings)
-    found = list(candidates(run_of(tmp_path, *given), 4))
+    found = list(changes_to_fit(run_of(tmp_path, *given), 4))
     assert any("optim.states=8bit" in chosen for chosen, _ in found) == proposed
     for chosen, changed in found:
         if "optim.states=8bit" in chosen:

@@ -17,7 +17,7 @@ from tests.planning.recipe_heads import (
     renew,
     write_config,
 )
-from vtool.config.shipped import share
+from vtool.config.shipped import shipped_folder
 from vtool.planning.plan import GIB, OVERHEAD
 
 pytestmark = pytest.mark.usefixtures("no_process_group")
@@ -74,7 +74,7 @@ def test_the_models_fit_where_they_are_meant_to() -> None:
 
 def test_a_head_is_renewed_in_its_place_and_nothing_else_of_its_recipe_is() -> None:
     recipe = "qwen2_5_vl_7b_lora"
-    text = (share("recipes") / f"{recipe}.yaml").read_text()
+    text = (shipped_folder("recipes") / f"{recipe}.yaml").read_text()
     lines = re.findall(r"^#   --gpus .*$", text, re.M)
     assert renew(recipe, lines) == text
     changed = renew(recipe, ["#   --gpus 2: 1.5, fits (weights 1.5)"])
@@ -84,7 +84,7 @@ def test_a_head_is_renewed_in_its_place_and_nothing_else_of_its_recipe_is() -> N
 
 def agree(recipe: str, gpus: tuple[int, ...]) -> None:
     """Compare a head with plans made again, to the last digit but one."""
-    text = (share("recipes") / f"{recipe}.yaml").read_text()
+    text = (shipped_folder("recipes") / f"{recipe}.yaml").read_text()
     for line in plan_lines(recipe, gpus):
         planned = next(
             one for one in text.splitlines() if one.startswith(line.partition(":")[0] + ":")

@@ -361,13 +361,13 @@ class TestPromises:
 
     @pytest.mark.full
     def test_a_trace_above_its_limit_is_capped_and_said(self, folder: Path, tmp_path: Path) -> None:
-        from vtool.profiling.trace import pack
+        from vtool.profiling.trace import write_trace
 
         source = tmp_path / "raw.json"
         full = opened(folder / f"profiled/{STEM}.trace.json.gz")
         many = full["traceEvents"]
         source.write_text('{"traceEvents": ' + json.dumps(many) + "}")
-        packed = pack(source, tmp_path / "capped.json.gz", "cpu", [3, 4], 0.2)
+        packed = write_trace(source, tmp_path / "capped.json.gz", "cpu", [3, 4], 0.2)
         capped = opened(tmp_path / "capped.json.gz")
         assert (tmp_path / "capped.json.gz").stat().st_size <= 0.2 * 10**6
         assert break_rules(capped) == []

@@ -28,7 +28,7 @@ from vtool.families import FAMILIES
 from vtool.models.build import build_model
 from vtool.models.generate import answer_greedily
 from vtool.models.processor import Processor, load_processor
-from vtool.training.checkpoint import load, newest
+from vtool.training.checkpoint import newest, open_checkpoint
 from vtool.training.export_run import open_run
 from vtool.training.run_folder import RunFolder
 
@@ -155,7 +155,7 @@ def test_transformers_opens_the_export_with_the_weights_of_the_last_step(
 ) -> None:
     last, _ = newest(trained.folder.checkpoints)
     assert last is not None
-    snapshot = load(last)
+    snapshot = open_checkpoint(last)
     assert snapshot.step == STEPS
     model = build_model(
         trained.run.model, trained.processor, trained.folder.processor, 0, weights=False

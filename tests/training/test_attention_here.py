@@ -14,7 +14,7 @@ from vtool.config.load import examine
 from vtool.diagnostics import Diagnostic
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.releases import takes_tower_index
-from vtool.training.attention_here import check_attention, check_heads, missing_package
+from vtool.training.attention_here import check_attention, check_heads, missing_kernel_package
 
 CUDA = Ranks(device=torch.device("cuda", 0))
 NARROW = "model.dtype=bfloat16"
@@ -77,7 +77,7 @@ def test_an_older_gpu_and_an_older_torch_are_reported(monkeypatch: pytest.Monkey
 
 
 def test_this_torch_has_what_is_asked_of_it() -> None:
-    assert missing_package("varlen") is None
+    assert missing_kernel_package("varlen") is None
 
 
 @pytest.mark.parametrize(

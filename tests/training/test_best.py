@@ -20,7 +20,7 @@ from vtool.config.schema import Run
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
 from vtool.training import checkpoint
-from vtool.training.best import Best, Marks, mark
+from vtool.training.best import Best, Marks, marks_after
 from vtool.training.export_run import export_run
 from vtool.training.session import RunRequest
 from vtool.training.sft import RunOutcome, train
@@ -161,7 +161,9 @@ def marked(run: Run, values: list[float]) -> Marks:
     for step, value in enumerate(values, 1):
         if not marks.stopped:
             marks = Marks.of(
-                json.loads(json.dumps(mark(marks, run, step, {"validation_nll": value}).as_dict()))
+                json.loads(
+                    json.dumps(marks_after(marks, run, step, {"validation_nll": value}).as_dict())
+                )
             )
     return marks
 

@@ -13,7 +13,7 @@ from tests.engines.state import held
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.contract import everyone
 from vtool.training import checkpoint, checkpoint_writer
-from vtool.training.checkpoint import Snapshot, checkpoints, damage, load, newest, save
+from vtool.training.checkpoint import Snapshot, checkpoints, damage, newest, open_checkpoint, save
 from vtool.training.checkpoint_writer import CheckpointWriter
 
 
@@ -30,7 +30,7 @@ def snapshot(step: int, size: int = 64) -> Snapshot:
 
 def test_what_is_saved_is_loaded_to_the_bit(tmp_path: Path) -> None:
     saved = snapshot(7)
-    loaded = load(save(tmp_path, saved, keep_last=2))
+    loaded = open_checkpoint(save(tmp_path, saved, keep_last=2))
     assert loaded.step == 7
     assert loaded.state == {"seconds": 1.25}
     assert torch.equal(saved.visits, loaded.visits)
@@ -127,7 +127,7 @@ def test_what_is_written_while_the_loop_continues_is_what_was_there_at_its_step(
             tensor.add_(1)
         assert checkpoints(tmp_path) == []
         go_on.set()
-    loaded, wanted = load(tmp_path / "step-000003"), snapshot(3)
+    loaded, wanted = open_checkpoint(tmp_path / "step-000003"), snapshot(3)
     assert torch.equal(loaded.model["w"], dict(wanted.model(everyone))["w"])
     wanted_mean = dict(wanted.optimizer(everyone))["w.exp_avg"]
     assert torch.equal(loaded.optimizer["w.exp_avg"], wanted_mean)

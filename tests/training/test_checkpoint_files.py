@@ -20,7 +20,7 @@ from vtool.engines.contract import everyone
 from vtool.engines.ranks import Ranks
 from vtool.loading.checkpoint.audit import audit_folder
 from vtool.training import checkpoint_files
-from vtool.training.checkpoint import Snapshot, checkpoints, damage, load, newest, save
+from vtool.training.checkpoint import Snapshot, checkpoints, damage, newest, open_checkpoint, save
 from vtool.training.checkpoint_files import Shares, tensor_files
 from vtool.training.checkpoint_writer import CheckpointWriter
 
@@ -62,7 +62,7 @@ def test_ranks_write_what_one_process_would_read(
     assert [path.name for path in checkpoints(tmp_path)] == ["step-000002", "step-000003"]
     path = tmp_path / "step-000003"
     assert damage(path) is None
-    found, made = load(path), snapshot(3)
+    found, made = open_checkpoint(path), snapshot(3)
     assert torch.equal(found.visits, made.visits)
     for own, wanted in (
         (found.model, dict(made.model(everyone))),
@@ -114,7 +114,7 @@ def test_a_rank_holds_no_more_than_a_file_and_a_tensor_at_once(tmp_path: Path) -
     ]
     assert len(held) > 2
     assert max(held) <= 4 * (100 + max(SIZES))
-    assert load(path).model.keys() == dict(tensors(3, "w")).keys()
+    assert open_checkpoint(path).model.keys() == dict(tensors(3, "w")).keys()
 
 
 def failing(ranks: Ranks, folder: Path, asynchronous: bool, full: int) -> list[str]:
@@ -216,7 +216,7 @@ def test_a_file_of_another_save_next_to_them_is_not_read(two_files: Path) -> Non
     shutil.copy(of_before, path / "model-00009-of-00009.safetensors")
     assert damage(path) is None
     wanted = dict(tensors(3, "w"))
-    assert all(torch.equal(one, wanted[name]) for name, one in load(path).model.items())
+    assert all(torch.equal(one, wanted[name]) for name, one in open_checkpoint(path).model.items())
 
 
 def test_files_of_one_process_and_of_several_have_transformers_names() -> None:
@@ -231,7 +231,7 @@ def test_what_is_loaded_is_read_where_it_is_looked_into(tmp_path: Path) -> None:
     size = 64 * 2**20
     one, none = held([("w", torch.ones(size // 4))]), held([])
     made = Snapshot(1, one, none, torch.arange(3), {})
-    found = load(save(tmp_path, made, 1))
+    found = open_checkpoint(save(tmp_path, made, 1))
     before = _mapped_bytes("model.safetensors")
     assert found.model["w"][: 2**20].sum() == 2**20
     assert _mapped_bytes("model.safetensors") - before < size // 4

@@ -13,7 +13,7 @@ from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
 from vtool.training import digests
 from vtool.training.checkpoint import newest
-from vtool.training.checkpoint_files import digest
+from vtool.training.checkpoint_files import sha256_of
 from vtool.training.digests import digest_here, on_rank_zero_by_all, share_out
 
 
@@ -42,7 +42,7 @@ def look(ranks: Ranks, folder: Path, unreadable: int | None) -> tuple[str, list[
         read.extend(file.name for file in files)
         if ranks.rank == unreadable:
             raise FileNotFoundError(2, "No such file or directory", str(files[0]))
-        return {file: digest(file) for file in files}
+        return {file: sha256_of(file) for file in files}
 
     digests.digest_here = noted  # type: ignore[assignment]  # of this rank's own process
     try:

@@ -19,7 +19,7 @@ from vtool.config.schema import Optim
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
 from vtool.training import eight_bit
-from vtool.training.checkpoint import load
+from vtool.training.checkpoint import open_checkpoint
 from vtool.training.eight_bit import AdamW8bit, block_of, bytes_of_means
 from vtool.training.observe_run import observe_run
 from vtool.training.optimizer import build_optimizer
@@ -152,7 +152,7 @@ def finish(ranks: Ranks, made: RunRequest, checkpoint: Path) -> dict[str, torch.
 
 def saved(run: Path) -> dict[str, torch.Tensor]:
     """All tensors of a run's last checkpoint."""
-    found = load(run / "checkpoints/step-000005")
+    found = open_checkpoint(run / "checkpoints/step-000005")
     return {
         f"{kind}.{name}": tensors[name]
         for kind, tensors in (("model", found.model), ("optimizer", found.optimizer))
@@ -209,7 +209,7 @@ def test_a_run_resumes_with_another_engine_on_another_number_of_ranks(folder: Pa
     for engine, world, first in (("fsdp2", 2, 3), ("ddp", 1, 5)):
         name = f"on-{engine}"
         asked = run_of(folder, engine, name, *more, f"checkpoint.resume={begun}")
-        kept = load(begun).optimizer
+        kept = open_checkpoint(begun).optimizer
         for states in run_ranks(restored, world, asked, begun):
             assert states.keys() == set(kept)
             assert all(torch.equal(one, kept[key]) for key, one in states.items())

@@ -20,7 +20,7 @@ from tests.runs import messages, read_lines, request
 from vtool.data.collate import collate
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
-from vtool.evaluation.predict import predict
+from vtool.evaluation.predict import predict_answer
 from vtool.models.build import load_model
 from vtool.training.base import check_base, keep_base
 from vtool.training.export_run import export_run
@@ -260,8 +260,8 @@ def test_an_adapter_that_is_exported_later_is_the_same_to_the_byte(folder: Path)
 def test_the_run_answers_as_its_merged_model_does(folder: Path) -> None:
     export_run(folder / "ddp-fsdp2", merge=True)
     image, question = [str(folder / "0-0.png")], "Is this number 0?"
-    adapted = predict(folder / "ddp-fsdp2", image, question, None, 5)
-    assert adapted == predict(folder / "ddp-fsdp2/merged", image, question, None, 5)
+    adapted = predict_answer(folder / "ddp-fsdp2", image, question, None, 5)
+    assert adapted == predict_answer(folder / "ddp-fsdp2/merged", image, question, None, 5)
 
 
 @pytest.mark.full
@@ -333,7 +333,9 @@ def test_a_run_that_was_moved_answers_still(folder: Path, name: str) -> None:
         config.write_text(
             config.read_text().replace(str(folder / "straight/base"), str(folder / "gone"))
         )
-    assert predict(moved, [str(folder / "0-0.png")], "Is this number 0?", None, 3) is not None
+    assert (
+        predict_answer(moved, [str(folder / "0-0.png")], "Is this number 0?", None, 3) is not None
+    )
 
 
 @pytest.mark.full

@@ -15,7 +15,7 @@ from tests.runs import read_lines, request, session, without_times
 from vtool.data.loader import MicroBatch
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
-from vtool.evaluation.evaluate import evaluate
+from vtool.evaluation.evaluate import evaluate_rows
 from vtool.training.sft import RunOutcome, train
 
 MIXED = (
@@ -105,7 +105,7 @@ def test_scores_of_each_source_are_those_of_its_rows_alone(folder: Path) -> None
     )
     opened, _ = session(made)
     rows, kept = opened.rows["validation"], opened.ledgers["validation"].kept
-    scores = evaluate(opened.engine, rows, kept, made.run.evaluation)
+    scores = evaluate_rows(opened.engine, rows, kept, made.run.evaluation)
     sums = np.zeros((2, 4))
     model = opened.engine.module.eval()
     for index in kept:

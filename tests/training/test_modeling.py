@@ -175,25 +175,25 @@ def test_a_folder_of_weights_gets_into_the_class_whole() -> None:
 def test_predict_asks_the_class_and_export_does_not_need_the_file(
     more: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from vtool.evaluation.predict import predict
+    from vtool.evaluation.predict import predict_answer
 
     train(made("mine", "model.modeling=my_qwen.py:MyQwen", *more), Ranks())
     asked: dict[str, Any] = {"images": (), "question": "What?", "system": None, "max_new_tokens": 3}
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     run = tmp_path / "runs/mine"
-    wanted = predict(run / "export", **asked)
-    assert predict(run, **asked) == wanted
+    wanted = predict_answer(run / "export", **asked)
+    assert predict_answer(run, **asked) == wanted
     file = tmp_path / "my_qwen.py"
     file.write_text(file.read_text() + "# another\n")
     with pytest.raises(Findings, match="modeling-changed"):
-        predict(run, **asked)
+        predict_answer(run, **asked)
     file.unlink()
     with pytest.raises(Findings, match="modeling-changed"):
-        predict(run, **asked)
-    assert predict(run / "export", **asked) == wanted
+        predict_answer(run, **asked)
+    assert predict_answer(run / "export", **asked) == wanted
     exported, _ = export_run(run, tmp_path / "elsewhere/again", merge=bool(more))
-    assert predict(exported, **asked) == wanted
+    assert predict_answer(exported, **asked) == wanted
     if not more:
         weights = "model.safetensors"
         assert (exported / weights).read_bytes() == (run / "export" / weights).read_bytes()

@@ -22,8 +22,8 @@ from vtool.data.collate import collate
 from vtool.data.loader import EncodedRows
 from vtool.data.row import Row
 from vtool.engines.ranks import Ranks
-from vtool.evaluation.evaluate import evaluate
-from vtool.evaluation.predict import predict
+from vtool.evaluation.evaluate import evaluate_rows
+from vtool.evaluation.predict import predict_answer
 from vtool.families import FAMILIES
 from vtool.families.family import load_family
 from vtool.models.build import build_model
@@ -320,7 +320,7 @@ def test_stages_answer_questions_about_videos(tmp_path: Path) -> None:
 def answers(ranks: Ranks, made: RunRequest) -> tuple[float, list[str]]:
     torch.set_num_threads(1)
     opened, _ = session(made, ranks)
-    scores = evaluate(
+    scores = evaluate_rows(
         opened.engine,
         opened.rows["validation"],
         opened.ledgers["validation"].kept,
@@ -364,4 +364,4 @@ def test_a_video_file_is_trained_on_and_asked_about(tmp_path: Path) -> None:
     saved = json.loads((tmp_path / "films/export/video_preprocessor_config.json").read_text())
     assert saved["size"] == {"shortest_edge": 784, "longest_edge": 8192}
     clip = str(tmp_path / "a.mp4")
-    assert predict(tmp_path / "films", [], "<video>What?", None, 2, [clip]).tokens <= 2
+    assert predict_answer(tmp_path / "films", [], "<video>What?", None, 2, [clip]).tokens <= 2

@@ -14,7 +14,7 @@ from tests.rows import mixed_rows, write_rows
 from tests.runs import messages, read_lines, request
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import Ranks
-from vtool.models.adapters import is_adapter
+from vtool.models.adapters import is_adapter_name
 from vtool.models.build import load_model
 from vtool.training.export_run import export_run
 from vtool.training.run_folder import RunFolder
@@ -110,7 +110,7 @@ def test_new_adapters_are_trained_over_whole_weights_which_the_run_keeps(
     assert train(run, Ranks()).status == "finished"
     base, wanted = base_of(tmp_path / "run"), saved(folder / "whole")
     assert all(torch.equal(base[name], wanted[name]) for name in wanted)
-    assert all(map(is_adapter, saved(tmp_path / "run")))
+    assert all(map(is_adapter_name, saved(tmp_path / "run")))
     # merged, and trained on as a whole
     merged, _ = export_run(tmp_path / "run", merge=True)
     again = begun(made(folder, f"{tmp_path}/again", f"train.from={merged}"))

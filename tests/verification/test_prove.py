@@ -21,7 +21,7 @@ from tests.rows import chat, mixed_rows, write_rows
 from tests.runs import messages
 from vtool.config.load import load_run
 from vtool.diagnostics import Findings
-from vtool.export.huggingface import export
+from vtool.export.huggingface import write_export
 from vtool.families import FAMILIES
 from vtool.training.session import Progress, restore_checkpoint
 from vtool.verification import reference
@@ -155,7 +155,9 @@ def with_dropout(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     """A folder's model that draws at random while it trains."""
     folder = tmp_path_factory.mktemp("dropout")
     small = context(folder)
-    export(small.bare, small.bare.state_dict(), small.processor, "qwen2_5_vl", folder / "model")
+    write_export(
+        small.bare, small.bare.state_dict(), small.processor, "qwen2_5_vl", folder / "model"
+    )
     config = json.loads((folder / "model/config.json").read_text())
     config["text_config"]["attention_dropout"] = 0.1
     (folder / "model/config.json").write_text(json.dumps(config))

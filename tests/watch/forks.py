@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from vtool.watch.folder import INJECT, WatchOptions, environment
+from vtool.watch.folder import INJECT, WatchOptions, watched_environment
 
 ROOT = Path(__file__).parents[2]
 WATCH = "VTOOL_WATCH"
@@ -39,7 +39,7 @@ def outside(*folders: Path, **variables: str) -> dict[str, str]:
 
 def watched(facts: Path, *folders: Path, **variables: str) -> dict[str, str]:
     """Return the environment of a process that is watched, as `vtool watch` makes it."""
-    return environment(facts, WatchOptions(), outside(*folders, **variables))
+    return watched_environment(facts, WatchOptions(), outside(*folders, **variables))
 
 
 class Forks:

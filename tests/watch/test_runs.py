@@ -12,7 +12,7 @@ from tests.watch.runs import healthy, planted
 from tests.watch.runs.__main__ import place
 from vtool.diagnostics.result import Result
 from vtool.watch.conclude import conclude_folder
-from vtool.watch.folder import INJECT, WatchOptions, environment
+from vtool.watch.folder import INJECT, WatchOptions, watched_environment
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,7 +24,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     own = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.watch.runs", str(folder)],
-        env=environment(folder / "none", WatchOptions(), own),
+        env=watched_environment(folder / "none", WatchOptions(), own),
         capture_output=True,
         text=True,
         check=False,

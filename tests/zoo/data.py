@@ -209,7 +209,7 @@ DEFECTS = (
         "An image has one placeholder token, whatever it has of features.",
         "image-token-mismatch",
         ROWS,
-        "vtool.data.encode:expand",
+        "vtool.data.encode:expand_placeholders",
         placeholder_left,
     ),
     Defect(

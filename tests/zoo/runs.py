@@ -175,7 +175,7 @@ DEFECTS = (
         "A resumed run begins behind the end of the epoch that it was in.",
         "ledger-mismatch",
         RESUMED,
-        "vtool.training.session:load",
+        "vtool.training.session:open_checkpoint",
         at_the_epochs_end,
     ),
     Defect(
@@ -202,7 +202,7 @@ DEFECTS = (
         "The profiler's trace is an empty file, and nothing says so.",
         "profile-missing",
         PROFILED,
-        "vtool.profiling.tools:pack",
+        "vtool.profiling.tools:write_trace",
         empty_file,
     ),
     Defect(
@@ -230,7 +230,7 @@ DEFECTS = (
         "All ranks are given the same rows: more ranks train on no more data.",
         "ledger-mismatch",
         TWO,
-        "vtool.data.loader:share",
+        "vtool.data.loader:rank_micro_batches",
         everybodys_rows,
     ),
     Defect(
@@ -248,7 +248,7 @@ DEFECTS = (
         "A weight is NaN in the file that is served.",
         "nonfinite-value",
         EXPORTED,
-        "vtool.training.finish:export",
+        "vtool.training.finish:write_export",
         one_is_lost,
     ),
     Defect(
@@ -257,7 +257,7 @@ DEFECTS = (
         "The trained tower is left out of what is exported.",
         "model-does-not-load",
         EXPORTED,
-        "vtool.training.finish:export",
+        "vtool.training.finish:write_export",
         without_the_tower,
     ),
 )

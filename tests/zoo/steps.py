@@ -19,7 +19,7 @@ SPLIT, LOSS, LOST = Proved("gradient-depends-on-split"), Proved("loss-differs"),
 TRAINED, RESUMED = Proved("trained-set-differs"), Proved("resume-differs")
 MERGED, EXPORTED = Proved("export-differs", LORA), Proved("export-differs")
 TWO = Proved("gradient-depends-on-ranks", ("launch.nproc=2",), world=2)
-STEP = "vtool.engines.ddp:Ddp.forward_backward"
+STEP = "vtool.engines.ddp:DdpEngine.forward_backward"
 
 
 def mean_of_means(real: Any) -> Any:
@@ -209,7 +209,7 @@ DEFECTS = (
         "The head is no longer the embedding, which gets one half of its gradient.",
         "gradient-depends-on-split",
         SPLIT,
-        "vtool.engines.ddp:Ddp.__init__",
+        "vtool.engines.ddp:DdpEngine.__init__",
         untied,
         mentions="lm_head",
     ),

@@ -35,9 +35,9 @@ def safely(
 
 
 def _known() -> dict[str, Any]:
-    from vtool.config.shipped import share
+    from vtool.config.shipped import shipped_folder
 
-    text = (share("configs") / "completion.json").read_text(encoding="utf-8")
+    text = (shipped_folder("configs") / "completion.json").read_text(encoding="utf-8")
     return json.loads(text)  # type: ignore[no-any-return]
 
 

@@ -49,7 +49,7 @@ def convert(
     from vtool.diagnostics.render import MACHINE
 
     with exit_on_findings("convert", rows, format):
-        from vtool.data.convert import convert as convert_rows
+        from vtool.data.convert import convert_rows
 
         made = convert_rows(rows, out, to and to.value, settings or (), max_dropped_rows)
     if format not in MACHINE:

@@ -73,10 +73,10 @@ def _diagnose(
 
     from vtool.doctor.diagnose import advise, diagnose
     from vtool.doctor.recipe import needs_of
-    from vtool.doctor.script import read_script, script_of
+    from vtool.doctor.script import read_recipe_or_script, script_of
 
     if recipe is not None and trainer is not None:
-        return advise(python, read_script(trainer.value, Path(recipe)))
+        return advise(python, read_recipe_or_script(trainer.value, Path(recipe)))
     needs = needs_of(recipe, overrides) if recipe is not None else None
     if python is not None:
         return advise(python, script_of(needs) if needs else None)

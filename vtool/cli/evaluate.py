@@ -132,7 +132,7 @@ def evaluate(
         if not asked:  # a rank that is not the first
             return
         compared = compare_evaluations(*asked) if len(asked) == 2 else ()
-        pages = [write_page(each) for each in asked]
+        pages = [write_evaluation_page(each) for each in asked]
         if format not in MACHINE:
             for each, page in zip(asked, pages, strict=True):
                 print_scores(each)
@@ -186,7 +186,7 @@ def compare_evaluations(first: "Evaluated", other: "Evaluated") -> "tuple[Metric
     return found
 
 
-def write_page(done: "Evaluated") -> str:
+def write_evaluation_page(done: "Evaluated") -> str:
     """Write the page of an evaluation, and return its path, or why there is none."""
     import shlex
 
@@ -204,7 +204,7 @@ def print_comparison(compared: "Sequence[MetricDifference]", model: str, against
     from vtool.diagnostics.printable import printable
 
     lines = [f"{model} compared with {against}, row by row (95 % intervals):"]
-    lines += table([(one.metric, *_difference(one)) for one in compared], "  ")
+    lines += score_table([(one.metric, *_difference(one)) for one in compared], "  ")
     for line in lines:
         typer.echo(printable(line))
 
@@ -248,7 +248,7 @@ def print_scores(done: "Evaluated") -> None:
     counts = {
         one.metric: f"{one.right} of {one.rows}: " for one in scored.scores if one.right is not None
     }
-    lines += table(
+    lines += score_table(
         [
             (one.metric, *_value(one), counts.get(one.metric, "") + one.says)
             for one in scored.scores
@@ -262,14 +262,14 @@ def print_scores(done: "Evaluated") -> None:
             values = {one.metric: " ".join(_value(one)) for one in own}
             count = str(own[0].rows)
             cells.append([name or "(none)", count, *(values.get(each, "") for each in names)])
-        lines += table(cells, "  ")
+        lines += score_table(cells, "  ")
     lines += [f"  note: {note}" for note in scored.notes]
     lines.append(f"predictions: {done.store.predictions}")
     for line in lines:
         typer.echo(printable(line))
 
 
-def table(rows: "Sequence[Sequence[str]]", indent: str) -> list[str]:
+def score_table(rows: "Sequence[Sequence[str]]", indent: str) -> list[str]:
     """Return a line for each row, its cells below each other."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [

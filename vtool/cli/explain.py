@@ -74,7 +74,7 @@ def _print_advisory(topic: str) -> bool:
 
 def _print_list() -> None:
     from vtool.config.settings import all_settings
-    from vtool.config.shipped import recipe_names, share
+    from vtool.config.shipped import recipe_names, shipped_folder
     from vtool.diagnostics import RULES
 
     typer.echo("Rules:")
@@ -87,7 +87,7 @@ def _print_list() -> None:
             typer.echo(f"  {setting.name:<30} {first}")
     typer.echo("\nRecipes:")
     for name in recipe_names():
-        typer.echo(f"  {name:<30} {_first_comment(share('recipes') / f'{name}.yaml')[0]}")
+        typer.echo(f"  {name:<30} {_first_comment(shipped_folder('recipes') / f'{name}.yaml')[0]}")
     typer.echo(
         "\nMore: vtool explain NAME, with a rule, a recipe, a setting such as optim.lr, or a group"
         " of settings such as data, or another trainer's word such as num_train_epochs."

@@ -83,11 +83,11 @@ def load_check(
     from vtool.cli.common import exit_on_findings
     from vtool.cli.load_check_text import (
         Live,
+        counts_table,
         describe_subjects,
-        digests,
+        digest_lines,
         last_line,
         options,
-        table,
     )
     from vtool.diagnostics import Findings
     from vtool.diagnostics.render import MACHINE, render_results
@@ -134,11 +134,11 @@ def load_check(
     results = list(recorded.results)
     many = settings.subjects.all is not None
     if format not in MACHINE:
-        sys.stdout.write(table(results) if many and len(results) > 1 else "")
+        sys.stdout.write(counts_table(results) if many and len(results) > 1 else "")
         sys.stdout.writelines(
             describe_subjects(results) if format is OutputFormat.full and not many else ()
         )
-        sys.stdout.writelines(digests(results))
+        sys.stdout.writelines(digest_lines(results))
     (sys.stderr if format in MACHINE else sys.stdout).writelines(
         f"{line}\n" for line in recorded.lines
     )

@@ -70,7 +70,7 @@ class Live:
             self.stream.flush()
 
 
-def table(results: Sequence[Result]) -> str:
+def counts_table(results: Sequence[Result]) -> str:
     """Return for each check how many subjects passed, failed, or did not run it.
 
     Then come the verdicts, and every subject that was not judged.
@@ -145,7 +145,7 @@ def describe_subjects(results: Sequence[Result]) -> Iterator[str]:
             yield printable(f"{result.subject}: {'; '.join(parts)}") + "\n"
 
 
-def digests(results: Sequence[Result]) -> Iterator[str]:
+def digest_lines(results: Sequence[Result]) -> Iterator[str]:
     """Yield the digests of files, as `xxhsum -H2` prints them."""
     for result in results:
         folder = result.details.get("subject", {}).get("folder", result.subject)

@@ -20,7 +20,7 @@ def proofs_result(subject: str, proved: "ProofReport") -> "Result":
     return Result(subject, verdict, checks, findings, proved.details())  # type: ignore[arg-type]
 
 
-def not_run(subject: str, only: Sequence[str], why: str) -> "Result":
+def verdict_not_run(subject: str, only: Sequence[str], why: str) -> "Result":
     """Return the verdict where no proof could be made, and nothing is wrong with the recipe."""
     from vtool.diagnostics.result import Result
     from vtool.verification.proofs import NAMES

@@ -13,7 +13,7 @@ from types import FrameType
 
 from vtool.config.load import Loaded, load_run
 from vtool.config.overrides import quoted
-from vtool.config.sweep import Job, expand
+from vtool.config.sweep import Job, expand_grid
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.report.ranking import order, validation_of
 from vtool.report.run_files import EvaluationLine, read_run
@@ -55,7 +55,7 @@ def run_sweep(recipe: str, overrides: Sequence[str], options: Sequence[str] = ()
         message = "-m starts one run after the other, and each rank of the outer torchrun would"
         help = "leave torchrun out: launch.nproc says how many processes each run has"
         raise Findings(Diagnostic("launch-conflict", message, help))
-    planned = plan(recipe, expand(overrides))
+    planned = plan_jobs(recipe, expand_grid(overrides))
     done: list[EndedRun] = []
     with _SignalForwarding() as signals:
         for number, each in enumerate(planned, 1):
@@ -65,7 +65,7 @@ def run_sweep(recipe: str, overrides: Sequence[str], options: Sequence[str] = ()
             swept = " ".join(each.job.swept) or recipe
             print(f"job {number} of {len(planned)}: {swept}", flush=True)
             done.append(_train(recipe, each, signals, options))
-    print("\n".join(table(done)))
+    print("\n".join(job_table(done)))
     if len(done) > 1:
         print(f"side by side: vtool report {_common_name(planned)}")
     return max(each.code or 0 for each in done)
@@ -85,7 +85,7 @@ def _common_name(planned: Sequence[PlannedRun]) -> str:
     return shlex.join(map(str, folders))
 
 
-def plan(recipe: str, jobs: Sequence[Job]) -> list[PlannedRun]:
+def plan_jobs(recipe: str, jobs: Sequence[Job]) -> list[PlannedRun]:
     """Give each job a name and a folder of its own.
 
     Raises:
@@ -178,7 +178,7 @@ class _SignalForwarding:
             self._process.send_signal(number)
 
 
-def table(done: Sequence[EndedRun]) -> Iterator[str]:
+def job_table(done: Sequence[EndedRun]) -> Iterator[str]:
     """Yield a line for each job: its run, its settings, how it ended, its validation scores.
 
     The best comes first. The test rows choose none: the best of many by them is fitted to them.

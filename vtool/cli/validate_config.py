@@ -224,9 +224,9 @@ def _add_live_check(result: "Result", loaded: "Loaded | None") -> "tuple[Result,
 
 
 def _jobs(recipe: str, overrides: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
-    from vtool.config.sweep import expand
+    from vtool.config.sweep import expand_grid
 
-    return [(" ".join([recipe, *job.swept]), job.overrides) for job in expand(overrides)]
+    return [(" ".join([recipe, *job.swept]), job.overrides) for job in expand_grid(overrides)]
 
 
 def _split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

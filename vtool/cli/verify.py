@@ -217,7 +217,7 @@ def _audit_result(
 def _proofs_result(
     subject: str, run: "Run", only: tuple[str, ...], readable: bool, fast: bool, full_size: bool
 ) -> "Result":
-    from vtool.cli.proofs import not_run, print_proofs, proofs_result
+    from vtool.cli.proofs import print_proofs, proofs_result, verdict_not_run
     from vtool.diagnostics import Findings
     from vtool.diagnostics.result import Result
     from vtool.verification.proofs.report import NotProvable
@@ -232,7 +232,7 @@ def _proofs_result(
             from vtool.diagnostics.printable import printable
 
             typer.echo(printable(f"proofs: not run: {error}"))
-        return not_run(subject, only, str(error))
+        return verdict_not_run(subject, only, str(error))
     if readable:
         print_proofs(proved)
     return proofs_result(subject, proved)

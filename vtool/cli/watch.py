@@ -211,7 +211,7 @@ def _run(
         isolated,
         run_command,
     )
-    from vtool.watch.folder import environment, make_folder
+    from vtool.watch.folder import make_folder, watched_environment
     from vtool.watch.stop import Stopper
 
     try:
@@ -233,7 +233,7 @@ def _run(
         status = run_command(
             file,
             command,
-            environment(folder, options, os.environ),
+            watched_environment(folder, options, os.environ),
             stopper.look if stopper else None,
         )
     except OSError as error:

@@ -21,10 +21,10 @@ from vtool.config.origins import COMMAND_LINE, Key, Layer, Origins, layered
 from vtool.config.overrides import choose_groups, parse_overrides
 from vtool.config.recipe_paths import resolve_recipe_paths
 from vtool.config.recipe_source import Composer, LeavesFolder, RecipeSource
-from vtool.config.references import follow, is_masked, unmasked
+from vtool.config.references import is_masked, resolve_references, unmasked
 from vtool.config.resources import RecipeFile, find_recipe, group_names, refuse_link
 from vtool.config.schema import Run
-from vtool.config.shipped import recipe_names, share
+from vtool.config.shipped import recipe_names, shipped_folder
 from vtool.config.yaml_positions import YamlFile, read_yaml
 from vtool.diagnostics import Diagnostic, Findings, Origin
 from vtool.diagnostics.near_miss import did_you_mean, near
@@ -280,7 +280,7 @@ def _resolved(
     Raises:
         Findings: `broken-reference`, of all that lead nowhere.
     """
-    followed = follow(
+    followed = resolve_references(
         unmasked(OmegaConf.to_container(config, resolve=False)), read_environment=trusted
     )
     if followed.broken:
@@ -358,7 +358,9 @@ def _no_such_file(error: MissingConfigException, sources: Sequence[RecipeSource]
             or f"recipes to extend are {', '.join(recipe_names())}, and the files next to this one"
         )
         return _refused("unknown-recipe", message, help, origin, sources)
-    groups = sorted(folder.name for folder in share("configs").iterdir() if folder.is_dir())
+    groups = sorted(
+        folder.name for folder in shipped_folder("configs").iterdir() if folder.is_dir()
+    )
     options = [str(option) for option in error.options or ()] or group_names(group)
     if options:
         message = f"the defaults list names `{choice}`, and configs/{group} has no such file"

@@ -252,7 +252,7 @@ def _checked(composed: Composed, trusted: bool = True) -> tuple[Loaded | None, E
         else:
             run, notes = without_foreign_paths(run, composed.origins, composed.file.path)
             stages.append(_Stage(findings=notes))
-        outcome = rules.check(run, composed.origins)
+        outcome = rules.run_rules(run, composed.origins)
         stages += [
             _Stage(_SETTINGS_RULES, outcome.findings, outcome.missed, outcome.reasons),
             _npu_stage(run, composed.origins, trusted),

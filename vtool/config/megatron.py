@@ -28,7 +28,7 @@ BUILT = tuple(name for name, facts in FAMILIES.items() if facts.on_megatron)
 """The families whose language model has been written for megatron-core."""
 
 
-def not_built(
+def settings_not_built(
     engine: Megatron, *, family: str, dtype: str, device: str, adapters: bool
 ) -> list[Problem]:
     """Return the settings that ask for what the engine has not built.
@@ -86,7 +86,7 @@ def not_built(
     return [Problem(*problem) for wrong, *problem in checks if wrong]
 
 
-def needs_transformer_engine(
+def settings_for_transformer_engine(
     engine: Megatron, *, device: str, installed: bool | None = None
 ) -> list[Problem]:
     """Return the settings that need Transformer Engine, where it is missing.

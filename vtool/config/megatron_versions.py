@@ -51,7 +51,7 @@ def of_another_release(field: str) -> str | None:
         return None
     here = (
         f"installed is {there.version}"
-        if (there := installed())
+        if (there := installed_megatron())
         else "engine=megatron is built for another release"
     )
     return f"`{field}` {history}; {here}"
@@ -67,7 +67,7 @@ def releases() -> MegatronReleases:
     )
 
 
-def installed(path: Sequence[str] | None = None) -> InstalledMegatron | None:
+def installed_megatron(path: Sequence[str] | None = None) -> InstalledMegatron | None:
     """Return the installed megatron-core; None where there is none whose file can be read.
 
     Args:

@@ -29,7 +29,7 @@ from vtool.config.limits import (
     MOST_REFERENCES_IN_DEFAULTS,
 )
 from vtool.config.references import masked
-from vtool.config.shipped import share
+from vtool.config.shipped import shipped_folder
 from vtool.config.yaml_positions import YamlFile, not_yaml, read_yaml
 from vtool.diagnostics import Diagnostic, Findings, Origin
 
@@ -215,8 +215,8 @@ class Composer:
         roots = None if trusted else allowed_roots(recipe)
         self.sources = [
             RecipeSource("main", recipe, roots),
-            RecipeSource("configs", share("configs"), roots),
-            RecipeSource("recipes", share("recipes"), roots),
+            RecipeSource("configs", shipped_folder("configs"), roots),
+            RecipeSource("recipes", shipped_folder("recipes"), roots),
         ]
         self._loader = ConfigLoaderImpl(SimpleNamespace(get_path=list))
         schema = StructuredConfigSource("schema", "structured://")  # Hydra wants it last
@@ -267,7 +267,10 @@ class Composer:
 
 def allowed_roots(recipe: Path) -> tuple[Path, ...]:
     """Return the folders that a recipe that is not trusted may use."""
-    return tuple(folder.resolve() for folder in (recipe.parent, share("configs"), share("recipes")))
+    return tuple(
+        folder.resolve()
+        for folder in (recipe.parent, shipped_folder("configs"), shipped_folder("recipes"))
+    )
 
 
 def _bad_references(file: YamlFile, *, trusted: bool) -> Iterator[Diagnostic]:

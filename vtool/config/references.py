@@ -66,7 +66,9 @@ class ResolvedValues:
         return None if found is _MISSING else found
 
 
-def follow(values: Mapping[str, Any], *, read_environment: bool = True) -> ResolvedValues:
+def resolve_references(
+    values: Mapping[str, Any], *, read_environment: bool = True
+) -> ResolvedValues:
     """Follow all references of a recipe.
 
     Args:

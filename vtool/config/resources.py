@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from vtool.config.shipped import recipe_names, share
+from vtool.config.shipped import recipe_names, shipped_folder
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
 
@@ -23,7 +23,7 @@ class RecipeFile:
 
 def group_names(group: str) -> list[str]:
     """Return the files of a group of configs/, as a defaults list names them."""
-    folder = share("configs") / group
+    folder = shipped_folder("configs") / group
     try:
         return sorted(path.stem for path in folder.glob("*.yaml"))
     except (OSError, ValueError):  # a name that no folder can have
@@ -38,7 +38,7 @@ def find_recipe(recipe: str) -> RecipeFile:
     """
     names = recipe_names()
     if recipe in names:
-        return RecipeFile(share("recipes") / f"{recipe}.yaml")
+        return RecipeFile(shipped_folder("recipes") / f"{recipe}.yaml")
     path = Path(recipe)
     try:
         if path.is_file():
@@ -101,18 +101,21 @@ def _files_near(recipe: Path) -> list[str]:
     return [str(recipe.with_name(name)) for name in near(recipe.name, there)]
 
 
-def shown(path: Path) -> str:
+def shown_path(path: Path) -> str:
     """Return a path as messages name it: a shipped file from `recipes/` or `configs/` on."""
     resolved = Path(os.path.realpath(path))
-    for kind, folder in (("recipes", share("recipes")), ("configs", share("configs"))):
+    for kind, folder in (
+        ("recipes", shipped_folder("recipes")),
+        ("configs", shipped_folder("configs")),
+    ):
         if resolved.is_relative_to(folder):
             return f"{kind}/{resolved.relative_to(folder).as_posix()}"
     return f"./{path}" if opened(str(path)) != path else str(path)
 
 
 def opened(name: str) -> Path:
-    """The file that `shown` has named."""
+    """The file that `shown_path` has named."""
     head, _, rest = name.partition("/")
-    if head in ("recipes", "configs") and (found := share(head) / rest).is_file():
+    if head in ("recipes", "configs") and (found := shipped_folder(head) / rest).is_file():
         return found
     return Path(name)

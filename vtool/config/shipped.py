@@ -8,7 +8,7 @@ from pathlib import Path
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
-def share(kind: str) -> Path:
+def shipped_folder(kind: str) -> Path:
     """Return the folder `recipes` of the shipped recipes, or `configs` of their groups."""
     shipped = _PACKAGE / "_share" / kind
     return shipped if shipped.is_dir() else _PACKAGE.parent / kind
@@ -16,7 +16,7 @@ def share(kind: str) -> Path:
 
 def recipe_names() -> tuple[str, ...]:
     """The shipped recipes."""
-    folder = share("recipes")
+    folder = shipped_folder("recipes")
     return tuple(
         sorted(
             path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")

@@ -50,7 +50,7 @@ class Job:
         )
 
 
-def expand(overrides: Sequence[str]) -> tuple[Job, ...]:
+def expand_grid(overrides: Sequence[str]) -> tuple[Job, ...]:
     """Every combination of what overrides give several values for, the last one changing fastest.
 
     Raises:

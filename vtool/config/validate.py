@@ -12,7 +12,7 @@ from vtool.config.compose import Composed
 from vtool.config.limits import MOST_FINDINGS
 from vtool.config.origins import COMMAND_LINE, Key, Origins
 from vtool.config.partial import partial
-from vtool.config.resources import shown
+from vtool.config.resources import shown_path
 from vtool.config.schema import KINDS, Run, Settings
 from vtool.config.settings import Spot, all_settings, choices, find_spot, nullable, takes
 from vtool.config.suggest import ANOTHER_FAMILY, better_value, doubted, meant_key, what_it_needs
@@ -161,7 +161,7 @@ def _finding(error: ErrorDetails, composed: Composed) -> Diagnostic:
             (
                 (place.value if place else None)
                 or origins.near(name)
-                or Origin(shown(composed.file.path))
+                or Origin(shown_path(composed.file.path))
             ),
             wanted,
         )

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from vtool.config.limits import DEEPEST, MOST_BYTES, MOST_DIGITS, MOST_VALUES
-from vtool.config.resources import shown
+from vtool.config.resources import shown_path
 from vtool.diagnostics import Diagnostic, Findings, Origin
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -44,7 +44,7 @@ def read_yaml(path: Path) -> YamlFile:
         Findings: `unreadable-file`, `bad-yaml`; of keys that are there twice, and of values that no
             setting takes, all.
     """
-    name = shown(path)
+    name = shown_path(path)
     try:
         with path.open("rb") as stream:
             content = stream.read(MOST_BYTES + 1)

@@ -83,7 +83,7 @@ class AuditCache:
         }
         text = json.dumps(head, sort_keys=True, default=str)
         renew = rows.settings.audit_cache == "renew"
-        return cls(cache_folder() / xxhash.xxh3_128(text.encode()).hexdigest(), head, renew)
+        return cls(audit_cache_folder() / xxhash.xxh3_128(text.encode()).hexdigest(), head, renew)
 
     def read(self, indices: Sequence[int]) -> RowAudits:
         """Return the audits of those rows that are as they were; none where nothing can be read."""
@@ -176,7 +176,7 @@ def usual_cache(rows: EncodedRows) -> AuditCache | None:
     return AuditCache.of(rows)
 
 
-def cache_folder() -> Path:
+def audit_cache_folder() -> Path:
     """Return where audits are kept: below the user's cache folder. Deleting it is always safe."""
     return user_cache("audits")
 

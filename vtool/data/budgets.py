@@ -29,7 +29,7 @@ class BudgetFill:
         return self.tokens / self.places
 
 
-def candidates(lengths: Sequence[int], asked: int | None, rows: int) -> list[int]:
+def nearby_budgets(lengths: Sequence[int], asked: int | None, rows: int) -> list[int]:
     """Return budgets between half and twice the one that is asked for, in steps of an eighth.
 
     Without one, they are around the least power of two that has room for the longest row, and for

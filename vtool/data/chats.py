@@ -11,7 +11,7 @@ from vtool.data.containers.columns import read_json_text
 from vtool.data.containers.records import open_records
 from vtool.data.groups import group_of_value
 from vtool.data.messages_layout import Malformed, parse_row
-from vtool.data.row import Row, refuse, shown
+from vtool.data.row import Row, refuse, shown_value
 from vtool.data.urls import UrlCache
 from vtool.diagnostics import Findings, Origin
 
@@ -256,10 +256,10 @@ def exchanges(
     if system:
         yield {"role": "system", "content": text(system, "system", malformed)}
     if not isinstance(pairs, list | tuple):
-        raise malformed(f'"{what}" must be a list of pairs; here it is {shown(pairs)}')
+        raise malformed(f'"{what}" must be a list of pairs; here it is {shown_value(pairs)}')
     for pair in pairs:
         if not isinstance(pair, list | tuple) or len(pair) != 2:
-            raise malformed(f'"{what}" has {shown(pair)}, which is no pair of two texts')
+            raise malformed(f'"{what}" has {shown_value(pair)}, which is no pair of two texts')
         yield {"role": "user", "content": text(pair[0], what, malformed)}
         yield {"role": "assistant", "content": text(pair[1], what, malformed)}
 
@@ -271,7 +271,7 @@ def text(value: Any, what: str, malformed: Malformed) -> str:
         Findings: `malformed-messages`.
     """
     if not isinstance(value, str):
-        raise malformed(f'"{what}" must be text; here it is {shown(value)}')
+        raise malformed(f'"{what}" must be text; here it is {shown_value(value)}')
     return value
 
 

@@ -15,7 +15,7 @@ from vtool.config.schema.formats import FORMATS
 from vtool.data.chats import KNOWN, ChatReader
 from vtool.data.detect import describe_source, detect, entry
 from vtool.data.formats import LAYOUTS, READERS
-from vtool.data.row import refuse, shown
+from vtool.data.row import refuse, shown_value
 from vtool.data.write import Lossy, open_writer
 from vtool.diagnostics import Diagnostic, Findings, Origin
 
@@ -48,7 +48,7 @@ class Conversion:
         return {**counts, "keys": {name: dict(found) for name, found in keys.items()}}
 
 
-def convert(
+def convert_rows(
     path: str,
     out: Path,
     kind: str | None = None,
@@ -91,7 +91,7 @@ def open_source(path: str, settings: Sequence[str] = ()) -> ChatReader:
     name = given.pop("format", None)
     known = [layout.format for layout in LAYOUTS]
     if name is not None and name not in known:
-        raise _wrong("unknown-choice", f"format takes {', '.join(known)}, not {shown(name)}")
+        raise _wrong("unknown-choice", f"format takes {', '.join(known)}, not {shown_value(name)}")
     source: Source
     if name is None and not given:
         source = detect(path, whatever_its_name=True)
@@ -115,7 +115,9 @@ def _unfit(error: Any, format: str) -> Diagnostic:
         return Diagnostic("unknown-key", f"format={format} has no setting {name}", help)
     if error["type"] == "missing":
         return Diagnostic("missing-key", f"format={format} needs {name}=…", help)
-    return Diagnostic("wrong-type", f"{name}={shown(error['input'])}: {error['msg'].lower()}", help)
+    return Diagnostic(
+        "wrong-type", f"{name}={shown_value(error['input'])}: {error['msg'].lower()}", help
+    )
 
 
 def _wrong(rule: str, message: str) -> Findings:

@@ -29,7 +29,7 @@ from vtool.data.row import Row, refuse
 from vtool.data.sources import Rows
 from vtool.data.tokens import tokenize
 from vtool.data.video import Clip, open_clip
-from vtool.data.visuals import Visuals, expand, visuals_of
+from vtool.data.visuals import Visuals, expand_placeholders, visuals_of
 from vtool.diagnostics import Findings
 from vtool.models.processor import Processor
 
@@ -222,7 +222,7 @@ def _filled(
     """Return a row with its images and videos, and cut to its length."""
     row, chat = opened.row, label_chat(opened.chat, tokens, processor)
     shown = list(visuals_of(row, opened.clips, processor, measure=measure, as_bytes=as_bytes))
-    ids, labels, visuals = expand(chat.ids, chat.labels, row, iter(shown), processor)
+    ids, labels, visuals = expand_placeholders(chat.ids, chat.labels, row, iter(shown), processor)
     truncated = settings.max_length is not None and len(ids) > settings.max_length
     cut, ends = 0, len(chat.turns)
     if truncated:
@@ -257,7 +257,7 @@ def encode_prompt(rows: Rows, index: int, processor: Processor) -> Prompt:
     ids, reference = render_prompt(row, processor, _texts(clips, processor))
     # The template has put a placeholder where each image of the *prompt* is; later turns' images
     # are not part of it.
-    expanded, _, visuals = expand(
+    expanded, _, visuals = expand_placeholders(
         ids, ids, row, visuals_of(row, clips, processor), processor, whole=False
     )
     return Prompt(index, torch.tensor(expanded), visuals, reference)
@@ -272,7 +272,9 @@ def encode_question(row: Row, processor: Processor) -> Prompt:
     _check_text(row, processor.tokenizer.all_special_tokens)
     clips = _clips(row, processor)
     ids = render_question(row, processor, _texts(clips, processor))
-    expanded, _, visuals = expand(ids, ids, row, visuals_of(row, clips, processor), processor)
+    expanded, _, visuals = expand_placeholders(
+        ids, ids, row, visuals_of(row, clips, processor), processor
+    )
     return Prompt(0, torch.tensor(expanded), visuals, reference="")
 
 

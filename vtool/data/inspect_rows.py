@@ -14,7 +14,7 @@ from vtool.data.digest import digests_of, files_of, id_of, stamp
 from vtool.data.encode import Sample, encode_rows
 from vtool.data.labels import check_features, check_labels, decode_labels
 from vtool.data.loader import EncodedRows
-from vtool.data.row import Row, shown
+from vtool.data.row import Row, shown_value
 from vtool.data.row_audits import RowAudit, RowAudits, Stamp
 from vtool.data.sources import Rows
 from vtool.data.text_traits import traits_of
@@ -204,8 +204,8 @@ def _unforeseen(rows: Rows, index: int, error: Exception) -> Diagnostic:
     if ours and ours[-1] is not calls[-1]:
         where += f", called at {Path(ours[-1].filename).relative_to(own.parent)}:{ours[-1].lineno}"
     message = (
-        f"{rows.name(index)}: looking at the row raised {type(error).__name__}: {shown(error)}"
-        f" ({where})"
+        f"{rows.name(index)}: looking at the row raised {type(error).__name__}:"
+        f" {shown_value(error)} ({where})"
     )
     origin = None
     with suppress(Exception):  # it may be what raised

@@ -82,7 +82,7 @@ class JsonLines:
         if (size := self.places[index].size) > LARGEST_ROW:
             message = f"{self.name(index)} has {size:,} bytes; rows of {LARGEST_ROW:,} are read"
             raise refuse("broken-row", message, self.origin(index))
-        return read_object(self.text(index), self.name(index), self.origin(index))
+        return row_object(self.text(index), self.name(index), self.origin(index))
 
     def complete(self, made: dict[str, Any], index: int) -> dict[str, Any]:
         """Return a row's messages, and what the file has next to them: nothing."""
@@ -106,7 +106,7 @@ class JsonLines:
         )
 
 
-def read_object(text: bytes, name: str, origin: Origin) -> dict[str, Any]:
+def row_object(text: bytes, name: str, origin: Origin) -> dict[str, Any]:
     """Return a row's JSON object.
 
     Raises:

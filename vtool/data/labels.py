@@ -8,7 +8,7 @@ import numpy as np
 
 from vtool.data.chat import IGNORED, Turn
 from vtool.data.encode import Sample
-from vtool.data.row import Row, shown, texts_of
+from vtool.data.row import Row, shown_value, texts_of
 from vtool.data.tokens import texts_of_tokens
 from vtool.diagnostics import Diagnostic
 from vtool.models.processor import Processor
@@ -51,8 +51,8 @@ def check_labels(
         if not _contains(turn, texts):
             expected, seen = "".join(texts), turn.text
             message = (
-                f"{row.id}: turn {turn.message + 1} says {shown(expected)}, but its labels are"
-                f" {shown(seen)}"
+                f"{row.id}: turn {turn.message + 1} says {shown_value(expected)}, but its labels"
+                f" are {shown_value(seen)}"
             )
             help = (
                 "the chat template does not write all that the turn says: use a template that does"

@@ -14,7 +14,7 @@ from vtool.data.collate import Batch, collate, filler, with_tower_index
 from vtool.data.digest import check_unchanged
 from vtool.data.encode import Prompt, Sample, encode_prompt, encode_row
 from vtool.data.packing import collate_packed, pack
-from vtool.data.plan import Plan, share
+from vtool.data.plan import Plan, rank_micro_batches
 from vtool.data.sources import Rows
 from vtool.data.worker_failures import RowsInWork
 from vtool.data.workers import MEASURED_STEPS, measured
@@ -117,7 +117,7 @@ def micro_batches(
     At least one, so that every rank takes part in every reduction.
     """
     rows = plan.step(step)
-    groups = share(rows, rank, world, micro_batch_size) or [(int(rows[0]),)]
+    groups = rank_micro_batches(rows, rank, world, micro_batch_size) or [(int(rows[0]),)]
     counts = rank < len(rows)
     return [MicroBatch(tuple(kept[place] for place in places), counts) for places in groups]
 

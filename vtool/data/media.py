@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vtool.data.row import Row, RowVideo, media_path, refuse, shown
+from vtool.data.row import Row, RowVideo, media_path, refuse, shown_value
 from vtool.data.urls import SCHEMES, NotFetched, UrlCache
 from vtool.diagnostics import Findings, Origin
 from vtool.models.pictures import PictureReader, TooManyPixels, WideValues
@@ -43,14 +43,16 @@ def locate_image(
     if not isinstance(given, str):
         raise refuse(
             "malformed-messages",
-            f"{name}: an image must be a path; here it is {shown(given)}",
+            f"{name}: an image must be a path; here it is {shown_value(given)}",
             origin,
         )
     if urls is not None and given.startswith(SCHEMES):
         try:
             return str(urls.path(given))
         except NotFetched as error:
-            raise refuse("missing-image", f"{name}: {shown(given)} {error}", origin) from error
+            raise refuse(
+                "missing-image", f"{name}: {shown_value(given)} {error}", origin
+            ) from error
     return given if given.startswith("data:") else _file(given, name, folder, origin, "image")
 
 
@@ -67,7 +69,7 @@ def image_of_source(source: Any, malformed: Callable[..., Findings]) -> str:
         case "url", {"url": str(address)}:
             return address
     raise malformed(
-        f'"source" of an image is {shown(source)}, which is not read',
+        f'"source" of an image is {shown_value(source)}, which is not read',
         'write {"type": "base64", "media_type": "image/png", "data": "…"}, or name the file:'
         ' {"type": "image", "image": "cat.png"}',
     )
@@ -107,7 +109,7 @@ def locate_video(
     ):
         raise refuse(
             "malformed-messages",
-            f'{name}: "fps" of a video is a number above 0; here it is {shown(fps)}',
+            f'{name}: "fps" of a video is a number above 0; here it is {shown_value(fps)}',
             origin,
         )
     if isinstance(given, list):
@@ -117,7 +119,7 @@ def locate_video(
     if not isinstance(given, str):
         message = (
             f"{name}: a video must be a file's path or a list of frames' paths; here it is"
-            f" {shown(given)}"
+            f" {shown_value(given)}"
         )
         raise refuse("malformed-messages", message, origin)
     if given.startswith("data:"):
@@ -136,7 +138,7 @@ def locate_frame(given: Any, name: str, folder: Path, origin: Origin | None) -> 
     if not isinstance(given, str):
         raise refuse(
             "malformed-messages",
-            f"{name}: a frame of a video must be a path; here it is {shown(given)}",
+            f"{name}: a frame of a video must be a path; here it is {shown_value(given)}",
             origin,
         )
     return (
@@ -184,7 +186,7 @@ def picture_errors(
         raise
     # Each decoder raises what its file format raises; PIL, where a file is cut off.
     except Exception as error:
-        message = f"{row.id}: {named} cannot be decoded: {shown(error)}"
+        message = f"{row.id}: {named} cannot be decoded: {shown_value(error)}"
         raise refuse(rule, message, row.origin) from error
 
 
@@ -194,7 +196,9 @@ def _file(
     rule = f"missing-{kind}"
     if given.startswith(SCHEMES):
         raise refuse(
-            rule, f"{name}: {shown(given)} is an address on the web, which is not fetched", origin
+            rule,
+            f"{name}: {shown_value(given)} is an address on the web, which is not fetched",
+            origin,
         )
     path = media_path(folder, given)
     try:
@@ -209,6 +213,6 @@ def _file(
             help="list the frames in it, in their order",
         )
     if not there:
-        named = shown(str(path)) if len(str(path)) > 160 else path
+        named = shown_value(str(path)) if len(str(path)) > 160 else path
         raise refuse(rule, f"{name}: there is no {what or kind + ' '}{named}", origin)
     return str(path)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vtool.data.media import NOT_OF_VIDEOS, image_of_source, locate_image, locate_video
-from vtool.data.row import Row, RowVideo, refuse, shown, texts_of
+from vtool.data.row import Row, RowVideo, refuse, shown_value, texts_of
 from vtool.data.urls import UrlCache
 from vtool.diagnostics import Findings, Origin
 
@@ -105,7 +105,7 @@ def parse_row(
     tools = record.get("tools")
     if not _are_objects(tools):
         raise malformed(
-            f'"tools" must be a list of objects; here it is {shown(tools)}',
+            f'"tools" must be a list of objects; here it is {shown_value(tools)}',
             "write the list itself, not a text of it",
         )
     images: list[str | bytes] = []
@@ -141,7 +141,7 @@ def parse_row(
     _check_characters(rendered, tools, malformed)
     thinking = record.get("enable_thinking")
     if thinking is not None and not isinstance(thinking, bool):
-        raise malformed(f'"enable_thinking" is true or false; here it is {shown(thinking)}')
+        raise malformed(f'"enable_thinking" is true or false; here it is {shown_value(thinking)}')
     return Row(name, rendered, images, tools, origin, videos, given_id, str(folder), thinking)
 
 
@@ -218,7 +218,7 @@ def _message(message: Any, number: int, place: Place, malformed: Malformed) -> d
     if not isinstance(message, dict) or message.get("role") not in ROLES:
         role = message.get("role") if isinstance(message, dict) else message
         raise malformed(
-            f"a message's role must be one of {', '.join(ROLES)}; here it is {shown(role)}"
+            f"a message's role must be one of {', '.join(ROLES)}; here it is {shown_value(role)}"
         )
     role, content, where = message["role"], message.get("content"), f"turn {number}"
     _check_slips(message, "message", where, malformed)
@@ -228,7 +228,7 @@ def _message(message: Any, number: int, place: Place, malformed: Malformed) -> d
     if not _are_objects(message.get("tool_calls")):
         raise malformed(
             f'{where}: "tool_calls" must be a list of objects; here it is'
-            f" {shown(message['tool_calls'])}"
+            f" {shown_value(message['tool_calls'])}"
         )
     _check_weight(message, where, malformed)
     if isinstance(content, str):
@@ -279,7 +279,7 @@ def _check_weight(message: Mapping[str, Any], where: str, malformed: Malformed) 
         return
     if isinstance(weight, bool) or weight not in (0, 1):
         raise malformed(
-            f'{where}: "weight" is 0 or 1; here it is {shown(weight)}',
+            f'{where}: "weight" is 0 or 1; here it is {shown_value(weight)}',
             "0 leaves the turn out of the loss, 1 is the default",
         )
     if weight and message["role"] != "assistant":
@@ -339,4 +339,4 @@ def _part(part: Any, place: Place, role: str, malformed: Malformed) -> Iterator[
                 )
                 return
     wanted = '"text", "image", "image_url", "video" or "video_url"'
-    raise malformed(f"a part of content must be of type {wanted}; here it is {shown(part)}")
+    raise malformed(f"a part of content must be of type {wanted}; here it is {shown_value(part)}")

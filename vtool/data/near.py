@@ -164,10 +164,10 @@ def _runs_of(rows: Rows, index: int) -> NDArray[np.uint64]:
         row = rows.row(index)
     except Findings:  # it has changed since its audit
         return np.zeros(0, np.uint64)
-    return runs_of_words(answers_of(row))
+    return runs_of_words(learnt_texts(row))
 
 
-def answers_of(row: Row) -> str:
+def learnt_texts(row: Row) -> str:
     """Return the texts of a row that are learnt."""
     return "\n".join(text for place in row.supervised() for text in texts_of(row.messages[place]))
 

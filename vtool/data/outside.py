@@ -3,8 +3,8 @@
 import os
 from collections.abc import Iterator
 
-from vtool.data.row import Row, refuse, shown
-from vtool.data.urls import cache_folder
+from vtool.data.row import Row, refuse, shown_value
+from vtool.data.urls import image_cache_folder
 
 
 def has_files_outside(row: Row) -> bool:
@@ -28,7 +28,7 @@ def check_root(row: Row, root: str) -> None:
     Raises:
         Findings: `outside-of-root`.
     """
-    inside = (os.path.realpath(root), os.path.realpath(cache_folder()))
+    inside = (os.path.realpath(root), os.path.realpath(image_cache_folder()))
     for file in _files(row):
         real = os.path.realpath(file)
         if not any(_is_below(real, folder) for folder in inside):
@@ -42,7 +42,7 @@ def check_root(row: Row, root: str) -> None:
 
 
 def _short(path: str) -> str:
-    return path if len(path) <= 160 else shown(path)
+    return path if len(path) <= 160 else shown_value(path)
 
 
 def _files(row: Row) -> Iterator[str]:
@@ -66,7 +66,7 @@ def _is_plainly_inside(file: str, folder: str) -> bool:
 
 def _is_inside(file: str, folder: str) -> bool:
     path = os.path.abspath(file)
-    return _is_below(path, os.path.abspath(folder)) or _is_below(path, str(cache_folder()))
+    return _is_below(path, os.path.abspath(folder)) or _is_below(path, str(image_cache_folder()))
 
 
 def _is_below(path: str, folder: str) -> bool:

@@ -146,7 +146,7 @@ def weighted(rows: Sequence[int], weights: Sequence[float]) -> list[int]:
     return samples
 
 
-def share(
+def rank_micro_batches(
     rows: NDArray[np.int64], rank: int, world: int, micro_batch_size: int
 ) -> list[tuple[int, ...]]:
     """Return one rank's micro-batches of a global step; none if it has fewer rows than ranks."""

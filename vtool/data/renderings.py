@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vtool.data.row import Row, refuse, shown
+from vtool.data.row import Row, refuse, shown_value
 from vtool.data.template_limits import LARGEST, LimitedTemplate, TooCostly
 from vtool.models.processor import Processor
 
@@ -43,7 +43,7 @@ def render_beginning(
     except Exception as error:  # a template is a program, and raises whatever it likes
         raise refuse(
             "malformed-messages",
-            f"{row.id}: the chat template refuses these messages: {shown(error)}",
+            f"{row.id}: the chat template refuses these messages: {shown_value(error)}",
             row.origin,
         ) from error
     return text

@@ -128,7 +128,7 @@ def refuse(
     return Findings(Diagnostic(rule, message, origin=origin, parameter=parameter, help=help))
 
 
-def shown(value: object) -> str:
+def shown_value(value: object) -> str:
     """Return a value of a row as text short enough for a message."""
     text = str(value) if isinstance(value, Exception) else _SHORT.repr(value)
     return text if len(text) <= 160 else text[:160] + "…"

@@ -43,7 +43,7 @@ class UrlCache:
     @classmethod
     def of(cls, hosts: Sequence[str]) -> "UrlCache | None":
         """Return the images of these hosts in the user's cache folder; None for no host."""
-        return cls(tuple(hosts), cache_folder()) if hosts else None
+        return cls(tuple(hosts), image_cache_folder()) if hosts else None
 
     def path(self, address: str) -> Path:
         """Return the file of an image, which is fetched where it is not there.
@@ -135,7 +135,7 @@ class _Redirects(HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def cache_folder() -> Path:
+def image_cache_folder() -> Path:
     """Return where images are kept: below the user's cache folder. Deleting it is always safe."""
     return user_cache("urls")
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vtool.data.media import load_picture
-from vtool.data.row import Row, RowVideo, refuse, shown
+from vtool.data.row import Row, RowVideo, refuse, shown_value
 from vtool.diagnostics import Findings
 from vtool.models.pictures import PictureReader
 from vtool.models.video import VideoProcessor
@@ -113,7 +113,7 @@ def _of_file(row: Row, path: str, fps: float | None, processor: VideoProcessor) 
             "broken-video", f"{row.id}: {path} is a picture, and not a video", row.origin, help=help
         ) from error
     except (_Undecodable, av.FFmpegError, OSError, ValueError) as error:
-        why = str(error) if isinstance(error, _Undecodable) else shown(error)
+        why = str(error) if isinstance(error, _Undecodable) else shown_value(error)
         raise refuse(
             "broken-video", f"{row.id}: {path} cannot be decoded: {why}", row.origin
         ) from error

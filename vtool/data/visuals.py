@@ -139,7 +139,7 @@ def _video(row: Row, clip: Clip, processor: Processor, as_bytes: bool) -> Visual
     )
 
 
-def expand(
+def expand_placeholders(
     ids: Sequence[int],
     labels: Sequence[int],
     row: Row,

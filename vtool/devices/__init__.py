@@ -37,7 +37,7 @@ def place(run: Run, local_rank: int, local_world: int) -> Placement:
         Findings: `device-missing`, where the recipe asks for a device that is not there.
     """
     threads = run.device.threads or own_cores(run, local_world)
-    kind = kind_of(run)
+    kind = device_kind(run)
     if kind == "cpu":
         return Placement(torch.device("cpu"), "gloo", threads)
     if kind == "npu":
@@ -70,7 +70,7 @@ def attention_without_cudnn(device: torch.device) -> Iterator[None]:
         torch.backends.cuda.enable_cudnn_sdp(before)
 
 
-def kind_of(run: Run) -> str:
+def device_kind(run: Run) -> str:
     """Return `device.kind`, or the kind that `auto` finds here."""
     return kind_here() if run.device.kind == "auto" else run.device.kind
 

@@ -324,7 +324,7 @@ FRAMEWORK_CLASS_RULES = (
     "stage-mismatch",
     "expert-mismatch",
 )
-"""The checks of some frameworks' classes, which `vtool.loading.probe.checks.Check.hosts` names."""
+"""The checks of some frameworks' classes, which `vtool.loading.probe.checks.ClassCheck.hosts` names."""
 
 CLASS_RULES = tuple(
     rule.name for rule in RULES if rule.code < "VT49" and rule.name not in FRAMEWORK_CLASS_RULES

@@ -34,7 +34,7 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
-class AffectedReleases(_Strict):
+class Releases(_Strict):
     """The edges of the releases that have a bug, each as `VERSION EVIDENCE`.
 
     Evidence is `ran`, where both its effect and its absence were seen; `read`, where the code of
@@ -140,7 +140,7 @@ class Sign(_Strict):
         return any(value == one and type(value) is type(one) for one in self.any_of or ())
 
 
-class AdvisedPackage(_Strict):
+class Package(_Strict):
     """A package that has advisories."""
 
     distributions: tuple[str, ...]
@@ -158,7 +158,7 @@ class Advisory(_Strict):
     """A key of `packages`."""
     title: Annotated[str, Field(max_length=100)]
     """The mistake, in one line."""
-    releases: AffectedReleases | None = None
+    releases: Releases | None = None
     """The releases that have it; none, where `commits` between two releases had it."""
     commits: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{7,40}$")], ...] = ()
     """Commits that have it and are in no release, for installs from git."""
@@ -238,7 +238,7 @@ class Advisory(_Strict):
 class Advisories(_Strict):
     """The advisories, and the packages that they are about."""
 
-    packages: dict[str, AdvisedPackage]
+    packages: dict[str, Package]
     advisories: tuple[Advisory, ...]
 
     @model_validator(mode="after")

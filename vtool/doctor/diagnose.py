@@ -15,10 +15,10 @@ from vtool.diagnostics.result import Result
 from vtool.doctor.frameworks import FrameworkVersions, ask_interpreter, frameworks_needed
 from vtool.doctor.installations import installation_problems, release_problems
 from vtool.doctor.interpreter import paths_of
-from vtool.doctor.packages import RequiredPackage, installed, package_problems, packages
+from vtool.doctor.packages import RequiredPackage, distribution_version, package_problems, packages
 from vtool.doctor.recipe import Needs
 from vtool.doctor.script import Script, script_of
-from vtool.doctor.silent_bugs import SilentBugs, examine
+from vtool.doctor.silent_bugs import SilentBugs, examine_packages
 from vtool.doctor.table import (
     TableRow,
     engine_rows,
@@ -145,17 +145,17 @@ def advise(python: str | None, script: Script | None) -> Diagnosis:
     Raises:
         Findings: `unusable-interpreter`, fatal.
     """
-    bugs = examine(paths_of(python), script)
+    bugs = examine_packages(paths_of(python), script)
     return Diagnosis((), bugs.findings, bugs.checks, bugs.reasons, bugs)
 
 
 def _silent_bugs(needs: Needs | None, interpreter: FrameworkVersions | None) -> SilentBugs | None:
     """Examine the interpreter that would run it; of a load_check, the one with the framework."""
     if needs is None or needs.load_check is None:
-        return examine(paths_of(None), script_of(needs) if needs else None)
+        return examine_packages(paths_of(None), script_of(needs) if needs else None)
     if interpreter is None or interpreter.error:
         return None
-    return examine(paths_of(interpreter.python), script_of(needs))
+    return examine_packages(paths_of(interpreter.python), script_of(needs))
 
 
 def _once(packages: Iterable[RequiredPackage]) -> Iterator[RequiredPackage]:
@@ -267,7 +267,7 @@ def _not_run(
             ("package-missing", "extra-not-installed"),
             "vtool itself is not installed, and so has no metadata",
         )
-    if installed("transformers") is None:
+    if distribution_version("transformers") is None:
         reasons |= dict.fromkeys(RELEASE_RULES, "transformers is not installed")
     if machine.torch_npu is None:
         reasons |= dict.fromkeys(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from vtool.config.schema import LoadCheck
 from vtool.doctor.interpreter import ask
 from vtool.loading.subjects import FRAMEWORKS as FRAMEWORK_NAMES
-from vtool.loading.worker import interpreter
+from vtool.loading.worker import framework_interpreter
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def ask_interpreter(settings: LoadCheck | None, seconds: float = 60.0) -> Framew
     Only metadata is read, nothing is imported.
     """
     host = (settings.subjects.all if settings else None) or "vllm"
-    python = interpreter(settings.python if settings else None, host)
+    python = framework_interpreter(settings.python if settings else None, host)
     names = [name for framework in FRAMEWORKS.values() for name in framework.distributions]
     try:
         output = ask(python, _ASK, json.dumps(names), seconds=seconds)

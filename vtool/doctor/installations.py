@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 
 from vtool.config.environment.packages import check_releases, known_broken, untested_here
 from vtool.diagnostics import Diagnostic
-from vtool.doctor.packages import installed
+from vtool.doctor.packages import distribution_version
 from vtool.doctor.recipe import Needs
 from vtool.releases import TESTED, InstalledPackage, find_installed, installed_version
 
@@ -115,7 +115,7 @@ def _half_upgraded(one: InstalledPackage) -> Iterator[Diagnostic]:
         asked = Requirement(line)
         if asked.marker is not None and not asked.marker.evaluate({"extra": ""}):
             continue
-        version = installed(asked.name)
+        version = distribution_version(asked.name)
         if version is not None and not asked.specifier.contains(version, prereleases=True):
             yield Diagnostic(
                 "version-mismatch",

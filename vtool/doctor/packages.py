@@ -62,14 +62,16 @@ def _read(lines: Sequence[str]) -> Iterator[RequiredPackage]:
         if requirement.name == "vtool":  # an extra that brings another one along
             continue
         if marker is None or marker.evaluate({"extra": ""}):
-            yield RequiredPackage(requirement, None, installed(requirement.name))
+            yield RequiredPackage(requirement, None, distribution_version(requirement.name))
         else:
             for extra in EXTRAS:
                 if marker.evaluate({"extra": extra}):
-                    yield RequiredPackage(requirement, extra, installed(requirement.name))
+                    yield RequiredPackage(
+                        requirement, extra, distribution_version(requirement.name)
+                    )
 
 
-def installed(name: str) -> str | None:
+def distribution_version(name: str) -> str | None:
     """Return the installed version of a package, or None."""
     try:
         return metadata.version(name)

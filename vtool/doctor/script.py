@@ -28,7 +28,7 @@ class Script:
     advisories name."""
 
 
-def read_script(trainer: Trainer, path: Path) -> Script:
+def read_recipe_or_script(trainer: Trainer, path: Path) -> Script:
     """Read a file of another trainer: YAML, or the script that starts it.
 
     Raises:

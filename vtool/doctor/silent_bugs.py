@@ -10,7 +10,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from vtool.diagnostics import Diagnostic, Origin
-from vtool.doctor.advisories import Advisories, Advisory, AffectedReleases, advisories, version
+from vtool.doctor.advisories import Advisories, Advisory, Releases, advisories, version
 from vtool.doctor.interpreter import FoundPackage, installed_any, look_up, unreadable
 from vtool.doctor.script import Script
 
@@ -160,7 +160,7 @@ class SilentBugs:
             yield "when each occurs, what comes of it, what avoids it: vtool explain NAME"
 
 
-def examine(
+def examine_packages(
     paths: Sequence[str], script: Script | None = None, known: Advisories | None = None
 ) -> SilentBugs:
     """Check what can be imported from some folders against the advisories.
@@ -275,7 +275,7 @@ def _shown(one: Advisory, script: Script | None) -> tuple[bool | None, Origin | 
     return True, next((place for place in places if place), None)
 
 
-def _why(releases: AffectedReleases, release: Version) -> str:
+def _why(releases: Releases, release: Version) -> str:
     if release < version(releases.since):
         return "older than the releases that were looked at"
     if releases.fixed is None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from vtool.config.environment.machine import Machine
 from vtool.config.schema import Megatron
 from vtool.doctor.frameworks import FRAMEWORKS, FrameworkVersions
-from vtool.doctor.packages import RequiredPackage, installed
+from vtool.doctor.packages import RequiredPackage, distribution_version
 from vtool.doctor.recipe import Needs
 from vtool.doctor.torch_answer import TorchAnswer
 
@@ -76,8 +76,8 @@ def engine_rows(answer: TorchAnswer | None, needs: Needs | None) -> Iterator[Tab
     if run is None or not isinstance(run.engine, Megatron):
         yield TableRow("engines", "ddp, fsdp2" if run is None else run.engine.kind, usable, why)
     if run is None or isinstance(run.engine, Megatron):
-        if core := installed("megatron-core"):
-            te = installed("transformer-engine")
+        if core := distribution_version("megatron-core"):
+            te = distribution_version("transformer-engine")
             layers = "without Transformer Engine, megatron-core's own layers"
             note = f"megatron-core {core}; {f'Transformer Engine {te}' if te else layers}"
             yield TableRow("engines", "megatron", usable, note)

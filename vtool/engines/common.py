@@ -11,11 +11,11 @@ from vtool.engines.contract import GroupMember, OptimizerGroup, Owner, everyone
 from vtool.engines.ranks import Ranks
 from vtool.models.adapters import (
     Adapter,
+    adapter_parts,
     adapter_scale,
     has_adapters,
-    is_adapter,
+    is_adapter_name,
     merge_parts,
-    parts_of,
     saved_name,
 )
 from vtool.models.nf4 import Nf4Linear, numbers_of
@@ -153,7 +153,7 @@ class TorchEngine:
             if isinstance(layer, Nf4Linear)
         }
         for name, tensor in tensors.items():
-            if is_adapter(name) != (adapter == "only"):
+            if is_adapter_name(name) != (adapter == "only"):
                 continue
             layer = packed.get(name)
             # of `lora.base_dtype`: what is merged is not rounded
@@ -161,7 +161,7 @@ class TorchEngine:
             count = tensor.numel() if layer is None else layer.in_features * layer.out_features
             to = owner(count * (4 if narrow else tensor.element_size()))
             kept = self._gather(tensor, to)
-            there = parts_of(name) if adapter == "merged" else ()
+            there = adapter_parts(name) if adapter == "merged" else ()
             gathered = {part: self._gather(tensors[part], to) for part in there if part in tensors}
             if kept is None:
                 continue
@@ -186,7 +186,7 @@ class TorchEngine:
         own = {
             name: tensor
             for name, tensor in model_tensors(self.module).items()
-            if is_adapter(name) or not adapted
+            if is_adapter_name(name) or not adapted
         }
         assert own.keys() == model.keys(), "a checkpoint of the same config has the same tensors"
         with torch.no_grad():

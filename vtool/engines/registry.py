@@ -28,7 +28,7 @@ def build(inputs: EngineInputs) -> Engine:
     return engine
 
 
-def check(settings: Any, ranks: Ranks, **model: Any) -> None:
+def run_engine_check(settings: Any, ranks: Ranks, **model: Any) -> None:
     """Run the check of the engine that the settings name, if it has one.
 
     Args:

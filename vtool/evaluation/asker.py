@@ -14,7 +14,7 @@ from vtool.data.collate import collate_prompts
 from vtool.data.encode import Prompt, encode_question
 from vtool.data.row import Row
 from vtool.data.vocabulary import beyond_vocabulary
-from vtool.devices import kind_here, kind_of
+from vtool.devices import device_kind, kind_here
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.evaluation.subject import EvaluatedModel
 from vtool.models.generate import generate_tokens
@@ -88,7 +88,7 @@ class Reader:
             Findings: `model-does-not-load`, `modeling-changed`.
         """
         run = self.subject.run
-        device = torch.device(kind_of(run) if run else kind_here())
+        device = torch.device(device_kind(run) if run else kind_here())
         return Asker(self, self.subject.load().to(device), device)
 
 

@@ -87,7 +87,7 @@ class Scores:
         ]
 
 
-def evaluate(
+def evaluate_rows(
     engine: Engine, rows: EncodedRows, kept: Sequence[int], settings: Evaluation
 ) -> Scores:
     """Score the kept rows of a split, each rank its share."""

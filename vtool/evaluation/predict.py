@@ -22,7 +22,7 @@ _TYPED = dict.fromkeys(
 """Help for files that were typed: there is no row that could be corrected."""
 
 
-def predict(
+def predict_answer(
     run: Path,
     images: Sequence[str],
     question: str | None,
@@ -53,10 +53,10 @@ def predict_subject(
     max_new_tokens: int,
     videos: Sequence[str] = (),
 ) -> GreedyAnswer:
-    """Return the greedy answer of a model that was found before; `predict` says the rest.
+    """Return the greedy answer of a model that was found before; `predict_answer` says the rest.
 
     Raises:
-        Findings: as `predict`.
+        Findings: as `predict_answer`.
     """
     with of_typed_files():
         reader = Reader.of(subject)

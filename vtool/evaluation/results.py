@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from vtool.evaluation.asking import AskedRow
-from vtool.evaluation.metrics import Metric, Named, metrics_for
+from vtool.evaluation.metrics import Metric, NamedMetrics, metrics_for
 from vtool.evaluation.rows import Questions
 from vtool.evaluation.samples import picture_of
 from vtool.evaluation.scoring import Scored, score_answers
@@ -26,7 +26,7 @@ def score_and_keep(
     store: Store,
     questions: Questions,
     answers: Sequence[AskedRow],
-    named: Named,
+    named: NamedMetrics,
     choices: Sequence[str],
     by: str | None,
     about: Mapping[str, Any],

@@ -39,7 +39,7 @@ _ERROR = re.compile(r"(?:\(\w+ pid=\d+\) )?(?:\w+\.)*\w*(?:Error|Exception)\b")
 """A line of a traceback that says what went wrong."""
 
 
-def interpreter() -> str:
+def vllm_interpreter() -> str:
     """Return the Python that has vLLM.
 
     Raises:
@@ -64,7 +64,7 @@ def check_served(subject: EvaluatedModel, ranks: int) -> None:
     Raises:
         Findings: `vllm-failed`, `extra-not-installed`, `launch-conflict`; fatal.
     """
-    interpreter()
+    vllm_interpreter()
     if ranks > 1:
         message = f"--with vllm is one process, and there are {ranks} ranks"
         help = "start it alone; or leave --with out, and each rank asks its share"
@@ -115,7 +115,7 @@ def asked_with_vllm(
     Raises:
         Findings: `vllm-failed`, `extra-not-installed`; fatal.
     """
-    python = interpreter()
+    python = vllm_interpreter()
     images = 0
     for index in order:
         row = rows.rows.row(index)

@@ -25,7 +25,7 @@ from vtool.models.nf4 import RECORD
 from vtool.models.processor import Processor
 
 
-def export(
+def write_export(
     model: Any, state: Mapping[str, Tensor], processor: Processor, family_name: str, folder: Path
 ) -> Path:
     """Write model, tokenizer, chat template and processor settings, and put them in place whole.

@@ -21,11 +21,11 @@ from vtool.loading.subjects import (
     Named,
     fits_nothing,
     no_subject,
-    parse,
+    parse_subject,
     unknown_name,
 )
 from vtool.loading.verdict import judge
-from vtool.loading.worker import interpreter, probe_events, unusable
+from vtool.loading.worker import framework_interpreter, probe_events, unusable
 
 ANY = Subjects().match
 OF_GIT = "name a commit of the git checkout that the interpreter imports the framework from"
@@ -69,7 +69,7 @@ def check_subjects(
     """
     places: dict[tuple[str, str], Named] = {}
     for text in settings.subjects.names:
-        subject = parse(text, typed.get(text))
+        subject = parse_subject(text, typed.get(text))
         # A folder may be named in two ways, and a recipe's export by itself too: it is one subject.
         places.setdefault((subject.host, _place(subject)), subject)
     named = list(places.values())
@@ -149,7 +149,7 @@ def _on_one_host(
 
     `done` and `of` count this framework's alone, and `done` is left to the caller.
     """
-    python = interpreter(settings.python, host)
+    python = framework_interpreter(settings.python, host)
     rules = asked_checks(settings)
     if not settings.checks:
         rules += tuple(rule for rule in FRAMEWORK_CLASS_RULES if host in BY_RULE[rule].hosts)

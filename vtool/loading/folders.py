@@ -10,9 +10,9 @@ from typing import Any
 from vtool.config.schema import LoadCheck
 from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.result import Result, Verdict
-from vtool.loading.checkpoint.adapters import is_adapter, read_adapter_config
+from vtool.loading.checkpoint.adapters import is_adapter_folder, read_adapter_config
 from vtool.loading.checkpoint.audit import audit_folder
-from vtool.loading.worker import interpreter
+from vtool.loading.worker import framework_interpreter
 
 HOST = "vllm"
 """The framework whose class is checked."""
@@ -134,7 +134,7 @@ def _why_not(path: Path, result: Result, settings: LoadCheck) -> str | None:
         if state == "failed" and rule not in LOADABLE_WITH
     ]:
         return f"the files cannot be loaded as they are: {', '.join(wrong)}"
-    if is_adapter(path):
+    if is_adapter_folder(path):
         base = read_adapter_config(path).get("base_model_name_or_path")
         return f"it is an adapter, which is loaded with its base ({base}): no class was asked"
     if not (path / "config.json").is_file():
@@ -146,7 +146,7 @@ def _why_not_here(path: Path, settings: LoadCheck) -> str | None:
     """Return why this machine or the settings keep the class from being checked."""
     if (
         settings.python is None
-        and interpreter(None, HOST) == sys.executable
+        and framework_interpreter(None, HOST) == sys.executable
         and find_spec(HOST) is None
     ):
         return (

@@ -30,7 +30,7 @@ class Named:
         return self.typed or f"{self.host}:{self.name}"
 
 
-def parse(text: str, typed: str | None = None) -> Named:
+def parse_subject(text: str, typed: str | None = None) -> Named:
     """Parse the name of a subject.
 
     Args:

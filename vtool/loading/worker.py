@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.loading.probe.facts import Done, Event, ProbeRequest, Unusable, read_event, write
+from vtool.loading.probe.facts import Done, Event, ProbeRequest, Unusable, facts_line, read_event
 from vtool.scratch import scratch_folder
 
 PROBE = Path(__file__).parent / "probe"
@@ -19,7 +19,7 @@ LONGEST_FOLDER = 107 - len("/123e4567-e89b-12d3-a456-426614174000")
 """Characters of a folder in which vLLM can put a socket under a name of that length."""
 
 
-def interpreter(python: str | None, host: str) -> str:
+def framework_interpreter(python: str | None, host: str) -> str:
     """Return the interpreter for a framework.
 
     The one asked for; for vLLM and SGLang, where this one has none, what `make vllm-env` has built;
@@ -39,7 +39,7 @@ def probe_events(python: str, request: ProbeRequest) -> Iterator[Event]:
     reading, writing = os.pipe()
     with scratch_folder() as folder, os.fdopen(reading) as lines, open(folder / "log", "w+") as log:
         request_file = folder / "request.json"
-        request_file.write_text(write(replace(request, descriptor=writing)))
+        request_file.write_text(facts_line(replace(request, descriptor=writing)))
         try:
             process = subprocess.Popen(
                 [python, str(PROBE), str(request_file)],

@@ -16,7 +16,7 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.families.family import Family
 from vtool.families.images import read_json
 from vtool.families.linear_layers import is_inside, select_layers
-from vtool.models.nf4 import RECORD, import_bitsandbytes, missing_package, record
+from vtool.models.nf4 import RECORD, import_bitsandbytes, missing_bitsandbytes, record
 from vtool.models.on_meta import stand_ins
 from vtool.words import first_line
 
@@ -266,7 +266,7 @@ def saved_name(name: str) -> str:
     return name.replace(".base_layer.", ".").replace(".original_module.", ".")
 
 
-def is_adapter(name: str) -> bool:
+def is_adapter_name(name: str) -> bool:
     """Return whether a name in files is an adapter's."""
     return name.startswith(_PREFIX)
 
@@ -282,7 +282,7 @@ def merge_adapter(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
     return weight.detach() + scale * (b @ a).to(weight.dtype)
 
 
-def parts_of(name: str) -> tuple[str, ...]:
+def adapter_parts(name: str) -> tuple[str, ...]:
     """Return the names of everything that an adapter may have for a weight.
 
     A, B and the lengths of the rows; or the weight itself, of a module that is trained whole.
@@ -292,8 +292,8 @@ def parts_of(name: str) -> tuple[str, ...]:
 
 
 def merge_parts(name: str, weight: Tensor, parts: Mapping[str, Tensor], scale: float) -> Tensor:
-    """Return a weight with what an adapter has for it, by the names of `parts_of`."""
-    a, b, lengths, whole = parts_of(name)
+    """Return a weight with what an adapter has for it, by the names of `adapter_parts`."""
+    a, b, lengths, whole = adapter_parts(name)
     if whole in parts:
         return parts[whole].detach().to(weight.dtype)
     if a not in parts:
@@ -312,14 +312,14 @@ def merge_adapters(
     """Yield whole weights by transformers' names, each with its adapter merged in."""
     left = set(adapter)
     for name, weight in weights.items():
-        left -= set(parts_of(name))
+        left -= set(adapter_parts(name))
         yield name, merge_parts(name, weight, adapter, scale)
     assert not left, f"adapters of no weight: {sorted(left)[:3]}"
 
 
 def _peft() -> Any:
     """Import peft, which imports bitsandbytes where it is installed."""
-    if missing_package() is None:
+    if missing_bitsandbytes() is None:
         import_bitsandbytes()
     import peft
 

@@ -13,7 +13,7 @@ RECORD = "base.json"
 """The digests of a run's base, in its folder."""
 
 
-def digest(file: Path) -> dict[str, Any]:
+def file_digest(file: Path) -> dict[str, Any]:
     """Return the size and the XXH3 of a file."""
     total = xxhash.xxh3_128()
     with file.open("rb") as opened:
@@ -22,16 +22,18 @@ def digest(file: Path) -> dict[str, Any]:
     return {"bytes": file.stat().st_size, "xxh3": total.hexdigest()}
 
 
-def digests(base: Path) -> dict[str, Any]:
+def file_digests(base: Path) -> dict[str, Any]:
     """Return the size and the XXH3 of each file that makes the model.
 
     transformers reads .bin files where there are no others.
     """
     weights = sorted(base.glob("*.safetensors")) or sorted(base.glob("pytorch_model*.bin"))
-    return {file.name: digest(file) for file in (*weights, base / "config.json") if file.exists()}
+    return {
+        file.name: file_digest(file) for file in (*weights, base / "config.json") if file.exists()
+    }
 
 
-def check_same(
+def check_same_weights(
     whose: Path, base: Path, written: Mapping[str, Any], found: Mapping[str, Any]
 ) -> None:
     """Hold the digests of weights against those that a run began with.

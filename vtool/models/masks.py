@@ -74,7 +74,7 @@ def to_hf_2d(keep: Tensor) -> Tensor:
     return _expect(keep, torch.bool, 2, "tokens that are kept").long()
 
 
-def to_megatron(allowed: Tensor) -> Tensor:
+def megatron_mask(allowed: Tensor) -> Tensor:
     """Return the mask for megatron-core's own attention: bool [B, 1, S, S], True is masked.
 
     It takes a [B, S] mask too, and is silently wrong with it.

@@ -97,7 +97,7 @@ def import_bitsandbytes() -> Any:
         Findings: `extra-not-installed`, fatal.
     """
     if _PACKAGE not in sys.modules:
-        if lacking := missing_package():
+        if lacking := missing_bitsandbytes():
             raise Findings(lacking, fatal=True)
         # it warns that there is no such kernel
         logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
@@ -112,7 +112,7 @@ def import_bitsandbytes() -> Any:
     return sys.modules[_PACKAGE]
 
 
-def missing_package() -> Diagnostic | None:
+def missing_bitsandbytes() -> Diagnostic | None:
     """Return the finding that bitsandbytes is not installed, if it is not."""
     if find_spec(_PACKAGE) is not None:
         return None
@@ -201,7 +201,7 @@ def numbers_of(model: nn.Module) -> dict[Tensor, int]:
     return found
 
 
-def bytes_of(model: nn.Module) -> dict[Tensor, int]:
+def packed_bytes(model: nn.Module) -> dict[Tensor, int]:
     """Return the bytes that each parameter will take, once packed where it is to be."""
     found: dict[Tensor, int] = {one: one.numel() * one.element_size() for one in model.parameters()}
     for layer in model.modules():

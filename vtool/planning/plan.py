@@ -10,7 +10,7 @@ from vtool.data.head_nll import rows_of_block
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.progress import working
 from vtool.families.images import read_json
-from vtool.models.nf4 import missing_package
+from vtool.models.nf4 import missing_bitsandbytes
 from vtool.planning.micro_batch import Shape, passes_of, shape_of
 from vtool.planning.model import model_of
 from vtool.planning.recompute import Choice, count_blocks, fewest_blocks, with_blocks
@@ -249,7 +249,7 @@ def _changes(run: Run, plan: MemoryPlan) -> Iterator[Change]:
     room, gpus = plan.asked.room, plan.asked.gpus
     assert room is not None, "whether it fits was asked"
     best: Change | None = None
-    for chosen, changed in candidates(run, gpus):
+    for chosen, changed in changes_to_fit(run, gpus):
         step, _ = _measure(
             changed,
             model_of(changed),
@@ -269,7 +269,7 @@ def _changes(run: Run, plan: MemoryPlan) -> Iterator[Change]:
         yield best
 
 
-def candidates(run: Run, gpus: int) -> Iterator[tuple[tuple[str, ...], Run]]:
+def changes_to_fit(run: Run, gpus: int) -> Iterator[tuple[tuple[str, ...], Run]]:
     """Yield changes that may make a run fit, as they are typed, each with the changed run.
 
     From the cheapest to the dearest: each change by itself, then all together up to it.
@@ -356,7 +356,7 @@ def _has_narrow_files(run: Run) -> bool:
 def _can_be_packed(run: Run) -> bool:
     """Return whether the base of a run with adapters on ddp could be in NF4, and planned here."""
     lora = run.lora
-    known = missing_package() is None and run.device.kind != "npu"
+    known = missing_bitsandbytes() is None and run.device.kind != "npu"
     return lora is not None and not lora.dora and run.model.dtype != "float64" and known
 
 

@@ -10,7 +10,7 @@ from vtool.profiling.profiler import FOLDER
 from vtool.profiling.tools import ENDINGS
 
 
-def missing_files(
+def incomplete_profiles(
     run: Run, world: int, metrics: Path, ended: Mapping[int, str]
 ) -> Iterator[Diagnostic]:
     """Yield a finding for each rank whose profile is incomplete after a rank's death ended the run.

@@ -17,7 +17,7 @@ from torch.profiler import ProfilerAction, ProfilerActivity
 from vtool.config.schema.profiler import Profiler as Settings
 from vtool.devices.profiling import npu_profiler
 from vtool.profiling.files import replace_file
-from vtool.profiling.trace import Packed, check_trace, highest_points, pack
+from vtool.profiling.trace import Packed, check_trace, highest_points, write_trace
 
 TOP = 50
 """Operations in the tables."""
@@ -201,7 +201,7 @@ class TorchTool(ScheduledProfile):
                     f"torch could not write it: there was room for {begun + free:.0f} MiB of it,"
                     " before it is compressed"
                 )
-            return pack(raw, trace, self.device.type, steps, self.settings.max_trace_mb)
+            return write_trace(raw, trace, self.device.type, steps, self.settings.max_trace_mb)
         finally:
             raw.unlink(missing_ok=True)
             if beside.exists():

@@ -18,7 +18,7 @@ from vtool.profiling.files import written_whole
 from vtool.profiling.flops import attention_flops
 from vtool.profiling.step_timer import SPAN_COLORS
 
-Event = dict[str, Any]
+TraceEvent = dict[str, Any]
 _BLOCK = 1 << 20
 _EVENTS = '"traceEvents": ['
 _STEP = re.compile(r"ProfilerStep#(\d+)")
@@ -51,7 +51,7 @@ class Packed:
     """Operations that were left out, the shortest ones, to limit its size."""
 
 
-def read_trace(file: IO[str]) -> Generator[Event, None, Event]:
+def read_trace(file: IO[str]) -> Generator[TraceEvent, None, TraceEvent]:
     """Yield the events of a trace one by one; return what the object holds besides them.
 
     Raises:
@@ -83,7 +83,7 @@ def read_trace(file: IO[str]) -> Generator[Event, None, Event]:
         if place > _BLOCK:
             text, place = text[place:], 0
     rest = json.loads(head + text[place:] + file.read())
-    return cast(Event, {key: value for key, value in rest.items() if key != "traceEvents"})
+    return cast(TraceEvent, {key: value for key, value in rest.items() if key != "traceEvents"})
 
 
 def _after_space(text: str, place: int) -> int:
@@ -92,7 +92,7 @@ def _after_space(text: str, place: int) -> int:
     return place
 
 
-def pack(
+def write_trace(
     source: Path, target: Path, device: str, steps: Sequence[int], max_mb: float | None
 ) -> Packed:
     """Write a trace of torch's compressed, with these steps and colored spans.
@@ -119,8 +119,8 @@ def pack(
 def _write(
     source: Path,
     target: Path,
-    keep: Callable[[Event], bool],
-    at: Callable[[Event], None] | None = None,
+    keep: Callable[[TraceEvent], bool],
+    at: Callable[[TraceEvent], None] | None = None,
 ) -> tuple[list[float], int]:
     """Copy the events that `keep` accepts; call `at` with each event.
 
@@ -159,21 +159,21 @@ def _write(
     return durations, kept
 
 
-def _is_of(names: set[str], event: Event) -> bool:
+def _is_of(names: set[str], event: TraceEvent) -> bool:
     return not _STEP.fullmatch(str(event.get("name", ""))) or event["name"] in names
 
 
-def _lasts(names: set[str], shortest: float, event: Event) -> bool:
+def _lasts(names: set[str], shortest: float, event: TraceEvent) -> bool:
     return _is_of(names, event) and (
         _stays(event) or (_is_operation(event) and event["dur"] >= shortest)
     )
 
 
-def _stays(event: Event) -> bool:
+def _stays(event: TraceEvent) -> bool:
     return event["ph"] == "M" or event.get("cat") in ("user_annotation", "gpu_user_annotation")
 
 
-def _is_operation(event: Event) -> bool:
+def _is_operation(event: TraceEvent) -> bool:
     return event["ph"] == "X" and not _stays(event) and isinstance(event.get("dur"), int | float)
 
 
@@ -190,7 +190,7 @@ class TraceScan:
         self._memory: list[tuple[float, float]] = []
         self._wanted = {"cpu": 0, "cuda": 1}.get(device)
 
-    def add(self, event: Event) -> None:
+    def add(self, event: TraceEvent) -> None:
         """Take in an event."""
         name, category = str(event.get("name", "")), event.get("cat")
         if category == "user_annotation":

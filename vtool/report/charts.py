@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vtool.report.run_files import RunFiles
 from vtool.report.statistics import smooth, thin, tokens_per_second
-from vtool.report.words import number, percent
+from vtool.report.words import in_words, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,12 +72,14 @@ def _series(records: Literal["steps", "evaluations"], field: str) -> Callable[[R
 
 
 _PLANS = (
-    _Plan("Training loss", "nats per supervised token", _series("steps", "loss"), number, "noisy"),
+    _Plan(
+        "Training loss", "nats per supervised token", _series("steps", "loss"), in_words, "noisy"
+    ),
     _Plan(
         "Validation NLL",
         "nats per supervised token",
         _series("evaluations", "nll"),
-        number,
+        in_words,
         "points",
     ),
     _Plan(
@@ -92,16 +94,16 @@ _PLANS = (
         "Gradient norm",
         "before clipping",
         _series("steps", "grad_norm"),
-        number,
+        in_words,
         "noisy",
         limit="optim.clip_norm",
     ),
-    _Plan("Learning rate", "", _series("steps", "lr"), number, "line", "peak", can_be_log=False),
+    _Plan("Learning rate", "", _series("steps", "lr"), in_words, "line", "peak", can_be_log=False),
     _Plan(
         "Throughput",
         "tokens per second",
         lambda run: tokens_per_second(run.steps),
-        number,
+        in_words,
         "noisy",
         "median",
         can_be_log=False,
@@ -135,7 +137,7 @@ def _chart(plan: _Plan, runs: Sequence[RunFiles], last_step: int) -> Chart:
     if limit is not None and len(runs) == 1:
         values = curves[0][1]
         above = sum(value > limit for value in values)
-        notes.append(f"Clipped to {number(limit)} in {above} of {len(values)} steps.")
+        notes.append(f"Clipped to {in_words(limit)} in {above} of {len(values)} steps.")
     holes = [sum(not math.isfinite(y) for y in plan.read(run)[1]) for run in runs]
     if any(holes):
         notes.append(f"Not finite, and not drawn, at {sum(holes)} point(s).")

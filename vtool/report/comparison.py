@@ -40,7 +40,7 @@ def results(runs: Sequence[RunFiles]) -> list[tuple[str, list[Stat]]]:
     ]
 
 
-def differences(runs: Sequence[RunFiles]) -> list[tuple[str, list[str | None]]]:
+def run_differences(runs: Sequence[RunFiles]) -> list[tuple[str, list[str | None]]]:
     """Return the settings, data and versions that are not the same in all runs.
 
     None is the value of a run that does not have it.

@@ -15,7 +15,7 @@ from jinja2 import Environment, FileSystemBytecodeCache, FileSystemLoader, Stric
 from jinja2.bccache import Bucket
 from markupsafe import Markup
 
-from vtool.report.words import number, percent
+from vtool.report.words import in_words, percent
 from vtool.user_cache import user_cache
 from vtool.words import plural
 
@@ -60,7 +60,7 @@ def load_template(name: str, *folders: Path) -> Template:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "number": number,
+        "number": in_words,
         "percent": percent,
         "plural": plural,
         "breakable": _breakable,

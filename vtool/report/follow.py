@@ -24,15 +24,14 @@ from vtool.report.run_files import (
     check_is_run,
     evaluations_of,
     in_training,
-    number,
+    number_in,
     parse_line,
     read_run,
     steps_of,
 )
 from vtool.report.statistics import smooth, tokens_per_second
 from vtool.report.views import headline, status
-from vtool.report.words import duration, percent
-from vtool.report.words import number as in_words
+from vtool.report.words import duration, in_words, percent
 
 _PAUSE = 0.5
 _SPARK = "▁▂▃▄▅▆▇█"
@@ -142,7 +141,7 @@ def line_of(row: Mapping[str, Any]) -> str:
         "validation_samples",
     )
     return "  ".join(
-        f"{key} {in_words(value)}" for key in shown if (value := number(row, key)) is not None
+        f"{key} {in_words(value)}" for key in shown if (value := number_in(row, key)) is not None
     )
 
 

@@ -20,8 +20,7 @@ from vtool.report.run_files import RunFiles, read_run
 from vtool.report.sources import source_counts, source_scores
 from vtool.report.statistics import confusion, pairs
 from vtool.report.trained import part_lines, token_lines
-from vtool.report.words import number as in_words
-from vtool.report.words import percent
+from vtool.report.words import in_words, percent
 from vtool.version import __version__
 
 # Of the page's 1.5 MB: the rest is for the curves and the tables.
@@ -34,10 +33,10 @@ def write_report(runs: Sequence[Path], output: Path) -> Path:
     Raises:
         Findings: `not-a-run`, before anything is written.
     """
-    return write_page(render([read_run(folder) for folder in runs]), output)
+    return write_page(render_run_page([read_run(folder) for folder in runs]), output)
 
 
-def render(runs: Sequence[RunFiles]) -> str:
+def render_run_page(runs: Sequence[RunFiles]) -> str:
     """Return the page. The same files give the same bytes."""
     names = comparison.names(runs)
     # The disagreements are why runs are compared, so their pictures come first.
@@ -55,7 +54,7 @@ def render(runs: Sequence[RunFiles]) -> str:
         ranking=_ranking(runs, names) if len(runs) > 1 else None,
         results=results,
         with_intervals=any(stat.interval for _, stats in results for stat in stats),
-        differences=comparison.differences(runs) if len(runs) > 1 else [],
+        differences=comparison.run_differences(runs) if len(runs) > 1 else [],
         disagreement=disagreed,
         runs=[
             _view(run, names[position], position, Pictures(share))

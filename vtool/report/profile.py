@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vtool.report.run_files import number
+from vtool.report.run_files import number_in
 from vtool.report.views import Stat
-from vtool.report.words import number as in_words
-from vtool.report.words import percent
+from vtool.report.words import in_words, percent
 
 PARTS = ("data", "forward", "backward", "optimizer", "evaluation", "checkpoint", "other")
 SHOWN = 8
@@ -77,20 +76,20 @@ def _interval(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _stats(first: Mapping[str, Any], ranks: Mapping[str, Mapping[str, Any]]) -> list[Stat]:
-    recorded, plain = number(first, "seconds_a_step"), number(first, "seconds_a_step_before")
+    recorded, plain = number_in(first, "seconds_a_step"), number_in(first, "seconds_a_step_before")
     slower = f"{1000 * plain:.3g} ms before, unrecorded" if plain else "while it is recorded"
-    mfu, peak = number(first, "mfu"), number(first, "peak_flops_per_second")
+    mfu, peak = number_in(first, "mfu"), number_in(first, "peak_flops_per_second")
     against = f"of {peak / 1e9:,.0f} GFLOP/s, the best matrix product here" if peak else ""
     of = str(first["speeds_are_of"])
-    memory = max(number(one, "peak_memory_bytes") or 0 for one in ranks.values())
+    memory = max(number_in(one, "peak_memory_bytes") or 0 for one in ranks.values())
     return [
         Stat(
             "Time of a step, median",
             None if recorded is None else f"{1000 * recorded:.3g} ms",
             slower,
         ),
-        Stat("Tokens a second", in_words(number(first, "tokens_per_second")), of),
-        Stat("Samples a second", in_words(number(first, "samples_per_second"))),
+        Stat("Tokens a second", in_words(number_in(first, "tokens_per_second")), of),
+        Stat("Samples a second", in_words(number_in(first, "samples_per_second"))),
         Stat(
             "MFU",
             None if mfu is None else percent(mfu),

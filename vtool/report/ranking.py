@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vtool.report.run_files import EvaluationLine, RunFiles, number
+from vtool.report.run_files import EvaluationLine, RunFiles, number_in
 
 OF_TEST = ("Test exact match", "Test NLL")
 """Headline numbers that runs are not compared by, where they have validation scores."""
@@ -31,7 +31,7 @@ def validation_of(run: RunFiles) -> EvaluationLine | None:
     None where no validation rows were scored, or the run has not finished.
     """
     best = (run.result or {}).get("best")
-    step = number(best, "step") if isinstance(best, dict) and best.get("exported") else None
+    step = number_in(best, "step") if isinstance(best, dict) and best.get("exported") else None
     scored = [each for each in run.evaluations if step is None or each.step == step]
     return scored[-1] if scored and run.result is not None else None
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from vtool.report.answers import short
 from vtool.report.run_files import RunFiles
-from vtool.report.words import number as in_words
+from vtool.report.words import in_words
 from vtool.spikes import find_spikes
 from vtool.words import plural
 

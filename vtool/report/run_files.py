@@ -194,7 +194,7 @@ def steps_of(rows: Sequence[Mapping[str, Any]]) -> list[StepLine]:
     """Return the training steps among the lines of `metrics.jsonl`."""
     keys = [each.name for each in fields(StepLine) if each.name != "step"]
     return [
-        StepLine(_position(row), *(number(row, key) for key in keys))
+        StepLine(_position(row), *(number_in(row, key) for key in keys))
         for row in rows
         if "loss" in row
     ]
@@ -205,10 +205,10 @@ def evaluations_of(rows: Sequence[Mapping[str, Any]]) -> list[EvaluationLine]:
     return [
         EvaluationLine(
             _position(row),
-            number(row, "validation_nll"),
-            number(row, "validation_exact_match"),
-            number(row, "validation_samples"),
-            number(row, "validation_token_accuracy"),
+            number_in(row, "validation_nll"),
+            number_in(row, "validation_exact_match"),
+            number_in(row, "validation_samples"),
+            number_in(row, "validation_token_accuracy"),
             _of_sources(row),
         )
         for row in rows
@@ -222,11 +222,11 @@ def _of_sources(row: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
     for key in row:
         what, slash, name = key.partition("/")
         if slash and what.startswith("validation_"):
-            found.setdefault(name, {})[what.removeprefix("validation_")] = number(row, key)
+            found.setdefault(name, {})[what.removeprefix("validation_")] = number_in(row, key)
     return found
 
 
-def number(record: Mapping[str, Any], key: str) -> float | None:
+def number_in(record: Mapping[str, Any], key: str) -> float | None:
     """Return a number of a record, NaN and infinity included; None where there is none."""
     value = record.get(key)
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None

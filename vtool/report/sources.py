@@ -4,9 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vtool.report.run_files import RunFiles, number
-from vtool.report.words import number as in_words
-from vtool.report.words import percent
+from vtool.report.run_files import RunFiles, number_in
+from vtool.report.words import in_words, percent
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +20,7 @@ def source_counts(run: RunFiles) -> Table | None:
     """Return the rows of each source, and what it gave to training; None where no split has two."""
     ledger = (run.result or {}).get("ledger")
     trained = ledger.get("sources") if isinstance(ledger, dict) else None
-    samples = number(ledger, "samples") if isinstance(ledger, dict) else None
+    samples = number_in(ledger, "samples") if isinstance(ledger, dict) else None
     rows = []
     for split, content in run.data.items():
         for source in _sources(content):
@@ -41,26 +40,26 @@ def _sources(content: Any) -> list[Mapping[str, Any]]:
 
 def _counted(source: Mapping[str, Any]) -> Iterator[str]:
     for key in ("rows", "kept", "dropped", "limited", "tokens"):
-        yield in_words(number(source, key))
+        yield in_words(number_in(source, key))
 
 
 def _given(gave: Any, samples: float | None) -> tuple[str, ...]:
     """Return the cells on a source's part in training; nothing for rows that are not trained on."""
     if not isinstance(gave, dict):
         return ("",) * 5
-    own = number(gave, "samples")
+    own = number_in(gave, "samples")
     share = own / samples if own is not None and samples else None
     return (
         _part(gave),
         in_words(own),
         percent(share),
-        in_words(number(gave, "distinct")),
-        in_words(number(gave, "tokens")),
+        in_words(number_in(gave, "distinct")),
+        in_words(number_in(gave, "tokens")),
     )
 
 
 def _part(gave: Mapping[str, Any]) -> str:
-    weight, repeat = number(gave, "weight"), number(gave, "repeat")
+    weight, repeat = number_in(gave, "weight"), number_in(gave, "repeat")
     if weight is not None:
         return f"weight {in_words(weight)}"
     return "each row once" if repeat is None else f"each row {in_words(repeat)} times"
@@ -78,7 +77,7 @@ def source_scores(run: RunFiles) -> Table | None:
     keys = ("test_samples", "test_nll", "test_token_accuracy", "test_exact_match")
     rows += _scores(
         "test",
-        tuple(number(result, key) for key in keys),
+        tuple(number_in(result, key) for key in keys),
         {str(name): each for name, each in test.items() if isinstance(each, dict)}
         if isinstance(test, dict)
         else {},
@@ -94,7 +93,7 @@ def _scores(
     if not sources:
         return []
     keys = ("samples", "nll", "token_accuracy", "exact_match")
-    own = {name: tuple(number(each, key) for key in keys) for name, each in sources.items()}
+    own = {name: tuple(number_in(each, key) for key in keys) for name, each in sources.items()}
     return [
         (split, name, (in_words(count), in_words(nll), percent(tokens), percent(matched)))
         for name, (count, nll, tokens, matched) in {"all": whole, **own}.items()
@@ -106,16 +105,16 @@ def source_sums(run: RunFiles) -> list[str]:
     found = []
     for split, content in run.data.items():
         for key in ("rows", "kept", "tokens"):
-            parts = [number(each, key) for each in _sources(content)]
-            whole = number(content, key)
+            parts = [number_in(each, key) for each in _sources(content)]
+            whole = number_in(content, key)
             if parts and whole is not None and sum(part or 0 for part in parts) != whole:
                 found.append(f"data.json: the {key} of the sources of {split} do not add up.")
     ledger = (run.result or {}).get("ledger")
     sources = ledger.get("sources") if isinstance(ledger, dict) else None
     if isinstance(ledger, dict) and isinstance(sources, dict) and sources:
         given = [
-            number(each, "samples") or 0 for each in sources.values() if isinstance(each, dict)
+            number_in(each, "samples") or 0 for each in sources.values() if isinstance(each, dict)
         ]
-        if sum(given) != number(ledger, "samples"):
+        if sum(given) != number_in(ledger, "samples"):
             found.append("result.json: the samples of the sources do not add up.")
     return found

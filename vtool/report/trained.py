@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from vtool.report.run_files import RunFiles, number
-from vtool.report.words import number as in_words
-from vtool.report.words import percent
+from vtool.report.run_files import RunFiles, number_in
+from vtool.report.words import in_words, percent
 
 _PARTS = {
     "vision": "Vision tower",
@@ -12,15 +11,15 @@ _PARTS = {
     "language": "Language model",
     "head": "Head",
 }
-Line = tuple[str, tuple[str, ...]]
+TextLine = tuple[str, tuple[str, ...]]
 
 
-def part_lines(run: RunFiles) -> list[Line]:
+def part_lines(run: RunFiles) -> list[TextLine]:
     """Return of each part its parameters, their share, and which are trained; none unknown."""
     found = (run.result or {}).get("parts")
     parts: dict[str, Any] = found if isinstance(found, dict) else {}
     counts = {
-        name: (number(part, "parameters") or 0, number(part, "trained") or 0)
+        name: (number_in(part, "parameters") or 0, number_in(part, "trained") or 0)
         for name, part in parts.items()
         if isinstance(part, dict)
     }
@@ -46,7 +45,7 @@ def _trained(name: str, count: float, trained: float) -> str:
     return "frozen" if not trained else f"{in_words(trained)} trained ({percent(trained / count)})"
 
 
-def token_lines(run: RunFiles) -> list[Line]:
+def token_lines(run: RunFiles) -> list[TextLine]:
     """Return how many tokens of each kind the steps had, and their share; none unknown."""
     steps = [
         (step.tokens, step.supervised_tokens, step.visual_tokens, step.padding_tokens)

@@ -11,10 +11,9 @@ from typing import Any
 from vtool.diagnostics import RULES
 from vtool.intervals import wilson_interval
 from vtool.report.proofs import read_proofs
-from vtool.report.run_files import RunFiles, number
+from vtool.report.run_files import RunFiles, number_in
 from vtool.report.sources import source_sums
-from vtool.report.words import duration, percent
-from vtool.report.words import number as in_words
+from vtool.report.words import duration, in_words, percent
 from vtool.words import plural
 
 _MOST_DROPPED = 100
@@ -78,19 +77,19 @@ def headline(run: RunFiles) -> list[Stat]:
     result = run.result or {}
     last = run.steps[-1] if run.steps else None
     evaluated = [row for row in run.evaluations if row.exact_match is not None]
-    steps = number(result, "steps") if run.result else (last.step if last else None)
-    epochs = number(result, "epochs") if run.result else (last.epoch if last else None)
-    seconds = number(result, "train_seconds") if run.result else (last.seconds if last else None)
+    steps = number_in(result, "steps") if run.result else (last.step if last else None)
+    epochs = number_in(result, "epochs") if run.result else (last.epoch if last else None)
+    seconds = number_in(result, "train_seconds") if run.result else (last.seconds if last else None)
     ledger = result.get("ledger")
     distinct = (
-        number(ledger, "distinct")
+        number_in(ledger, "distinct")
         if isinstance(ledger, dict)
         else (last.distinct_samples if last else None)
     )
     train = run.data.get("train")
-    kept = number(train, "kept") if isinstance(train, dict) else None
+    kept = number_in(train, "kept") if isinstance(train, dict) else None
     planned = run.setting("train.steps")
-    nll, memory = number(result, "test_nll"), number(result, "peak_memory_mib")
+    nll, memory = number_in(result, "test_nll"), number_in(result, "peak_memory_mib")
     return [
         _test_exact_match(run),
         Stat(
@@ -115,7 +114,7 @@ def headline(run: RunFiles) -> list[Stat]:
             _known(in_words, distinct),
             f"of {in_words(kept)}" if kept is not None else "",
         ),
-        Stat("Parameters", _known(in_words, number(result, "parameters"))),
+        Stat("Parameters", _known(in_words, number_in(result, "parameters"))),
         Stat("Peak memory", None if memory is None else f"{in_words(round(memory))} MiB"),
     ]
 
@@ -126,7 +125,7 @@ def _known(words: Any, value: float | None) -> str | None:
 
 def _test_exact_match(run: RunFiles) -> Stat:
     result = run.result or {}
-    share, rows = number(result, "test_exact_match"), number(result, "test_samples")
+    share, rows = number_in(result, "test_exact_match"), number_in(result, "test_samples")
     if share is None:
         return Stat("Test exact match", None, _why_untested(run))
     if rows is None or not 1 <= rows < math.inf or not 0 <= share <= 1:
@@ -194,16 +193,16 @@ def splits(run: RunFiles) -> list[SplitLine]:
 
 def _split(name: str, content: Mapping[str, Any]) -> SplitLine:
     dropped = _records(content.get("dropped"))
-    rows, kept, videos = (number(content, key) for key in ("rows", "kept", "videos"))
+    rows, kept, videos = (number_in(content, key) for key in ("rows", "kept", "videos"))
     counts = {
         "Rows": rows,
         "Kept": kept,
         "Dropped": len(dropped),
-        "Truncated": number(content, "truncated"),
-        "Longest, tokens": number(content, "longest"),
-        "All tokens": number(content, "tokens"),
-        "Supervised": number(content, "supervised_tokens"),
-        "Images": number(content, "images"),
+        "Truncated": number_in(content, "truncated"),
+        "Longest, tokens": number_in(content, "longest"),
+        "All tokens": number_in(content, "tokens"),
+        "Supervised": number_in(content, "supervised_tokens"),
+        "Images": number_in(content, "images"),
         **({"Videos": videos} if videos else {}),
     }
     return SplitLine(
@@ -230,7 +229,7 @@ def training_ledger(run: RunFiles) -> tuple[str, bool] | None:
     if not isinstance(ledger, dict):
         return None
     seen, trained, dropped, samples = (
-        number(ledger, key) for key in ("seen", "trained", "dropped", "samples")
+        number_in(ledger, key) for key in ("seen", "trained", "dropped", "samples")
     )
     if seen is None or trained is None or dropped is None:
         return None
@@ -239,7 +238,9 @@ def training_ledger(run: RunFiles) -> tuple[str, bool] | None:
         " seen"
     )
     if samples is not None:
-        words += f"; {in_words(samples)} samples over {in_words(number(ledger, 'epochs'))} epochs"
+        words += (
+            f"; {in_words(samples)} samples over {in_words(number_in(ledger, 'epochs'))} epochs"
+        )
     return words, seen == trained + dropped
 
 
@@ -251,20 +252,22 @@ def history(run: RunFiles) -> list[str]:
     extended = result.get("extended")
     for each in extended if isinstance(extended, list) else ():
         if isinstance(each, dict):
-            planned, steps, rate = (number(each, key) for key in ("planned_steps", "steps", "rate"))
-            after = in_words(number(each, "after_step"))
+            planned, steps, rate = (
+                number_in(each, key) for key in ("planned_steps", "steps", "rate")
+            )
+            after = in_words(number_in(each, "after_step"))
             sentences.append(
                 f"After step {after} its end was moved from step {in_words(planned)} to"
                 f" {in_words(steps)}; the learning rate then was {in_words(rate)}."
             )
     early, best = result.get("stopped_early"), result.get("best")
     if isinstance(early, dict):
-        after, of = (in_words(number(early, key)) for key in ("after_step", "of_steps"))
+        after, of = (in_words(number_in(early, key)) for key in ("after_step", "of_steps"))
         sentences.append(
             f"It stopped early after step {after} of {of}: its validation score got no better."
         )
     if isinstance(best, dict):
-        step, value = (in_words(number(best, key)) for key in ("step", "value"))
+        step, value = (in_words(number_in(best, key)) for key in ("step", "value"))
         what = "is exported, and what the test rows score" if best.get("exported") else "is lost"
         sentences.append(f"Step {step}, the best by {best.get('metric')} ({value}), {what}.")
     return sentences
@@ -284,8 +287,8 @@ def notices(run: RunFiles) -> list[str]:
     if missing:
         found.append(f"metrics.jsonl: steps are missing in {plural(missing, 'place')}.")
     share, rows = (
-        number(run.result or {}, "test_exact_match"),
-        number(run.result or {}, "test_samples"),
+        number_in(run.result or {}, "test_exact_match"),
+        number_in(run.result or {}, "test_samples"),
     )
     if run.predictions and share is not None and rows is not None:
         right = sum(prediction.correct for prediction in run.predictions)

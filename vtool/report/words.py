@@ -5,7 +5,7 @@ import math
 _MISSING = "—"
 
 
-def number(value: float | None) -> str:
+def in_words(value: float | None) -> str:
     """Return three significant digits, without an exponent where that stays short.
 
     0.0313, 1.2, 12,345, 2e-05.

@@ -19,7 +19,7 @@ from typing import IO
 
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.serving.command import Address, ServerCommand
-from vtool.serving.vllm import environment
+from vtool.serving.vllm import vllm_environment
 
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOOK_SECONDS = 0.5
@@ -88,7 +88,7 @@ def running(command: ServerCommand, verbose: bool) -> Iterator[Server]:
     starter = [sys.executable, "-c", _STARTER, str(os.getpid()), *command.words]
     process = subprocess.Popen(
         starter,
-        env=environment(command.variables),
+        env=vllm_environment(command.variables),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -150,7 +150,7 @@ def wait_until_it_answers(server: Server, address: Address, name: str) -> bool:
             raise Findings(Diagnostic("port-taken", message), fatal=True)
         time.sleep(_LOOK_SECONDS)
     if server.signal is None:
-        raise failed(server, "before it answered")
+        raise server_ended(server, "before it answered")
     return False
 
 
@@ -162,11 +162,11 @@ def wait_for_its_end(server: Server) -> int:
     """
     server.process.wait()
     if server.signal is None:
-        raise failed(server, "while it served")
+        raise server_ended(server, "while it served")
     return 128 + server.signal
 
 
-def failed(server: Server, when: str) -> Findings:
+def server_ended(server: Server, when: str) -> Findings:
     """Return the finding of a server that ended by itself."""
     status = server.process.returncode
     how = f"by signal {-status}" if status < 0 else f"with status {status}"

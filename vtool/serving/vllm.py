@@ -52,7 +52,7 @@ def find_vllm(python: str | None) -> VLLM:
             capture_output=True,
             text=True,
             check=False,
-            env=environment(),
+            env=vllm_environment(),
             timeout=120,
         )
         found = json.loads(done.stdout)
@@ -65,7 +65,7 @@ def find_vllm(python: str | None) -> VLLM:
     return VLLM(named, found["version"], found["cpu"])
 
 
-def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+def vllm_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the environment for vLLM's interpreter."""
     own = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_IT}
     return own | dict(more or {})

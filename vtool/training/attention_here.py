@@ -36,13 +36,13 @@ def check_attention(run: Run, ranks: Ranks) -> None:
         seen = ".".join(map(str, has))
         message = f"{NAME} is {chosen}, which has no kernel for a GPU of compute capability {seen}"
         raise SharedFindings(Diagnostic("not-built-on-engine", message, f"set {NAME}=sdpa", NAME))
-    if (package := missing_package(chosen)) is not None:
+    if (package := missing_kernel_package(chosen)) is not None:
         message = f"{NAME}={chosen} needs {package}, which is not installed, or too old"
         help = f"install {package}, or set {NAME}={'sdpa' if chosen == 'varlen' else 'varlen'}"
         raise SharedFindings(Diagnostic("extra-not-installed", message, help, NAME))
 
 
-def missing_package(chosen: str) -> str | None:
+def missing_kernel_package(chosen: str) -> str | None:
     """Return the package that a kernel needs and that is not there."""
     if chosen == "varlen":
         has = varlen_arguments() >= _ARGUMENTS

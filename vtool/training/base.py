@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from vtool.config.schema import Model, Run
-from vtool.export.huggingface import export
-from vtool.models.base_files import check_same, digests
+from vtool.export.huggingface import write_export
+from vtool.models.base_files import check_same_weights, file_digests
 from vtool.models.build import build_model
 from vtool.models.processor import Processor
 from vtool.training.own_folder import write_atomically
@@ -59,16 +59,16 @@ def keep_base(run: Run, folder: RunFolder, processor: Processor, start: Start) -
                     if begun is None
                     else build_whole(begun, run.model, processor, folder, seed)
                 )
-                export(
+                write_export(
                     model, dict(model.named_parameters()), processor, run.model.family, folder.base
                 )
-    found = digests(base_of(run, folder))
+    found = file_digests(base_of(run, folder))
     if start.checkpoint is not None:
         check_base(origin, base_of(run, folder), found)
     elif begun is not None and begun.run is not None and begun.adapted:
         check_base(RunFolder(begun.run), base_of(run, folder), found)
     elif begun is not None and begun.base is not None:
-        check_same(begun.base, base_of(run, folder), digests(begun.base), found)
+        check_same_weights(begun.base, base_of(run, folder), file_digests(begun.base), found)
     with folder.writing():
         write_atomically(folder.base_files, json.dumps(found, indent=1) + "\n")
 
@@ -90,4 +90,4 @@ def check_base(origin: RunFolder, base: Path, found: dict[str, Any] | None = Non
     """
     with reading(origin.base_files):
         written = json.loads(origin.base_files.read_text())
-    check_same(origin.path, base, written, digests(base) if found is None else found)
+    check_same_weights(origin.path, base, written, file_digests(base) if found is None else found)

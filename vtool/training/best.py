@@ -59,7 +59,7 @@ class Marks:
         return replace(self, waited=0, stopped=False)
 
 
-def mark(marks: Marks, run: Run, step: int, scores: Mapping[str, float]) -> Marks:
+def marks_after(marks: Marks, run: Run, step: int, scores: Mapping[str, float]) -> Marks:
     """Return the marks after an evaluation.
 
     Args:

@@ -26,10 +26,10 @@ from vtool.training.checkpoint_files import (
     Shares,
     ShareWriter,
     WrittenFile,
-    digest,
     flush,
     name_files,
     paths_of_tensors,
+    sha256_of,
     tensor_files,
 )
 from vtool.training.digests import Digests, digest_here
@@ -98,11 +98,11 @@ def save(
     Raises:
         Findings: `checkpoint-not-saved`, on every rank; what was there before is untouched.
     """
-    share = share_of(snapshot, ranks.world)
+    share = tensors_to_write(snapshot, ranks.world)
     return write_share(folder, snapshot, share, keep_last, synced, ranks)
 
 
-def share_of(snapshot: Snapshot, world: int) -> dict[str, Pairs]:
+def tensors_to_write(snapshot: Snapshot, world: int) -> dict[str, Pairs]:
     """Return the tensors of each kind that this rank writes, to be taken in order of the kinds."""
     shares = Shares(world)
     return {kind: getattr(snapshot, kind)(shares) for kind in KINDS}
@@ -165,7 +165,7 @@ def _finish(
     share_mode(writing, like="state.json")
     for file in writing.iterdir():
         if file.name not in digests:
-            digests[file.name] = {"bytes": file.stat().st_size, "sha256": digest(file)}
+            digests[file.name] = {"bytes": file.stat().st_size, "sha256": sha256_of(file)}
     (writing / MANIFEST).write_text(json.dumps(dict(sorted(digests.items())), indent=1))
     for path in (*writing.iterdir(), writing):
         flush(path)
@@ -204,7 +204,7 @@ def _remove_older(folder: Path, snapshot: Snapshot, keep_last: int) -> None:
         flush(folder)
     except OSError as error:  # it is there, and whole: only its name might be lost with the power
         target = folder / checkpoint_name(snapshot.step)
-        print_findings([Diagnostic("checkpoint-not-synced", f"{target}: {error.strerror}")])
+        print_warnings([Diagnostic("checkpoint-not-synced", f"{target}: {error.strerror}")])
     best = ((snapshot.state.get("marks") or {}).get("best") or {}).get("step")
     for old in (each for each in checkpoints(folder)[:-keep_last] if step_of(each) != best):
         # What cannot be removed costs space, not the run; and what is half removed is no checkpoint
@@ -214,7 +214,7 @@ def _remove_older(folder: Path, snapshot: Snapshot, keep_last: int) -> None:
             shutil.rmtree(doomed)
 
 
-def print_findings(findings: Iterable[Diagnostic]) -> None:
+def print_warnings(findings: Iterable[Diagnostic]) -> None:
     """Print findings that end nothing."""
     for one in findings:
         print(f"{one.severity}[{one.rule} {one.code}]: {one.message}", file=sys.stderr)
@@ -285,7 +285,7 @@ def _damaged_files(
             yield f"{name} has other bytes than were written"
 
 
-def load(checkpoint: Path) -> Saved:
+def open_checkpoint(checkpoint: Path) -> Saved:
     """Open a checkpoint whose digests have been checked. Its tensors are read when asked for."""
     state = json.loads((checkpoint / "state.json").read_text())
     model, optimizer = (SavedTensors(paths_of_tensors(checkpoint, kind)) for kind in KINDS)

@@ -94,7 +94,7 @@ class ShareWriter:
         try:
             save_file(tensors, path)
             flush(path)
-            size, sha256 = path.stat().st_size, digest(path)
+            size, sha256 = path.stat().st_size, sha256_of(path)
         except (OSError, SafetensorError) as error:
             self.error = error
             return
@@ -126,7 +126,7 @@ def name_files(folder: Path, written: Sequence[WrittenFile]) -> dict[str, dict[s
             empty = folder / f"{kind}.safetensors"
             save_file({}, empty)
             flush(empty)
-            found[empty.name] = {"bytes": empty.stat().st_size, "sha256": digest(empty)}
+            found[empty.name] = {"bytes": empty.stat().st_size, "sha256": sha256_of(empty)}
         if len(own) > 1:
             index = {"metadata": {"total_size": sum(file.tensor_bytes for file in own)}}
             text = json.dumps({**index, "weight_map": weight_map}, indent=1)
@@ -186,7 +186,7 @@ def paths_of_tensors(checkpoint: Path, kind: str) -> list[Path]:
     return [checkpoint / name for name in tensor_files(manifest, kind)]
 
 
-def digest(file: Path) -> str:
+def sha256_of(file: Path) -> str:
     """Return the SHA-256 of a file."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -9,7 +9,14 @@ from torch import Tensor
 
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
-from vtool.training.checkpoint import ALONE, Snapshot, print_findings, save, share_of, write_share
+from vtool.training.checkpoint import (
+    ALONE,
+    Snapshot,
+    print_warnings,
+    save,
+    tensors_to_write,
+    write_share,
+)
 
 
 class CheckpointWriter:
@@ -51,7 +58,7 @@ class CheckpointWriter:
             if isinstance(raised, Findings) and _same_fault(raised, lost):
                 raise lost from raised
             if self._ranks.rank == 0:
-                print_findings(lost.diagnostics)  # in addition to what is being raised
+                print_warnings(lost.diagnostics)  # in addition to what is being raised
 
     def save(self, snapshot: Snapshot) -> None:
         """Write a checkpoint, or begin to; every rank calls it.
@@ -69,7 +76,7 @@ class CheckpointWriter:
             # one by one, so that what an engine has gathered is freed on the way
             share = {
                 kind: [_copy(pair) for pair in pairs]
-                for kind, pairs in share_of(snapshot, self._ranks.world).items()
+                for kind, pairs in tensors_to_write(snapshot, self._ranks.world).items()
             }
             self._writing = self._thread.submit(write_share, self._to, kept, share, *self._how)
 

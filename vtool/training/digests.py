@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import Ranks
-from vtool.training.checkpoint_files import digest
+from vtool.training.checkpoint_files import sha256_of
 
 T = TypeVar("T")
 Digests = Callable[[Sequence[Path]], Mapping[Path, str]]
@@ -27,7 +27,7 @@ def digest_here(files: Sequence[Path]) -> dict[Path, str]:
         OSError: of a file that cannot be read.
     """
     with ThreadPoolExecutor(_READERS) as pool:
-        return dict(zip(files, pool.map(digest, files), strict=True))
+        return dict(zip(files, pool.map(sha256_of, files), strict=True))
 
 
 def on_rank_zero_by_all(ranks: Ranks, work: Callable[[Digests], T]) -> T:

@@ -7,14 +7,20 @@ from pathlib import Path
 
 from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.export.huggingface import about_base, export, export_adapter
+from vtool.export.huggingface import about_base, export_adapter, write_export
 from vtool.families.family import load_family
 from vtool.models.adapters import merge_adapters
 from vtool.models.build import build_model
 from vtool.models.nf4 import round_to_nf4
 from vtool.models.processor import load_processor
 from vtool.training.base import base_of, base_settings, check_base
-from vtool.training.checkpoint import best_before, load, newest, passed_over, print_findings
+from vtool.training.checkpoint import (
+    best_before,
+    newest,
+    open_checkpoint,
+    passed_over,
+    print_warnings,
+)
 from vtool.training.kept_processor import check_processor
 from vtool.training.own_folder import written_settings
 from vtool.training.run_folder import RunFolder
@@ -63,7 +69,7 @@ def export_run(path: Path, output: Path | None = None, *, merge: bool = False) -
             [replace(finding, help=whole) for finding in damaged]
             or [Diagnostic("no-checkpoint", f"{path} has no checkpoint yet")]
         )
-    print_findings(passed_over(damaged))
+    print_warnings(passed_over(damaged))
     best, lost = best_before(found) if run.checkpoint.keep_best is not None else (None, [])
     if lost:
         raise Findings(lost)
@@ -90,7 +96,7 @@ def export_run(path: Path, output: Path | None = None, *, merge: bool = False) -
     run = run.model_copy(update={"model": run.model.model_copy(update={"modeling": None})})
     check_processor(folder)
     processor = load_processor(folder.processor, run.model.family, run.data.image, run.data.video)
-    snapshot = load(found)
+    snapshot = open_checkpoint(found)
     target = output or (folder.merged if merge else folder.export)
     if run.lora is not None:
         base = base_of(run, folder)
@@ -103,13 +109,13 @@ def export_run(path: Path, output: Path | None = None, *, merge: bool = False) -
         merged = dict(
             merge_adapters(dict(model.named_parameters()), snapshot.model, run.lora.scale)
         )
-        return export(model, merged, processor, run.model.family, target), snapshot.step
+        return write_export(model, merged, processor, run.model.family, target), snapshot.step
     model = build_model(run.model, processor, folder.processor, run.run.seed, weights=False)
     missing = model.load_state_dict(snapshot.model, strict=False)
     tied = set(model.state_dict()) - {name for name, _ in model.named_parameters()}
     assert not missing.unexpected_keys, "a checkpoint has no tensor that its model has not"
     assert set(missing.missing_keys) <= tied, "a checkpoint has every tensor of its model"
-    return export(model, snapshot.model, processor, run.model.family, target), snapshot.step
+    return write_export(model, snapshot.model, processor, run.model.family, target), snapshot.step
 
 
 def about_export(path: Path, exported: Path, *, merge: bool) -> list[Diagnostic]:

@@ -19,7 +19,7 @@ from vtool.diagnostics.progress import working
 from vtool.engines.contract import rank_zero
 from vtool.engines.ranks import SharedFindings
 from vtool.evaluation.evaluate import RowAnswer, Scores
-from vtool.export.huggingface import about_base, export, export_adapter
+from vtool.export.huggingface import about_base, export_adapter, write_export
 from vtool.training.base import base_of
 from vtool.training.checkpoint import best_before, checkpoint_name
 from vtool.training.digests import on_rank_zero_by_all
@@ -170,7 +170,7 @@ def _write(
         if scores is not None:
             _write_predictions(folder, session.rows["test"], scores.answers)
         if run.lora is None:
-            export(session.engine.module, weights, processor, run.model.family, folder.export)
+            write_export(session.engine.module, weights, processor, run.model.family, folder.export)
         else:
             export_adapter(run.lora, weights, base_of(run, folder), processor, folder.export)
         write_atomically(folder.result, json.dumps(result, indent=1) + "\n")

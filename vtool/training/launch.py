@@ -22,10 +22,10 @@ import torch.distributed as dist
 
 from vtool.config.rules.device import unbound
 from vtool.config.schema import Run
-from vtool.devices import attention_without_cudnn, bind, keep_freed_memory, kind_of, place
+from vtool.devices import attention_without_cudnn, bind, device_kind, keep_freed_memory, place
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import PATIENCE, Ranks, SharedFindings
-from vtool.profiling.after import missing_files
+from vtool.profiling.after import incomplete_profiles
 from vtool.training.run_folder import RunFolder
 from vtool.training.session import RunRequest
 from vtool.training.sft import RunOutcome, train
@@ -122,7 +122,7 @@ def _check_outer(run: Run, ranks: Ranks) -> None:
 def _check_bound(run: Run, nproc: int, *, outer: bool = False) -> None:
     """Check `device.numa` again, now that the device is chosen and the processes are counted."""
     if run.device.numa is not None and (
-        found := tuple(unbound(run, kind_of(run), nproc, outer=outer))
+        found := tuple(unbound(run, device_kind(run), nproc, outer=outer))
     ):
         raise SharedFindings(found)
 
@@ -132,9 +132,9 @@ def _launch_ranks(request: RunRequest, nproc: int, report: Report) -> RunOutcome
     place(run, 0, nproc)  # a missing device is reported once, and not by each rank
 
     def others(rank: int, how: str) -> Iterator[Diagnostic]:
-        yield from missing_files(run, nproc, RunFolder(run.folder).metrics, {rank: how})
+        yield from incomplete_profiles(run, nproc, RunFolder(run.folder).metrics, {rank: how})
 
-    numa = bind(run, kind_of(run))
+    numa = bind(run, device_kind(run))
     outcome: RunOutcome = start_ranks(
         partial(run_rank, request), nproc, run.run.name, report, numa=numa, others=others
     )

@@ -27,7 +27,7 @@ def append(path: Path, metrics: Mapping[str, Any]) -> None:
         ) from error
 
 
-def read_lines(path: Path) -> list[str]:
+def read_metric_lines(path: Path) -> list[str]:
     """Return the lines that there are, each with its line break; none without the file.
 
     Raises:

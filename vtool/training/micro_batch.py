@@ -20,7 +20,7 @@ from vtool.data.audit import Ledger
 from vtool.data.head_nll import rows_of_block, rows_of_chunk
 from vtool.engines.ranks import Ranks
 from vtool.families.family import load_family
-from vtool.models.nf4 import bytes_of
+from vtool.models.nf4 import packed_bytes
 from vtool.models.observe_model import measure_config
 from vtool.training.eight_bit import bytes_of_means
 
@@ -207,7 +207,7 @@ def bytes_kept(run: Run, model: nn.Module, ranks: Ranks) -> float:
     everyone = ranks.world if isinstance(run.engine, Fsdp2) else 1
     embeddings: Any = model.get_input_embeddings()  # type: ignore[operator]
     first = {id(each) for each in embeddings.parameters()}
-    total, kept = 0.0, bytes_of(model)
+    total, kept = 0.0, packed_bytes(model)
     for name, each in model.named_parameters():
         shares = everyone
         if component(name) == "language":

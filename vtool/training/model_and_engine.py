@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vtool.config.megatron import Language
 from vtool.config.schema import Megatron, Run
-from vtool.devices import kind_of
+from vtool.devices import device_kind
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines import registry as engines
 from vtool.engines.contract import Engine, EngineInputs
@@ -32,7 +32,7 @@ from vtool.models.attention import (
 from vtool.models.build import WEIGHT_DTYPE, build_model, build_on_meta, implementations
 from vtool.models.mapped_weights import MappedWeights, map_folder
 from vtool.models.nf4 import DTYPES as QUANTIZABLE
-from vtool.models.nf4 import keep_in_nf4, missing_package, unquantizable
+from vtool.models.nf4 import keep_in_nf4, missing_bitsandbytes, unquantizable
 from vtool.models.on_meta import not_a_number
 from vtool.models.processor import Processor
 from vtool.models.tower_index import use_tower_index
@@ -65,7 +65,7 @@ def build_trained_model(
         _check_exact(module, weights.tensors)
     if run.lora is not None and run.lora.base_dtype == "nf4":
         _check_quantizable(run, module, weights.tensors)
-    check_heads(run, module, kind_of(run))
+    check_heads(run, module, device_kind(run))
     prepare_model(run, module, weights.tensors)
     if start.weights is not None and start.weights.adapted:
         load_adapter(start.weights, module)
@@ -162,7 +162,7 @@ def prepare_model(
         SharedFindings: `not-built-on-engine`, of packed rows for a model with windows.
     """
     of, kernel = load_family(run.model.family), run.model.attention
-    on_npu = kind_of(run) == "npu"
+    on_npu = device_kind(run) == "npu"
     if run.data.packing != "none":
         text: Any = model.config.get_text_config()  # type: ignore[operator,union-attr]
         window = window_of(
@@ -227,13 +227,13 @@ def check_engine(run: Run, ranks: Ranks) -> None:
             message = "lora.base_dtype is nf4, but bitsandbytes has no kernel for an NPU"
             help, name = "set lora.base_dtype=float32", "lora.base_dtype"
             raise SharedFindings(Diagnostic("not-built-on-engine", message, help, name))
-        if lacking := missing_package():
+        if lacking := missing_bitsandbytes():
             raise SharedFindings(lacking, fatal=True)
     # A model's folder has been looked at by the rules, which know nothing of the models that have
     # random weights.
     random = run.model.starts_from == "random"
     size = FAMILIES[run.model.family].sizes[run.model.size or ""] if random else None
-    engines.check(
+    engines.run_engine_check(
         run.engine,
         ranks,
         family=run.model.family,

@@ -47,7 +47,7 @@ def observe_run(session: Session) -> list[Observed]:
         *observe_class(session.engine.module),
         *engine,
         *observe_frozen(session.engine.named_parameters(), component),
-        *optimizer.observe_groups(session.engine.optimizer_groups(), peak, component),
+        *optimizer.observe_parameter_groups(session.engine.optimizer_groups(), peak, component),
         *schedule.observe_schedule(session.rate, session.total_steps),
         *_rows(session),
     ]

@@ -71,7 +71,7 @@ def parameter_groups(
     ]
 
 
-def observe_groups(
+def observe_parameter_groups(
     groups: Iterable[OptimizerGroup], peak: float, component: Callable[[str], str]
 ) -> Iterator[Observed]:
     """Yield the live optimizers' values of the settings `optim`, and the dtype that they update.

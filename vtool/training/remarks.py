@@ -6,7 +6,7 @@ from typing import Any
 from vtool.diagnostics import Diagnostic
 from vtool.evaluation.evaluate import Scores
 from vtool.spikes import FEWEST, find_spikes
-from vtool.training.metrics import read_lines
+from vtool.training.metrics import read_metric_lines
 from vtool.training.session import Session
 
 FEWEST_ANSWERS = 10
@@ -20,7 +20,7 @@ def spikes_of(session: Session) -> list[dict[str, Any]] | None:
     Rank 0 calls it: it has the metrics.
     """
     losses: dict[int, float] = {}
-    for line in read_lines(session.folder.metrics):
+    for line in read_metric_lines(session.folder.metrics):
         try:
             found = json.loads(line)
             losses[int(found["step"])] = float(found["loss"])

@@ -17,7 +17,7 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.models.base_files import RECORD
 from vtool.models.model_class import MODELING_RECORD
 from vtool.training.checkpoint import checkpoints, step_of
-from vtool.training.metrics import read_lines, step_of_line
+from vtool.training.metrics import read_metric_lines, step_of_line
 from vtool.training.own_folder import (
     check_own,
     check_place,
@@ -148,11 +148,11 @@ class RunFolder:
             Findings: `run-folder-unwritable`.
         """
         with self.writing():
-            asked = read_lines(self.asked_again)
+            asked = read_metric_lines(self.asked_again)
             if past := [line for line in asked if not step_of_line(line) <= step]:
                 left = "".join(line for line in asked if line not in past)
                 write_atomically(self.asked_again, left)
-            lines = read_lines(self.metrics)
+            lines = read_metric_lines(self.metrics)
             kept = [line for line in lines if step_of_line(line) <= step]
             if len(kept) == len(lines):
                 return

@@ -17,13 +17,13 @@ from vtool.data.plan import Plan
 from vtool.diagnostics import Diagnostic
 from vtool.engines.contract import Engine
 from vtool.engines.ranks import Ranks, SharedFindings
-from vtool.evaluation.evaluate import Scores, evaluate
+from vtool.evaluation.evaluate import Scores, evaluate_rows
 from vtool.families.family import Family, load_family
 from vtool.models.parts import count_parts
 from vtool.models.processor import Processor
 from vtool.models.tower_index import tower_indexer
 from vtool.training.best import Marks
-from vtool.training.checkpoint import Snapshot, load
+from vtool.training.checkpoint import Snapshot, open_checkpoint
 from vtool.training.model_and_engine import build_engine
 from vtool.training.run_folder import RunFolder
 from vtool.training.schedule import learning_rate
@@ -158,7 +158,7 @@ def count_steps(run: Run, plan: Plan, origins: Origins | None = None) -> int:
 def evaluate_split(session: Session, split: str) -> Scores:
     """Evaluate the model on a split's kept rows; every rank calls this."""
     kept = session.ledgers[split].kept
-    return evaluate(session.engine, session.rows[split], kept, session.run.evaluation)
+    return evaluate_rows(session.engine, session.rows[split], kept, session.run.evaluation)
 
 
 def snapshot(session: Session, progress: Progress) -> Snapshot:
@@ -185,7 +185,7 @@ def restore_checkpoint(engine: Engine, checkpoint: Path, plan: Plan | None = Non
     Raises:
         SharedFindings: `data-changed`.
     """
-    found = load(checkpoint)
+    found = open_checkpoint(checkpoint)
     before = found.state.get("order")  # one of an older vtool has none
     if plan is not None and before not in (None, plan.order):
         message = f"{checkpoint} has rows in the order of {before}, and this run of {plan.order}"

@@ -78,7 +78,7 @@ def set_up_run(
         run.data,
         {split: EncodedRows(source, processor, run.data) for split, source in sources.items()},
     )
-    ledgers = audit(rows, ranks, own_cores(run, ranks.local_world))
+    ledgers = audit_splits(rows, ranks, own_cores(run, ranks.local_world))
     if ranks.rank == 0:
         for split, ledger in ledgers.items():
             _print_ledger(run, split, ledger)
@@ -156,7 +156,9 @@ def _print_ledger(run: Run, split: str, ledger: Ledger) -> None:
     _print_notes(warnings(ledger, run, split))
 
 
-def audit(rows: Mapping[str, EncodedRows], ranks: Ranks, cores: int = 1) -> dict[str, Ledger]:
+def audit_splits(
+    rows: Mapping[str, EncodedRows], ranks: Ranks, cores: int = 1
+) -> dict[str, Ledger]:
     """Audit every row of every split, each rank its share, and raise all findings at once.
 
     Args:

@@ -26,7 +26,7 @@ from vtool.training.digests import on_rank_zero_by_all
 from vtool.training.display import Display
 from vtool.training.finish import finish
 from vtool.training.loop import LoopTools, train_loop
-from vtool.training.metrics import read_lines, step_of_line, what_is_lost
+from vtool.training.metrics import read_metric_lines, step_of_line, what_is_lost
 from vtool.training.observe_run import check_arrival
 from vtool.training.run_folder import RunFolder
 from vtool.training.session import Progress, RunRequest, Session
@@ -135,7 +135,7 @@ def _rewind(session: Session, progress: Progress, start: Start) -> list[Diagnost
     lost = None
     if own:
         with folder.writing():
-            lines = read_lines(folder.metrics)
+            lines = read_metric_lines(folder.metrics)
         # one that began from another run's checkpoint has no lines before that
         first = 1 if start.from_nothing else min(map(step_of_line, lines), default=math.inf)
         steps = range(int(min(first, progress.step + 1)), progress.step + 1)

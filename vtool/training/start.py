@@ -108,7 +108,7 @@ def _find_start(
         return _from(named, run, effective, digests) if named else Start(None)
     written = _read(folder)
     extended = None
-    if changed := differences(written, effective):
+    if changed := setting_differences(written, effective):
         if resume != "extend" or not only_length(changed):
             raise Findings(taken(folder.path, changed, run))
         extended = written.get("train")
@@ -198,7 +198,7 @@ def _from(source: Path, run: Run, effective: Mapping[str, Any], digests: Digests
             " were is written there"
         )
         raise Findings(Diagnostic("not-a-run", message, help=remedy, parameter="checkpoint.resume"))
-    if changed := differences(_read(origin), effective):
+    if changed := setting_differences(_read(origin), effective):
         raise Findings(_not_resumed(found, changed, run))
     return start
 
@@ -297,7 +297,7 @@ def _describe(ledger: Mapping[str, Any]) -> str:
     return ", ".join([*files, f"{ledger.get('kept')} kept", f"{ledger.get('tokens')} tokens"])
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def setting_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the settings that differ between two effective configs, with both values.
 
     Those of `FREE` are left out. A setting that `before` does not have, written by an older vtool,
@@ -331,7 +331,7 @@ def _leaves(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def only_length(changed: Sequence[str]) -> bool:
-    """Return whether nothing but the run's end is another, of what `differences` has found."""
+    """Return whether only the run's end is another, of what `setting_differences` has found."""
     return {change.partition(":")[0] for change in changed} <= {"train.steps", "train.epochs"}
 
 

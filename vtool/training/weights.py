@@ -22,11 +22,11 @@ from vtool.models.adapters import (
     CONFIG,
     WEIGHTS,
     base_of_adapter,
-    is_adapter,
+    is_adapter_name,
     is_for_nf4,
     saved_name,
 )
-from vtool.models.base_files import digest
+from vtool.models.base_files import file_digest
 from vtool.models.build import build_model
 from vtool.models.mapped_weights import MappedWeights
 from vtool.models.observe_model import measure_config
@@ -87,7 +87,7 @@ class Weights:
         return {
             "path": str(self.folder.resolve()),
             "kind": "adapter" if self.adapted else "model",
-            "files": {file.name: digest(file) for file in self.files},
+            "files": {file.name: file_digest(file) for file in self.files},
         }
 
 
@@ -282,7 +282,7 @@ def load_adapter(found: Weights, model: nn.Module) -> None:
         Findings: `unfit-weights`.
     """
     named = ((saved_name(name), parameter) for name, parameter in model.named_parameters())
-    weights, own = _read(found), {name: one for name, one in named if is_adapter(name)}
+    weights, own = _read(found), {name: one for name, one in named if is_adapter_name(name)}
     _check_fit(weights, own, found)
     _copy(weights, own)
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vtool.config.schema import Run
-from vtool.data.budgets import candidates, cheapest, fills, looked_at
+from vtool.data.budgets import cheapest, fills, looked_at, nearby_budgets
 from vtool.data.encode import encode_row
 from vtool.data.loader import EncodedRows
 from vtool.data.mixture import count_sources, parts_of_epoch
@@ -115,7 +115,7 @@ def _budgets(run: Run, rows: EncodedRows, audits: RowAudits) -> dict[str, Any]:
     plan = Plan(len(lengths), batch, run.run.seed, parts_of_epoch(run.data.train, kept))
     steps = looked_at(plan) if lengths else 0
     found = (
-        list(fills(plan, lengths, world, candidates(lengths, asked, -(-batch // world))))
+        list(fills(plan, lengths, world, nearby_budgets(lengths, asked, -(-batch // world))))
         if steps
         else []
     )

@@ -11,7 +11,7 @@ from vtool.data.collate import Batch, filler
 from vtool.data.loader import load_steps
 from vtool.data.packing import with_positions
 from vtool.engines.contract import Engine
-from vtool.models.adapters import is_adapter
+from vtool.models.adapters import is_adapter_name
 from vtool.training.session import Progress, Session
 from vtool.training.step import train_step
 from vtool.training.stop import StopRequest
@@ -137,7 +137,7 @@ def is_of_tower(context: ProofContext, name: str) -> bool:
 
 def is_trained(context: ProofContext, name: str) -> bool:
     """Return whether the settings ask for a tensor, by its name in files, to be trained."""
-    if context.run.lora is not None and not is_adapter(name):
+    if context.run.lora is not None and not is_adapter_name(name):
         return False
     return not getattr(context.run.model.freeze, context.family.component(_without_prefix(name)))
 

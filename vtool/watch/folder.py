@@ -71,7 +71,9 @@ def _fresh() -> Path:
     return folder
 
 
-def environment(folder: Path, options: WatchOptions, own: Mapping[str, str]) -> dict[str, str]:
+def watched_environment(
+    folder: Path, options: WatchOptions, own: Mapping[str, str]
+) -> dict[str, str]:
     """Return an environment in which every Python that trains is watched."""
     path = os.pathsep.join(filter(None, (str(INJECT), own.get("PYTHONPATH"))))
     return {**own, "PYTHONPATH": path, **options.variables(folder)}

@@ -73,15 +73,15 @@ class OverRanks(nn.Module):
 
 @contextmanager
 def as_if_on_a_gpu() -> Iterator[None]:
-    kept = gpt_model.attention_over_ranks, start.needs_transformer_engine
-    gpt_model.attention_over_ranks, start.needs_transformer_engine = (
+    kept = gpt_model.attention_over_ranks, start.settings_for_transformer_engine
+    gpt_model.attention_over_ranks, start.settings_for_transformer_engine = (
         (lambda: OverRanks),
         (lambda *_, **__: []),
     )
     try:
         yield
     finally:
-        gpt_model.attention_over_ranks, start.needs_transformer_engine = kept
+        gpt_model.attention_over_ranks, start.settings_for_transformer_engine = kept
 
 
 def trained(ranks: Ranks, cases: dict[str, dict[str, Any]]) -> dict[str, Trained]:

@@ -30,20 +30,20 @@ NAMES = ("dp2", "dp2, distributed optimizer, all overlapped", "tp2+sp", "pp2")
 def as_if_on_a_gpu() -> Iterator[None]:
     from mbridge.core import llm_bridge
 
-    kept = llm_bridge.get_gpt_decoder_block_spec, start.needs_transformer_engine
+    kept = llm_bridge.get_gpt_decoder_block_spec, start.settings_for_transformer_engine
 
     def own_layers(config: Any, use_transformer_engine: bool, vp_stage: int | None = None) -> Any:
         assert use_transformer_engine
         return layers_of(config, CPU, own=True)
 
-    llm_bridge.get_gpt_decoder_block_spec, start.needs_transformer_engine = (
+    llm_bridge.get_gpt_decoder_block_spec, start.settings_for_transformer_engine = (
         own_layers,
         lambda *_, **__: [],
     )
     try:
         yield
     finally:
-        llm_bridge.get_gpt_decoder_block_spec, start.needs_transformer_engine = kept
+        llm_bridge.get_gpt_decoder_block_spec, start.settings_for_transformer_engine = kept
 
 
 def seen_of(built: engine.MegatronEngine, *names: str) -> dict[str, set[Any]]:

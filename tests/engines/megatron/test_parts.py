@@ -24,7 +24,7 @@ from vtool.models.adapters import (
     adapter_scale,
     add_adapters,
     freeze_components,
-    is_adapter,
+    is_adapter_name,
     merge_adapters,
     saved_name,
 )
@@ -149,10 +149,12 @@ def alone(what: str) -> Trained:
     )
     train_alone(model, named, optimizer, trained)
     if scenario.lora is not None:
-        adapter = {name: tensor for name, tensor in trained.weights.items() if is_adapter(name)}
+        adapter = {
+            name: tensor for name, tensor in trained.weights.items() if is_adapter_name(name)
+        }
         trained.merged = dict(
             merge_adapters(
-                {name: w for name, w in trained.weights.items() if not is_adapter(name)},
+                {name: w for name, w in trained.weights.items() if not is_adapter_name(name)},
                 adapter,
                 adapter_scale(model),
             )

@@ -7,7 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from vtool.engines.megatron.weights import TextShape, from_megatron, hf_names, share_of, to_megatron
+from vtool.engines.megatron.weights import (
+    TextShape,
+    from_megatron,
+    hf_names,
+    tensor_parallel_share,
+    to_megatron,
+)
 
 HIDDEN, FEED = 24, 40
 LAYER = "decoder.layers.3."
@@ -66,7 +72,7 @@ def test_there_and_back_is_the_same_to_the_bit(
     whole = {name: tensor.to(dtype) for name, tensor in state(shape).items()}
     back: dict[str, Tensor] = {}
     for name in NAMES:
-        shares = [share_of(name, whole, shape, tp, rank) for rank in range(tp)]
+        shares = [tensor_parallel_share(name, whole, shape, tp, rank) for rank in range(tp)]
         assert len({share.shape for share in shares}) == 1
         assert all(share.is_contiguous() for share in shares)
         back |= from_megatron(name, shares, shape)

@@ -10,7 +10,7 @@ from vtool.engines.megatron.gpt_model import build_gpt, text_shape, transformer_
 from vtool.engines.megatron.groups import Groups
 from vtool.engines.megatron.language_model import replace_language
 from vtool.engines.megatron.pipeline import Stage
-from vtool.engines.megatron.weights import LanguageWeights, name_in_model, share_of
+from vtool.engines.megatron.weights import LanguageWeights, name_in_model, tensor_parallel_share
 
 IMAGE = 151
 
@@ -123,7 +123,7 @@ def with_megatron(
     with torch.no_grad():
         for name, parameter in gpt.named_parameters():
             parameter.copy_(
-                share_of(
+                tensor_parallel_share(
                     in_model(gpt, name),
                     whole,
                     text_shape(text),

@@ -12,7 +12,7 @@ from tests.report.test_browser import measure
 from tests.report.test_page import ATTACK, Elements
 from tests.rows import chat, picture, write_rows
 from vtool.cli.app import app
-from vtool.report.rows.page import render
+from vtool.report.rows.page import render_rows_page
 
 
 @pytest.fixture(autouse=True)
@@ -155,7 +155,7 @@ def test_the_page_loads_nothing_and_runs_nothing_whatever_rows_say() -> None:
     (result,) = document["results"]
     result["subject"] = ATTACK
     result["findings"][0] |= {"message": ATTACK, "help": ATTACK}
-    for made in (page, render(document)):
+    for made in (page, render_rows_page(document)):
         elements = Elements(made)
         assert ATTACK not in made
         assert ATTACK in elements.text

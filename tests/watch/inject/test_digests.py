@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from vtool.watch.inject.vtool_watch import digests
-from vtool.watch.inject.vtool_watch.digests import bytes_of, checksum, checksums
+from vtool.watch.inject.vtool_watch.digests import checksum, checksums, tensor_bytes
 
 LENGTHS = [1, 3, 64, 4095, 4096, 4097, 8192, 8300, 20001]
 KINDS = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool]
@@ -88,6 +88,6 @@ def test_nothing_has_a_checksum_too(shape: tuple[int, ...]) -> None:
 
 def test_bytes_are_those_in_memory() -> None:
     values = torch.arange(12).view(3, 4)
-    assert bytes_of(values) == values.numpy().tobytes()
-    assert bytes_of(values.T) == values.numpy().T.tobytes()
-    assert bytes_of(values[:0]) == b""
+    assert tensor_bytes(values) == values.numpy().tobytes()
+    assert tensor_bytes(values.T) == values.numpy().T.tobytes()
+    assert tensor_bytes(values[:0]) == b""

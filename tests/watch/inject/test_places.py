@@ -13,7 +13,7 @@ from tests.watch.inject import tiny
 from tests.watch.inject.losses import make
 from tests.watch.inject.test_watch import Loop
 from vtool.watch.inject.vtool_watch import alone
-from vtool.watch.inject.vtool_watch.digests import bytes_of
+from vtool.watch.inject.vtool_watch.digests import tensor_bytes
 from vtool.watch.inject.vtool_watch.learnt import PassRecord, rounding
 from vtool.watch.inject.vtool_watch.places import evenly, multiplies_in_tf32, random_states_kept
 from vtool.watch.inject.vtool_watch.rows import Document, documents
@@ -59,7 +59,7 @@ def test_bytes_are_those_of_another_device_moved() -> None:
         def cpu(self, *_: Any, **__: Any) -> Tensor:
             return self.as_subclass(Tensor) + 1
 
-    assert bytes_of(torch.zeros(2, dtype=torch.uint8).as_subclass(Far)) == b"\1\1"
+    assert tensor_bytes(torch.zeros(2, dtype=torch.uint8).as_subclass(Far)) == b"\1\1"
 
 
 def test_a_default_device_changes_nothing(tmp_path: Path) -> None:

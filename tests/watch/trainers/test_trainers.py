@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tests.watch.trainers.runs import HERE, RUNS, Run
 from vtool.diagnostics.result import Result
 from vtool.watch.conclude import conclude_folder
-from vtool.watch.folder import WatchOptions, environment
+from vtool.watch.folder import WatchOptions, watched_environment
 
 
 def run(one: Run, made: Path, to: Path, facts: Path | None) -> dict[str, bytes]:
@@ -22,7 +22,7 @@ def run(one: Run, made: Path, to: Path, facts: Path | None) -> dict[str, bytes]:
     own |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **one.environment}
     own["PATH"] = f"{one.python.parent}{os.pathsep}{own['PATH']}"  # as it is when activated
     if facts is not None:
-        own = environment(facts, WatchOptions(), own)
+        own = watched_environment(facts, WatchOptions(), own)
     done = subprocess.run(
         one.command(made, to), env=own, cwd=to.parent, capture_output=True, text=True, check=False
     )

@@ -10,7 +10,7 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.families import FAMILIES
 from vtool.releases import (
     TESTED,
-    broken,
+    defects_of,
     installed_versions,
     outside,
     pip_range,
@@ -77,7 +77,7 @@ def known_broken(version: str) -> Iterator[Diagnostic]:
     Of a machine, and not of a recipe.
     """
     for family in FAMILIES:
-        for one in broken(version, family):
+        for one in defects_of(version, family):
             yield Diagnostic(
                 "release-broken",
                 f"model.family={family} is refused: transformers {version} {one.what}",
@@ -90,7 +90,7 @@ def known_broken(version: str) -> Iterator[Diagnostic]:
 
 
 def _broken(version: str, family: str, origins: Origins) -> Iterator[Diagnostic]:
-    for one in broken(version, family):
+    for one in defects_of(version, family):
         yield Diagnostic(
             "release-broken",
             f"model.family is {family}, and transformers {version} {one.what}",

@@ -9,7 +9,7 @@ from omegaconf._utils import get_yaml_loader
 
 from vtool.config.origins import ValuePosition
 from vtool.config.recipe_source import NOT_VALUES
-from vtool.config.references import follow, masked
+from vtool.config.references import masked, resolve_references
 from vtool.config.yaml_positions import YamlFile
 from vtool.diagnostics import Diagnostic, Findings, Origin
 
@@ -37,7 +37,7 @@ def read_given(
             fatal=True,
         ) from error
     # What Hydra would have brought is not known from this file: None.
-    followed = follow(values, read_environment=read_environment)
+    followed = resolve_references(values, read_environment=read_environment)
     given: dict[str, Any] = {}
     places: dict[str, ValuePosition] = {}
 

@@ -11,7 +11,7 @@ from vtool.config.foreign.given import read_given
 from vtool.config.foreign.trainers import ForeignTrainer
 from vtool.config.limits import MOST_BYTES
 from vtool.config.origins import ValuePosition
-from vtool.config.resources import shown
+from vtool.config.resources import shown_path
 from vtool.config.yaml_positions import read_yaml
 from vtool.diagnostics import Diagnostic, Findings, Origin
 
@@ -34,7 +34,7 @@ def read_script(
     Raises:
         Findings: `unreadable-file`, `unknown-recipe`, fatal.
     """
-    name = shown(path)
+    name = shown_path(path)
     text = _text(path, name)
     given: dict[str, Any] = {}
     places: dict[str, ValuePosition] = {}

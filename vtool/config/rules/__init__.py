@@ -104,7 +104,7 @@ class RulesOutcome:
     """By rule, why this machine cannot answer it."""
 
 
-def check(run: Run, origins: Origins) -> RulesOutcome:
+def run_rules(run: Run, origins: Origins) -> RulesOutcome:
     """Run every rule; one that reads a setting without a valid value stops there."""
     findings: list[Diagnostic] = []
     missed: set[str] = set()

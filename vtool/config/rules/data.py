@@ -166,10 +166,10 @@ def packing_budget(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 )
 def evaluated_on_trained_rows(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """No entry of data.validation or data.test is one of data.train, by another path or by name."""
-    trained = {rows_of(entry): number for number, entry in enumerate(run.data.train)}
+    trained = {rows_key(entry): number for number, entry in enumerate(run.data.train)}
     for split in ("validation", "test"):
         for number, entry in enumerate(run.data.splits[split]):
-            if (same := trained.get(rows_of(entry))) is not None:
+            if (same := trained.get(rows_key(entry))) is not None:
                 name = f"data.{split}.{number}"
                 given = ", ".join(f"{key}: {value}" for key, value in given_in(entry).items())
                 message = f"{name} has the rows of data.train.{same}: {given}"
@@ -184,7 +184,7 @@ def given_in(entry: Source) -> dict[str, object]:
     return {**entry.own_rows(), **entry.files()}
 
 
-def rows_of(entry: Source) -> tuple[object, ...]:
+def rows_key(entry: Source) -> tuple[object, ...]:
     """Return a key for an entry's rows: its files, by whichever path, and its selection."""
     files = entry.files()
     return *(os.path.realpath(file) for file in files.values()), *entry.own_rows().items()

@@ -15,7 +15,7 @@ from vtool.families.images import read_json
 
 def no_megatron_core(run: Run) -> str | None:
     """Why the fields cannot be held against the installed megatron-core."""
-    needed = isinstance(run.engine, Megatron) and megatron_versions.installed() is None
+    needed = isinstance(run.engine, Megatron) and megatron_versions.installed_megatron() is None
     return "megatron-core is not installed here" if needed else None
 
 
@@ -93,7 +93,7 @@ def ddp_conflict(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 )
 def not_in_megatron_core(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """The megatron-core that is installed has each field of ddp_config that is given."""
-    if isinstance(run.engine, Megatron) and (there := megatron_versions.installed()):
+    if isinstance(run.engine, Megatron) and (there := megatron_versions.installed_megatron()):
         for name in run.engine.ddp_config.model_dump(exclude_none=True):
             if name not in there.fields:
                 history = megatron_versions.releases().history(name)
@@ -151,7 +151,7 @@ def not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         model, device, adapters = run.model, run.device.kind, run.lora is not None
         yield from _findings(
             "not-built-on-engine",
-            megatron.not_built(
+            megatron.settings_not_built(
                 run.engine, family=model.family, dtype=model.dtype, device=device, adapters=adapters
             ),
             origins,
@@ -186,6 +186,6 @@ def needs_transformer_engine(run: Run, origins: Origins) -> Iterator[Diagnostic]
     if isinstance(run.engine, Megatron):
         yield from _findings(
             "needs-transformer-engine",
-            megatron.needs_transformer_engine(run.engine, device=run.device.kind),
+            megatron.settings_for_transformer_engine(run.engine, device=run.device.kind),
             origins,
         )

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 from vtool.config.origins import Origins
-from vtool.config.rules.data import given_in, rows_of
+from vtool.config.rules.data import given_in, rows_key
 from vtool.config.rules.rule import settings_rule
 from vtool.config.schema import DigitsSource, Run, Source
 from vtool.diagnostics import Diagnostic, Rule
@@ -94,10 +94,10 @@ def source_listed_twice(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 def _place(entry: Source) -> tuple[object, ...]:
     """Return a key for an entry's rows that is the same however they are read."""
     if not entry.files():
-        return rows_of(entry)
+        return rows_key(entry)
     return tuple(
         part
-        for part in rows_of(entry)
+        for part in rows_key(entry)
         if not (isinstance(part, tuple) and part[0] in _HOW_THEY_ARE_READ)
     )
 

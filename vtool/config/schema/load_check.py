@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     Check = str
 else:
     Check = Literal[CLASS_RULES + FRAMEWORK_CLASS_RULES]
-Source = Literal[
+SourceKind = Literal[
     "owned",
     "reusable_buffer",
     "bucketed",
@@ -79,7 +79,7 @@ class LoadCheck(Settings):
     kind: Literal["load_check"]
     """The purpose of the recipe: checking that every weight lands, whatever loads it."""
     subjects: Subjects = Subjects()
-    sources: tuple[Source, ...] = ("owned", "reusable_buffer", "bucketed", "shuffled")
+    sources: tuple[SourceKind, ...] = ("owned", "reusable_buffer", "bucketed", "shuffled")
     """The loaders that weights come from.
 
     `owned` is what the others are compared with, and is always there.

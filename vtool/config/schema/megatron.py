@@ -15,7 +15,7 @@ class Parallel(Settings):
     The processes that are left over are data parallel.
     """
 
-    arrival: ClassVar = ReadBack("vtool.engines.megatron.observe_megatron:observe_groups")
+    arrival: ClassVar = ReadBack("vtool.engines.megatron.observe_megatron:observe_process_groups")
     tensor: int = Field(default=1, ge=1)
     """Processes over which each matrix of the language model is spread.
 

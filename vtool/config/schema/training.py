@@ -9,7 +9,7 @@ from vtool.config.schema.base import ActsLater, ReadBack, Settings
 from vtool.config.schema.megatron import Megatron
 
 _BY_ENGINE = ReadBack("vtool.engines.contract:Engine.observe")
-_BY_GROUPS = ReadBack("vtool.training.optimizer:observe_groups")
+_BY_GROUPS = ReadBack("vtool.training.optimizer:observe_parameter_groups")
 _BY_SCHEDULE = ReadBack("vtool.training.schedule:observe_schedule")
 OF_ITS_OWN = ("auto", "never", "extend")
 """The values of `checkpoint.resume` that name no other folder."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vtool.data.containers.columns import from_columns, pyarrow
-from vtool.data.containers.files import broken, digest_of, not_readable
+from vtool.data.containers.files import digest_of_files, not_readable, unreadable_file
 from vtool.diagnostics import Diagnostic, Findings, Origin
 from vtool.words import first_line
 
@@ -42,7 +42,7 @@ class ArrowRows:
         self.path, self.files = Path(path), tuple(files)
         self.label = label or self.path.name
         self._table: Any = None
-        self.digest = digest_of(self.files) if first is None else ""
+        self.digest = digest_of_files(self.files) if first is None else ""
         self.rows = self.table.num_rows
 
     @property
@@ -97,14 +97,14 @@ def saved_files(folder: Path) -> list[Path]:
         named = sorted(each.parent.name for each in folder.glob(f"*/{STATE}"))
         help = f"name one of them: path: {folder / named[0]}" if named else None
         what = f"has several splits ({', '.join(named)}), and a source is one"
-        raise broken(folder, what, help)
+        raise unreadable_file(folder, what, help)
     try:
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
         names = [str(each["filename"]) for each in state["_data_files"]]
     except OSError as error:
         raise not_readable(folder / STATE, error) from error
     except (ValueError, KeyError, TypeError) as error:
-        raise broken(folder / STATE, "does not say which files have the rows") from error
+        raise unreadable_file(folder / STATE, "does not say which files have the rows") from error
     for key, what in (
         ("_indices_files", "a choice of its rows"),
         ("_indices_data_files", "a choice of its rows"),
@@ -113,9 +113,9 @@ def saved_files(folder: Path) -> list[Path]:
         # after `cast_column` or `with_format`, all of them are named
         if state.get(key) and not (key == "_format_columns" and _all_columns(folder, state[key])):
             help = "save it again: dataset.with_format(None).flatten_indices().save_to_disk(…)"
-            raise broken(folder, f"shows {what} only ({key} of {STATE})", help)
+            raise unreadable_file(folder, f"shows {what} only ({key} of {STATE})", help)
     if outside := [name for name in names if Path(name).name != name]:
-        raise broken(folder / STATE, f"names a file outside of its folder: {outside[0]}")
+        raise unreadable_file(folder / STATE, f"names a file outside of its folder: {outside[0]}")
     return [folder / name for name in names]
 
 
@@ -143,18 +143,18 @@ def _opened(file: Path) -> Any:
     except (arrow.ArrowException, OSError, ValueError) as error:
         if isinstance(error, OSError) and error.strerror:  # the system's, not the format's
             raise not_readable(file, error) from error
-        raise broken(
+        raise unreadable_file(
             file, f"cannot be read as Arrow: {first_line(error)}", "copy it again"
         ) from error
     return table
 
 
 def _join(tables: Sequence[Any], files: Sequence[Path]) -> Any:
-    check_same([table.schema for table in tables], files)
+    check_same_columns([table.schema for table in tables], files)
     return pyarrow("pyarrow", files[0]).concat_tables(tables)
 
 
-def check_same(schemas: Sequence[Any], files: Sequence[Path]) -> None:
+def check_same_columns(schemas: Sequence[Any], files: Sequence[Path]) -> None:
     """Check that files have the same columns.
 
     Raises:

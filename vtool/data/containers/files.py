@@ -25,7 +25,7 @@ _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _STREAM = b"\xff\xff\xff\xff"  # a message of Arrow's stream format begins so, as no UTF-8 text does
 
 
-def kind_of(path: Path) -> Kind:
+def file_kind(path: Path) -> Kind:
     """Return the kind of a file, by its first bytes.
 
     Raises:
@@ -38,7 +38,7 @@ def kind_of(path: Path) -> Kind:
     except OSError as error:
         raise not_readable(path, error) from error
     if path.suffix.lower() in TABLE_SUFFIXES and not head.lstrip().startswith((b"{", b"[")):
-        raise broken(
+        raise unreadable_file(
             path,
             f"is a table ({path.suffix}), which is not read: its columns do not say who speaks",
             f"write it as JSON lines, one object a row: {_AS_MESSAGES}",
@@ -72,12 +72,12 @@ def needs_pyarrow(path: Path) -> bool:
         files = [each for each in path.iterdir() if each.is_file()] if path.is_dir() else [path]
         if any(each.suffix in _OF_COLUMNS or each.name in _SAVED for each in files):
             return True
-        return path.is_file() and kind_of(path) in ("arrow", "parquet")
+        return path.is_file() and file_kind(path) in ("arrow", "parquet")
     except (OSError, Findings):
         return False
 
 
-def digest_of(paths: Sequence[Path]) -> str:
+def digest_of_files(paths: Sequence[Path]) -> str:
     """Return the SHA-256 of a file; of several, that of their names and digests."""
     digests = []
     for path in paths:
@@ -103,7 +103,7 @@ def not_readable(path: Path, error: OSError) -> Findings:
     )
 
 
-def broken(path: Path, why: str, help: str | None = None) -> Findings:
+def unreadable_file(path: Path, why: str, help: str | None = None) -> Findings:
     """Return the exception for a file of which no row can be read."""
     return refuse("broken-row", f"{path} {why}", Origin(str(path)), help=help)
 

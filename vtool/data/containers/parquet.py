@@ -10,10 +10,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from vtool.data.containers.arrow import check_same
+from vtool.data.containers.arrow import check_same_columns
 from vtool.data.containers.arrow_copy import copy_to_arrow, map_copy, mark_of
 from vtool.data.containers.columns import from_columns, pyarrow
-from vtool.data.containers.files import broken, digest_of, not_readable
+from vtool.data.containers.files import digest_of_files, not_readable, unreadable_file
 from vtool.data.row import refuse
 from vtool.diagnostics import Origin
 from vtool.words import first_line
@@ -46,11 +46,11 @@ class ParquetRows:
         """
         self.path, self.files = Path(path), tuple(files)
         self.label = label or self.path.name
-        self.digest = digest_of(self.files) if first is None else ""
+        self.digest = digest_of_files(self.files) if first is None else ""
         self._open: dict[int, Any] = {}
         self._kept: OrderedDict[int, Any] = OrderedDict()
         opened = [self._file(number) for number in range(len(self.files))]
-        check_same([each.schema_arrow for each in opened], self.files)
+        check_same_columns([each.schema_arrow for each in opened], self.files)
         groups = [
             (number, group, each.metadata.row_group(group).num_rows)
             for number, each in enumerate(opened)
@@ -117,7 +117,7 @@ class ParquetRows:
         except MemoryError:  # of the machine, not of the file
             raise
         except (arrow.ArrowException, OSError, ValueError) as error:
-            raise broken(
+            raise unreadable_file(
                 self.path, f'has a column "{name}" that cannot be read: {first_line(error)}'
             ) from error
         return arrow.concat_tables(tables).column(name)
@@ -153,7 +153,7 @@ class ParquetRows:
                 if isinstance(error, OSError) and error.strerror:  # the system's, not the format's
                     raise not_readable(file, error) from error
                 what = f"cannot be read as Parquet: {first_line(error)}"
-                raise broken(file, what, "it may be cut off: copy it again") from error
+                raise unreadable_file(file, what, "it may be cut off: copy it again") from error
         return self._open[number]
 
     def _group(self, place: int, first: int, index: int) -> Any:

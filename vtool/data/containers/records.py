@@ -9,7 +9,13 @@ from typing import Any, Protocol
 
 from vtool.config.schema.formats.entry import ROWS_SUFFIXES, is_rows_file
 from vtool.data.containers.arrow import SPLITS, STATE, ArrowRows, saved_files
-from vtool.data.containers.files import Kind, broken, digest_of, kind_of, not_readable
+from vtool.data.containers.files import (
+    Kind,
+    digest_of_files,
+    file_kind,
+    not_readable,
+    unreadable_file,
+)
 from vtool.data.containers.parquet import ParquetRows
 from vtool.data.containers.tar import TarRows
 from vtool.data.json_lines import JsonLines
@@ -73,11 +79,11 @@ def open_records(
     """
     place = Path(path)
     if not place.is_dir():
-        return _of_file(place, kind_of(place), path, label, not whatever_its_name, first)
+        return _of_file(place, file_kind(place), path, label, not whatever_its_name, first)
     if (place / STATE).is_file() or (place / SPLITS).is_file():
         return ArrowRows(saved_files(place), path, label, first)
     files = _files(place)
-    kinds = {kind_of(file): file for file in files}
+    kinds = {file_kind(file): file for file in files}
     if len(kinds) > 1:
         (one, ours), (two, theirs), *_ = kinds.items()
         message = f"{place} has {_NAMES[one]} ({ours.name}) and {_NAMES[two]} ({theirs.name})"
@@ -109,7 +115,7 @@ class JoinedRows:
         self.ends = tuple(accumulate(map(len, parts)))
         self.starts = [end - len(part) for end, part in zip(self.ends, parts, strict=True)]
         """The first row of each file."""
-        self.digest = digest_of([part.path for part in parts]) if first is None else ""
+        self.digest = digest_of_files([part.path for part in parts]) if first is None else ""
 
     def __len__(self) -> int:
         return self.ends[-1]
@@ -167,12 +173,12 @@ def _check_name(file: Path, kind: Kind) -> None:
     if by_name in (None, kind):
         return
     if by_name != "json":
-        raise broken(
+        raise unreadable_file(
             file, f"is not {_NAMES[by_name]}, as its name says", "it may be cut off: copy it again"
         )
     own = next(suffix for suffix, each in _KINDS.items() if each == kind)
     converted = shlex.quote(str(file.with_name(f"{file.stem}-lines.jsonl")))
-    raise broken(
+    raise unreadable_file(
         file,
         f"is {_NAMES[kind]}, and its name says JSON",
         f"rename it to {file.stem}{own}, which is read as it is, or write it as JSON lines:"

@@ -14,10 +14,10 @@ from typing import Any
 
 import xxhash
 
-from vtool.data.containers.files import at_once, digest_of, not_readable
+from vtool.data.containers.files import at_once, digest_of_files, not_readable
 from vtool.data.containers.tar_index import TarMember, find_members
-from vtool.data.json_lines import read_object
-from vtool.data.row import refuse, shown
+from vtool.data.json_lines import row_object
+from vtool.data.row import refuse, shown_value
 from vtool.diagnostics import Diagnostic, Findings, Origin
 
 ROW = "json"
@@ -43,7 +43,7 @@ class TarRows:
         """
         self.path = Path(path)
         self.label = label or self.path.name
-        self.digest = digest_of([self.path]) if first is None else ""
+        self.digest = digest_of_files([self.path]) if first is None else ""
         self._descriptor: int | None = None
         self.rows = _TarIndex()
         try:
@@ -84,7 +84,7 @@ class TarRows:
             raise self._unpaired(
                 index, f"{', '.join(each.name for each in other)} is neither a row nor a picture"
             )
-        return read_object(self._bytes(members[ROW]), self.name(index), self.origin(index))
+        return row_object(self._bytes(members[ROW]), self.name(index), self.origin(index))
 
     def complete(self, made: dict[str, Any], index: int) -> dict[str, Any]:
         """Return a row's messages with its pictures.
@@ -127,7 +127,7 @@ class TarRows:
             return {**made, "images": [self._picture(*members.values())]}
         if left := [each.name for ext, each in members.items() if ext not in taken]:
             what = f"{', '.join(left)} is not among the pictures that the row names"
-            raise self._unpaired(index, f"{what}: {shown(', '.join(named))}")
+            raise self._unpaired(index, f"{what}: {shown_value(', '.join(named))}")
         return done
 
     def describe(self) -> dict[str, Any]:

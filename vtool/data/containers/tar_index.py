@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from vtool.data.containers.files import broken
+from vtool.data.containers.files import unreadable_file
 from vtool.diagnostics import Findings
 
 BLOCK = 512
@@ -42,28 +42,32 @@ def find_members(file: BinaryIO, path: Path) -> Iterator[TarMember]:
             return
         if len(head) < BLOCK:
             what = "ends without the mark of a tar's end: it is cut off"
-            raise broken(path, what, "copy it again")
+            raise unreadable_file(path, what, "copy it again")
         if not _sums_up(head):
-            raise broken(path, f"is damaged at byte {at:,}: there is no header of a member")
+            raise unreadable_file(
+                path, f"is damaged at byte {at:,}: there is no header of a member"
+            )
         kind, size = head[156:157], _number(head[124:136])
         if size is None or (size := int(more.get("size", size))) < 0:
-            raise broken(path, f"is damaged at byte {at:,}: a member has no size")
+            raise unreadable_file(path, f"is damaged at byte {at:,}: a member has no size")
         name = str(more.get("path") or _name(head))
         start = at + BLOCK
         if start + size > whole:
             what = f"is cut off within {name}: of its {size:,} bytes {whole - start:,} are there"
-            raise broken(path, what, "copy it again")
+            raise unreadable_file(path, what, "copy it again")
         at = start + (size + BLOCK - 1) // BLOCK * BLOCK
         if kind in (_PAX, _LONG_NAME):
             if size > _MOST_HEADER:
-                raise broken(path, f"has a header of {size:,} bytes; {_MOST_HEADER:,} are read")
+                raise unreadable_file(
+                    path, f"has a header of {size:,} bytes; {_MOST_HEADER:,} are read"
+                )
             more |= _extended(kind, _read(file, start, size), path)
             continue
         if kind != b"" and kind in _FILE:
             yield TarMember(name, start, size)
         elif kind not in (_FOLDER, _PAX_FOR_ALL):
             what = _OTHERS.get(kind, f"a member of type {kind!r}")
-            raise broken(path, f"has {what}, {name}: rows and pictures are files in it")
+            raise unreadable_file(path, f"has {what}, {name}: rows and pictures are files in it")
         more = {}
 
 
@@ -111,7 +115,9 @@ def _extended(kind: bytes, data: bytes, path: Path) -> dict[str, str | int]:
             raise _damaged(path)
         key, value = record[2], data[record.end() : end - 1]
         if key.startswith(b"GNU.sparse"):
-            raise broken(path, "has a file with holes: rows and pictures are whole files in it")
+            raise unreadable_file(
+                path, "has a file with holes: rows and pictures are whole files in it"
+            )
         if key == b"path":
             found["path"] = value.decode("utf-8", "surrogateescape")
         elif key == b"size":
@@ -123,4 +129,4 @@ def _extended(kind: bytes, data: bytes, path: Path) -> dict[str, str | int]:
 
 
 def _damaged(path: Path) -> Findings:
-    return broken(path, "is damaged: an extended header cannot be read")
+    return unreadable_file(path, "is damaged: an extended header cannot be read")

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from vtool.data.chats import ColumnsReader, check_keys, text, visuals
 from vtool.data.messages_layout import TAG, Malformed
-from vtool.data.row import shown
+from vtool.data.row import shown_value
 from vtool.diagnostics import Origin
 
 _READ = ("images", "texts")
@@ -77,12 +77,14 @@ class Cauldron(ColumnsReader):
         check_keys(record, self.reads, self.ignore, malformed)
         texts = record.get("texts")
         if not isinstance(texts, list) or not texts:
-            raise malformed(f'"texts" must be a list with a question; here it is {shown(texts)}')
+            raise malformed(
+                f'"texts" must be a list with a question; here it is {shown_value(texts)}'
+            )
         found = visuals(record, malformed)
         messages: list[dict[str, Any]] = []
         for number, each in enumerate(texts, 1):
             if not isinstance(each, Mapping):
-                raise malformed(f'"texts" has {shown(each)}, which is no question and answer')
+                raise malformed(f'"texts" has {shown_value(each)}, which is no question and answer')
             check_keys(each, _OF_TEXTS, self.ignore, malformed)
             question, answer = (text(each.get(key), f"texts.{key}", malformed) for key in _OF_TEXTS)
             if TAG in question:

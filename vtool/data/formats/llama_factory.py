@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from vtool.data.chats import ColumnsReader, check_keys, text, tools, visuals
-from vtool.data.containers.files import broken, not_readable
+from vtool.data.containers.files import not_readable, unreadable_file
 from vtool.data.formats.alpaca import from_instruction
 from vtool.data.messages_layout import Malformed
-from vtool.data.row import shown
+from vtool.data.row import shown_value
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
 
@@ -125,7 +125,7 @@ class LlamaFactory(ColumnsReader):
             if role is None or not isinstance(turn, Mapping):
                 allowed = ", ".join(roles)
                 what = f'"{tags["role_tag"]}" of turn {number} must be one of {allowed}; here it is'
-                raise malformed(f"{what} {shown(given)}")
+                raise malformed(f"{what} {shown_value(given)}")
             if role == "system" and (number > 1 or "system" in named):
                 raise malformed(f"turn {number} is a second system turn, or a late one")
             check_keys(turn, (tags["role_tag"], tags["content_tag"]), self.ignore, malformed)
@@ -149,9 +149,9 @@ def read_info(info: Path) -> dict[str, Any]:
     except OSError as error:
         raise not_readable(info, error) from error
     except (ValueError, RecursionError) as error:
-        raise broken(info, f"is not JSON: {error}") from error
+        raise unreadable_file(info, f"is not JSON: {error}") from error
     if not isinstance(found, dict) or not all(isinstance(one, dict) for one in found.values()):
-        raise broken(info, "is not an object with an entry for each data set")
+        raise unreadable_file(info, "is not an object with an entry for each data set")
     return found
 
 
@@ -170,18 +170,20 @@ def _entry(info: Path, dataset: str) -> dict[str, Any]:
         raise Findings(Diagnostic("not-for-training", what))
     if not isinstance(entry.get("file_name"), str):
         why = "is not in a file: it is fetched, or made by a script"
-        raise broken(info, f"says that {dataset} {why}", "save its rows to a file, and name that")
+        raise unreadable_file(
+            info, f"says that {dataset} {why}", "save its rows to a file, and name that"
+        )
     unread = [key for key in entry if key not in _ENTRY]
     if unread:
-        raise broken(info, f"has of {dataset} what is not read: {', '.join(unread)}")
+        raise unreadable_file(info, f"has of {dataset} what is not read: {', '.join(unread)}")
     formatting = entry.get("formatting", "alpaca")
     if formatting not in _COLUMNS:
-        what = f"has of {dataset} the formatting {shown(formatting)}"
+        what = f"has of {dataset} the formatting {shown_value(formatting)}"
         instead = "name the rows' file: {format: messages, path: …}"
-        raise broken(info, what, instead if formatting == "openai" else None)
+        raise unreadable_file(info, what, instead if formatting == "openai" else None)
     known = {*_COLUMNS[formatting], *_OPTIONAL[formatting]}
     for kind, given, names in (("columns", columns, known), ("tags", tags, set(_TAGS))):
         if not isinstance(given, dict) or set(given) - names:
             unknown = ", ".join(sorted(set(given) - names)) if isinstance(given, dict) else given
-            raise broken(info, f"has of {dataset} {kind} that are not read: {unknown}")
+            raise unreadable_file(info, f"has of {dataset} {kind} that are not read: {unknown}")
     return dict(entry)

@@ -12,7 +12,7 @@ from typing import Any
 
 from vtool.data.chats import VISUALS, ChatReader
 from vtool.data.messages_layout import Malformed
-from vtool.data.row import shown
+from vtool.data.row import shown_value
 
 ROLES = {"system": "system", "human": "user", "user": "user", "gpt": "assistant"}
 ROLES |= dict.fromkeys(("assistant", "chatgpt", "bot", "model"), "assistant")
@@ -78,13 +78,13 @@ def _message(turn: Any, number: int, malformed: Malformed) -> dict[str, Any]:
     speaker = turn.get("from") if isinstance(turn, dict) else turn
     if not isinstance(turn, dict) or not isinstance(speaker, str) or speaker not in ROLES:
         what = f'"from" of turn {number} must be one of {", ".join(ROLES)}; here it is'
-        raise malformed(f"{what} {shown(speaker)}", _EXAMPLE)
+        raise malformed(f"{what} {shown_value(speaker)}", _EXAMPLE)
     for key, instead in (("role", "from"), ("content", "value")):
         if key in turn:
             raise malformed(f'turn {number} has "{key}", which is not read', f'write "{instead}"')
     if not isinstance(turn.get("value"), str):
         raise malformed(
-            f'"value" of turn {number} must be text; here it is {shown(turn.get("value"))}'
+            f'"value" of turn {number} must be text; here it is {shown_value(turn.get("value"))}'
         )
     rest = {key: value for key, value in turn.items() if key not in ("from", "value")}
     return {**rest, "role": ROLES[speaker], "content": turn["value"]}

@@ -18,7 +18,7 @@ from vtool.data.chats import (
     visuals,
 )
 from vtool.data.messages_layout import Malformed
-from vtool.data.row import shown
+from vtool.data.row import shown_value
 
 _READ = ("messages", "query", "response", "history", "conversation", "system", "tools", *VISUALS)
 _OBJECTS = (
@@ -72,7 +72,7 @@ class Swift(ColumnsReader):
 def _messages(record: Mapping[str, Any], malformed: Malformed) -> Iterator[Any]:
     messages = record["messages"]
     if not isinstance(messages, list):
-        raise malformed(f'"messages" must be a list; here it is {shown(messages)}')
+        raise malformed(f'"messages" must be a list; here it is {shown_value(messages)}')
     if stray := [key for key in ("query", "history") if record.get(key)]:
         raise malformed(f'the row has both "messages" and "{stray[0]}"')
     if record.get("system"):
@@ -94,10 +94,12 @@ def _message(message: Mapping[str, Any], number: int, malformed: Malformed) -> d
     for key, value in weights.items():
         if value not in (0, 1):  # true and false are these
             help = "0 leaves the turn out of the loss, 1 is the default"
-            raise malformed(f'turn {number}: "{key}" is {shown(value)}, and 0 or 1 is read', help)
+            raise malformed(
+                f'turn {number}: "{key}" is {shown_value(value)}, and 0 or 1 is read', help
+            )
         if value and role != "assistant":
-            what = f'turn {number} has "{key}": {shown(value)}, but only turns of the assistant are'
-            raise malformed(f"{what} learnt")
+            what = f'turn {number} has "{key}": {shown_value(value)}'
+            raise malformed(f"{what}, but only turns of the assistant are learnt")
     if len({bool(value) for value in weights.values()}) > 1:
         raise malformed(f'turn {number} has "loss" and "loss_scale", which differ')
     if weights and role == "assistant" and not all(weights.values()):
@@ -119,7 +121,7 @@ def _pairs(record: Mapping[str, Any], malformed: Malformed) -> Iterator[Any]:
     keys = {"human", "assistant"}
     for each in given if isinstance(given, list) else [given]:
         if not isinstance(each, Mapping) or each.keys() != keys:
-            what = f'"conversation" has {shown(each)}, and an entry is of "human" and "assistant"'
-            raise malformed(what)
+            what = f'"conversation" has {shown_value(each)}'
+            raise malformed(f'{what}, and an entry is of "human" and "assistant"')
     pairs = [(each["human"], each["assistant"]) for each in given]
     yield from exchanges(pairs, "conversation", malformed, record.get("system"))

@@ -9,7 +9,7 @@ from typing import Any
 
 from vtool.data.chats import ColumnsReader, check_keys, not_for_training, tools, visuals
 from vtool.data.messages_layout import Malformed
-from vtool.data.row import shown
+from vtool.data.row import shown_value
 
 _READ = ("messages", "prompt", "completion", "image", "images", "tools")
 
@@ -41,7 +41,7 @@ class Trl(ColumnsReader):
                 raise not_for_training(malformed, what, help)
             for key, value in (("prompt", asked), ("completion", answer)):
                 if not isinstance(value, list) or not value:
-                    what = f'"{key}" must be a list of messages; here it is {shown(value)}'
+                    what = f'"{key}" must be a list of messages; here it is {shown_value(value)}'
                     raise malformed(what)
             assert isinstance(asked, list)
             assert isinstance(answer, list)

@@ -41,7 +41,7 @@ from vtool.engines.megatron.weights import TOWER
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.engines.spans import Span, null_span
 from vtool.models import observe_model
-from vtool.models.adapters import Adapter, is_adapter
+from vtool.models.adapters import Adapter, is_adapter_name
 
 
 class MegatronEngine:
@@ -234,16 +234,16 @@ class MegatronEngine:
             whole for one in self.both for name in one.parameters for whole in one.map.names(name)
         }
         own = set[str]().union(*self.groups.stages.all_gather_objects(mine))
-        assert model.keys() == {name for name in own if is_adapter(name) or not self._adapted}, (
-            "the same config has the same tensors"
-        )
+        assert model.keys() == {
+            name for name in own if is_adapter_name(name) or not self._adapted
+        }, "the same config has the same tensors"
         with on_cpu(self.ranks.device):
             for one in self.both:
                 one.load(model, optimizer)
 
     def observe(self, component: Callable[[str], str]) -> Iterator[Observed]:
         gpt: Any = self.module.model.language_model.gpt  # type: ignore[union-attr]
-        yield from live.observe_groups(self.groups)
+        yield from live.observe_process_groups(self.groups)
         yield from live.observe_bridge(gpt, self.bridge)
         yield from live.observe_language(gpt, self.tower_blocks)
         yield from live.observe_megatron_adapters(gpt, self.language.map.names, component)

@@ -24,9 +24,9 @@ from vtool.engines.megatron.shim import on_cpu
 from vtool.models.masks import (
     allowed_in_documents,
     allowed_in_rows,
+    megatron_mask,
     multiple_of,
     pad_rows,
-    to_megatron,
     unpad_rows,
 )
 from vtool.models.spans import Spans
@@ -218,12 +218,14 @@ def _mask(kept: Tensor) -> Tensor | None:
     A row that is padded at its end needs no mask: nothing before the padding sees it. Megatron-core
     takes None for causal, and adds nothing to a mask that it is given.
     """
-    return to_megatron(allowed_in_rows(kept)) if bool((kept[:, 1:] > kept[:, :-1]).any()) else None
+    return (
+        megatron_mask(allowed_in_rows(kept)) if bool((kept[:, 1:] > kept[:, :-1]).any()) else None
+    )
 
 
 def _block_mask(documents: Sequence[int], kept: Tensor) -> Tensor:
     """Return `_mask` for documents in one row; padding at its end is one document more."""
     missing = kept.shape[1] - sum(documents)
-    return to_megatron(
+    return megatron_mask(
         allowed_in_documents([*documents, *([missing] if missing else [])], kept.device)
     )

@@ -16,7 +16,7 @@ from vtool.models.observe_model import dtype_name, observe_recomputing
 OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather", "align_param_gather", "bucket_size")
 
 
-def observe_groups(groups: Groups) -> Iterator[Observed]:
+def observe_process_groups(groups: Groups) -> Iterator[Observed]:
     """Yield the sizes of the process groups that this rank talks to."""
     from megatron.core import parallel_state
 

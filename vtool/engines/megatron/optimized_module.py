@@ -30,7 +30,7 @@ from vtool.engines.megatron.megatron_optimizer import (
     main_shares,
 )
 from vtool.engines.megatron.weights import LanguageWeights, TowerWeights
-from vtool.models.adapters import Adapter, adapter_names, is_adapter, merge_adapter
+from vtool.models.adapters import Adapter, adapter_names, is_adapter_name, merge_adapter
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -168,7 +168,7 @@ class OptimizedModule:
         spreads = over_stages([self._spread(one, WEIGHT) for one in self.parameters], self.groups)
         named = {name: spread for spread in spreads for name in spread.names}
         for spread in spreads:
-            if is_adapter(spread.names[0]) != (adapter == "only"):
+            if is_adapter_name(spread.names[0]) != (adapter == "only"):
                 continue
             to = owner(spread.bytes())
             whole = self._gather(spread, to)

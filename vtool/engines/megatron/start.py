@@ -5,7 +5,12 @@ from importlib.util import find_spec
 
 import torch
 
-from vtool.config.megatron import Language, bad_sizes, needs_transformer_engine, not_built
+from vtool.config.megatron import (
+    Language,
+    bad_sizes,
+    settings_for_transformer_engine,
+    settings_not_built,
+)
 from vtool.config.megatron_ddp import Problem
 from vtool.config.schema.megatron import Megatron
 from vtool.diagnostics import Diagnostic
@@ -44,12 +49,12 @@ def check_start(
     device = ranks.device.type
     unbuilt = (
         *unbuilt,
-        *not_built(settings, family=family, dtype=dtype, device=device, adapters=adapters),
+        *settings_not_built(settings, family=family, dtype=dtype, device=device, adapters=adapters),
     )
     found = [("not-built-on-engine", one) for one in unbuilt]
     found += [
         ("needs-transformer-engine", one)
-        for one in needs_transformer_engine(
+        for one in settings_for_transformer_engine(
             settings, device=device, installed=has_transformer_engine(ranks.device)
         )
     ]

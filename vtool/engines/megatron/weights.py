@@ -155,7 +155,7 @@ def from_megatron(name: str, shares: Sequence[Tensor], shape: TextShape) -> dict
     return {names[0]: torch.cat(list(shares), 1 if kind == "columns" else 0)}
 
 
-def share_of(
+def tensor_parallel_share(
     name: str, tensors: Mapping[str, Tensor], shape: TextShape, tp: int, rank: int
 ) -> Tensor:
     """Return the share of one TP rank, from a state dict of transformers: see `to_megatron`."""
@@ -221,7 +221,7 @@ class LanguageWeights:
     def cut(self, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
         """Return this rank's share of a parameter, from whole tensors by name."""
         in_model, tp, rank = self._in_model(name), self.tensor_size, self.tensor_rank
-        return share_of(in_model, tensors, self.shape, tp, rank)
+        return tensor_parallel_share(in_model, tensors, self.shape, tp, rank)
 
     def is_cut(self, name: str) -> bool:
         """Return whether each TP rank has a share of a parameter, not all of it."""

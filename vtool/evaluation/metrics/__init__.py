@@ -37,7 +37,7 @@ METRICS: dict[str, Metric] = {
 NAMES = (*METRICS, choices.NAME)
 
 
-Named = Mapping[str, Metric | None]
+NamedMetrics = Mapping[str, Metric | None]
 """Metrics by the names that they are asked for by; None: `accuracy`, which needs its choices."""
 
 
@@ -52,7 +52,7 @@ class ChosenMetrics:
     findings: tuple[Diagnostic, ...] = ()
 
 
-def named_metrics(asked: Sequence[str]) -> Named:
+def named_metrics(asked: Sequence[str]) -> NamedMetrics:
     """Return the metrics of these names, before anything is asked.
 
     Args:
@@ -77,7 +77,9 @@ def named_metrics(asked: Sequence[str]) -> Named:
     return found
 
 
-def metrics_for(named: Named, wanted: Sequence[str], references: Sequence[str]) -> ChosenMetrics:
+def metrics_for(
+    named: NamedMetrics, wanted: Sequence[str], references: Sequence[str]
+) -> ChosenMetrics:
     """Return the metrics of an evaluation, `exact` first.
 
     Args:

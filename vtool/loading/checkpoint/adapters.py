@@ -39,7 +39,7 @@ class _Module:
         return self.parts["A"].shape[0]
 
 
-def is_adapter(folder: Path) -> bool:
+def is_adapter_folder(folder: Path) -> bool:
     """Return True if a folder holds an adapter, and no model of its own."""
     return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
 
@@ -49,7 +49,7 @@ def read_adapter_config(folder: Path) -> Mapping[str, Any]:
     try:
         if (folder / CONFIG).stat().st_size > _LARGEST:
             return {}
-        content, _ = strict_json.parse((folder / CONFIG).read_bytes())
+        content, _ = strict_json.parse_strict_json((folder / CONFIG).read_bytes())
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -81,7 +81,7 @@ def read_config(folder: Path) -> Mapping[str, Any]:
     file = folder / "config.json"
     if not is_file(file) or _config(file):
         return {}
-    content, _ = strict_json.parse(file.read_bytes())
+    content, _ = strict_json.parse_strict_json(file.read_bytes())
     return content if isinstance(content, dict) else {}
 
 
@@ -99,7 +99,7 @@ def _config(file: Path) -> list[Diagnostic]:
     try:
         if (size := file.stat().st_size) > LARGEST_CONFIG:
             return [bad(f"it has {size:,} bytes; at most {LARGEST_CONFIG:,} are read")]
-        content, repeated = strict_json.parse(file.read_bytes())
+        content, repeated = strict_json.parse_strict_json(file.read_bytes())
     except OSError as error:
         return [bad(f"it cannot be read: {error.strerror}")]
     except ValueError as error:

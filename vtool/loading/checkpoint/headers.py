@@ -122,7 +122,9 @@ def _length(descriptor: int, file: Path, size: int) -> int:
 def _content(descriptor: int, file: Path, length: int) -> tuple[dict[str, Any], list[str]]:
     """Return the JSON object, and the keys that it has twice; raise Findings where it is none."""
     try:
-        content, repeated = strict_json.parse(os.pread(descriptor, length, 8), as_safetensors=True)
+        content, repeated = strict_json.parse_strict_json(
+            os.pread(descriptor, length, 8), as_safetensors=True
+        )
     except ValueError as error:
         message = f"{file.name}: its header is not JSON: {error}"
         raise Findings(about_file(file, "bad-header", message)) from error

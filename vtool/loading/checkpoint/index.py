@@ -39,7 +39,7 @@ def read_index(file: Path) -> tuple[Index | None, list[Diagnostic]]:
     try:
         if file.stat().st_size > LARGEST_HEADER:
             return None, [bad(f"it is larger than {LARGEST_HEADER:,} bytes")]
-        content, repeated = strict_json.parse(file.read_bytes())
+        content, repeated = strict_json.parse_strict_json(file.read_bytes())
     except OSError as error:
         return None, [bad(f"it cannot be read: {error.strerror}")]
     except ValueError as error:

@@ -18,7 +18,7 @@ _ODD_INTEGERS = re.compile(rb"-0|\d{300}")
 _HALVES = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-def parse(text: bytes, *, as_safetensors: bool = False) -> tuple[Any, list[str]]:
+def parse_strict_json(text: bytes, *, as_safetensors: bool = False) -> tuple[Any, list[str]]:
     """Return the value, and the keys that an object has twice.
 
     Of these the last value counts, as with every reader.

@@ -12,7 +12,7 @@ from typing import Any
 from .checks import BY_RULE, CHECKS, OF_QUANTIZED_TWIN, ON_RANKS, RANKS, WATCHED, ClassCheck
 from .errors import NotRun, error_text
 from .facts import CheckFacts, Item, SubjectFacts
-from .followed import FormatTrace, follow, mark_for_following
+from .followed import FormatTrace, mark_for_following, trace_format
 from .formats import BY_NAME as FORMATS
 from .formats import DEFAULT, WeightFormat
 from .memory import resident_bytes
@@ -21,7 +21,7 @@ from .quantized import quantized_stems
 from .reference import ReferenceTensors
 from .sources import ChangeRecorder, Owned, ReusableBuffer, buckets, other_values, shuffled
 from .stale import ring_of_buffers
-from .state import State, compare_states, named_parameters, snapshot
+from .state import NamedState, compare_states, copy_state, named_parameters
 from .subject import QuantizedTwin, Subject
 from .threads import Order, threads_in_order
 from .upcast import asked_formats, upcast_twin
@@ -39,7 +39,7 @@ Checks = Mapping[str, CheckFacts]
 """The facts of each check, by the name of its rule."""
 
 
-def audit(
+def run_checks(
     subject: Subject,
     rules: Sequence[str],
     slots: int,
@@ -233,7 +233,7 @@ def _processing(reference: ReferenceTensors, checks: Checks) -> CheckFacts:
     if _items(checks, "stale-reference"):
         return CheckFacts(reason="its weights are wrong already before they are processed")
 
-    def processed(source: Owned) -> State:
+    def processed(source: Owned) -> NamedState:
         model = reference.load(source)
         process(model)
         return snapshot_everything(model)
@@ -286,7 +286,7 @@ def _upcast(reference: ReferenceTensors, checks: Checks) -> CheckFacts:
     if twin is None:
         return CheckFacts(reason=NOT_APPLICABLE)
     try:
-        found = audit(twin, ("stale-reference",), reference.slots, ("reusable_buffer",))
+        found = run_checks(twin, ("stale-reference",), reference.slots, ("reusable_buffer",))
     except NotRun as why:
         return CheckFacts(reason=str(why))
     stale = [replace(item, rule="stale-reference") for item in found["stale-reference"].items]
@@ -312,8 +312,8 @@ def _in_format(reference: ReferenceTensors, checks: Checks, form: WeightFormat) 
             twin.subject.load(model, Owned(twin.subject.checkpoint))
         except Exception as error:
             raise NotRun(f"the checkpoint does not load: {error_text(error)}") from error
-        followed = follow(
-            form, twin.given, snapshot(model), named_parameters(model), _written(reference)
+        followed = trace_format(
+            form, twin.given, copy_state(model), named_parameters(model), _written(reference)
         )
     except NotRun as why:
         return CheckFacts(reason=str(why))
@@ -355,7 +355,7 @@ def _audited_twin(reference: ReferenceTensors, checks: Checks, twin: QuantizedTw
         )
     model = subject.make()
     parameters = named_parameters(model)
-    followed = follow(form, twin.given, loaded.state, parameters, _written(reference))
+    followed = trace_format(form, twin.given, loaded.state, parameters, _written(reference))
     astray = {item.parameter for item in followed.items}
     stems = quantized_stems(parameters, form)
     # parameters of other parts, as of the cache of keys and values, may be left as they are

@@ -21,7 +21,7 @@ from .headers import Entry
 from .host import Progress
 from .memory import resident_bytes
 from .meta_watch import Given, MetaWatch, storage_key
-from .parts import LARGEST_PART, Load, TensorRoutes, compare_parts, parts_of
+from .parts import LARGEST_PART, Load, TensorRoutes, compare_parts, load_parts
 from .places import belongs
 
 LARGEST_READ = 2**17
@@ -294,7 +294,7 @@ def _values(
     known = {name: names for name, names in layout.came_from.items() if name in sizes}
     layout = TensorRoutes(known, layout.writes)
     free = memory - resident_bytes() - MARGIN
-    parts = parts_of(layout, sizes, min(LARGEST_PART, max(free // 8, 1)))
+    parts = load_parts(layout, sizes, min(LARGEST_PART, max(free // 8, 1)))
     compared = compare_parts(models, folder.load, layout, folder.entries, parts, free)
     not_run = compared.why_not | dict.fromkeys(
         sorted(read - compared.tensors - compared.why_not.keys()),

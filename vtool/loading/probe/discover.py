@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from .errors import NotRun, error_text
-from .state import MARKS, mark, marked, named_parameters
+from .state import MARKS, fill_with_byte, marked, named_parameters
 from .subject import Named
 
 MOST_PREFIXES = 12
@@ -53,7 +53,7 @@ ALL_EXPERTS = {"w13_weight": ("gate_up_proj", "fc"), "w2_weight": ("down_proj", 
 Candidate = tuple[str, tuple[int, ...]]
 """A name and a shape that a tensor of the checkpoint may have."""
 Rename = Callable[[str], str]
-Load = Callable[[Callable[[], Iterator[Named]]], None]
+LoadNamed = Callable[[Callable[[], Iterator[Named]]], None]
 
 
 def discover(
@@ -91,7 +91,7 @@ def discover(
 
 
 def _search(
-    model: nn.Module, progress: Callable[[str], None], load: Load, keep_raising: bool
+    model: nn.Module, progress: Callable[[str], None], load: LoadNamed, keep_raising: bool
 ) -> tuple[dict[str, Tensor], float, bool]:
     """Try every candidate for every parameter.
 
@@ -105,7 +105,7 @@ def _search(
         any tensor wrote something and raised.
     """
     parameters = named_parameters(model)
-    mark(model, MARKS[0])
+    fill_with_byte(model, MARKS[0])
     raised = False
     pairs, prefixes = _pairs(model), _prefixes(model)
     generator = torch.Generator().manual_seed(3)
@@ -167,7 +167,7 @@ def _left(parameter: Tensor) -> int:
 
 
 def _writes(
-    load: Load, parameter: Tensor, name: str, tensor: Tensor, left: int
+    load: LoadNamed, parameter: Tensor, name: str, tensor: Tensor, left: int
 ) -> tuple[bool, bool]:
     """Load one tensor.
 

@@ -235,7 +235,7 @@ _EVENTS: Mapping[str, type[Event]] = {
 }
 
 
-def write(value: Any) -> str:
+def facts_line(value: Any) -> str:
     """Return a dataclass of this file as one line of JSON; an event says which one it is."""
     kind = type(value).__name__.lower()
     return json.dumps(({"event": kind} if kind in _EVENTS else {}) | asdict(value), default=str)
@@ -254,13 +254,13 @@ def read_event(line: str) -> Event:
     return _build(_EVENTS[kind], values, facts=_build_facts)
 
 
-def read_facts(text: str) -> SubjectFacts:
-    """Read what `write` made of facts."""
+def parse_facts(text: str) -> SubjectFacts:
+    """Read what `facts_line` made of facts."""
     return _build_facts(json.loads(text))
 
 
 def read_probe_request(text: str) -> ProbeRequest:
-    """Read what `write` made of a request."""
+    """Read what `facts_line` made of a request."""
     return _build(ProbeRequest, json.loads(text))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .audit import audit, judged_facts
+from .audit import judged_facts, run_checks
 from .checkpoint_files import read_folder
 from .errors import LoadFailed, error_text
 from .facts import SubjectFacts
@@ -136,7 +136,7 @@ def facts_of(
     """
     try:
         made = subject_of_factory(factory, checkpoint)
-        return judged_facts(made, audit(made, checks, slots, sources), {})
+        return judged_facts(made, run_checks(made, checks, slots, sources), {})
     except Exception as error:
         return SubjectFacts("failed", error_text(error))
 

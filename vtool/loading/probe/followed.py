@@ -15,15 +15,15 @@ from torch import Tensor
 from .facts import Item
 from .formats import LayerTensor, WeightFormat
 from .quantized import Quantized, quantized_stems
-from .state import MARKS, State, as_bytes, mark, marked, named_parameters
+from .state import MARKS, NamedState, as_bytes, fill_with_byte, marked, named_parameters
 
-Source = tuple[str, int]
+ChannelSource = tuple[str, int]
 """A layer of the checkpoint, and the index on the dimension of output channels."""
-Sources = frozenset[Source]
+ChannelSources = frozenset[ChannelSource]
 """Places that a value may have come from: several, where these are alike; none, where unknown."""
-Lines = Sequence[Sources | None]
+Lines = Sequence[ChannelSources | None]
 """The sources at each index of a parameter; None where nothing was written."""
-UNKNOWN: Sources = frozenset()
+UNKNOWN: ChannelSources = frozenset()
 NOT_A_NUMBER = 0xFF
 """The byte in scales of inputs before a load: vLLM compares a second one with what is there, and
 takes it where that is no number.
@@ -42,10 +42,10 @@ class FormatTrace:
     """Parameters that could not be followed with all that belongs to them, and why."""
 
 
-def follow(
+def trace_format(
     form: WeightFormat,
     given: Quantized,
-    state: State,
+    state: NamedState,
     parameters: Iterable[str],
     into: Mapping[str, Sequence[str]],
 ) -> FormatTrace:
@@ -71,7 +71,7 @@ def follow(
 
 
 def _follow_weight(
-    indexes: "_Indexes", stem: str, state: State, tensors: Sequence[str]
+    indexes: "_Indexes", stem: str, state: NamedState, tensors: Sequence[str]
 ) -> list[Item]:
     """Return an item for each tensor that is misplaced in one parameter of weights.
 
@@ -108,7 +108,7 @@ def _follow_weight(
 
 def mark_for_following(model: Any, form: WeightFormat) -> None:
     """Fill every parameter with the byte by which it is known that nothing was written there."""
-    mark(model, MARKS[0])
+    fill_with_byte(model, MARKS[0])
     of_inputs = tuple(part.name for part in form.parts if part.of_input and part.needed)
     for name, tensor in named_parameters(model).items():
         if of_inputs and name.endswith(of_inputs):
@@ -133,7 +133,7 @@ class _Indexes:
 
     def __init__(self, form: WeightFormat, given: Quantized) -> None:
         self.form, self.given = form, given
-        self._known: dict[tuple[str, object], dict[bytes, Sources]] = {}
+        self._known: dict[tuple[str, object], dict[bytes, ChannelSources]] = {}
 
     def size(self, part: LayerTensor, layer: str) -> int:
         return self.given.tensors[f"{layer}.{part.name}"].numel()
@@ -157,10 +157,10 @@ class _Indexes:
         ]
         return max(read, key=lambda lines: sum(map(bool, lines)), default=[UNKNOWN])
 
-    def _index(self, part: LayerTensor, held: Tensor) -> Mapping[bytes, Sources]:
+    def _index(self, part: LayerTensor, held: Tensor) -> Mapping[bytes, ChannelSources]:
         key = part.name, held.dtype
         if key not in self._known:
-            found: dict[bytes, set[Source]] = {}
+            found: dict[bytes, set[ChannelSource]] = {}
             for layer in self.given.layers:
                 tensor = self.given.tensors[f"{layer}.{part.name}"].to(held.dtype)
                 if part.channels is None:
@@ -189,7 +189,7 @@ Misplaced = tuple[str, str, str | None, int]
 
 
 def _misplaced(
-    indexes: _Indexes, stem: str, state: State, expert: int | None, channels: Lines
+    indexes: _Indexes, stem: str, state: NamedState, expert: int | None, channels: Lines
 ) -> Iterator[Misplaced]:
     """Yield the scales and biases of one weight matrix that are not where they belong.
 
@@ -271,7 +271,7 @@ def _of_whole_layers(
 
 def _paired(
     part: LayerTensor, layers: Sequence[str], lines: Lines
-) -> Iterator[tuple[str, Sources | None]]:
+) -> Iterator[tuple[str, ChannelSources | None]]:
     """Yield each layer with the sources of the tensor in its place.
 
     Raises:
@@ -287,7 +287,7 @@ def _paired(
         raise _OutOfSight(f"{part.name} has {len(lines)} values for {len(layers)} weights")
 
 
-def _layer(sources: Sources) -> str:
+def _layer(sources: ChannelSources) -> str:
     return min(sources)[0]
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from .facts import ValueDifference
 from .reference import load_new
 from .sources import Owned
-from .state import State, compare_states, snapshot
+from .state import NamedState, compare_states, copy_state
 from .threads import threads_in_order
 
 SEEDS = ("1", "2", "3")
@@ -62,7 +62,7 @@ def _by_hash(node: ast.AST) -> bool:
 
 
 def differences_by_seed(
-    expected: State,
+    expected: NamedState,
     unwritten: Mapping[str, Tensor],
     *,
     name: str,
@@ -90,7 +90,7 @@ def differences_by_seed(
     return {}
 
 
-def _state_with(seed: str, name: str, checkpoint: str | None, folder: Path) -> State:
+def _state_with(seed: str, name: str, checkpoint: str | None, folder: Path) -> NamedState:
     file = folder / f"seed-{seed}"
     try:
         done = subprocess.run(
@@ -106,7 +106,7 @@ def _state_with(seed: str, name: str, checkpoint: str | None, folder: Path) -> S
         raise RuntimeError(f"it took longer than {SECONDS:g} seconds") from error
     if done.returncode:
         raise RuntimeError(f"it ended with status {done.returncode}")
-    state: State = torch.load(file, weights_only=True)
+    state: NamedState = torch.load(file, weights_only=True)
     file.unlink()
     return state
 
@@ -118,5 +118,5 @@ def write_state(name: str, checkpoint: str, file: str) -> None:
     folder = Path(file).parent
     subject = FileHost(checkpoint or None).make_subject(name, folder, lambda stage: None)
     with threads_in_order(subject.code):
-        state = snapshot(load_new(subject, Owned(subject.checkpoint)), held=True)
+        state = copy_state(load_new(subject, Owned(subject.checkpoint)), held=True)
     torch.save(state, file)

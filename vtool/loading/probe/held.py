@@ -6,14 +6,14 @@ from typing import Any
 
 from torch import Tensor
 
-from .state import State, named_tensors, snapshot
+from .state import NamedState, copy_state, named_tensors
 
 
 @dataclass(frozen=True)
 class Held:
     """The tensors of one rank after a load, and where the others are."""
 
-    state: State
+    state: NamedState
     aliases: tuple[tuple[str, ...], ...] = ()
     """Names of one and the same parameter or buffer, where it has several."""
     missing: tuple[str, ...] = ()
@@ -24,7 +24,7 @@ class Held:
 
 def held_by(model: Any) -> Held:
     """Return the parameters and buffers of a rank's model."""
-    return Held(snapshot(model), aliases=aliases_of(model))
+    return Held(copy_state(model), aliases=aliases_of(model))
 
 
 def aliases_of(model: Any) -> tuple[tuple[str, ...], ...]:

@@ -26,7 +26,7 @@ PAGE, ALIGNED = 4096, 64
 SMALL = 2**16
 """Bytes that are filled whole before a load."""
 Load = Callable[[Any, Iterable[Named]], object]
-Look = Callable[[str, Tensor], None]
+LookAt = Callable[[str, Tensor], None]
 _LIBC = ctypes.CDLL(None)
 _LIBC.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
@@ -83,7 +83,7 @@ class ComparedTensors:
         self.why_not |= other.why_not
 
 
-def parts_of(
+def load_parts(
     layout: TensorRoutes, sizes: Mapping[str, int], most: int = LARGEST_PART
 ) -> list[LoadPart]:
     """Return the parts to load: parameters that share a tensor together, and others as they fit.
@@ -252,7 +252,7 @@ def _needed(model: Any, part: LoadPart, entries: Mapping[str, Entry]) -> tuple[i
 
 
 def _one_buffer(
-    entries: Mapping[str, Entry], names: Sequence[str], ring: Memory, look: Look
+    entries: Mapping[str, Entry], names: Sequence[str], ring: Memory, look: LookAt
 ) -> Iterator[Named]:
     """Yield tensors in one buffer, which holds the next one after each, and marks behind it.
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .errors import LoadFailed, NotRun, error_text
-from .facts import CheckFacts, Finished, ProbeRequest, SubjectFacts, read_facts, write
+from .facts import CheckFacts, Finished, ProbeRequest, SubjectFacts, facts_line, parse_facts
 from .memory import resident_bytes
 
 if TYPE_CHECKING:  # both import torch, which the interpreter may lack
@@ -148,7 +148,7 @@ class Pool:
             # A kill may be our tiny model's fault; a crash, or the user's own object, is not.
             ours = child.killed is not None and not self.host.subjects_are_users
             return SubjectFacts("not-run" if ours else "failed", reason)
-        facts = read_facts(result.read_text())
+        facts = parse_facts(result.read_text())
         if facts.status != "judged":
             return facts
         # an early end takes nothing away from what was known by then
@@ -210,13 +210,13 @@ def _run_child(host: "Host", request: ProbeRequest, name: str, folder: Path) -> 
 
 
 def _write_facts(facts: SubjectFacts, folder: Path) -> None:
-    (folder / "part").write_text(write(facts))
+    (folder / "part").write_text(facts_line(facts))
     (folder / "part").rename(folder / "result.json")
 
 
 def _audit_subject(host: "Host", request: ProbeRequest, name: str, folder: Path) -> SubjectFacts:
     """Make a subject and audit it; what is known is written before each longer check."""
-    from .audit import audit, judged_facts
+    from .audit import judged_facts, run_checks
     from .threads import threads_in_order
 
     stage = "start"
@@ -248,7 +248,7 @@ def _audit_subject(host: "Host", request: ProbeRequest, name: str, folder: Path)
         subject = made = host.make_subject(name, work, progress)
         gc.collect()  # every object that is made later begins with this: it goes through less then
         gc.freeze()
-        checks = audit(
+        checks = run_checks(
             made,
             request.checks,
             request.slots,

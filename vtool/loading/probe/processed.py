@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
-from .state import State, named_tensors
+from .state import NamedState, named_tensors
 
 DEEPEST = 2
 """The depth to which lists and dicts that a module keeps are searched."""
 
 
-def snapshot_everything(model: Any) -> State:
+def snapshot_everything(model: Any) -> NamedState:
     """Copy every tensor: parameters, buffers, and those that modules keep in plain attributes."""
     found = named_tensors(model)
     for name, module in model.named_modules() if hasattr(model, "named_modules") else ():

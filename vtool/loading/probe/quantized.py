@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .errors import NotRun
 from .formats import LayerTensor, WeightFormat
-from .state import State
+from .state import NamedState
 
 SEED = 3
 SMALLEST, LARGEST = 0x3880, 0x4700
@@ -32,7 +32,7 @@ def quantize_checkpoint(
     checkpoint: Mapping[str, Tensor],
     form: WeightFormat,
     into: Mapping[str, Sequence[str]],
-    parameters: State,
+    parameters: NamedState,
     left_out: Collection[str] = (),
 ) -> Quantized:
     """Return the checkpoint in a format, where the class has quantized weights.
@@ -72,7 +72,7 @@ def quantize_checkpoint(
     return Quantized(made, layers)
 
 
-def quantized_stems(parameters: State, form: WeightFormat) -> list[str]:
+def quantized_stems(parameters: NamedState, form: WeightFormat) -> list[str]:
     """Return the names of weights in a format, without what the format calls a weight.
 
     Such as `model.layers.0.mlp.down_proj.`, or `….experts.w13_` of experts.

@@ -16,7 +16,7 @@ from .facts import CheckFacts, Item, ValueDifference
 from .held import Held
 from .reference import load_new
 from .sources import Owned
-from .state import MARKS, State, as_words, marked, same
+from .state import MARKS, NamedState, as_words, marked, same
 from .subject import Subject
 
 RANKS = 2
@@ -178,7 +178,7 @@ def _fork(run: Callable[[int], Any], rank: int, folder: Path) -> int:
 
 
 def compare_shards(
-    name: str, reference: Mapping[str, Tensor], states: Sequence[State]
+    name: str, reference: Mapping[str, Tensor], states: Sequence[NamedState]
 ) -> ValueDifference | None:
     """Compare the ranks' shards of a parameter with the whole.
 

@@ -11,7 +11,7 @@ from .errors import error_text
 from .facts import Item, ValueDifference
 from .held import Held
 from .sources import Owned
-from .state import MARKS, State, compare_states, mark, snapshot
+from .state import MARKS, NamedState, compare_states, copy_state, fill_with_byte
 from .subject import Named, Subject
 from .uninitialized import uninitialized_memory_is
 
@@ -25,7 +25,7 @@ class ReferenceTensors:
     """Requests for which a reusable buffer stays valid."""
     sources: Sequence[str]
     """The sources of weights that the settings name."""
-    state: State
+    state: NamedState
     unwritten: Mapping[str, Tensor]
     """For a parameter or buffer, which of its elements (a mask) no load has written."""
     came_from: Mapping[str, Sequence[str]]
@@ -57,7 +57,7 @@ class ReferenceTensors:
             passed_on: exceptions that are not caught.
         """
         try:
-            state = snapshot(load(), held=True)
+            state = copy_state(load(), held=True)
         except passed_on:
             raise
         except Exception as error:
@@ -76,7 +76,7 @@ def marked_object(subject: Subject, byte: int = MARKS[0]) -> Any:
     """Return a new object whose parameters, and uninitialized buffers, are filled with one byte."""
     with uninitialized_memory_is(byte):
         model = subject.make()
-    mark(model, byte)
+    fill_with_byte(model, byte)
     return model
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from .changed import changed_subjects
 from .errors import NotRun
-from .facts import Done, Event, Ready, Unusable, read_probe_request, write
+from .facts import Done, Event, Ready, Unusable, facts_line, read_probe_request
 from .pool import Pool, die_with_parent
 
 
-def serve(request_file: str) -> int:
+def answer_request(request_file: str) -> int:
     """Answer the request, and return the exit status.
 
     A line of JSON for the start, for each subject, and for the end goes through the descriptor
@@ -26,7 +26,7 @@ def serve(request_file: str) -> int:
     out = os.fdopen(request.descriptor, "w", buffering=1)
 
     def say(event: Event) -> None:
-        out.write(write(event) + "\n")
+        out.write(facts_line(event) + "\n")
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     die_with_parent(signal.SIGTERM)

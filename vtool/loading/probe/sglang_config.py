@@ -138,7 +138,7 @@ def _annotation(model_class: type) -> Any:
     return next((hints[key] for key in ("config", "hf_config") if key in hints), None)
 
 
-def write(
+def write_sglang_config(
     template: Template, folder: Path, name: str, installer: StubInstaller
 ) -> dict[str, Tensor] | None:
     """Write a tiny config and, where the template has a twin, its checkpoint, which is returned."""
@@ -154,7 +154,7 @@ def write(
     return checkpoint
 
 
-def read(folder: Path, dtype: torch.dtype | None = None) -> Any:
+def read_sglang_config(folder: Path, dtype: torch.dtype | None = None) -> Any:
     """Return the folder's config, as SGLang reads it.
 
     Args:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from .errors import NotRun
 from .facts import CheckFacts
 from .sources import Owned
-from .state import MARKS, mark, marked, named_parameters
+from .state import MARKS, fill_with_byte, marked, named_parameters
 from .subject import Subject
 from .twin_outputs import Outputs, Twin, compare_class
 
@@ -65,7 +65,7 @@ def compare_with_twin(
 def _unwritten(subject: Subject) -> list[str]:
     """Return the parameters that a load leaves as they were."""
     model = subject.make()
-    mark(model, MARKS[0])
+    fill_with_byte(model, MARKS[0])
     subject.load(model, Owned(subject.checkpoint))
     return [
         name for name, one in named_parameters(model).items() if bool(marked(one, MARKS[0]).all())

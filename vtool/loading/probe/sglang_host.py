@@ -92,7 +92,7 @@ class SglangHost(Host):
             try:
                 progress(f"tiny twin of {words}")
                 tensors: Mapping[str, Tensor] | None
-                saved = tensors = sglang_config.write(template, home, name, installer)
+                saved = tensors = sglang_config.write_sglang_config(template, home, name, installer)
                 make = _maker(model_class, home)
                 progress(f"construction with {words}")
                 model = installer.run(make)
@@ -169,7 +169,7 @@ def _maker(
         before = torch.get_default_dtype()
         torch.set_default_dtype(config_dtype or torch.bfloat16)
         try:
-            model = model_class(config=sglang_config.read(folder, config_dtype))
+            model = model_class(config=sglang_config.read_sglang_config(folder, config_dtype))
             model.eval()  # what it returns may be the part that it is passed on to
             return model
         finally:

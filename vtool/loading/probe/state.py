@@ -15,20 +15,20 @@ MARKS = (0x4B, 0x5A)
 As bfloat16 and float32 they are large finite numbers.
 """
 
-State = dict[str, Tensor]
+NamedState = dict[str, Tensor]
 
 
-def named_tensors(model: Any) -> State:
+def named_tensors(model: Any) -> NamedState:
     """Return parameters and buffers, a shared one under each of its names."""
     return named_parameters(model) | _all(model, "named_buffers")
 
 
-def named_parameters(model: Any) -> State:
+def named_parameters(model: Any) -> NamedState:
     """Return parameters, a shared one under each of its names."""
     return _all(model, "named_parameters")
 
 
-def _all(model: Any, method: str) -> State:
+def _all(model: Any, method: str) -> NamedState:
     if not hasattr(model, method):
         return {}
     try:
@@ -42,7 +42,7 @@ def _all(model: Any, method: str) -> State:
     }
 
 
-def held_tensors(model: Any) -> State:
+def held_tensors(model: Any) -> NamedState:
     """Return parameters, buffers, and what modules keep besides them: attributes and dicts.
 
     Not lists: the place of a tensor in one may say when it came.
@@ -67,7 +67,7 @@ def held_tensors(model: Any) -> State:
     return found
 
 
-def mark(model: Any, byte: int, buffers: Collection[str] = ()) -> None:
+def fill_with_byte(model: Any, byte: int, buffers: Collection[str] = ()) -> None:
     """Fill every parameter, and the buffers that are named, with one byte.
 
     Other buffers are left alone: what a constructor computes would not be computed again. A name
@@ -83,7 +83,7 @@ def mark(model: Any, byte: int, buffers: Collection[str] = ()) -> None:
             tensor.untyped_storage().fill_(byte)  # type: ignore[attr-defined]
 
 
-def snapshot(model: Any, held: bool = False) -> State:
+def copy_state(model: Any, held: bool = False) -> NamedState:
     """Return a copy of every parameter and buffer; with `held`, as `held_tensors` finds them."""
     return {
         name: tensor.detach().clone(memory_format=torch.contiguous_format)
@@ -115,7 +115,7 @@ _WITH_NAN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def differing(left: Tensor, right: Tensor) -> Tensor:
+def differing_elements(left: Tensor, right: Tensor) -> Tensor:
     """Return a mask of the elements that differ in any bit, of shape (elements,)."""
     unlike = as_words(left) != as_words(right)
     return unlike.any(-1) if unlike.dim() > 1 else unlike
@@ -162,7 +162,7 @@ def compare_states(
             continue
         if same(left, right):
             continue
-        differs = differing(left, right)
+        differs = differing_elements(left, right)
         if left.dtype in _WITH_NAN:  # one NaN is as good as another, whatever its bits
             differs &= ~(left.isnan() & right.isnan()).reshape(-1)
         if skip and name in skip:

@@ -11,7 +11,7 @@ from .facts import About, CheckFacts, CheckpointSource, ValueDifference
 from .formats import WeightFormat
 from .held import Held
 from .quantized import Quantized
-from .state import State
+from .state import NamedState
 
 Named = tuple[str, Tensor]
 """A tensor of a checkpoint, with its name."""
@@ -53,7 +53,9 @@ class Subject:
 
     Returns for each `unprotected`, `protected`, or why it was not run.
     """
-    elsewhere: Callable[[State, Mapping[str, Tensor]], Mapping[str, ValueDifference]] | None = None
+    elsewhere: (
+        Callable[[NamedState, Mapping[str, Tensor]], Mapping[str, ValueDifference]] | None
+    ) = None
     """Load in processes with other hash seeds, and return what differs from a state.
 
     Given that state, and the masks of what no load has written. Raises RuntimeError.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .errors import error_text
 from .shrink import LAYERS, assign, shrink
-from .state import MARKS, mark, marked, named_parameters
+from .state import MARKS, fill_with_byte, marked, named_parameters
 
 TABLE: Mapping[str, Any] = json.loads((Path(__file__).parent / "twins.json").read_text())
 """Facts that no rule gives: `renamings` of names, values of `fields`, and `classes` by name.
@@ -262,7 +262,7 @@ def count_unwritten(
 
     def load() -> Any:
         model = make()
-        mark(model, MARKS[0])
+        fill_with_byte(model, MARKS[0])
         model.load_weights((name, tensor.clone()) for name, tensor in checkpoint.items())
         return model
 

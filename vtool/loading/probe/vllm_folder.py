@@ -18,7 +18,7 @@ from .headers import read_entries
 from .host import Progress
 from .stubs import StubInstaller
 from .subject import Named, Subject, describe_class
-from .vllm_setup import maker, read_config, start_groups, vllm_subject
+from .vllm_setup import maker, read_vllm_config, start_vllm_groups, vllm_subject
 
 WEIGHTS = (
     ".safetensors",
@@ -54,7 +54,7 @@ def make_subject(users_folder: Path, folder: Path, progress: Progress) -> Subjec
     progress("reading the tensors")
     checkpoint, files = read_folder(users_folder)
     return vllm_subject(
-        configure=lambda: read_config(folder),
+        configure=lambda: read_vllm_config(folder),
         config=found.config,
         folder=folder,
         checkpoint=checkpoint,
@@ -119,8 +119,8 @@ def _read_class(users_folder: Path, folder: Path, progress: Progress) -> _Found:
         )
     copy_small_files(users_folder, folder)
     installer = StubInstaller("vllm", fields=None)  # the user's own config is given nothing
-    start_groups(0, 1, folder / "alone")
-    config = installer.run(lambda: read_config(folder))
+    start_vllm_groups(0, 1, folder / "alone")
+    config = installer.run(lambda: read_vllm_config(folder))
     return _Found(config, names, values, installer)
 
 

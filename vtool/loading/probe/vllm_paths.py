@@ -15,7 +15,7 @@ from .loading_paths import Protection, protection, run_paths
 from .processed import snapshot_everything
 from .reference import load_new, marked_object
 from .sources import Owned, ReusableBuffer
-from .state import compare_states, snapshot
+from .state import compare_states, copy_state
 from .streaming_loaders import runai_version, use_small_buffer
 from .subject import Subject
 
@@ -53,7 +53,7 @@ def direct_load(subject: Subject) -> Protection:
         load_new(subject, source)
         for source in (Owned(subject.checkpoint), ReusableBuffer(subject.checkpoint, 1))
     ]
-    if compare_states(*map(snapshot, models)):
+    if compare_states(*map(copy_state, models)):
         return "unprotected"
     if subject.process is None:
         return "protected"
@@ -78,7 +78,7 @@ def _reload(subject: Subject, config: Any) -> str:
         subject.load(model, Owned(subject.checkpoint))
         process_weights_after_loading(model, config.model_config, torch.device("cpu"))
         reload_weights(model, source)
-        return snapshot(model)
+        return copy_state(model)
 
     with _unpacked_weights(), _rotary_embeddings_of_its_own():
         checkpoint = subject.checkpoint
@@ -111,7 +111,7 @@ def keeps_itself(reload_weights: Callable[[Any, Owned], None]) -> bool:
     _record_metadata()(model)
     with torch.no_grad():
         reload_weights(model, ReusableBuffer(checkpoint, 1))
-    return protection(checkpoint, snapshot(model)) == "unprotected"
+    return protection(checkpoint, copy_state(model)) == "unprotected"
 
 
 def _record_metadata() -> Callable[[Any], None]:

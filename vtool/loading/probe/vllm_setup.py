@@ -28,7 +28,7 @@ from .vllm_kernels import any_kernel
 from .vllm_paths import drive
 
 
-def start_groups(rank: int, ranks: int, meeting: Path, stages: int = 1) -> None:
+def start_vllm_groups(rank: int, ranks: int, meeting: Path, stages: int = 1) -> None:
     """Start vLLM's process groups over gloo.
 
     Args:
@@ -84,7 +84,7 @@ def become_rank(
     for name, value in list(vars(groups).items()):
         if isinstance(value, groups.GroupCoordinator):
             setattr(groups, name, None)
-    start_groups(rank, RANKS, meeting, pipeline)
+    start_vllm_groups(rank, RANKS, meeting, pipeline)
 
 
 def layouts_of(config: Any, model: Any) -> Mapping[str, RankLayout | str]:
@@ -130,7 +130,7 @@ def _is_elsewhere(module: Any) -> bool:
     return type(module).__name__ == "PPMissingLayer"
 
 
-def read_config(folder: Path, cache: Any = None, **given: Any) -> Any:
+def read_vllm_config(folder: Path, cache: Any = None, **given: Any) -> Any:
     """Return the VllmConfig that a server would make of a folder, for a CPU and short sequences.
 
     Args:

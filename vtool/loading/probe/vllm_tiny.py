@@ -21,7 +21,7 @@ from .host import Progress
 from .state import named_parameters
 from .stubs import STUBS, Stub, StubInstaller
 from .subject import Subject, describe_class
-from .vllm_setup import maker, read_config, start_groups, vllm_subject
+from .vllm_setup import maker, read_vllm_config, start_vllm_groups, vllm_subject
 from .vllm_stubs import save_processor
 
 GENERATING = ("_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS")
@@ -97,7 +97,7 @@ class TinyArchitecture:
         if self.entry.get("processor"):
             save_processor(self.folder)
         self.progress("vLLM's config")
-        start_groups(0, 1, self.folder / "alone")
+        start_vllm_groups(0, 1, self.folder / "alone")
         config = self.installer.run(self._read_config)
         self.installer.configs.append(config)
         self.progress("construction")
@@ -238,13 +238,13 @@ class TinyArchitecture:
         runner = "draft" if drafts else "pooling" if pools else "auto"
         given = {"runner": runner, "dtype": "bfloat16"}
         try:
-            config = read_config(self.folder, **given)
+            config = read_vllm_config(self.folder, **given)
         except ValueError as error:
             if "enable-prefix-caching" not in str(error):
                 raise
             # some linear attention asks for what is not the default, which releases differ in
             default = CacheConfig().enable_prefix_caching
-            config = read_config(
+            config = read_vllm_config(
                 self.folder, CacheConfig(enable_prefix_caching=not default), **given
             )
         if drafts:

@@ -21,15 +21,15 @@ from .reference import ReferenceTensors, load_new, marked_object
 from .sources import Owned, Tracked
 from .state import (
     MARKS,
-    State,
+    NamedState,
     compare_states,
+    copy_state,
+    fill_with_byte,
     held_tensors,
-    mark,
     marked,
     named_parameters,
     named_tensors,
     same,
-    snapshot,
 )
 from .subject import Subject
 from .transposed import transposed
@@ -39,21 +39,21 @@ _ASKED_FOR_BIAS = re.compile(r"config\.\w*bias\b|getattr\([^()]*[\"']\w*bias\w*[
 """A config that is asked about biases, in the source of a class."""
 
 
-def first_load(subject: Subject, source: Owned) -> State:
+def first_load(subject: Subject, source: Owned) -> NamedState:
     """Return the tensors after a load from owned memory.
 
     Raises:
         NotRun, LoadFailed: it does not load; the second where the checkpoint is the user's own.
     """
     try:
-        return snapshot(load_new(subject, source), held=True)
+        return copy_state(load_new(subject, source), held=True)
     except Exception as error:
         kind = LoadFailed if subject.origin == "given" else NotRun
         raise kind(f"the checkpoint does not load: {error_text(error)}") from error
 
 
 def watched_load(
-    subject: Subject, slots: int, sources: Sequence[str], first: Owned, before: State
+    subject: Subject, slots: int, sources: Sequence[str], first: Owned, before: NamedState
 ) -> tuple[ReferenceTensors, dict[str, CheckFacts]]:
     """Load a second time, otherwise marked, from tracked memory, with every operation watched.
 
@@ -76,7 +76,7 @@ def watched_load(
             subject.load(model, source)
     held = dict(source.held)
     landed = watch.followed.landed(held)
-    after = snapshot(model, held=True)
+    after = copy_state(model, held=True)
     tensors = held_tensors(model)
     addresses = {name: storage_address(tensor) for name, tensor in tensors.items()}
     aliased = {source.addresses[at] for at in addresses.values() if at in source.addresses}
@@ -99,7 +99,7 @@ def watched_load(
     alone = Held({name: before[name] for name in names}, aliases_of(model))
     reference = ReferenceTensors(subject, slots, sources, before, gaps | chance, came_from, alone)
     (subject.destroy or source.destroy)()
-    changed = compare_states(after, snapshot(model, held=True))
+    changed = compare_states(after, copy_state(model, held=True))
     suspects = subject.unread(model) if subject.unread else {*source.names} - watch.read - aliased
     never_read = unread(reference, suspects)
     varying = compare_states(before, after, reference.unwritten)
@@ -141,7 +141,9 @@ def watched_load(
     return reference, checks
 
 
-def _never_written(first: State, second: State, names: Collection[str]) -> dict[str, Tensor]:
+def _never_written(
+    first: NamedState, second: NamedState, names: Collection[str]
+) -> dict[str, Tensor]:
     """Return a mask for each tensor of which some elements still have the marks of two loads."""
     found = {}
     for name in names:
@@ -156,17 +158,17 @@ def _never_written(first: State, second: State, names: Collection[str]) -> dict[
 def _buffer_gaps(subject: Subject, names: Sequence[str]) -> dict[str, Tensor]:
     """Return the unwritten elements of buffers, from two more loads in which they are marked."""
 
-    def load(byte: int) -> State:
+    def load(byte: int) -> NamedState:
         model = subject.make()
-        mark(model, byte, names)
+        fill_with_byte(model, byte, names)
         subject.load(model, Owned(subject.checkpoint))
-        return snapshot(model)
+        return copy_state(model)
 
     return _never_written(load(MARKS[0]), load(MARKS[1]), names) if names else {}
 
 
 def _never_initialized(
-    before: State, after: State, gaps: State, came_from: Mapping[str, Sequence[str]]
+    before: NamedState, after: NamedState, gaps: NamedState, came_from: Mapping[str, Sequence[str]]
 ) -> dict[str, Tensor]:
     """Return a full mask for each buffer that holds whatever was in the memory.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from markupsafe import escape
 
-from vtool.report.evaluation.files import Line, read_lines
+from vtool.report.evaluation.files import Line, read_answer_rows
 from vtool.report.images import Picture, Pictures
 
 MOST_WRONG, MOST_RIGHT, MOST_DIFFERENT = 400, 60, 60
@@ -86,14 +86,14 @@ def _worst(line: Line, metric: str) -> tuple[float, float]:
 def one_question(folder: Path) -> str:
     """Return the question that all rows ask; nothing where they differ."""
     first: str | None = None
-    for line in read_lines(folder):
+    for line in read_answer_rows(folder):
         first = line.question if first is None else first
         if line.question != first:
             return ""
     return _short(first or "")
 
 
-def answers_of(folder: Path, metric: str, question: str, room: Room) -> Answers:
+def shown_answers(folder: Path, metric: str, question: str, room: Room) -> Answers:
     """Return the rows that are shown: the wrong ones, then those right ones of the largest loss.
 
     Args:
@@ -104,13 +104,13 @@ def answers_of(folder: Path, metric: str, question: str, room: Room) -> Answers:
     """
     sources: set[str] = set()
     counts = {True: 0, False: 0}
-    for line in read_lines(folder):
+    for line in read_answer_rows(folder):
         counts[is_wrong(line, metric)] += 1
         if len(sources) < 2:
             sources.add(line.source)
 
     def shown(wrong: bool, most: int) -> RowGroup:
-        own = (line for line in read_lines(folder) if is_wrong(line, metric) is wrong)
+        own = (line for line in read_answer_rows(folder) if is_wrong(line, metric) is wrong)
         lines = nsmallest(most, own, key=lambda line: _worst(line, metric))
         rows = [
             _show(line, folder, question, wrong, room.pictures, named=len(sources) > 1)
@@ -121,7 +121,7 @@ def answers_of(folder: Path, metric: str, question: str, room: Room) -> Answers:
     return Answers(shown(True, MOST_WRONG), shown(False, MOST_RIGHT))
 
 
-def differing(
+def differing_rows(
     folder: Path, other: Path, metric: str, question: str, room: Room
 ) -> Differing | None:
     """Return the rows in which two models differ; None where they share no row with a score.
@@ -135,12 +135,12 @@ def differing(
     """
     scores = {
         (line.index, line.row): line.scores[metric]
-        for line in read_lines(other)
+        for line in read_answer_rows(other)
         if metric in line.scores
     }
     sides: dict[int, list[tuple[float, float, int]]] = {1: [], -1: []}
     shared = 0
-    for line in read_lines(folder):
+    for line in read_answer_rows(folder):
         its = scores.get((line.index, line.row))
         if its is None or metric not in line.scores:
             continue
@@ -154,7 +154,7 @@ def differing(
     }
     wanted = {index for indices in chosen.values() for index in indices}
     first, second = (
-        {line.index: line for line in read_lines(place) if line.index in wanted}
+        {line.index: line for line in read_answer_rows(place) if line.index in wanted}
         for place in (folder, other)
     )
 

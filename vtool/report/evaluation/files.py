@@ -38,11 +38,11 @@ class Line:
 def is_evaluation(folder: Path) -> bool:
     """Return if `vtool evaluate` has scored answers into this folder."""
     return (folder / PREDICTIONS).is_file() and isinstance(
-        read_object(folder / RESULT).get("scores"), list
+        read_json_object(folder / RESULT).get("scores"), list
     )
 
 
-def read_object(file: Path) -> Mapping[str, Any]:
+def read_json_object(file: Path) -> Mapping[str, Any]:
     """Return a JSON object; nothing where the file has none."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
@@ -51,7 +51,7 @@ def read_object(file: Path) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def read_lines(folder: Path) -> Iterator[Line]:
+def read_answer_rows(folder: Path) -> Iterator[Line]:
     """Yield the rows with answers, as they come; a line that is none is left out."""
     try:
         with (folder / PREDICTIONS).open("rb") as lines:
@@ -66,14 +66,14 @@ def read_lines(folder: Path) -> Iterator[Line]:
         return
 
 
-def finite(value: object) -> float | None:
+def finite_number(value: object) -> float | None:
     """Return a number; None for anything else, and for one that is not finite."""
     known = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if known and math.isfinite(value) else None  # type: ignore[arg-type]
 
 
 def _line(values: Mapping[str, Any]) -> Line:
-    nll, supervised = finite(values.get("nll")), finite(values.get("supervised"))
+    nll, supervised = finite_number(values.get("nll")), finite_number(values.get("supervised"))
     scores, images = values.get("scores"), values.get("images")
     pictures = values.get("pictures")
     row, source, question, reference, answer = (str(values.get(key, "")) for key in _TEXTS)
@@ -85,13 +85,13 @@ def _line(values: Mapping[str, Any]) -> Line:
         reference,
         answer,
         math.inf if nll is None or not supervised else nll / supervised,
-        finite(values.get("confidence")),
+        finite_number(values.get("confidence")),
         values.get("stopped") is True,
         tuple(map(str, pictures)) if isinstance(pictures, list) else (),
         len(images) if isinstance(images, list) else 0,
         {
             str(name): number
             for name, value in (scores.items() if isinstance(scores, dict) else ())
-            if (number := finite(value)) is not None
+            if (number := finite_number(value)) is not None
         },
     )

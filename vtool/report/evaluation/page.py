@@ -6,18 +6,24 @@ from pathlib import Path
 from typing import Any
 
 from vtool.diagnostics import RULES
-from vtool.report.evaluation.answers import Differing, Room, answers_of, differing, one_question
+from vtool.report.evaluation.answers import (
+    Differing,
+    Room,
+    differing_rows,
+    one_question,
+    shown_answers,
+)
 from vtool.report.evaluation.files import (
     AGAINST,
     PREDICTIONS,
     RESULT,
-    finite,
+    finite_number,
     is_evaluation,
-    read_object,
+    read_json_object,
 )
 from vtool.report.files import inline_script, load_template, write_page
 from vtool.report.views import Stat
-from vtool.report.words import number, percent
+from vtool.report.words import in_words, percent
 from vtool.version import __version__
 
 _PICTURES, _TEXTS = 2_500_000, 1_000_000
@@ -33,14 +39,14 @@ def write_evaluation(folder: Path, output: Path | None = None) -> Path:
     Raises:
         OSError: it cannot be written.
     """
-    return write_page(render(folder), output or folder / "report.html")
+    return write_page(render_evaluation_page(folder), output or folder / "report.html")
 
 
-def render(folder: Path) -> str:
+def render_evaluation_page(folder: Path) -> str:
     """Return the page. The same files give the same bytes."""
     here = Path(__file__).parent
-    result = read_object(folder / RESULT)
-    against = read_object(folder / AGAINST)
+    result = read_json_object(folder / RESULT)
+    against = read_json_object(folder / AGAINST)
     scores = _mappings(result.get("scores"))
     metric = str(result.get("sorted_by") or "")
     proportion = any(one.get("metric") == metric and one.get("right") is not None for one in scores)
@@ -70,7 +76,7 @@ def render(folder: Path) -> str:
             key: str(result.get(key, "")) for key in ("model", "base", "family", "rows", "how")
         },
         folder=str(folder),
-        answered=finite(result.get("answered")) or 0,
+        answered=finite_number(result.get("answered")) or 0,
         metric=metric,
         proportion=proportion,
         stats=[_stat(one) for one in scores],
@@ -81,7 +87,7 @@ def render(folder: Path) -> str:
         differing=by and by[1],
         differing_by=by and by[0],
         question=question,
-        answers=answers_of(folder, metric, question, rest),
+        answers=shown_answers(folder, metric, question, rest),
         there=(folder / PREDICTIONS).is_file(),
     )
 
@@ -92,7 +98,7 @@ def _differing(
     if not isinstance(against.get("evaluation"), str):
         return None
     other = Path(os.path.normpath(folder / against["evaluation"]))
-    return differing(folder, other, metric, question, room) if other.is_dir() else None
+    return differing_rows(folder, other, metric, question, room) if other.is_dir() else None
 
 
 def _model_name(path: str) -> str:
@@ -111,13 +117,13 @@ def _mappings(value: object) -> list[Mapping[str, Any]]:
 
 
 def _stat(score: Mapping[str, Any]) -> Stat:
-    value, low, high = (finite(score.get(key)) for key in ("value", "low", "high"))
-    right, rows = finite(score.get("right")), finite(score.get("rows"))
+    value, low, high = (finite_number(score.get(key)) for key in ("value", "low", "high"))
+    right, rows = finite_number(score.get("right")), finite_number(score.get("rows"))
     name, says = str(score.get("metric", "")), str(score.get("says", ""))
     if right is None or value is None or low is None or high is None:
-        shown = None if value is None else number(value)
+        shown = None if value is None else in_words(value)
         return Stat(name, shown, f"95 % interval {_range(low, high, False)}; {says}")
-    note = f"{number(right)} of {number(rows)}; 95 % interval {_range(low, high, True)}; {says}"
+    note = f"{in_words(right)} of {in_words(rows)}; 95 % interval {_range(low, high, True)}; {says}"
     return Stat(name, percent(value), note, (low, high), value)
 
 
@@ -131,20 +137,20 @@ def _groups(groups: object) -> Any:
         rows = []
         for name, scores in lines:
             stats = {str(one.get("metric")): (_stat(one), _between(one)) for one in scores}
-            count = next((finite(one.get("rows")) for one in scores), None)
-            rows.append((name, number(count), [stats.get(each) for each in names]))
+            count = next((finite_number(one.get("rows")) for one in scores), None)
+            rows.append((name, in_words(count), [stats.get(each) for each in names]))
         yield str(by), names, rows
 
 
 def _between(score: Mapping[str, Any]) -> str:
-    low, high = finite(score.get("low")), finite(score.get("high"))
+    low, high = finite_number(score.get("low")), finite_number(score.get("high"))
     return _range(low, high, score.get("right") is not None)
 
 
 def _range(low: float | None, high: float | None, share: bool) -> str:
     if share and low is not None:
         return f"{100 * low:.3g} to {percent(high)}"
-    return f"{number(low)} to {number(high)}"
+    return f"{in_words(low)} to {in_words(high)}"
 
 
 def _findings(result: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -175,9 +181,11 @@ def _against(against: Mapping[str, Any], named: Collection[str]) -> dict[str, An
 
 def _compared(one: Mapping[str, Any]) -> tuple[str, str, str, str]:
     """Return a metric, the difference, its interval, and whether it is beyond chance, in words."""
-    value, low, high, p = (finite(one.get(key)) for key in ("difference", "low", "high", "p"))
+    value, low, high, p = (
+        finite_number(one.get(key)) for key in ("difference", "low", "high", "p")
+    )
     alone: Sequence[Any] = _list(one.get("alone"))
-    say = percent if alone else number
+    say = percent if alone else in_words
     tested = "" if p is None else "p < 0.0001" if p < 1e-4 else f"p = {p:.4f}"
     if alone and tested:
         tested = f"right in it alone {alone[0]}, in the other alone {alone[-1]}; {tested} (McNemar)"
@@ -187,4 +195,4 @@ def _compared(one: Mapping[str, Any]) -> tuple[str, str, str, str]:
     return str(one.get("metric")), sign + say(value), _range(low, high, bool(alone)), tested
 
 
-__all__ = ["is_evaluation", "render", "write_evaluation"]
+__all__ = ["is_evaluation", "render_evaluation_page", "write_evaluation"]

@@ -38,10 +38,10 @@ def write_load_check(document: Mapping[str, Any], output: Path) -> Path:
         ValueError: another version of that layout.
         OSError: the page cannot be written.
     """
-    return write_page(render(document), output)
+    return write_page(render_load_check_page(document), output)
 
 
-def render(document: Mapping[str, Any]) -> str:
+def render_load_check_page(document: Mapping[str, Any]) -> str:
     """Return the page. The same document gives the same bytes."""
     if document.get("version") != 1:
         raise ValueError(

@@ -6,7 +6,7 @@ from typing import Any
 
 from vtool.report.files import load_template, write_page
 from vtool.report.results import checks_of, findings_of
-from vtool.report.words import number, percent
+from vtool.report.words import in_words, percent
 from vtool.version import __version__
 from vtool.words import plural
 
@@ -32,10 +32,10 @@ def write_rows(document: Mapping[str, Any], output: Path) -> Path:
     Raises:
         OSError: the page cannot be written.
     """
-    return write_page(render(document), output)
+    return write_page(render_rows_page(document), output)
 
 
-def render(document: Mapping[str, Any]) -> str:
+def render_rows_page(document: Mapping[str, Any]) -> str:
     """Return the page. The same document gives the same bytes."""
     here = Path(__file__).parent
     parts = [_part(result, at) for at, result in enumerate(document["results"], 1)]
@@ -88,7 +88,7 @@ def _headline(look: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         found.append(
             (
                 "tokens a row, median",
-                number(lengths["median"]),
+                in_words(lengths["median"]),
                 f"{lengths['least']:,} to {lengths['most']:,}",
             )
         )
@@ -123,7 +123,7 @@ def _chart(
     """Return the bars of a histogram; `none` without any value above 0."""
     if not spread["sum"]:
         return _bars(title, note, [], noun, none, "")
-    low, high, median = (number(spread[name]) for name in ("least", "most", "median"))
+    low, high, median = (in_words(spread[name]) for name in ("least", "most", "median"))
     bars = [(_edges(bar["low"], bar["high"]), bar["count"]) for bar in spread["bars"]]
     return _bars(title, note, bars, noun, none, f"{low} to {high}, median {median}")
 

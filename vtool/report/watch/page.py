@@ -25,10 +25,10 @@ def write_watch(document: Mapping[str, Any], output: Path) -> Path:
     Raises:
         OSError: the page cannot be written.
     """
-    return write_page(render(document), output)
+    return write_page(render_watch_page(document), output)
 
 
-def render(document: Mapping[str, Any]) -> str:
+def render_watch_page(document: Mapping[str, Any]) -> str:
     """Return the page. The same document gives the same bytes."""
     here = Path(__file__).parent
     results = document["results"]

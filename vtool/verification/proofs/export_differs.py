@@ -116,14 +116,14 @@ def _write_exports(
     adapter: "dict[str, Tensor]",
 ) -> dict[str, Path] | str:
     """Write the folders that are to be opened, by name; or return what is wrong before that."""
-    from vtool.export.huggingface import export, export_adapter
+    from vtool.export.huggingface import export_adapter, write_export
     from vtool.models.adapters import adapter_names
 
     lora, processor = context.run.lora, context.processor
 
     def write(weights: "dict[str, Tensor]", folder: str) -> Path:
         family = context.run.model.family
-        return Path(export(context.bare, weights, processor, family, context.folder / folder))
+        return Path(write_export(context.bare, weights, processor, family, context.folder / folder))
 
     if lora is None:
         return {"exported": write(merged, "merged")}

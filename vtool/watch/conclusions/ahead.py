@@ -2,7 +2,7 @@
 
 from vtool.diagnostics import Rule
 from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
-from vtool.watch.conclusions.learnt import nothing_read, read
+from vtool.watch.conclusions.learnt import nothing_read, read_micros
 from vtool.watch.facts import Facts
 
 SEEN = Rule(
@@ -27,7 +27,7 @@ _CERTAIN = 3.0
 def _seen(facts: Facts) -> CheckOutcome:
     if why := nothing_read(facts):
         return CheckOutcome(not_run=why)
-    if any(micro.not_next for micro in read(facts)):
+    if any(micro.not_next for micro in read_micros(facts)):
         return CheckOutcome(not_run="what is learnt is not the next token")
     cut = [
         one["ahead"]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from vtool.diagnostics import Rule
 from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
-from vtool.watch.conclusions.learnt import nothing_read, read
+from vtool.watch.conclusions.learnt import nothing_read, read_micros
 from vtool.watch.facts import Facts
 
 DOUBLED = Rule(
@@ -64,7 +64,7 @@ def _ends_twice(facts: Facts) -> tuple[int, int]:
     More than two are padding, which another rule reports.
     """
     ended = both = 0
-    for tokens in (tokens for micro in read(facts) for tokens in micro.tokens):
+    for tokens in (tokens for micro in read_micros(facts) for tokens in micro.tokens):
         targets = dict(zip(tokens.position, tokens.target, strict=True))
         for at, target in targets.items():
             if target not in facts.ends or targets.get(at - 1) == target:

@@ -2,7 +2,7 @@
 
 from vtool.diagnostics import Rule
 from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
-from vtool.watch.conclusions.learnt import nothing_read, read
+from vtool.watch.conclusions.learnt import nothing_read, read_micros
 from vtool.watch.conclusions.signs import is_sign_flipped, unlearnt
 from vtool.watch.facts import Facts, Micro
 
@@ -79,7 +79,7 @@ def _judged(facts: Facts) -> CheckOutcome:
         return CheckOutcome()
     if any(one.severity == "error" for one in unlearnt(facts).findings):
         return CheckOutcome(not_run="every token is made less likely, by a mean of them all")
-    micros = [micro for micro in read(facts) if micro.learning_rows]
+    micros = [micro for micro in read_micros(facts) if micro.learning_rows]
     up = sum(row.positive > row.negative for micro in micros for row in micro.learning_rows)
     down = sum(row.negative > row.positive for micro in micros for row in micro.learning_rows)
     if micros and is_sign_flipped(facts, micros[0].step):

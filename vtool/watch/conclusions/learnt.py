@@ -97,7 +97,7 @@ LEFT_OUT = Rule(
 )
 
 
-def read(facts: Facts) -> tuple[Micro, ...]:
+def read_micros(facts: Facts) -> tuple[Micro, ...]:
     """Return the micro-batches whose loss is read: their weights and targets are known."""
     return tuple(micro for micro in facts.micros if micro.supervised and micro.is_read)
 
@@ -106,7 +106,7 @@ def nothing_read(facts: Facts) -> str | None:
     """Return why nothing can be concluded about what is learnt."""
     if facts.errors_of("learnt"):
         return facts.errors_of("learnt")[0]
-    if read(facts):
+    if read_micros(facts):
         return None
     reasons = (facts.skipped(what) for what in ("learnt", "head", "ranks"))
     passes = (str(one["why"]) for one in facts.of("micro") if one.get("why"))
@@ -116,7 +116,7 @@ def nothing_read(facts: Facts) -> str | None:
 def _targets(facts: Facts) -> CheckOutcome:
     if why := nothing_read(facts):
         return CheckOutcome(not_run=why)
-    looked = [micro for micro in read(facts) if micro.not_next is not None]
+    looked = [micro for micro in read_micros(facts) if micro.not_next is not None]
     if not looked:
         return CheckOutcome(not_run="the ids of the rows were not seen")
     tokens = sum(micro.supervised for micro in looked)
@@ -152,13 +152,13 @@ def _placeholders(facts: Facts) -> CheckOutcome:
     if not special and not facts.padding:
         return CheckOutcome(not_run="the model's config names no placeholder, and no padding token")
     learnt = {"padding": padding} if (padding := _padding(facts)) else {}
-    for micro in read(facts):
+    for micro in read_micros(facts):
         for token, times in micro.learnt_of(special).items():
             name = f"{special[token]} ({token})"
             learnt[name] = learnt.get(name, 0) + times
     if not learnt:
         return CheckOutcome(measured={"placeholders": sorted(special.values())})
-    tokens = sum(micro.supervised for micro in read(facts))
+    tokens = sum(micro.supervised for micro in read_micros(facts))
     counts = ", ".join(f"{times} x {name}" for name, times in learnt.items())
     message = f"of {tokens} learnt tokens, {counts}: they stand for other things than text"
     return CheckOutcome((found(PLACEHOLDER, message),), measured={"learnt": learnt})
@@ -170,7 +170,7 @@ def _padding(facts: Facts) -> int:
     Of a token that ends turns too, the second may be one more end: it counts from the third on.
     """
     count = 0
-    for tokens in (tokens for micro in read(facts) for tokens in micro.tokens):
+    for tokens in (tokens for micro in read_micros(facts) for tokens in micro.tokens):
         pairs = dict(zip(tokens.position, tokens.target, strict=True))
         pads = {at for at, target in pairs.items() if target in facts.padding}
         count += sum(at - 1 in pads and (at - 2 in pads or pairs[at] in facts.pads) for at in pads)
@@ -180,7 +180,7 @@ def _padding(facts: Facts) -> int:
 def _left_out(facts: Facts) -> CheckOutcome:
     if why := nothing_read(facts):
         return CheckOutcome(not_run=why)
-    looked = [micro for micro in read(facts) if micro.left_out is not None]
+    looked = [micro for micro in read_micros(facts) if micro.left_out is not None]
     if not looked:
         return CheckOutcome(not_run="no batch has an attention_mask of its ids' shape")
     tokens = sum(micro.measured for micro in looked)
@@ -217,7 +217,7 @@ def _prompts_left_out(looked: Sequence[Micro]) -> Diagnostic | None:
 def _end_of_turn(facts: Facts) -> CheckOutcome:
     if why := nothing_read(facts):
         return CheckOutcome(not_run=why)
-    looked = [micro for micro in read(facts) if micro.ends is not None]
+    looked = [micro for micro in read_micros(facts) if micro.ends is not None]
     present = sum(micro.ends[0] for micro in looked if micro.ends)
     learnt = sum(micro.ends[1] for micro in looked if micro.ends)
     if not looked or not present:
@@ -242,7 +242,7 @@ def _other_term(facts: Facts) -> CheckOutcome:
     if why := nothing_read(facts):
         return CheckOutcome(not_run=why)
     terms: dict[str, float] = {}
-    for micro in read(facts):
+    for micro in read_micros(facts):
         for name, part in micro.terms.items():
             if abs(part) > abs(terms.get(name, 0.0)):
                 terms[name] = part

@@ -78,7 +78,7 @@ class Read:
         )
 
 
-def rows_of(facts: Facts) -> Iterator[Read]:
+def answered_rows(facts: Facts) -> Iterator[Read]:
     """Yield the rows whose every learnt token is known, and that have an answer."""
     if facts.turns is None:
         return
@@ -112,7 +112,7 @@ def _nothing(facts: Facts, rows: list[Read]) -> str | None:
 
 
 def _prompt(facts: Facts) -> CheckOutcome:
-    rows = list(rows_of(facts))
+    rows = list(answered_rows(facts))
     if why := _nothing(facts, rows):
         return CheckOutcome(not_run=why)
     prompt = sum(len(row.prompt) for row in rows)
@@ -164,7 +164,7 @@ def _headers(facts: Facts, rows: list[Read]) -> Diagnostic | None:
 
 
 def _partly(facts: Facts) -> CheckOutcome:
-    rows = list(rows_of(facts))
+    rows = list(answered_rows(facts))
     if why := _nothing(facts, rows):
         return CheckOutcome(not_run=why)
     if facts.is_judged:
@@ -218,8 +218,8 @@ def _inside(taught: Sequence[tuple[Read, AnswerTokens]], measured: dict[str, int
 
 
 def _left_out(facts: Facts) -> CheckOutcome:
-    rows = [row for row in rows_of(facts) if len(row.answers) > 1]
-    if why := _nothing(facts, list(rows_of(facts))):
+    rows = [row for row in answered_rows(facts) if len(row.answers) > 1]
+    if why := _nothing(facts, list(answered_rows(facts))):
         return CheckOutcome(not_run=why)
     if not rows:
         return CheckOutcome(not_run="no row with several answers was read")

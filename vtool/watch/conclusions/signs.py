@@ -7,7 +7,7 @@ from typing import Literal
 from vtool.diagnostics import Rule
 from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
 from vtool.watch.conclusions.engine import engine_of
-from vtool.watch.conclusions.learnt import nothing_read, read
+from vtool.watch.conclusions.learnt import nothing_read, read_micros
 from vtool.watch.conclusions.weights import is_even_by_a_rule
 from vtool.watch.facts import Facts, Micro
 
@@ -110,7 +110,7 @@ def unlearnt(facts: Facts) -> CheckOutcome:
     """Look for a run in which every token is pushed down."""
     if why := nothing_read(facts):
         return CheckOutcome(not_run=why)
-    micros = read(facts)
+    micros = read_micros(facts)
     steps = {
         step: [micro for micro in micros if micro.step == step]
         for step in sorted({micro.step for micro in micros})

@@ -7,7 +7,7 @@ from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.arrived import gradients_differ
 from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
 from vtool.watch.conclusions.engine import engine_of, norm_of
-from vtool.watch.conclusions.learnt import nothing_read, read
+from vtool.watch.conclusions.learnt import nothing_read, read_micros
 from vtool.watch.facts import Facts, LearntRow, Micro
 
 DIFFER = Rule(
@@ -76,7 +76,7 @@ def _spread(pairs: Sequence[tuple[float, float]]) -> float:
 
 
 def _steps(facts: Facts) -> list[tuple[int, list[Micro]]]:
-    micros = read(facts)
+    micros = read_micros(facts)
     return [
         (step, [micro for micro in micros if micro.step == step])
         for step in sorted({micro.step for micro in micros})
@@ -172,11 +172,11 @@ def _differ(facts: Facts) -> CheckOutcome:
     for step, micros in _steps(facts):
         if all(micro.measured for micro in micros) and (one := _differ_in_step(step, micros)):
             found_in.append(one)
-    if not any(micro.measured for micro in read(facts)):
+    if not any(micro.measured for micro in read_micros(facts)):
         return CheckOutcome(
             not_run="the model is certain of every token: no weight can be measured"
         )
-    if len(read(facts)) == 1 and not found_in:
+    if len(read_micros(facts)) == 1 and not found_in:
         return CheckOutcome(measured={"micro-batches": 1})
     graver = sorted(found_in, key=lambda one: ("error", "warning", "note").index(str(one.severity)))
     return CheckOutcome(tuple(graver[:1]), measured={"steps": len(_steps(facts))})

@@ -13,7 +13,7 @@ from torch import Tensor
 from .learnt import PassRecord
 from .model import FoundModel, drops, in_pieces
 from .places import convolves_in_tf32, double, multiplies_in_tf32, random_states_kept
-from .rows import Document, documents, visual_owners, visuals_of
+from .rows import Document, documents, visual_owners, visuals_of_document
 
 TEXTS, DRAWS = 4, 2
 _SMALL = 1 << 16
@@ -285,7 +285,7 @@ def _run(
     columns = text.columns.to(inputs["input_ids"].device)
     given = {"input_ids": inputs["input_ids"][text.row, columns][None], "use_cache": False}
     given |= _switches(record.alone["given"])
-    given.update(visuals_of(inputs, owners, number))
+    given.update(visuals_of_document(inputs, owners, number))
     names = ["mm_token_type_ids", "token_type_ids"]
     if isinstance(inputs.get("labels"), Tensor):  # of PaliGemma: its backbone makes the mask
         names.append("labels")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .digests import digest_of, digests, sampled_checksum
+from .digests import digest_of_bytes, digests, sampled_checksum
 from .megatron import gradient_of
 from .model import FoundModel, in_pieces, local
 from .places import double, evenly, widest
@@ -58,7 +58,7 @@ def gradient_facts(found: FoundModel, divisor: float) -> dict[str, Any]:
     each = digests([sampled_checksum(_dense(local(g))) for _, g in with_gradient])
     return {
         "norm": sum(row[0] for row in seen) ** 0.5 / divisor,
-        "digest": digest_of("".join(each).encode()),
+        "digest": digest_of_bytes("".join(each).encode()),
         "tensors": dict(list(zip(names, each))[:TENSORS]),
         "sharded": in_pieces(found.model),
         "no_gradient": none[:NAMES],
@@ -213,7 +213,7 @@ class AdamWReference:
             return None
         found: dict[str, Any] = {}
         for name, (p, was, gradient, state, group) in self.before.items():
-            now, x = double(local(p)), adamw(was, gradient, state, group, self.optimizer)
+            now, x = double(local(p)), adamw_step(was, gradient, state, group, self.optimizer)
             lr = float(group["lr"])
             old = double(was)
             ulp = torch.finfo(was.dtype).eps * old.abs().clamp_min(max(lr, 1e-30))
@@ -248,7 +248,7 @@ def _unlike_adamw(optimizer: Any) -> str | None:
     return None
 
 
-def adamw(
+def adamw_step(
     w: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any], optimizer: Any
 ) -> Tensor:
     """Return where one step takes a weight, in float64."""
@@ -279,13 +279,13 @@ def group_facts(found: FoundModel, optimizer: Any) -> list[dict[str, Any]]:
             "vectors": sum(id(p) in vectors for p in group["params"]),
         }
         for key in ("lr", "initial_lr", "eps", "weight_decay", "momentum"):
-            value = number(group.get(key))  # Adafactor's eps is a pair, its lr may be None
+            value = as_number(group.get(key))  # Adafactor's eps is a pair, its lr may be None
             if value is not None:
                 fact[key] = value
         if "maximize" in group:
             fact["maximize"] = bool(group["maximize"])
         if isinstance(group.get("betas"), (list, tuple)):
-            fact["betas"] = [number(b) for b in group["betas"]]
+            fact["betas"] = [as_number(b) for b in group["betas"]]
         facts.append(fact)
     return facts
 
@@ -296,7 +296,7 @@ def _is_vector(parameter: Any) -> bool:
     return parameter.dim() == 1 and not pieces
 
 
-def number(value: Any) -> float | None:
+def as_number(value: Any) -> float | None:
     """Return a setting of an optimizer's group as a number; None for anything else."""
     try:
         return float(value)
@@ -318,7 +318,7 @@ class WeightDigests:
         stuck = [n for n in now if n in moving and self.before.get(n) == now[n]]
         self.before = now
         return {
-            "digest": digest_of("".join(each).encode()),
+            "digest": digest_of_bytes("".join(each).encode()),
             "tensors": dict(list(now.items())[:TENSORS]),
             "sharded": in_pieces(found.model),
             "stuck": stuck[:NAMES],

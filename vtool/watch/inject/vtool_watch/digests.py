@@ -106,15 +106,15 @@ def digests(sums: list[Tensor]) -> list[str]:
     devices = {each.device for each in sums}
     where = next(iter(devices)) if len(devices) == 1 else torch.device("cpu")
     numbers = torch.stack([each.to(where) for each in sums]).cpu().tolist()
-    return [digest_of(str(number).encode()) for number in numbers]
+    return [digest_of_bytes(str(number).encode()) for number in numbers]
 
 
-def digest_of(data: bytes) -> str:
+def digest_of_bytes(data: bytes) -> str:
     """Return twelve digits that bytes decide."""
     return hashlib.blake2b(data, digest_size=6).hexdigest()
 
 
-def bytes_of(tensor: Tensor) -> bytes:
+def tensor_bytes(tensor: Tensor) -> bytes:
     """Return the bytes of a tensor, without numpy, which not every torch has installed with it."""
     whole = tensor.cpu().contiguous()  # a device's own memory cannot be read: the process would die
     size = whole.numel() * whole.element_size()

@@ -35,14 +35,14 @@ def rank_and_world() -> tuple[int, int]:
     return 0, 1
 
 
-def finite(value: Any) -> Any:
+def without_nan(value: Any) -> Any:
     """Return a value with None for every number that JSON cannot hold."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {str(key): finite(each) for key, each in value.items()}
+        return {str(key): without_nan(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [finite(each) for each in value]
+        return [without_nan(each) for each in value]
     return value
 
 
@@ -128,7 +128,7 @@ class FactWriter:
             try:
                 texts.append(_ENCODE(line))
             except ValueError:  # to look at each value first takes longer than to write them
-                texts.append(_ENCODE(finite(line)))
+                texts.append(_ENCODE(without_nan(line)))
         data = "".join(text + "\n" for text in texts).encode()
         while data:
             data = data[os.write(self._file, data) :]

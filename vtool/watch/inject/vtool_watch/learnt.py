@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .digests import bytes_of, digest_of
+from .digests import digest_of_bytes, tensor_bytes
 from .model import FoundModel
 from .places import multiplies_in_tf32
-from .rows import KeptBatch, documents, row_mask
+from .rows import KeptBatch, documents, token_mask
 from .solve import SLACK, Solution
 
 ROUNDING = {
@@ -143,7 +143,7 @@ def _of_ids(
         }
     ids = seen.ids.cpu()
     inputs = {n: v.cpu() if isinstance(v, Tensor) else v for n, v in seen.inputs.items()}
-    keep = row_mask(inputs, ids)
+    keep = token_mask(inputs, ids)
     following, target = next_ids(ids, at), solved.target
     wrong = sure & ~_row_ends(inputs, ids, found)[at] & (target != following)
     of_next_row = sure & (target == _next_rows(inputs, ids, found)[at])
@@ -170,7 +170,7 @@ def _of_ids(
         },
         "text_left_out": _text_left_out(record, inputs, ids, found),
         "specials": special,
-        "rows": [digest_of(bytes_of(row[m])) for row, m in zip(ids, keep)],
+        "rows": [digest_of_bytes(tensor_bytes(row[m])) for row, m in zip(ids, keep)],
         "per_row": _per_row(rows, w, record),
         "per_token": _per_token(record, solved, w, following if text else None),
     }
@@ -265,7 +265,7 @@ def _next_rows(inputs: dict[str, Any], ids: Tensor, found: FoundModel) -> Tensor
     which is cut into rows, each continues in the next one.
     """
     first = torch.full_like(ids, -1)
-    texts, keep = documents(inputs, ids), row_mask(inputs, ids)
+    texts, keep = documents(inputs, ids), token_mask(inputs, ids)
     for text, after in zip(texts, [*texts[1:], *texts[:1]]):
         behind = int(text.columns[-1]) + 1
         begins = int(ids[after.row, after.columns[0]])

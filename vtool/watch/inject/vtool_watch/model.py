@@ -295,7 +295,7 @@ def mesh_of(tensors: Iterable[Any]) -> dict[str, int] | None:
     return None
 
 
-def facts_of(
+def model_facts(
     found: FoundModel, optimizer: Any, owned: set[int], seconds: float, shared_out: bool
 ) -> dict[str, Any]:
     """Return the fields of `model`; `shared_out`: the optimizer has shares of parameters."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .learnt import PassRecord
 from .model import FoundModel
-from .rows import documents, visual_owners, visuals_of
+from .rows import documents, visual_owners, visuals_of_document
 
 KINDS = (
     "qwen2_vl",
@@ -35,7 +35,7 @@ def placed(found: FoundModel, record: PassRecord) -> list[dict[str, Any]]:
     owners = visual_owners(inputs, ids, texts, config) or {}
     seen = []
     for number, text in enumerate(texts):
-        grids = visuals_of(inputs, owners, number).get("image_grid_thw")
+        grids = visuals_of_document(inputs, owners, number).get("image_grid_thw")
         mine = given[..., min(text.row, given.shape[-2] - 1), :][..., text.columns.to(given.device)]
         own = ids[text.row, text.columns.to(ids.device)].tolist()
         places = wrong_places(config, own, grids, mine)

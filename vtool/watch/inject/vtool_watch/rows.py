@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .digests import bytes_of, checksums, digest_of
+from .digests import checksums, digest_of_bytes, tensor_bytes
 
 VISUALS = (
     ("image_grid_thw", "pixel_values", "image_token_id"),
@@ -50,7 +50,7 @@ def _document(row: int, places: Tensor) -> Document:
     return Document(row, begin, end, None if end - begin == len(places) else places)
 
 
-def row_mask(inputs: dict[str, Any], ids: Tensor) -> Tensor:
+def token_mask(inputs: dict[str, Any], ids: Tensor) -> Tensor:
     """Return where a batch has tokens: all places, or those of a mask of the ids' shape."""
     mask = inputs.get("attention_mask")
     if isinstance(mask, Tensor) and mask.shape == ids.shape:
@@ -64,7 +64,7 @@ def documents(inputs: dict[str, Any], ids: Tensor) -> list[Document]:
     A row is cut where `cu_seq_lens_q` says so, where its mask counts texts (1, 1, 2, 2, 2, 0), or
     where positions start again.
     """
-    keep = row_mask(inputs, ids)
+    keep = token_mask(inputs, ids)
     mask, bounds = inputs.get("attention_mask"), inputs.get("cu_seq_lens_q")
     numbered = isinstance(mask, Tensor) and mask.shape == ids.shape and int(mask.max()) > 1
     packed = isinstance(bounds, Tensor) and ids.shape[0] == 1
@@ -98,7 +98,7 @@ def documents(inputs: dict[str, Any], ids: Tensor) -> list[Document]:
 def _unbroken(keep: Tensor) -> list[Document] | None:
     """Return each row's text; None where one has gaps in it."""
     rows, length = keep.shape
-    raw = bytes_of(keep)  # searched faster than a few operations of torch can begin
+    raw = tensor_bytes(keep)  # searched faster than a few operations of torch can begin
     if b"\0" not in raw:
         return [Document(row, 0, length) for row in range(rows)] if length > 1 else []
     found = []
@@ -169,7 +169,7 @@ def visual_owners(
 def _count(token: int, ids: Tensor, texts: list[Document]) -> list[int]:
     """Count the places of each text that have a token."""
     here, length = ids == token, ids.shape[1]
-    raw = bytes_of(here)
+    raw = tensor_bytes(here)
     return [
         raw.count(1, t.row * length + t.begin, t.row * length + t.end)
         if t.places is None
@@ -199,7 +199,7 @@ def _images(pixels: Any) -> int | None:
     return pixels if type(pixels) is int else None
 
 
-def visuals_of(
+def visuals_of_document(
     inputs: dict[str, Any], owners: dict[str, list[int]], number: int
 ) -> dict[str, Tensor]:
     """Return the patches and grids of one document."""
@@ -262,7 +262,7 @@ def _copy(tensor: Tensor) -> Tensor:
 def _of_images(name: str, sums: Tensor, inputs: dict[str, Any]) -> list[bytes]:
     """Return a key for each image of a batch: of several patches where there are grids."""
     grid = next((inputs.get(g) for g, p, _ in VISUALS if p == name), None)
-    raw, one = bytes_of(sums), sums.element_size()
+    raw, one = tensor_bytes(sums), sums.element_size()
     if isinstance(grid, Tensor) and sum(patches := _patches(grid)) == len(sums):
         ends = list(itertools.accumulate(patches))
         return [raw[begin * one : end * one] for begin, end in zip([0, *ends], ends)]
@@ -271,11 +271,11 @@ def _of_images(name: str, sums: Tensor, inputs: dict[str, Any]) -> list[bytes]:
 
 def _texts_of(ids: Tensor, texts: list[Document]) -> list[bytes]:
     """Return the bytes of each text's ids."""
-    raw, size, length = bytes_of(ids), ids.element_size(), ids.shape[1]
+    raw, size, length = tensor_bytes(ids), ids.element_size(), ids.shape[1]
     return [
         raw[(t.row * length + t.begin) * size : (t.row * length + t.end) * size]
         if t.places is None
-        else bytes_of(ids[t.row, t.places])
+        else tensor_bytes(ids[t.row, t.places])
         for t in texts
     ]
 
@@ -299,11 +299,13 @@ def ledger(seen: KeptBatch, config: Any) -> dict[str, Any]:
                 each.append(values[row])
         else:
             pixels = "batch"
-            all_of_them = digest_of(b"".join(values)).encode()
+            all_of_them = digest_of_bytes(b"".join(values)).encode()
             own = [[*each, all_of_them] for each in own]
     return {
         "micro": seen.micro,
-        "rows": [digest_of(b"".join((t, *more))) for t, more in zip(_texts_of(ids, texts), own)],
+        "rows": [
+            digest_of_bytes(b"".join((t, *more))) for t, more in zip(_texts_of(ids, texts), own)
+        ],
         "lengths": [t.end - t.begin if t.places is None else len(t.places) for t in texts],
         "row_of": rows,
         "pixels": pixels,

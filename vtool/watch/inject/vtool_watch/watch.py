@@ -20,12 +20,12 @@ from .model import (
     FoundModel,
     Unreadable,
     as_head,
-    facts_of,
     head_tensors,
     is_compiled,
     is_in_pieces_of_fsdp1,
     is_view_of_fsdp1,
     local,
+    model_facts,
     whole,
 )
 from .mrope import placed
@@ -53,27 +53,22 @@ class Watch:
     ) -> None:
         self.found, self.settings, self.writer, self.number = found, settings, writer, number
         self.driver = id(optimizer)
-        self.step = 0
+        self.step = self._errors = 0
         self.stepping = False
         """A step of its optimizer is being made; others may be made within, as in ZeRO's."""
-        self.off = False
         self.seconds = 0.0
-        self._errors = 0
-        self._described = False
-        self._shared_out = False
-        self._alone_done = False
+        self._described = self._shared_out = self._alone_done = False
+        self.off = self._asked = self._given_up = False
         self._reported: set[tuple[str, str]] = set()
         self._waiting: list[tuple[int, KeptBatch]] = []
         self._written = time.monotonic()
         self._agreement: Agreement | None = None
-        self._asked = False
         self._frozen: arrival.Frozen | None = None
         self._reference: arrival.AdamWReference | None = None
         self._weights = arrival.WeightDigests()
         self._moving: set[str] | None = None
         self._before: list[str] | None = None
         self._witness: Any = None
-        self._given_up = False
         self._trail = Trail()
         self._passes = 0, 0
         """Passes of the model before the last step but one, and before the last."""
@@ -246,7 +241,7 @@ class Watch:
             return
         self._described = True
         self._shared_out = self.found.layout is not None and is_shared_out(optimizer)
-        described = facts_of(self.found, optimizer, owned(), self.seconds, self._shared_out)
+        described = model_facts(self.found, optimizer, owned(), self.seconds, self._shared_out)
         self.say("model", **described)
         if is_compiled(self.found) and not self.settings.compiled:
             why = "the model is compiled; hooks inside would change what the compiler makes"
@@ -484,7 +479,7 @@ class Watch:
         going = {
             id(p)
             for group in optimizer.param_groups
-            if arrival.number(group.get("lr")) != 0  # None: the optimizer finds a rate itself
+            if arrival.as_number(group.get("lr")) != 0  # None: the optimizer finds a rate itself
             for p in group["params"]
         }
         moving = {
