@@ -115,8 +115,8 @@ SHARED_NAMES = {
     "main",
     # one for each framework that load-check asks
     "compare_with_twin", "drive",
-    # one for each member of a registry: proofs, metrics
-    "compute", "score",
+    # one for each member of a registry: proofs, metrics, what processes do (verification)
+    "compute", "score", "work",
 }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.loading import models
-from vtool.config.schema.load_check import WeightFormat as FormatName
+from vtool.config.schema.load_check import Format as FormatName
 from vtool.loading.probe.audit import judged_facts, run_checks
 from vtool.loading.probe.facts import CheckFacts
 from vtool.loading.probe.formats import BY_NAME, FORMATS, LayerTensor, WeightFormat

@@ -324,7 +324,7 @@ FRAMEWORK_CLASS_RULES = (
     "stage-mismatch",
     "expert-mismatch",
 )
-"""The checks of some frameworks' classes, which `vtool.loading.probe.checks.ClassCheck.hosts` names."""
+"""Checks of some frameworks' classes: see `hosts` in `vtool.loading.probe.checks.ClassCheck`."""
 
 CLASS_RULES = tuple(
     rule.name for rule in RULES if rule.code < "VT49" and rule.name not in FRAMEWORK_CLASS_RULES

@@ -152,7 +152,7 @@ def _not_built(message: str) -> WorkerResult:
     return WorkerResult((Diagnostic("objects-not-built", message),))
 
 
-def compare_in_process(task: LiveTask, folder: Path, rank: int) -> WorkerResult:
+def work(task: LiveTask, folder: Path, rank: int) -> WorkerResult:
     """Build and compare in one of the processes."""
     try:
         return observe_small_run(task, folder, rank)

@@ -180,7 +180,7 @@ def _lost_others(proofs: list[ProofResult]) -> tuple[int, bool]:
     return len(proofs), finding is not None and "gloo" in finding.message
 
 
-def prove_in_process(task: ProveTask, folder: Path, rank: int) -> list[ProofResult]:
+def work(task: ProveTask, folder: Path, rank: int) -> list[ProofResult]:
     """Prove in one of several processes."""
     torch.set_num_threads(1)
     join_ranks(folder, rank, PROCESSES, task.patience)

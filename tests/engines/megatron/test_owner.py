@@ -11,7 +11,7 @@ from tests.engines.megatron.test_engine import CASES, OPTIM, build, take_step
 from tests.engines.megatron.test_parts import QWEN, SCENARIOS, made
 from tests.engines.owned import Owned, check, take
 from tests.engines.ranks import run_ranks
-from vtool.config.schema.megatron import MegatronEngine as Settings
+from vtool.config.schema.megatron import Megatron as Settings
 from vtool.engines.megatron.engine import MegatronEngine
 from vtool.engines.ranks import Ranks
 

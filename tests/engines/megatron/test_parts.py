@@ -16,7 +16,7 @@ from tests.engines.ranks import run_ranks
 from tests.engines.state import state_of
 from tests.runs import relative_difference
 from vtool.config.schema import Freeze, Lora, Optim
-from vtool.config.schema.megatron import MegatronEngine as Settings
+from vtool.config.schema.megatron import Megatron as Settings
 from vtool.engines.megatron.engine import MegatronEngine
 from vtool.engines.ranks import Ranks
 from vtool.families.family import load_family

@@ -25,7 +25,7 @@ def main() -> None:
         importlib.import_module(f"{NAME}.hash_seeds").write_state(*sys.argv[2:])
         return
     server = importlib.import_module(f"{NAME}.server")
-    sys.exit(server.serve(sys.argv[1]))
+    sys.exit(server.answer_request(sys.argv[1]))
 
 
 if __name__ == "__main__":
