@@ -60,7 +60,7 @@ def measure_traits(count: int) -> None:
 def _measure_rows(kind: str, made: Sequence[tuple[str, str]]) -> None:
     from vtool.data.digest import id_of
     from vtool.data.row import Row
-    from vtool.data.text_traits import TRAITS, traits_of
+    from vtool.data.text_traits import TEXT_TRAITS, traits_of
     from vtool.diagnostics import Origin
 
     rows = [
@@ -75,7 +75,7 @@ def _measure_rows(kind: str, made: Sequence[tuple[str, str]]) -> None:
         for number, (question, answer) in enumerate(made)
     ]
     pairs = [(row, [*row.texts()]) for row in rows]
-    for trait in TRAITS:
+    for trait in TEXT_TRAITS:
         has = trait.has
         seconds = _best(lambda has=has: [has(*pair) for pair in pairs])
         _say(f"{kind}: {trait.words[:44]}", seconds, len(rows))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from vtool import vllm_python as module
-from vtool.vllm_python import BUILT, VARIABLE, vllm_python
+from vtool.vllm_python import BUILT_PYTHON, VARIABLE, vllm_python
 
 
 @pytest.fixture(autouse=True)
@@ -20,9 +20,9 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def built(folder: Path) -> str:
-    (folder / BUILT).parent.mkdir(parents=True)
-    (folder / BUILT).touch()
-    return str(folder / BUILT)
+    (folder / BUILT_PYTHON).parent.mkdir(parents=True)
+    (folder / BUILT_PYTHON).touch()
+    return str(folder / BUILT_PYTHON)
 
 
 def test_without_any_there_is_none() -> None:
@@ -38,7 +38,7 @@ def test_the_environment_next_to_vtools_own_is_found_from_any_folder(tmp_path: P
 def test_the_one_here_comes_first(tmp_path: Path) -> None:
     built(tmp_path / "checkout")
     built(tmp_path / "week")
-    assert vllm_python() == str(BUILT)
+    assert vllm_python() == str(BUILT_PYTHON)
 
 
 def test_the_variable_comes_before_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ TIMES_ABOVE = 10.0
 Late in a run they differ so much that 8 deviations are a factor of 500: a loss of 3.5 where none of
 64 was above 0.2, with a gradient norm of 260 where 0.2 was usual, was none.
 """
-NATS, LEAST = 0.01, 0.2
+NATS, _LEAST = 0.01, 0.2
 """Differences of less are none: of a loss of nearly 0, a hundred times as much is little still; nor
 is one of a fifth.
 """
@@ -101,7 +101,7 @@ def _far(window: deque[float], usual: float, above: deque[tuple[float, bool]]) -
     return max(
         min(by_spread, ordinary + math.log(TIMES_ABOVE)),
         TIMES_THIRD * sum(third),
-        LEAST,
+        _LEAST,
     )
 
 

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 VARIABLE = "VTOOL_VLLM_PYTHON"
-BUILT = Path(".vllm-venv/bin/python")
+BUILT_PYTHON = Path(".vllm-venv/bin/python")
 """The interpreter that `make vllm-env` makes, in the folder that it is called in."""
 
 
@@ -20,5 +20,5 @@ def vllm_python() -> str | None:
         return named
     if find_spec("vllm") is not None:
         return sys.executable
-    beside_ours = Path(sys.prefix).parent / BUILT
-    return next((str(each) for each in (BUILT, beside_ours) if each.exists()), None)
+    beside_ours = Path(sys.prefix).parent / BUILT_PYTHON
+    return next((str(each) for each in (BUILT_PYTHON, beside_ours) if each.exists()), None)

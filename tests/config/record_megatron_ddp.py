@@ -17,7 +17,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from vtool.config.megatron_versions import FILE, fields_in
+from vtool.config.megatron_versions import DDP_CONFIG_FILE, fields_in
 
 PYTHONS = ("3.13", "3.12", "3.11", "3.10", "3.9")
 
@@ -55,7 +55,11 @@ def fields_of(release: str) -> list[str] | None:
             )
             if wheel := next(Path(folder).glob("*.whl"), None):
                 with zipfile.ZipFile(wheel) as opened:
-                    return list(fields_in(opened.read(FILE))) if FILE in opened.namelist() else None
+                    return (
+                        list(fields_in(opened.read(DDP_CONFIG_FILE)))
+                        if DDP_CONFIG_FILE in opened.namelist()
+                        else None
+                    )
     print(f"{release} has no wheel", file=sys.stderr)
     return None
 

@@ -11,7 +11,7 @@ import pytest
 
 from vtool.config.environment.machine import find_distribution
 from vtool.config.megatron_ddp import CONFLICTS, live_fields, problems
-from vtool.config.megatron_versions import FILE
+from vtool.config.megatron_versions import DDP_CONFIG_FILE
 from vtool.config.schema.megatron import DdpConfig, WrapConfig
 
 
@@ -33,7 +33,7 @@ def test_what_is_harmless_is_megatron_cores_own_default() -> None:
     found = find_distribution("megatron-core")
     if found is None:
         pytest.skip("megatron-core is not installed")
-    source = ast.parse(Path(str(found.locate_file(FILE))).read_text("utf-8"))
+    source = ast.parse(Path(str(found.locate_file(DDP_CONFIG_FILE))).read_text("utf-8"))
     (config,) = (each for each in source.body if isinstance(each, ast.ClassDef))
     defaults = {
         each.target.id: ast.literal_eval(each.value)

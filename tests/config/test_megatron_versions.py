@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from vtool.cli.app import app
 from vtool.config.load import examine
-from vtool.config.megatron_versions import FILE, installed_megatron, releases
+from vtool.config.megatron_versions import DDP_CONFIG_FILE, installed_megatron, releases
 from vtool.config.schema.megatron import DdpConfig
 from vtool.diagnostics import Diagnostic
 
@@ -22,7 +22,7 @@ MEGATRON = ["digits", "engine=megatron"]
 
 def install(site: Path, version: str, *fields: str) -> None:
     """Write the files that pip leaves of a release whose DDP config has these fields."""
-    source = site / FILE
+    source = site / DDP_CONFIG_FILE
     source.parent.mkdir(parents=True)
     body = "".join(f"    {field}: bool = False\n" for field in fields)
     source.write_text(
@@ -33,7 +33,7 @@ def install(site: Path, version: str, *fields: str) -> None:
     (about / "METADATA").write_text(
         f"Metadata-Version: 2.1\nName: megatron-core\nVersion: {version}\n"
     )
-    (about / "RECORD").write_text(f"{FILE},,\n")
+    (about / "RECORD").write_text(f"{DDP_CONFIG_FILE},,\n")
 
 
 def found(*overrides: str) -> tuple[Diagnostic, ...]:
@@ -116,7 +116,7 @@ def test_a_misspelt_field_is_answered_with_what_was_meant() -> None:
 
 
 def test_without_megatron_core_the_check_has_not_passed(monkeypatch: pytest.MonkeyPatch) -> None:
-    without = [folder for folder in sys.path if not (Path(folder) / FILE).exists()]
+    without = [folder for folder in sys.path if not (Path(folder) / DDP_CONFIG_FILE).exists()]
     monkeypatch.setattr(sys, "path", without)
     assert examine(*MEGATRON[:1], MEGATRON[1:]).checks["not-in-megatron-core"] == "not-run"
     done = CliRunner().invoke(app, ["validate-config", *MEGATRON, "--format", "json"])

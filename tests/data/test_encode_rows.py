@@ -224,7 +224,7 @@ def test_of_a_template_that_takes_too_long_nothing_else_is_rendered(
         "{% if messages[0]['content'] == 'slow' %}{% for a in range(10000) %}{% for b in"
         " range(10000) %}{% endfor %}{% endfor %}{% endif %}" + TEMPLATES["strips"]
     )
-    monkeypatch.setattr(template_limits, "SECONDS", 0.2)
+    monkeypatch.setattr(template_limits, "_SECONDS", 0.2)
 
     def row(text: str) -> Row:
         turns = (("user", text), ("assistant", "yes"))

@@ -127,7 +127,7 @@ def test_a_line_is_found_without_being_in_memory_whole(
     file.write_text("\n".join(rows))
     places = JsonLines(str(file)).places
     for size in (16, 64, 100, len(rows[0]), len(rows[0]) + 1):
-        monkeypatch.setattr("vtool.data.containers.places.CHUNK", size)
+        monkeypatch.setattr("vtool.data.containers.places._CHUNK", size)
         assert JsonLines(str(file)).places == places, size
     assert [place.line for place in places] == [1, 2, 5, 6]
     monkeypatch.setattr("vtool.data.json_lines.LARGEST_ROW", 200)

@@ -77,7 +77,7 @@ def test_images_are_in_the_folder_that_is_named(tmp_path: Path) -> None:
 def test_rows_of_an_array_are_found_wherever_it_is_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int, layout: dict[str, Any], mark: str
 ) -> None:
-    monkeypatch.setattr(json_array, "CHUNK", chunk)
+    monkeypatch.setattr(json_array, "_CHUNK", chunk)
     texts = ['é "][{}" \\', "日本\n,", "🙂" * 30, ""]
     rows = [talk(text, "b", extra={"a": [1, {"b": []}]}) for text in texts]
     text = mark + "\n " + json.dumps(rows, ensure_ascii=False, **layout) + "\n"
@@ -109,7 +109,7 @@ def test_an_array_without_rows_has_none(tmp_path: Path) -> None:
 def test_an_array_that_is_cut_off_or_damaged_is_refused_at_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, words: str, line: int, chunk: int
 ) -> None:
-    monkeypatch.setattr(json_array, "CHUNK", chunk)
+    monkeypatch.setattr(json_array, "_CHUNK", chunk)
     (tmp_path / "rows.json").write_text(text)
     rule, message, place = finding_of(tmp_path / "rows.json")
     assert rule == "broken-row"

@@ -139,7 +139,7 @@ def test_half_an_image_is_not_kept(tmp_path: Path, web: Web) -> None:
 def test_more_bytes_than_may_be_are_refused(
     tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(urls, "MOST_BYTES", 1000)
+    monkeypatch.setattr(urls, "_MOST_BYTES", 1000)
     address = web.gives("/large", (200, {}, bytes(1001)))
     assert "has more than 1,000 bytes" in refusal(opened(tmp_path, address, web.host))
 

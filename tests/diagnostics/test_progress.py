@@ -16,7 +16,7 @@ from vtool.diagnostics.progress import tick, working
 
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "FIRST", 0.05)
+    monkeypatch.setattr(progress, "FIRST_SECONDS", 0.05)
     monkeypatch.setattr(progress, "EVERY", 0.05)
     monkeypatch.delenv("RANK", raising=False)
 
@@ -45,7 +45,7 @@ def test_an_hour_of_waiting_takes_fewer_than_a_hundred_lines(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.undo()
-    waits = [progress.FIRST]
+    waits = [progress.FIRST_SECONDS]
     while sum(waits) < 3600:
         waits.append(progress.next_wait(waits[-1]))
     assert waits[:3] == [2, 5, 7.5]

@@ -8,11 +8,11 @@ import pytest
 
 import vtool
 from vtool.diagnostics import RULES, Diagnostic, Rule
-from vtool.diagnostics.table import SOURCES
+from vtool.diagnostics.table import RULE_MODULES
 
 
 def test_names_and_codes_are_unique() -> None:
-    rules = [rule for source in SOURCES for rule in import_module(source).RULES]
+    rules = [rule for source in RULE_MODULES for rule in import_module(source).RULES]
     assert len(rules) == len(RULES) == len({rule.code for rule in rules})
     assert {rule.name: rule for rule in rules} == RULES
 
@@ -22,7 +22,7 @@ def test_every_file_with_a_rule_is_a_source_of_the_table() -> None:
     files = {
         file for file in folder.rglob("*.py") if re.search(r"\bRule\($", file.read_text(), re.M)
     }
-    sources = {Path(str(import_module(source).__file__)) for source in SOURCES}
+    sources = {Path(str(import_module(source).__file__)) for source in RULE_MODULES}
     in_package = {file for file in files if file.with_name("__init__.py") in sources}
     assert files - in_package == sources - {file.with_name("__init__.py") for file in in_package}
 

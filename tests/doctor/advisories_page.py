@@ -5,11 +5,11 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from vtool.doctor.advisories import FILE, Advisories, Advisory, advisories, schema
+from vtool.doctor.advisories import ADVISORIES_FILE, Advisories, Advisory, advisories, schema
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/advisories.md"
-SCHEMA = FILE.with_suffix(".schema.json")
+SCHEMA = ADVISORIES_FILE.with_suffix(".schema.json")
 _HEAD = """# Advisories: known silent bugs of released packages
 
 What pip-audit is for security, `vtool doctor` is for training that is silently wrong: it holds this

@@ -12,7 +12,7 @@ from packaging.version import Version
 from tests.doctor import advisories_page
 from vtool.cli.validate_config import ReadableTrainer
 from vtool.doctor.advisories import (
-    FILE,
+    ADVISORIES_FILE,
     FROM,
     Advisories,
     Advisory,
@@ -27,7 +27,7 @@ KNOWN = advisories().advisories
 
 
 def plain() -> dict[str, Any]:
-    document: dict[str, Any] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    document: dict[str, Any] = yaml.safe_load(ADVISORIES_FILE.read_text(encoding="utf-8"))
     return document
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from vtool.loading.probe.checks import ON_RANKS
+from vtool.loading.probe.checks import CHECKS_ON_RANKS
 from vtool.loading.probe.held import held_by
 from vtool.loading.probe.ranks import RANKS
 from vtool.loading.probe.reference import load_new
@@ -89,7 +89,7 @@ def found_with(mistake: Callable[[], None], folder: Path) -> dict[str, Any]:
     alone = held_by(model)
     mistake()
     assert subject.on_ranks is not None
-    found = subject.on_ranks(subject, ON_RANKS, alone)
+    found = subject.on_ranks(subject, CHECKS_ON_RANKS, alone)
     return {
         rule: {
             "reason": facts.reason,

@@ -7,12 +7,12 @@ from vtool.diagnostics.rules_loading import CLASS_RULES, FRAMEWORK_CLASS_RULES
 from vtool.loading.grading import GRADERS
 from vtool.loading.probe import stale
 from vtool.loading.probe.audit import MEASUREMENTS
-from vtool.loading.probe.checks import CHECKS, RANKS, WATCHED
+from vtool.loading.probe.checks import CHECKS, TWO_RANKS, WATCHED
 
 
 def test_each_check_has_a_measurement_and_a_grader() -> None:
     assert [check.rule for check in CHECKS] == list(GRADERS)
-    assert {check.measurement for check in CHECKS} == {WATCHED, RANKS, *MEASUREMENTS}
+    assert {check.measurement for check in CHECKS} == {WATCHED, TWO_RANKS, *MEASUREMENTS}
 
 
 def test_each_check_is_a_rule_and_a_setting() -> None:

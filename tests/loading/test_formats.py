@@ -11,7 +11,7 @@ from tests.loading import models
 from vtool.config.schema.load_check import Format as FormatName
 from vtool.loading.probe.audit import judged_facts, run_checks
 from vtool.loading.probe.facts import CheckFacts
-from vtool.loading.probe.formats import BY_NAME, FORMATS, LayerTensor, WeightFormat
+from vtool.loading.probe.formats import BY_NAME, WEIGHT_FORMATS, LayerTensor, WeightFormat
 from vtool.loading.probe.quantized import quantize_checkpoint
 from vtool.loading.probe.state import named_parameters
 from vtool.loading.probe.subject import QuantizedTwin, Subject
@@ -30,7 +30,7 @@ PLAIN = {
     }.items()
 }
 FUSED = {"q": ("qkv", 0), "k": ("qkv", 1), "v": ("qkv", 2), "w1": ("w13", 0), "w3": ("w13", 1)}
-WITH_TENSORS = [form.name for form in FORMATS if form.parts]
+WITH_TENSORS = [form.name for form in WEIGHT_FORMATS if form.parts]
 SCALES = ("weight_scale", "weight_scale_inv", "scales")
 ZEROS = ("weight_zero_point", "qzeros")
 
@@ -211,7 +211,7 @@ def found(made: type[Net], *formats: str) -> tuple[CheckFacts, str, list[str]]:
 
 
 def test_the_setting_has_each_format_of_the_registry() -> None:
-    assert [form.name for form in FORMATS] == list(get_args(FormatName))
+    assert [form.name for form in WEIGHT_FORMATS] == list(get_args(FormatName))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from vtool.loading.probe.host import HOSTS, Host, Progress, open_host
 from vtool.loading.probe.pool import Pool, Spent, is_over
 from vtool.loading.probe.subject import Subject
 
-PROBE = vtool.loading.worker.PROBE
+PROBE = vtool.loading.worker._PROBE
 FRAMEWORKS = {
     "torch",
     "numpy",

@@ -22,7 +22,7 @@ from tests.cli.load_check_commands import (
 )
 from vtool.loading.probe.errors import NotRun
 from vtool.loading.probe.facts import About, CheckFacts, Item, SubjectFacts
-from vtool.loading.probe.twin import OWN, save_twin
+from vtool.loading.probe.twin import TWIN_FOLDER, save_twin
 from vtool.loading.probe.twin_outputs import Outputs, Twin, compare_outputs
 from vtool.loading.verdict import judge
 
@@ -36,7 +36,7 @@ NO_SOFT_CAP = "SGLang's attention in torch has no soft cap; its kernels for GPUs
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("twin")
     save_twin(NAME, {}, folder, NAME)
-    return folder / OWN
+    return folder / TWIN_FOLDER
 
 
 def changed(saved: Path, folder: Path, change: Callable[[dict[str, Tensor]], None]) -> Twin:

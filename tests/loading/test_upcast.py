@@ -63,7 +63,7 @@ def test_a_weight_that_waits_for_its_scale_in_the_loaders_memory_is_found(
     factory: type[Upcasts], errors: int, upcast: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # only files of models are read for the name of the scale
-    monkeypatch.setattr("vtool.loading.probe.upcast.MODELS", "tests.loading.")
+    monkeypatch.setattr("vtool.loading.probe.upcast._MODELS", "tests.loading.")
     subject = Subject(
         factory,
         PLAIN,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vtool.models.nf4 import BLOCK, Nf4Linear, numbers_of, packed_bytes, quantize
+from vtool.models.nf4 import WEIGHTS_PER_SCALE, Nf4Linear, numbers_of, packed_bytes, quantize
 from vtool.verification.unpack_base import NF4, unpack
 
 pytestmark = pytest.mark.skipif(
@@ -27,7 +27,7 @@ def linear(out: int, into: int, *, bias: bool = True) -> nn.Linear:
 def nearest(weight: Tensor) -> Tensor:
     """The weight in NF4, block by block in float64: the nearest of 16 numbers of its scale."""
     table = torch.tensor(NF4, dtype=torch.float64)
-    blocks = weight.detach().double().reshape(-1).split(BLOCK)
+    blocks = weight.detach().double().reshape(-1).split(WEIGHTS_PER_SCALE)
     found = []
     for block in blocks:
         scale = block.abs().max()

@@ -28,7 +28,7 @@ from vtool.diagnostics import Findings
 from vtool.families import FAMILIES
 from vtool.families.frames import FrameRequest, sample_by_time
 from vtool.models.processor import Processor, load_processor
-from vtool.models.video import FILE
+from vtool.models.video import VIDEO_SETTINGS_FILE
 
 EACH = pytest.mark.parametrize("name", EACH_FAMILY)
 # Grey levels, over the least of the deviations that colours are divided by: torchvision's resizing
@@ -154,7 +154,7 @@ def test_what_a_recipe_says_of_videos_is_kept_in_the_folder(tmp_path: Path, name
     _, processor = rows_of(tmp_path, name, *settings)
     assert len(processor.video.sample(300, 10.0)) == 6
     processor.save(tmp_path / "saved")
-    settings = json.loads((tmp_path / "saved" / FILE).read_text())
+    settings = json.loads((tmp_path / "saved" / VIDEO_SETTINGS_FILE).read_text())
     assert (settings["fps"], settings["size"]) == (
         3.0,
         {"shortest_edge": 1568, "longest_edge": 50176},
@@ -180,13 +180,13 @@ def test_a_folder_without_settings_of_videos_has_those_of_its_images(tmp_path: P
     """Transformers reads the first of two files that is there."""
     _, processor = rows_of(tmp_path, "qwen2_5_vl")
     processor.save(tmp_path / "saved")
-    (tmp_path / "saved" / FILE).unlink()
+    (tmp_path / "saved" / VIDEO_SETTINGS_FILE).unlink()
     own = json.loads((tmp_path / "saved/preprocessor_config.json").read_text())
     own["size"] = {"shortest_edge": 3136, "longest_edge": 50176}
     (tmp_path / "saved/preprocessor_config.json").write_text(json.dumps(own))
     video = reloaded(tmp_path / "saved", "qwen2_5_vl").video
     assert (video.min_pixels, video.max_pixels, video.fps) == (3136, 50176, 2.0)
-    (tmp_path / "saved" / FILE).write_text('{"fps": "fast"}')
+    (tmp_path / "saved" / VIDEO_SETTINGS_FILE).write_text('{"fps": "fast"}')
     with pytest.raises(Findings, match="model-does-not-load"):
         reloaded(tmp_path / "saved", "qwen2_5_vl")
 

@@ -21,7 +21,7 @@ from vtool.planning.plan import (
     changes_to_fit,
     make_plan,
 )
-from vtool.planning.step import KINDS, StepNeeds
+from vtool.planning.step import MEMORY_KINDS, StepNeeds
 from vtool.planning.text import lines, remedy, verdict
 
 pytestmark = pytest.mark.usefixtures("no_process_group")
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("no_process_group")
 
 def plan_of(device: int, memory: int | None, *changes: Change) -> MemoryPlan:
     """A plan of a rank that needs so many bytes."""
-    step = StepNeeds(dict.fromkeys(KINDS, 0) | {"activations": device}, 0, 10**12, 0)
+    step = StepNeeds(dict.fromkeys(MEMORY_KINDS, 0) | {"activations": device}, 0, 10**12, 0)
     shape = Shape(1, 64, 0, 0, 0, packed=False)
     asked = PlanQuestion(2, memory, peak=1e12, price=3.0)
     sizes = {"chunks": 1, "logits": 0, "load": 0, "save": 0, "checkpoint": 0}
@@ -106,7 +106,7 @@ def test_ranks_that_have_no_row_are_reported_and_not_proposed() -> None:
     text = "\n".join(lines(replace(plan_of(GIB, None), idle=960)))
     assert "960 of 2 ranks have none" in text
     assert "fewer rows than ranks" not in "\n".join(lines(plan_of(GIB, None)))
-    step = StepNeeds(dict.fromkeys(KINDS, 0) | {"weights": 100, "activations": 10}, 0, 0, 0)
+    step = StepNeeds(dict.fromkeys(MEMORY_KINDS, 0) | {"weights": 100, "activations": 10}, 0, 0, 0)
     assert _more_gpus(step, 8, 60, most=64) == (16, 60)
     assert _more_gpus(step, 8, 60, most=15) is None
     assert _more_gpus(step, 1, 12, most=10**6) is None

@@ -18,7 +18,7 @@ from vtool.data.packing import with_positions
 from vtool.engines.ranks import Ranks
 from vtool.training import micro_batch
 from vtool.training.micro_batch import bytes_of_head, bytes_of_pass, choose_micro_batch, print_state
-from vtool.training.model_and_engine import DTYPES
+from vtool.training.model_and_engine import TRAINED_DTYPES
 from vtool.training.session import RunRequest, Session
 
 
@@ -149,7 +149,7 @@ def test_the_estimate_of_the_head_is_the_peak_of_its_loss(
     tracker = MemTracker()
     tracker.track_external(weight)
     with tracker:
-        hidden = torch.zeros(1, 1024, 128, dtype=DTYPES[dtype], requires_grad=True)
+        hidden = torch.zeros(1, 1024, 128, dtype=TRAINED_DTYPES[dtype], requires_grad=True)
         with torch.autocast("cpu", enabled=dtype == "bfloat16"):
             nll = summed_nll_of_hidden(hidden, weight, torch.zeros(1, 1024, dtype=torch.long))
         nll.backward()

@@ -263,7 +263,7 @@ def test_merged_and_opened_again_it_computes_what_was_trained(trained: Path) -> 
     opened = logits_of(trained, load_exported(trained / "straight"))
     assert float((whole - live).abs().max()) <= 1e-5 * float(live.abs().max())
     assert float((opened - live).abs().max()) <= 1e-5 * float(live.abs().max())
-    (trained / "straight/export" / nf4.RECORD).rename(trained / "hidden")
+    (trained / "straight/export" / nf4.NF4_RECORD).rename(trained / "hidden")
     try:
         still = logits_of(trained, load_exported(trained / "straight"))
         config = trained / "straight/export" / CONFIG
@@ -272,7 +272,7 @@ def test_merged_and_opened_again_it_computes_what_was_trained(trained: Path) -> 
         wrong = logits_of(trained, load_exported(trained / "straight"))
         config.write_text(written)
     finally:
-        (trained / "hidden").rename(trained / "straight/export" / nf4.RECORD)
+        (trained / "hidden").rename(trained / "straight/export" / nf4.NF4_RECORD)
     assert torch.equal(still, opened)
     assert float((wrong - live).abs().max()) > 1e-3 * float(live.abs().max())
 
@@ -283,7 +283,7 @@ def test_transformers_makes_the_same_base_of_what_the_export_says(trained: Path)
     from peft import PeftModel
     from transformers import AutoModelForImageTextToText, BitsAndBytesConfig
 
-    said = json.loads((trained / "straight/export" / nf4.RECORD).read_text())
+    said = json.loads((trained / "straight/export" / nf4.NF4_RECORD).read_text())
     base = AutoModelForImageTextToText.from_pretrained(
         trained / "narrow",
         dtype=torch.float32,

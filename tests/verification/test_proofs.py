@@ -10,7 +10,7 @@ from tests.zoo.looks import Proved
 from tests.zoo.zoo import DEFECTS
 from vtool.diagnostics import RULES
 from vtool.verification import proofs
-from vtool.verification.proofs import FAST, NAMES, ON_RANKS, PROOFS
+from vtool.verification.proofs import FAST, PROOF_NAMES, PROOFS, PROOFS_ON_RANKS
 from vtool.verification.proofs.proof import Proof
 
 FOLDER = Path(proofs.__file__).parent
@@ -19,23 +19,23 @@ SUPPORT = {"__init__", "proof", "report"}
 
 def test_every_file_of_a_proof_is_registered_once() -> None:
     files = {path.stem for path in FOLDER.glob("*.py")} - SUPPORT
-    assert sorted(name.replace("-", "_") for name in NAMES) == sorted(files)
+    assert sorted(name.replace("-", "_") for name in PROOF_NAMES) == sorted(files)
 
 
-@pytest.mark.parametrize("proof", PROOFS, ids=NAMES)
+@pytest.mark.parametrize("proof", PROOFS, ids=PROOF_NAMES)
 def test_a_proof_is_in_the_file_that_is_named_after_its_rule(proof: Proof) -> None:
     module = import_module(f"vtool.verification.proofs.{proof.name.replace('-', '_')}")
     assert module.PROOF is proof
     assert proof.compute.__module__ == module.__name__
-    assert proof.name in {*FAST, *ON_RANKS}, "it is made in one process, or in two"
+    assert proof.name in {*FAST, *PROOFS_ON_RANKS}, "it is made in one process, or in two"
 
 
-@pytest.mark.parametrize("proof", PROOFS, ids=NAMES)
+@pytest.mark.parametrize("proof", PROOFS, ids=PROOF_NAMES)
 def test_the_rule_of_a_proof_is_in_the_table_of_rules(proof: Proof) -> None:
     assert RULES[proof.name] is proof.rule
 
 
-@pytest.mark.parametrize("proof", PROOFS, ids=NAMES)
+@pytest.mark.parametrize("proof", PROOFS, ids=PROOF_NAMES)
 def test_a_proof_that_passed_is_printed_as_what_holds(proof: Proof) -> None:
     """The name and summary say what is wrong, and would read as if that had passed."""
     assert proof.rule.holds.endswith(".")
@@ -43,7 +43,7 @@ def test_a_proof_that_passed_is_printed_as_what_holds(proof: Proof) -> None:
     assert proof.rule.claim("failed") == proof.rule.summary
 
 
-@pytest.mark.parametrize("proof", PROOFS, ids=NAMES)
+@pytest.mark.parametrize("proof", PROOFS, ids=PROOF_NAMES)
 def test_a_proof_catches_the_case_in_the_zoo_that_it_is_for(proof: Proof) -> None:
     cases = {
         defect.upstream
@@ -54,7 +54,9 @@ def test_a_proof_catches_the_case_in_the_zoo_that_it_is_for(proof: Proof) -> Non
 
 
 def test_the_zoo_asks_for_no_proof_that_is_not_registered() -> None:
-    assert {defect.look.rule for defect in DEFECTS if isinstance(defect.look, Proved)} == {*NAMES}
+    assert {defect.look.rule for defect in DEFECTS if isinstance(defect.look, Proved)} == {
+        *PROOF_NAMES
+    }
 
 
 def test_the_page_has_the_proofs_of_the_registry() -> None:

@@ -27,7 +27,7 @@ from vtool.training.session import Progress, restore_checkpoint
 from vtool.verification import reference
 from vtool.verification.context import ProofContext, build_proof_context
 from vtool.verification.processes import Ended, run_processes
-from vtool.verification.proofs import FAST, ON_RANKS, resume_differs
+from vtool.verification.proofs import FAST, PROOFS_ON_RANKS, resume_differs
 from vtool.verification.proofs.proof import ONE_ROW
 from vtool.verification.proofs.report import NotProvable, record_without_proofs
 from vtool.verification.prove import prove, run_proofs
@@ -54,7 +54,7 @@ def test_the_fast_proofs_of_a_healthy_recipe_pass(family: str) -> None:
     } == {}
     missed = {rule for rule, state in states.items() if state == "not-run"}
     refused = {"gradient-depends-on-packing"} if family == "qwen3_5" else set()
-    assert missed == set(ON_RANKS) - set(FAST) | refused
+    assert missed == set(PROOFS_ON_RANKS) - set(FAST) | refused
     assert all(proof.reason for proof in proved.proofs if proof.state == "not-run")
 
 
@@ -124,7 +124,9 @@ def test_of_one_row_two_are_made(tmp_path: Path) -> None:
     rows = messages(write_rows(tmp_path / "rows.jsonl", [chat("What is it?", "It is one.")]))
     proved = prove(load_run("rows", [rows]).run, fast=True)
     assert proved.rows == ("rows.jsonl:1", "rows.jsonl:1 with itself")
-    assert {rule for rule, state in proved.checks().items() if state != "passed"} <= {*ON_RANKS}
+    assert {rule for rule, state in proved.checks().items() if state != "passed"} <= {
+        *PROOFS_ON_RANKS
+    }
     (written,) = (proof for proof in proved.proofs if proof.rule == "embeddings-written-in-place")
     assert "with images" not in written.what, "what was not looked at is not named"
 
@@ -170,7 +172,9 @@ def test_dropout_of_the_model_is_off_and_that_is_reported(
     with_dropout: tuple[str, ...], full_size: bool
 ) -> None:
     proved = prove(load_run("digits", with_dropout).run, fast=True, full_size=full_size)
-    assert {rule for rule, state in proved.checks().items() if state != "passed"} <= {*ON_RANKS}
+    assert {rule for rule, state in proved.checks().items() if state != "passed"} <= {
+        *PROOFS_ON_RANKS
+    }
     assert (
         "attention_dropout 0.1 of the model → 0, as lora.dropout is: each draw is another number"
         in proved.changes
@@ -378,9 +382,9 @@ def test_a_process_that_ends_without_a_result_is_reported_with_its_last_line(
 @pytest.mark.full
 def test_proofs_on_two_processes_pass_on_the_recipes_engine() -> None:
     run = load_run("digits_lora", ["engine=fsdp2"]).run
-    proved = prove(run, only=ON_RANKS)
+    proved = prove(run, only=PROOFS_ON_RANKS)
     assert {proof.rule: (proof.state, proof.finding) for proof in proved.proofs} == dict.fromkeys(
-        ON_RANKS, ("passed", None)
+        PROOFS_ON_RANKS, ("passed", None)
     )
     assert "fsdp2 with 2 processes" in proved.details()["resume-differs"]["what"]
 
@@ -405,7 +409,7 @@ def test_all_proofs_pass_on_megatron(family: str, parallel: str, lora: bool) -> 
         load_run(
             recipe, [f"model.family={family}", "engine=megatron", f"engine.parallel={parallel}"]
         ).run,
-        only=ON_RANKS,
+        only=PROOFS_ON_RANKS,
     )
     assert [proof.finding for proof in proved.proofs if proof.finding] == []
     assert set(proved.checks().values()) == {"passed"}

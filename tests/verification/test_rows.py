@@ -9,7 +9,7 @@ from tests.rows import chat, mixed_rows, write_rows
 from tests.runs import encoded, messages, request
 from vtool.data.chat import IGNORED
 from vtool.diagnostics import Findings
-from vtool.verification.rows import FIRST, Span, audit_rows
+from vtool.verification.rows import FIRST_ROWS, Span, audit_rows
 
 TWO_TURNS = {
     "messages": [*chat("Hi", "Hello")["messages"], *chat("And now?", "Bye now")["messages"]]
@@ -50,7 +50,7 @@ def test_a_span_may_end_with_the_row(tmp_path: Path) -> None:
 
 def test_the_first_rows_are_shown_and_those_asked_for(tmp_path: Path) -> None:
     rows = [*mixed_rows(tmp_path, 9), "{"]
-    first = [f"rows.jsonl:{number}" for number in range(1, FIRST + 1)]
+    first = [f"rows.jsonl:{number}" for number in range(1, FIRST_ROWS + 1)]
     assert [shown.row for shown in audited(tmp_path, rows).shown] == first
     audit = audited(tmp_path, rows, row_names=("8", "rows.jsonl:2", "10"))
     assert [shown.row for shown in audit.shown] == [*first, "rows.jsonl:8", "rows.jsonl:10"]

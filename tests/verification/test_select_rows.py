@@ -16,7 +16,7 @@ from vtool.verification.context import ProofContext, build_proof_context
 from vtool.verification.proofs import label_masks_disagree
 from vtool.verification.proofs.report import NotProvable
 from vtool.verification.prove import prove
-from vtool.verification.select_rows import FURTHEST, TOKENS
+from vtool.verification.select_rows import FURTHEST, ROW_TOKENS
 
 DECOMPOSED = unicodedata.normalize("NFD", "Crème brûlée")
 EMOJI = [
@@ -128,12 +128,13 @@ class TestLongRows:
             chat("short", "row"),
         ]
         context = context_of(tmp_path, rows)
-        assert context.lengths[0] <= TOKENS
-        assert sum(context.lengths) <= 5 * TOKENS
+        assert context.lengths[0] <= ROW_TOKENS
+        assert sum(context.lengths) <= 5 * ROW_TOKENS
         assert [
             change
             for change in context.changes
-            if "rows.jsonl:1, rows.jsonl:2" in change and f"longer than {TOKENS} tokens" in change
+            if "rows.jsonl:1, rows.jsonl:2" in change
+            and f"longer than {ROW_TOKENS} tokens" in change
         ]
         first = context.rows[0]
         assert [message["role"] for message in first.messages] == ["system", "user", "assistant"]
@@ -154,7 +155,7 @@ class TestLongRows:
         context = context_of(
             tmp_path, rows, "data.image.min_pixels=50176", "data.video.min_pixels=50176"
         )
-        assert max(context.lengths) <= 2 * TOKENS
+        assert max(context.lengths) <= 2 * ROW_TOKENS
         assert any(row.videos for row in context.rows)
         assert any(0 < len(row.images) < 12 for row in context.rows)
 

@@ -15,7 +15,7 @@ from typing import Any
 import typer
 
 Words = list[str | tuple[str, str]]
-LARGEST = 200
+_LARGEST = 200
 """The most words of a folder's."""
 
 
@@ -27,7 +27,7 @@ def safely(
     @wraps(complete)
     def words(ctx: typer.Context, incomplete: str) -> Words:
         try:
-            return list(islice(complete(ctx, incomplete), LARGEST))
+            return list(islice(complete(ctx, incomplete), _LARGEST))
         except Exception:  # a traceback would be printed into the line that is being typed
             return []
 

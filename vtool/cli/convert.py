@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from vtool.data.convert import Conversion
     from vtool.diagnostics.result import Result
 
-LISTED = 20
+_LISTED = 20
 """Refused rows that are listed; the others are counted."""
 
 
@@ -79,9 +79,9 @@ def _result(made: "Conversion", rows: str, most_dropped: int) -> "Result":
     from vtool.diagnostics.result import Result
 
     allowed = len(made.refused) <= most_dropped and made.written > 0
-    findings = [*made.refused[:LISTED]]
-    if (more := len(made.refused) - LISTED) > 0:
-        findings.append(Diagnostic(made.refused[LISTED].rule, f"… and {more} more rows"))
+    findings = [*made.refused[:_LISTED]]
+    if (more := len(made.refused) - _LISTED) > 0:
+        findings.append(Diagnostic(made.refused[_LISTED].rule, f"… and {more} more rows"))
     if allowed:
         findings = [replace(each, severity="note") for each in findings]
     elif made.refused:

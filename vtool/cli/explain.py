@@ -146,14 +146,14 @@ def _print_recipe(topic: str, path: "Path") -> None:
 
 def _print_settings(topic: str) -> None:
     from vtool.config.foreign.words import WORDS, counterpart_of
-    from vtool.config.schema import KINDS
+    from vtool.config.schema import RECIPE_KINDS
     from vtool.config.settings import all_settings
     from vtool.config.shipped import recipe_names
     from vtool.diagnostics import RULES
     from vtool.diagnostics.near_miss import did_you_mean, ending, near, overlapping, same_words
 
     name = ".".join(part for part in topic.split(".") if not part.isdigit())
-    settings = [setting for schema in KINDS.values() for setting in all_settings(schema)]
+    settings = [setting for schema in RECIPE_KINDS.values() for setting in all_settings(schema)]
     if found := [setting for setting in settings if setting.name == name]:
         _print_setting(found)
         for group in dict.fromkeys(group for setting in found for group in setting.groups):

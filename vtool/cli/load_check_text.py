@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vtool.loading.check import CheckProgress
     from vtool.loading.probe.facts import Ready
 
-SHOWN = 4
+_SHOWN = 4
 
 
 class Live:
@@ -189,7 +189,7 @@ def _changed(result: Result) -> list[str]:
         ("replaced", made.get("parts_replaced", [])),
         ("guessed, because the config lacks it", fields),
     )
-    return [f"{word}: {listed(entries, SHOWN)}" for word, entries in groups if entries]
+    return [f"{word}: {listed(entries, _SHOWN)}" for word, entries in groups if entries]
 
 
 def last_line(results: Sequence[Result]) -> str:
@@ -226,7 +226,7 @@ def _reasons(result: Result, rules: Sequence[str]) -> Iterator[str]:
             printable(str(result.details.get(rule, {}).get("reason", "no reason is known"))), []
         ).append(rule)
     for reason, names in of.items():
-        yield f"{', '.join(names) if len(names) <= SHOWN else f'{len(names)} checks'}: {reason}"
+        yield f"{', '.join(names) if len(names) <= _SHOWN else f'{len(names)} checks'}: {reason}"
 
 
 def values_not_run(result: Result) -> str | None:

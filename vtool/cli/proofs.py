@@ -23,9 +23,9 @@ def proofs_result(subject: str, proved: "ProofReport") -> "Result":
 def verdict_not_run(subject: str, only: Sequence[str], why: str) -> "Result":
     """Return the verdict where no proof could be made, and nothing is wrong with the recipe."""
     from vtool.diagnostics.result import Result
-    from vtool.verification.proofs import NAMES
+    from vtool.verification.proofs import PROOF_NAMES
 
-    rules = only or NAMES
+    rules = only or PROOF_NAMES
     checks, details = dict.fromkeys(rules, "not-run"), {rule: {"reason": why} for rule in rules}
     return Result(subject, "not-run", checks, details=details)
 

@@ -6,7 +6,7 @@ FLASH = ("flash_attention_2", "flash_attention_3")
 """The kernels of FlashAttention's packages."""
 NOT_ON_CPU = ("varlen", *FLASH)
 """The kernels in whose place torch's SDPA computes on a CPU, by the same lengths."""
-NAME = "model.attention"
+ATTENTION_KEY = "model.attention"
 
 
 def attention_conflict(model: Model, kind: str) -> tuple[str, str] | None:
@@ -20,14 +20,15 @@ def attention_conflict(model: Model, kind: str) -> tuple[str, str] | None:
     if chosen in FLASH and kind in ("cpu", "npu"):
         device = "a CPU" if kind == "cpu" else "an NPU"
         return (
-            f"{NAME} is {chosen}, which computes on CUDA alone, and the device is {device}",
-            f"set {NAME}=varlen, which has its own way on each kind of device",
+            f"{ATTENTION_KEY} is {chosen}, which computes on CUDA alone, and the device is"
+            f" {device}",
+            f"set {ATTENTION_KEY}=varlen, which has its own way on each kind of device",
         )
     narrow = chosen in FLASH or (chosen == "varlen" and kind == "cuda")
     if narrow and model.dtype != "bfloat16":
         return (
-            f"{NAME} is {chosen}, which computes on CUDA in bfloat16 alone, and model.dtype is"
-            f" {model.dtype}",
-            f"set model.dtype=bfloat16, or {NAME}=sdpa",
+            f"{ATTENTION_KEY} is {chosen}, which computes on CUDA in bfloat16 alone, and"
+            f" model.dtype is {model.dtype}",
+            f"set model.dtype=bfloat16, or {ATTENTION_KEY}=sdpa",
         )
     return None

@@ -11,7 +11,7 @@ from typing import Any
 
 from vtool.config.foreign.words import WORDS
 from vtool.config.resources import group_names
-from vtool.config.schema import KINDS, Settings
+from vtool.config.schema import RECIPE_KINDS, Settings
 from vtool.config.settings import Setting, all_settings, choices
 from vtool.diagnostics import RULES
 
@@ -24,7 +24,7 @@ def completion_words(metrics: Iterable[tuple[str, str]]) -> dict[str, Any]:
     Args:
         metrics: names of `vtool evaluate`'s, with what each says.
     """
-    settings = {kind: dict(_settings(schema)) for kind, schema in KINDS.items()}
+    settings = {kind: dict(_settings(schema)) for kind, schema in RECIPE_KINDS.items()}
     rules = sorted((rule.code, rule.name, _short(rule.summary)) for rule in RULES.values())
     summaries = sorted((name, _short(says)) for name, says in metrics)
     return {**settings, "rules": rules, "foreign": sorted(WORDS), "metrics": summaries}

@@ -8,7 +8,7 @@ here, a union's settings are all allowed where its tag may stand in another file
 import inspect
 from typing import Any
 
-from vtool.config.schema import KINDS, Settings
+from vtool.config.schema import RECIPE_KINDS, Settings
 from vtool.config.settings import Setting, docstrings
 
 Schema = dict[str, Any]
@@ -49,7 +49,9 @@ _REFERENCE: Schema = {"$ref": "#/definitions/open"}
 def recipe_schema() -> Schema:
     """The schema of recipe files of every kind."""
     definitions = {"open": _REFERENCE_TEXT}
-    kinds = {kind: _object((schema,), definitions, whole=False) for kind, schema in KINDS.items()}
+    kinds = {
+        kind: _object((schema,), definitions, whole=False) for kind, schema in RECIPE_KINDS.items()
+    }
     for kind, schema in kinds.items():
         schema["properties"] = {"defaults": _DEFAULTS, **schema["properties"]}
         definitions[f"kind_{kind}"] = schema

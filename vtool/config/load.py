@@ -315,7 +315,7 @@ def _npu_stage(run: Run, origins: Origins, trusted: bool) -> _Stage:
     try:
         found += npu.check_settings(run, origins, machine)
     except NotValid:
-        missed = npu.SETTINGS_RULES
+        missed = npu.NPU_SETTINGS_RULES
     return _Stage(npu.RULES, found, missed, npu.unanswered(machine))
 
 

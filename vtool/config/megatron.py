@@ -24,7 +24,7 @@ class Language:
 
 
 INSTALL_TE = "pip install --no-build-isolation 'transformer-engine[pytorch]'"
-BUILT = tuple(name for name, facts in FAMILIES.items() if facts.on_megatron)
+MEGATRON_FAMILIES = tuple(name for name, facts in FAMILIES.items() if facts.on_megatron)
 """The families whose language model has been written for megatron-core."""
 
 
@@ -41,9 +41,10 @@ def settings_not_built(
     """
     checks = [
         (
-            family not in BUILT,
+            family not in MEGATRON_FAMILIES,
             "kind",
-            f"engine=megatron has the layers of {' and '.join(BUILT)}, not those of {family}",
+            f"engine=megatron has the layers of {' and '.join(MEGATRON_FAMILIES)}, not those of"
+            f" {family}",
             "set engine=fsdp2 or engine=ddp",
         ),
         (

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from vtool.config.environment.machine import find_distribution
 
-FILE = "megatron/core/distributed/distributed_data_parallel_config.py"
+DDP_CONFIG_FILE = "megatron/core/distributed/distributed_data_parallel_config.py"
 _CLASS = "DistributedDataParallelConfig"
 _TABLE = Path(__file__).with_name("megatron_ddp_fields.json")
 
@@ -77,7 +77,7 @@ def installed_megatron(path: Sequence[str] | None = None) -> InstalledMegatron |
     if distribution is None:
         return None
     try:
-        source = Path(str(distribution.locate_file(FILE))).read_bytes()
+        source = Path(str(distribution.locate_file(DDP_CONFIG_FILE))).read_bytes()
         return InstalledMegatron(distribution.version, frozenset(fields_in(source)))
     except (OSError, SyntaxError, ValueError):
         return None

@@ -13,7 +13,7 @@ from vtool.config.limits import MOST_FINDINGS
 from vtool.config.origins import COMMAND_LINE, Key, Origins
 from vtool.config.partial import partial
 from vtool.config.resources import shown_path
-from vtool.config.schema import KINDS, Run, Settings
+from vtool.config.schema import RECIPE_KINDS, Run, Settings
 from vtool.config.settings import Spot, all_settings, choices, find_spot, nullable, takes
 from vtool.config.suggest import ANOTHER_FAMILY, better_value, doubted, meant_key, what_it_needs
 from vtool.diagnostics import Diagnostic, Origin
@@ -61,7 +61,7 @@ def validate(composed: Composed) -> CheckedRecipe:
     values, unset = _without_open(composed.values)
     schema = schema_of(values)
     # settings of no known kind have no other checks
-    if "kind" in values and values["kind"] not in list(KINDS):
+    if "kind" in values and values["kind"] not in list(RECIPE_KINDS):
         return CheckedRecipe(
             partial(schema, {}, [(name,) for name in schema.model_fields]),
             frozenset(),
@@ -126,7 +126,7 @@ def _order(finding: Diagnostic) -> tuple[bool, str, int, int]:
 def schema_of(values: dict[str, Any]) -> type[Settings]:
     """Return the schema of a recipe's `kind`; of a run where that is missing or unknown."""
     kind = values.get("kind")
-    return KINDS.get(kind, Run) if isinstance(kind, str) else Run
+    return RECIPE_KINDS.get(kind, Run) if isinstance(kind, str) else Run
 
 
 def _finding(error: ErrorDetails, composed: Composed) -> Diagnostic:
@@ -201,11 +201,11 @@ def _unknown_choice(error: ErrorDetails, spot: Spot, origins: Origins) -> Diagno
 def _unknown_kind(given: object, origins: Origins) -> Diagnostic:
     return Diagnostic(
         "unknown-choice",
-        f"`kind` takes {one_of(KINDS)}, not {_seen(given)}",
-        did_you_mean(near(given, KINDS)) if isinstance(given, str) else None,
+        f"`kind` takes {one_of(RECIPE_KINDS)}, not {_seen(given)}",
+        did_you_mean(near(given, RECIPE_KINDS)) if isinstance(given, str) else None,
         "kind",
         origins.near("kind"),
-        ", ".join(KINDS),
+        ", ".join(RECIPE_KINDS),
         _seen(given),
     )
 

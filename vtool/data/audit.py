@@ -17,10 +17,10 @@ from vtool.data.row_audits import RowAudits
 from vtool.data.vocabulary import token_id_findings
 from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.printable import Lines
-from vtool.models.pictures import TRAITS
+from vtool.models.pictures import PICTURE_TRAITS
 
 # More findings of one rule than this are counted, not listed.
-LISTED = 20
+_LISTED = 20
 _NOT_OF_A_ROW = ("video-decoder-missing", "template-too-costly")
 """Rules about the machine and the model's folder: no row is dropped for these."""
 ROW_RULES = (
@@ -71,7 +71,7 @@ class Ledger:
     """XXH3 of the kept rows' image and video files: a resumed run must see the same pictures."""
     videos: int
     traits: Mapping[str, int] = field(default_factory=dict)
-    """Pictures and frames of which something is lost or changed, by the names of `TRAITS`."""
+    """Pictures and frames of which something is lost or changed, named as in `PICTURE_TRAITS`."""
     quality_findings: tuple[Diagnostic, ...] = ()
     """Warnings and notes on rows that can all be used (`vtool.data.quality`)."""
     reused: int = 0
@@ -248,15 +248,15 @@ def warnings(ledger: Ledger, run: Run, split: str) -> Iterator[Diagnostic]:
     allowed = len(ledger.dropped) <= run.data.max_dropped_rows
     for rule, count in ledger.dropped_by_rule.items() if allowed else ():
         messages = [entry.message for entry in ledger.dropped if entry.rule == rule]
-        more = [f"… and {count - LISTED} more"] if count > LISTED else []
+        more = [f"… and {count - _LISTED} more"] if count > _LISTED else []
         heading = (
             f"data.{split}: {count} of {ledger.rows} rows dropped, as data.max_dropped_rows allows:"
         )
-        yield Diagnostic(rule, Lines.of(heading, [*messages[:LISTED], *more]), severity="note")
+        yield Diagnostic(rule, Lines.of(heading, [*messages[:_LISTED], *more]), severity="note")
     if ledger.traits:
         counted = "; ".join(
             f"{ledger.traits[name]} {words}"
-            for name, words in TRAITS.items()
+            for name, words in PICTURE_TRAITS.items()
             if name in ledger.traits
         )
         yield Diagnostic("picture-converted", f"data.{split}: of its pictures, {counted}")
@@ -319,7 +319,7 @@ def _cap(findings: Sequence[Diagnostic], rows: int) -> tuple[Diagnostic, ...]:
         for rule in counts
     }
     listed = {
-        rule: 1 if LISTED < count == rows and len(words[rule]) == 1 else LISTED
+        rule: 1 if _LISTED < count == rows and len(words[rule]) == 1 else _LISTED
         for rule, count in counts.items()
     }
     seen: Counter[str] = Counter()

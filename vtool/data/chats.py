@@ -15,7 +15,7 @@ from vtool.data.row import Row, refuse, shown_value
 from vtool.data.urls import UrlCache
 from vtool.diagnostics import Findings, Origin
 
-KNOWN = frozenset(
+KNOWN_KEYS = frozenset(
     {
         *("id", "idx", "index", "uid", "uuid", "image_id", "question_id", "conversation_id"),
         *("source", "data_source", "dataset", "dataset_name", "category", "type", "topic", "split"),
@@ -203,7 +203,9 @@ def check_keys(
                 f'{malformed.name} has "{key}": it is {OTHER_TASKS[key]}',
                 malformed.origin,
             )
-    unread = [key for key in there if key not in read and key not in KNOWN and key not in ignore]
+    unread = [
+        key for key in there if key not in read and key not in KNOWN_KEYS and key not in ignore
+    ]
     if unread:
         names = ", ".join(f'"{key}"' for key in unread)
         plural = "keys that are" if len(unread) > 1 else "a key that is"

@@ -16,7 +16,7 @@ from vtool.data.formats import LAYOUTS
 from vtool.data.formats.llama_factory import INFO, info_file, read_info
 from vtool.diagnostics import Diagnostic, Findings, Origin
 
-LOOKED_AT = 100
+_LOOKED_AT = 100
 """The rows at the beginning that are looked at, of each file of a folder."""
 _OF_SWIFT = {"response", "conversation"}
 """Keys of ms-swift's other shapes: with `messages` too, a row has two."""
@@ -35,7 +35,7 @@ def detect(path: str, *, whatever_its_name: bool = False) -> Source:
     """
     if _is_info(Path(path)):
         return _of_info(path)
-    records = open_records(path, whatever_its_name=whatever_its_name, first=LOOKED_AT)
+    records = open_records(path, whatever_its_name=whatever_its_name, first=_LOOKED_AT)
     found: dict[str, int] = {}
     unknown: dict[int, Mapping[str, Any]] = {}
     for index in _first(records):
@@ -144,7 +144,7 @@ def _first(records: Records) -> list[int]:
     """Return the rows to look at: the first ones of the source, and of each of its files."""
     # files of Parquet and Arrow have the same columns
     starts = records.starts if isinstance(records, JoinedRows) else [0]
-    shown = {index for start in starts for index in range(start, start + LOOKED_AT)}
+    shown = {index for start in starts for index in range(start, start + _LOOKED_AT)}
     return sorted(index for index in shown if index < len(records))
 
 

@@ -54,7 +54,7 @@ class Sample:
     ends: int
     """Supervised turns whose last token, the end token, is among the labels."""
     traits: tuple[str, ...] = ()
-    """Names of `vtool.models.pictures.TRAITS`: the losses of its pictures."""
+    """Names of `vtool.models.pictures.PICTURE_TRAITS`: the losses of its pictures."""
 
     @property
     def supervised(self) -> int:

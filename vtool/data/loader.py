@@ -25,7 +25,7 @@ from vtool.models.tower_index import TowerIndexer
 # Encoded rows that a process keeps, so that a small data set is decoded once and not in every
 # epoch.
 CACHE_BYTES = 512 * 2**20
-CPU = torch.device("cpu")
+_CPU = torch.device("cpu")
 _BYTES_BESIDE = 2048  # the objects around a row's numbers, measured
 
 
@@ -168,7 +168,7 @@ def load_steps(
     plan_step: Callable[[int], list[MicroBatch]],
     workers: int | Literal["auto"],
     *,
-    device: torch.device = CPU,
+    device: torch.device = _CPU,
     spare_cores: int = 0,
     say: Callable[[str], None] = print,
 ) -> Iterator[list[Batch]]:

@@ -158,7 +158,7 @@ def load_picture(
         unnamed: what a message calls a picture that is not a file.
 
     Returns:
-        The picture, and its traits: names of `vtool.models.pictures.TRAITS`.
+        The picture, and its traits: names of `vtool.models.pictures.PICTURE_TRAITS`.
     """
     with picture_errors(row, picture, rule, unnamed, reader):
         return reader.read(picture)

@@ -13,7 +13,7 @@ from vtool.data.row import Row, RowVideo, refuse, shown_value, texts_of
 from vtool.data.urls import UrlCache
 from vtool.diagnostics import Findings, Origin
 
-ROLES = ("system", "user", "assistant", "tool")
+_ROLES = ("system", "user", "assistant", "tool")
 TAG = "<image>"
 VIDEO_TAG = "<video>"
 Place = Callable[[str, Any, Mapping[str, Any]], dict[str, str]]
@@ -215,10 +215,10 @@ def _check_characters(messages: list[dict[str, Any]], tools: Any, malformed: Mal
 
 
 def _message(message: Any, number: int, place: Place, malformed: Malformed) -> dict[str, Any]:
-    if not isinstance(message, dict) or message.get("role") not in ROLES:
+    if not isinstance(message, dict) or message.get("role") not in _ROLES:
         role = message.get("role") if isinstance(message, dict) else message
         raise malformed(
-            f"a message's role must be one of {', '.join(ROLES)}; here it is {shown_value(role)}"
+            f"a message's role must be one of {', '.join(_ROLES)}; here it is {shown_value(role)}"
         )
     role, content, where = message["role"], message.get("content"), f"turn {number}"
     _check_slips(message, "message", where, malformed)

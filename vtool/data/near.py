@@ -24,7 +24,7 @@ FEWEST_WORDS = 20
 """Words of a row's answers below which it is not compared: short answers are alike by nature."""
 ALIKE = 0.8
 """The share of runs of words that two rows have in common, of all that either has."""
-RUN = 5
+_RUN = 5
 """Words of a run."""
 _BANDS, _HASHES = 16, 4
 # Two rows that are 0.8 alike agree in a band with a chance of 0.8^4, and in none of 16 with one of
@@ -178,8 +178,8 @@ def runs_of_words(text: str) -> NDArray[np.uint64]:
     if len(words) < FEWEST_WORDS:
         return np.zeros(0, np.uint64)
     hashed = np.fromiter(map(_hashed, words), np.uint64, len(words))
-    runs = np.zeros(len(words) - RUN + 1, np.uint64)
-    for offset in range(RUN):
+    runs = np.zeros(len(words) - _RUN + 1, np.uint64)
+    for offset in range(_RUN):
         runs = mix(runs * _FACTOR + hashed[offset : offset + len(runs)])
     return np.unique(runs)
 

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from vtool.config.schema import Data
 from vtool.data.row_audits import RowAudits
 from vtool.data.sources import Rows
-from vtool.data.text_traits import TRAITS
+from vtool.data.text_traits import TEXT_TRAITS
 from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.printable import Lines
 
-LISTED = 20
+_LISTED = 20
 """Rows that a finding names where each counts; a note names three."""
 _FEW = 20
 """Rows below which it is not reported how often an answer comes."""
@@ -69,9 +69,9 @@ def _shared_rows(
     pairs = [
         f"{rows[split].name(int(mine['index'][at]))} is"
         f" {rows['train'].name(int(train['index'][other]))}"
-        for at, other in zip(shared[:LISTED].tolist(), places.tolist(), strict=False)
+        for at, other in zip(shared[:_LISTED].tolist(), places.tolist(), strict=False)
     ]
-    more = [f"… and {len(shared) - LISTED:,} more"] if len(shared) > LISTED else []
+    more = [f"… and {len(shared) - _LISTED:,} more"] if len(shared) > _LISTED else []
     heading = f"data.{split}: {len(shared):,} of {len(mine):,} rows are also trained on:"
     refused = split == "test" and len(shared) > settings.max_overlap_rows
     yield Diagnostic(
@@ -140,7 +140,7 @@ def _of_text(
     split: str, rows: Rows, table: NDArray[np.void], but: Sequence[str]
 ) -> Iterator[Diagnostic]:
     by_rule: dict[str, list[str]] = {}
-    for place, trait in enumerate(TRAITS):
+    for place, trait in enumerate(TEXT_TRAITS):
         at = np.flatnonzero(table["text_traits"] & (1 << place))
         if len(at) and trait.rule not in but:
             named = f"{len(at):,} {trait.words} ({_first(rows, table, at)})"

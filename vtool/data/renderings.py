@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vtool.data.row import Row, refuse, shown_value
-from vtool.data.template_limits import LARGEST, LimitedTemplate, TooCostly
+from vtool.data.template_limits import LARGEST_VALUE, LimitedTemplate, TooCostly
 from vtool.models.processor import Processor
 
 Renderings = Mapping[tuple[int, bool], str]
@@ -32,7 +32,7 @@ def render_beginning(
     try:
         # as in `render_rows`: a template may ask if there is a list, be it empty
         text: str = _apply(processor, row.messages[:turns], prompt, row.tools or None)
-        if len(text) > LARGEST:
+        if len(text) > LARGEST_VALUE:
             raise TooCostly(f"it writes {len(text):,} characters")
     except TooCostly as error:
         raise refuse(
@@ -72,7 +72,7 @@ def render_rows(rows: Sequence[Row], processor: Processor) -> list[Renderings]:
         except Exception:  # `render` finds out whose it is
             continue
         for (place, turns), text in zip(wanted, texts, strict=True):
-            if len(text) <= LARGEST:
+            if len(text) <= LARGEST_VALUE:
                 known[place][turns, prompt] = text
     return list(known)
 

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from vtool.data.encode import Sample
 from vtool.diagnostics import Diagnostic
-from vtool.models.pictures import TRAITS
+from vtool.models.pictures import PICTURE_TRAITS
 
 _CHUNK = 4096
 """Rows that are objects at once: those of a million would take some 400 MiB."""
-_TRAIT_NAMES = tuple(TRAITS)
+_TRAIT_NAMES = tuple(PICTURE_TRAITS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,9 @@ class RowAudit:
     given_id: int = 0
     """XXH3 of its file and the id that it has there; 0 where it has none."""
     text_traits: int = 0
-    """Bits of `vtool.data.text_traits.TRAITS`."""
+    """Bits of `vtool.data.text_traits.TEXT_TRAITS`."""
     traits: tuple[str, ...] = ()
-    """Names of `TRAITS`: the losses of its pictures."""
+    """Names of `PICTURE_TRAITS`: the losses of its pictures."""
     finding: Diagnostic | None = None
     files: tuple[tuple[str, Stamp], ...] = ()
     """Image and video files, with the marks they had just before they were read."""
@@ -92,13 +92,13 @@ ROW = np.dtype(
         *((name, "<u4") for name in _NUMBERS),
         *((name, "<u8") for name in _DIGESTS),
         ("text_traits", "<u2"),
-        ("traits", "<u2", (len(TRAITS),)),
+        ("traits", "<u2", (len(PICTURE_TRAITS),)),
         ("files", "<u2"),
         ("truncated", "?"),
         ("usable", "?"),
     ]
 )
-"""The columns of an audit: `files` counts them, `traits` its pictures by the names of `TRAITS`."""
+"""The columns of an audit: `files` counts them, `traits` its pictures as `PICTURE_TRAITS` names."""
 STAMP = np.dtype([(name, "<i8") for name in Stamp.__slots__])
 
 

@@ -19,11 +19,11 @@ from jinja2 import Template
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers.utils import chat_template_utils
 
-SECONDS = 5.0
+_SECONDS = 5.0
 """Time of the thread's own that a template may take: a thousand times what one does."""
 SECONDS_OF_ROW = 30.0
 """Time of all renderings for one row, of which each answer takes two."""
-LARGEST = 64 * 2**20
+LARGEST_VALUE = 64 * 2**20
 """Characters or items of the largest value that a template may make."""
 MEMORY = 2**30
 """Bytes that a process may grow by meanwhile."""
@@ -86,8 +86,8 @@ class _Watch:
             return
         self.of_row += min(past, 2 * _TICK)  # what a tokenizer takes between is not a template's
         try:
-            if now - self.since > SECONDS:
-                raise TooCostly(f"it runs for more than {SECONDS:g} seconds")
+            if now - self.since > _SECONDS:
+                raise TooCostly(f"it runs for more than {_SECONDS:g} seconds")
             if self.of_row > SECONDS_OF_ROW:
                 raise TooCostly(
                     f"it is rendered for each answer, and takes more than {SECONDS_OF_ROW:g}"
@@ -225,6 +225,6 @@ def _times(left: Any, right: Any) -> int:
     return _size(value) * max(count, 0) if isinstance(count, int) else 0
 
 
-def _check(size: int, most: int = LARGEST) -> None:
+def _check(size: int, most: int = LARGEST_VALUE) -> None:
     if size > most:
         raise TooCostly(f"it makes a value of {size:,} characters, items or bits")

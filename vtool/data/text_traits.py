@@ -59,7 +59,7 @@ class Trait:
     """A check of a row, which is given its texts too."""
 
 
-TRAITS = (
+TEXT_TRAITS = (
     Trait(
         "damaged-text",
         "with U+FFFD, which stands for characters that were lost",
@@ -87,6 +87,6 @@ TRAITS = (
 
 
 def traits_of(row: Row) -> int:
-    """Return the traits that a row has, as bits by their places in `TRAITS`."""
+    """Return the traits that a row has, as bits by their places in `TEXT_TRAITS`."""
     texts = [*row.texts()]
-    return sum(1 << place for place, trait in enumerate(TRAITS) if trait.has(row, texts))
+    return sum(1 << place for place, trait in enumerate(TEXT_TRAITS) if trait.has(row, texts))

@@ -21,7 +21,7 @@ from vtool.user_cache import user_cache
 from vtool.version import __version__
 
 SCHEMES = ("http://", "https://")
-MOST_BYTES = 2**28
+_MOST_BYTES = 2**28
 """Bytes of an image that is fetched."""
 ATTEMPTS, PAUSE, TIMEOUT = 3, 1.0, 30.0
 """The attempts for an address, the seconds between them, and those that a server may be silent."""
@@ -111,8 +111,8 @@ class UrlCache:
             content = bytearray()
             while part := answer.read(_CHUNK):
                 content += part
-                if len(content) > MOST_BYTES:
-                    raise NotFetched(f"has more than {MOST_BYTES:,} bytes")
+                if len(content) > _MOST_BYTES:
+                    raise NotFetched(f"has more than {_MOST_BYTES:,} bytes")
             asked = answer.headers.get("Content-Length")
         if asked is not None and asked.isdigit() and int(asked) != len(content):
             raise HTTPException(f"{len(content):,} of {asked} bytes came")

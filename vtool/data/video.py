@@ -24,7 +24,7 @@ class Clip:
     rate: float
     """Frames a second, of all frames."""
     traits: tuple[str, ...] = ()
-    """Names of `vtool.models.pictures.TRAITS`: the losses of listed frames."""
+    """Names of `vtool.models.pictures.PICTURE_TRAITS`: the losses of listed frames."""
 
     def seconds_per_grid(self, together: int) -> float:
         """Return the seconds of a patch along time (`second_per_grid_ts` of transformers)."""

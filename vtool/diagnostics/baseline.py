@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vtool.diagnostics.by_line import KNOWN
+from vtool.diagnostics.by_line import KNOWN_SUFFIX
 from vtool.diagnostics.diagnostic import Diagnostic, Findings, Origin
 from vtool.diagnostics.places import file_of
 from vtool.diagnostics.result import Result
@@ -89,7 +89,9 @@ def compare_with_baseline(results: Sequence[Result], file: Path) -> BaselineComp
         if looked and left[_key(entry)]:
             left[_key(entry)] -= 1
             gone.append(f"{entry['subject']}: {entry['rule']}: {entry['message']}")
-    known = sum(1 for one in marked for finding in one.findings if finding.message.endswith(KNOWN))
+    known = sum(
+        1 for one in marked for finding in one.findings if finding.message.endswith(KNOWN_SUFFIX)
+    )
     return BaselineComparison(marked, False, known, tuple(gone))
 
 
@@ -126,7 +128,9 @@ def _mark(results: Sequence[Result], left: Counter[str]) -> tuple[tuple[Result, 
                 findings.append(finding)
                 continue
             left[key] -= key != _chance_key(entry)
-            findings.append(replace(finding, severity="note", message=finding.message + KNOWN))
+            findings.append(
+                replace(finding, severity="note", message=finding.message + KNOWN_SUFFIX)
+            )
         marked.append(replace(result, findings=tuple(findings)))
     return tuple(marked), left
 

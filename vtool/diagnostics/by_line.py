@@ -12,7 +12,7 @@ from vtool.diagnostics.diagnostic import Diagnostic, Severity
 from vtool.diagnostics.result import Result
 from vtool.words import plural
 
-KNOWN = " (known: in the baseline)"
+KNOWN_SUFFIX = " (known: in the baseline)"
 """The end of a message about a finding that a baseline knows."""
 _GRAVITY: tuple[Severity, ...] = ("error", "warning", "note")
 
@@ -117,7 +117,9 @@ def count_lines(lines: Sequence[LineFinding]) -> dict[str, int]:
 
 def in_other_words(text: str, other: str) -> bool:
     """Return True if two messages differ in more than numbers and the names that they list."""
-    return _kind(text) != _kind(other) or text.endswith(KNOWN) != other.endswith(KNOWN)
+    return _kind(text) != _kind(other) or text.endswith(KNOWN_SUFFIX) != other.endswith(
+        KNOWN_SUFFIX
+    )
 
 
 def _kind(text: str) -> str:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-FIRST, EVERY, MOST = 2.0, 5.0, 60.0
+FIRST_SECONDS, EVERY, _MOST = 2.0, 5.0, 60.0
 """Seconds until the first line and the second, and the most between two: the longer it takes, the
 fewer lines, in a log that is kept."""
 START = 0.5
@@ -55,7 +55,7 @@ def write_line(text: str) -> None:
 
 def next_wait(wait: float) -> float:
     """Return the seconds until the next line, of those that went before the last one."""
-    return EVERY if wait == FIRST else min(MOST, 1.5 * wait)
+    return EVERY if wait == FIRST_SECONDS else min(_MOST, 1.5 * wait)
 
 
 @contextmanager
@@ -81,7 +81,7 @@ def working(
     before = _innermost.set(task)
 
     def beat() -> None:
-        wait = FIRST
+        wait = FIRST_SECONDS
         while not ended.wait(wait):
             if not task.inner:
                 say(task.line())

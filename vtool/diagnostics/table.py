@@ -6,7 +6,7 @@ from importlib import import_module
 
 from vtool.diagnostics.rule import Rule
 
-SOURCES = (
+RULE_MODULES = (
     "vtool.diagnostics.rules_recipe",
     "vtool.diagnostics.rules_live",
     "vtool.diagnostics.rules_baseline",
@@ -41,16 +41,16 @@ def _rules(source: str) -> dict[str, Rule]:
 
 
 class _Table(Mapping[str, Rule]):
-    """Every rule by its name, read from `SOURCES` on use."""
+    """Every rule by its name, read from `RULE_MODULES` on use."""
 
     def __getitem__(self, name: str) -> Rule:
-        for source in SOURCES:
+        for source in RULE_MODULES:
             if name in (rules := _rules(source)):
                 return rules[name]
         raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
-        return (name for source in SOURCES for name in _rules(source))
+        return (name for source in RULE_MODULES for name in _rules(source))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -58,4 +58,4 @@ class _Table(Mapping[str, Rule]):
 
 RULES: Mapping[str, Rule] = _Table()
 
-__all__ = ["RULES", "SOURCES", "Rule"]
+__all__ = ["RULES", "RULE_MODULES", "Rule"]

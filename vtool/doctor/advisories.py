@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from vtool.diagnostics import RULES
 
-FILE = Path(__file__).with_name("advisories.yaml")
+ADVISORIES_FILE = Path(__file__).with_name("advisories.yaml")
 
 Trainer = Literal["vtool", "transformers", "trl", "llamafactory", "ms-swift", "verl"]
 """Whose settings can show a condition; `vtool` stands for its own recipes."""
@@ -272,7 +272,7 @@ def version(edge: str) -> Version:
 def advisories() -> Advisories:
     """Return the advisories that vtool comes with."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return Advisories.model_validate(yaml.load(FILE.read_text(encoding="utf-8"), loader))
+    return Advisories.model_validate(yaml.load(ADVISORIES_FILE.read_text(encoding="utf-8"), loader))
 
 
 def schema() -> dict[str, Any]:

@@ -29,7 +29,7 @@ from vtool.doctor.table import (
 )
 from vtool.doctor.torch_answer import TorchAnswer, ask_torch, not_imported
 
-ALWAYS = (
+_ALWAYS = (
     "package-missing",
     "version-mismatch",
     *RELEASE_RULES,
@@ -124,7 +124,7 @@ def diagnose(needs: Needs | None = None) -> Diagnosis:
         rule: "failed" if rule in failed else "not-run" if rule in reasons else "passed"
         for rule in dict.fromkeys(
             (
-                *ALWAYS,
+                *_ALWAYS,
                 *(bugs.checks if bugs else ()),
                 *(needs.asked if needs else ()),
                 *(finding.rule for finding in found),
@@ -259,7 +259,7 @@ def _not_run(
     reasons: dict[str, str] = {}
     if needs is not None and needs.run is not None and not needs.sound:
         reasons |= dict.fromkeys(
-            npu.SETTINGS_RULES[1:],
+            npu.NPU_SETTINGS_RULES[1:],
             "the recipe leaves something open, or has findings: vtool validate-config",
         )
     if known is None:

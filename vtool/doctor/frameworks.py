@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from vtool.config.schema import LoadCheck
 from vtool.doctor.interpreter import ask
-from vtool.loading.subjects import FRAMEWORKS as FRAMEWORK_NAMES
+from vtool.loading.subjects import CLASS_FRAMEWORKS as FRAMEWORK_NAMES
 from vtool.loading.worker import framework_interpreter
 
 

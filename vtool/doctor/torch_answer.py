@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from vtool.diagnostics import Diagnostic
 
-SECONDS = 120.0
+_SECONDS = 120.0
 """The longest that an import may take. From a cold disk over a network it is a minute."""
 # torch_npu is asked for by name too: where TORCH_DEVICE_BACKEND_AUTOLOAD=0 is set, `import torch`
 # leaves it alone, and vtool does not.
@@ -50,7 +50,7 @@ class TorchAnswer:
 
 
 def ask_torch(
-    environment: Mapping[str, str] | None = None, seconds: float = SECONDS
+    environment: Mapping[str, str] | None = None, seconds: float = _SECONDS
 ) -> TorchAnswer:
     """Import torch in another process, and list the devices."""
     given = dict(os.environ if environment is None else environment)

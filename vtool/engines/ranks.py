@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 # writes its share of a checkpoint to a slow disk, or reads and digests all of it, or has the
 # largest rows to audit. A rank that dies is noticed by torchrun and its closed connections, within
 # seconds: what takes this long to be seen is one that hangs.
-PATIENCE = timedelta(hours=2)
+COLLECTIVE_TIMEOUT = timedelta(hours=2)
 
 
 class SharedFindings(Findings):
@@ -108,7 +108,9 @@ class Ranks:
         """
         if self.world == 1:
             return self
-        return replace(self, device=CPU, group=dist.new_group(backend="gloo", timeout=PATIENCE))
+        return replace(
+            self, device=CPU, group=dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+        )
 
     def barrier(self) -> None:
         """Wait until every rank has called it."""

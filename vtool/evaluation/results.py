@@ -16,7 +16,7 @@ from vtool.evaluation.scoring import Scored, score_answers
 from vtool.evaluation.store import Store
 from vtool.version import __version__
 
-PICTURES, _RIGHT, _OF_A_ROW = 240, 60, 4
+_PICTURES, _RIGHT, _OF_A_ROW = 240, 60, 4
 """Rows whose images are kept for the page, wrong answers first; the right ones of these; images."""
 _SIDE = 256
 _OWN = {each.name for each in fields(AskedRow)} | {"scores", "pictures"}
@@ -94,7 +94,7 @@ def _keep_pictures(
     wrong = sum(value < 1 for value in values)
     folder = store.path / "images"
     found = {}
-    for _, one in order[: min(PICTURES, wrong + _RIGHT)]:
+    for _, one in order[: min(_PICTURES, wrong + _RIGHT)]:
         if names := _keep_pictures_of(one.index, questions, folder):
             found[one.index] = names
     return found

@@ -16,7 +16,7 @@ from vtool.config.load import names_rows
 from vtool.config.schema import Run
 from vtool.devices import place
 from vtool.diagnostics import Findings
-from vtool.engines.ranks import PATIENCE, Ranks, SharedFindings
+from vtool.engines.ranks import COLLECTIVE_TIMEOUT, Ranks, SharedFindings
 from vtool.evaluation.asking import AskedRow, Asking, ask_rows
 from vtool.evaluation.metrics import named_metrics
 from vtool.evaluation.progress import Meter
@@ -148,7 +148,7 @@ def _evaluate(request: EvaluationRequest, say: Callable[[str], None]) -> Evaluat
     ranks = replace(ranks, device=placement.device)
     torch.set_num_threads(placement.threads)
     if ranks.world > 1 and not dist.is_initialized():
-        dist.init_process_group(placement.backend, timeout=PATIENCE)
+        dist.init_process_group(placement.backend, timeout=COLLECTIVE_TIMEOUT)
     if ranks.rank:
         say = _silent
     say(f"reading {request.rows}")

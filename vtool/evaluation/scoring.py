@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from vtool.diagnostics import Diagnostic
 from vtool.evaluation.asking import AskedRow
 from vtool.evaluation.metrics import Metric
-from vtool.evaluation.metrics.choices import NAME, choice_of
+from vtool.evaluation.metrics.choices import ACCURACY, choice_of
 from vtool.evaluation.metrics.metric import Whole
 from vtool.evaluation.metrics.own import described
 from vtool.intervals import bootstrap_interval, corpus_bootstrap, wilson_interval
@@ -96,7 +96,7 @@ def score_answers(
         return (*own, nll) if nll else tuple(own)
 
     groups: dict[str, dict[str, tuple[MetricScore, ...]]] = {}
-    notes = [*_notes(answers, choices if NAME in rows else ()), *_remarks(known, answers)]
+    notes = [*_notes(answers, choices if ACCURACY in rows else ()), *_remarks(known, answers)]
     tellers = [("source", {one.index: one.source for one in answers}), *([by] if by else [])]
     for name, values in tellers:
         places: dict[str, list[int]] = {}
@@ -149,7 +149,7 @@ def _not_scorable(
 ) -> Diagnostic:
     listed = ", ".join(f"{one.row} ({one.reference[:40]!r})" for one in rows[:_LISTED])
     more = f", and {len(rows) - _LISTED} more" if len(rows) > _LISTED else ""
-    if metric.name == NAME:
+    if metric.name == ACCURACY:
         what, help = "are none of the choices", "name every choice that the rows have: --choices"
     else:
         what = f"are nothing that {metric.name} can score"

@@ -16,7 +16,7 @@ from vtool.evaluation.exported import Export, find_export, load_exported, own_se
 from vtool.hub.cache import find_cached_model
 from vtool.hub.download import download_absent
 from vtool.hub.names import HubName, hub_name
-from vtool.models.base_files import RECORD, check_same_weights, file_digests
+from vtool.models.base_files import BASE_RECORD, check_same_weights, file_digests
 from vtool.models.model_class import MODELING_RECORD
 from vtool.models.processor import Processor, load_processor
 
@@ -166,7 +166,7 @@ def _check_base(export: Export) -> None:
     """
     run = export.folder.parent
     try:
-        written = json.loads((run / RECORD).read_text())
+        written = json.loads((run / BASE_RECORD).read_text())
     except (OSError, ValueError, RecursionError):  # an adapter that stands alone says nothing
         return
     if isinstance(written, dict):

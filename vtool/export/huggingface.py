@@ -21,7 +21,7 @@ from vtool.export.file_modes import share_mode
 from vtool.families.family import load_family
 from vtool.models.adapters import write_adapter
 from vtool.models.model_class import class_of
-from vtool.models.nf4 import RECORD
+from vtool.models.nf4 import NF4_RECORD
 from vtool.models.processor import Processor
 
 
@@ -102,10 +102,10 @@ def about_base(
     if settings is None or settings.base_dtype != "nf4":
         return []
     message = (
-        f"{folder} is an adapter for {base} in NF4, as {RECORD} there says: added to or merged"
+        f"{folder} is an adapter for {base} in NF4, as {NF4_RECORD} there says: added to or merged"
         " into the weights as that folder has them, it gives another model"
     )
-    help = f"for a whole model: vtool export RUN --merge; else open the base as {RECORD} says"
+    help = f"for a whole model: vtool export RUN --merge; else open the base as {NF4_RECORD} says"
     if merged:
         message = (
             f"{folder} is what was trained: {base} in NF4, unpacked, with the adapter added; its"

@@ -9,14 +9,14 @@ from vtool.families.facts import PatchSizes
 
 # The default of transformers' image processor classes, of every family.
 _PROCESSOR_DEFAULT = PatchSizes(14)
-LARGEST = 16 * 2**20
+LARGEST_SETTINGS_FILE = 16 * 2**20
 """Bytes of a settings file that is read: a hundred times what large ones have."""
 
 
 def read_json(file: Path) -> Any:
     """Return the contents of a JSON file; None where there is none that can be read."""
     try:
-        if file.stat().st_size > LARGEST:
+        if file.stat().st_size > LARGEST_SETTINGS_FILE:
             return None
         return json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

@@ -10,7 +10,7 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.hub.cache import absent
 from vtool.hub.names import HubName, hub_name
 
-OWN = "VTOOL_SET_OFFLINE"
+_OWN = "VTOOL_SET_OFFLINE"
 """A variable that says that `vtool` itself has set HF_HUB_OFFLINE, and not its user."""
 _ABSENT = ("hub-model-absent", "hub-incomplete")
 _DOWNLOAD = """
@@ -26,14 +26,14 @@ except Exception as error:
 
 def is_offline() -> bool:
     """Return whether the user wants nothing to be fetched."""
-    set_by_user = OWN not in os.environ
+    set_by_user = _OWN not in os.environ
     setting = os.environ.get("HF_HUB_OFFLINE", "0").upper()
     return set_by_user and setting in ("1", "ON", "YES", "TRUE")
 
 
 def online_environment() -> dict[str, str]:
     """Return the environment of a process that may fetch and send."""
-    left_out = {OWN, "HF_HUB_OFFLINE", "HF_HUB_DISABLE_PROGRESS_BARS"}
+    left_out = {_OWN, "HF_HUB_OFFLINE", "HF_HUB_DISABLE_PROGRESS_BARS"}
     return {name: value for name, value in os.environ.items() if name not in left_out}
 
 

@@ -16,8 +16,8 @@ from vtool.loading.folders import HOST, Folder, audit_files
 from vtool.loading.probe.checks import BY_RULE
 from vtool.loading.probe.facts import Finished, ProbeRequest, Ready, Unusable
 from vtool.loading.subjects import (
-    FOLDER,
-    FRAMEWORKS,
+    CLASS_FRAMEWORKS,
+    FOLDER_HOST,
     Named,
     fits_nothing,
     no_subject,
@@ -79,7 +79,7 @@ def check_subjects(
     waiting: dict[str, list[Named]] = {settings.subjects.all: []} if settings.subjects.all else {}
     done = 0
     for subject in named:
-        if subject.host != FOLDER:
+        if subject.host != FOLDER_HOST:
             waiting.setdefault(subject.host, []).append(subject)
             continue
         audit = audit_files(str(subject), Path(subject.name), settings, digest=digest)
@@ -100,7 +100,7 @@ def check_subjects(
 def _place(subject: Named) -> str:
     """Return a key for a subject: of a folder, the path that it leads to."""
     try:
-        return os.path.realpath(subject.name) if subject.host == FOLDER else subject.name
+        return os.path.realpath(subject.name) if subject.host == FOLDER_HOST else subject.name
     except (OSError, ValueError):  # nobody may look at it, or no file can be called so
         return subject.name
 
@@ -131,7 +131,7 @@ def _refused(
             "--checkpoint is what python: subjects are loaded from, and none is named",
             "leave it out, or name python:FILE.py:factory",
         )
-    if digest and FOLDER not in hosts:
+    if digest and FOLDER_HOST not in hosts:
         yield ignored(
             "--digest is of a folder's files, and none is named", "leave it out, or name a folder"
         )
@@ -168,7 +168,8 @@ def _on_one_host(
         by_headers={
             subject.name: seconds
             for subject in subjects
-            if subject.host == FOLDER and (seconds := folders[subject.name].seconds) is not None
+            if subject.host == FOLDER_HOST
+            and (seconds := folders[subject.name].seconds) is not None
         },
         parts_memory=settings.limits.parts_mib * 2**20,
         checkpoint=os.path.realpath(checkpoint) if checkpoint else None,
@@ -189,12 +190,12 @@ def _on_one_host(
             if not isinstance(event, Finished):
                 continue
             subject = waiting.pop(event.subject, None) or Named(host, event.subject)
-            if known and subject.host in FRAMEWORKS and subject.name not in known:
+            if known and subject.host in CLASS_FRAMEWORKS and subject.name not in known:
                 result = _not_run(subject, rules, (unknown_name(subject, known),))
             else:
                 cost = {"seconds": event.seconds, "peak_mib": event.peak >> 20}
                 result = judge(str(subject), event.facts, rules, settings.allow, cost)
-            if subject.host == FOLDER:
+            if subject.host == FOLDER_HOST:
                 result = folders[subject.name].with_class(result)
             yield CheckProgress(0, total, result, event.seconds)
     except Findings as findings:
@@ -202,7 +203,7 @@ def _on_one_host(
         # folder's files.
         for subject in waiting.values() if subjects else [Named(host, settings.subjects.match)]:
             result = _not_run(subject, rules, findings.diagnostics)
-            if subject.host == FOLDER:
+            if subject.host == FOLDER_HOST:
                 shown = findings.diagnostics if settings.python else ()
                 reason = findings.diagnostics[0].message
                 result = folders[subject.name].without_class(rules, reason, shown)

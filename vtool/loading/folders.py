@@ -19,7 +19,7 @@ HOST = "vllm"
 LOADABLE_WITH = ("nonfinite-value", "duplicate-tensor")
 """Rules that may fail for a folder whose tensors can still be loaded."""
 FRAMEWORK_MIB = 500
-MODELS = 8.5
+_MODELS = 8.5
 """The memory that the check of a class takes, as a multiple of the weights, besides the framework.
 
 Measured with vLLM 0.32 and Llamas of 40 to 830 MiB: 7.3 to 8.4 times in bfloat16, and 4.6 in
@@ -111,7 +111,7 @@ def audit_files(subject: str, path: Path, settings: LoadCheck, *, digest: bool) 
         result = replace(result, details={"subject": {"folder": str(path)}, **result.details})
     why_not = _why_not(path, result, settings)
     seconds = None
-    if why_not is None and FRAMEWORK_MIB + MODELS * (size := _mib(path)) > (
+    if why_not is None and FRAMEWORK_MIB + _MODELS * (size := _mib(path)) > (
         settings.limits.memory_mib
     ):
         seconds = settings.limits.seconds + size / MIB_A_SECOND

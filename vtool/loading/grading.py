@@ -38,7 +38,7 @@ KV_CACHE_SCALES = tuple(
 """Endings of parameters that vLLM gives values of its own where the checkpoint has none
 (layers/quantization/kv_cache.py).
 """
-LEFT_OUT = frozenset({"pooler", "mtp"})
+_LEFT_OUT = frozenset({"pooler", "mtp"})
 """Parts of checkpoints that classes leave out on purpose: BERT's pooler where only embeddings are
 served, and layers for drafting.
 """
@@ -213,7 +213,7 @@ def _grade_unconsumed(rule: str, items: Items, facts: SubjectFacts) -> Iterable[
             return "error"
         if facts.origin != "given" or item.same_as or name.endswith(COMPUTED):
             return "note"
-        return "note" if facts.about.served and LEFT_OUT & {*name.split(".")} else "error"
+        return "note" if facts.about.served and _LEFT_OUT & {*name.split(".")} else "error"
 
     joined = {name for item in _never_loaded(facts) for name in item.tensors}
     items = [item for item in items if not joined.issuperset(item.tensors)]

@@ -10,9 +10,9 @@ from vtool.config.schema.load_check import Framework
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
 
-FRAMEWORKS = get_args(Framework)
-HOSTS = (*FRAMEWORKS, "python")
-FOLDER = "folder"
+CLASS_FRAMEWORKS = get_args(Framework)
+_HOSTS = (*CLASS_FRAMEWORKS, "python")
+FOLDER_HOST = "folder"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,13 @@ def parse_subject(text: str, typed: str | None = None) -> Named:
         Findings: `unknown-subject`, where it is none.
     """
     host, colon, name = text.partition(":")
-    if host not in HOSTS and is_path(text):
-        return Named(FOLDER, text, typed or text)
-    if not colon or not name or host not in HOSTS:
-        likely = [f"{guess}:{name}" for guess in near(host, HOSTS)] if colon and name else []
+    if host not in _HOSTS and is_path(text):
+        return Named(FOLDER_HOST, text, typed or text)
+    if not colon or not name or host not in _HOSTS:
+        likely = [f"{guess}:{name}" for guess in near(host, _HOSTS)] if colon and name else []
         raise no_subject(
             f"`{text}` is no subject: neither a folder, nor a recipe, nor one of"
-            f" {', '.join(f'{known}:…' for known in HOSTS)}",
+            f" {', '.join(f'{known}:…' for known in _HOSTS)}",
             did_you_mean(likely),
         )
     if host == "python":

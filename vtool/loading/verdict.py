@@ -19,7 +19,7 @@ NAMES_DISCOVERED = CheckFacts(
         "the checkpoint's names were found by trying them on the class, and say nothing of others"
     )
 )
-THREADS = "some run during the load: which tensors a finding names is chance"
+_THREADS = "some run during the load: which tensors a finding names is chance"
 REACHABLE = ("stale-reference", "stale-after-processing", "quantised-load")
 """Checks whose findings depend on which of the framework's paths hand over what does not stay."""
 
@@ -117,7 +117,7 @@ def _describe(facts: SubjectFacts, cost: Mapping[str, Any] | None) -> dict[str, 
         "dtype": about.dtype,
         "fields_guessed": about.fields,
         "no_twin": about.no_twin,
-        "threads": any(check.by_chance for check in facts.checks.values()) and THREADS,
+        "threads": any(check.by_chance for check in facts.checks.values()) and _THREADS,
         "took": cost,
         "values": facts.values and _values(facts.values),
     }

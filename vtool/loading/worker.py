@@ -13,7 +13,7 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.loading.probe.facts import Done, Event, ProbeRequest, Unusable, facts_line, read_event
 from vtool.scratch import scratch_folder
 
-PROBE = Path(__file__).parent / "probe"
+_PROBE = Path(__file__).parent / "probe"
 VLLM_PYTHON = Path(".vllm-venv/bin/python")
 LONGEST_FOLDER = 107 - len("/123e4567-e89b-12d3-a456-426614174000")
 """Characters of a folder in which vLLM can put a socket under a name of that length."""
@@ -42,7 +42,7 @@ def probe_events(python: str, request: ProbeRequest) -> Iterator[Event]:
         request_file.write_text(facts_line(replace(request, descriptor=writing)))
         try:
             process = subprocess.Popen(
-                [python, str(PROBE), str(request_file)],
+                [python, str(_PROBE), str(request_file)],
                 pass_fds=[writing],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -16,7 +16,7 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.families.family import Family
 from vtool.families.images import read_json
 from vtool.families.linear_layers import is_inside, select_layers
-from vtool.models.nf4 import RECORD, import_bitsandbytes, missing_bitsandbytes, record
+from vtool.models.nf4 import NF4_RECORD, import_bitsandbytes, missing_bitsandbytes, record
 from vtool.models.on_meta import stand_ins
 from vtool.words import first_line
 
@@ -217,7 +217,7 @@ def write_adapter(settings: Lora, tensors: Mapping[str, Tensor], base: Path, fol
     if settings.base_dtype == "nf4":
         # a field that peft opens, and that says how its base is made
         config["auto_mapping"] = _IN_NF4
-        (folder / RECORD).write_text(record(whole))
+        (folder / NF4_RECORD).write_text(record(whole))
     # peft keeps names as a set, and the order of a set is another in each process.
     plain = {
         key: sorted(value) if isinstance(value, set) else value for key, value in config.items()
@@ -238,7 +238,7 @@ def is_for_nf4(folder: Path) -> bool:
     """
     config = read_json(folder / CONFIG)
     mapping = config.get("auto_mapping") if isinstance(config, dict) else None
-    return (folder / RECORD).exists() or mapping == _IN_NF4
+    return (folder / NF4_RECORD).exists() or mapping == _IN_NF4
 
 
 def has_adapters(model: nn.Module) -> bool:

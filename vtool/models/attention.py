@@ -47,13 +47,13 @@ def _named(base: str, kernel: str) -> str:
     return base if kernel == "sdpa" else f"{base}_{kernel}"
 
 
-LANGUAGE: Mapping[str, Registered] = {
+LANGUAGE_ATTENTION: Mapping[str, Registered] = {
     _named(base, kernel): Registered(kernel, base == DOCUMENT_ATTENTION)
     for base in (DOCUMENT_ATTENTION, ROW_ATTENTION)
     for kernel in KERNELS
 }
 """The names that a language model's config may have."""
-TOWER: Mapping[str, Registered] = {
+TOWER_ATTENTION: Mapping[str, Registered] = {
     _named(_TOWER_ATTENTION, kernel): Registered(kernel) for kernel in KERNELS
 }
 """The names that a tower's config may have."""
@@ -89,7 +89,7 @@ def use_tower_attention(model: nn.Module, kernel: str = "sdpa") -> None:
 def _register(model: nn.Module, name: str) -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    kernel = LANGUAGE[name].kernel
+    kernel = LANGUAGE_ATTENTION[name].kernel
     AttentionInterface.register(name, _OF_LANGUAGE[kernel])
     mask: Callable[..., Any] = flash_mask if kernel in OF_TRANSFORMERS else row_mask
     AttentionMaskInterface.register(name, mask)

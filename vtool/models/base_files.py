@@ -9,7 +9,7 @@ import xxhash
 from vtool.diagnostics import Diagnostic, Findings
 
 _BLOCK = 2**24
-RECORD = "base.json"
+BASE_RECORD = "base.json"
 """The digests of a run's base, in its folder."""
 
 

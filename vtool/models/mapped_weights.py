@@ -25,7 +25,7 @@ from vtool.families.quantization import QUANTIZED_HELP, quantized_already
 from vtool.models.on_meta import parameters_on_meta
 from vtool.words import first_line
 
-WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLED = ("pytorch_model.bin", "pytorch_model-*-of-*.bin")
 _SHOWN = 3
 # What a tool that rounds a vocabulary up changes, by the ends of names.
@@ -71,7 +71,7 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
     """
     if (folder / WHOLE).exists():
         return (folder / WHOLE,)
-    index = folder / INDEX
+    index = folder / _INDEX
     if not index.exists():
         return ()
     try:

@@ -18,11 +18,11 @@ from torch.nn import functional
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.families.family import Family
 
-BLOCK = 64
+WEIGHTS_PER_SCALE = 64
 """The weights that share one scale."""
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+QUANTIZED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """The dtypes of weights that bitsandbytes quantizes."""
-RECORD = "base_quantization.json"
+NF4_RECORD = "base_quantization.json"
 """The file of an adapter's folder that says its base was in NF4, and how to make that."""
 _KIND, _PACKAGE = "nf4", "bitsandbytes"
 _NOT_OF_THE_BASE = (".lora_", ".modules_to_save.", ".original_module")
@@ -128,7 +128,9 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return a weight packed, uint8 [numbers / 2, 1], and the scales of its blocks."""
     import_bitsandbytes()
     whole = weight.detach().cpu().float().reshape(1, -1)
-    packed, absmax = torch.ops.bitsandbytes.quantize_4bit(whole, BLOCK, _KIND, torch.uint8)
+    packed, absmax = torch.ops.bitsandbytes.quantize_4bit(
+        whole, WEIGHTS_PER_SCALE, _KIND, torch.uint8
+    )
     return packed, absmax
 
 
@@ -139,10 +141,10 @@ def dequantize(
     out, into = shape
     unpack = torch.ops.bitsandbytes.dequantize_4bit
     if into % 2 == 0:
-        whole: Tensor = unpack(packed, absmax, BLOCK, _KIND, [out, into], dtype)
+        whole: Tensor = unpack(packed, absmax, WEIGHTS_PER_SCALE, _KIND, [out, into], dtype)
         return whole
     # its kernels want even rows: one row of all numbers, and one more where these are odd
-    row: Tensor = unpack(packed, absmax, BLOCK, _KIND, [1, 2 * packed.numel()], dtype)
+    row: Tensor = unpack(packed, absmax, WEIGHTS_PER_SCALE, _KIND, [1, 2 * packed.numel()], dtype)
     return row[0, : out * into].reshape(shape)
 
 
@@ -188,7 +190,7 @@ def unquantizable(
     """
     for name, linear in language_linears(model, family):
         weight = weights.get(f"{name}.weight", linear.weight)
-        if weight.dtype not in DTYPES:
+        if weight.dtype not in QUANTIZED_DTYPES:
             yield f"{name}.weight", weight.dtype
 
 
@@ -207,7 +209,7 @@ def packed_bytes(model: nn.Module) -> dict[Tensor, int]:
     for layer in model.modules():
         if isinstance(layer, Nf4Linear):
             numbers = layer.in_features * layer.out_features
-            found[layer.weight] = -(-numbers // 2) + 4 * -(-numbers // BLOCK)
+            found[layer.weight] = -(-numbers // 2) + 4 * -(-numbers // WEIGHTS_PER_SCALE)
     return found
 
 

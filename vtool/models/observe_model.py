@@ -13,7 +13,7 @@ from torch import nn
 from vtool.config.expected import AGAIN, CHECKPOINTING, COMPONENTS, KEPT
 from vtool.config.readback import Observed
 from vtool.families import FAMILIES
-from vtool.models.attention import LANGUAGE, TOWER
+from vtool.models.attention import LANGUAGE_ATTENTION, TOWER_ATTENTION
 from vtool.models.model_class import class_of
 from vtool.models.nf4 import Nf4Linear
 
@@ -60,7 +60,7 @@ def observe_layers(module: nn.Module) -> Iterator[Observed]:
         for layer in attentions
     ]
     for name, value, packable in dict.fromkeys(kinds):
-        ours = LANGUAGE.get(value) or TOWER.get(value)
+        ours = LANGUAGE_ATTENTION.get(value) or TOWER_ATTENTION.get(value)
         yield Observed("model.attention", value if ours is None else ours.kernel, name)
         # one that ignores documents would silently have them see each other
         if packable:

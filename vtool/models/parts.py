@@ -7,7 +7,7 @@ from torch import nn
 from vtool.families.family import Family
 from vtool.models.nf4 import numbers_of
 
-PARTS = ("vision", "projector", "language", "head")
+_PARTS = ("vision", "projector", "language", "head")
 """The head is the layer that gives the logits. One that shares the embeddings' has none itself."""
 
 
@@ -23,7 +23,7 @@ def count_parts(model: nn.Module, family: Family) -> dict[str, dict[str, int]]:
     of_head = {id(each) for each in head.parameters()} if head is not None else set()
     of_head -= {id(each) for each in embeddings.parameters()}
     numbers = numbers_of(model)
-    counts = {part: {"parameters": 0, "trained": 0} for part in PARTS}
+    counts = {part: {"parameters": 0, "trained": 0} for part in _PARTS}
     for name, parameter in model.named_parameters():
         part = "head" if id(parameter) in of_head else family.component(name)
         counts[part]["parameters"] += numbers[parameter]

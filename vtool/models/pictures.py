@@ -23,7 +23,7 @@ _ON_ITS_SIDE = range(5, 9)
 _TURNS_A_PNG = (b"eXIf", b"com.adobe.xmp", b"Raw profile type")
 _WHITE_IS_ZERO, _PHOTOMETRIC = 0, 262  # of TIFF
 _SAMPLE_FORMAT, _UNSIGNED = 339, 1
-TRAITS = {
+PICTURE_TRAITS = {
     "alpha": "with transparency, which is left out (vLLM puts white behind it)",
     "frames": "of several frames, of which the first is taken",
     "CMYK": "in CMYK, turned into RGB without a color profile",
@@ -62,7 +62,7 @@ class PictureReader:
     def read(self, given: Any) -> tuple[Any, tuple[str, ...]]:
         """Return a picture as transformers' `load_image` has it, and its traits.
 
-        These are names of `TRAITS`.
+        These are names of `PICTURE_TRAITS`.
 
         Args:
             given: a path, a `data:` address, a file's bytes, or a picture of PIL.

@@ -17,7 +17,7 @@ from vtool.families.frames import FrameRequest
 from vtool.families.images import read_json
 from vtool.models.patches import byte_values
 
-FILE = "video_preprocessor_config.json"
+VIDEO_SETTINGS_FILE = "video_preprocessor_config.json"
 _NO_BOUND = 2**31
 _FRAME_SETTINGS = (
     "patch_size",
@@ -206,7 +206,9 @@ class VideoProcessor:
 
     def save(self, folder: Path) -> None:
         """Write the settings into a folder as transformers reads them."""
-        (folder / FILE).write_text(json.dumps(self.as_json(), indent=2, sort_keys=True) + "\n")
+        (folder / VIDEO_SETTINGS_FILE).write_text(
+            json.dumps(self.as_json(), indent=2, sort_keys=True) + "\n"
+        )
 
     def with_settings(self, settings: Video) -> "VideoProcessor":
         """Return a copy with what a recipe sets (`data.video`)."""
@@ -262,7 +264,7 @@ def video_settings_in(folder: Path) -> dict[str, Any]:
     both = read_json(folder / "processor_config.json")
     if isinstance(both, dict) and isinstance(own := both.get("video_processor"), dict):
         return own
-    for name in (FILE, "preprocessor_config.json"):
+    for name in (VIDEO_SETTINGS_FILE, "preprocessor_config.json"):
         if isinstance(own := read_json(folder / name), dict):
             return own
     return both.get("image_processor") or {} if isinstance(both, dict) else {}

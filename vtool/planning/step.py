@@ -53,7 +53,7 @@ _KINDS = {
     "REDUCE_SCATTER": "gathered",
 }
 _NO_HOOK = SimpleNamespace(remove=lambda: None)
-KINDS = ("weights", "gradients", "optimizer", "gathered", "activations")
+MEMORY_KINDS = ("weights", "gradients", "optimizer", "gathered", "activations")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class StepNeeds:
     """The needs of one rank in a step. All sizes are bytes."""
 
     memory: Mapping[str, int]
-    """At the peak, by `KINDS`."""
+    """At the peak, by `MEMORY_KINDS`."""
     sent: int
     """Over the wire, of this rank, in a step: what its collectives move by their rings."""
     flops: int
@@ -120,7 +120,7 @@ def measure_step(run: Run, module: nn.Module, world: int, shape: Shape) -> StepN
         peak = tracker.get_tracker_snapshot("peak")
         own = [parameter for parameter in module.parameters() if parameter.requires_grad]
         local = [one.to_local() if isinstance(one, DTensor) else one for one in own]
-    found = Counter(dict.fromkeys(KINDS, 0))
+    found = Counter(dict.fromkeys(MEMORY_KINDS, 0))
     for by_kind in peak.values():
         for kind, size in by_kind.items():
             if (name := str(kind).rpartition(".")[2]) != "Total":

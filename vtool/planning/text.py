@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from vtool.planning.micro_batch import shape_in_words
 from vtool.planning.plan import ERROR, GIB, MFU, Change, MemoryPlan
 from vtool.planning.recompute import Choice
-from vtool.planning.step import KINDS
+from vtool.planning.step import MEMORY_KINDS
 from vtool.words import plural
 
 
@@ -17,7 +17,7 @@ def lines(plan: MemoryPlan) -> Iterator[str]:
         f" micro-batch: {shape_in_words(plan.shape)}"
     )
     yield "each rank, at its peak:"
-    for kind in KINDS:
+    for kind in MEMORY_KINDS:
         yield f"  {kind:<24}{size(step.memory[kind]):>12}"
     yield f"  {'together':<24}{size(step.peak):>12}"
     if plan.offloaded:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vtool.models.attention import TOWER
+from vtool.models.attention import TOWER_ATTENTION
 
 # transformers gives the ends of the windows to functions with "flash" in their names.
 _NAME = "vtool_plan_flash"
@@ -24,7 +24,7 @@ def attend_by_size(model: nn.Module) -> None:
     from transformers import AttentionInterface
 
     config: Any = model.model.visual.config  # type: ignore[union-attr]
-    if config._attn_implementation in TOWER:
+    if config._attn_implementation in TOWER_ATTENTION:
         AttentionInterface.register(_NAME, _attention)
         config._attn_implementation = _NAME
 

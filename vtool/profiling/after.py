@@ -6,7 +6,7 @@ from pathlib import Path
 
 from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic
-from vtool.profiling.profiler import FOLDER
+from vtool.profiling.profiler import PROFILE_FOLDER
 from vtool.profiling.tools import ENDINGS
 
 
@@ -24,7 +24,7 @@ def incomplete_profiles(
     done = _last_step(metrics)
     if settings.tool == "none" or done + 1 < first:
         return
-    folder = run.folder / FOLDER
+    folder = run.folder / PROFILE_FOLDER
     for rank in settings.ranks if settings.ranks is not None else range(world):
         missing = [
             ending

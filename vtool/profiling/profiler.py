@@ -33,7 +33,7 @@ from vtool.profiling.tools import Recording, Tool, make_tool
 T = TypeVar("T")
 UNRECORDED_STEPS = 100
 """Steps before the interval that throughput is measured over."""
-FOLDER = "profile"
+PROFILE_FOLDER = "profile"
 SUMMARY = "summary.json"
 
 
@@ -46,7 +46,7 @@ def open_profiler(
         SharedFindings: `profile-interval`, `profile-behind`, `profiler-ranks`, `profiler-device`,
             `run-folder-unwritable`.
     """
-    settings, folder = run.profiler, folder / FOLDER
+    settings, folder = run.profiler, folder / PROFILE_FOLDER
     if settings.tool == "none":
         return RankProfiler(run, ranks, folder, step, say, records=False)
     first, last = settings.profile_interval

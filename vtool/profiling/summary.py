@@ -12,7 +12,7 @@ from vtool.profiling.step_timer import PARTS
 from vtool.profiling.tools import Recording
 
 VERSION = 1
-SHOWN = 15
+_SHOWN = 15
 """Operations in summary.json; the tables have more."""
 
 
@@ -90,7 +90,7 @@ def rank_summary(
         "peak_memory_is": memory[1],
         "memory": [list(point) for point in made.memory],
         "memory_is": made.memory_of,
-        "kernels": [dict(row) for row in made.kernels[:SHOWN]],
+        "kernels": [dict(row) for row in made.kernels[:_SHOWN]],
         "left_out_of_trace": made.left_out,
     }
 

@@ -8,7 +8,7 @@ from vtool.report.run_files import RunFiles
 from vtool.report.views import Stat, all_states, check_counts, headline, status
 
 # They differ between any two runs, and say nothing about why the results do.
-OWN = {"run.name", "run.dir"}
+OWN_SETTINGS = {"run.name", "run.dir"}
 
 
 def names(runs: Sequence[RunFiles]) -> list[str]:
@@ -65,7 +65,9 @@ def have_same_rows(runs: Sequence[RunFiles], split: str) -> bool:
 
 
 def _settings(run: RunFiles) -> dict[str, str]:
-    return {setting.key: setting.value for setting in run.settings if setting.key not in OWN}
+    return {
+        setting.key: setting.value for setting in run.settings if setting.key not in OWN_SETTINGS
+    }
 
 
 def _data(run: RunFiles) -> dict[str, str]:

@@ -64,7 +64,7 @@ def render_run_page(runs: Sequence[RunFiles]) -> str:
 
 
 def _ranking(runs: Sequence[RunFiles], names: Sequence[str]) -> Mapping[str, Any] | None:
-    settings, ranked = rank(runs, tuple(comparison.OWN))
+    settings, ranked = rank(runs, tuple(comparison.OWN_SETTINGS))
     if not ranked:
         return None
     alike = comparison.have_same_rows(runs, "validation")

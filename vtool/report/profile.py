@@ -12,8 +12,8 @@ from vtool.report.run_files import number_in
 from vtool.report.views import Stat
 from vtool.report.words import in_words, percent
 
-PARTS = ("data", "forward", "backward", "optimizer", "evaluation", "checkpoint", "other")
-SHOWN = 8
+_PARTS = ("data", "forward", "backward", "optimizer", "evaluation", "checkpoint", "other")
+_SHOWN = 8
 """Ranks that are shown at once; the page folds away those of many."""
 _WIDTH, _HEIGHT = 640, 150
 """The box of the memory's line."""
@@ -62,15 +62,15 @@ def _interval(found: Mapping[str, Any]) -> dict[str, Any]:
             f" {found['device']}, {found['dtype']}"
         ),
         "stats": _stats(first, ranks),
-        "bars": bars[:SHOWN],
-        "folded": bars[SHOWN:],
+        "bars": bars[:_SHOWN],
+        "folded": bars[_SHOWN:],
         "kernels": _kernels(first["kernels"]),
         "kernels_of": f"rank {first_rank}",
         "memory": _line(curve) if len(curve) > 1 else None,
         "memory_seconds": f"{max((at for at, _ in curve), default=0.0):.3g} s",
         "memory_peak": _mebibytes(max(level for _, level in curve)) if curve else "",
         "memory_of": str(first["memory_is"]),
-        "files": [name for one in list(ranks.values())[:SHOWN] for name in one["files"]],
+        "files": [name for one in list(ranks.values())[:_SHOWN] for name in one["files"]],
         "notes": notes,
     }
 
@@ -101,7 +101,7 @@ def _stats(first: Mapping[str, Any], ranks: Mapping[str, Mapping[str, Any]]) -> 
 
 def _bar(name: str, one: Mapping[str, Any]) -> dict[str, Any]:
     """Return a rank's step: its parts, each with its share and its milliseconds a step."""
-    split = {part: float(one["split"].get(part, 0.0)) for part in PARTS}
+    split = {part: float(one["split"].get(part, 0.0)) for part in _PARTS}
     whole, steps = sum(split.values()) or 1.0, len(one["steps"])
     return {
         "name": name,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.vllm_python import BUILT, VARIABLE, vllm_python
+from vtool.vllm_python import BUILT_PYTHON, VARIABLE, vllm_python
 
 _PROBE = """
 import importlib.metadata as metadata, importlib.util as util, json
@@ -44,7 +44,7 @@ def find_vllm(python: str | None) -> VLLM:
     """
     named = python or vllm_python()
     if not named:
-        message = f"there is no {BUILT}, {VARIABLE} is not set, and this Python has no vLLM"
+        message = f"there is no {BUILT_PYTHON}, {VARIABLE} is not set, and this Python has no vLLM"
         raise _not_found(message)
     try:
         done = subprocess.run(

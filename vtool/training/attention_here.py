@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vtool.config.attention import NAME, NOT_ON_CPU, attention_conflict
+from vtool.config.attention import ATTENTION_KEY, NOT_ON_CPU, attention_conflict
 from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic
 from vtool.engines.ranks import Ranks, SharedFindings
@@ -28,18 +28,22 @@ def check_attention(run: Run, ranks: Ranks) -> None:
             missing, transformers would ask a hub.
     """
     if found := attention_conflict(run.model, ranks.device.type):
-        raise SharedFindings(Diagnostic("not-built-on-engine", *found, NAME))
+        raise SharedFindings(Diagnostic("not-built-on-engine", *found, ATTENTION_KEY))
     chosen = run.model.attention
     if ranks.device.type != "cuda" or chosen not in NOT_ON_CPU:
         return
     if (has := torch.cuda.get_device_capability(ranks.device)) < _OLDEST_GPU:
         seen = ".".join(map(str, has))
-        message = f"{NAME} is {chosen}, which has no kernel for a GPU of compute capability {seen}"
-        raise SharedFindings(Diagnostic("not-built-on-engine", message, f"set {NAME}=sdpa", NAME))
+        no_kernel = f"which has no kernel for a GPU of compute capability {seen}"
+        message = f"{ATTENTION_KEY} is {chosen}, {no_kernel}"
+        raise SharedFindings(
+            Diagnostic("not-built-on-engine", message, f"set {ATTENTION_KEY}=sdpa", ATTENTION_KEY)
+        )
     if (package := missing_kernel_package(chosen)) is not None:
-        message = f"{NAME}={chosen} needs {package}, which is not installed, or too old"
-        help = f"install {package}, or set {NAME}={'sdpa' if chosen == 'varlen' else 'varlen'}"
-        raise SharedFindings(Diagnostic("extra-not-installed", message, help, NAME))
+        message = f"{ATTENTION_KEY}={chosen} needs {package}, which is not installed, or too old"
+        other = "sdpa" if chosen == "varlen" else "varlen"
+        help = f"install {package}, or set {ATTENTION_KEY}={other}"
+        raise SharedFindings(Diagnostic("extra-not-installed", message, help, ATTENTION_KEY))
 
 
 def missing_kernel_package(chosen: str) -> str | None:
@@ -69,8 +73,10 @@ def check_heads(run: Run, model: nn.Module, kind: str) -> None:
     if kind != "cuda" or chosen not in NOT_ON_CPU:
         return
     for what, wanted in _not_in_kernels(chosen, model.config):
-        message = f"{NAME} is {chosen}, and the model's {what}: its kernel has {wanted}"
-        raise SharedFindings(Diagnostic("not-built-on-engine", message, f"set {NAME}=sdpa", NAME))
+        message = f"{ATTENTION_KEY} is {chosen}, and the model's {what}: its kernel has {wanted}"
+        raise SharedFindings(
+            Diagnostic("not-built-on-engine", message, f"set {ATTENTION_KEY}=sdpa", ATTENTION_KEY)
+        )
 
 
 def _not_in_kernels(chosen: str, config: Any) -> Iterator[tuple[str, str]]:

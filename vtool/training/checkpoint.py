@@ -20,8 +20,8 @@ from vtool.engines.contract import Owner
 from vtool.engines.ranks import Ranks
 from vtool.export.file_modes import share_mode
 from vtool.training.checkpoint_files import (
-    KINDS,
     MANIFEST,
+    TENSOR_KINDS,
     SavedTensors,
     Shares,
     ShareWriter,
@@ -105,7 +105,7 @@ def save(
 def tensors_to_write(snapshot: Snapshot, world: int) -> dict[str, Pairs]:
     """Return the tensors of each kind that this rank writes, to be taken in order of the kinds."""
     shares = Shares(world)
-    return {kind: getattr(snapshot, kind)(shares) for kind in KINDS}
+    return {kind: getattr(snapshot, kind)(shares) for kind in TENSOR_KINDS}
 
 
 def write_share(
@@ -121,7 +121,7 @@ def write_share(
     writing = folder / f".writing-{target.name}"
     ranks.on_rank_zero(lambda: _begin(writing, target))
     writer = ShareWriter(writing, ranks)
-    for kind in KINDS:
+    for kind in TENSOR_KINDS:
         writer.write(kind, share[kind])
     gathered = ranks.all_gather_objects((writer.files, writer.error and _why(writer.error, folder)))
     files = [file for written, _ in gathered for file in written]
@@ -262,7 +262,7 @@ def _damages(checkpoint: Path, digests: Digests) -> Iterator[str]:
 
 def _unnamed(manifest: Mapping[str, Any]) -> Iterator[str]:
     """Yield the names that a manifest lacks."""
-    for kind in KINDS:
+    for kind in TENSOR_KINDS:
         try:
             tensor_files(manifest, kind)
         except LookupError as missing:
@@ -288,7 +288,7 @@ def _damaged_files(
 def open_checkpoint(checkpoint: Path) -> Saved:
     """Open a checkpoint whose digests have been checked. Its tensors are read when asked for."""
     state = json.loads((checkpoint / "state.json").read_text())
-    model, optimizer = (SavedTensors(paths_of_tensors(checkpoint, kind)) for kind in KINDS)
+    model, optimizer = (SavedTensors(paths_of_tensors(checkpoint, kind)) for kind in TENSOR_KINDS)
     visits = load_file(checkpoint / "progress.safetensors")["visits"]
     return Saved(state.pop("step"), model, optimizer, visits, state)
 

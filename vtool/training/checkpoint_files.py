@@ -21,7 +21,7 @@ from torch import Tensor
 from vtool.engines.ranks import Ranks
 
 MANIFEST = "manifest.json"
-KINDS = ("model", "optimizer")
+TENSOR_KINDS = ("model", "optimizer")
 FILE_BYTES = 2**30
 """Bytes of gathered tensors that a rank holds before it writes a file, and one tensor."""
 _SHARD = re.compile(r"(model|optimizer)-([0-9]{5})-of-([0-9]{5})\.safetensors")
@@ -112,7 +112,7 @@ def name_files(folder: Path, written: Sequence[WrittenFile]) -> dict[str, dict[s
         OSError: of a file that is not there, or not whole, on this rank.
     """
     found: dict[str, dict[str, int | str]] = {}
-    for kind in KINDS:
+    for kind in TENSOR_KINDS:
         own = [file for file in written if file.kind == kind]
         weight_map: dict[str, str] = {}
         for number, file in enumerate(own, 1):

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
-SMALLEST = 4096
+_SMALLEST = 4096
 """A parameter with fewer elements keeps its means in float32, as other libraries' optimizers do."""
-BLOCK, SMALLEST_BLOCK = 256, 64
+_BLOCK, SMALLEST_BLOCK = 256, 64
 """The most elements that share a scale, and the fewest: with fewer, scales would cost too much."""
 _AT_ONCE = 2**24
 """Elements that are updated together: what they need besides is some float32 copies of them."""
@@ -35,9 +35,9 @@ def block_of(shape: Sequence[int]) -> int | None:
         shape: that of the whole parameter, whatever share of it is on a rank.
     """
     row = prod(shape[1:])
-    if len(shape) < 2 or row * shape[0] < SMALLEST:
+    if len(shape) < 2 or row * shape[0] < _SMALLEST:
         return None
-    largest = next(size for size in range(min(BLOCK, row), 0, -1) if row % size == 0)
+    largest = next(size for size in range(min(_BLOCK, row), 0, -1) if row % size == 0)
     return largest if largest >= SMALLEST_BLOCK else None
 
 

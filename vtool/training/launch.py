@@ -24,7 +24,7 @@ from vtool.config.rules.device import unbound
 from vtool.config.schema import Run
 from vtool.devices import attention_without_cudnn, bind, device_kind, keep_freed_memory, place
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.engines.ranks import PATIENCE, Ranks, SharedFindings
+from vtool.engines.ranks import COLLECTIVE_TIMEOUT, Ranks, SharedFindings
 from vtool.profiling.after import incomplete_profiles
 from vtool.training.run_folder import RunFolder
 from vtool.training.session import RunRequest
@@ -100,7 +100,7 @@ def run_rank(request: RunRequest, ranks: Ranks) -> RunOutcome:
         finally:
             torch.set_num_threads(threads)
     try:
-        dist.init_process_group(placement.backend, timeout=PATIENCE)
+        dist.init_process_group(placement.backend, timeout=COLLECTIVE_TIMEOUT)
     except RuntimeError as error:  # gloo says it in many ways
         raise _NotConnectedError(str(error)) from error
     with attention_without_cudnn(placement.device):

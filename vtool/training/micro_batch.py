@@ -27,7 +27,7 @@ from vtool.training.eight_bit import bytes_of_means
 SHARE_TAKEN = 0.6
 """The part of the free memory that is planned with; the rest is for what the estimate leaves out.
 """
-MOST_ROWS = 64
+_MOST_ROWS = 64
 # Bytes of a value that a pass keeps; with bfloat16, norms keep what they get in float32.
 _WIDTH = {"float32": 4, "bfloat16": 3, "float64": 8}
 
@@ -45,7 +45,7 @@ def choose_micro_batch(run: Run, model: nn.Module, ledger: Ledger, ranks: Ranks)
     )
     free = free_memory(ranks) - bytes_kept(run, model, ranks)
     room = min(own for (own,) in ranks.all_gather([max(0.0, free * SHARE_TAKEN)]))
-    size = min(run.rows_of_rank(ranks.world), MOST_ROWS)
+    size = min(run.rows_of_rank(ranks.world), _MOST_ROWS)
     size = 1 << (size.bit_length() - 1)
     while size > 1 and needed(size) > room:
         size //= 2

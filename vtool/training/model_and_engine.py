@@ -31,7 +31,7 @@ from vtool.models.attention import (
 )
 from vtool.models.build import WEIGHT_DTYPE, build_model, build_on_meta, implementations
 from vtool.models.mapped_weights import MappedWeights, map_folder
-from vtool.models.nf4 import DTYPES as QUANTIZABLE
+from vtool.models.nf4 import QUANTIZED_DTYPES as QUANTIZABLE
 from vtool.models.nf4 import keep_in_nf4, missing_bitsandbytes, unquantizable
 from vtool.models.on_meta import not_a_number
 from vtool.models.processor import Processor
@@ -43,7 +43,7 @@ from vtool.training.run_folder import RunFolder
 from vtool.training.start import Start
 from vtool.training.weights import load_adapter, map_checkpoint, settings_of
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+TRAINED_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
 def build_trained_model(
@@ -206,7 +206,7 @@ def build_engine(
             settings=run.engine,
             optim=run.optim,
             ranks=ranks,
-            compute_dtype=DTYPES[run.model.dtype],
+            compute_dtype=TRAINED_DTYPES[run.model.dtype],
             component=of.component,
             build_optimizer=lambda module: build_optimizer(module, run.optim, of.component),
             checkpointing=run.model.recomputed(len(of.recomputable(model))),

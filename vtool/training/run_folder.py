@@ -14,7 +14,7 @@ import yaml
 from safetensors import SafetensorError
 
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.models.base_files import RECORD
+from vtool.models.base_files import BASE_RECORD
 from vtool.models.model_class import MODELING_RECORD
 from vtool.training.checkpoint import checkpoints, step_of
 from vtool.training.metrics import read_metric_lines, step_of_line
@@ -50,7 +50,7 @@ class RunFolder:
         self.export = path / "export"
         self.merged = path / "merged"
         self.base = path / "base"
-        self.base_files = path / RECORD
+        self.base_files = path / BASE_RECORD
         self.extensions = path / "extended.json"
         self.begun_from = path / "from.json"
 

@@ -39,7 +39,7 @@ from vtool.training.own_folder import written_settings
 from vtool.training.run_folder import RunFolder, reading
 from vtool.words import first_line
 
-RULE, SETTING = "unfit-weights", "train.from"
+RULE, _SETTING = "unfit-weights", "train.from"
 _SHOWN = 3
 
 
@@ -116,7 +116,7 @@ def find_weights(run: Run, digests: Digests = digest_here) -> Weights | None:
     elif (named / "config.yaml").exists():
         newest_one, damaged = newest(named / "checkpoints", digests)
         if newest_one is None:
-            none = Diagnostic("no-checkpoint", f"{named} has no checkpoint", parameter=SETTING)
+            none = Diagnostic("no-checkpoint", f"{named} has no checkpoint", parameter=_SETTING)
             raise Findings(damaged or [none])
         best, lost = best_before(newest_one, digests)
         if lost:
@@ -133,10 +133,10 @@ def find_weights(run: Run, digests: Digests = digest_here) -> Weights | None:
             f"{named} is neither a run, nor a checkpoint of one, nor an export: there is no"
             f" config.yaml, {MANIFEST}, config.json or {CONFIG}"
         )
-        raise Findings(Diagnostic(RULE, message, parameter=SETTING))
+        raise Findings(Diagnostic(RULE, message, parameter=_SETTING))
     if problems := [*_of_the_model(found, run.model), *_of_adapters(found, lora, run.lora)]:
         raise Findings(
-            Diagnostic(RULE, f"{found.folder}: {problem}", help, SETTING)
+            Diagnostic(RULE, f"{found.folder}: {problem}", help, _SETTING)
             for problem, help in problems
         )
     return found
@@ -146,7 +146,7 @@ def _of_checkpoint(checkpoint: Path, run: Run, digests: Digests) -> tuple[Weight
     if problem := damage(checkpoint, digests):
         message = f"{checkpoint}: {problem}"
         help = "name another checkpoint, or the run's export"
-        raise Findings(Diagnostic("corrupt-checkpoint", message, help, SETTING))
+        raise Findings(Diagnostic("corrupt-checkpoint", message, help, _SETTING))
     origin = RunFolder(checkpoint.parent.parent)
     with reading(origin.config):
         written = written_settings(origin.config)
@@ -171,7 +171,7 @@ def _lora_of(folder: Path) -> _Adapter:
         return _Adapter(config["r"], config["lora_alpha"] / by, is_for_nf4(folder))
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
         message = f"{folder / CONFIG} cannot be read: {type(error).__name__} {error}"
-        raise Findings(Diagnostic("model-does-not-load", message, parameter=SETTING)) from error
+        raise Findings(Diagnostic("model-does-not-load", message, parameter=_SETTING)) from error
 
 
 _Problem = tuple[str, str | None]
@@ -188,7 +188,9 @@ def _of_the_model(found: Weights, model: Model) -> Iterator[_Problem]:
             )
         except Exception as error:  # whatever its readers of a broken file raise
             message = f"{folder / 'config.json'}: {first_line(error)}"
-            raise Findings(Diagnostic("model-does-not-load", message, parameter=SETTING)) from error
+            raise Findings(
+                Diagnostic("model-does-not-load", message, parameter=_SETTING)
+            ) from error
 
     config = read(found.config)
     if config.model_type != model.family:
@@ -293,7 +295,7 @@ def _read(found: Weights) -> Mapping[str, Tensor]:
         return SavedTensors(files)
     except (OSError, SafetensorError) as error:
         message = f"{', '.join(map(str, files))}: {first_line(error)}"
-        raise Findings(Diagnostic("model-does-not-load", message, parameter=SETTING)) from error
+        raise Findings(Diagnostic("model-does-not-load", message, parameter=_SETTING)) from error
 
 
 def _check_fit(
@@ -326,7 +328,7 @@ def _check_fit(
             "take the settings of the run that they are of: lora.targets, lora.dora, model.freeze"
         )
         message = f"{found.folder} has not exactly this model's weights. {listed}"
-        raise Findings(Diagnostic(RULE, message, help if found.adapted else None, SETTING))
+        raise Findings(Diagnostic(RULE, message, help if found.adapted else None, _SETTING))
 
 
 def _copy(given: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:

@@ -34,7 +34,7 @@ from vtool.training.model_and_engine import prepare_model
 from vtool.training.run_folder import RunFolder
 from vtool.training.session import Progress, Session
 from vtool.verification.begun import with_config_of_begun, with_weights_of_begun
-from vtool.verification.processes import PROCESSES
+from vtool.verification.processes import MOST_PROCESSES
 from vtool.verification.proof_settings import choose_proof_settings, update_section
 from vtool.verification.reference import Reference
 from vtool.verification.select_rows import LOOKED_AT, InMemoryRows, read_row, select_rows
@@ -192,7 +192,7 @@ def build_proof_context(
     changes += selection
     if beyond := beyond_vocabulary("data.train", processor, samples):
         raise Findings(beyond)
-    run = update_section(run, "data", global_batch_size=PROCESSES * len(rows), workers=0)
+    run = update_section(run, "data", global_batch_size=MOST_PROCESSES * len(rows), workers=0)
     vocabulary = choose_vocabulary(processor, samples, whole=full_size)
     if (whole := len(processor.tokenizer)) > len(vocabulary):
         changes += (f"a vocabulary of {whole} tokens → the {len(vocabulary)} that these rows use",)

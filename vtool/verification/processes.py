@@ -19,9 +19,9 @@ from typing import Any, NoReturn
 
 from vtool.scratch import scratch_folder
 
-PROCESSES = 2
+MOST_PROCESSES = 2
 """The most that are started."""
-PATIENCE = 300.0
+MOST_SECONDS = 300.0
 """Seconds for all of it.
 
 Importing torch, transformers and megatron-core takes some ten seconds of one core, building one.
@@ -40,7 +40,11 @@ class Ended:
 
 
 def run_processes(
-    module: str, task: object, count: int, stops: Callable[[Any], bool], patience: float = PATIENCE
+    module: str,
+    task: object,
+    count: int,
+    stops: Callable[[Any], bool],
+    patience: float = MOST_SECONDS,
 ) -> list[Any]:
     """Start processes, and return the result of each, by rank.
 
@@ -107,7 +111,7 @@ def run_worker(module: str, folder_name: str, rank: int) -> NoReturn:
     os._exit(0)
 
 
-def join_ranks(folder: Path, rank: int, world: int, patience: float = PATIENCE) -> None:
+def join_ranks(folder: Path, rank: int, world: int, patience: float = MOST_SECONDS) -> None:
     """Join, in a process, the gloo group of all processes that were started with it.
 
     Args:

@@ -9,7 +9,7 @@ from vtool.families import FAMILIES
 from vtool.verification.select_rows import FRAMES
 from vtool.verification.shrink_run import shrink_run
 
-FEWEST, MOST = 4, 32
+_FEWEST, _MOST = 4, 32
 """Tokens of an image: enough that its positions are not those of text, and not too many."""
 RATES = {"adamw": 1e-3}
 """By optimizer, a learning rate whose first step changes every float32 weight."""
@@ -110,7 +110,7 @@ def _clamp_pixels(sizes: schema.Image | schema.Video, low: int, high: int) -> di
 
 def _image_bounds(run: Run) -> dict[str, int]:
     token = FAMILIES[run.model.family].patches.pixels_per_token
-    return _clamp_pixels(run.data.image, FEWEST * token, MOST * token)
+    return _clamp_pixels(run.data.image, _FEWEST * token, _MOST * token)
 
 
 def _video_bounds(run: Run) -> dict[str, int]:
@@ -118,5 +118,5 @@ def _video_bounds(run: Run) -> dict[str, int]:
     facts = FAMILIES[run.model.family]
     token = facts.patches.pixels_per_token
     token *= facts.patches.temporal_patch_size if facts.video.bounds_are_total else 1
-    bounds = _clamp_pixels(run.data.video, FEWEST * token, MOST * token)
+    bounds = _clamp_pixels(run.data.video, _FEWEST * token, _MOST * token)
     return bounds | {"max_frames": min(run.data.video.max_frames or FRAMES, FRAMES)}

@@ -16,13 +16,13 @@ from vtool.engines.ranks import Ranks
 from vtool.scratch import scratch_folder
 from vtool.verification.context import ProofContext, build_proof_context
 from vtool.verification.processes import (
-    PATIENCE,
-    PROCESSES,
+    MOST_PROCESSES,
+    MOST_SECONDS,
     Ended,
     join_ranks,
     run_processes,
 )
-from vtool.verification.proofs import NAMES, PROOFS
+from vtool.verification.proofs import PROOF_NAMES, PROOFS
 from vtool.verification.proofs.proof import ProofResult
 from vtool.verification.proofs.report import NotProvable, ProofReport
 from vtool.verification.reference import check_repeatable
@@ -44,7 +44,7 @@ class ProveTask:
     @property
     def patience(self) -> float:
         """Seconds for all of it."""
-        return 10 * PATIENCE if self.full_size else PATIENCE
+        return 10 * MOST_SECONDS if self.full_size else MOST_SECONDS
 
 
 def prove(
@@ -85,7 +85,7 @@ def prove(
     used = context.run.model
     size = f"of {used.path}" if used.path else f"at size {used.size}"
     return ProofReport(
-        proofs=tuple(sorted(proofs, key=lambda proof: NAMES.index(proof.rule))),
+        proofs=tuple(sorted(proofs, key=lambda proof: PROOF_NAMES.index(proof.rule))),
         changes=context.changes,
         rows=tuple(row.id for row in context.rows),
         model=f"{run.model.family} {size}",
@@ -147,12 +147,12 @@ def _prove_in_processes(task: ProveTask) -> list[ProofResult]:
     results = run_processes(
         "vtool.verification.prove",
         task,
-        PROCESSES,
+        MOST_PROCESSES,
         lambda proofs: len(proofs) < len(task.names),
         task.patience,
     )
     complete = [one for one in results if isinstance(one, list) and len(one) == len(task.names)]
-    if len(complete) == PROCESSES:
+    if len(complete) == MOST_PROCESSES:
         # A failure on any rank counts. Gradients are on rank 0 alone: the others did not run those.
         return [
             next((proof for proof in proofs if proof.state == "failed"), proofs[0])
@@ -183,11 +183,14 @@ def _lost_others(proofs: list[ProofResult]) -> tuple[int, bool]:
 def work(task: ProveTask, folder: Path, rank: int) -> list[ProofResult]:
     """Prove in one of several processes."""
     torch.set_num_threads(1)
-    join_ranks(folder, rank, PROCESSES, task.patience)
+    join_ranks(folder, rank, MOST_PROCESSES, task.patience)
     proofs: list[ProofResult] = []
     try:
         context = build_proof_context(
-            task.run, folder, Ranks(rank, PROCESSES, rank, PROCESSES), full_size=task.full_size
+            task.run,
+            folder,
+            Ranks(rank, MOST_PROCESSES, rank, MOST_PROCESSES),
+            full_size=task.full_size,
         )
         for name in task.names:
             proofs += run_proofs(context, [name])

@@ -22,7 +22,7 @@ from vtool.verification.unpack_base import unpack_base
 if TYPE_CHECKING:
     from vtool.verification.context import ProofContext
 
-REPEATS = 1e-5
+_REPEATS = 1e-5
 """The largest difference of two equal forward passes, as a part of the logits' norm.
 
 Threads may add in another order; what is drawn at random differs by far more.
@@ -109,7 +109,7 @@ def check_repeatable(context: "ProofContext") -> None:
     with torch.no_grad():
         first, second = (logits(context, model, context.samples[place]) for _ in range(2))
     apart, size = float((first - second).double().norm()), float(first.double().norm())
-    if apart > REPEATS * size:
+    if apart > _REPEATS * size:
         raise NotProvable(
             f"something in the model draws at random: the logits of {row_name(place)}, asked for"
             f" twice, are {apart / size:.1g} of their norm apart"

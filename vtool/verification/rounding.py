@@ -18,7 +18,7 @@ from vtool.verification.proofs.proof import Difference
 
 ROUNDING = torch.finfo(torch.float32).eps / 2
 """The largest relative error of one rounding in float32, in which proofs compute."""
-DRAWS = 2
+_DRAWS = 2
 
 
 def move_weights(model: nn.Module, seed: int) -> nn.Module:
@@ -53,7 +53,7 @@ def tolerances(
         here: what it gives for `model`.
     """
     allowed = {name: ROUNDING * float(tensor.double().norm()) for name, tensor in here.items()}
-    for draw in range(DRAWS):
+    for draw in range(_DRAWS):
         there = compute(move_weights(model, draw))
         for name, tensor in here.items():
             allowed[name] = max(

@@ -22,7 +22,7 @@ from vtool.training.setup import read_texts
 from vtool.verification.pieces import render_example
 from vtool.verification.split_summary import summarize_split
 
-FIRST = 5
+FIRST_ROWS = 5
 """The number of rows that are shown without being asked for."""
 
 
@@ -140,7 +140,7 @@ def _audit_split(
     ledger, audits = audited.ledger, audited.audits
     own = set(audits.table["index"].tolist()) if by_name else set()
     asked = [index for found in by_name.values() for index in found if index in own]
-    indices = [*ledger.kept[:FIRST], *asked]
+    indices = [*ledger.kept[:FIRST_ROWS], *asked]
     return Audit(
         split,
         ledger,

@@ -28,9 +28,9 @@ FURTHEST = 640
 """Rows that are tried where none can be used and data.max_dropped_rows allows that."""
 ENOUGH = 6
 """Usable rows after which the search ends, where each has an image."""
-ROWS = 3
+_ROWS = 3
 """Rows that are selected."""
-TOKENS = 256
+ROW_TOKENS = 256
 """Tokens of a row, at most; of two rows made one, twice as many."""
 FRAMES = 8
 """Frames of a video, at most."""
@@ -95,18 +95,18 @@ def select_rows(
         raise _no_usable_row(rows, encoder)
     videos = [one for one in usable if one.row.videos][:1]
     images = [one for one in usable if one.sample.images and not one.row.videos]
-    selected = (videos + images)[: ROWS - 1]
-    selected += [one for one in usable if not one.sample.images][: ROWS - len(selected)]
+    selected = (videos + images)[: _ROWS - 1]
+    selected += [one for one in usable if not one.sample.images][: _ROWS - len(selected)]
     others = [one for one in usable if not any(one is other for other in selected)]
-    selected += others[: ROWS - len(selected)]
+    selected += others[: _ROWS - len(selected)]
     for row in _combine([one.row for one in selected]):
         one = encoder.encode(row, made=True)
-        if isinstance(one, _Usable) and one.tokens <= 2 * TOKENS:
+        if isinstance(one, _Usable) and one.tokens <= 2 * ROW_TOKENS:
             selected.append(one)
     changes = []
     if shortened := [one.row.id for one in selected if one.shortened]:
         changes.append(
-            f"of {list_first(shortened)}, longer than {TOKENS} tokens, the last turns, and the"
+            f"of {list_first(shortened)}, longer than {ROW_TOKENS} tokens, the last turns, and the"
             " beginning of each text"
         )
     longest = recipe_run.data.max_length or sys.maxsize
@@ -139,7 +139,7 @@ def _usable_rows(rows: Rows, encoder: "_Encoder") -> Iterator[_Usable]:
     """
     images: list[bool] = []
     for index in range(min(len(rows), LOOKED_AT + encoder.may_drop, FURTHEST)):
-        if index >= LOOKED_AT and len(images) >= ROWS:
+        if index >= LOOKED_AT and len(images) >= _ROWS:
             return
         encoder.looked_at += 1
         if (row := read_row(rows, index)) is None or (one := encoder.shorten(row)) is None:
@@ -147,7 +147,7 @@ def _usable_rows(rows: Rows, encoder: "_Encoder") -> Iterator[_Usable]:
         yield one
         images.append(bool(one.sample.images))
         # Images and videos take their time: no more of them are decoded than are needed.
-        if sum(images) >= ROWS - 1 and (not all(images) or len(images) >= ENOUGH):
+        if sum(images) >= _ROWS - 1 and (not all(images) or len(images) >= ENOUGH):
             return
 
 
@@ -155,8 +155,8 @@ def _no_usable_row(rows: Rows, encoder: "_Encoder") -> Exception:
     tried, refused = encoder.looked_at, encoder.refused
     if encoder.too_long:
         return NotProvable(
-            f"{encoder.too_long[0]} has more than {TOKENS} tokens however it is shortened, and so"
-            " have all rows looked at that can be used"
+            f"{encoder.too_long[0]} has more than {ROW_TOKENS} tokens however it is shortened, and"
+            " so have all rows looked at that can be used"
         )
     why = f"; the first: {refused[0].diagnostics[0].message}" if refused else ""
     message = f"none of the first {tried} rows of data.train can be used{why}"
@@ -187,11 +187,11 @@ class _Encoder:
         if isinstance(whole, Findings):
             self.refused.append(whole)
             return None
-        if whole.tokens <= TOKENS:
+        if whole.tokens <= ROW_TOKENS:
             return whole
         for shorter in _shortened(row):
             one = self.encode(shorter)
-            if isinstance(one, _Usable) and one.tokens <= TOKENS:
+            if isinstance(one, _Usable) and one.tokens <= ROW_TOKENS:
                 return replace(one, shortened=True)
         self.too_long.append(row.id)
         return None

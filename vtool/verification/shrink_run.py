@@ -13,7 +13,7 @@ from vtool.families.windows import window_of_folder
 # 2 of `merger.mlp.2`.
 _NUMBERED = re.compile(r"((?:^|\.))(\d+)(\.(?:self_attn|attn|mlp)\b)")
 # The tower of the smallest size has more blocks than the language model has layers.
-LAYERS = min(facts.sizes["tiny"]["layers"] for facts in FAMILIES.values())
+_LAYERS = min(facts.sizes["tiny"]["layers"] for facts in FAMILIES.values())
 _CUDA = "its kernel needs CUDA, and this is a CPU"
 _TE = "it needs Transformer Engine, and there is none for a CPU"
 _NCCL = "there is no NCCL on a CPU"
@@ -89,7 +89,7 @@ def _move_adapters(lora: Lora, changes: list[str]) -> Lora:
     for name in ("targets", "exclude"):
         asked: tuple[str, ...] = getattr(lora, name) or ()
         moved = (
-            _NUMBERED.sub(lambda found: f"{found[1]}{int(found[2]) % LAYERS}{found[3]}", layer)
+            _NUMBERED.sub(lambda found: f"{found[1]}{int(found[2]) % _LAYERS}{found[3]}", layer)
             for layer in asked
         )
         if (here := tuple(dict.fromkeys(moved))) != asked:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from vtool.models.nf4 import BLOCK, Nf4Linear
+from vtool.models.nf4 import WEIGHTS_PER_SCALE, Nf4Linear
 
 NF4 = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
@@ -38,6 +38,6 @@ def unpack(layer: Nf4Linear) -> Tensor:
     both = layer.weight.reshape(-1).long()
     codes = torch.stack((both >> 4, both & 15), dim=1).reshape(-1)
     numbers = torch.tensor(NF4, dtype=torch.float64)[codes]
-    scales = layer.absmax.double().repeat_interleave(BLOCK)
+    scales = layer.absmax.double().repeat_interleave(WEIGHTS_PER_SCALE)
     count = layer.in_features * layer.out_features
     return (numbers[:count] * scales[:count]).reshape(layer.out_features, layer.in_features)

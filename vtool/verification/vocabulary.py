@@ -14,9 +14,9 @@ from vtool.data.encode import Sample
 from vtool.families.tokens import TokenIds
 from vtool.models.processor import Processor
 
-LARGE = 1024
+_LARGE = 1024
 """The most tokens of a vocabulary that is left as it is."""
-PLAIN = 16
+_PLAIN = 16
 """The number of tokens of no row that are kept, so that one word can replace another."""
 
 
@@ -67,11 +67,11 @@ def choose_vocabulary(
     )
     used = named | {int(token) for sample in samples for token in sample.input_ids}
     size = max(len(processor.tokenizer), max(used) + 1)  # a tokenizer may leave ids out
-    if whole or size <= LARGE:
+    if whole or size <= _LARGE:
         return Vocabulary(torch.arange(size), frozenset(named))
     plain = (token for token in range(size) if token not in used)
     kept = torch.tensor(
-        sorted(used | {token for token, _ in zip(plain, range(PLAIN), strict=False)})
+        sorted(used | {token for token, _ in zip(plain, range(_PLAIN), strict=False)})
     )
     return Vocabulary(
         kept, frozenset(torch.searchsorted(kept, torch.tensor(sorted(named))).tolist())

@@ -8,7 +8,7 @@ from pathlib import Path
 from vtool.watch.facts import Fact, Facts
 from vtool.watch.folder import FACTS
 
-FORMAT = 1
+_FORMAT = 1
 UNENDED = "killed, a full disk, or still running"
 """Why facts may have no end."""
 _NUMBERS = {"model", "rank", "index", "micro", "supervised", "world"}
@@ -59,10 +59,10 @@ def read_facts(folder: Path) -> Watched:
         unended += bool(found) and found[-1]["kind"] != "ended"
     processes = tuple(line for line in lines if line["kind"] == "process")
     for process in processes:
-        if process.get("format", FORMAT) != FORMAT:
+        if process.get("format", _FORMAT) != _FORMAT:
             raise ValueError(
                 f"{folder} has facts of format {process['format']}, and this vtool reads format"
-                f" {FORMAT}; read them with the vtool that wrote them"
+                f" {_FORMAT}; read them with the vtool that wrote them"
             )
     numbers = sorted({line["model"] for line in lines if line.get("model") is not None})
     models = tuple(

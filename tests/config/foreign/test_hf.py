@@ -14,7 +14,7 @@ from vtool.config.foreign.convert import as_recipe
 from vtool.config.foreign.trainers import TRAINERS, looks_visual
 from vtool.config.foreign.words import WORDS
 from vtool.config.load import examine, examine_foreign, read_foreign
-from vtool.config.schema import KINDS
+from vtool.config.schema import RECIPE_KINDS
 from vtool.config.settings import all_settings
 from vtool.diagnostics import RULES, Diagnostic, Findings
 
@@ -416,7 +416,7 @@ def test_the_command_prints_the_recipe_alone_on_standard_output() -> None:
 
 
 def test_every_word_is_of_a_trainer_and_names_a_setting() -> None:
-    settings = {each.name for schema in KINDS.values() for each in all_settings(schema)}
+    settings = {each.name for schema in RECIPE_KINDS.values() for each in all_settings(schema)}
     assert {word.ours for word in WORDS.values() if word.ours} <= settings
     theirs = {name for trainer in TRAINERS.values() for name in trainer.fields}
     earlier = {"train_type", "max_seq_length", "save_safetensors", "evaluation_strategy"}

@@ -38,7 +38,7 @@ PIECES = (
 def test_lines_are_those_that_are_read_one_by_one(
     monkeypatch: pytest.MonkeyPatch, chunk: int
 ) -> None:
-    monkeypatch.setattr(places, "CHUNK", chunk)
+    monkeypatch.setattr(places, "_CHUNK", chunk)
     chance = random.Random(chunk)
     for count in [*range(8), *(chance.randrange(60) for _ in range(150))]:
         data = b"".join(chance.choices(PIECES, k=count))

@@ -164,7 +164,7 @@ class Counted:
 def test_a_broken_array_is_reported_without_reading_what_follows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(json_array, "CHUNK", 1000)
+    monkeypatch.setattr(json_array, "_CHUNK", 1000)
     path = tmp_path / "rows.json"
     path.write_text('[{"a": 1}, {"a" 2}, ' + '{"a": 3}, ' * 100_000 + "{}]")
     with path.open("rb") as file:

@@ -9,7 +9,7 @@ import pytest
 
 from vtool.diagnostics import Findings
 from vtool.evaluation import metrics
-from vtool.evaluation.metrics import METRICS, NAMES, Metric, metrics_for, named_metrics
+from vtool.evaluation.metrics import METRIC_NAMES, METRICS, Metric, metrics_for, named_metrics
 from vtool.evaluation.metrics.anls import edits
 from vtool.evaluation.metrics.boxes import overlap
 from vtool.evaluation.metrics.choices import accuracy, choice_of, found_in
@@ -152,7 +152,7 @@ def test_an_unknown_metric_names_the_nearest() -> None:
     with pytest.raises(Findings, match="no metric anl") as raised:
         named_metrics(("anl",))
     assert "anls" in (raised.value.diagnostics[0].help or "")
-    assert set(METRICS) < set(NAMES)
+    assert set(METRICS) < set(METRIC_NAMES)
 
 
 def test_a_function_of_the_users_is_a_metric(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import xxhash
 from safetensors.torch import save_file
 
 from tests.loading.checkpoint.folders import Entry, encode, f32, of
-from vtool.loading.checkpoint.blocks import BLOCK, blocks
+from vtool.loading.checkpoint.blocks import BLOCK_BYTES, blocks
 from vtool.loading.checkpoint.finite import Scan, scan
 from vtool.loading.checkpoint.headers import Header, read_header
 
@@ -89,8 +89,16 @@ def test_a_value_is_found_wherever_it_lies(tmp_path: Path, padding: int, threads
     """At both ends of tensors, next to the border of a block, in neighbours of another type, at odd
     places of the file.
     """
-    length = 3 * BLOCK // 4 + 11
-    places = [0, 1, BLOCK // 4 - 1, BLOCK // 4, BLOCK // 4 + 1, length - 2, length - 1]
+    length = 3 * BLOCK_BYTES // 4 + 11
+    places = [
+        0,
+        1,
+        BLOCK_BYTES // 4 - 1,
+        BLOCK_BYTES // 4,
+        BLOCK_BYTES // 4 + 1,
+        length - 2,
+        length - 1,
+    ]
     for place in places:
         large = np.zeros(length, np.float32)
         large[place] = np.nan
@@ -143,7 +151,7 @@ def test_blocks_cover_a_file_once_and_in_order(tmp_path: Path) -> None:
     position, tested = 0, 0
     for block in blocks(header_of(file)):
         assert block.offset == position
-        assert 0 < block.length <= BLOCK
+        assert 0 < block.length <= BLOCK_BYTES
         position += block.length
         assert all(
             0 <= piece.start < piece.end <= block.length and piece.start % piece.type.itemsize == 0
@@ -172,7 +180,7 @@ def test_a_file_that_shrinks_while_it_is_read_is_reported(tmp_path: Path, digest
     file = tmp_path / "model.safetensors"
     file.write_bytes(encode({"a": f32(700_000)}))
     header = header_of(file)
-    file.write_bytes(file.read_bytes()[: 2 * BLOCK])
+    file.write_bytes(file.read_bytes()[: 2 * BLOCK_BYTES])
     found = scan([header], threads=2, digest=digest)
     assert "has become shorter" in found.unreadable[file]
     assert not found.digests

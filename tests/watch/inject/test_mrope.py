@@ -8,7 +8,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from vtool.watch.inject.vtool_watch.mrope import KINDS, wrong_places
+from vtool.watch.inject.vtool_watch.mrope import MODEL_TYPES, wrong_places
 
 IMAGE, VIDEO, TEXT = 90, 91, 7
 GRIDS = [[1, 4, 6], [1, 8, 2]]
@@ -35,7 +35,7 @@ def of_transformers(kind: str) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MODEL_TYPES)
 def test_the_positions_of_transformers_are_mropes(kind: str) -> None:
     given = of_transformers(kind)
     grids = torch.tensor(GRIDS)

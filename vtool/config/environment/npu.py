@@ -12,7 +12,7 @@ from vtool.config.origins import Origins
 from vtool.config.schema import Megatron, Run
 from vtool.diagnostics import Diagnostic
 
-SETTINGS_RULES = ("device-missing", "not-on-npu", "forked-workers", "npu-mask-convention")
+NPU_SETTINGS_RULES = ("device-missing", "not-on-npu", "forked-workers", "npu-mask-convention")
 VARIABLE_RULES = (
     "device-list-cut-off",
     "environment-value",
@@ -20,7 +20,7 @@ VARIABLE_RULES = (
     "ignored-variable",
 )
 PACKAGE_RULES = ("version-mismatch", "two-accelerators", "cann-not-found")
-RULES = (*PACKAGE_RULES, *VARIABLE_RULES, *SETTINGS_RULES)
+RULES = (*PACKAGE_RULES, *VARIABLE_RULES, *NPU_SETTINGS_RULES)
 """The rules that a recipe with device.kind=npu is checked against, besides those of every recipe.
 """
 

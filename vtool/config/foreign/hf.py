@@ -14,7 +14,7 @@ from typing import Any, get_args
 from vtool.config.compose import Composed
 from vtool.config.foreign import hf_traps
 from vtool.config.foreign.given import read_given
-from vtool.config.foreign.hf_script import PROCESSES, read_script
+from vtool.config.foreign.hf_script import PROCESSES_VARIABLE, read_script
 from vtool.config.foreign.theirs import Reading, Theirs
 from vtool.config.foreign.trainers import ForeignTrainer
 from vtool.config.foreign.words import NARROW_ADAMW, NO_COUNTERPART, WORDS
@@ -188,7 +188,7 @@ class _Translation:
                 " Multiply it by the number of processes that you ran"
             )
         else:
-            self.theirs.put("launch.nproc", ranks, PROCESSES)
+            self.theirs.put("launch.nproc", ranks, PROCESSES_VARIABLE)
 
     def _length(self) -> None:
         steps, epochs = self.value("max_steps"), self.value("num_train_epochs")

@@ -15,7 +15,7 @@ from vtool.config.resources import shown_path
 from vtool.config.yaml_positions import read_yaml
 from vtool.diagnostics import Diagnostic, Findings, Origin
 
-PROCESSES = "NPROC_PER_NODE"
+PROCESSES_VARIABLE = "NPROC_PER_NODE"
 """The name under which the place of the number of processes is given."""
 _PROCESSES = re.compile(r"(?i)(?:\bnproc[-_]per[-_]node|--num[-_]processes)[= ](\d+)")
 _PIXELS = re.compile(r"(?<![\w-])(MAX_PIXELS|MIN_PIXELS)=(\d+)")
@@ -46,7 +46,7 @@ def read_script(
         words = _words(line)
         if set_to := _PROCESSES.search(line.partition(" #")[0]):
             processes = int(set_to[1])
-            places[PROCESSES] = _place(name, number, set_to.start())
+            places[PROCESSES_VARIABLE] = _place(name, number, set_to.start())
         for setting, pixels, column in _variables(line, trainer):
             if setting not in given:
                 given[setting], places[setting] = pixels, _place(name, number, column)
@@ -76,7 +76,7 @@ def read_script(
         help = "give a YAML file, or a script that starts the trainer by its command"
         raise Findings(Diagnostic("unknown-recipe", message, help), fatal=True)
     if processes is None and (launch := _of_launch_file(text, path)):
-        processes, places[PROCESSES] = launch
+        processes, places[PROCESSES_VARIABLE] = launch
     return given, places, processes
 
 

@@ -20,9 +20,9 @@ from vtool.config.foreign.verl_settings import (
     FSDP,
     LORA,
     MEGATRON,
-    NAMES,
     RUN,
     UNREAD,
+    VERL_NAMES,
     in_a_group,
 )
 from vtool.config.origins import Origins
@@ -284,15 +284,15 @@ def _unread(theirs: Theirs) -> Iterator[Diagnostic]:
 def _unknown(theirs: Theirs) -> Iterator[Diagnostic]:
     for name in theirs.given:
         if (
-            name in NAMES
+            name in VERL_NAMES
             or in_a_group(name)
             or name in (_DDP, _TRANSFORMER)
             or name.startswith((f"{_DDP}.", f"{_TRANSFORMER}."))
         ):
             continue
         theirs.judged.add(name)
-        close = near(name, sorted(NAMES)) or [
-            one for one in sorted(NAMES) if one.rpartition(".")[2] == name.rpartition(".")[2]
+        close = near(name, sorted(VERL_NAMES)) or [
+            one for one in sorted(VERL_NAMES) if one.rpartition(".")[2] == name.rpartition(".")[2]
         ]
         yield Diagnostic(
             "unknown-key",

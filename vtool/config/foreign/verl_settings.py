@@ -188,7 +188,7 @@ _SINGLE = {
         " lr_wsd_decay_style lr_wsd_decay_steps use_checkpoint_opt_param_scheduler"
     ),
 }
-NAMES = frozenset(
+VERL_NAMES = frozenset(
     {same.theirs for table in (RUN, LORA, FSDP, MEGATRON) for same in table}
     | set(UNREAD)
     | {f"{group}.{name}" for group, names in _SINGLE.items() for name in names.split()}

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from vtool.config.attention import NAME, attention_conflict
+from vtool.config.attention import ATTENTION_KEY, attention_conflict
 from vtool.config.origins import Origins
 from vtool.config.rules.rule import settings_rule
 from vtool.config.schema import Fsdp2, Megatron, Run
@@ -76,7 +76,7 @@ def packing_not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 def attention_not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Kernels of flash attention are of CUDA, and of narrow numbers."""
     if found := attention_conflict(run.model, run.device.kind):
-        yield Diagnostic("not-built-on-engine", *found, NAME, origins.near(NAME))
+        yield Diagnostic("not-built-on-engine", *found, ATTENTION_KEY, origins.near(ATTENTION_KEY))
 
 
 @settings_rule(NOT_BUILT_ON_ENGINE)

@@ -13,7 +13,12 @@ from vtool.config.schema import Run
 from vtool.config.suggest import ANOTHER_FAMILY
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.families import FAMILIES
-from vtool.families.images import LARGEST, patches_of_processor, patches_of_tower, read_json
+from vtool.families.images import (
+    LARGEST_SETTINGS_FILE,
+    patches_of_processor,
+    patches_of_tower,
+    read_json,
+)
 from vtool.families.modeling_file import (
     RULE,
     SETTING,
@@ -31,8 +36,8 @@ def _problem(folder: Path, family: str) -> tuple[str | None, str | None]:
     if not folder.is_dir():
         return "is a file, not a model's folder", None
     try:
-        if (size := (folder / "config.json").stat().st_size) > LARGEST:
-            raise ValueError(f"it has {size:,} bytes; at most {LARGEST:,} are read")
+        if (size := (folder / "config.json").stat().st_size) > LARGEST_SETTINGS_FILE:
+            raise ValueError(f"it has {size:,} bytes; at most {LARGEST_SETTINGS_FILE:,} are read")
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return "has no config.json, and so is not a model's folder", None

@@ -63,7 +63,7 @@ class Run(Settings):
         return max(1, world // sharing)
 
 
-KINDS: dict[str, type[Settings]] = {"sft": Run, "load_check": LoadCheck}
+RECIPE_KINDS: dict[str, type[Settings]] = {"sft": Run, "load_check": LoadCheck}
 """The schema of each `kind` of recipe."""
 
 __all__ = [

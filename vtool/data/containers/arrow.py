@@ -12,7 +12,7 @@ from vtool.words import first_line
 
 STATE, SPLITS = "state.json", "dataset_dict.json"
 """The files by which a folder of `save_to_disk` is known, of one split and of several."""
-INFO = "dataset_info.json"
+_INFO = "dataset_info.json"
 """The file in it that has the names of its columns."""
 
 
@@ -122,7 +122,7 @@ def saved_files(folder: Path) -> list[Path]:
 def _all_columns(folder: Path, named: Any) -> bool:
     """Return whether a folder of `save_to_disk` names all of its columns."""
     try:
-        features = json.loads((folder / INFO).read_text(encoding="utf-8"))["features"]
+        features = json.loads((folder / _INFO).read_text(encoding="utf-8"))["features"]
         return set(features) <= set(named)
     except (OSError, ValueError, KeyError, TypeError):
         return False

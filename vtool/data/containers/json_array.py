@@ -11,7 +11,7 @@ from vtool.data.containers.places import RowPlace
 from vtool.data.row import refuse
 from vtool.diagnostics import Findings, Origin
 
-CHUNK = 2**20
+_CHUNK = 2**20
 """Characters of an array that are read at once."""
 LARGEST_ROW = 2**30
 """Bytes of a row that is read: pictures inside it are a thousandth of that."""
@@ -77,7 +77,7 @@ def _may_continue(error: Exception, text: str) -> bool:
 def _read(source: TextIOWrapper, least: int, path: Path) -> str:
     """Read the next text, as much as there is already, so that a long row is not slow."""
     try:
-        return source.read(max(CHUNK, least))
+        return source.read(max(_CHUNK, least))
     except UnicodeDecodeError as error:
         raise _refused(path, str(error), 1) from error
 

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, NamedTuple, Self, overload
 import numpy as np
 from numpy.typing import NDArray
 
-CHUNK = 2**24
+_CHUNK = 2**24
 """Bytes of a file that are in memory at once."""
 _BLANK = np.zeros(256, bool)
 _BLANK[list(b" \t\n\r\x0b\x0c")] = True
@@ -71,7 +71,7 @@ def find_lines(file: BinaryIO, first: int | None = None) -> tuple[Places, str]:
     digest = hashlib.sha256()
     starts, odd = [np.zeros(1, np.int64)], [np.zeros(0, np.int64)]
     base, begins = 0, True
-    while data := file.read(CHUNK):
+    while data := file.read(_CHUNK):
         digest.update(data)
         content = np.frombuffer(data, np.uint8)
         after = np.flatnonzero(content == ord("\n")) + 1
@@ -103,7 +103,7 @@ def find_lines(file: BinaryIO, first: int | None = None) -> tuple[Places, str]:
 
 def _is_blank(file: BinaryIO, start: int, size: int) -> bool:
     file.seek(start)
-    while size > 0 and (part := file.read(min(size, CHUNK))):
+    while size > 0 and (part := file.read(min(size, _CHUNK))):
         if part.strip():
             return False
         size -= len(part)

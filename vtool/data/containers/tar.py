@@ -20,8 +20,8 @@ from vtool.data.json_lines import row_object
 from vtool.data.row import refuse, shown_value
 from vtool.diagnostics import Diagnostic, Findings, Origin
 
-ROW = "json"
-PICTURES = frozenset({"jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm"})
+_ROW = "json"
+_PICTURES = frozenset({"jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm"})
 """The last parts of extensions that are pictures."""
 _KEY = re.compile(r"((?:.*/|)[^./]+)[.]([^/]+)", re.DOTALL)
 _TAG = "<image>"
@@ -76,15 +76,15 @@ class TarRows:
             Findings: `broken-row`, `unpaired-member`.
         """
         key, members = self.rows[index]
-        if ROW not in members:
+        if _ROW not in members:
             has = ", ".join(member.name for member in members.values())
-            raise self._unpaired(index, f"there is {has}, and no {key}.{ROW} with its row")
-        other = [each for ext, each in members.items() if ext != ROW and not _is_picture(ext)]
+            raise self._unpaired(index, f"there is {has}, and no {key}.{_ROW} with its row")
+        other = [each for ext, each in members.items() if ext != _ROW and not _is_picture(ext)]
         if other:
             raise self._unpaired(
                 index, f"{', '.join(each.name for each in other)} is neither a row nor a picture"
             )
-        return row_object(self._bytes(members[ROW]), self.name(index), self.origin(index))
+        return row_object(self._bytes(members[_ROW]), self.name(index), self.origin(index))
 
     def complete(self, made: dict[str, Any], index: int) -> dict[str, Any]:
         """Return a row's messages with its pictures.
@@ -95,7 +95,7 @@ class TarRows:
         Raises:
             Findings: `unpaired-member`, where a picture is left, or is not there.
         """
-        members = {ext: each for ext, each in self.rows[index][1].items() if ext != ROW}
+        members = {ext: each for ext, each in self.rows[index][1].items() if ext != _ROW}
         if not members:
             listed = made.get("images") or made.get("image")
             if not listed and _waits_for_picture(made.get("messages")):
@@ -211,7 +211,7 @@ def _grouped(members: Iterator[TarMember], rows: _TarIndex, path: Path) -> Itera
 
 
 def _is_picture(extension: str) -> bool:
-    return extension.rpartition(".")[2] in PICTURES
+    return extension.rpartition(".")[2] in _PICTURES
 
 
 def _waits_for_picture(messages: Any) -> bool:

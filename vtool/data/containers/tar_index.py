@@ -11,7 +11,7 @@ from typing import BinaryIO, NamedTuple
 from vtool.data.containers.files import unreadable_file
 from vtool.diagnostics import Findings
 
-BLOCK = 512
+_BLOCK = 512
 _FILE, _PAX, _PAX_FOR_ALL, _LONG_NAME = b"0\07", b"x", b"g", b"L"
 _FOLDER = b"5"
 _OTHERS = {b"1": "a hard link", b"2": "a symbolic link", b"S": "a file with holes"}
@@ -37,10 +37,10 @@ def find_members(file: BinaryIO, path: Path) -> Iterator[TarMember]:
     at = 0
     more: dict[str, str | int] = {}
     while True:
-        head = _read(file, at, BLOCK)
-        if len(head) == BLOCK and not any(head):
+        head = _read(file, at, _BLOCK)
+        if len(head) == _BLOCK and not any(head):
             return
-        if len(head) < BLOCK:
+        if len(head) < _BLOCK:
             what = "ends without the mark of a tar's end: it is cut off"
             raise unreadable_file(path, what, "copy it again")
         if not _sums_up(head):
@@ -51,11 +51,11 @@ def find_members(file: BinaryIO, path: Path) -> Iterator[TarMember]:
         if size is None or (size := int(more.get("size", size))) < 0:
             raise unreadable_file(path, f"is damaged at byte {at:,}: a member has no size")
         name = str(more.get("path") or _name(head))
-        start = at + BLOCK
+        start = at + _BLOCK
         if start + size > whole:
             what = f"is cut off within {name}: of its {size:,} bytes {whole - start:,} are there"
             raise unreadable_file(path, what, "copy it again")
-        at = start + (size + BLOCK - 1) // BLOCK * BLOCK
+        at = start + (size + _BLOCK - 1) // _BLOCK * _BLOCK
         if kind in (_PAX, _LONG_NAME):
             if size > _MOST_HEADER:
                 raise unreadable_file(

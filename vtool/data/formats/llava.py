@@ -14,8 +14,8 @@ from vtool.data.chats import VISUALS, ChatReader
 from vtool.data.messages_layout import Malformed
 from vtool.data.row import shown_value
 
-ROLES = {"system": "system", "human": "user", "user": "user", "gpt": "assistant"}
-ROLES |= dict.fromkeys(("assistant", "chatgpt", "bot", "model"), "assistant")
+_ROLES = {"system": "system", "human": "user", "user": "user", "gpt": "assistant"}
+_ROLES |= dict.fromkeys(("assistant", "chatgpt", "bot", "model"), "assistant")
 """The roles of turns, by their `from`."""
 
 _EXAMPLE = 'write "conversations": [{"from": "human", "value": "…"}, {"from": "gpt", "value": "…"}]'
@@ -76,8 +76,8 @@ class Llava(ChatReader):
 
 def _message(turn: Any, number: int, malformed: Malformed) -> dict[str, Any]:
     speaker = turn.get("from") if isinstance(turn, dict) else turn
-    if not isinstance(turn, dict) or not isinstance(speaker, str) or speaker not in ROLES:
-        what = f'"from" of turn {number} must be one of {", ".join(ROLES)}; here it is'
+    if not isinstance(turn, dict) or not isinstance(speaker, str) or speaker not in _ROLES:
+        what = f'"from" of turn {number} must be one of {", ".join(_ROLES)}; here it is'
         raise malformed(f"{what} {shown_value(speaker)}", _EXAMPLE)
     for key, instead in (("role", "from"), ("content", "value")):
         if key in turn:
@@ -87,4 +87,4 @@ def _message(turn: Any, number: int, malformed: Malformed) -> dict[str, Any]:
             f'"value" of turn {number} must be text; here it is {shown_value(turn.get("value"))}'
         )
     rest = {key: value for key, value in turn.items() if key not in ("from", "value")}
-    return {**rest, "role": ROLES[speaker], "content": turn["value"]}
+    return {**rest, "role": _ROLES[speaker], "content": turn["value"]}

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vtool.config.megatron import BUILT, Language
+from vtool.config.megatron import MEGATRON_FAMILIES, Language
 from vtool.config.megatron_ddp import Problem
 from vtool.config.schema.megatron import Megatron
 from vtool.engines.megatron.gpt_model import (
@@ -26,7 +26,7 @@ from vtool.engines.megatron.mbridge import build_gpt_with_mbridge
 from vtool.engines.megatron.megatron_lora import add_megatron_adapters
 from vtool.engines.megatron.optimized_module import BuildOptions, OptimizedModule
 from vtool.engines.megatron.start import check_start
-from vtool.engines.megatron.weights import TOWER, LanguageWeights, TowerWeights
+from vtool.engines.megatron.weights import TOWER_PREFIX, LanguageWeights, TowerWeights
 from vtool.engines.ranks import Ranks
 from vtool.models.adapters import adapter_scale, has_adapters, saved_name
 
@@ -87,7 +87,7 @@ def check_model(source: SourceModel, settings: Megatron, ranks: Ranks, dtype: st
         SharedFindings: see `check_start`.
     """
     text, shape, unbuilt = source.text, text_shape(source.text), []
-    if source.family in BUILT:
+    if source.family in MEGATRON_FAMILIES:
         unbuilt = [
             Problem("kind", f"engine=megatron: {one}", "use engine=ddp or engine=fsdp2")
             for one in unsupported(text)
@@ -142,7 +142,7 @@ def build_language(source: SourceModel, options: BuildOptions) -> BuiltLanguage:
             options.ddp_config,
             device,
             finish,
-            wrapped=any(not name.startswith(TOWER) for name in source.trained),
+            wrapped=any(not name.startswith(TOWER_PREFIX) for name in source.trained),
         )
         return BuiltLanguage(gpt, weights_of(gpt), ddp, bridge)
     gpt = build_gpt(source.text, fields, device, own_layers=source.adapted)

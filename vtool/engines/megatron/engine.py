@@ -37,7 +37,7 @@ from vtool.engines.megatron.language_model import replace_language
 from vtool.engines.megatron.optimized_module import BuildOptions, OptimizedModule
 from vtool.engines.megatron.pipeline import Stage, run_schedule
 from vtool.engines.megatron.shim import on_cpu, silence
-from vtool.engines.megatron.weights import TOWER
+from vtool.engines.megatron.weights import TOWER_PREFIX
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.engines.spans import Span, null_span
 from vtool.models import observe_model
@@ -102,7 +102,7 @@ class MegatronEngine:
         self.heeds_masks: bool = language.gpt.heeds_masks
         tower: Any = module.model.visual if self.stage.first else nn.Module()  # type: ignore[union-attr]
         replace_language(module, language.gpt, self.stage)
-        common.materialize(tower, source.weights, device, TOWER)
+        common.materialize(tower, source.weights, device, TOWER_PREFIX)
         self.module = module.to(device)
         # not its buffers: frequencies of positions stay float32
         for parameter in tower.parameters():
@@ -261,7 +261,7 @@ class MegatronEngine:
                 "the tower's weights",
             )
             yield from observe_model.observe_layers(visual)
-            yield from observe_model.observe_adapters(visual, component, TOWER)
+            yield from observe_model.observe_adapters(visual, component, TOWER_PREFIX)
 
     def optimizer_groups(self) -> Iterator[OptimizerGroup]:
         for one in self.optimized:

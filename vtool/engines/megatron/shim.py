@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-CPU = torch.device("cpu")
+_CPU = torch.device("cpu")
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def on_cpu(device: torch.device) -> Iterator[None]:
         yield
         return
     before = torch.cuda.current_device, torch.cuda.synchronize
-    torch.cuda.current_device, torch.cuda.synchronize = (lambda: CPU), (lambda device=None: None)  # type: ignore[assignment,return-value]
+    torch.cuda.current_device, torch.cuda.synchronize = (lambda: _CPU), (lambda device=None: None)  # type: ignore[assignment,return-value]
     try:
         with _CudaToCpu():
             yield

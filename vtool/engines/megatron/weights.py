@@ -31,16 +31,16 @@ from torch import Tensor, nn
 
 from vtool.models.adapters import adapter_names, saved_name
 
-LANGUAGE = "model.language_model."
+_LANGUAGE = "model.language_model."
 """The beginning of transformers' names of the language model, in the Qwen2-VL layouts."""
-TOWER = "model.visual."
+TOWER_PREFIX = "model.visual."
 """The beginning of transformers' names of the vision tower."""
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _ADAPTER = re.compile(r"(.+)\.adapters\.(\w+)\.([AB])")
 _WHOLE = {
-    "embedding.word_embeddings.weight": f"{LANGUAGE}embed_tokens.weight",
+    "embedding.word_embeddings.weight": f"{_LANGUAGE}embed_tokens.weight",
     "output_layer.weight": "lm_head.weight",
-    "decoder.final_layernorm.weight": f"{LANGUAGE}norm.weight",
+    "decoder.final_layernorm.weight": f"{_LANGUAGE}norm.weight",
 }
 _IN_LAYER = {
     "input_layernorm.weight": ("input_layernorm.weight",),
@@ -100,7 +100,7 @@ def hf_names(name: str) -> tuple[str, ...]:
     if not (found := _LAYER.fullmatch(name)):
         raise KeyError(name)
     layer, rest = found.groups()
-    return tuple(f"{LANGUAGE}layers.{layer}.{part}" for part in _IN_LAYER[rest])
+    return tuple(f"{_LANGUAGE}layers.{layer}.{part}" for part in _IN_LAYER[rest])
 
 
 def to_megatron(name: str, parts: Sequence[Tensor], shape: TextShape, tp: int, rank: int) -> Tensor:
@@ -238,13 +238,13 @@ class TowerWeights:
     """
 
     def names(self, name: str) -> tuple[str, ...]:
-        return (saved_name(TOWER + name),)
+        return (saved_name(TOWER_PREFIX + name),)
 
     def join(self, name: str, shares: Sequence[Tensor]) -> dict[str, Tensor]:
-        return {saved_name(TOWER + name): shares[0]}
+        return {saved_name(TOWER_PREFIX + name): shares[0]}
 
     def cut(self, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
-        return tensors[saved_name(TOWER + name)]
+        return tensors[saved_name(TOWER_PREFIX + name)]
 
     def is_cut(self, name: str) -> bool:
         return False

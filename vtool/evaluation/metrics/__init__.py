@@ -34,7 +34,7 @@ METRICS: dict[str, Metric] = {
     )
 }
 """The metrics that need nothing but answers and references; `accuracy` has its choices too."""
-NAMES = (*METRICS, choices.NAME)
+METRIC_NAMES = (*METRICS, choices.ACCURACY)
 
 
 NamedMetrics = Mapping[str, Metric | None]
@@ -63,15 +63,15 @@ def named_metrics(asked: Sequence[str]) -> NamedMetrics:
     """
     found: dict[str, Metric | None] = {}
     for name in asked:
-        if name == choices.NAME:
+        if name == choices.ACCURACY:
             found[name] = None
         elif ".py:" in name:
             found[name] = own_metric(name)
         elif name in METRICS:
             found[name] = _installed(METRICS[name])
         else:
-            near_by = did_you_mean(near(name, NAMES))
-            help = near_by or f"take {one_of(NAMES)}, or FILE.py:function"
+            near_by = did_you_mean(near(name, METRIC_NAMES))
+            help = near_by or f"take {one_of(METRIC_NAMES)}, or FILE.py:function"
             message = f"--metric: there is no metric {name}"
             raise Findings(Diagnostic("unknown-choice", message, help), fatal=True)
     return found
@@ -96,7 +96,7 @@ def metrics_for(
         found += fitting
         notes += [f"{each.name} is scored: every reference is of that kind" for each in fitting]
     found += [each for each in named.values() if each is not None and each not in found]
-    if choices.NAME in named or wanted or (not named and len(found) == 1 and own):
+    if choices.ACCURACY in named or wanted or (not named and len(found) == 1 and own):
         if own:
             found.append(choices.accuracy(own))
         else:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from vtool.evaluation.metrics.metric import Metric
 
-NAME = "accuracy"
-MOST = 26
+ACCURACY = "accuracy"
+_MOST = 26
 """The most distinct references that are taken for choices where --choices does not name them."""
 _ROWS_EACH = 3
 """The rows that each of them must have, on average."""
@@ -41,7 +41,7 @@ def accuracy(choices: Sequence[str]) -> Metric:
         return choice_of(reference, choices) is None
 
     return Metric(
-        NAME,
+        ACCURACY,
         f"the answer is the reference's choice of {len(choices)}",
         score,
         proportion=True,
@@ -55,7 +55,7 @@ def found_in(references: Sequence[str]) -> tuple[str, ...]:
     They are few, short, and each comes several times on average.
     """
     counted = Counter(reference.strip() for reference in references)
-    few = 2 <= len(counted) <= MOST and len(references) >= _ROWS_EACH * len(counted)
+    few = 2 <= len(counted) <= _MOST and len(references) >= _ROWS_EACH * len(counted)
     short = all(0 < len(choice) <= _LONGEST and "\n" not in choice for choice in counted)
     apart = len({normal(choice) for choice in counted}) == len(counted)
     return tuple(sorted(counted)) if few and short and apart else ()

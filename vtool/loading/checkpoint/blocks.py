@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from vtool.loading.checkpoint.dtypes import FLOATS, Float
 from vtool.loading.checkpoint.headers import Header, Tensor
 
-BLOCK = 512 << 10
+BLOCK_BYTES = 512 << 10
 """Bytes of a block, which stays in a core's cache between being read and being tested.
 
 Measured as the fastest from 128 KiB to 2 MiB.
@@ -50,7 +50,7 @@ def blocks(header: Header) -> Iterator[Block]:
             yield Block(header, offset, start - offset, tuple(pieces))
             offset, pieces = start, []
         while position < end:
-            stop = min(end, offset + BLOCK)
+            stop = min(end, offset + BLOCK_BYTES)
             if type:
                 stop -= (stop - position) % type.itemsize
                 if stop > position:

@@ -14,7 +14,7 @@ from vtool.loading.words import listed
 
 LARGEST_CONFIG = 16 * 2**20
 """Bytes of a config.json that is read: a hundred times what large ones have."""
-INDEX = "model.safetensors.index.json"
+_INDEX = "model.safetensors.index.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _BESIDE_WEIGHTS = ("training_args", "optimizer", "scheduler", "rng_state", "scaler", "progress")
 """Beginnings of files that trainers keep with the weights, which no loader takes for weights."""
@@ -59,7 +59,7 @@ def list_folder(folder: Path) -> tuple[Files, list[Diagnostic]]:
     )
     indexes = [entry for entry in entries if entry.name.endswith(".safetensors.index.json")]
     index = next(
-        (entry for entry in indexes if entry.name == INDEX), indexes[0] if indexes else None
+        (entry for entry in indexes if entry.name == _INDEX), indexes[0] if indexes else None
     )
     pickles = [entry for entry in entries if entry.suffix in _PICKLES and not entry.is_dir()]
     findings = [*_pickles(folder, pickles, safetensors, index)]

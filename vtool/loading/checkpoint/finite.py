@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vtool.loading.checkpoint.blocks import BLOCK, Block, BlockPart, blocks, whole_tensors
+from vtool.loading.checkpoint.blocks import BLOCK_BYTES, Block, BlockPart, blocks, whole_tensors
 from vtool.loading.checkpoint.dtypes import Bytes
 from vtool.loading.checkpoint.headers import Header, Tensor
 
@@ -80,7 +80,7 @@ class _Pass:
 
     def work(self) -> None:
         """Read and check blocks until none is left."""
-        buffer = np.empty(BLOCK, np.uint8)
+        buffer = np.empty(BLOCK_BYTES, np.uint8)
         descriptor, opened = -1, None
         try:
             while True:

@@ -190,8 +190,8 @@ def _tensor(name: str, entry: object, data: int) -> Tensor:
     if len(offsets) != 2 or offsets[0] > offsets[1]:
         raise ValueError(f"its data_offsets {reprlib.repr(offsets)} are not a beginning and an end")
     begin, end = offsets
-    if len(entry) > 3 and strict_json.depth(entry) >= strict_json.DEEPEST:
-        raise ValueError(f"its entry is nested deeper than {strict_json.DEEPEST} levels")
+    if len(entry) > 3 and strict_json.depth(entry) >= strict_json.JSON_DEEPEST:
+        raise ValueError(f"its entry is nested deeper than {strict_json.JSON_DEEPEST} levels")
     bits = _bits(shape, BITS[dtype])
     if bits != 8 * (end - begin):
         takes = f"{bits // 8:,} bytes" if bits % 8 == 0 else f"{bits:,} bits"

@@ -5,14 +5,14 @@ import math
 import re
 from typing import Any
 
-MOST_VALUES = 1_000_000
+_MOST_VALUES = 1_000_000
 """Objects, lists and entries that one file may have.
 
 A header of 100,000 tensors has nine tenths of them. Parsed, they take up to 300 MiB.
 """
 
 
-DEEPEST = 127
+JSON_DEEPEST = 127
 """Levels of lists and objects that safetensors' own parser follows."""
 _ODD_INTEGERS = re.compile(rb"-0|\d{300}")
 _HALVES = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -32,7 +32,7 @@ def parse_strict_json(text: bytes, *, as_safetensors: bool = False) -> tuple[Any
             checkpoint has.
     """
     values = sum(map(text.count, (b",", b"[", b"{")))
-    if values > MOST_VALUES:
+    if values > _MOST_VALUES:
         raise ValueError(f"{values:,} values, which no checkpoint has in one file")
     repeated: list[str] = []
 
@@ -59,7 +59,7 @@ def parse_strict_json(text: bytes, *, as_safetensors: bool = False) -> tuple[Any
     return value, list(dict.fromkeys(repeated))
 
 
-def depth(value: Any, most: int = DEEPEST) -> int:
+def depth(value: Any, most: int = JSON_DEEPEST) -> int:
     """Return how many levels of lists and objects a value has, at most one more than `most`."""
     level, levels = [value], 0
     while levels <= most and (level := [each for each in level if isinstance(each, dict | list)]):

@@ -9,7 +9,7 @@ from vtool.loading.checkpoint.about_file import about_file
 from vtool.loading.checkpoint.headers import Header
 from vtool.loading.checkpoint.scales import PACKED, SCALED
 
-ALWAYS = ("gptq", "awq", "fp8", "fbgemm_fp8", "compressed-tensors", "mxfp4")
+_ALWAYS = ("gptq", "awq", "fp8", "fbgemm_fp8", "compressed-tensors", "mxfp4")
 """Methods whose loaders take nothing but quantized weights where the config names them.
 
 bitsandbytes and others quantize plain weights as they are loaded.
@@ -24,7 +24,7 @@ def unquantised(
     """Yield a finding where a quantization config comes with plain weights alone."""
     named = config.get("quantization_config")
     method = named.get("quant_method") if isinstance(named, Mapping) else None
-    if method not in ALWAYS or not isinstance(named, Mapping):
+    if method not in _ALWAYS or not isinstance(named, Mapping):
         return
     if method == "compressed-tensors" and not named.get("config_groups"):
         return  # of sparsity alone

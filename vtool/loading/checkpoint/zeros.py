@@ -14,7 +14,7 @@ _WEIGHTS = re.compile(
     r"|(model\.)?output\.weight"
 )
 _LORA_B = re.compile(r".+\.lora_(embedding_)?B(\.[^.]+)??(\.weight)?")
-CHUNK = 1 << 20
+_CHUNK = 1 << 20
 _FEW = 4
 """Fewer matrices of zeros say nothing: blocks that are added may begin with two each."""
 
@@ -62,6 +62,6 @@ def _is_zero(header: Header, tensor: Tensor) -> bool:
     """Return True if every byte is zero; where one is not, little more than that is read."""
     try:
         data = np.memmap(header.file, np.uint8, "r", tensor.start, (tensor.end - tensor.start,))
-        return not any(data[at : at + CHUNK].any() for at in range(0, len(data), CHUNK))
+        return not any(data[at : at + _CHUNK].any() for at in range(0, len(data), _CHUNK))
     except (OSError, ValueError):  # a file that cannot be read is a finding of its own
         return False

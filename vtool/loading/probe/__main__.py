@@ -7,7 +7,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-NAME = "vtool_load_probe"
+_NAME = "vtool_load_probe"
 
 
 def main() -> None:
@@ -15,16 +15,16 @@ def main() -> None:
     folder = Path(__file__).resolve().parent
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != folder]
     spec = importlib.util.spec_from_file_location(
-        NAME, folder / "__init__.py", submodule_search_locations=[str(folder)]
+        _NAME, folder / "__init__.py", submodule_search_locations=[str(folder)]
     )
     assert spec is not None
     assert spec.loader is not None
-    sys.modules[NAME] = package = importlib.util.module_from_spec(spec)
+    sys.modules[_NAME] = package = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(package)
     if sys.argv[1] == "--state":
-        importlib.import_module(f"{NAME}.hash_seeds").write_state(*sys.argv[2:])
+        importlib.import_module(f"{_NAME}.hash_seeds").write_state(*sys.argv[2:])
         return
-    server = importlib.import_module(f"{NAME}.server")
+    server = importlib.import_module(f"{_NAME}.server")
     sys.exit(server.answer_request(sys.argv[1]))
 
 

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves, tree_map
 
-CHUNK = 2**20
+_CHUNK = 2**20
 NOTHING = -1
 """The number of an element that is of no checkpoint tensor."""
-COPIES = frozenset({"clone", "_to_copy", "contiguous"})
+_COPIES = frozenset({"clone", "_to_copy", "contiguous"})
 MOVES = frozenset(
     {
         "cat",
@@ -39,7 +39,7 @@ MOVES = frozenset(
     }
 )
 """Operations whose results have elements of their inputs; of each there may be one in place."""
-PLACES = frozenset({"index", "indices", "mask", "condition", "repeats"})
+_PLACES = frozenset({"index", "indices", "mask", "condition", "repeats"})
 """Arguments that say where elements are, and are none themselves."""
 
 
@@ -96,7 +96,7 @@ class ElementTrace:
             numbers[id(args[0])].fill_(NOTHING)
         elif name == "copy_":
             self._write(args[0], numbers.get(id(args[1])))
-        elif name in COPIES and id(args[0]) in numbers:
+        elif name in _COPIES and id(args[0]) in numbers:
             self._write(result, numbers[id(args[0])])
         elif plain in MOVES and self._moved(func, args, kwargs, result, numbers, written):
             pass
@@ -216,11 +216,11 @@ class ElementTrace:
 
         schema = func._schema.arguments
         given = [
-            argument if described.name in PLACES else tree_map(numbered, argument)
+            argument if described.name in _PLACES else tree_map(numbered, argument)
             for argument, described in zip(args, schema, strict=False)
         ]
         more = {
-            key: value if key in PLACES else tree_map(numbered, value)
+            key: value if key in _PLACES else tree_map(numbered, value)
             for key, value in kwargs.items()
         }
         try:
@@ -267,7 +267,7 @@ class ElementTrace:
             self._computed.update(self._names[begin:end])
 
     def _set(self, mask: Tensor, numbers: Tensor) -> None:
-        for part in torch.split(numbers.reshape(-1), CHUNK):
+        for part in torch.split(numbers.reshape(-1), _CHUNK):
             mask[part[part != NOTHING].long()] = True
 
 

@@ -9,7 +9,15 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from .checks import BY_RULE, CHECKS, OF_QUANTIZED_TWIN, ON_RANKS, RANKS, WATCHED, ClassCheck
+from .checks import (
+    BY_RULE,
+    CHECKS,
+    CHECKS_ON_RANKS,
+    OF_QUANTIZED_TWIN,
+    TWO_RANKS,
+    WATCHED,
+    ClassCheck,
+)
 from .errors import NotRun, error_text
 from .facts import CheckFacts, Item, SubjectFacts
 from .followed import FormatTrace, mark_for_following, trace_format
@@ -105,8 +113,8 @@ def _load_and_check(
             if check.hosts:
                 keep(asked_for())
             progress(check.rule)
-            if check.measurement == RANKS:
-                found |= _two_ranks(reference, [rule for rule in rules if rule in ON_RANKS])
+            if check.measurement == TWO_RANKS:
+                found |= _two_ranks(reference, [rule for rule in rules if rule in CHECKS_ON_RANKS])
             else:
                 found[check.rule] = MEASUREMENTS[check.measurement](reference, found)
     keep(asked_for())

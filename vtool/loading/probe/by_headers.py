@@ -26,7 +26,7 @@ from .places import belongs
 
 LARGEST_READ = 2**17
 """Elements of a tensor that is given with its values, where a load looks at values."""
-THREADS = 2
+_THREADS = 2
 MARGIN = 96 * 2**20
 """Bytes that a part leaves free of what may be taken."""
 BY_PARTS = "the folder is loaded by parts, and this asks for loads of all of it at once"
@@ -288,7 +288,7 @@ def _values(
     Also return which values that was asked of, as in `SubjectFacts.values`.
     """
     read = {name for names in layout.came_from.values() for name in names}
-    models = [_on_meta(folder) for _ in range(min(THREADS, len(os.sched_getaffinity(0))))]
+    models = [_on_meta(folder) for _ in range(min(_THREADS, len(os.sched_getaffinity(0))))]
     parameters = _parameters(models[0])
     sizes = {name: parameters[name].nbytes for name in layout.came_from if name in parameters}
     known = {name: names for name, names in layout.came_from.items() if name in sizes}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .errors import NotRun
 
-MODELS = "models"
+_MODELS = "models"
 """The folder whose files are followed: what lies elsewhere is no code of a model."""
 
 
@@ -96,7 +96,7 @@ def _code_of(package: Path, module: str) -> frozenset[Path]:
         waiting += (
             other
             for other in _imported(package, file)
-            if MODELS in other.relative_to(package.resolve()).parts
+            if _MODELS in other.relative_to(package.resolve()).parts
         )
     return frozenset(found)
 
@@ -142,4 +142,4 @@ def _files(package: Path, names: Iterable[str]) -> Iterator[Path]:
         # which of its files it imports may depend on the platform; one with packages inside
         # holds models that have nothing in common
         inner = sorted(place.rglob("*.py"))
-        yield from [place / "__init__.py"] if place.name == MODELS else inner
+        yield from [place / "__init__.py"] if place.name == _MODELS else inner

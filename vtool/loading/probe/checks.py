@@ -7,7 +7,7 @@ Names only, for the probe and for vtool. The measurements are in `audit.MEASUREM
 from dataclasses import dataclass
 
 WATCHED = "watched-load"
-RANKS = "two-ranks"
+TWO_RANKS = "two-ranks"
 RING = "reusable_buffer"
 VLLM = ("vllm",)
 """Whose classes are loaded by ranks, processed, and quantized."""
@@ -54,16 +54,16 @@ CHECKS = (
     ClassCheck("never-loaded", WATCHED, needs_all_names=True),
     ClassCheck("partly-loaded-tensor", WATCHED, stream_only=True, needs_all_names=True),
     ClassCheck("wrong-place", WATCHED, stream_only=True, needs_all_names=True),
-    ClassCheck("shard-mismatch", RANKS, hosts=VLLM),
+    ClassCheck("shard-mismatch", TWO_RANKS, hosts=VLLM),
     ClassCheck("stale-after-processing", "processing", hosts=VLLM, quantized_twin=True),
     ClassCheck("quantised-load", "quantized-twin", hosts=VLLM),
     ClassCheck("computes-differently", "outputs", hosts=("vllm", "sglang")),
-    ClassCheck("stage-mismatch", RANKS, hosts=VLLM),
-    ClassCheck("expert-mismatch", RANKS, hosts=VLLM),
+    ClassCheck("stage-mismatch", TWO_RANKS, hosts=VLLM),
+    ClassCheck("expert-mismatch", TWO_RANKS, hosts=VLLM),
 )
 BY_RULE = {check.rule: check for check in CHECKS}
 NEED_ALL_NAMES = tuple(check.rule for check in CHECKS if check.needs_all_names)
-ON_RANKS = tuple(check.rule for check in CHECKS if check.measurement == RANKS)
+CHECKS_ON_RANKS = tuple(check.rule for check in CHECKS if check.measurement == TWO_RANKS)
 OF_QUANTIZED_TWIN = (
     *(check.rule for check in CHECKS if check.quantized_twin and check.needs_all_names),
     *(check.rule for check in CHECKS if check.quantized_twin and not check.needs_all_names),

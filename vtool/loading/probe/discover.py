@@ -23,7 +23,7 @@ from .state import MARKS, fill_with_byte, marked, named_parameters
 from .subject import Named
 
 MOST_PREFIXES = 12
-LEAST = 0.5
+_LEAST = 0.5
 """The share of the elements of all parameters that must be reached for a verdict."""
 GIVE_UP = 0.1
 """The share of elements that half of the parameters must reach for the others to be tried."""
@@ -39,7 +39,7 @@ FUSED: Mapping[str, Sequence[str]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
-EXPERTS = {
+_EXPERTS = {
     "w13_weight": (
         ("up_proj.weight",),
         ("gate_proj.weight", "up_proj.weight"),
@@ -79,11 +79,11 @@ def discover(
             raise
 
     found, reached, raised = _search(model, progress, load, keep_raising=False)
-    if raised and (not found or reached < LEAST):
+    if raised and (not found or reached < _LEAST):
         # Some classes count at the end whether everything has come, and raise: what was written
         # until then stays written.
         found, reached, _ = _search(model, progress, load, keep_raising=True)
-    if not found or reached < LEAST:
+    if not found or reached < _LEAST:
         reason = f"no twin, and names were found for {reached:.0%} of its elements only"
         text, times = next(iter(Counter(errors).most_common(1)), ("", 0))
         raise NotRun(f"{reason}; it raises {text}" if 2 * times > len(errors) else reason)
@@ -194,7 +194,7 @@ def _candidates(
 ) -> Iterator[Candidate]:
     shape = tuple(parameter.shape)
     leaf = name.rpartition(".")[2]
-    if leaf in EXPERTS and len(shape) == 3:
+    if leaf in _EXPERTS and len(shape) == 3:
         yield from _experts(name, leaf, shape)
         return
     yield name, shape
@@ -224,14 +224,14 @@ def _sizes(owner: Any, shape: tuple[int, ...]) -> list[int]:
 
 def _experts(name: str, leaf: str, shape: tuple[int, ...]) -> Iterator[Candidate]:
     module = name.rpartition(".")[0].removesuffix(".routed_experts")
-    for endings in EXPERTS[leaf]:
+    for endings in _EXPERTS[leaf]:
         rows = shape[1] // len(endings)
         for expert, ending in itertools.product(range(shape[0]), endings):
             yield f"{module}.{expert}.{ending}", (rows, shape[2])
     for ending in ALL_EXPERTS[leaf]:
         yield f"{module}.{ending}", shape
     above = module.removesuffix(".experts")
-    for endings in EXPERTS[leaf]:
+    for endings in _EXPERTS[leaf]:
         for ending in endings:
             yield f"{above}.{ending}", (shape[0], shape[1] // len(endings), shape[2])
 

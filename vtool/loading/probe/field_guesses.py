@@ -5,7 +5,7 @@ from typing import Any
 
 from .shrink import HEAD_DIM, HIDDEN, shrink, small
 
-UNKNOWN = 1 << 20
+_UNKNOWN = 1 << 20
 """A size that no table has: a field that comes back with it is not a size."""
 BY_LAST_WORD: Mapping[str, Any] = {
     **dict.fromkeys(("act", "activation"), "silu"),
@@ -60,7 +60,7 @@ def value_in_words(value: Any) -> Any:
 
 
 def _guess_plain(name: str) -> Any:
-    if (tiny := small(name, UNKNOWN)) != UNKNOWN:
+    if (tiny := small(name, _UNKNOWN)) != _UNKNOWN:
         return tiny
     words = name.split("_")
     first, last = words[0], words[-1]

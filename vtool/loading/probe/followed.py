@@ -23,7 +23,7 @@ ChannelSources = frozenset[ChannelSource]
 """Places that a value may have come from: several, where these are alike; none, where unknown."""
 Lines = Sequence[ChannelSources | None]
 """The sources at each index of a parameter; None where nothing was written."""
-UNKNOWN: ChannelSources = frozenset()
+_UNKNOWN: ChannelSources = frozenset()
 NOT_A_NUMBER = 0xFF
 """The byte in scales of inputs before a load: vLLM compares a second one with what is there, and
 takes it where that is no number.
@@ -152,10 +152,10 @@ class _Indexes:
         else:
             layouts = [held.reshape(-1, 1)]
         read = [
-            [None if empty else index.get(line, UNKNOWN) for line, empty in _lines(layout, part)]
+            [None if empty else index.get(line, _UNKNOWN) for line, empty in _lines(layout, part)]
             for layout in layouts
         ]
-        return max(read, key=lambda lines: sum(map(bool, lines)), default=[UNKNOWN])
+        return max(read, key=lambda lines: sum(map(bool, lines)), default=[_UNKNOWN])
 
     def _index(self, part: LayerTensor, held: Tensor) -> Mapping[bytes, ChannelSources]:
         key = part.name, held.dtype

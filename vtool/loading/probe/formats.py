@@ -13,11 +13,11 @@ from torch import Tensor
 
 GROUP = 32
 """Input channels that have a scale in common, where scales are by group."""
-BLOCK = (16, 128)
+_BLOCK = (16, 128)
 """Output and input channels of a block: published checkpoints have 128 of both, and tiny layers
 fewer outputs.
 """
-PACKED = 8
+_PACKED = 8
 """Numbers of four bits in one of int32."""
 IGNORE = ("lm_head", r"re:.*\bgate$", r"re:.*router.*")
 """Layers that compressed-tensors' tools leave as they are."""
@@ -86,7 +86,7 @@ def _groups(outputs: int, inputs: int) -> tuple[int, int]:
 
 
 def _blocks(outputs: int, inputs: int) -> tuple[int, int]:
-    return -(-outputs // BLOCK[0]), -(-inputs // BLOCK[1])
+    return -(-outputs // _BLOCK[0]), -(-inputs // _BLOCK[1])
 
 
 _FLOAT8 = {"num_bits": 8, "type": "float"}
@@ -94,7 +94,7 @@ _INT8 = {"num_bits": 8, "type": "int"}
 _INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP}
 _BY_ROW = LayerTensor("weight_scale", torch.float32, lambda outputs, inputs: (outputs, 1))
 _PACKED_ROWS = (
-    LayerTensor("weight_packed", torch.int32, lambda outputs, inputs: (outputs, inputs // PACKED)),
+    LayerTensor("weight_packed", torch.int32, lambda outputs, inputs: (outputs, inputs // _PACKED)),
     LayerTensor("weight_scale", torch.bfloat16, _groups),
     LayerTensor(
         "weight_shape",
@@ -109,15 +109,15 @@ _COLUMNS = (
     LayerTensor(
         "qzeros",
         torch.int32,
-        lambda outputs, inputs: (inputs // GROUP, outputs // PACKED),
+        lambda outputs, inputs: (inputs // GROUP, outputs // _PACKED),
         axis=1,
-        channels=PACKED,
+        channels=_PACKED,
     ),
     LayerTensor(
         "scales", torch.bfloat16, lambda outputs, inputs: (inputs // GROUP, outputs), axis=1
     ),
 )
-FORMATS: tuple[WeightFormat, ...] = (
+WEIGHT_FORMATS: tuple[WeightFormat, ...] = (
     WeightFormat(
         # a scale for each row, as llm-compressor's FP8_DYNAMIC
         "fp8-channel",
@@ -158,14 +158,14 @@ FORMATS: tuple[WeightFormat, ...] = (
             "quant_method": "fp8",
             "fmt": "e4m3",
             "activation_scheme": "dynamic",
-            "weight_block_size": list(BLOCK),
+            "weight_block_size": list(_BLOCK),
             "modules_to_not_convert": ["lm_head"],
         },
         (
             LayerTensor("weight", torch.float8_e4m3fn, lambda outputs, inputs: (outputs, inputs)),
-            LayerTensor("weight_scale_inv", torch.float32, _blocks, channels=BLOCK[0]),
+            LayerTensor("weight_scale_inv", torch.float32, _blocks, channels=_BLOCK[0]),
         ),
-        multiples=(BLOCK[0], 1),
+        multiples=(_BLOCK[0], 1),
         left_out="modules_to_not_convert",
         relevant="weight_scale_inv",
     ),
@@ -184,7 +184,7 @@ FORMATS: tuple[WeightFormat, ...] = (
         "int4",
         _compressed("pack-quantized", _INT4, None),
         _PACKED_ROWS,
-        multiples=(PACKED, GROUP),
+        multiples=(_PACKED, GROUP),
     ),
     WeightFormat(
         # as llm-compressor's W4A16_ASYM
@@ -195,11 +195,11 @@ FORMATS: tuple[WeightFormat, ...] = (
             LayerTensor(
                 "weight_zero_point",
                 torch.int32,
-                lambda outputs, inputs: (outputs // PACKED, inputs // GROUP),
-                channels=PACKED,
+                lambda outputs, inputs: (outputs // _PACKED, inputs // GROUP),
+                channels=_PACKED,
             ),
         ),
-        multiples=(PACKED, GROUP),
+        multiples=(_PACKED, GROUP),
     ),
     WeightFormat(
         "gptq",
@@ -215,7 +215,7 @@ FORMATS: tuple[WeightFormat, ...] = (
             LayerTensor(
                 "qweight",
                 torch.int32,
-                lambda outputs, inputs: (inputs // PACKED, outputs),
+                lambda outputs, inputs: (inputs // _PACKED, outputs),
                 axis=1,
             ),
             *_COLUMNS,
@@ -229,7 +229,7 @@ FORMATS: tuple[WeightFormat, ...] = (
                 values=lambda outputs, inputs: (torch.arange(inputs) // GROUP).int(),
             ),
         ),
-        multiples=(PACKED, GROUP),
+        multiples=(_PACKED, GROUP),
         from_headers=True,
     ),
     WeightFormat(
@@ -246,13 +246,13 @@ FORMATS: tuple[WeightFormat, ...] = (
             LayerTensor(
                 "qweight",
                 torch.int32,
-                lambda outputs, inputs: (inputs, outputs // PACKED),
+                lambda outputs, inputs: (inputs, outputs // _PACKED),
                 axis=1,
-                channels=PACKED,
+                channels=_PACKED,
             ),
             *_COLUMNS,
         ),
-        multiples=(PACKED, GROUP),
+        multiples=(_PACKED, GROUP),
         from_headers=True,
     ),
     WeightFormat(
@@ -268,6 +268,6 @@ FORMATS: tuple[WeightFormat, ...] = (
     ),
 )
 """Every format, in the order in which they are tried."""
-BY_NAME: Mapping[str, WeightFormat] = {one.name: one for one in FORMATS}
+BY_NAME: Mapping[str, WeightFormat] = {one.name: one for one in WEIGHT_FORMATS}
 DEFAULT = "fp8-channel"
 """The format that is asked of every class."""

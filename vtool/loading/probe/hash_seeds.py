@@ -22,9 +22,9 @@ from .threads import threads_in_order
 
 SEEDS = ("1", "2", "3")
 """More than one: a set of two has the same order with every other seed."""
-SECONDS = 60.0
-PROBE = Path(__file__).parent
-STATE = "--state"
+_SECONDS = 60.0
+_PROBE = Path(__file__).parent
+_STATE = "--state"
 """The word with which the probe writes the tensors of one load."""
 ORDERED_BY_HASH = ("set", "frozenset", "hash")
 
@@ -94,16 +94,16 @@ def _state_with(seed: str, name: str, checkpoint: str | None, folder: Path) -> N
     file = folder / f"seed-{seed}"
     try:
         done = subprocess.run(
-            [sys.executable, str(PROBE), STATE, name, checkpoint or "", str(file)],
+            [sys.executable, str(_PROBE), _STATE, name, checkpoint or "", str(file)],
             env={**os.environ, "PYTHONHASHSEED": seed},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            timeout=SECONDS,
+            timeout=_SECONDS,
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise RuntimeError(f"it took longer than {SECONDS:g} seconds") from error
+        raise RuntimeError(f"it took longer than {_SECONDS:g} seconds") from error
     if done.returncode:
         raise RuntimeError(f"it ended with status {done.returncode}")
     state: NamedState = torch.load(file, weights_only=True)

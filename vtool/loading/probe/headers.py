@@ -13,7 +13,7 @@ from torch import Tensor
 from .checkpoint_files import shard_names
 from .errors import LoadFailed, error_text
 
-DTYPES = {
+_DTYPES = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
     "I8": torch.int8,
@@ -123,7 +123,7 @@ def _entries(file: Path) -> Iterator[Entry]:
     at = {name: entry["data_offsets"] for name, entry in content.items()}
     for name in sorted(content, key=lambda name: (at[name], name)):
         dtype = content[name]["dtype"]
-        if dtype not in DTYPES:
+        if dtype not in _DTYPES:
             raise LoadFailed(f"`{name}` in {file.name} has dtype {dtype}, which torch has not")
         begin, end = (8 + length + offset for offset in at[name])
-        yield Entry(name, file, DTYPES[dtype], tuple(content[name]["shape"]), begin, end)
+        yield Entry(name, file, _DTYPES[dtype], tuple(content[name]["shape"]), begin, end)

@@ -17,7 +17,7 @@ from .headers import Entry
 from .subject import Named
 from .watch import VIEWS, loses
 
-COPIES = frozenset({"clone", "_to_copy", "contiguous"})
+_COPIES = frozenset({"clone", "_to_copy", "contiguous"})
 """Operations whose result has the same values, converted at most, in memory of its own."""
 
 
@@ -124,7 +124,7 @@ class MetaWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(tensor, Tensor) and (key := storage_key(tensor)) not in keys:
                 self._kept.append(tensor)
                 self.origins.setdefault(key, set()).update(origins)
-                source = self._source_of(inputs[0]) if name in COPIES else None
+                source = self._source_of(inputs[0]) if name in _COPIES else None
                 if source and tensor.is_contiguous():
                     self._copies[key] = TensorSource(
                         source.tensor, source.place, (*source.dtypes, tensor.dtype)
@@ -147,7 +147,7 @@ class MetaWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _whole_tensor(self, operation: str, tensor: Tensor, result: object) -> str | None:
         """Return the checkpoint tensor of which an operation copies all, in its order."""
-        source = self._source_of(tensor) if operation in COPIES else None
+        source = self._source_of(tensor) if operation in _COPIES else None
         if source is None or not isinstance(result, Tensor) or not result.is_contiguous():
             return None
         kept = self.given.kept[source.tensor]

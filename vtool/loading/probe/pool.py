@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # both import torch, which the interpreter may lack
     from .host import Host
     from .subject import Subject
 
-TICK_SECONDS = 0.01
+_TICK_SECONDS = 0.01
 PR_SET_PDEATHSIG = 1
 LEAST_SHARE = 0.05
 """The share of a core below which a process is not slow, but stands still."""
@@ -83,7 +83,7 @@ class Pool:
                 while waiting and len(self.children) < self.request.jobs:
                     self._start(*waiting.pop(0))
                 self._poll()
-                time.sleep(TICK_SECONDS)
+                time.sleep(_TICK_SECONDS)
         finally:
             for process in self.children:
                 os.killpg(process, signal.SIGKILL)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .state import NamedState, named_tensors
 
-DEEPEST = 2
+_DEEPEST = 2
 """The depth to which lists and dicts that a module keeps are searched."""
 
 
@@ -28,7 +28,7 @@ def _tensors(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Tenso
     if isinstance(value, Tensor):
         if value.device.type != "meta" and not value.is_sparse:
             yield name, value
-    elif depth < DEEPEST and isinstance(value, dict | list | tuple):
+    elif depth < _DEEPEST and isinstance(value, dict | list | tuple):
         pairs: Iterable[tuple[Any, Any]] = (
             value.items() if isinstance(value, dict) else enumerate(value)
         )

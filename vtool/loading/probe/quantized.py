@@ -11,8 +11,8 @@ from .errors import NotRun
 from .formats import LayerTensor, WeightFormat
 from .state import NamedState
 
-SEED = 3
-SMALLEST, LARGEST = 0x3880, 0x4700
+_SEED = 3
+_SMALLEST, _LARGEST = 0x3880, 0x4700
 """The bits of the bfloat16s that scales are drawn from, from 2^-14 to 2^15: float16 has them too.
 
 They differ in their exponents too, so that few of them are alike.
@@ -55,7 +55,7 @@ def quantize_checkpoint(
     } - set(left_out)
     if not wanted:
         raise NotRun("no linear layer of it takes quantized weights")
-    generator = torch.Generator().manual_seed(SEED)
+    generator = torch.Generator().manual_seed(_SEED)
     made: dict[str, Tensor] = {}
     layers: dict[str, tuple[int, int]] = {}
     for name, tensor in checkpoint.items():
@@ -127,7 +127,7 @@ def _values(
     if part.dtype == torch.float8_e4m3fn:
         return (torch.randn(shape, generator=generator) * 0.5).to(part.dtype)
     if part.dtype == torch.bfloat16:
-        bits = torch.randint(SMALLEST, LARGEST, shape, generator=generator)
+        bits = torch.randint(_SMALLEST, _LARGEST, shape, generator=generator)
         return bits.to(torch.int16).view(torch.bfloat16)
     if part.dtype.is_floating_point:
         return torch.rand(shape, generator=generator) + 0.01

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-SEED = 7919
+_SEED = 7919
 
 
 @contextmanager
@@ -15,9 +15,9 @@ def other_seeds() -> Iterator[None]:
     """Seed the global generators otherwise than at the first load, and put them back."""
     python, array = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(SEED)
-        random.seed(SEED)
-        np.random.seed(SEED)
+        torch.manual_seed(_SEED)
+        random.seed(_SEED)
+        np.random.seed(_SEED)
         try:
             yield
         finally:

@@ -21,7 +21,7 @@ from .subject import Subject
 
 RANKS = 2
 LIMIT_SECONDS = 30.0
-TICK_SECONDS = 0.01
+_TICK_SECONDS = 0.01
 
 
 def run_on_ranks(
@@ -42,7 +42,7 @@ def run_on_ranks(
     ends = time.monotonic() + seconds
     while waiting and time.monotonic() < ends and not list(folder.glob("failed*")):
         waiting -= {process for process in waiting if os.waitpid(process, os.WNOHANG)[0]}
-        time.sleep(TICK_SECONDS)
+        time.sleep(_TICK_SECONDS)
     for process in waiting:  # where one has failed, the other waits for it
         os.kill(process, 9)
         os.waitpid(process, 0)

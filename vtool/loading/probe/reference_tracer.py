@@ -13,7 +13,7 @@ from .sources import Owned
 from .subject import Named
 
 GENERATOR = 0x20
-PROBE = os.path.dirname(__file__)
+_PROBE = os.path.dirname(__file__)
 Line = tuple[str, int]
 
 
@@ -86,7 +86,7 @@ class ReferenceTracer(Owned):
 
     def _follows(self, frame: FrameType) -> bool:
         file = frame.f_code.co_filename
-        return file.startswith(self.code) and not file.startswith(PROBE)
+        return file.startswith(self.code) and not file.startswith(_PROBE)
 
     def _asking_line(self) -> Line | None:
         """Return the line that asks for the next tensor, in the innermost plain function.

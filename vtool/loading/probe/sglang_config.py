@@ -17,7 +17,9 @@ from torch import Tensor
 from . import twin
 from .stubs import StubInstaller
 
-TABLE: Mapping[str, Any] = json.loads((Path(__file__).parent / "sglang_twins.json").read_text())
+SGLANG_TWINS: Mapping[str, Any] = json.loads(
+    (Path(__file__).parent / "sglang_twins.json").read_text()
+)
 """The table of SGLang's classes, of the form of `twin.TABLE`, which it comes before."""
 STEM = re.compile(
     r"(ForCausalLM|ForConditionalGeneration|ForSequenceClassification|ForClassification"
@@ -47,10 +49,10 @@ class Template:
 
 def sglang_entry(name: str) -> dict[str, Any]:
     """Return the entry of a class: SGLang's table's, else vLLM's without its class of configs."""
-    if name not in TABLE["classes"]:
+    if name not in SGLANG_TWINS["classes"]:
         entry = twin.twin_entry(name)
         return {key: value for key, value in entry.items() if key != "config_class"}
-    entry = dict(TABLE["classes"][name])
+    entry = dict(SGLANG_TWINS["classes"][name])
     return {**sglang_entry(entry.pop("as")), **entry} if "as" in entry else entry
 
 

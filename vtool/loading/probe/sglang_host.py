@@ -77,7 +77,9 @@ class SglangHost(Host):
         progress("SGLang's arguments")
         start_sglang(folder)
         entry = sglang_config.sglang_entry(name)
-        fields = twin.TABLE["fields"] | sglang_config.TABLE["fields"] | entry.get("fields", {})
+        fields = (
+            twin.TWINS["fields"] | sglang_config.SGLANG_TWINS["fields"] | entry.get("fields", {})
+        )
         installer = StubInstaller("sglang", fields)
         set_constants(sglang_config.of_sglang(entry.get("constants", {})))
         why: list[str] = []
@@ -100,7 +102,7 @@ class SglangHost(Host):
                 if saved is not None and tensors is not None:
                     tensors, unwritten = twin.choose_names(
                         tensors,
-                        (*twin.TABLE["renamings"], *sglang_config.TABLE["renamings"]),
+                        (*twin.TWINS["renamings"], *sglang_config.SGLANG_TWINS["renamings"]),
                         partial(twin.count_unwritten, make, run=installer.run),
                     )
                     # Files that are certain fit whatever the class makes of them.
@@ -113,7 +115,7 @@ class SglangHost(Host):
                                 compare_with_twin,
                                 make=_maker(model_class, home, torch.float32),
                                 class_name=like,
-                                folder=home / twin.OWN,
+                                folder=home / twin.TWIN_FOLDER,
                                 guessed=_is_guessed(installer, template.entry),
                             )
                         break

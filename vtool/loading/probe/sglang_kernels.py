@@ -7,7 +7,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-KERNELS = "sgl_kernel"
+_KERNELS = "sgl_kernel"
 
 
 class _Kernel:
@@ -32,7 +32,7 @@ class _Kernels(ModuleType):
 
 class _Finder(MetaPathFinder, Loader):
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        is_one = fullname.partition(".")[0] == KERNELS
+        is_one = fullname.partition(".")[0] == _KERNELS
         return ModuleSpec(fullname, self, is_package=True) if is_one else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
@@ -48,5 +48,5 @@ def stand_in_for_kernels() -> None:
     What calls one of them fails. Where the package is installed, nothing is changed.
     """
     is_late = importlib.util.find_spec("sglang.srt.utils.hf_transformers") is not None
-    if not is_late and importlib.util.find_spec(KERNELS) is None:
+    if not is_late and importlib.util.find_spec(_KERNELS) is None:
         sys.meta_path.append(_Finder())

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE, VOCAB, LAYERS, EXPERTS = (
+HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE, VOCAB, LAYERS, _EXPERTS = (
     128,
     4,
     2,
@@ -71,7 +71,7 @@ CAPPED = {
     ),
     **dict.fromkeys(
         ["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "n_experts"],
-        EXPERTS,
+        _EXPERTS,
     ),
     **dict.fromkeys(
         ["num_experts_per_tok", "top_k", "moe_topk", "moe_k", "moe_top_k", "num_experts_per_token"],

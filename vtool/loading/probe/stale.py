@@ -11,12 +11,12 @@ from .facts import CheckFacts, Item
 from .reference import ReferenceTensors
 from .reference_tracer import ReferenceTracer
 from .sources import ReusableBuffer, SglangMarked
-from .streaming_loaders import ON_RANKS, SOURCES, runai_on_ranks
+from .streaming_loaders import RUNAI_ON_RANKS, STREAMING_SOURCES, runai_on_ranks
 from .subject import Named
 
 MARKED = "sglang_marked"
 RAISED = "raised: "
-FURTHER_SOURCES = (MARKED, *SOURCES, ON_RANKS)
+FURTHER_SOURCES = (MARKED, *STREAMING_SOURCES, RUNAI_ON_RANKS)
 """Sources that are tried besides the ring of buffers."""
 Wrong = str | list[list[str]]
 """For each rank, the parameters and buffers that come out wrong; or why the source was not run."""
@@ -111,12 +111,12 @@ def _from_source(reference: ReferenceTensors, name: str) -> Wrong:
     with temporary_checkpoint(checkpoint) as file:
         try:
             wrong: Wrong
-            if name == ON_RANKS:
+            if name == RUNAI_ON_RANKS:
                 wrong = runai_on_ranks(wrong_tensors, file)
             elif name == MARKED:
                 wrong = [wrong_tensors(SglangMarked(checkpoint, reference.slots))]
             else:
-                wrong = [wrong_tensors(SOURCES[name](file))]
+                wrong = [wrong_tensors(STREAMING_SOURCES[name](file))]
         except ImportError as error:
             return str(error)
     if isinstance(wrong, str):

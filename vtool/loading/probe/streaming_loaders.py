@@ -76,12 +76,12 @@ def fastsafetensors(file: Path) -> Iterator[Named]:
         loader.close()
 
 
-SOURCES: Mapping[str, Callable[[Path], Iterator[Named]]] = {
+STREAMING_SOURCES: Mapping[str, Callable[[Path], Iterator[Named]]] = {
     "safetensors": safetensors_mmap,
     "runai": runai,
     "fastsafetensors": fastsafetensors,
 }
-ON_RANKS = "runai_distributed"
+RUNAI_ON_RANKS = "runai_distributed"
 """The source that needs several processes: `runai_on_ranks`."""
 
 

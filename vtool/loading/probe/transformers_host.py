@@ -63,7 +63,7 @@ class TransformersHost(Host):
             raise NotRun(f"transformers has no class `{name}`")
         progress("tiny twin")
         entry = twin.twin_entry(name)
-        checkpoint = StubInstaller(None, twin.TABLE["fields"]).run(
+        checkpoint = StubInstaller(None, twin.TWINS["fields"]).run(
             lambda: twin.save_twin(name, {} if "like" in entry else entry, folder, name)
         )
         model_class = getattr(transformers, name)

@@ -15,7 +15,7 @@ from .errors import error_text
 from .shrink import LAYERS, assign, shrink
 from .state import MARKS, fill_with_byte, marked, named_parameters
 
-TABLE: Mapping[str, Any] = json.loads((Path(__file__).parent / "twins.json").read_text())
+TWINS: Mapping[str, Any] = json.loads((Path(__file__).parent / "twins.json").read_text())
 """Facts that no rule gives: `renamings` of names, values of `fields`, and `classes` by name.
 
 An entry of a class has, where it needs them: `as` (take over another's entry), `like`
@@ -24,7 +24,7 @@ they are), `config_class`, `config` (arguments of it), `layers`, `set` (fields o
 `json` and `without` (fields of the written config.json), `drop`, `rename` and `extra` (tensors),
 `processor`, `served_as`, `drafts`.
 """
-OWN = "twin"
+TWIN_FOLDER = "twin"
 """The folder of the twin as transformers loads it, in the folder that the class is made from."""
 Entry = Mapping[str, Any]
 """The table's entry of a class; empty where it has none."""
@@ -43,7 +43,7 @@ def warm() -> None:
 
 def twin_entry(name: str) -> dict[str, Any]:
     """Return the table's entry of a class, with what it takes over from another's."""
-    entry = dict(TABLE["classes"].get(name, {}))
+    entry = dict(TWINS["classes"].get(name, {}))
     return {**twin_entry(entry.pop("as")), **entry} if "as" in entry else entry
 
 
@@ -69,7 +69,7 @@ def _without_exceptions(values: Any) -> Any:
 def save_twin(class_name: str, entry: Entry, folder: Path, architecture: str) -> dict[str, Tensor]:
     """Build the tiny model and save it into `folder`.
 
-    It is there a second time, in the folder `OWN`, with the values that are returned.
+    It is there a second time, in the folder `TWIN_FOLDER`, with the values that are returned.
 
     Returns:
         Its tensors under the names of the files, with other, distinct values.
@@ -87,8 +87,8 @@ def save_twin(class_name: str, entry: Entry, folder: Path, architecture: str) ->
         *(getattr(model, "_keep_in_fp32_modules_strict", None) or ()),
     ]
     model.to(torch.bfloat16).save_pretrained(folder)
-    (folder / OWN).mkdir()
-    shutil.copyfile(folder / "config.json", folder / OWN / "config.json")
+    (folder / TWIN_FOLDER).mkdir()
+    shutil.copyfile(folder / "config.json", folder / TWIN_FOLDER / "config.json")
     write_config(folder, entry, architecture)
     tensors: dict[str, Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
@@ -97,7 +97,7 @@ def save_twin(class_name: str, entry: Entry, folder: Path, architecture: str) ->
         if tensor.is_floating_point() and any(part in name.split(".") for part in kept):
             tensors[name] = tensor.float()
     tensors = random_values(tensors)
-    save_file(tensors, folder / OWN / "model.safetensors", {"format": "pt"})
+    save_file(tensors, folder / TWIN_FOLDER / "model.safetensors", {"format": "pt"})
     return changed_names(tensors, entry)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from .errors import NotRun, error_text
 from .facts import CheckFacts, Item
 
-TOKENS = 12
+TEXT_TOKENS = 12
 """The length of the text."""
 GRID = (4, 8)
 """The height and width of the image, in patches, where a class takes patches."""
@@ -73,7 +73,7 @@ class Twin:
         marked = set(_token_ids(self.model.config.to_dict()))
         plain = torch.tensor([one for one in range(rows) if one not in marked])
         generator = torch.Generator().manual_seed(0)
-        return plain[torch.randint(len(plain), (TOKENS,), generator=generator)]
+        return plain[torch.randint(len(plain), (TEXT_TOKENS,), generator=generator)]
 
     def outputs(self, tokens: Tensor) -> Outputs:
         """Compute the outputs of a text."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from .formats import DEFAULT, FORMATS
+from .formats import DEFAULT, WEIGHT_FORMATS
 from .reference import ReferenceTensors, load_new
 from .sources import Owned
 from .state import named_parameters
@@ -20,8 +20,8 @@ from .subject import Subject
 from .threads import threads_in_order
 
 SCALE = "weight_scale_inv"
-BLOCK = 128
-MODELS = ".models."
+_BLOCK = 128
+_MODELS = ".models."
 """Part of the names of the modules whose text is read."""
 CLOSE = 2**-6
 """Relative: two roundings to bfloat16, and a margin."""
@@ -63,7 +63,7 @@ def asked_formats(subject: Subject, named: Sequence[str]) -> list[str]:
     """
     return [
         form.name
-        for form in FORMATS
+        for form in WEIGHT_FORMATS
         if form.name in (named or (DEFAULT,))
         or (not named and form.relevant and _own_file_has(subject, form.relevant))
     ]
@@ -72,7 +72,7 @@ def asked_formats(subject: Subject, named: Sequence[str]) -> list[str]:
 def _own_file_has(subject: Subject, text: str) -> bool:
     """Return True if the file of a class, or of one that it is made from, has a text."""
     model_class = type(subject.make())
-    homes = {base.__module__ for base in model_class.__mro__ if MODELS in base.__module__}
+    homes = {base.__module__ for base in model_class.__mro__ if _MODELS in base.__module__}
     for home in homes:
         try:
             if text in inspect.getsource(sys.modules[home]):
@@ -94,11 +94,11 @@ def _in_blocks(
         if name not in names:
             continue
         rows, columns = tensor.shape
-        shape = (-(-rows // BLOCK), -(-columns // BLOCK))
+        shape = (-(-rows // _BLOCK), -(-columns // _BLOCK))
         scale = torch.rand(shape, generator=generator) + 0.5
         made[name] = weight = tensor.to(torch.float8_e4m3fn)
         made[f"{name.removesuffix('weight')}{SCALE}"] = scale
-        whole = scale.repeat_interleave(BLOCK, 0)[:rows].repeat_interleave(BLOCK, 1)[:, :columns]
+        whole = scale.repeat_interleave(_BLOCK, 0)[:rows].repeat_interleave(_BLOCK, 1)[:, :columns]
         meant[name] = weight.float() * whole
     return made, meant
 

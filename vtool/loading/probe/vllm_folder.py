@@ -20,7 +20,7 @@ from .stubs import StubInstaller
 from .subject import Named, Subject, describe_class
 from .vllm_setup import maker, read_vllm_config, start_vllm_groups, vllm_subject
 
-WEIGHTS = (
+_WEIGHTS = (
     ".safetensors",
     ".bin",
     ".pt",
@@ -139,7 +139,7 @@ def _about(model_class: Any, found: _Found, files: Mapping[str, str]) -> About:
 def copy_small_files(users_folder: Path, folder: Path) -> None:
     """Copy every small file that is no weights, so that nothing is written next to the user's."""
     for file in users_folder.iterdir():
-        if not file.is_file() or file.name.endswith(WEIGHTS):
+        if not file.is_file() or file.name.endswith(_WEIGHTS):
             continue
         if file.stat().st_size <= LARGEST_COPY:
             shutil.copyfile(file, folder / file.name)

@@ -18,7 +18,7 @@ from .errors import NotRun
 from .facts import CheckFacts
 from .sources import Owned
 from .subject import Subject
-from .twin_outputs import TOKENS, OfImage, Outputs, Twin, compare_class
+from .twin_outputs import TEXT_TOKENS, OfImage, Outputs, Twin, compare_class
 
 WRITTEN_OUT = frozenset(
     {"Attention", "MLAAttention", "EncoderOnlyAttention", "ChunkedLocalAttention"}
@@ -49,7 +49,7 @@ def compare_with_twin(
     try:
         with (
             set_current_vllm_config(config),
-            set_forward_context(None, config, num_tokens=TOKENS),
+            set_forward_context(None, config, num_tokens=TEXT_TOKENS),
             _attention_written_out(),
             torch.compiler.set_stance("force_eager"),  # compiling takes longer than all else
             torch.no_grad(),

@@ -34,7 +34,7 @@ IMPORTED_BY_MOST = (
     "transformers.models.auto.processing_auto",
 )
 
-PLAIN = (bool, int, float, str, type(None), torch.dtype)
+_PLAIN = (bool, int, float, str, type(None), torch.dtype)
 """Types of a router's attributes that distinguish routers of one class."""
 
 
@@ -155,7 +155,7 @@ def _match_each_router_once() -> None:
 
     def once(gate: nn.Module) -> Any:
         own = [(name, value) for name, value in vars(gate).items() if name not in of_torch]
-        if any(gate.children()) or not all(isinstance(value, PLAIN) for _, value in own):
+        if any(gate.children()) or not all(isinstance(value, _PLAIN) for _, value in own):
             return match(gate)
         tensors = [*gate.named_parameters(), *gate.named_buffers()]
         key = (type(gate), tuple(own), tuple((name, tensor.shape) for name, tensor in tensors))

@@ -104,11 +104,11 @@ def layouts_of(config: Any, model: Any) -> Mapping[str, RankLayout | str]:
         return replace(held_by(model), missing=tuple(missing))
 
     def look_at_experts(model: Any) -> Held:
-        places = expert_places(dict(model.named_modules()), PLACES)
+        places = expert_places(dict(model.named_modules()), _PLACES)
         return replace(held_by(model), experts=places)
 
     experts: RankLayout | str = RankLayout(started(experts=True), look_at_experts, compare_experts)
-    if not any(hasattr(module, PLACES) for module in model.modules()):
+    if not any(hasattr(module, _PLACES) for module in model.modules()):
         experts = "it has no experts"
     stages: RankLayout | str = RankLayout(started(stages=True), look_at_stage, compare_stages)
     if not supports_pp(type(model)):
@@ -122,7 +122,7 @@ def layouts_of(config: Any, model: Any) -> Mapping[str, RankLayout | str]:
     }
 
 
-PLACES = "_expert_map"
+_PLACES = "_expert_map"
 """The attribute of a module of vLLM's with the place of each expert on a rank."""
 
 

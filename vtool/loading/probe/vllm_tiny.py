@@ -35,7 +35,7 @@ POOLING = (
 """Groups of vLLM's registry: classes that generate, and classes that pool."""
 PREDICTING = ("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules")
 """Fields with the number of layers that predict further tokens."""
-ENDINGS = re.compile(
+_ENDINGS = re.compile(
     r"(MTP|MTPModel|ForCausalLM|ForConditionalGeneration|Model|ForRewardModel"
     r"|ForSequenceClassification|Chat|DraftModel)+$"
 )
@@ -62,7 +62,7 @@ class TinyArchitecture:
         self.entry = twin.twin_entry(name)
         self.served_as = self.entry.get("served_as", name)
         self.installer = StubInstaller(
-            "vllm", twin.TABLE["fields"] | self.entry.get("fields", {}), folder, stubs
+            "vllm", twin.TWINS["fields"] | self.entry.get("fields", {}), folder, stubs
         )
         self.twin_class = None if "config_class" in self.entry else self._find_twin_class()
         self.why_no_twin: str | None = None
@@ -106,7 +106,7 @@ class TinyArchitecture:
         if checkpoint is not None:
             checkpoint, unwritten = twin.choose_names(
                 checkpoint,
-                twin.TABLE["renamings"],
+                twin.TWINS["renamings"],
                 partial(twin.count_unwritten, make, run=self.installer.run_load),
             )
             if unwritten > len(named_parameters(model)) // 2:
@@ -130,7 +130,7 @@ class TinyArchitecture:
             load=lambda model, weights: model.load_weights(weights),
             origin=origin,
             twin=(
-                (self.twin_class, self.folder / twin.OWN, self._is_guessed())
+                (self.twin_class, self.folder / twin.TWIN_FOLDER, self._is_guessed())
                 if origin == "twin"
                 and self.twin_class
                 and not {"drop", "extra"} & self.entry.keys()
@@ -205,7 +205,7 @@ class TinyArchitecture:
             return next(getattr(place, name) for place in places if hasattr(place, name))
         if self.twin_class:
             return getattr(transformers, self.twin_class).config_class
-        stem = ENDINGS.sub("", self.name)
+        stem = _ENDINGS.sub("", self.name)
         for module in (configs, transformers):
             if word := words_of(module).get(f"{stem}Config".casefold()):
                 return getattr(module, word)

@@ -48,10 +48,10 @@ PROOFS: tuple[Proof, ...] = (
     export_differs.PROOF,
 )
 RULES = tuple(proof.rule for proof in PROOFS)
-NAMES = tuple(proof.name for proof in PROOFS)
+PROOF_NAMES = tuple(proof.name for proof in PROOFS)
 FAST = tuple(proof.name for proof in PROOFS if proof.fast)
 """Proofs that one process makes, with --fast and before a run."""
-ON_RANKS = tuple(proof.name for proof in PROOFS if proof.on_ranks)
+PROOFS_ON_RANKS = tuple(proof.name for proof in PROOFS if proof.on_ranks)
 """Proofs that two processes make on the recipe's own engine, unless --fast is given."""
 
 
@@ -67,10 +67,10 @@ def proof_names(only: Sequence[str]) -> tuple[str, ...]:
         Diagnostic(
             "unknown-choice",
             f"--only {name}: there is no such proof",
-            did_you_mean(near(name, NAMES)) or f"one of {', '.join(NAMES)}",
+            did_you_mean(near(name, PROOF_NAMES)) or f"one of {', '.join(PROOF_NAMES)}",
         )
         for name in found
-        if name not in NAMES
+        if name not in PROOF_NAMES
     ]
     if unknown:
         raise Findings(unknown, fatal=True)

@@ -15,7 +15,7 @@ from vtool.verification.proofs.proof import (
     list_first,
 )
 
-TOKENS = 4
+_TOKENS = 4
 """Tokens of a greedy answer, at most."""
 
 RULE = Rule(
@@ -43,7 +43,7 @@ def compute(context: ProofContext) -> ProofResult:
     from vtool.verification.proof_settings import update_section
 
     generate = context.run.evaluation.generate
-    shorter = {"max_new_tokens": min(generate.max_new_tokens, TOKENS)}
+    shorter = {"max_new_tokens": min(generate.max_new_tokens, _TOKENS)}
     run = update_section(context.run, "evaluation", generate=generate.model_copy(update=shorter))
 
     def second_step(*, evaluated: bool) -> tuple[dict[str, torch.Tensor], list[str]]:

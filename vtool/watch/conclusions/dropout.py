@@ -4,7 +4,7 @@ from vtool.diagnostics import Rule
 from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
 from vtool.watch.facts import Facts
 
-OFF = Rule(
+_OFF = Rule(
     name="dropout-off",
     code="VT936",
     summary="The model learns in evaluation mode, so that the dropout of its config is off.",
@@ -34,7 +34,7 @@ def _off(facts: Facts) -> CheckOutcome:
         f"in {len(off)} of {len(passes)} passes the model is in evaluation mode, and its dropout"
         f" is off (first in {first})"
     )
-    return CheckOutcome((found(OFF, message),), measured=measured)
+    return CheckOutcome((found(_OFF, message),), measured=measured)
 
 
-CHECKS = (WatchCheck(OFF, "learnt", _off),)
+CHECKS = (WatchCheck(_OFF, "learnt", _off),)

@@ -80,7 +80,7 @@ NOT_READ = Rule(
     severity="note",
 )
 
-LEFT_OUT = Rule(
+_LEFT_OUT = Rule(
     name="masked-tokens-learnt",
     code="VT913",
     summary="Text is learnt at positions that the batch's own attention_mask leaves out.",
@@ -192,12 +192,12 @@ def _left_out(facts: Facts) -> CheckOutcome:
     message = f"{count} of {tokens} learnt tokens are where their attention_mask leaves text out"
     if count * 2 > tokens:
         message += ": it is the wrong way round, or another batch's"
-        return CheckOutcome((found(LEFT_OUT, message),), measured=measured)
+        return CheckOutcome((found(_LEFT_OUT, message),), measured=measured)
     if padding := sum(micro.given_of(facts.pads) for micro in looked if micro.left_out):
         message += f", and {padding} of padding are where it has text: it is another row's"
-        return CheckOutcome((found(LEFT_OUT, message, severity="warning"),), measured=measured)
+        return CheckOutcome((found(_LEFT_OUT, message, severity="warning"),), measured=measured)
     help = "nothing, if tokens are left out of attention on purpose"
-    return CheckOutcome((found(LEFT_OUT, message, help=help, severity="note"),), measured=measured)
+    return CheckOutcome((found(_LEFT_OUT, message, help=help, severity="note"),), measured=measured)
 
 
 def _prompts_left_out(looked: Sequence[Micro]) -> Diagnostic | None:
@@ -211,7 +211,7 @@ def _prompts_left_out(looked: Sequence[Micro]) -> Diagnostic | None:
         " learnt: answers are learnt without their prompts"
     )
     help = "make the mask from the padding, not from the labels"
-    return found(LEFT_OUT, message, help=help, severity="warning")
+    return found(_LEFT_OUT, message, help=help, severity="warning")
 
 
 def _end_of_turn(facts: Facts) -> CheckOutcome:
@@ -273,7 +273,7 @@ def _not_read(facts: Facts) -> CheckOutcome:
 CHECKS = (
     WatchCheck(TARGETS, "learnt", _targets),
     WatchCheck(PLACEHOLDER, "learnt", _placeholders),
-    WatchCheck(LEFT_OUT, "learnt", _left_out),
+    WatchCheck(_LEFT_OUT, "learnt", _left_out),
     WatchCheck(END_OF_TURN, "learnt", _end_of_turn),
     WatchCheck(OTHER_TERM, "learnt", _other_term),
     WatchCheck(NOT_READ, "learnt", _not_read),

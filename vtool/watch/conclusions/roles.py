@@ -39,7 +39,7 @@ PARTLY = Rule(
     fix="Shift mask and labels together, or not at all.",
     severity="warning",
 )
-LEFT_OUT = Rule(
+_LEFT_OUT = Rule(
     name="answers-left-out",
     code="VT911",
     summary="Of chats with several answers only some are learnt, always by their place.",
@@ -234,14 +234,14 @@ def _left_out(facts: Facts) -> CheckOutcome:
         message = f"only the last answer is learnt, in all {len(rows)} rows with several"
     elif all(one[0] and not any(one[1:]) for one in taught):
         message = f"only the first answer is learnt, in all {len(rows)} rows with several"
-        return CheckOutcome((found(LEFT_OUT, message, severity="warning"),), measured=measured)
+        return CheckOutcome((found(_LEFT_OUT, message, severity="warning"),), measured=measured)
     else:
         message = f"{measured['learnt']} of {measured['of']} answers are learnt"
-    return CheckOutcome((found(LEFT_OUT, message),), measured=measured)
+    return CheckOutcome((found(_LEFT_OUT, message),), measured=measured)
 
 
 CHECKS = (
     WatchCheck(PROMPT, "learnt", _prompt),
     WatchCheck(PARTLY, "learnt", _partly),
-    WatchCheck(LEFT_OUT, "learnt", _left_out),
+    WatchCheck(_LEFT_OUT, "learnt", _left_out),
 )

@@ -27,7 +27,7 @@ DIFFER = Rule(
         " gradient_accumulation_steps=1."
     ),
 )
-SCALED = Rule(
+_SCALED = Rule(
     name="gradient-scaled",
     code="VT907",
     summary="The gradient of a step is not that of the mean over its tokens, but several times it.",
@@ -299,7 +299,7 @@ def _too_large_unclipped(facts: Facts, scales: Sequence[_Scale]) -> Diagnostic |
                 f"the loss of every step is {times} times the mean over its tokens: it has {times}"
                 f" {name}, and is not divided by them; each step is clipped, which hides it"
             )
-            return found(SCALED, message, severity="warning")
+            return found(_SCALED, message, severity="warning")
     return None
 
 
@@ -313,7 +313,7 @@ def _too_large(facts: Facts, scales: Sequence[_Scale]) -> Diagnostic | None:
                     f"the gradient of step {one.step + 1} is {one.times:.4g} times that of the mean"
                     f" over its tokens: it has {times} {name}, and is not divided by them"
                 )
-                return found(SCALED, message)
+                return found(_SCALED, message)
     return None
 
 
@@ -326,7 +326,7 @@ def _too_small(facts: Facts, scales: Sequence[_Scale]) -> Diagnostic | None:
                 f"the gradient of every step is 1/{times} of that of the mean over its tokens: it"
                 f" has {times} {name}, and is divided by them twice"
             )
-            return found(SCALED, message)
+            return found(_SCALED, message)
     return None
 
 
@@ -351,7 +351,7 @@ def _short_step(scales: Sequence[_Scale], times: Sequence[float]) -> Diagnostic 
         f" the mean over its tokens: it has {found_at.micro_batches} micro-batches, and is divided"
         f" by the {most} that other steps have"
     )
-    return found(SCALED, message, help=_SHORT_HELP, severity="warning")
+    return found(_SCALED, message, help=_SHORT_HELP, severity="warning")
 
 
 def _of_scaler(scales: Sequence[_Scale]) -> Diagnostic | None:
@@ -365,10 +365,10 @@ def _of_scaler(scales: Sequence[_Scale]) -> Diagnostic | None:
         if all(one.is_(by) for one in scales):
             twice = all(abs(one.scaled / by**2 - 1) <= one.tolerance for one in scales)
             wrong = "does so twice" if twice else "nothing divides by it before the step"
-            return found(SCALED, f"{where}: {scaler}, and {wrong}", help=_SCALER_HELP)
+            return found(_SCALED, f"{where}: {scaler}, and {wrong}", help=_SCALER_HELP)
         if all(one.is_(1 / by) for one in scales):
             return found(
-                SCALED,
+                _SCALED,
                 f"{where}: {scaler}, and gradients are divided by it twice",
                 help=_SCALER_HELP,
             )
@@ -381,7 +381,7 @@ def _of_scaler(scales: Sequence[_Scale]) -> Diagnostic | None:
                 f" scaler had multiplied it by: gradients are of size {limits[0] / by:.3g}"
             )
             help = "call scaler.unscale_(optimizer) before gradients are clipped"
-            return found(SCALED, message, help=help, severity="warning")
+            return found(_SCALED, message, help=help, severity="warning")
     return None
 
 
@@ -398,7 +398,7 @@ def _other_scale(scales: Sequence[_Scale]) -> Diagnostic | None:
         return None
     message = f"the gradient is {first.times:.4g} times that of the mean over a step's tokens"
     help = "nothing, if the loss is meant to be so; AdamW hardly sees it, clipping does"
-    return found(SCALED, message, help=help, severity="note")
+    return found(_SCALED, message, help=help, severity="note")
 
 
-CHECKS = (WatchCheck(DIFFER, "learnt", _differ), WatchCheck(SCALED, "learnt", _scaled))
+CHECKS = (WatchCheck(DIFFER, "learnt", _differ), WatchCheck(_SCALED, "learnt", _scaled))

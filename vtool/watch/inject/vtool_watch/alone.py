@@ -15,7 +15,7 @@ from .model import FoundModel, drops, in_pieces
 from .places import convolves_in_tf32, double, multiplies_in_tf32, random_states_kept
 from .rows import Document, documents, visual_owners, visuals_of_document
 
-TEXTS, DRAWS = 4, 2
+TEXTS, _DRAWS = 4, 2
 _SMALL = 1 << 16
 """Elements of a buffer of which a copy is kept: larger ones are masks and tables."""
 
@@ -63,7 +63,7 @@ def compare_alone(found: FoundModel, record: PassRecord) -> dict[str, Any]:
         ahead = _ahead(found, record, owners, texts[:TEXTS], alone)
         eps = _eps(base, record.autocast, hidden.device)
         moved = 0.0
-        for draw in range(DRAWS):
+        for draw in range(_DRAWS):
             perturbed = _perturbed(base, record, owners, texts[:1], eps, draw)
             for one, other in zip(alone, perturbed):
                 moved = max(moved, _apart(other, one))

@@ -13,7 +13,7 @@ from .megatron import gradient_of
 from .model import FoundModel, in_pieces, local
 from .places import double, evenly, widest
 
-NAMES, TENSORS, COORDINATES = 20, 512, 256
+MOST_NAMES, _TENSORS, _COORDINATES = 20, 512, 256
 _REFERENCE_ELEMENTS = 1 << 20
 _LAYER = re.compile(r"^(.*?\.\d+)\.")
 _NOT_OF_TEXT = re.compile(r"vis|audio|encoder|tower|cross", re.IGNORECASE)
@@ -59,14 +59,14 @@ def gradient_facts(found: FoundModel, divisor: float) -> dict[str, Any]:
     return {
         "norm": sum(row[0] for row in seen) ** 0.5 / divisor,
         "digest": digest_of_bytes("".join(each).encode()),
-        "tensors": dict(list(zip(names, each))[:TENSORS]),
+        "tensors": dict(list(zip(names, each))[:_TENSORS]),
         "sharded": in_pieces(found.model),
-        "no_gradient": none[:NAMES],
+        "no_gradient": none[:MOST_NAMES],
         "n_no_gradient": len(none),
-        "zero_gradient": zero[:NAMES],
+        "zero_gradient": zero[:MOST_NAMES],
         "n_zero_gradient": len(zero),
         **_idle(found, [n for n, _ in named], {*none, *zero}),
-        "nonfinite": bad[:NAMES],
+        "nonfinite": bad[:MOST_NAMES],
         "n_nonfinite": len(bad),
     }
 
@@ -82,7 +82,7 @@ def _idle(found: FoundModel, trained: list[str], without: set[str]) -> dict[str,
     idle = [layer for layer, none in layers.items() if all(none)]
     seeing = [layer for layer in layers if _OF_IMAGES.search(layer)]
     return {
-        "idle": [layer for layer in idle if not _NOT_OF_TEXT.search(layer)][:NAMES],
+        "idle": [layer for layer in idle if not _NOT_OF_TEXT.search(layer)][:MOST_NAMES],
         "of_images": {"layers": len(seeing), "idle": len(set(seeing) & set(idle))},
     }
 
@@ -107,7 +107,7 @@ def norm_facts(
     weight, gradient = found.norm.weight, gradient_of(found.norm.weight)
     total = torch.stack([double(each.cpu()) for each in sums]).sum(0) / scale
     size = len(total)
-    at = evenly(size, COORDINATES, total.device)
+    at = evenly(size, _COORDINATES, total.device)
     begin, part = shard_of(weight, gradient)
     part = part / divisor
     values: list[float | None] = [
@@ -319,9 +319,9 @@ class WeightDigests:
         self.before = now
         return {
             "digest": digest_of_bytes("".join(each).encode()),
-            "tensors": dict(list(now.items())[:TENSORS]),
+            "tensors": dict(list(now.items())[:_TENSORS]),
             "sharded": in_pieces(found.model),
-            "stuck": stuck[:NAMES],
+            "stuck": stuck[:MOST_NAMES],
             "n_stuck": len(stuck),
         }
 

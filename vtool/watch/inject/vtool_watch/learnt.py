@@ -14,7 +14,7 @@ from .places import multiplies_in_tf32
 from .rows import KeptBatch, documents, token_mask
 from .solve import SLACK, Solution
 
-ROUNDING = {
+_ROUNDING = {
     "torch.float64": 2.0
     ** -24,  # norms of transformers, and many losses, are in float32 all the same
     "torch.float32": 2.0**-24,
@@ -22,7 +22,7 @@ ROUNDING = {
     "torch.bfloat16": 2.0**-9,
 }
 """One rounding of an arithmetic, as the tolerances were measured with."""
-ROWS, TOKENS, MICROS = 4, 2048, 2
+_ROWS, _TOKENS, MICROS = 4, 2048, 2
 """Bounds on what is written of single tokens."""
 
 
@@ -55,7 +55,7 @@ class PassRecord:
 def rounding(record: PassRecord, weights: torch.dtype, solved_in: torch.dtype) -> float:
     """Return one rounding of the coarsest arithmetic that was used."""
     used = [record.dtype, str(weights)] + ([record.autocast] if record.autocast else [])
-    coarsest = max(ROUNDING.get(name, 2.0**-9) for name in used)
+    coarsest = max(_ROUNDING.get(name, 2.0**-9) for name in used)
     single = solved_in == torch.float32 or "torch.float32" in used
     if single and record.h is not None and multiplies_in_tf32(record.h.device):
         coarsest = max(coarsest, 2.0**-11)
@@ -313,8 +313,8 @@ def _per_token(
     def short(values: Tensor) -> list[float]:
         return [float(f"{value:.6g}") for value in values.tolist()]
 
-    for row in range(min(ROWS, record.shape[0])):
-        mine = (at // length == row).nonzero()[:TOKENS, 0]
+    for row in range(min(_ROWS, record.shape[0])):
+        mine = (at // length == row).nonzero()[:_TOKENS, 0]
         if len(mine):
             found.append(
                 {

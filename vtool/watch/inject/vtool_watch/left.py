@@ -11,7 +11,7 @@ from torch import Tensor
 from .model import FoundModel, is_compiled, is_recorded
 from .places import double
 
-TENSORS, OF_EACH, COORDINATES = 64, 2, 16
+_TENSORS, OF_EACH, _COORDINATES = 64, 2, 16
 _LAYER = re.compile(r"^(.*?\.\d+)\.")
 
 
@@ -106,7 +106,7 @@ def _some(gradient: Tensor) -> Tensor | None:
     if not whole or not gradient.is_contiguous() or not gradient.numel():
         return None
     flat = gradient.detach().view(-1)
-    return flat[:: max(1, flat.numel() // COORDINATES)][:COORDINATES].clone()
+    return flat[:: max(1, flat.numel() // _COORDINATES)][:_COORDINATES].clone()
 
 
 def _of_each_layer(found: FoundModel) -> dict[str, Any]:
@@ -119,5 +119,5 @@ def _of_each_layer(found: FoundModel) -> dict[str, Any]:
             layers.setdefault(key, []).append((p.numel(), name, p))
     small = {key: sorted(each, key=lambda one: one[:2]) for key, each in layers.items()}
     keys = list(small)
-    picked = keys[:: max(1, -(-len(keys) * OF_EACH // TENSORS))]
+    picked = keys[:: max(1, -(-len(keys) * OF_EACH // _TENSORS))]
     return {name: p for key in picked for _, name, p in small[key][:OF_EACH]}

@@ -10,7 +10,7 @@ from .learnt import PassRecord
 from .model import FoundModel
 from .rows import documents, visual_owners, visuals_of_document
 
-KINDS = (
+MODEL_TYPES = (
     "qwen2_vl",
     "qwen2_5_vl",
     "qwen3_vl",
@@ -29,7 +29,7 @@ def placed(found: FoundModel, record: PassRecord) -> list[dict[str, Any]]:
     ids, config = inputs.get("input_ids"), getattr(found.model, "config", None)
     if not isinstance(ids, Tensor) or not isinstance(given, Tensor) or given.dim() < 2:
         return []
-    if getattr(config, "model_type", None) not in KINDS or given.shape[-1] != ids.shape[-1]:
+    if getattr(config, "model_type", None) not in MODEL_TYPES or given.shape[-1] != ids.shape[-1]:
         return []
     texts = documents(inputs, ids)
     owners = visual_owners(inputs, ids, texts, config) or {}
@@ -57,7 +57,7 @@ def wrong_places(config: Any, ids: list[int], grids: Any, given: Tensor) -> dict
     """
     image = getattr(config, "image_token_id", None)
     merge = getattr(getattr(config, "vision_config", None), "spatial_merge_size", None)
-    if getattr(config, "model_type", None) not in KINDS or image not in ids or not merge:
+    if getattr(config, "model_type", None) not in MODEL_TYPES or image not in ids or not merge:
         return None
     if getattr(config, "video_token_id", None) in ids or not isinstance(grids, Tensor):
         return None

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .digests import checksums, digest_of_bytes, tensor_bytes
 
-VISUALS = (
+_VISUALS = (
     ("image_grid_thw", "pixel_values", "image_token_id"),
     ("video_grid_thw", "pixel_values_videos", "video_token_id"),
 )
@@ -137,7 +137,7 @@ def visual_owners(
     Gemma 3, InternVL). None: there are pixels that cannot be assigned to a document.
     """
     owners = {}
-    for grid_name, pixels_name, token_name in VISUALS:
+    for grid_name, pixels_name, token_name in _VISUALS:
         grid, pixels = inputs.get(grid_name), inputs.get(pixels_name)
         if pixels is None:
             continue
@@ -161,7 +161,7 @@ def visual_owners(
         if any(left):
             return None
         owners[pixels_name] = owner
-    known = {name for _, name, _ in VISUALS}
+    known = {name for _, name, _ in _VISUALS}
     others = [n for n, v in inputs.items() if n.startswith("pixel") and n not in known]
     return None if any(inputs[n] is not None for n in others) else owners
 
@@ -204,7 +204,7 @@ def visuals_of_document(
 ) -> dict[str, Tensor]:
     """Return the patches and grids of one document."""
     given = {}
-    for grid_name, pixels_name, _ in VISUALS:
+    for grid_name, pixels_name, _ in _VISUALS:
         owner = owners.get(pixels_name, [])
         if number not in owner:
             continue
@@ -261,7 +261,7 @@ def _copy(tensor: Tensor) -> Tensor:
 
 def _of_images(name: str, sums: Tensor, inputs: dict[str, Any]) -> list[bytes]:
     """Return a key for each image of a batch: of several patches where there are grids."""
-    grid = next((inputs.get(g) for g, p, _ in VISUALS if p == name), None)
+    grid = next((inputs.get(g) for g, p, _ in _VISUALS if p == name), None)
     raw, one = tensor_bytes(sums), sums.element_size()
     if isinstance(grid, Tensor) and sum(patches := _patches(grid)) == len(sums):
         ends = list(itertools.accumulate(patches))

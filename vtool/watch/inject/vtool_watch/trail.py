@@ -10,7 +10,7 @@ from torch import Tensor
 from .digests import checksum, digests
 from .model import FoundModel, local
 
-TENSORS, ELEMENTS, STEPS, COORDINATES, NAMES = 64, 1 << 16, 8, 32, 20
+_TENSORS, ELEMENTS, STEPS, _COORDINATES, _NAMES = 64, 1 << 16, 8, 32, 20
 """Only tensors that are small enough to be read whole: some rows of an embedding may be put back on
 purpose."""
 
@@ -54,7 +54,7 @@ class Trail:
         return {
             "to": to,
             "tensors": len(moved),
-            "back": back[:NAMES],
+            "back": back[:_NAMES],
             "written": _written(moved, was, made, self._was) if to is None else None,
         }
 
@@ -70,7 +70,7 @@ def _coordinates(found: FoundModel, names: dict[str, str]) -> dict[str, Tensor]:
     for name, p in found.model.named_parameters():
         if name in names:
             flat = local(p).detach().reshape(-1)
-            some[name] = flat[:: max(1, len(flat) // COORDINATES)][:COORDINATES].cpu().double()
+            some[name] = flat[:: max(1, len(flat) // _COORDINATES)][:_COORDINATES].cpu().double()
     return some
 
 
@@ -113,5 +113,5 @@ def _digests_of(found: FoundModel, optimizer: Any) -> dict[str, str]:
         part = local(p)
         if 0 < part.numel() <= ELEMENTS:
             some[name] = part
-    names = list(some)[:: max(1, -(-len(some) // TENSORS))]
+    names = list(some)[:: max(1, -(-len(some) // _TENSORS))]
     return dict(zip(names, digests([checksum(some[name]) for name in names])))

@@ -470,7 +470,7 @@ class Watch:
         self.say(
             "stepped",
             reference=reference.facts(),
-            frozen_that_moved=moved[: arrival.NAMES],
+            frozen_that_moved=moved[: arrival.MOST_NAMES],
             n_frozen_that_moved=len(moved),
             n_frozen=len(self._frozen.sums),
             groups=arrival.group_facts(self.found, optimizer),
