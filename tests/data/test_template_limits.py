@@ -120,7 +120,7 @@ def test_a_template_that_is_refused_by_itself_is_no_costly_one() -> None:
 
 def test_a_row_of_very_many_answers_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each answer is cheap to render, with all that is before it: together they take the square."""
-    monkeypatch.setattr("vtool.data.template_limits._SECONDS_OF_ROW", 0.5)
+    monkeypatch.setattr("vtool.data.template_limits.SECONDS_OF_ROW", 0.5)
     rendered("{{ messages }}")
 
     def answers(times: int) -> None:
