@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
+from typing import TypeGuard
 
 import pytest
 
@@ -112,21 +113,41 @@ def test_prose_has_at_most_100_columns() -> None:
 SHARED_NAMES = {
     # of the Python API and the command that does the same
     "train", "verify", "load_check",
-    "main",
+    "app", "main",
     # one for each framework that load-check asks
     "compare_with_twin", "drive",
-    # one for each member of a registry: proofs, metrics, what processes do (verification)
-    "compute", "score", "work",
+    # one for each member of a registry, or for each file that has some
+    "RULE", "RULES", "CHECKS", "PROOF", "METRIC", "FACTS", "compute", "score", "work",
+    # of types
+    "B", "T",
 }  # fmt: skip
 
 
-def test_two_public_classes_or_functions_have_two_names() -> None:
+def public_names(file: Path) -> Iterator[str]:
+    """Yield the classes, functions and constants of a module that other modules may use."""
+    for node in ast.parse(file.read_text("utf-8")).body:
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
+                names = [name]
+            case ast.Assign(targets=targets):
+                names = [each.id for one in targets for each in ast.walk(one) if is_set(each)]
+            case ast.AnnAssign(target=target):
+                names = [each.id for each in ast.walk(target) if is_set(each)]
+            case _:
+                names = []
+        yield from (name for name in names if not name.startswith("_"))
+
+
+def is_set(node: ast.AST) -> TypeGuard[ast.Name]:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+
+
+def test_two_public_things_have_two_names() -> None:
     """A name that is found by a search means one thing."""
     modules: dict[str, list[str]] = {}
     for file in SOURCES:
-        for node in ast.parse(file.read_text("utf-8")).body:
-            if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
-                modules.setdefault(node.name, []).append(str(file.relative_to(ROOT)))
+        for name in set(public_names(file)):
+            modules.setdefault(name, []).append(str(file.relative_to(ROOT)))
     several = {name: files for name, files in modules.items() if len(files) > 1}
     assert {name: several[name] for name in several.keys() - SHARED_NAMES} == {}
     assert several.keys() == SHARED_NAMES, "a name of the list is not shared any more"

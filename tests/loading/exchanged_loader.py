@@ -15,7 +15,7 @@ from typing import Any
 from vtool.loading.probe.errors import NotRun
 from vtool.loading.probe.facts import facts_line
 from vtool.loading.probe.host import Host, open_host
-from vtool.loading.probe.subject import Named
+from vtool.loading.probe.subject import NamedTensor
 
 
 def compare(host: Host, name: str, one: str = "", other: str = "") -> str:
@@ -25,8 +25,8 @@ def compare(host: Host, name: str, one: str = "", other: str = "") -> str:
         model_class = type(subject.make())
         own, swap = model_class.load_weights, {one: other, other: one} if one else {}
 
-        def exchanged(self: Any, weights: Iterable[Named]) -> object:
-            def names() -> Iterable[Named]:
+        def exchanged(self: Any, weights: Iterable[NamedTensor]) -> object:
+            def names() -> Iterable[NamedTensor]:
                 for loaded, tensor in weights:
                     part = next((each for each in swap if each in loaded), "")
                     yield loaded.replace(part, swap[part]) if part else loaded, tensor

@@ -12,9 +12,9 @@ import pytest
 
 import vtool.loading.worker
 from tests.loading.models import KeepsAll, checkpoint
-from vtool.config.schema.load_check import Framework
+from vtool.config.schema.load_check import ClassFramework
 from vtool.loading.probe.facts import Done, Finished, ProbeRequest, Ready, Unusable
-from vtool.loading.probe.host import HOSTS, Host, Progress, open_host
+from vtool.loading.probe.host import HOSTS, Host, OnProgress, open_host
 from vtool.loading.probe.pool import Pool, Spent, is_over
 from vtool.loading.probe.subject import Subject
 
@@ -49,7 +49,7 @@ def test_it_imports_itself_the_standard_library_torch_and_frameworks_only(file: 
 
 
 def test_every_framework_that_a_user_can_name_has_a_host() -> None:
-    assert set(HOSTS) == {*get_args(Framework), "python"}
+    assert set(HOSTS) == {*get_args(ClassFramework), "python"}
 
 
 @pytest.mark.parametrize("name", HOSTS)
@@ -106,7 +106,7 @@ def test_what_a_later_check_ends_keeps_what_was_found_before(
         def list_subjects(self) -> list[str]:
             return ["one"]
 
-        def make_subject(self, name: str, folder: Path, progress: Progress) -> Subject:
+        def make_subject(self, name: str, folder: Path, progress: OnProgress) -> Subject:
             return Subject(
                 KeepsAll,
                 checkpoint(),

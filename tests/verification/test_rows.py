@@ -9,7 +9,7 @@ from tests.rows import chat, mixed_rows, write_rows
 from tests.runs import encoded, messages, request
 from vtool.data.chat import IGNORED
 from vtool.diagnostics import Findings
-from vtool.verification.rows import FIRST_ROWS, Span, audit_rows
+from vtool.verification.rows import FIRST_ROWS, TurnSpan, audit_rows
 
 TWO_TURNS = {
     "messages": [*chat("Hi", "Hello")["messages"], *chat("And now?", "Bye now")["messages"]]
@@ -44,7 +44,7 @@ def test_a_span_may_end_with_the_row(tmp_path: Path) -> None:
         tmp_path, [chat("Hi", "word " * 60)], "data.max_length=30", "data.on_overlong=truncate"
     )
     (span,) = audit.shown[0].spans
-    assert isinstance(span, Span)
+    assert isinstance(span, TurnSpan)
     assert span.end == audit.shown[0].tokens == 30
 
 

@@ -10,12 +10,12 @@ from vtool.data.containers.arrow import STATE, saved_files
 from vtool.diagnostics import Diagnostic, Findings, Origin
 from vtool.diagnostics.printable import Lines
 
-Marks = Mapping[str, tuple[int, int]]
+SourceMarks = Mapping[str, tuple[int, int]]
 """The bytes of each file, and the nanoseconds at which it was written."""
 _LISTED = 3
 
 
-def marks_of(paths: Iterable[str]) -> Marks:
+def marks_of(paths: Iterable[str]) -> SourceMarks:
     """Return the marks of files, and of the files of rows in folders."""
     return {str(file): mark for path in paths for file, mark in _marks(Path(path))}
 
@@ -35,7 +35,7 @@ def _files(path: Path) -> list[Path]:
     return sorted(each for each in path.iterdir() if is_rows_file(each))
 
 
-def changed_sources(split: str, before: Marks, now: Marks) -> Iterator[Diagnostic]:
+def changed_sources(split: str, before: SourceMarks, now: SourceMarks) -> Iterator[Diagnostic]:
     """Yield the finding for files that are not as they were when the run began, if any."""
     changes = [
         *(f"{file} is gone" for file in before if file not in now),

@@ -69,7 +69,7 @@ class EngineInputs:
     blocks: Sequence[nn.Module]
     """Modules that are gathered and freed together, inner ones before those around them."""
     settings: Any
-    """The engine's own, of `vtool.config.schema.Engine`."""
+    """The engine's own, of `vtool.config.schema.EngineSettings`."""
     optim: Optim
     ranks: Ranks
     compute_dtype: torch.dtype

@@ -18,7 +18,7 @@ from vtool.loading.probe.facts import Finished, ProbeRequest, Ready, Unusable
 from vtool.loading.subjects import (
     CLASS_FRAMEWORKS,
     FOLDER_HOST,
-    Named,
+    NamedSubject,
     fits_nothing,
     no_subject,
     parse_subject,
@@ -67,7 +67,7 @@ def check_subjects(
         Findings: before anything is run: `unknown-subject`, for what is no subject;
             `ignored-setting`, for what nothing here would use.
     """
-    places: dict[tuple[str, str], Named] = {}
+    places: dict[tuple[str, str], NamedSubject] = {}
     for text in settings.subjects.names:
         subject = parse_subject(text, typed.get(text))
         # A folder may be named in two ways, and a recipe's export by itself too: it is one subject.
@@ -76,7 +76,9 @@ def check_subjects(
     if refused := list(_refused(settings, named, checkpoint, digest)):
         raise Findings(refused, fatal=True)
     folders: dict[str, Folder] = {}
-    waiting: dict[str, list[Named]] = {settings.subjects.all: []} if settings.subjects.all else {}
+    waiting: dict[str, list[NamedSubject]] = (
+        {settings.subjects.all: []} if settings.subjects.all else {}
+    )
     done = 0
     for subject in named:
         if subject.host != FOLDER_HOST:
@@ -97,7 +99,7 @@ def check_subjects(
             yield replace(progress, done=done, of=len(named) or max(progress.of, done))
 
 
-def _place(subject: Named) -> str:
+def _place(subject: NamedSubject) -> str:
     """Return a key for a subject: of a folder, the path that it leads to."""
     try:
         return os.path.realpath(subject.name) if subject.host == FOLDER_HOST else subject.name
@@ -106,7 +108,7 @@ def _place(subject: Named) -> str:
 
 
 def _refused(
-    settings: LoadCheck, named: Sequence[Named], checkpoint: Path | None, digest: bool
+    settings: LoadCheck, named: Sequence[NamedSubject], checkpoint: Path | None, digest: bool
 ) -> Iterator[Diagnostic]:
     """Yield the reasons why nothing is run."""
 
@@ -140,7 +142,7 @@ def _refused(
 def _on_one_host(
     settings: LoadCheck,
     host: str,
-    subjects: Sequence[Named],
+    subjects: Sequence[NamedSubject],
     folders: Mapping[str, Folder],
     checkpoint: Path | None,
     announce: Callable[[Ready], None],
@@ -189,7 +191,7 @@ def _on_one_host(
                 announce(event)
             if not isinstance(event, Finished):
                 continue
-            subject = waiting.pop(event.subject, None) or Named(host, event.subject)
+            subject = waiting.pop(event.subject, None) or NamedSubject(host, event.subject)
             if known and subject.host in CLASS_FRAMEWORKS and subject.name not in known:
                 result = _not_run(subject, rules, (unknown_name(subject, known),))
             else:
@@ -201,7 +203,9 @@ def _on_one_host(
     except Findings as findings:
         # One framework that cannot be had does not keep the others from being checked, nor a
         # folder's files.
-        for subject in waiting.values() if subjects else [Named(host, settings.subjects.match)]:
+        for subject in (
+            waiting.values() if subjects else [NamedSubject(host, settings.subjects.match)]
+        ):
             result = _not_run(subject, rules, findings.diagnostics)
             if subject.host == FOLDER_HOST:
                 shown = findings.diagnostics if settings.python else ()
@@ -216,5 +220,5 @@ def _cannot(python: str, event: Unusable) -> Findings:
     )
 
 
-def _not_run(subject: Named, rules: Sequence[str], findings: Sequence[Diagnostic]) -> Result:
+def _not_run(subject: NamedSubject, rules: Sequence[str], findings: Sequence[Diagnostic]) -> Result:
     return Result(str(subject), "not-run", dict.fromkeys(rules, "not-run"), tuple(findings))

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from vtool.config.schema.load_check import Framework
+from vtool.config.schema.load_check import ClassFramework
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
 
-CLASS_FRAMEWORKS = get_args(Framework)
+CLASS_FRAMEWORKS = get_args(ClassFramework)
 _HOSTS = (*CLASS_FRAMEWORKS, "python")
 FOLDER_HOST = "folder"
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedSubject:
     """A subject: `vllm:BertModel`, `python:FILE.py:factory`, or a folder."""
 
     host: str
@@ -30,7 +30,7 @@ class Named:
         return self.typed or f"{self.host}:{self.name}"
 
 
-def parse_subject(text: str, typed: str | None = None) -> Named:
+def parse_subject(text: str, typed: str | None = None) -> NamedSubject:
     """Parse the name of a subject.
 
     Args:
@@ -41,7 +41,7 @@ def parse_subject(text: str, typed: str | None = None) -> Named:
     """
     host, colon, name = text.partition(":")
     if host not in _HOSTS and is_path(text):
-        return Named(FOLDER_HOST, text, typed or text)
+        return NamedSubject(FOLDER_HOST, text, typed or text)
     if not colon or not name or host not in _HOSTS:
         likely = [f"{guess}:{name}" for guess in near(host, _HOSTS)] if colon and name else []
         raise no_subject(
@@ -58,7 +58,7 @@ def parse_subject(text: str, typed: str | None = None) -> Named:
             )
         if not Path(file).is_file():
             raise no_subject(f"`{text}`: there is no file {file}", "give the path of a Python file")
-    return Named(host, name, typed)
+    return NamedSubject(host, name, typed)
 
 
 def no_subject(message: str, help: str | None = None) -> Findings:
@@ -73,7 +73,7 @@ def is_path(text: str) -> bool:
     )
 
 
-def unknown_name(subject: Named, known: Sequence[str]) -> Diagnostic:
+def unknown_name(subject: NamedSubject, known: Sequence[str]) -> Diagnostic:
     """Return the finding about a class that the framework does not have."""
     return Diagnostic(
         "unknown-subject",

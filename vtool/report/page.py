@@ -19,7 +19,7 @@ from vtool.report.remarks import remarks, spike_lines
 from vtool.report.run_files import RunFiles, read_run
 from vtool.report.sources import source_counts, source_scores
 from vtool.report.statistics import confusion, pairs
-from vtool.report.trained import part_lines, token_lines
+from vtool.report.trained import component_lines, token_lines
 from vtool.report.words import in_words, percent
 from vtool.version import __version__
 
@@ -98,7 +98,7 @@ def _view(run: RunFiles, name: str, position: int, pictures: Pictures) -> Mappin
         "spikes": spike_lines(run),
         "sheet": sheet(run, position, pictures),
         "over_time": over_time(run, pictures),
-        "parts": part_lines(run),
+        "parts": component_lines(run),
         "tokens": token_lines(run),
         "splits": views.splits(run),
         "training_ledger": views.training_ledger(run),

@@ -14,8 +14,8 @@ _PARTS = {
 TextLine = tuple[str, tuple[str, ...]]
 
 
-def part_lines(run: RunFiles) -> list[TextLine]:
-    """Return of each part its parameters, their share, and which are trained; none unknown."""
+def component_lines(run: RunFiles) -> list[TextLine]:
+    """Return each component's parameters, their share, and which are trained; none unknown."""
     found = (run.result or {}).get("parts")
     parts: dict[str, Any] = found if isinstance(found, dict) else {}
     counts = {

@@ -32,7 +32,7 @@ from vtool.training.checkpoint_files import (
     sha256_of,
     tensor_files,
 )
-from vtool.training.digests import Digests, digest_here
+from vtool.training.digests import DigestsByFile, digest_here
 
 ALONE = Ranks()
 _FILES = ("progress.safetensors", "state.json")
@@ -227,7 +227,7 @@ def checkpoints(folder: Path) -> list[Path]:
     )
 
 
-def damage(checkpoint: Path, digests: Digests = digest_here) -> str | None:
+def damage(checkpoint: Path, digests: DigestsByFile = digest_here) -> str | None:
     """Return the damage of a checkpoint's files in words, or None if no byte has changed."""
     try:
         return next(_damages(checkpoint, digests), None)
@@ -241,7 +241,7 @@ def damage(checkpoint: Path, digests: Digests = digest_here) -> str | None:
         return f"{MANIFEST} cannot be read: {error}"
 
 
-def _damages(checkpoint: Path, digests: Digests) -> Iterator[str]:
+def _damages(checkpoint: Path, digests: DigestsByFile) -> Iterator[str]:
     if not _NAME.fullmatch(checkpoint.name):
         yield "the name of its folder is not step- and a number"
     # to open a named pipe is to wait without end
@@ -271,7 +271,7 @@ def _unnamed(manifest: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _damaged_files(
-    checkpoint: Path, manifest: Mapping[str, Any], digests: Digests
+    checkpoint: Path, manifest: Mapping[str, Any], digests: DigestsByFile
 ) -> Iterator[str]:
     """Yield which files are not those that were written."""
     for name, written in manifest.items():
@@ -293,7 +293,9 @@ def open_checkpoint(checkpoint: Path) -> Saved:
     return Saved(state.pop("step"), model, optimizer, visits, state)
 
 
-def newest(folder: Path, digests: Digests = digest_here) -> tuple[Path | None, list[Diagnostic]]:
+def newest(
+    folder: Path, digests: DigestsByFile = digest_here
+) -> tuple[Path | None, list[Diagnostic]]:
     """Return a folder's newest whole checkpoint, and a finding for each newer damaged one."""
     findings: list[Diagnostic] = []
     for path in reversed(checkpoints(folder)):
@@ -318,7 +320,7 @@ def passed_over(damaged: Sequence[Diagnostic], more: str = "") -> tuple[Diagnost
 
 
 def best_before(
-    checkpoint: Path, digests: Digests = digest_here
+    checkpoint: Path, digests: DigestsByFile = digest_here
 ) -> tuple[Path | None, list[Diagnostic]]:
     """Return the best checkpoint of a run, as one of its whole checkpoints names it.
 

@@ -14,7 +14,7 @@ from vtool.engines.ranks import Ranks
 from vtool.training.checkpoint_files import sha256_of
 
 T = TypeVar("T")
-Digests = Callable[[Sequence[Path]], Mapping[Path, str]]
+DigestsByFile = Callable[[Sequence[Path]], Mapping[Path, str]]
 """Returns the SHA-256 of each of some files. It raises OSError of one that cannot be read."""
 _READERS = 4
 """Threads that digest files: hashlib lets them run in parallel."""
@@ -30,7 +30,7 @@ def digest_here(files: Sequence[Path]) -> dict[Path, str]:
         return dict(zip(files, pool.map(sha256_of, files), strict=True))
 
 
-def on_rank_zero_by_all(ranks: Ranks, work: Callable[[Digests], T]) -> T:
+def on_rank_zero_by_all(ranks: Ranks, work: Callable[[DigestsByFile], T]) -> T:
     """Run `work` on rank 0, with the digests that all ranks compute, each its share.
 
     Raises:

@@ -19,7 +19,7 @@ from vtool.engines.contract import Engine
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.evaluation.evaluate import Scores, evaluate_rows
 from vtool.families.family import Family, load_family
-from vtool.models.parts import count_parts
+from vtool.models.components import count_components
 from vtool.models.processor import Processor
 from vtool.models.tower_index import tower_indexer
 from vtool.training.best import Marks
@@ -103,7 +103,7 @@ class Session:
             SharedFindings: `warmup-too-long`, or what the engine cannot do here.
         """
         plan, family = plan_rows(run, ledgers["train"]), load_family(run.model.family)
-        parts = count_parts(model, family)  # an engine keeps a share of it
+        parts = count_components(model, family)  # an engine keeps a share of it
         for encoded in rows.values():
             encoded.tower = tower_indexer(family, model)
         return cls(

@@ -16,7 +16,7 @@ from vtool.config.settings import all_settings
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.printable import Lines
 from vtool.training.checkpoint import checkpoints, damage, newest, passed_over
-from vtool.training.digests import Digests, digest_here
+from vtool.training.digests import DigestsByFile, digest_here
 from vtool.training.own_folder import written_settings
 from vtool.training.run_folder import RunFolder, reading
 from vtool.training.weights import Weights, find_weights
@@ -73,7 +73,7 @@ class Start:
 
 
 def find_start(
-    folder: RunFolder, run: Run, effective: Mapping[str, Any], digests: Digests = digest_here
+    folder: RunFolder, run: Run, effective: Mapping[str, Any], digests: DigestsByFile = digest_here
 ) -> Start:
     """Compare a folder with a run's settings, and return where the run begins.
 
@@ -99,7 +99,7 @@ def find_start(
 
 
 def _find_start(
-    folder: RunFolder, run: Run, effective: Mapping[str, Any], digests: Digests
+    folder: RunFolder, run: Run, effective: Mapping[str, Any], digests: DigestsByFile
 ) -> Start:
     resume = run.checkpoint.resume
     named = None if resume in OF_ITS_OWN else Path(resume)
@@ -166,7 +166,7 @@ def _check_nothing_is_there(folder: RunFolder) -> None:
         raise Findings(Diagnostic("not-a-run", message, help, "run.dir"), fatal=True)
 
 
-def _from(source: Path, run: Run, effective: Mapping[str, Any], digests: Digests) -> Start:
+def _from(source: Path, run: Run, effective: Mapping[str, Any], digests: DigestsByFile) -> Start:
     """Return the start from a checkpoint, or from the newest one in a run's folder.
 
     That run must have had the same settings.

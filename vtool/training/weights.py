@@ -33,7 +33,7 @@ from vtool.models.observe_model import measure_config
 from vtool.models.processor import Processor
 from vtool.training.checkpoint import best_before, damage, newest, passed_over
 from vtool.training.checkpoint_files import MANIFEST, SavedTensors, paths_of_tensors
-from vtool.training.digests import Digests, digest_here
+from vtool.training.digests import DigestsByFile, digest_here
 from vtool.training.kept_processor import check_processor
 from vtool.training.own_folder import written_settings
 from vtool.training.run_folder import RunFolder, reading
@@ -101,7 +101,7 @@ class _Adapter:
     """True if its base was in NF4."""
 
 
-def find_weights(run: Run, digests: Digests = digest_here) -> Weights | None:
+def find_weights(run: Run, digests: DigestsByFile = digest_here) -> Weights | None:
     """Return the weights that a run is to begin with, which fit its model; None without any.
 
     Raises:
@@ -142,7 +142,9 @@ def find_weights(run: Run, digests: Digests = digest_here) -> Weights | None:
     return found
 
 
-def _of_checkpoint(checkpoint: Path, run: Run, digests: Digests) -> tuple[Weights, _Adapter | None]:
+def _of_checkpoint(
+    checkpoint: Path, run: Run, digests: DigestsByFile
+) -> tuple[Weights, _Adapter | None]:
     if problem := damage(checkpoint, digests):
         message = f"{checkpoint}: {problem}"
         help = "name another checkpoint, or the run's export"

@@ -27,7 +27,7 @@ FIRST_ROWS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TurnSpan:
     """Supervised tokens of a row: [start, end), and their labels as text."""
 
     start: int
@@ -41,7 +41,7 @@ class RowSummary:
 
     row: str
     tokens: int
-    spans: tuple[Span, ...]
+    spans: tuple[TurnSpan, ...]
     problem: str | None = None
     """The reason why the row cannot be used; it then has no tokens and no spans."""
 
@@ -173,5 +173,5 @@ def _show(rows: EncodedRows, index: int, finding: Diagnostic | None) -> RowSumma
         end = start + len(rest) + 1
         if supervised:
             text = tokenizer.decode(labels[start:end], clean_up_tokenization_spaces=False)
-            spans.append(Span(start, end, text))
+            spans.append(TurnSpan(start, end, text))
     return RowSummary(name, len(labels), tuple(spans))

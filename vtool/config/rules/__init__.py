@@ -84,7 +84,7 @@ SETTINGS_RULES: tuple[SettingsRule, ...] = (
     ignored.weight_of_one_source,
     ignored.offload_to_itself,
     ignored.other_profilers_settings,
-    ignored.groups_of_frozen_parts,
+    ignored.groups_of_frozen_components,
     ignored.min_lr_ratio_of_constant_schedule,
 )
 """Every check, in the order in which its findings are reported."""

@@ -166,7 +166,7 @@ def other_profilers_settings(run: Run, origins: Origins) -> Iterator[Diagnostic]
 
 
 @settings_rule(IGNORED_SETTING)
-def groups_of_frozen_parts(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+def groups_of_frozen_components(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """A frozen part has no settings of the optimizer, which does not see it."""
     for part in ("vision", "projector", "language"):
         given = getattr(run.optim.groups, part).model_dump(exclude_none=True)

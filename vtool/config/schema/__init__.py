@@ -16,7 +16,7 @@ from vtool.config.schema.tracking import TensorBoard, Tracker, Wandb
 from vtool.config.schema.training import (
     Checkpoint,
     Ddp,
-    Engine,
+    EngineSettings,
     Evaluation,
     Fsdp2,
     Generate,
@@ -39,7 +39,7 @@ class Run(Settings):
     data: Data
     lora: Lora | None = None
     optim: Optim
-    engine: Engine = Ddp(kind="ddp")
+    engine: EngineSettings = Ddp(kind="ddp")
     device: Device = Device()
     profiler: Profiler = Profiler()
     checkpoint: Checkpoint = Checkpoint()
@@ -73,7 +73,7 @@ __all__ = [
     "Ddp",
     "Device",
     "DigitsSource",
-    "Engine",
+    "EngineSettings",
     "Evaluation",
     "Freeze",
     "Fsdp2",

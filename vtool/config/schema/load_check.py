@@ -33,7 +33,7 @@ Format = Literal[
     "awq",
     "bitsandbytes",
 ]
-Framework = Literal["vllm", "transformers", "sglang"]
+ClassFramework = Literal["vllm", "transformers", "sglang"]
 
 
 class Subjects(Settings):
@@ -44,7 +44,7 @@ class Subjects(Settings):
 
     What the command line names takes their place.
     """
-    all: Framework | None = None
+    all: ClassFramework | None = None
     """Every class that this framework has registered."""
     match: str = Field(default="*", min_length=1)
     """With `all`: only names that fit this pattern, as the shell understands it."""

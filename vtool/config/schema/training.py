@@ -127,7 +127,7 @@ class Fsdp2(Settings):
     """
 
 
-Engine = Annotated[Ddp | Fsdp2 | Megatron, Field(discriminator="kind")]
+EngineSettings = Annotated[Ddp | Fsdp2 | Megatron, Field(discriminator="kind")]
 
 
 class Length(Settings):

@@ -18,7 +18,7 @@ from .errors import LoadFailed, NotRun, error_text
 from .exchanged import exchanged
 from .facts import About, CheckFacts, Item, SubjectFacts
 from .headers import Entry
-from .host import Progress
+from .host import OnProgress
 from .memory import resident_bytes
 from .meta_watch import Given, MetaWatch, storage_key
 from .parts import LARGEST_PART, Load, TensorRoutes, compare_parts, load_parts
@@ -53,7 +53,7 @@ class _Loaded:
 
 
 def header_facts(
-    folder: LargeFolder, rules: Sequence[str], memory: int, progress: Progress
+    folder: LargeFolder, rules: Sequence[str], memory: int, progress: OnProgress
 ) -> SubjectFacts:
     """Return the facts of a folder's class, by headers, and by values where it can be.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 WATCHED = "watched-load"
 TWO_RANKS = "two-ranks"
 RING = "reusable_buffer"
-VLLM = ("vllm",)
+VLLM_ONLY = ("vllm",)
 """Whose classes are loaded by ranks, processed, and quantized."""
 
 
@@ -54,12 +54,12 @@ CHECKS = (
     ClassCheck("never-loaded", WATCHED, needs_all_names=True),
     ClassCheck("partly-loaded-tensor", WATCHED, stream_only=True, needs_all_names=True),
     ClassCheck("wrong-place", WATCHED, stream_only=True, needs_all_names=True),
-    ClassCheck("shard-mismatch", TWO_RANKS, hosts=VLLM),
-    ClassCheck("stale-after-processing", "processing", hosts=VLLM, quantized_twin=True),
-    ClassCheck("quantised-load", "quantized-twin", hosts=VLLM),
+    ClassCheck("shard-mismatch", TWO_RANKS, hosts=VLLM_ONLY),
+    ClassCheck("stale-after-processing", "processing", hosts=VLLM_ONLY, quantized_twin=True),
+    ClassCheck("quantised-load", "quantized-twin", hosts=VLLM_ONLY),
     ClassCheck("computes-differently", "outputs", hosts=("vllm", "sglang")),
-    ClassCheck("stage-mismatch", TWO_RANKS, hosts=VLLM),
-    ClassCheck("expert-mismatch", TWO_RANKS, hosts=VLLM),
+    ClassCheck("stage-mismatch", TWO_RANKS, hosts=VLLM_ONLY),
+    ClassCheck("expert-mismatch", TWO_RANKS, hosts=VLLM_ONLY),
 )
 BY_RULE = {check.rule: check for check in CHECKS}
 NEED_ALL_NAMES = tuple(check.rule for check in CHECKS if check.needs_all_names)

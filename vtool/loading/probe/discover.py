@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from .errors import NotRun, error_text
 from .state import MARKS, fill_with_byte, marked, named_parameters
-from .subject import Named
+from .subject import NamedTensor
 
 MOST_PREFIXES = 12
 _LEAST = 0.5
@@ -53,7 +53,7 @@ ALL_EXPERTS = {"w13_weight": ("gate_up_proj", "fc"), "w2_weight": ("down_proj", 
 Candidate = tuple[str, tuple[int, ...]]
 """A name and a shape that a tensor of the checkpoint may have."""
 Rename = Callable[[str], str]
-LoadNamed = Callable[[Callable[[], Iterator[Named]]], None]
+LoadNamed = Callable[[Callable[[], Iterator[NamedTensor]]], None]
 
 
 def discover(
@@ -71,7 +71,7 @@ def discover(
     """
     errors: list[str] = []
 
-    def load(tensors: Callable[[], Iterator[Named]]) -> None:
+    def load(tensors: Callable[[], Iterator[NamedTensor]]) -> None:
         try:
             run(lambda: model.load_weights(tensors()))  # type: ignore[operator]
         except Exception as error:

@@ -18,7 +18,7 @@ from .checkpoint_files import read_folder
 from .errors import LoadFailed, error_text
 from .facts import SubjectFacts
 from .hash_seeds import depends_on_hashes, differences_by_seed
-from .host import Host, Progress
+from .host import Host, OnProgress
 from .state import named_tensors
 from .subject import Subject, describe_class
 from .twin import random_values
@@ -41,7 +41,7 @@ class FileHost(Host):
         """Return nothing: no file is registered."""
         return []
 
-    def make_subject(self, name: str, folder: Path, progress: Progress) -> Subject:
+    def make_subject(self, name: str, folder: Path, progress: OnProgress) -> Subject:
         """Make a subject of the object that `FILE.py:function` makes.
 
         Its checkpoint is that of the user's folder, else of the file's `checkpoint()`.

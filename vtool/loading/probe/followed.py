@@ -21,7 +21,7 @@ ChannelSource = tuple[str, int]
 """A layer of the checkpoint, and the index on the dimension of output channels."""
 ChannelSources = frozenset[ChannelSource]
 """Places that a value may have come from: several, where these are alike; none, where unknown."""
-Lines = Sequence[ChannelSources | None]
+CheckpointLines = Sequence[ChannelSources | None]
 """The sources at each index of a parameter; None where nothing was written."""
 _UNKNOWN: ChannelSources = frozenset()
 NOT_A_NUMBER = 0xFF
@@ -138,7 +138,7 @@ class _Indexes:
     def size(self, part: LayerTensor, layer: str) -> int:
         return self.given.tensors[f"{layer}.{part.name}"].numel()
 
-    def lines(self, part: LayerTensor, held: Tensor, size: int = 1) -> Lines:
+    def lines(self, part: LayerTensor, held: Tensor, size: int = 1) -> CheckpointLines:
         """Return the sources of what a parameter holds, along the dimension that knows more.
 
         Args:
@@ -189,7 +189,7 @@ Misplaced = tuple[str, str, str | None, int]
 
 
 def _misplaced(
-    indexes: _Indexes, stem: str, state: NamedState, expert: int | None, channels: Lines
+    indexes: _Indexes, stem: str, state: NamedState, expert: int | None, channels: CheckpointLines
 ) -> Iterator[Misplaced]:
     """Yield the scales and biases of one weight matrix that are not where they belong.
 
@@ -215,7 +215,7 @@ def _misplaced(
             yield from _of_whole_layers(part, name, channels, lines)
 
 
-def _by_channel(lines: Lines, each: int) -> Lines:
+def _by_channel(lines: CheckpointLines, each: int) -> CheckpointLines:
     """Return the sources of each output channel, where a line has `each` of them."""
     if each == 1:
         return lines
@@ -227,7 +227,7 @@ def _by_channel(lines: Lines, each: int) -> Lines:
 
 
 def _of_channels(
-    part: LayerTensor, name: str, channels: Lines, lines: Lines
+    part: LayerTensor, name: str, channels: CheckpointLines, lines: CheckpointLines
 ) -> Iterator[Misplaced]:
     """Yield the channels of which a scale, or what else a channel or a few have, is misplaced."""
     each = part.channels or 1
@@ -247,7 +247,7 @@ def _of_channels(
 
 
 def _of_whole_layers(
-    part: LayerTensor, name: str, channels: Lines, lines: Lines
+    part: LayerTensor, name: str, channels: CheckpointLines, lines: CheckpointLines
 ) -> Iterator[Misplaced]:
     """Yield the layers of which a scale of the whole weight, or of its input, is misplaced.
 
@@ -270,7 +270,7 @@ def _of_whole_layers(
 
 
 def _paired(
-    part: LayerTensor, layers: Sequence[str], lines: Lines
+    part: LayerTensor, layers: Sequence[str], lines: CheckpointLines
 ) -> Iterator[tuple[str, ChannelSources | None]]:
     """Yield each layer with the sources of the tensor in its place.
 

@@ -16,7 +16,7 @@ from .errors import NotRun
 from .facts import SubjectFacts
 from .subject import Subject
 
-Progress = Callable[[str], None]
+OnProgress = Callable[[str], None]
 """Notes the stage that a subject has reached, for the reason that is given where it ends there."""
 
 
@@ -79,7 +79,7 @@ class Host(ABC):
         return None
 
     @abstractmethod
-    def make_subject(self, name: str, folder: Path, progress: Progress) -> Subject:
+    def make_subject(self, name: str, folder: Path, progress: OnProgress) -> Subject:
         """Make a subject of a class: an object that can be loaded, and a checkpoint for it.
 
         Args:
@@ -93,7 +93,7 @@ class Host(ABC):
         """
 
     def judge_by_headers(
-        self, name: str, folder: Path, rules: Sequence[str], memory: int, progress: Progress
+        self, name: str, folder: Path, rules: Sequence[str], memory: int, progress: OnProgress
     ) -> SubjectFacts:
         """Judge the class of a checkpoint folder that is too large to be loaded whole.
 

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from .coverage import MemoryView
 from .headers import Entry
-from .subject import Named
+from .subject import NamedTensor
 from .watch import VIEWS, loses
 
 _COPIES = frozenset({"clone", "_to_copy", "contiguous"})
@@ -63,7 +63,7 @@ class Given:
         self.storages: dict[int, str] = {}
         self.kept: dict[str, Tensor] = {}
 
-    def __iter__(self) -> Iterator[Named]:
+    def __iter__(self) -> Iterator[NamedTensor]:
         for name, entry in self.entries.items():
             self.given += 1
             self.now = name

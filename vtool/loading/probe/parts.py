@@ -17,7 +17,7 @@ from .headers import Entry
 from .meta_watch import TensorSource, Write
 from .sources import POISON
 from .state import as_bytes, as_words, compare_states
-from .subject import Named
+from .subject import NamedTensor
 
 LARGEST_PART = 256 * 2**20
 """Bytes of parameters that are made real at once, where one alone does not take more."""
@@ -25,7 +25,7 @@ _ELSEWHERE = "the class writes it elsewhere when it is loaded by parts"
 PAGE, ALIGNED = 4096, 64
 SMALL = 2**16
 """Bytes that are filled whole before a load."""
-Load = Callable[[Any, Iterable[Named]], object]
+Load = Callable[[Any, Iterable[NamedTensor]], object]
 LookAt = Callable[[str, Tensor], None]
 _LIBC = ctypes.CDLL(None)
 _LIBC.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -217,7 +217,7 @@ class Worker:
             right = _Places(
                 self.model, LoadPart(tuple(seen), tuple(names)), self.layout, self.entries
             )
-            kept: list[Named] = []
+            kept: list[NamedTensor] = []
             self.load(self.model, _owned(self.entries, names, kept))
             for name, buffer in kept:  # a class may collect all of them before it copies
                 right.look(name, buffer)
@@ -253,7 +253,7 @@ def _needed(model: Any, part: LoadPart, entries: Mapping[str, Entry]) -> tuple[i
 
 def _one_buffer(
     entries: Mapping[str, Entry], names: Sequence[str], ring: Memory, look: LookAt
-) -> Iterator[Named]:
+) -> Iterator[NamedTensor]:
     """Yield tensors in one buffer, which holds the next one after each, and marks behind it.
 
     Args:
@@ -274,8 +274,8 @@ def _one_buffer(
 
 
 def _owned(
-    entries: Mapping[str, Entry], names: Sequence[str], kept: list[Named]
-) -> Iterator[Named]:
+    entries: Mapping[str, Entry], names: Sequence[str], kept: list[NamedTensor]
+) -> Iterator[NamedTensor]:
     """Yield tensors in memory of their own, whose bytes are kept under their names."""
     for name in names:
         buffer = entries[name].read_into(torch.empty(entries[name].nbytes, dtype=torch.uint8))

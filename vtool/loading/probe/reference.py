@@ -12,7 +12,7 @@ from .facts import Item, ValueDifference
 from .held import Held
 from .sources import Owned
 from .state import MARKS, NamedState, compare_states, copy_state, fill_with_byte
-from .subject import Named, Subject
+from .subject import NamedTensor, Subject
 from .uninitialized import uninitialized_memory_is
 
 
@@ -37,7 +37,7 @@ class ReferenceTensors:
     formats: Sequence[str] = ()
     """The formats that quantized twins are asked in; none where the settings name none."""
 
-    def load(self, source: Iterable[Named]) -> Any:
+    def load(self, source: Iterable[NamedTensor]) -> Any:
         """Return a new object, marked and loaded."""
         return load_new(self.subject, source)
 
@@ -80,7 +80,7 @@ def marked_object(subject: Subject, byte: int = MARKS[0]) -> Any:
     return model
 
 
-def load_new(subject: Subject, source: Iterable[Named]) -> Any:
+def load_new(subject: Subject, source: Iterable[NamedTensor]) -> Any:
     """Return a new object, marked and loaded from a source."""
     model = marked_object(subject)
     subject.load(model, source)

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from .sources import Owned
-from .subject import Named
+from .subject import NamedTensor
 
 GENERATOR = 0x20
 _PROBE = os.path.dirname(__file__)
-Line = tuple[str, int]
+SourceLine = tuple[str, int]
 
 
 class ReferenceTracer(Owned):
@@ -40,16 +40,16 @@ class ReferenceTracer(Owned):
         self.wanted = wanted
         self.code = tuple(code)
         self.home = home
-        self.lines: dict[str, Line] = {}
+        self.lines: dict[str, SourceLine] = {}
         self._tensor: Tensor | None = None
-        self._rises: list[tuple[int, Line]] = []
+        self._rises: list[tuple[int, SourceLine]] = []
         self._count = 0
-        self._calls: set[Line] = set()
+        self._calls: set[SourceLine] = set()
         """Lines that called a function with the tensor, whose references end with the call."""
         self._base = 0
         """References at the first line that was seen: those of the loader and of the loop."""
 
-    def __iter__(self) -> Iterator[Named]:
+    def __iter__(self) -> Iterator[NamedTensor]:
         for name in self.names:
             tensor = self.checkpoint[name].clone()
             self._tensor = tensor if name in self.wanted else None
@@ -70,7 +70,7 @@ class ReferenceTracer(Owned):
         count = sys.getrefcount(self._tensor) + torch._C._storage_Use_Count(
             self._tensor.untyped_storage()._cdata
         )
-        highest: Line | None = None
+        highest: SourceLine | None = None
         while self._rises and self._rises[-1][0] > count:
             _, line = self._rises.pop()
             highest = highest or line
@@ -88,13 +88,13 @@ class ReferenceTracer(Owned):
         file = frame.f_code.co_filename
         return file.startswith(self.code) and not file.startswith(_PROBE)
 
-    def _asking_line(self) -> Line | None:
+    def _asking_line(self) -> SourceLine | None:
         """Return the line that asks for the next tensor, in the innermost plain function.
 
         Generators that pass tensors on count only where nothing else asks.
         """
         frame: FrameType | None = sys._getframe(2)
-        passed: Line | None = None
+        passed: SourceLine | None = None
         while frame is not None:
             if self._follows(frame):
                 line = (frame.f_code.co_filename, frame.f_lineno)
@@ -110,7 +110,7 @@ class ReferenceTracer(Owned):
             return None
         # What is seen at a function's first line has happened at the line that called it.
         caller = frame.f_back if frame.f_back is not None and self._follows(frame.f_back) else frame
-        last: Line = (caller.f_code.co_filename, caller.f_lineno)
+        last: SourceLine = (caller.f_code.co_filename, caller.f_lineno)
 
         first = True
 

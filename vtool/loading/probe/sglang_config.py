@@ -39,7 +39,7 @@ class Template:
 
     like: str | None
     config_class: Any
-    entry: twin.Entry
+    entry: twin.TwinEntry
 
     @property
     def words(self) -> str:

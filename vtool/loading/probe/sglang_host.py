@@ -17,7 +17,7 @@ from . import sglang_config, twin
 from .constants import set_constants
 from .errors import NotRun, error_text
 from .facts import CheckFacts, CheckpointSource
-from .host import Host, Progress
+from .host import Host, OnProgress
 from .sglang_forward import compare_with_twin
 from .sglang_kernels import stand_in_for_kernels
 from .sglang_names import discover_names
@@ -63,7 +63,7 @@ class SglangHost(Host):
 
         return str(ModelRegistry.models[name].__module__)
 
-    def make_subject(self, name: str, folder: Path, progress: Progress) -> Subject:
+    def make_subject(self, name: str, folder: Path, progress: OnProgress) -> Subject:
         """Make an architecture at tiny size, with a twin's checkpoint or discovered names.
 
         Raises:
@@ -151,7 +151,7 @@ class SglangHost(Host):
         )
 
 
-def _is_guessed(installer: StubInstaller, entry: twin.Entry) -> bool:
+def _is_guessed(installer: StubInstaller, entry: twin.TwinEntry) -> bool:
     """Return whether the class's config says what its twin's does not."""
     return bool(installer.added_fields or {"json", "without"} & entry.keys())
 

@@ -13,7 +13,7 @@ from .loading_paths import Protection, protection, protection_of_loaded, run_pat
 from .reference import load_new, marked_object
 from .sources import ReusableBuffer, Tracked
 from .streaming_loaders import runai_version, use_small_buffer
-from .subject import Named, Subject
+from .subject import NamedTensor, Subject
 
 RUNAI = "runai-model-streamer"
 STREAMER = "runai_model_streamer"
@@ -110,7 +110,7 @@ def _streamer(weights: ReusableBuffer) -> Iterator[None]:
         def stream_files(self, files: Sequence[str], **kwargs: Any) -> None:
             return
 
-        def get_tensors(self) -> Iterator[Named]:
+        def get_tensors(self) -> Iterator[NamedTensor]:
             yield from weights
 
     streamer: Any = ModuleType(STREAMER)

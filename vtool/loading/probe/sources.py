@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .state import as_bytes, same
-from .subject import Named
+from .subject import NamedTensor
 from .threads import run_late_tasks
 
 POISON = 0xC7
@@ -33,7 +33,7 @@ class Owned:
         self.given = 0
         self.exhausted = False
 
-    def __iter__(self) -> Iterator[Named]:
+    def __iter__(self) -> Iterator[NamedTensor]:
         for name in self.names:
             self.given += 1
             yield name, self.checkpoint[name].clone()
@@ -50,7 +50,7 @@ class ChangeRecorder(Owned):
         super().__init__(checkpoint)
         self.changed: list[str] = []
 
-    def __iter__(self) -> Iterator[Named]:
+    def __iter__(self) -> Iterator[NamedTensor]:
         for name, tensor in super().__iter__():
             memory = tensor.detach()  # keeps its shape, whatever becomes of the other's
             yield name, tensor
@@ -68,7 +68,7 @@ class ReusableBuffer(Owned):
         super().__init__(checkpoint)
         self.slots = slots
 
-    def __iter__(self) -> Iterator[Named]:
+    def __iter__(self) -> Iterator[NamedTensor]:
         size = max((tensor.nbytes for tensor in self.checkpoint.values()), default=0)
         ring = [
             torch.empty(size, dtype=torch.uint8) for _ in range(min(self.slots, len(self.names)))
@@ -91,7 +91,7 @@ class SglangMarked(ReusableBuffer):
     See sglang/srt/model_loader/weight_utils.py.
     """
 
-    def __iter__(self) -> Iterator[Named]:
+    def __iter__(self) -> Iterator[NamedTensor]:
         for name, tensor in super().__iter__():
             tensor._sglang_runai_streamer_tensor = True  # type: ignore[attr-defined]
             yield name, tensor
@@ -115,7 +115,7 @@ class Tracked(Owned):
         self.addresses: dict[int, str] = {}
         self.arrays: dict[str, Callable[[], object]] = {}
 
-    def __iter__(self) -> Iterator[Named]:
+    def __iter__(self) -> Iterator[NamedTensor]:
         for name in self.names:
             tensor = self.checkpoint[name]
             array = np.zeros(max(len(self.raw[name]), 1), dtype=np.uint8)

@@ -12,7 +12,7 @@ from .reference import ReferenceTensors
 from .reference_tracer import ReferenceTracer
 from .sources import ReusableBuffer, SglangMarked
 from .streaming_loaders import RUNAI_ON_RANKS, STREAMING_SOURCES, runai_on_ranks
-from .subject import Named
+from .subject import NamedTensor
 
 MARKED = "sglang_marked"
 RAISED = "raised: "
@@ -103,7 +103,7 @@ def _from_source(reference: ReferenceTensors, name: str) -> Wrong:
     """Load from a loader that people use, on a file, or from a ring with SGLang's mark."""
     checkpoint = reference.subject.checkpoint
 
-    def wrong_tensors(source: Iterable[Named]) -> list[str]:
+    def wrong_tensors(source: Iterable[NamedTensor]) -> list[str]:
         items = reference.compare(lambda: reference.load(source), (ImportError,))
         raised = [f"{RAISED}{item.seen}" for item in items if item.kind == "raises"]
         return raised or [item.parameter or "" for item in items]

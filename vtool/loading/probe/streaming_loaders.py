@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 
 from .ranks import RANKS, leave_groups, run_on_ranks
-from .subject import Named
+from .subject import NamedTensor
 
 
-def safetensors_mmap(file: Path) -> Iterator[Named]:
+def safetensors_mmap(file: Path) -> Iterator[NamedTensor]:
     """Yield with safetensors, which maps the file into memory."""
     from safetensors import safe_open
 
@@ -22,7 +22,7 @@ def safetensors_mmap(file: Path) -> Iterator[Named]:
             yield name, opened.get_tensor(name)
 
 
-def runai(file: Path, *, distributed: bool = False) -> Iterator[Named]:
+def runai(file: Path, *, distributed: bool = False) -> Iterator[NamedTensor]:
     """Yield with Run:ai's streamer, in a buffer no larger than the largest tensor needs.
 
     Without copies, where this version can leave them out.
@@ -61,7 +61,7 @@ def runai_version() -> str | None:
         return None
 
 
-def fastsafetensors(file: Path) -> Iterator[Named]:
+def fastsafetensors(file: Path) -> Iterator[NamedTensor]:
     """Yield with fastsafetensors, without GPU Direct Storage."""
     from fastsafetensors import SafeTensorsFileLoader, SingleGroup
 
@@ -76,7 +76,7 @@ def fastsafetensors(file: Path) -> Iterator[Named]:
         loader.close()
 
 
-STREAMING_SOURCES: Mapping[str, Callable[[Path], Iterator[Named]]] = {
+STREAMING_SOURCES: Mapping[str, Callable[[Path], Iterator[NamedTensor]]] = {
     "safetensors": safetensors_mmap,
     "runai": runai,
     "fastsafetensors": fastsafetensors,
@@ -86,7 +86,7 @@ RUNAI_ON_RANKS = "runai_distributed"
 
 
 def runai_on_ranks(
-    load: Callable[[Iterator[Named]], list[str]], file: Path
+    load: Callable[[Iterator[NamedTensor]], list[str]], file: Path
 ) -> list[list[str]] | str:
     """Load from Run:ai's streamer on two ranks over gloo, which share the reading.
 

@@ -13,7 +13,7 @@ from .held import Held
 from .quantized import Quantized
 from .state import NamedState
 
-Named = tuple[str, Tensor]
+NamedTensor = tuple[str, Tensor]
 """A tensor of a checkpoint, with its name."""
 
 
@@ -28,7 +28,7 @@ class Subject:
     """
     checkpoint: Mapping[str, Tensor]
     """The tensors that are loaded, in the order in which a loader gives them."""
-    load: Callable[[Any, Iterable[Named]], object]
+    load: Callable[[Any, Iterable[NamedTensor]], object]
     """Load tensors into an object."""
     origin: CheckpointSource
     """The checkpoint's origin: the user; a tiny model of transformers' class; or `discover`.

@@ -11,11 +11,11 @@ import torch
 from . import twin
 from .checkpoint_files import write_checkpoint
 from .errors import NotRun
-from .host import Host, Progress
+from .host import Host, OnProgress
 from .sources import POISON
 from .state import MARKS
 from .stubs import StubInstaller
-from .subject import Named, Subject, describe_class
+from .subject import NamedTensor, Subject, describe_class
 
 
 class TransformersHost(Host):
@@ -55,7 +55,7 @@ class TransformersHost(Host):
 
         return getattr(getattr(transformers, name, None), "__module__", None)
 
-    def make_subject(self, name: str, folder: Path, progress: Progress) -> Subject:
+    def make_subject(self, name: str, folder: Path, progress: OnProgress) -> Subject:
         """Make the tiny twin of a class; see `Host`."""
         import transformers
 
@@ -68,7 +68,7 @@ class TransformersHost(Host):
         )
         model_class = getattr(transformers, name)
 
-        def load(slot: ModelSlot, weights: Iterable[Named]) -> None:
+        def load(slot: ModelSlot, weights: Iterable[NamedTensor]) -> None:
             tensors = dict(weights)
             for file in [*folder.glob("*.safetensors"), *folder.glob("*.index.json")]:
                 file.unlink()
@@ -100,11 +100,11 @@ class ModelSlot:
         self.byte = MARKS[0]
         self.unread: set[str] = set()
 
-    def named_parameters(self, **how: bool) -> Iterable[Named]:
+    def named_parameters(self, **how: bool) -> Iterable[NamedTensor]:
         """Yield the model's parameters; none before it is made."""
         return self.model.named_parameters(**how) if self.model is not None else ()
 
-    def named_buffers(self, **how: bool) -> Iterable[Named]:
+    def named_buffers(self, **how: bool) -> Iterable[NamedTensor]:
         """Yield the model's buffers; none before it is made."""
         return self.model.named_buffers(**how) if self.model is not None else ()
 

@@ -26,7 +26,7 @@ they are), `config_class`, `config` (arguments of it), `layers`, `set` (fields o
 """
 TWIN_FOLDER = "twin"
 """The folder of the twin as transformers loads it, in the folder that the class is made from."""
-Entry = Mapping[str, Any]
+TwinEntry = Mapping[str, Any]
 """The table's entry of a class; empty where it has none."""
 
 
@@ -47,7 +47,7 @@ def twin_entry(name: str) -> dict[str, Any]:
     return {**twin_entry(entry.pop("as")), **entry} if "as" in entry else entry
 
 
-def tiny_config(config_class: Any, entry: Entry) -> Any:
+def tiny_config(config_class: Any, entry: TwinEntry) -> Any:
     """Return a shrunk config of a class of configs."""
     made = config_class(**entry.get("config", {}))
     shrink(made, entry.get("layers", LAYERS))
@@ -66,7 +66,9 @@ def _without_exceptions(values: Any) -> Any:
     return {key: _without_exceptions(value) for key, value in kept.items()}
 
 
-def save_twin(class_name: str, entry: Entry, folder: Path, architecture: str) -> dict[str, Tensor]:
+def save_twin(
+    class_name: str, entry: TwinEntry, folder: Path, architecture: str
+) -> dict[str, Tensor]:
     """Build the tiny model and save it into `folder`.
 
     It is there a second time, in the folder `TWIN_FOLDER`, with the values that are returned.
@@ -118,13 +120,13 @@ def _no_random_values() -> Iterator[None]:
             setattr(Tensor, name, method)
 
 
-def save_config(config_class: Any, entry: Entry, folder: Path, architecture: str) -> None:
+def save_config(config_class: Any, entry: TwinEntry, folder: Path, architecture: str) -> None:
     """Save a tiny config of a class of configs into `folder`."""
     tiny_config(config_class, entry).save_pretrained(folder)
     write_config(folder, entry, architecture)
 
 
-def write_config(folder: Path, entry: Entry, architecture: str) -> None:
+def write_config(folder: Path, entry: TwinEntry, architecture: str) -> None:
     """Write the architecture and the fields of the table's entry into the folder's config.json."""
     written = json.loads((folder / "config.json").read_text())
     written["architectures"] = [architecture]
@@ -147,7 +149,7 @@ def random_values(tensors: Mapping[str, Tensor], seed: int = 1) -> dict[str, Ten
     }
 
 
-def changed_names(tensors: Mapping[str, Tensor], entry: Entry) -> dict[str, Tensor]:
+def changed_names(tensors: Mapping[str, Tensor], entry: TwinEntry) -> dict[str, Tensor]:
     """Drop, rename and add tensors as an entry of the table says."""
     drop = entry.get("drop")
     tensors = {

@@ -15,9 +15,9 @@ from .checkpoint_files import read_folder
 from .errors import LoadFailed, NotRun, error_text
 from .facts import About, SubjectFacts
 from .headers import read_entries
-from .host import Progress
+from .host import OnProgress
 from .stubs import StubInstaller
-from .subject import Named, Subject, describe_class
+from .subject import NamedTensor, Subject, describe_class
 from .vllm_setup import maker, read_vllm_config, start_vllm_groups, vllm_subject
 
 _WEIGHTS = (
@@ -37,7 +37,7 @@ LARGEST_COPY = 64 * 2**20
 """Bytes of a file next to the weights that is copied: tokenizers are the largest."""
 
 
-def make_subject(users_folder: Path, folder: Path, progress: Progress) -> Subject:
+def make_subject(users_folder: Path, folder: Path, progress: OnProgress) -> Subject:
     """Make the class that the folder's config.json names, with the folder's tensors.
 
     Args:
@@ -67,7 +67,7 @@ def make_subject(users_folder: Path, folder: Path, progress: Progress) -> Subjec
 
 
 def judge_by_headers(
-    users_folder: Path, folder: Path, rules: Sequence[str], memory: int, progress: Progress
+    users_folder: Path, folder: Path, rules: Sequence[str], memory: int, progress: OnProgress
 ) -> SubjectFacts:
     """Judge the class of a folder that is too large to be loaded whole; see `make_subject`.
 
@@ -105,7 +105,7 @@ class _Found:
     installer: StubInstaller
 
 
-def _read_class(users_folder: Path, folder: Path, progress: Progress) -> _Found:
+def _read_class(users_folder: Path, folder: Path, progress: OnProgress) -> _Found:
     """Read the folder's config as vLLM does. Raises NotRun: it has no class that is named."""
     from vllm.model_executor.models.registry import ModelRegistry
 
@@ -154,11 +154,11 @@ def _declared_dtype(values: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _load(model: Any, weights: Iterable[Named], files: Mapping[str, str]) -> object:
+def _load(model: Any, weights: Iterable[NamedTensor], files: Mapping[str, str]) -> object:
     """Load a model; where that raises, say at which tensor, and of which file."""
     last = "none"
 
-    def note(pair: Named) -> Named:
+    def note(pair: NamedTensor) -> NamedTensor:
         nonlocal last
         shard = files.get(pair[0])
         last = f"`{pair[0]}`, {list(pair[1].shape)}" + (f", of {shard}" if shard else "")

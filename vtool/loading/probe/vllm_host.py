@@ -17,7 +17,7 @@ from torch import nn
 from . import vllm_folder, vllm_tiny
 from .errors import NotRun
 from .facts import SubjectFacts
-from .host import Host, Progress
+from .host import Host, OnProgress
 from .shrink import HEADS, HIDDEN, INTERMEDIATE, LAYERS
 from .subject import Subject
 
@@ -107,7 +107,7 @@ class VllmHost(Host):
             getattr(entry, "model_cls", None), "__module__", None
         )
 
-    def make_subject(self, name: str, folder: Path, progress: Progress) -> Subject:
+    def make_subject(self, name: str, folder: Path, progress: OnProgress) -> Subject:
         """Make the class of a folder, else an architecture at tiny size; see `Host`."""
         if os.path.isabs(name):
             return vllm_folder.make_subject(Path(name), folder, progress)
@@ -116,7 +116,7 @@ class VllmHost(Host):
         return vllm_tiny.TinyArchitecture(name, folder, progress).make_subject()
 
     def judge_by_headers(
-        self, name: str, folder: Path, rules: Sequence[str], memory: int, progress: Progress
+        self, name: str, folder: Path, rules: Sequence[str], memory: int, progress: OnProgress
     ) -> SubjectFacts:
         """Judge the class that a folder's config.json names; see `Host`."""
         return vllm_folder.judge_by_headers(Path(name), folder, rules, memory, progress)

@@ -22,7 +22,7 @@ from .quantized import quantize_checkpoint, unfit
 from .ranks import RANKS, RankLayout, compare_all_shards, leave_groups, on_two_ranks
 from .shared_out import compare_experts, compare_stages, expert_places
 from .state import named_parameters
-from .subject import Named, QuantizedTwin, Subject
+from .subject import NamedTensor, QuantizedTwin, Subject
 from .vllm_forward import compare_with_twin
 from .vllm_kernels import any_kernel
 from .vllm_paths import drive
@@ -187,7 +187,7 @@ def vllm_subject(
     folder: Path,
     checkpoint: Mapping[str, Tensor],
     model: Any,
-    load: Callable[[Any, Iterable[Named]], object],
+    load: Callable[[Any, Iterable[NamedTensor]], object],
     origin: CheckpointSource,
     about: About,
     twin: tuple[str, Path, bool] | None,

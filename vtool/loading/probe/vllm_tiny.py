@@ -17,7 +17,7 @@ from .constants import set_constants, shrink_constants
 from .discover import discover
 from .errors import NotRun, error_text
 from .facts import CheckpointSource
-from .host import Progress
+from .host import OnProgress
 from .state import named_parameters
 from .stubs import STUBS, Stub, StubInstaller
 from .subject import Subject, describe_class
@@ -53,7 +53,7 @@ class TinyArchitecture:
     """
 
     def __init__(
-        self, name: str, folder: Path, progress: Progress, stubs: tuple[Stub, ...] = STUBS
+        self, name: str, folder: Path, progress: OnProgress, stubs: tuple[Stub, ...] = STUBS
     ) -> None:
         from vllm.model_executor.models.registry import ModelRegistry
 

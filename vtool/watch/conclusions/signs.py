@@ -27,10 +27,10 @@ UNLEARNT = Rule(
         " rows are unlearnt on purpose, this says that they are."
     ),
 )
-Sign = Literal[-1, 0, 1]
+WeightSign = Literal[-1, 0, 1]
 
 
-def _of_weights(micros: Sequence[Micro]) -> Sign:
+def _of_weights(micros: Sequence[Micro]) -> WeightSign:
     """Return the sign of every measured weight; 0 where both are there, or none is measured."""
     known = [micro for micro in micros if micro.measured]
     if known and all(micro.high < 0 for micro in known):
@@ -59,7 +59,7 @@ def is_sign_flipped(facts: Facts, step: int) -> bool:
     return is_negated(facts, step) != _maximizes(facts, step)
 
 
-def _why(facts: Facts, step: int, sign: Sign) -> str:
+def _why(facts: Facts, step: int, sign: WeightSign) -> str:
     reasons = [
         text
         for text, there in (
