@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from importlib import metadata
 from pathlib import Path
@@ -47,7 +48,10 @@ def test_alone_in_a_fresh_environment_it_trains_and_checks_what_it_has_exported(
     assert checked(vtool, "load-check", "runs/digits/export", cwd=tmp_path).count("no findings")
     shown = checked(vtool, "explain", cwd=tmp_path)
     assert all(path.stem in shown for path in (ROOT / "recipes").glob("*.yaml"))
-    assert "this machine: no findings" in checked(vtool, "doctor", cwd=tmp_path)
+    # bugs that the newest releases still have are warnings
+    assert re.search(
+        r"this machine: (no findings|\d+ warnings?);", checked(vtool, "doctor", cwd=tmp_path)
+    )
 
 
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
@@ -91,7 +95,8 @@ def test_one_environment_with_vllm_trains_exports_checks_and_serves(
     output = checked(vtool, "load-check", "exported", "--format", "json", cwd=tmp_path)
     (result,) = json.loads(output)["results"]
     assert result["verdict"] == "clean"
-    assert "not-run" not in result["checks"].values()
+    not_run = {rule for rule, state in result["checks"].items() if state == "not-run"}
+    assert not_run == {"expert-mismatch"}  # the model has no experts
     assert result["details"]["subject"]["class"].startswith("vllm.model_executor.models")
 
     scan = sorted((tmp_path / "runs/digits/samples").glob("*.png"))[0]

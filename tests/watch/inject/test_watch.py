@@ -299,7 +299,7 @@ PLACES = [
     (watch, "ledger"),
     (watch, "head_tensors"),
     (watch.arrival, "gradient_facts"),
-    (watch.arrival, "Reference"),
+    (watch.arrival, "AdamWReference"),
     (watch.arrival, "Frozen"),
     (watch.arrival, "group_facts"),
     (watch.alone, "compare_alone"),
