@@ -19,9 +19,14 @@ OTHERS = sorted(
 )
 OPENERS = re.compile(
     r"(What|Whether|Those|The same|Of|As|Where|How|Which|That|Its?|They"
+    r"|Something|Nothing|Why|Whose|Without|On|There|All (that|of)"
     r"|(Return|Yield|Say|Print|Take|Note) (what|whatever|so many|those|it|them|all))\b"
 )
 """A docstring that begins so does not name the thing it stands at, or the value returned."""
+VERB = re.compile(
+    r"(?!(The|An|This|These|Each|Every|All|Some|No|One|Exactly)\b)[A-Z][a-z-]+(?<![^s]s)[ ,]"
+)
+"""A function's docstring begins so, unless it is a property: "The rows" and "Rows" are no verbs."""
 HELP = ("vtool/cli/doctor.py", "vtool/cli/plan.py")
 """The docstrings of these commands are printed by their `--help`."""
 BRITISH = re.compile(
@@ -53,6 +58,13 @@ def docstrings(file: Path) -> Iterator[tuple[int, str]]:
         ("Those of the model.", True),
         ("Return what it has.", True),
         ("Take all hooks away.", True),
+        ("Something that learns.", True),
+        ("All that was scored.", True),
+        ("Why it was not run.", True),
+        ("On a CPU there is nothing to take.", True),
+        ("Without the rows of others.", True),
+        ("There are rows to score.", True),
+        ("All rows of a file.", False),
         ("Return the rows.", False),
         ("Say whether it has rows.", False),
     ],
@@ -67,6 +79,36 @@ def test_a_docstring_begins_with_a_verb_or_names_the_thing() -> None:
         for file in [*SOURCES, *OTHERS]
         for line, text in docstrings(file)
         if OPENERS.match(text.strip()) and not str(file.relative_to(ROOT)).startswith(HELP)
+    ]
+    assert wrong == [], f"{len(wrong)} of them:\n" + "\n".join(wrong[:40])
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("Check that the folder exists.", True),
+        ("Pass over what was never gathered.", True),
+        ("The folder is there.", False),
+        ("A file, or several.", False),
+        ("Rows of a file.", False),
+        ("data.path is there.", False),
+        ("Every process gets an equal share.", False),
+    ],
+)
+def test_a_fact_is_no_verb(text: str, found: bool) -> None:
+    assert bool(VERB.match(text)) == found
+
+
+def test_a_functions_docstring_begins_with_a_verb() -> None:
+    """A property is read like a field: it may name the thing that it is."""
+    wrong = [
+        f"{file.relative_to(ROOT)}:{node.lineno}: {text.splitlines()[0]}"
+        for file in SOURCES
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and not any("property" in ast.unparse(one) for one in node.decorator_list)
+        and (text := ast.get_docstring(node)) is not None
+        and not VERB.match(text)
     ]
     assert wrong == [], f"{len(wrong)} of them:\n" + "\n".join(wrong[:40])
 

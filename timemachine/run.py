@@ -32,7 +32,7 @@ class Side:
     state: str
     """`ran`, `not-run`, `does-not-import` or `crashed`."""
     reason: str = ""
-    """Why it did not run to its end."""
+    """The reason why it did not run to its end."""
     exit: int | None = None
     verdict: str = ""
     findings: tuple[Mapping[str, str], ...] = ()

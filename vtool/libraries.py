@@ -22,7 +22,7 @@ def prepare_libraries() -> list[str]:
 
 @contextmanager
 def libraries_prepared() -> Iterator[None]:
-    """Do so for a while, in a process that then does other things, and put everything back.
+    """Set what `prepare_libraries` sets for a while, and put everything back.
 
     huggingface_hub and transformers read the variables once, when they are imported: that is done
     before, and their own switches are set. OpenMP, too, reads its variable once: where torch was

@@ -28,7 +28,7 @@ def pip(*arguments: str) -> str:
 
 
 def releases() -> list[str]:
-    """All that some Python can install, the oldest first."""
+    """Return the releases that some Python can install, the oldest first."""
     found: set[str] = set()
     for python in PYTHONS:
         listed = re.search(

@@ -133,7 +133,7 @@ def test_rows_that_would_end_in_a_traceback_are_findings(tmp_path: Path, workers
 def test_an_error_that_no_rule_is_for_is_its_rows_own_finding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
-    """All that leads to it is reported: it may be a defect of vtool."""
+    """The message has its traceback, since it may be a defect of vtool."""
     from vtool.data import encode
 
     real = encode.split_chat

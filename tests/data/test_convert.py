@@ -28,7 +28,7 @@ def content(image: Any, folder: Path) -> bytes:
 
 
 def seen(row: Row, folder: Path) -> Any:
-    """All that a model is given of a row."""
+    """Return everything that a model is given of a row."""
     videos = [
         (
             video.fps,

@@ -35,7 +35,7 @@ class Look(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Defect:
-    """Something that goes wrong without an error, as it went wrong elsewhere."""
+    """A mistake that raises no error, modelled on one of another project."""
 
     name: str
     upstream: str

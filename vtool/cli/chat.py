@@ -26,14 +26,12 @@ def chat(
         ),
     ],
     system: Annotated[
-        str | None, typer.Option(help="A system message that the chat begins with.")
+        str | None, typer.Option(help="System message at the beginning of the chat.")
     ] = None,
-    max_new_tokens: Annotated[
-        int, typer.Option(min=1, help="The longest answer, in tokens.")
-    ] = 512,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 512,
     base: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="The weights under an adapter, if they were moved."),
+        typer.Option(metavar="FOLDER", help="Folder of an adapter's base model, if it was moved."),
     ] = None,
 ) -> None:
     """Chat with a model about images and videos: greedy answers, shown as they are written.

@@ -35,16 +35,20 @@ def convert(
         ),
     ] = None,
     to: Annotated[
-        To | None, typer.Option(help="The kind of file. Default: what OUT's name says.")
+        To | None, typer.Option(help="Kind of file to write. Default: from the extension of OUT.")
     ] = None,
     max_dropped_rows: Annotated[
-        int, typer.Option(min=0, help="Rows that may be left out; with more, nothing is written.")
+        int,
+        typer.Option(
+            min=0,
+            help="Number of rows that may be left out; if there are more, nothing is written.",
+        ),
     ] = 0,
     format: Annotated[
         OutputFormat, typer.Option(help="How findings are printed.")
     ] = OutputFormat.full,
 ) -> None:
-    """Write rows of any layout in that of format: messages, and say what was read of them."""
+    """Convert rows of any layout to the layout `messages`, and say what was read of them."""
     from vtool.cli.common import exit_on_findings, print_and_exit
     from vtool.diagnostics.render import MACHINE
 

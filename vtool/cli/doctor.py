@@ -36,13 +36,18 @@ def doctor(
     python: Annotated[
         str | None,
         typer.Option(
-            metavar="EXE", help="Look for known silent bugs of what is installed in this Python."
+            metavar="EXE",
+            help="Look only for known silent bugs, in the packages of this Python interpreter.",
         ),
     ] = None,
     trainer: Annotated[
         ReadableTrainer | None,
         typer.Option(
-            "--from", help="RECIPE is a file of this trainer: look for known silent bugs alone."
+            "--from",
+            help=(
+                "RECIPE is a configuration file of this trainer: look only for known"
+                " silent bugs that concern it."
+            ),
         ),
     ] = None,
     format: Annotated[

@@ -45,56 +45,75 @@ def evaluate(
         list[str] | None,
         typer.Option(
             autocompletion=complete.metrics,
-            help="exact, accuracy, f1, anls, relaxed, json, iou, bleu, rouge or FILE.py:function;"
-            " may be repeated. Default: by the references.",
+            help=(
+                "exact, accuracy, f1, anls, relaxed, json, iou, bleu, rouge or"
+                " FILE.py:function; may be repeated. Default: those that fit the"
+                " reference answers."
+            ),
         ),
     ] = None,
     choices: Annotated[
-        str | None, typer.Option(metavar="A,B,C", help="The choices of --metric accuracy.")
+        str | None,
+        typer.Option(metavar="A,B,C", help="The answers to choose from, for --metric accuracy."),
     ] = None,
     by: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Scores also by this key of every row.")
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            help="Also score the rows in groups, by the value of this key of each row.",
+        ),
     ] = None,
     sample: Annotated[
         float,
-        typer.Option(metavar="T", min=0.0, help="Draw answers at this temperature; 0: greedy."),
+        typer.Option(metavar="T", min=0.0, help="Sample answers at this temperature; 0: greedy."),
     ] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of the answers that are drawn.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed for --sample.")] = 0,
     max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="The longest answer. Default: by the references.")
+        int | None,
+        typer.Option(
+            min=1, help="Most tokens of an answer. Default: from the longest reference answer."
+        ),
     ] = None,
     batch: Annotated[
-        int | None, typer.Option(min=1, help="Rows asked at once; answers are the same.")
+        int | None,
+        typer.Option(min=1, help="Number of rows in a batch; it does not change the answers."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Ask the first rows only.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Evaluate only the first N rows.")
+    ] = None,
     against: Annotated[
         str | None,
         typer.Option(
             autocompletion=complete.runs,
             metavar="MODEL|RUN",
-            help="Ask another model the same rows, and compare the two.",
+            help="Evaluate another model on the same rows, and compare the two.",
         ),
     ] = None,
     nproc: Annotated[
-        int | None, typer.Option(min=1, help="Processes that each ask their share of the rows.")
+        int | None, typer.Option(min=1, help="Number of processes to share the rows between.")
     ] = None,
     engine: Annotated[
         Literal["vllm"] | None,
-        typer.Option("--with", help="What generates, in the place of transformers: vLLM."),
+        typer.Option("--with", help="Generate the answers with vLLM instead of transformers."),
     ] = None,
     base: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="The weights under an adapter, if they were moved."),
+        typer.Option(metavar="FOLDER", help="Folder of an adapter's base model, if it was moved."),
     ] = None,
     to: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="The results. Default: evaluations/MODEL-ROWS."),
+        typer.Option(
+            metavar="FOLDER", help="Folder for the results. Default: evaluations/MODEL-ROWS."
+        ),
     ] = None,
     format: Annotated[
         OutputFormat, typer.Option(help="How findings are printed.")
     ] = OutputFormat.full,
 ) -> None:
-    """Score a model's answers to rows, with 95 % intervals. Stopped, it resumes where it was."""
+    """Score a model's answers to rows, with 95 % intervals.
+
+    If it was stopped, the same command resumes it.
+    """
     from vtool.cli.common import begin_with_training, exit_on_findings, print_and_exit
     from vtool.diagnostics.printable import printable
     from vtool.diagnostics.render import MACHINE

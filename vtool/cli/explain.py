@@ -24,7 +24,9 @@ def explain(
             help="What to explain. Default: list rules and recipes.",
         ),
     ] = None,
-    all: Annotated[bool, typer.Option("--all", help="Every rule, as a page in Markdown.")] = False,
+    all: Annotated[
+        bool, typer.Option("--all", help="Print every rule, as a page in Markdown.")
+    ] = False,
 ) -> None:
     """Explain a rule, a setting, a recipe or a known bug; without an argument, list them."""
     from vtool.config.resources import find_recipe

@@ -14,26 +14,31 @@ def export(
         typer.Argument(autocompletion=complete.runs, metavar="RUN", help="A run's folder or name."),
     ],
     output: Annotated[
-        Path | None, typer.Option(help="Where to write. Default: RUN/export, or RUN/merged.")
+        Path | None,
+        typer.Option(help="Folder to write to. Default: RUN/export; with --merge, RUN/merged."),
     ] = None,
     merge: Annotated[
         bool,
         typer.Option(
-            "--merge", help="Of a run with lora, write the whole model with the adapter merged in."
+            "--merge",
+            help="For a run with LoRA: write the whole model, with the adapter merged in.",
         ),
     ] = False,
     push: Annotated[
         str | None,
-        typer.Option(metavar="NAME/REPO", help="Send it to this repository of the hub, too."),
+        typer.Option(
+            metavar="NAME/REPO", help="Also push it to this repository of the Hugging Face hub."
+        ),
     ] = None,
     public: Annotated[
-        bool, typer.Option("--public", help="With --push: a repository that everybody may see.")
+        bool,
+        typer.Option("--public", help="With --push: if the repository is new, make it public."),
     ] = False,
 ) -> None:
     """Write a run's checkpoint as a Hugging Face folder, also before the run has finished.
 
-    It is the best one where checkpoint.keep_best is set, else the newest. Of a run with lora, write
-    its adapter.
+    The best checkpoint is exported where checkpoint.keep_best is set, else the newest. For a run
+    with LoRA, its adapter is written.
     """
     from vtool.cli.common import begin_with_training, exit_on_findings
     from vtool.diagnostics.printable import printable

@@ -38,45 +38,64 @@ def load_check(
         ),
     ] = None,
     all: Annotated[
-        FrameworkName | None, typer.Option("--all", help="Every class of this framework.")
+        FrameworkName | None,
+        typer.Option("--all", help="Check every class that this framework has registered."),
     ] = None,
     changed_since: Annotated[
         str | None,
         typer.Option(
-            metavar="REF", help="With --all: only classes whose code git has changed since."
+            metavar="REF",
+            help="With --all: check only classes whose code has changed since this git commit.",
         ),
     ] = None,
     python: Annotated[
-        str | None, typer.Option(metavar="EXE", help="The interpreter that has the framework.")
+        str | None,
+        typer.Option(metavar="EXE", help="Python interpreter in which the framework is installed."),
     ] = None,
     checkpoint: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="What python: subjects are loaded from.", file_okay=False),
+        typer.Option(
+            metavar="DIR",
+            help="Folder of the checkpoint to load into python:FILE.py:factory subjects.",
+            file_okay=False,
+        ),
     ] = None,
     digest: Annotated[
-        bool, typer.Option("--digest", help="Digest every weight file of a folder (xxh3-128).")
+        bool,
+        typer.Option(
+            "--digest", help="Print a checksum (xxh3-128) of every weight file of a folder."
+        ),
     ] = False,
     baseline: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Findings that FILE knows do not count; where it is not there, it is written.",
+            help=(
+                "Count only findings that are not in FILE. If FILE does not exist,"
+                " write the present ones to it."
+            ),
         ),
     ] = None,
     strict: Annotated[
         bool,
         typer.Option(
-            "--strict", help="Exit 2 where a subject's class, or its values, were not asked."
+            "--strict",
+            help=(
+                "Exit with 2 instead of 0 if a subject's class, or its weight values, could"
+                " not be checked."
+            ),
         ),
     ] = False,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a page.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the results as an HTML page.")
+    ] = None,
     format: Annotated[
         OutputFormat, typer.Option(help="How findings are printed.")
     ] = OutputFormat.full,
 ) -> None:
     """Check that every weight lands, whatever loads it.
 
-    Files are audited, and classes are loaded by loaders that take back what they gave.
+    Weight files are audited. Classes of models also load from loaders that reuse their buffers.
     """
     import sys
 

@@ -27,28 +27,39 @@ def plan(
     ] = None,
     gpus: Annotated[
         int | None,
-        typer.Option(min=1, max=65_536, help="The ranks of all machines. Default: launch.nproc."),
+        typer.Option(
+            min=1, max=65_536, help="Number of GPUs on all machines. Default: launch.nproc."
+        ),
     ] = None,
     memory: Annotated[
-        float | None, typer.Option(metavar="GIB", help="The memory of a GPU: say whether it fits.")
+        float | None,
+        typer.Option(metavar="GIB", help="Memory of a GPU; the answer is whether the run fits."),
     ] = None,
     tokens: Annotated[
         int | None,
-        typer.Option(min=2, help="Tokens of a row. Default: data.max_length, or of a packed row."),
+        typer.Option(
+            min=2,
+            help="Tokens of a row. Default: data.max_length; with packing, at most"
+            " data.micro_batch_tokens.",
+        ),
     ] = None,
     images: Annotated[
         int | None,
-        typer.Option(min=0, help="Images of a row. Default: as many as fill three quarters of it."),
+        typer.Option(
+            min=0, help="Images in a row. Default: as many as fill three quarters of its tokens."
+        ),
     ] = None,
     peak: Annotated[
         float | None,
         typer.Option(
-            metavar="TFLOPS", help="The peak arithmetic of a GPU: say the time of a step."
+            metavar="TFLOPS", help="Peak TFLOP/s of a GPU; the answer is the time of a step."
         ),
     ] = None,
     price: Annotated[
         float | None,
-        typer.Option(metavar="MONEY", help="A GPU's price for an hour, with --peak: say the cost."),
+        typer.Option(
+            metavar="MONEY", help="With --peak: price of a GPU per hour; the answer is the cost."
+        ),
     ] = None,
     format: Annotated[
         OutputFormat, typer.Option(help="How findings are printed.")
@@ -56,7 +67,7 @@ def plan(
 ) -> None:
     """Say what each rank of a run will need, and whether a GPU has it: no weights, no GPU.
 
-    Of a model's folder, config.json is read.
+    Only config.json of the model's folder is read.
     """
     from vtool.cli.common import exit_on_findings, print_and_exit
     from vtool.diagnostics import Findings

@@ -27,17 +27,20 @@ def predict(
         list[str] | None,
         typer.Argument(
             metavar="IMAGE|ROWS",
-            help="Images, all of one question; or a file of rows, and KEY=VALUE to read it.",
+            help=(
+                "Images to ask one question about; or a file of rows, and KEY=VALUE"
+                " settings to read it."
+            ),
         ),
     ] = None,
     image: Annotated[
         list[Path] | None,
-        typer.Option(help="An image file, as if it stood first among the IMAGEs."),
+        typer.Option(help="An image file, shown before the IMAGEs; may be repeated."),
     ] = None,
     video: Annotated[
         list[Path] | None,
         typer.Option(
-            help="A video file. Repeat it for several, in the order in which they are shown."
+            help="A video file; may be repeated, in the order in which the model is shown them."
         ),
     ] = None,
     question: Annotated[
@@ -52,17 +55,24 @@ def predict(
     system: Annotated[
         str | None, typer.Option(help="A system message that goes before the question.")
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest answer, in tokens.")] = 64,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 64,
     base: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="The weights under an adapter, if they were moved."),
+        typer.Option(metavar="FOLDER", help="Folder of an adapter's base model, if it was moved."),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Of ROWS: a new file for the answers, as JSON lines."),
+        typer.Option(
+            metavar="FILE",
+            help="With a file of rows: write the answers to this new file, as JSON lines.",
+        ),
     ] = None,
     batch: Annotated[
-        int, typer.Option(min=1, help="Of ROWS: rows asked at once; answers are the same.")
+        int,
+        typer.Option(
+            min=1,
+            help="With a file of rows: number of rows in a batch; it does not change the answers.",
+        ),
     ] = 8,
 ) -> None:
     """Ask a model about images and videos, or each row of a file; answers are greedy.

@@ -21,7 +21,10 @@ def report(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="FILE", help="Default: report.html in RUN, or here."
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="File to write. Default: report.html in RUN; of several runs, in this folder.",
         ),
     ] = None,
     follow: Annotated[

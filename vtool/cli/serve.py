@@ -28,25 +28,33 @@ def serve(
     port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")] = 8000,
     base: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="The weights under an adapter, if they were moved."),
+        typer.Option(metavar="FOLDER", help="Folder of an adapter's base model, if it was moved."),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="What requests call it. Default: the name of its run.")
+        str | None,
+        typer.Option(help="Model name for requests. Default: the name of its run, or folder."),
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="What vLLM computes in. Default: the dtype of the weights.")
+        str | None,
+        typer.Option(help="Data type that vLLM computes in. Default: that of the weights."),
     ] = None,
     compile: Annotated[
-        bool, typer.Option("--compile", help="Have vLLM compile it: starts later, answers faster.")
+        bool,
+        typer.Option(
+            "--compile", help="Let vLLM compile the model: it starts later and answers faster."
+        ),
     ] = False,
     python: Annotated[
         str | None,
         typer.Option(
-            help="The Python that has vLLM. Default: $VTOOL_VLLM_PYTHON, .vllm-venv, ours."
+            help=(
+                "Python interpreter that has vLLM. Default: $VTOOL_VLLM_PYTHON, else"
+                " .vllm-venv, else the one that runs vtool."
+            )
         ),
     ] = None,
     print_: Annotated[
-        bool, typer.Option("--print", help="Print the command, and do not run it.")
+        bool, typer.Option("--print", help="Print the command that starts vLLM, and do not run it.")
     ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show vLLM's log.")] = False,
 ) -> None:

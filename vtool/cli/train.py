@@ -53,26 +53,31 @@ def sft(
         ),
     ] = None,
     nproc: Annotated[
-        int | None, typer.Option("--nproc", min=1, help="Processes on this machine: launch.nproc.")
+        int | None,
+        typer.Option("--nproc", min=1, help="Number of processes on this machine (launch.nproc)."),
     ] = None,
     no_preflight: Annotated[
         bool,
         typer.Option(
-            "--no-preflight", help="Do not prove the recipe first; the run's folder says so."
+            "--no-preflight", help="Skip the proofs before training; the run's folder records that."
         ),
     ] = False,
     fresh: Annotated[
         bool,
-        typer.Option("--fresh", help="Audit every row again, changed or not."),
+        typer.Option(
+            "--fresh", help="Audit every row again: do not reuse earlier audits of unchanged rows."
+        ),
     ] = False,
     multirun: Annotated[
         bool,
         typer.Option(
-            "--multirun", "-m", help="A run for each combination of KEY=A,B, one after the other."
+            "--multirun",
+            "-m",
+            help="Train one run for each combination of KEY=A,B, one after the other.",
         ),
     ] = False,
 ) -> None:
-    """Fine-tune a vision-language model on rows of messages, or continue a run that was stopped."""
+    """Fine-tune a vision-language model on rows of messages, or resume a run that was stopped."""
     import shlex
 
     with no_collections():

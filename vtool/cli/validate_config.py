@@ -35,7 +35,8 @@ def validate_config(
         ),
     ] = None,
     multirun: Annotated[
-        bool, typer.Option("--multirun", "-m", help="Check each combination of KEY=A,B.")
+        bool,
+        typer.Option("--multirun", "-m", help="Check the recipe with each combination of KEY=A,B."),
     ] = False,
     show: Annotated[
         bool,
@@ -56,12 +57,18 @@ def validate_config(
     trainer: Annotated[
         ReadableTrainer | None,
         typer.Option(
-            "--from", help="RECIPE is a file of this trainer: check what means the same here."
+            "--from",
+            help=(
+                "RECIPE is a configuration file of this trainer: check the settings"
+                " that vtool has too."
+            ),
         ),
     ] = None,
     convert: Annotated[
         bool,
-        typer.Option("--convert", help="With --from: print the recipe as one of vtool's, as YAML."),
+        typer.Option(
+            "--convert", help="With --from: print the file converted to a recipe of vtool, as YAML."
+        ),
     ] = False,
     json_schema: Annotated[
         bool, typer.Option("--json-schema", help="Print a JSON schema of recipes, for editors.")
@@ -71,8 +78,8 @@ def validate_config(
         typer.Option(
             "--untrusted",
             help=(
-                "The recipe is a stranger's: read no environment variable, and no file outside of"
-                " its folder and the shipped ones."
+                "Do not trust the recipe: read no environment variable, and no file"
+                " outside of its folder and the shipped ones."
             ),
         ),
     ] = False,

@@ -38,36 +38,42 @@ def verify(
     ] = None,
     row: Annotated[
         list[str] | None,
-        typer.Option(
-            help="A row to show besides the first ones: its line, or its name; may be repeated."
-        ),
+        typer.Option(help="Also show this row, by its line number or its name; may be repeated."),
     ] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="A proof, by its rule's name or code; may be repeated. Rows are not audited then."
+            help=(
+                "Run only this proof, by its rule's name or code, and no audit of rows;"
+                " may be repeated."
+            )
         ),
     ] = None,
     fast: Annotated[
         bool,
         typer.Option(
-            "--fast", help="What one process proves in seconds, and no audit of all rows."
+            "--fast",
+            help="Run only the proofs that one process makes in seconds, and no audit of rows.",
         ),
     ] = False,
     fresh: Annotated[
         bool,
-        typer.Option("--fresh", help="Audit every row again, changed or not."),
+        typer.Option(
+            "--fresh", help="Audit every row again: do not reuse earlier audits of unchanged rows."
+        ),
     ] = False,
     near: Annotated[
         bool, typer.Option("--near", help="Also look for rows with nearly the same answers.")
     ] = False,
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write a page of the rows.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Also write the audit of the rows as an HTML page."),
     ] = None,
     full_size: Annotated[
         bool,
         typer.Option(
-            "--full-size", help="Prove on the recipe's own model and weights, not on a tiny one."
+            "--full-size",
+            help="Run the proofs on the recipe's own model and weights, not on a tiny one.",
         ),
     ] = False,
     format: Annotated[
@@ -76,7 +82,8 @@ def verify(
 ) -> None:
     """Audit rows without training: lines, images, placeholders, labels, lengths.
 
-    Of a recipe, prove its numbers too, on a tiny model.
+    For a recipe, also run the proofs: they check, on a tiny model, that training computes what it
+    should.
     """
     from vtool.cli.common import begin_with_training, exit_on_findings, print_results
     from vtool.cli.load_check import can_write

@@ -62,50 +62,95 @@ def watch(
     context: typer.Context,
     to: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where the facts go. Default: a fresh folder, watch-…."),
+        typer.Option(
+            metavar="DIR",
+            help="Folder for the recorded facts: new, or empty. Default: watch-DATE-TIME.",
+        ),
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="How many optimizer steps are read whole.")] = 3,
+    steps: Annotated[
+        int, typer.Option(min=1, help="Number of first optimizer steps to analyze in full.")
+    ] = 3,
     every: Annotated[
-        int, typer.Option(min=0, help="Look again every so many steps; 0 is never.")
+        int, typer.Option(min=0, help="After those, analyze every Nth step too; 0: none.")
     ] = 0,
     tokens: Annotated[
-        int, typer.Option(min=1, help="How many supervised tokens of a step are solved.")
+        int,
+        typer.Option(
+            min=1,
+            help=(
+                "Most supervised tokens per step, in each process, whose weight in the"
+                " loss is measured; of more, a sample."
+            ),
+        ),
     ] = 4096,
     memory: Annotated[
-        int, typer.Option(metavar="MIB", min=1, help="Memory on the device for what is held.")
+        int,
+        typer.Option(
+            metavar="MIB",
+            min=1,
+            help=(
+                "Most device memory for what the analysis keeps, such as hidden states and"
+                " gradients. What needs more is not checked, and that is reported."
+            ),
+        ),
     ] = 1024,
     text: Annotated[
-        bool, typer.Option("--text/--no-text", help="Keep the text of rows with the ids.")
+        bool,
+        typer.Option(
+            "--text/--no-text",
+            help="Record all token ids of the first rows, or only those that are learnt.",
+        ),
     ] = True,
     tokenizer: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="A folder with tokenizer.json. Default: that of the model."
+            metavar="DIR",
+            help="Folder with tokenizer.json and the chat template. Default: the model's own.",
         ),
     ] = None,
     print_env: Annotated[
         bool,
-        typer.Option("--print-env", help="Print the variables, for srun, Ray and containers."),
+        typer.Option(
+            "--print-env",
+            help=(
+                "Print the environment variables that turn the watch on, for srun, Ray"
+                " and containers."
+            ),
+        ),
     ] = False,
     read: Annotated[
         Path | None,
-        typer.Option(metavar="FACTS", help="Conclude from a folder of facts; nothing is started."),
+        typer.Option(
+            metavar="FACTS", help="Report on facts that were recorded earlier; no command is run."
+        ),
     ] = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a page.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the results as an HTML page.")
+    ] = None,
     baseline: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Findings that FILE knows do not count; where it is not there, it is written.",
+            help=(
+                "Count only findings that are not in FILE. If FILE does not exist,"
+                " write the present ones to it."
+            ),
         ),
     ] = None,
     fail_on: Annotated[
         FailOn | None,
-        typer.Option(help="Exit with 1 for such a finding, with 2 if nothing could be read."),
+        typer.Option(
+            help=(
+                "Exit with 1 for a finding of this severity or worse, with 2 if nothing"
+                " could be checked. Default: the command's own exit status."
+            )
+        ),
     ] = None,
     stop_on: Annotated[
         StopOn | None,
-        typer.Option(help="End the command, as Ctrl-C would, once the watched steps show one."),
+        typer.Option(
+            help="Interrupt the command, as Ctrl-C would, if the first --steps steps show an error."
+        ),
     ] = None,
     format: Annotated[
         OutputFormat, typer.Option(help="How findings are printed.")

@@ -205,7 +205,7 @@ _REFERENCE = "a reference"
 
 @contextmanager
 def _hydra_as_of(release: str) -> Iterator[None]:
-    """Hydra's behavior of a release, without its hints for those who come from an older one."""
+    """Give Hydra the behavior of a release for a while, without its hints on older ones."""
     state = version.VersionBase.instance()
     before = state.version_base
     version.setbase(release)
@@ -321,7 +321,7 @@ def _leads_nowhere(name: str, reason: str, origins: Origins, names: Sequence[str
 
 
 def _default_of(name: str) -> str | None:
-    """The default of a setting that has a plain one, as JSON."""
+    """Return the default of a setting as JSON; None for a group, and where there is none."""
     from vtool.config.settings import all_settings
 
     found = next(
@@ -340,7 +340,7 @@ def _default_of(name: str) -> str | None:
 
 
 def _no_such_file(error: MissingConfigException, sources: Sequence[RecipeSource]) -> Findings:
-    """A defaults list names a file that is nowhere."""
+    """Return the findings about a file that a defaults list names and that is not found."""
     group, _, choice = str(error.missing_cfg_file).lstrip("/").rpartition("/")
     origin = _in_defaults(choice, sources)
     if not group and any(source.recipe and source.recipe.stem == choice for source in sources):

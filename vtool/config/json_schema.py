@@ -47,7 +47,7 @@ _REFERENCE: Schema = {"$ref": "#/definitions/open"}
 
 
 def recipe_schema() -> Schema:
-    """The schema of recipe files of every kind."""
+    """Return the JSON schema of recipe files of every kind."""
     definitions = {"open": _REFERENCE_TEXT}
     kinds = {
         kind: _object((schema,), definitions, whole=False) for kind, schema in RECIPE_KINDS.items()
@@ -75,7 +75,7 @@ def recipe_schema() -> Schema:
 def _object(
     owners: tuple[type[Settings], ...], definitions: dict[str, Schema], whole: bool
 ) -> Schema:
-    """A group of settings; of several classes distinguished by a tag, the settings of all.
+    """Return the schema of a group: of classes that a tag tells apart, with the settings of all.
 
     Args:
         whole: whether it stands in one place, as an entry of a list does, so that what must be
@@ -115,7 +115,7 @@ def _object(
 
 
 def _merged(found: list[Schema]) -> Schema:
-    """One setting that several classes have: what any of them takes."""
+    """Merge the schemas of a setting that several classes have: what any of them takes is valid."""
     if len(found) == 1:
         return found[0]
     options = [option for schema in found for option in schema["anyOf"]]
@@ -159,7 +159,7 @@ def _field(setting: Setting, plain: Schema, definitions: dict[str, Schema]) -> S
 
 
 def _clean(schema: Any) -> Any:
-    """Without titles, and with the entries of a tuple as draft 07 writes them."""
+    """Return pydantic's schema as draft 07 writes it: no titles, tuples as `items`."""
     if isinstance(schema, list):
         return [_clean(each) for each in schema]
     if not isinstance(schema, dict):

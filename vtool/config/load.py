@@ -337,12 +337,12 @@ def _releases_stage(run: Run, origins: Origins) -> _Stage:
 
 
 def effective_yaml(loaded: Loaded) -> str:
-    """Every setting in force, each with where it comes from, as a recipe that can be run again."""
+    """Return every setting in force and where it comes from, as a recipe that can be run again."""
     return as_yaml(loaded.plain, loaded.origins)
 
 
 def _named(composed: Composed) -> Composed:
-    """A run has its recipe's name unless it says otherwise."""
+    """Name a run after its recipe, where it has no name."""
     run = composed.values.get("run", {})
     if schema_of(composed.values) is not Run or not isinstance(run, dict) or "name" in run:
         return composed

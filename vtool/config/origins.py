@@ -89,7 +89,7 @@ def _put(places: dict[Key, ValuePosition], keys: Key, place: ValuePosition) -> N
 
 
 def _in_file(file: YamlFile, node: yaml.Node, keys: Key) -> Iterator[tuple[Key, ValuePosition]]:
-    """The places below a node, groups before what is in them."""
+    """Yield the places of the values below a node, groups before what is in them."""
     if isinstance(node, yaml.SequenceNode):
         for number, entry in enumerate(node.value):
             yield from _at(file, entry, entry, (*keys, str(number)))

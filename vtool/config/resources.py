@@ -31,7 +31,7 @@ def group_names(group: str) -> list[str]:
 
 
 def find_recipe(recipe: str) -> RecipeFile:
-    """The file of a shipped recipe, by its name, or of the user's own, by its path.
+    """Return the file of a shipped recipe, by its name, or of the user's own, by its path.
 
     Raises:
         Findings: `unknown-recipe`, `unreadable-file`.
@@ -114,7 +114,7 @@ def shown_path(path: Path) -> str:
 
 
 def opened(name: str) -> Path:
-    """The file that `shown_path` has named."""
+    """Return the path of a file from the name that `shown_path` has given it."""
     head, _, rest = name.partition("/")
     if head in ("recipes", "configs") and (found := shipped_folder(head) / rest).is_file():
         return found

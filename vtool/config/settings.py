@@ -72,7 +72,7 @@ class Setting:
 
 
 def all_settings(owner: type[Settings] = Run, prefix: str = "") -> Iterator[Setting]:
-    """Every setting and group, in the order of the schema."""
+    """Yield every setting and group, in the order of the schema."""
     return iter(_settings_of(owner, prefix))
 
 
@@ -161,7 +161,7 @@ def _step(spot: Spot, part: str | int) -> Spot:
 
 
 def choices(annotation: Any) -> tuple[str, ...]:
-    """The words that a setting takes, or the tags of a union."""
+    """Return the words that a setting takes, or the tags of a union."""
     return tuple(dict.fromkeys(_choices(annotation)))
 
 
@@ -199,7 +199,7 @@ def _bounds(metadata: Sequence[Any]) -> str:
 
 
 def _bare(annotation: Any) -> Any:
-    """Without `Annotated` and without `| None`."""
+    """Return a type without `Annotated` and without `| None`."""
     while typing.get_origin(annotation) is typing.Annotated:
         annotation = typing.get_args(annotation)[0]
     if nullable(annotation):
@@ -260,7 +260,7 @@ def _tags(member: type[Settings]) -> Iterator[str]:
 
 
 def docstrings(owner: type[Settings]) -> dict[str, str]:
-    """The strings below the fields, also of those that a class has from another.
+    """Return the docstring of each field, inherited fields included.
 
     Read from the source, and only when asked for: pydantic would do it at every start.
     """

@@ -15,7 +15,7 @@ def shipped_folder(kind: str) -> Path:
 
 
 def recipe_names() -> tuple[str, ...]:
-    """The shipped recipes."""
+    """Return the names of the shipped recipes."""
     folder = shipped_folder("recipes")
     return tuple(
         sorted(

@@ -165,9 +165,9 @@ def _settings(root: type[Settings]) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def doubted(spot: Spot) -> set[tuple[str, ...]]:
-    """Return the places that an unknown key makes doubtful, where nothing is written.
+    """Return the places of the settings that an unknown key may have been meant for.
 
-    Those that it may have been meant for; where that cannot be guessed, all of its group.
+    All of its group, where that cannot be guessed. Where one is written, it is not in doubt.
     """
     group = spot.keys[:-1]
     if "." in spot.keys[-1]:

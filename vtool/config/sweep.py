@@ -51,7 +51,7 @@ class Job:
 
 
 def expand_grid(overrides: Sequence[str]) -> tuple[Job, ...]:
-    """Every combination of what overrides give several values for, the last one changing fastest.
+    """Return a job for every combination of the values given, the last override changing fastest.
 
     Raises:
         Findings: `bad-override`, for those that no list of values can be made of.

@@ -279,7 +279,7 @@ def _echoes(error: ErrorDetails) -> bool:
 
 
 def _tag(error: ErrorDetails) -> str:
-    """The setting that distinguishes the members of a union."""
+    """Return the name of the setting that tells the members of a union apart."""
     return str(error["ctx"]["discriminator"]).strip("'")
 
 

@@ -161,7 +161,7 @@ class Ledger:
 
 
 def hold_to(rows: EncodedRows, audits: RowAudits) -> None:
-    """Have every row held against its audit whenever it is encoded from now on."""
+    """Give the rows the digests of their audits, which every encoded row is compared with."""
     rows.audited = np.zeros(len(rows.rows), np.uint64)
     rows.audited[audits.table["index"]] = audits.table["digest"]
 

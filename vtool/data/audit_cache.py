@@ -66,7 +66,7 @@ class AuditCache:
 
     folder: Path
     head: Mapping[str, Any]
-    """All that decides its audits."""
+    """The settings, releases and code that the audits depend on, and the files of the rows."""
     renew: bool = False
     """If what is there is not read, and written anew."""
 

@@ -14,7 +14,7 @@ from vtool.data.head_nll import head_gives_nll
 
 
 def summed_nll(model: Callable[..., Any], batch: Batch, module: nn.Module | None = None) -> Tensor:
-    """Σ −log p(target) over the supervised tokens of a batch: a scalar, in fp32 at least.
+    """Return Σ −log p(target) over a batch's supervised tokens: a scalar, in fp32 at least.
 
     Args:
         model: called with the batch's inputs.

@@ -80,7 +80,7 @@ def parse_row(
     urls: UrlCache | None = None,
     given_id: str = "",
 ) -> Row:
-    """A row from its JSON object. Paths of images and videos are relative to `folder`.
+    """Make a row of its JSON object; paths of images and videos are relative to `folder`.
 
     Args:
         urls: the images that may be fetched; None: none may.
@@ -201,7 +201,7 @@ def _are_objects(value: Any) -> bool:
 
 
 def _check_characters(messages: list[dict[str, Any]], tools: Any, malformed: Malformed) -> None:
-    """JSON can write half of a character (a lone surrogate), which no tokenizer takes."""
+    """Refuse half of a character (a lone surrogate): JSON can write it, no tokenizer takes it."""
     for number, part in enumerate([*messages, tools], 1):
         try:
             json.dumps(part, ensure_ascii=False).encode()

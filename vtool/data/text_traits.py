@@ -51,7 +51,7 @@ def _is_doubly_encoded(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Trait:
-    """Something that a row's text may have."""
+    """A trait that a row's text may have, with the rule that reports it."""
 
     rule: str
     words: str

@@ -40,7 +40,7 @@ class BaselineComparison:
     """Entries of these subjects whose check ran again and no longer finds them."""
 
     def lines(self, file: Path) -> list[str]:
-        """Lines for the user, in addition to the findings."""
+        """Return the lines that are printed about the baseline, in addition to the findings."""
         findings = f"{self.known} finding{'' if self.known == 1 else 's'}"
         if self.recorded:
             return [f"baseline: {findings} recorded in {file}; from now on only others count"]

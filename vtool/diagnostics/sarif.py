@@ -24,7 +24,7 @@ _SCHEMA = (
 
 
 def as_sarif(results: Sequence[Result], command: str) -> dict[str, Any]:
-    """One log with one run.
+    """Return a SARIF log with one run.
 
     Rules are those that were asked for or found; what was not run is a notification of the
     invocation.

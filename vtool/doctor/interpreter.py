@@ -38,7 +38,7 @@ class FoundPackage:
     text: str
     """The version, as the metadata has it."""
     why: str = ""
-    """Why the release is unknown."""
+    """The reason why the release is unknown."""
     damaged: bool = False
     """True where the files are wrong, and not merely somebody's own."""
     commit: str = ""
@@ -176,7 +176,7 @@ def _twice(found: Sequence[metadata.Distribution]) -> str:
 
 
 def _elsewhere(one: metadata.Distribution, code: Path | None) -> str:
-    """Return that the code is not where the metadata is, empty where it is."""
+    """Return where code and metadata are, if that is not one place; else an empty text."""
     if code is None or code.resolve() == _folder(one):
         return ""
     return f"what is imported is in {code}, its metadata in {_folder(one)}"

@@ -54,7 +54,7 @@ class SilentBugs:
     closed: tuple[str, ...]
     """Folders that could not be listed."""
     empty: str = ""
-    """Why nothing at all was looked at."""
+    """The reason why nothing at all was looked at."""
     of_script: bool = False
     """True where the settings are known with which packages are used."""
 

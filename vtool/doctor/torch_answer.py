@@ -42,7 +42,7 @@ class TorchAnswer:
     npu: tuple[str, ...] = ()
     """The names of the NPUs that torch finds."""
     npu_error: str | None = None
-    """Why torch_npu, which is installed, cannot be imported, while torch can."""
+    """The reason why torch_npu, which is installed, cannot be imported, while torch can."""
     error: str | None = None
     """The last line that the import wrote."""
     alone: bool = False

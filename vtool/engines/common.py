@@ -113,7 +113,7 @@ def optimizer_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> di
 
 
 class TorchEngine:
-    """All of an engine but its passes, where its parameters are a torch module's own.
+    """The base of engines that train a torch module's own parameters: all but their passes.
 
     An engine that shards them says how a tensor is gathered (`_gather`), and what this rank keeps
     of a whole one (`_share`).

@@ -129,7 +129,7 @@ def asked_at_once(model: Any, rows: EncodedRows, batch_size: int) -> int:
 
 
 def mean_nll(engine: Engine, rows: EncodedRows, kept: Sequence[int], batch_size: int) -> float:
-    """Nats per supervised token of these rows, each rank its share.
+    """Compute the NLL per supervised token of these rows, in nats, each rank its share.
 
     The engine is evaluating, and nothing has a gradient.
     """

@@ -39,7 +39,7 @@ class MetricScore:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """All that was scored."""
+    """The scores of all answers: overall, of each row and of each group, with findings."""
 
     scores: tuple[MetricScore, ...]
     of_rows: Mapping[str, tuple[float, ...]]

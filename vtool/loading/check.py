@@ -130,7 +130,7 @@ def _refused(
             )
     if checkpoint is not None and "python" not in hosts:
         yield ignored(
-            "--checkpoint is what python: subjects are loaded from, and none is named",
+            "--checkpoint is for python:FILE.py:factory subjects, and none is named",
             "leave it out, or name python:FILE.py:factory",
         )
     if digest and FOLDER_HOST not in hosts:

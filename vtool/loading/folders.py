@@ -41,7 +41,7 @@ class Folder:
 
     result: Result
     why_not: str | None
-    """Why the class that will load it cannot be checked; None where it can."""
+    """The reason why the class that will load it cannot be checked; None where it can."""
     has_class: bool = True
     """False for a single file, of which a class is not asked."""
     seconds: float | None = None

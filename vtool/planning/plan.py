@@ -79,7 +79,7 @@ class MemoryPlan:
     save: int
     """Host memory of a rank while it saves: what it gathers before it writes a file."""
     checkpoint: int
-    """On the disk, of all ranks."""
+    """Bytes of a checkpoint on the disk, of all ranks."""
     micro_batches: int
     """The micro-batches of a rank in a step; of packed rows, at most."""
     rows: int

@@ -46,7 +46,7 @@ class Recording:
     left_out: int = 0
     """Operations that were left out of the trace, to limit its size."""
     broken: Mapping[Path, str] = field(default_factory=dict)
-    """Why a file of `files` is missing."""
+    """The reason why a file of `files` is missing."""
 
 
 class Tool(Protocol):

@@ -38,7 +38,7 @@ class Marks:
     waited: int = 0
     """The evaluations since then."""
     stopped: bool = False
-    """No more steps are taken."""
+    """True once early stopping has ended the run."""
 
     @staticmethod
     def of(kept: Mapping[str, Any] | None) -> "Marks":

@@ -72,7 +72,7 @@ class ShareWriter:
         self._limit = FILE_BYTES if ranks.world > 1 else None
         self.files: list[WrittenFile] = []
         self.error: Exception | None = None
-        """Why nothing is written any more. Other ranks still wait for what this one gathers."""
+        """The error that ended writing. Other ranks still wait for what this one gathers."""
 
     def write(self, kind: str, pairs: Iterable[tuple[str, Tensor]]) -> None:
         """Write the tensors of a kind; after an error only take them."""

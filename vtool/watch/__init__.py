@@ -25,12 +25,12 @@ def start(
     while the run continues.
 
     Args:
-        folder: where the facts go; it must be empty, or not be there yet.
-        steps: how many optimizer steps are read whole.
-        every: look again each time after this many steps; 0 is never.
-        tokens: how many learnt tokens of a step are solved.
-        memory: MiB that may be held on the device.
-        text: keep the ids of rows.
+        folder: the folder for the recorded facts; it must be empty, or not exist yet.
+        steps: the number of first optimizer steps that are analyzed in full.
+        every: after those, each step that is a multiple of this is analyzed too; 0: none.
+        tokens: the most supervised tokens of a step whose weight in the loss is measured.
+        memory: the most device memory, in MiB, for what the analysis keeps.
+        text: record all token ids of the first rows, not only those that are learnt.
 
     Returns:
         The folder.

@@ -265,7 +265,7 @@ def _middle(quantiles: Sequence[float | None] | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All that is known of one watched model, over all processes."""
+    """The facts about one watched model, from all processes."""
 
     number: int
     lines: Mapping[str, tuple[Fact, ...]]
@@ -274,12 +274,12 @@ class Facts:
     turns: Turns | None = None
     """The marks that the chat template puts around answers, where the tokenizer is known."""
     no_turns: str | None = None
-    """Why it is not."""
+    """The reason why the marks are not known."""
     tokenizer: Any = None
     """A `tokenizers.Tokenizer`, where the folder is known."""
 
     def of(self, kind: str) -> tuple[Fact, ...]:
-        """All facts of a kind."""
+        """Return the facts of one kind, such as `micro` or `stepped`; none where it has none."""
         return self.lines.get(kind, ())
 
     @property

@@ -10,7 +10,7 @@ from vtool.watch.folder import FACTS
 
 _FORMAT = 1
 UNENDED = "killed, a full disk, or still running"
-"""Why facts may have no end."""
+"""The reasons for which facts may have no end."""
 _NUMBERS = {"model", "rank", "index", "micro", "supervised", "world"}
 """Fields that are whole numbers where they are there."""
 _NOT_READ = ("lengths", "row_of")

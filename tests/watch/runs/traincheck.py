@@ -16,7 +16,7 @@ class Error:
     planted: str | None = None
     """The run of ours that has the mistake."""
     not_seen: str = ""
-    """Why no command of ours sees it, or none was run."""
+    """The reason why no command of ours sees it, or none was run."""
 
 
 _FAULTY = "a rank's gradients changed"

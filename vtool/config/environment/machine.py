@@ -78,7 +78,7 @@ def read_machine(
 
 
 def read_torch(path: Sequence[str] | None = None) -> Torch | None:
-    """The installed torch, from its metadata and its `version.py`, which is read as text."""
+    """Return the installed torch, from its metadata and its `version.py`, which is read as text."""
     distribution = find_distribution("torch", path)
     if distribution is None:
         return None
@@ -102,7 +102,7 @@ def read_torch(path: Sequence[str] | None = None) -> Torch | None:
 
 
 def read_cann(environment: Mapping[str, str]) -> Cann:
-    """CANN, as `set_env.sh` has announced it.
+    """Return the CANN that the variables of its `set_env.sh` name, and its problems.
 
     The problems are those that torch_npu 2.13 raises for, in its words' order
     (torch_npu/_init/registry/registry_manager.py); where the variable is not set, it raises for

@@ -13,11 +13,11 @@ from vtool.diagnostics import Diagnostic
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A recipe of another trainer's, read as ours."""
+    """A recipe of another trainer's after translation into settings of ours."""
 
     composed: Composed
     findings: tuple[Diagnostic, ...]
-    """About their settings."""
+    """Findings about their settings."""
     names: Mapping[str, str]
     """By our setting, the name of theirs."""
     left: tuple[tuple[str, Any], ...] = ()
@@ -41,7 +41,7 @@ class Theirs:
     """By our setting, the name of theirs."""
 
     def take(self, name: str, default: Any = None) -> Any:
-        """A value that is judged."""
+        """Return the value of one of their settings, and count the setting as looked at."""
         self.judged.add(name)
         value = self.given.get(name)
         return default if value is None else value
@@ -66,7 +66,7 @@ class Theirs:
                 self.names |= {f"{ours}.{number}.path": theirs for number in range(len(value))}
 
     def map(self, table: Iterable[Same]) -> None:
-        """Take over settings that mean the same in both."""
+        """Set ours from theirs for each setting of a table that means the same in both."""
         for same in table:
             value = self.take(same.theirs, same.default)
             ours = None if value is None else same.convert(value)

@@ -21,7 +21,7 @@ class ForeignTrainer:
 
     name: str
     title: str
-    """In messages."""
+    """The trainer's name in messages."""
     command: tuple[str, ...]
     """The words that start it in a script."""
     files: tuple[str, ...]

@@ -91,7 +91,7 @@ def read_verl(path: Path, *, read_environment: bool = True) -> Reading:
 def in_their_words(
     finding: Diagnostic, names: Mapping[str, str], *, of_verl: bool = True
 ) -> Diagnostic:
-    """A finding of our rules, by the names of their settings."""
+    """Return a finding of our rules in the names of their settings."""
     words = (_WORDS if of_verl else {}) | dict(names)
 
     def worded(text: str | None) -> str | None:
@@ -315,5 +315,5 @@ def _without_counterpart(theirs: Theirs, left: Sequence[str]) -> Iterator[Diagno
 
 
 def _is_number(value: Any) -> bool:
-    """A YAML file may hold anything in the place of a number."""
+    """Return True if a value of a YAML file is a finite number."""
     return isinstance(value, int | float) and math.isfinite(value)

@@ -15,7 +15,7 @@ from vtool.config.foreign.words import NO_COUNTERPART
 
 @dataclass(frozen=True, slots=True)
 class Same:
-    """A setting that means the same in both."""
+    """A setting of verl's, the one here that means the same, and how its value is converted."""
 
     theirs: str
     ours: str
@@ -30,14 +30,14 @@ def _one_of(**values: Any) -> Callable[[Any], Any]:
 
 
 def _positive(value: Any) -> Any:
-    """A number of steps; 0 and below is off, and `after_each_epoch` is no number."""
+    """Convert a number of steps: 0 and below is off, and `after_each_epoch` has no counterpart."""
     if not isinstance(value, int | float):
         return NO_COUNTERPART
     return value if value > 0 else None
 
 
 def _rows(value: Any) -> Any:
-    """A file, or several.
+    """Convert one file of rows, or a list of them, into entries of `data.train`.
 
     `~` is the user's folder, which pandas looks in; what is not on this machine (`hdfs://`) is not
     judged.

@@ -12,7 +12,7 @@ from typing import Any
 from vtool.config.foreign.trainers import TRAINERS
 
 NO_COUNTERPART = object()
-"""In the place of a value that has no counterpart."""
+"""Stands in the place of a value that has no counterpart."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ def _asked(run: Run) -> Iterator[tuple[str, Score]]:
     ),
 )
 def best_without_validation(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """There are validation rows, which are scored more than once."""
+    """Check that validation rows are scored during the run, for whatever a score decides."""
     rows = run.data.validation or "validation" in run.data.split.shares
     for name, _ in _asked(run):
         if not rows:
@@ -64,7 +64,9 @@ def best_without_validation(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     ),
 )
 def metric_not_computed(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """The score is one that an evaluation computes; of one source, only the rows show that."""
+    """Check that the score is one that an evaluation computes.
+
+    Whether a source of that name exists is known only once its rows are read."""
     for group, settings in _asked(run):
         name, metric = f"{group}.metric", settings.metric
         if metric.partition("/")[0] in SCORES:

@@ -27,7 +27,7 @@ from vtool.diagnostics import Diagnostic, Rule
     ),
 )
 def micro_batch_larger_than_share(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """A micro-batch fits into what one process gets of a step.
+    """Check that a micro-batch is not larger than the rows that one process gets of a step.
 
     Above the whole step it is a mistake on any number of processes. Above the share of one, it only
     says that the recipe was written for fewer: the results are the same. Where rows are packed,
@@ -87,7 +87,7 @@ def micro_batch_larger_than_share(run: Run, origins: Origins) -> Iterator[Diagno
     ),
 )
 def max_length_missing(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """data.on_overlong is set only with data.max_length."""
+    """Check that data.on_overlong is set only with data.max_length."""
     todo = run.data.on_overlong
     if todo != "error" and run.data.max_length is None:
         yield Diagnostic(
@@ -117,7 +117,7 @@ def max_length_missing(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     ),
 )
 def packing_budget(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Tokens are counted where rows are packed, and there alone; the longest row fits."""
+    """Check that packed rows, and only these, have a token budget, and the longest row fits."""
     packing, budget, longest = run.data.packing, run.data.micro_batch_tokens, run.data.max_length
     name = "data.micro_batch_tokens"
     if packing == "token_budget" and budget is None:
@@ -165,7 +165,7 @@ def packing_budget(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     ),
 )
 def evaluated_on_trained_rows(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """No entry of data.validation or data.test is one of data.train, by another path or by name."""
+    """Check that no entry of data.validation or data.test has the rows of one of data.train."""
     trained = {rows_key(entry): number for number, entry in enumerate(run.data.train)}
     for split in ("validation", "test"):
         for number, entry in enumerate(run.data.splits[split]):

@@ -67,7 +67,7 @@ def unbound(
     ),
 )
 def numa_unbound(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Something binds, on this kind of device and with so many processes.
+    """Check that device.numa is set only where a launcher or torch_npu binds processes.
 
     What only the launch knows, it asks there.
     """

@@ -25,7 +25,7 @@ NOT_BUILT_ON_ENGINE = Rule(
 
 @settings_rule(NOT_BUILT_ON_ENGINE)
 def packing_not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Packed rows need attention by document, which not every engine, family and kernel has."""
+    """Check that engine, model family and attention kernel can keep packed documents apart."""
     if (
         run.data.packing != "none"
         and isinstance(run.engine, Megatron)
@@ -74,14 +74,14 @@ def packing_not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 
 @settings_rule(NOT_BUILT_ON_ENGINE)
 def attention_not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Kernels of flash attention are of CUDA, and of narrow numbers."""
+    """Check that model.attention can run on this device, and in model.dtype."""
     if found := attention_conflict(run.model, run.device.kind):
         yield Diagnostic("not-built-on-engine", *found, ATTENTION_KEY, origins.near(ATTENTION_KEY))
 
 
 @settings_rule(NOT_BUILT_ON_ENGINE)
 def modeling_on_megatron(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """megatron-core computes with layers of its own, and would not use the user's class."""
+    """Check that model.modeling is not set with engine=megatron, which has layers of its own."""
     if run.model.modeling is not None and isinstance(run.engine, Megatron):
         yield Diagnostic(
             "not-built-on-engine",
@@ -97,7 +97,7 @@ def modeling_on_megatron(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 
 @settings_rule(NOT_BUILT_ON_ENGINE)
 def dropout_on_megatron(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Megatron-core's random states are not those of the other engines."""
+    """Check that lora.dropout is 0 with engine=megatron, whose ranks would draw other masks."""
     if isinstance(run.engine, Megatron) and run.lora is not None and run.lora.dropout:
         yield Diagnostic(
             "not-built-on-engine",
@@ -113,7 +113,7 @@ def dropout_on_megatron(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 
 @settings_rule(NOT_BUILT_ON_ENGINE)
 def adapters_of_peft_on_megatron(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """megatron's adapters are of its own linears, cut over ranks: no row's length, no copies."""
+    """Check that lora.dora and lora.modules_to_save are not set with engine=megatron."""
     if run.lora is None or not isinstance(run.engine, Megatron):
         return
     for setting, asked, what in (
@@ -132,7 +132,7 @@ def adapters_of_peft_on_megatron(run: Run, origins: Origins) -> Iterator[Diagnos
 
 @settings_rule(NOT_BUILT_ON_ENGINE)
 def narrow_base_not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """A base in bfloat16 is that of adapters that compute in it; megatron's is so by itself.
+    """Check that engine, device and model.dtype allow lora.base_dtype.
 
     One in NF4 is packed: no engine cuts it, and bitsandbytes has what computes with it.
     """
@@ -168,7 +168,7 @@ def narrow_base_not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 
 @settings_rule(NOT_BUILT_ON_ENGINE)
 def narrow_states_not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """States of 8 bit are those of an optimizer of torch's own parameters, in float32."""
+    """Check that engine and model.dtype allow optim.states=8bit."""
     if run.optim.states != "8bit":
         return
     name, reason, other = "optim.states", None, ""
@@ -189,7 +189,7 @@ def narrow_states_not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 
 @settings_rule(NOT_BUILT_ON_ENGINE)
 def recompute_not_planned(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """`auto` is chosen by a plan, which is made of ddp and fsdp2 alone."""
+    """Check that model.gradient_checkpointing is not auto with engine=megatron: it has no plan."""
     name = "model.gradient_checkpointing"
     if run.model.gradient_checkpointing == "auto" and isinstance(run.engine, Megatron):
         yield Diagnostic(

@@ -21,7 +21,7 @@ IGNORED_SETTING = Rule(
 
 @settings_rule(IGNORED_SETTING)
 def micro_batch_size_with_packing(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """data.micro_batch_size is not set together with packing, which does not read it.
+    """Check that data.micro_batch_size is not set together with packing, which does not read it.
 
     One in the recipe that packing is switched on for is let be: it is there for runs without, and
     cannot be left out from here.
@@ -46,7 +46,7 @@ def micro_batch_size_with_packing(run: Run, origins: Origins) -> Iterator[Diagno
 
 @settings_rule(IGNORED_SETTING)
 def unused_sixteen_bit_range(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """A range of values is of use only where they are scaled."""
+    """Check that data.image.sixteen_bit_range is set only where values are scaled by it."""
     name = "data.image.sixteen_bit_range"
     if run.data.image.sixteen_bit_range is not None and run.data.image.sixteen_bit == "refuse":
         yield Diagnostic(
@@ -60,7 +60,7 @@ def unused_sixteen_bit_range(run: Run, origins: Origins) -> Iterator[Diagnostic]
 
 @settings_rule(IGNORED_SETTING)
 def size_of_a_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """A model that is loaded has a size of its own."""
+    """Check that model.size is not set for a model that is loaded from model.path."""
     if (
         run.model.starts_from == "pretrained"
         and run.model.path is not None
@@ -77,7 +77,7 @@ def size_of_a_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 
 @settings_rule(IGNORED_SETTING)
 def evaluation_of_nothing(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Settings of the evaluation have rows to evaluate.
+    """Check that settings of the evaluation are set only where there are rows to evaluate.
 
     Only a written setting is noted, never a default.
     """
@@ -99,7 +99,7 @@ def evaluation_of_nothing(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 
 @settings_rule(IGNORED_SETTING)
 def groups_of_no_split(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Rows have groups where some are held back."""
+    """Check that data.split.group is set only where rows are held back."""
     name = "data.split.group"
     if run.data.split.group is not None and not run.data.split.shares:
         message = f"{name} is set, but no rows are held back"
@@ -109,7 +109,7 @@ def groups_of_no_split(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 
 @settings_rule(IGNORED_SETTING)
 def weight_of_one_source(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """A weight is relative to others."""
+    """Check that a source has a weight only where data.train has other sources."""
     if len(run.data.train) == 1 and run.data.train[0].weight is not None:
         name = "data.train.0.weight"
         message = f"{name} is set, but data.train has no other source: an epoch has all its rows"
@@ -118,7 +118,7 @@ def weight_of_one_source(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 
 @settings_rule(IGNORED_SETTING)
 def offload_to_itself(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """On a CPU there is nothing to take weights away from.
+    """Check that engine.cpu_offload is not set for a run on a CPU, where weights are in any case.
 
     Of device.kind=auto, `training.setup` says so where it has found a CPU.
     """
@@ -137,7 +137,7 @@ def offload_to_itself(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 
 @settings_rule(IGNORED_SETTING)
 def other_profilers_settings(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Settings of another tool than the one that is used.
+    """Check that no profiler setting is given that only another tool than the chosen one reads.
 
     Only what somebody has written is noted, never a default.
     """
@@ -167,7 +167,7 @@ def other_profilers_settings(run: Run, origins: Origins) -> Iterator[Diagnostic]
 
 @settings_rule(IGNORED_SETTING)
 def groups_of_frozen_components(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """A frozen part has no settings of the optimizer, which does not see it."""
+    """Check that optim.groups has no settings for a component that model.freeze leaves untrained."""
     for part in ("vision", "projector", "language"):
         given = getattr(run.optim.groups, part).model_dump(exclude_none=True)
         if given and getattr(run.model.freeze, part):
@@ -183,7 +183,7 @@ def groups_of_frozen_components(run: Run, origins: Origins) -> Iterator[Diagnost
 
 @settings_rule(IGNORED_SETTING)
 def min_lr_ratio_of_constant_schedule(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """A learning rate that stays has no lowest value."""
+    """Check that optim.min_lr_ratio is not set with a constant learning rate."""
     name = "optim.min_lr_ratio"
     if run.optim.schedule == "constant" and (origin := origins.of(name)):
         message = f"{name} is set, but optim.schedule is constant: the learning rate does not fall"

@@ -45,7 +45,7 @@ def _smallest_video(run: Run, patches: PatchSizes) -> int:
     ),
 )
 def pixel_bounds(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Some size of whole image tokens satisfies both bounds."""
+    """Check that some size of whole image tokens is within min_pixels and max_pixels."""
     patches = _patches(run)
     side, token = patches.patch_size * patches.merge_size, patches.pixels_per_token
     total = FAMILIES[run.model.family].video.bounds_are_total
@@ -107,7 +107,7 @@ def pixel_bounds(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     ),
 )
 def image_longer_than_row(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """An image and a video fit into a row: the smallest must, and the largest had better."""
+    """Check that an image and a video fit into a row: the smallest must, the largest should."""
     longest = run.data.max_length
     if longest is None:
         return
@@ -161,7 +161,7 @@ def image_longer_than_row(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     ),
 )
 def half_an_image(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Pixels and their grid go together."""
+    """Check that data.drop_model_inputs names both the pixels and their grid, or neither."""
     for kind, pair in (
         ("images", ("pixel_values", "image_grid_thw")),
         ("videos", ("pixel_values_videos", "video_grid_thw")),
@@ -208,7 +208,7 @@ def half_an_image(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     ),
 )
 def token_types_left_out(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """The model gets the types of tokens as long as it gets images."""
+    """Check that the model gets mm_token_type_ids as long as it gets images."""
     parameter, dropped, family = (
         "data.drop_model_inputs",
         run.data.drop_model_inputs,
@@ -258,7 +258,7 @@ def token_types_left_out(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     ),
 )
 def sixteen_bit_range(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Pictures of wide values are scaled from a range that somebody has declared."""
+    """Check that 16-bit pictures are scaled from a range that is given, and is not empty."""
     image, name = run.data.image, "data.image.sixteen_bit_range"
     if image.sixteen_bit == "scale" and image.sixteen_bit_range is None:
         yield Diagnostic(

@@ -82,7 +82,7 @@ def _end(name: str) -> str:
     ),
 )
 def nothing_to_train(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Something is left that can learn."""
+    """Check that model.freeze leaves a part of the model to train."""
     if not trained_components(run.model.freeze):
         yield Diagnostic(
             "nothing-to-train",
@@ -116,7 +116,7 @@ def nothing_to_train(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     ),
 )
 def lora_target(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Each name of `lora` is a layer's, or a module's; some layer is adapted."""
+    """Check that each name in `lora` ends a layer's or module's name, and some layer is adapted."""
     components = trained_components(run.model.freeze)
     if run.lora is None or not components:
         return

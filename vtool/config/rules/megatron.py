@@ -14,7 +14,7 @@ from vtool.families.images import read_json
 
 
 def no_megatron_core(run: Run) -> str | None:
-    """Why the fields cannot be held against the installed megatron-core."""
+    """Return why fields cannot be compared with those of megatron-core: it is not installed."""
     needed = isinstance(run.engine, Megatron) and megatron_versions.installed_megatron() is None
     return "megatron-core is not installed here" if needed else None
 
@@ -57,7 +57,7 @@ def _findings(rule: str, found: Sequence[Problem], origins: Origins) -> Iterator
     ),
 )
 def ddp_conflict(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Nothing in wrap_config and ddp_config contradicts something else, or would be ignored."""
+    """Check that no value of wrap_config and ddp_config contradicts another, or is ignored."""
     if isinstance(run.engine, Megatron):
         yield from _findings(
             "megatron-ddp-conflict",
@@ -92,7 +92,7 @@ def ddp_conflict(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     unanswerable=no_megatron_core,
 )
 def not_in_megatron_core(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """The megatron-core that is installed has each field of ddp_config that is given."""
+    """Check that the installed megatron-core has each field of ddp_config that is given."""
     if isinstance(run.engine, Megatron) and (there := megatron_versions.installed_megatron()):
         for name in run.engine.ddp_config.model_dump(exclude_none=True):
             if name not in there.fields:
@@ -129,7 +129,7 @@ def not_in_megatron_core(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     ),
 )
 def parallel_sizes(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Every process gets an equal share.
+    """Check that the parallel sizes divide the processes, the heads and the layers evenly.
 
     Without launch.nproc their number is known only to who starts them: `check_shares`.
     """
@@ -146,7 +146,7 @@ def check_shares(run: Run, origins: Origins, world: int | None) -> Iterator[Diag
 
 @settings_rule(NOT_BUILT_ON_ENGINE)
 def not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """The engine does what is asked of it, on this device."""
+    """Check that engine=megatron supports the settings, on this device."""
     if isinstance(run.engine, Megatron):
         model, device, adapters = run.model, run.device.kind, run.lora is not None
         yield from _findings(
@@ -179,7 +179,7 @@ def not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     ),
 )
 def needs_transformer_engine(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Find settings that need Transformer Engine in a run on a CPU.
+    """Check that no setting needs Transformer Engine in a run on a CPU.
 
     The start of a run finds out whether it is installed.
     """

@@ -34,7 +34,7 @@ _HOW_THEY_ARE_READ = ("format", "image_folder", "ignore", "texts")
     ),
 )
 def split_conflict(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Fractions leave rows to train on; a split has rows of its own, or is held back, not both."""
+    """Check that data.split leaves rows to train on, and holds back no split that has its own."""
     shares = run.data.split.shares
     if shares and sum(Fraction(str(share)) for share in shares.values()) >= 1:
         listed = " and ".join(f"data.split.{split}={share:g}" for split, share in shares.items())
@@ -75,7 +75,7 @@ def _split(origins: Origins, name: str, message: str, help: str) -> Diagnostic:
     ),
 )
 def source_listed_twice(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """No entry of a split has the rows of another, by whichever path; names are distinct."""
+    """Check that no two entries of a split have the same rows, by whichever path, or name."""
     for split, entries in run.data.splits.items():
         keys = [("rows", *_place(entry)) for entry in entries]
         for number, first in _again(keys):
@@ -131,7 +131,7 @@ def _again(keys: Sequence[object]) -> Iterator[tuple[int, int]]:
     ),
 )
 def mixture_conflict(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Each source of data.train has a weight, or none has; what is evaluated has neither."""
+    """Check that all sources of data.train have a weight or none has, and no evaluated source."""
     train = run.data.train
     weighted = [number for number, entry in enumerate(train) if entry.weight is not None]
     for number, entry in enumerate(train):

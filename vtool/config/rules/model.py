@@ -85,7 +85,7 @@ def _problem_of_own(config: dict[str, Any]) -> str | None:
     ),
 )
 def conflicting_model_source(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """model.init, model.path and model.size say one thing."""
+    """Check that model.init, model.path and model.size agree about where the weights come from."""
     model = run.model
     if model.init == "pretrained" and model.path is None:
         yield Diagnostic(
@@ -131,7 +131,7 @@ def conflicting_model_source(run: Run, origins: Origins) -> Iterator[Diagnostic]
     ),
 )
 def not_a_model_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """model.path holds a model of model.family.
+    """Check that model.path holds a model of model.family.
 
     Whether its weights are whole is seen when they are loaded.
     """
@@ -188,7 +188,7 @@ def not_a_model_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     ),
 )
 def not_a_model_class(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """model.modeling names a class that stands in a Python file.
+    """Check that model.modeling names a class that stands in a Python file.
 
     Whether it fits is seen when the file is imported, which no rule does.
     """
@@ -230,7 +230,7 @@ def not_a_model_class(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     ),
 )
 def patch_mismatch(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """The image processor cuts images into the patches that the tower takes.
+    """Check that the image processor cuts images into the patches that the tower takes.
 
     Else pixels end up elsewhere, or tokens and features differ in number.
     """
@@ -276,7 +276,7 @@ _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
     ),
 )
 def two_saves_in_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """model.path has one save of the weights.
+    """Check that model.path has one save of the weights.
 
     An index that names the one file is healthy, and so is one whose files are not there.
     """
@@ -334,7 +334,7 @@ def _blocks(run: Run) -> tuple[int, int] | None:
     ),
 )
 def recompute_beyond_blocks(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """model.gradient_checkpointing is not more than the model has blocks."""
+    """Check that model.gradient_checkpointing is not more than the model has blocks."""
     name, asked = "model.gradient_checkpointing", run.model.gradient_checkpointing
     if isinstance(asked, str) or (found := _blocks(run)) is None or asked <= sum(found):
         return

@@ -80,7 +80,7 @@ def _similar_names(path: Path) -> str | None:
 
 @settings_rule(PATH_NOT_FOUND)
 def rows_file(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Every file of rows is there; a folder has one."""
+    """Check that every file of rows exists, and that every folder of rows has one."""
     for split, entries in run.data.splits.items():
         for number, entry in enumerate(entries):
             for name, path in entry.files().items():
@@ -90,7 +90,7 @@ def rows_file(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 
 @settings_rule(PATH_NOT_FOUND)
 def model_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """The model's folder is there."""
+    """Check that the model's folder exists."""
     if run.model.path is not None and not os.path.exists(run.model.path):
         yield _missing(
             "model.path",
@@ -102,7 +102,7 @@ def model_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 
 @settings_rule(PATH_NOT_FOUND)
 def modeling_file(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """The modeling file is there."""
+    """Check that the modeling file exists."""
     if run.model.modeling is not None and is_well_formed(run.model.modeling):
         file, _ = split_modeling(run.model.modeling)
         if not os.path.isfile(file):
@@ -111,7 +111,7 @@ def modeling_file(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 
 @settings_rule(PATH_NOT_FOUND)
 def resume_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """The folder that the run continues from is there."""
+    """Check that the folder that the run resumes from exists."""
     given = run.checkpoint.resume
     if given not in OF_ITS_OWN and not os.path.exists(given):
         yield _missing(
@@ -133,7 +133,7 @@ def _runs_named(name: str) -> list[str]:
 
 @settings_rule(PATH_NOT_FOUND)
 def folder_of_weights(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """The folder of the weights that the run begins with is there."""
+    """Check that the folder of the weights that the run begins with exists."""
     given = run.train.source
     if given is not None and not os.path.isdir(given):
         help = did_you_mean(_runs_named(given))
@@ -156,7 +156,7 @@ def folder_of_weights(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     ),
 )
 def two_starts(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """A run begins with weights, or resumes from a checkpoint of another."""
+    """Check that train.from and checkpoint.resume do not both name what the run begins from."""
     resume = run.checkpoint.resume
     if run.train.source is not None and resume not in OF_ITS_OWN:
         yield Diagnostic(

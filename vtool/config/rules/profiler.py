@@ -24,7 +24,7 @@ def _near(origins: Origins | None, name: str) -> Origin | None:
 def past_the_end(
     given: Profiler, steps: int, origins: Origins | None = None
 ) -> Iterator[Diagnostic]:
-    """The last recorded step is one that the run has."""
+    """Check that the last recorded step is one that the run has."""
     first, last = given.profile_interval
     if last > steps:
         yield Diagnostic(
@@ -45,7 +45,7 @@ def past_the_end(
 def outside_the_world(
     given: Profiler, world: int, origins: Origins | None = None
 ) -> Iterator[Diagnostic]:
-    """No rank is named that the run does not have."""
+    """Check that the run has every rank that profiler.ranks names."""
     outside = [rank for rank in given.ranks or () if rank >= world]
     if outside:
         yield Diagnostic(
@@ -65,7 +65,7 @@ def outside_the_world(
 def wrong_device(
     given: Profiler, kind: str, origins: Origins | None = None
 ) -> Iterator[Diagnostic]:
-    """Yield a finding where a tool would record nothing of this kind of device."""
+    """Check that the tool records this kind of device."""
     if given.tool == "none" or kind in DEVICES[given.tool]:
         return
     fits = next((tool for tool, kinds in DEVICES.items() if kind in kinds), "none")
@@ -100,7 +100,7 @@ def wrong_device(
     ),
 )
 def nothing_profiled(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """A tool has an interval, an interval a tool, and somebody records."""
+    """Check that a tool and an interval are given together, and that some rank records."""
     given = run.profiler
     if given.tool == "none" and given.profile_interval != OFF:
         yield Diagnostic(
@@ -152,7 +152,7 @@ def nothing_profiled(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     ),
 )
 def profile_interval(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """The interval lies within the run, its warm-up too.
+    """Check that the interval and its warm-up lie within the run.
 
     The number of steps of a run of epochs depends on the rows.
     """
@@ -202,7 +202,7 @@ def profile_interval(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     ),
 )
 def profiler_ranks(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Each rank is there, once."""
+    """Check that profiler.ranks names each rank once, and none that the run does not have."""
     given = run.profiler.ranks or ()
     if len(set(given)) < len(given):
         once = ",".join(map(str, sorted(set(given))))
@@ -238,7 +238,7 @@ def profiler_ranks(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     ),
 )
 def profiler_device(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """The tool records this kind of device. That of `auto` is asked for when it has been chosen."""
+    """Check that the tool records this kind of device: that of `auto` once it is chosen."""
     if run.device.kind != "auto":
         yield from wrong_device(run.profiler, run.device.kind, origins)
 
@@ -255,7 +255,7 @@ def profiler_device(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     ),
 )
 def npu_profiler_level(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Counters of AI cores come with level1 and level2; torch_npu drops them otherwise."""
+    """Check that counters of AI cores are set with level1 or level2: torch_npu drops them else."""
     npu = run.profiler.npu
     if npu.aic_metrics is not None and npu.level not in ("level1", "level2"):
         name = "profiler.npu.aic_metrics"

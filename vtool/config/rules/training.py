@@ -20,7 +20,7 @@ from vtool.diagnostics import Diagnostic, Rule
     ),
 )
 def steps_or_epochs(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Exactly one of train.steps and train.epochs is given."""
+    """Check that exactly one of train.steps and train.epochs is given."""
     steps, epochs = run.train.steps, run.train.epochs
     if steps is not None and epochs is not None:
         yield Diagnostic(
@@ -58,7 +58,7 @@ def steps_or_epochs(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     ),
 )
 def warmup_too_long(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """The warm-up ends before the training does.
+    """Check that the warm-up ends before the training does.
 
     The number of steps of a run of epochs depends on the rows.
     """
@@ -90,7 +90,7 @@ def warmup_too_long(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     ),
 )
 def two_warmups(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Demand that a warm-up is given in steps or as a share of them, not both."""
+    """Check that the warm-up is given in steps or as a share of them, not both."""
     steps, share = run.optim.warmup_steps, run.optim.warmup_ratio
     if steps and share is not None:
         yield Diagnostic(
@@ -115,7 +115,7 @@ def two_warmups(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     ),
 )
 def evaluation_without_data(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """A run that evaluates on the way has validation rows."""
+    """Check that a run that evaluates on the way has validation rows."""
     every = run.evaluation.every_steps
     if every is not None and not run.data.has("validation"):
         yield Diagnostic(

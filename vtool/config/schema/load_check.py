@@ -37,7 +37,7 @@ ClassFramework = Literal["vllm", "transformers", "sglang"]
 
 
 class Subjects(Settings):
-    """Whose loading is checked."""
+    """The classes and folders whose loading of weights is checked."""
 
     names: tuple[str, ...] = ()
     """Such as vllm:BertModel, or python:FILE.py:factory.

@@ -86,7 +86,7 @@ class Digits:
 
 @cache
 def _load() -> tuple[np.ndarray, np.ndarray]:
-    """Scans `[1797, 8, 8]`, values 0 to 16, and the digits `[1797]` that they show."""
+    """Load the scans `[1797, 8, 8]`, values 0 to 16, and the digits `[1797]` that they show."""
     with (
         files("vtool.data.formats").joinpath("digits.csv.gz").open("rb") as packed,
         gzip.open(packed, "rt") as lines,
@@ -97,7 +97,7 @@ def _load() -> tuple[np.ndarray, np.ndarray]:
 
 @cache
 def _split() -> dict[str, list[int]]:
-    """Stratified: each digit is in each split in the same proportion."""
+    """Split the scans by number, stratified: each digit has the same proportion in each split."""
     _, targets = _load()
     random = np.random.RandomState(_SPLIT_SEED)
     parts: dict[str, list[int]] = {name: [] for name in _SHARES}

@@ -319,7 +319,7 @@ class OptimizedModule:
 
     @property
     def _counts_by_group(self) -> bool:
-        """The optimizer counts the updates of a group, in the group, not those of a parameter.
+        """True if the optimizer counts updates in its groups, not for each parameter.
 
         So does the FusedAdam of Transformer Engine and of apex, which megatron-core takes where it
         can be imported (`optimizer/__init__.py`); torch's own does not.

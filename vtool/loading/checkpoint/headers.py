@@ -43,12 +43,12 @@ class Header:
     size: int
     """Bytes of the file, as it is on the disk."""
     tensors: tuple[Tensor, ...]
-    """In the order of their bytes.
+    """The tensors in the order of their bytes.
 
     Entries that make no sense are left out; some may lie beyond the end of a truncated file.
     """
     whole: bool
-    """Nothing was wrong with it."""
+    """True if nothing was wrong with the header."""
 
 
 def read_header(file: Path) -> tuple[Header | None, list[Diagnostic]]:

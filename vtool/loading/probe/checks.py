@@ -10,7 +10,7 @@ WATCHED = "watched-load"
 TWO_RANKS = "two-ranks"
 RING = "reusable_buffer"
 VLLM_ONLY = ("vllm",)
-"""Whose classes are loaded by ranks, processed, and quantized."""
+"""The host whose classes are loaded by ranks, processed, and quantized."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 
 class NotRun(Exception):
-    """No verdict can be had, for the one reason that the text says."""
+    """Says for which reason a subject gets no verdict."""
 
 
 class LoadFailed(Exception):
-    """The user's subject does not load, for the reason in the text."""
+    """Says why the user's subject does not load."""
 
 
 def error_text(error: BaseException, most: int | None = 300) -> str:

@@ -91,7 +91,7 @@ class CheckFacts:
     measured: Mapping[str, Any] = field(default_factory=dict)
     """Counts and sizes, which reports show as they are."""
     reason: str | None = None
-    """Why the check was not run; None where it was."""
+    """The reason why the check was not run; None where it was."""
     paths: Mapping[str, str] | None = None
     """The framework's own ways of loading a quantized twin, as in `SubjectFacts.paths`."""
     by_chance: bool = False
@@ -122,7 +122,7 @@ class About:
     renamed: tuple[str, ...] = ()
     """Tensors of the twin that have other names than transformers gave them: they load so."""
     no_twin: str | None = None
-    """Why there is no twin."""
+    """The reason why there is no twin."""
     replaced: tuple[str, ...] = ()
     """Parts that do not run on a CPU and were replaced."""
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -140,7 +140,7 @@ class SubjectFacts:
 
     status: Status
     reason: str = ""
-    """Why there is nothing to judge; of what was judged, why not every check was come to."""
+    """The reason why there is nothing to judge, or why not every check was reached."""
     origin: CheckpointSource = "given"
     streams: bool = True
     """The subject takes an iterator, not a folder."""

@@ -19,7 +19,7 @@ NamedTensor = tuple[str, Tensor]
 
 @dataclass(frozen=True)
 class Subject:
-    """Something whose weight loading is audited."""
+    """An object whose weight loading is audited: how to make it, and what to load into it."""
 
     make: Callable[[], Any]
     """Make a new object, with `named_parameters()` and, where there, `named_buffers()`.

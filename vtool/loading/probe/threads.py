@@ -42,7 +42,7 @@ class Order:
         self._asked: asyncio.AbstractEventLoop | None = None
 
     def add(self, begin: Callable[[], bool]) -> None:
-        """Take a task.
+        """Add a task to those that wait to be run in order.
 
         Args:
             begin: starts it, and returns True if it has ended.
@@ -120,7 +120,7 @@ class _Late(Future[Any]):
         self._lock = lock
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
-        """Take a callback; whoever adds one does not look yet."""
+        """Add a callback for when the task has ended; to add one does not run the task yet."""
         with self._lock:
             waits = self._state not in FINISHED
             if waits:

@@ -44,7 +44,7 @@ class RowGroup:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """All that the page shows of rows."""
+    """The rows that the page shows with their answers, by kind."""
 
     wrong: RowGroup
     right: RowGroup

@@ -306,7 +306,7 @@ def _no_reference(facts: Facts) -> str:
 
 
 def lost(facts: Facts) -> CheckOutcome:
-    """Look for updates that 16 bits round away."""
+    """Look for updates so small that weights in 16 bits are rounded back to their old values."""
     references = [
         (int(one["step"]), name, tensor)
         for one in facts.of("stepped")

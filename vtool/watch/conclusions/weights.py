@@ -190,7 +190,7 @@ class _Scale:
     times: float
     tolerance: float
     micro_batches: int
-    """On each rank."""
+    """The micro-batches of each rank."""
     of_loss: float
     """Times of the loss alone, where the engine takes the mean over ranks and no more."""
     norm: float | None

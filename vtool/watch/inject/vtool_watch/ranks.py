@@ -24,7 +24,7 @@ class Agreement:
     def __init__(self, store: Any, rank: int, wait: float, name: str = "vtool_watch") -> None:
         self.store, self.rank, self.wait, self.name = store, rank, wait, name
         self.over: str | None = None
-        """Why nothing is voted on any more."""
+        """The reason why nothing is voted on any more."""
 
     def decide(self, question: str, ranks: Sequence[int], ready: bool) -> bool:
         """Return the decision of all ranks: whether each of them is there and ready."""
