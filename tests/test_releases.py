@@ -19,12 +19,12 @@ from vtool.releases import (
     enable_checkpointing,
     features_by_image,
     find_installed,
-    hand_features,
     installed_version,
     is_development,
-    outside,
+    pass_features,
     release,
-    take_back,
+    reset_features,
+    why_untested,
 )
 
 ROOT = Path(__file__).parents[1]
@@ -80,12 +80,16 @@ def test_a_branch_is_no_release(version: str, development: bool) -> None:
 
 def test_what_is_inside_and_what_outside() -> None:
     tested = TESTED["transformers"]
-    assert outside("transformers", tested.oldest) is outside("transformers", tested.newest) is None
+    assert (
+        why_untested("transformers", tested.oldest)
+        is why_untested("transformers", tested.newest)
+        is None
+    )
     major, minor, patch = release(tested.newest)
-    assert outside("transformers", f"{major}.{minor}.{patch + 7}") is None
-    assert "newer" in str(outside("transformers", f"{major}.{minor + 1}.0"))
-    assert "older" in str(outside("transformers", "5.5.3"))
-    assert "no release" in str(outside("transformers", "5.10.0.dev0"))
+    assert why_untested("transformers", f"{major}.{minor}.{patch + 7}") is None
+    assert "newer" in str(why_untested("transformers", f"{major}.{minor + 1}.0"))
+    assert "older" in str(why_untested("transformers", "5.5.3"))
+    assert "no release" in str(why_untested("transformers", "5.10.0.dev0"))
 
 
 def test_a_release_outside_the_range_is_one_warning_that_names_range_and_last(only: Path) -> None:
@@ -228,15 +232,15 @@ def test_features_are_handed_to_releases_that_take_them_and_to_those_that_do_not
     given = {"input_ids": 1, "pixel_values": 2, "pixel_values_videos": 3}
     outputs = {"image": "of images", "video": "of videos"}
     newer, older = Newer(), Older()
-    assert hand_features(newer, given, outputs, torch.cat) == {
+    assert pass_features(newer, given, outputs, torch.cat) == {
         "input_ids": 1,
         "mm_encoder_outputs": outputs,
     }
-    assert hand_features(older, given, outputs, torch.cat) == given
+    assert pass_features(older, given, outputs, torch.cat) == given
     asked: Any = older
     assert asked.get_image_features("pixels", return_dict=True) == "of images"
     assert asked.get_video_features() == "of videos"
-    take_back(older)
+    reset_features(older)
     assert not vars(older)
 
 

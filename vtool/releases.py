@@ -116,7 +116,7 @@ def is_development(version: str) -> bool:
     return re.fullmatch(r"\d+(\.\d+)*(\.post\d+)?", version.partition("+")[0]) is None
 
 
-def outside(name: str, version: str) -> str | None:
+def why_untested(name: str, version: str) -> str | None:
     """Return why a version is not among the tested ones, None where it is."""
     tested = TESTED[name]
     if is_development(version):
@@ -229,7 +229,7 @@ def features_by_image(output: Any) -> list[Sequence[Any]]:
     return [each.split(sizes) if hasattr(each, "split") else each for each in levels]
 
 
-def hand_features(
+def pass_features(
     module: Any,
     given: Mapping[str, Any],
     outputs: Mapping[str, Any],
@@ -238,7 +238,7 @@ def hand_features(
     """Return the arguments of a forward pass to which the tower's features are handed.
 
     transformers 5.18 and newer take them as an argument. Older ones would pass it by without a
-    word, and get them from the methods that they ask, until `take_back` is called.
+    word, and get them from the methods that they ask, until `reset_features` is called.
 
     Args:
         module: transformers' model without its head.
@@ -256,7 +256,7 @@ def hand_features(
     return dict(given)
 
 
-def take_back(module: Any) -> None:
+def reset_features(module: Any) -> None:
     """Let a model compute features itself again."""
     for kind in ("image", "video"):
         vars(module).pop(f"get_{kind}_features", None)

@@ -351,7 +351,7 @@ def prepare(place: Path) -> None:
 
 
 def _whole(file: Path) -> Answer:
-    return checkpoint.damage(file.parent) is not None, None
+    return checkpoint.find_damage(file.parent) is not None, None
 
 
 TARGETS = {

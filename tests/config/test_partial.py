@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from vtool.config.load import examine, load_run
-from vtool.config.partial import partial, without
+from vtool.config.partial import partial, without_setting
 from vtool.config.schema import Fsdp2, Run
 from vtool.config.schema.base import NotValid
 
@@ -128,7 +128,7 @@ def test_settings_without_a_valid_value_raise_where_they_are_read() -> None:
 
 def test_one_setting_is_taken_out_of_a_group_or_of_a_list() -> None:
     run = load_run("digits").run
-    taken = without(without(run, "model.path"), "data.train.0.split")
+    taken = without_setting(without_setting(run, "model.path"), "data.train.0.split")
     assert isinstance(taken, Run)
     assert taken.model.family == run.model.family
     with pytest.raises(NotValid):

@@ -10,7 +10,7 @@ from PIL import Image
 
 from tests.rows import chat, decompression_bomb, mixed_rows, picture, write_rows
 from tests.runs import encoded, messages, request
-from vtool.data.audit import build_ledger, hold_to, warnings
+from vtool.data.audit import audit_warnings, build_ledger, set_digests
 from vtool.data.inspect_rows import _Inspector, inspect_rows
 from vtool.data.loader import EncodedRows, MicroBatch, load_steps
 from vtool.data.row import Row
@@ -200,7 +200,7 @@ def test_answers_longer_than_the_model_may_write_are_counted(tmp_path: Path) -> 
             messages(tmp_path / "rows.jsonl"),
             f"evaluation.generate.max_new_tokens={longest}",
         )
-        return list(warnings(ledger, made.run, "test"))
+        return list(audit_warnings(ledger, made.run, "test"))
 
     assert warned(longest) == []  # the end token need not be written
     (warning,) = warned(longest - 1)
@@ -224,7 +224,7 @@ def test_answers_that_are_cut_are_reported_and_not_those_whose_end_is_kept(tmp_p
         rows, _ = encoded(made)
         ledger, findings = build_ledger(rows, inspect_rows(rows, range(2), 0), "train")
         assert (ledger.truncated, ledger.cut, findings) == (1, cut, ())
-        assert [warning.rule for warning in warnings(ledger, made.run, "train")] == [
+        assert [warning.rule for warning in audit_warnings(ledger, made.run, "train")] == [
             "answer-cut-off"
         ] * len(cut)
 
@@ -255,7 +255,7 @@ def test_what_is_lost_of_pictures_is_counted_in_one_note(tmp_path: Path) -> None
     ledger, findings = audit_of(rows)
     assert findings == ()
     run = request("rows", messages(tmp_path / "rows.jsonl")).run
-    (note,) = warnings(ledger, run, "train")
+    (note,) = audit_warnings(ledger, run, "train")
     assert (note.rule, note.severity) == ("picture-converted", "note")
     assert "2 with transparency" in note.message
     assert "1 in CMYK" in note.message
@@ -319,7 +319,7 @@ def test_a_row_that_changes_after_its_audit_is_refused_and_the_others_are_not(
     monkeypatch.setattr("vtool.data.inspect_rows.AUDIT_CACHE_BYTES", 0)
     made = mixed_rows(tmp_path, 4, text_only=(3,))
     rows = rows_of(tmp_path, made)
-    hold_to(rows, inspect_rows(rows, range(4), 0))
+    set_digests(rows, inspect_rows(rows, range(4), 0))
     picture(tmp_path / "1-0.png", 56, 28, seed=99)  # of the same size: only its pixels differ
     text = (tmp_path / "rows.jsonl").read_text()
     (tmp_path / "rows.jsonl").write_text(text.replace("3 plus 3", "3 plus 4"))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vtool.data.budgets import MOST_ROWS, cheapest, fills, looked_at, nearby_budgets
+from vtool.data.budgets import MOST_ROWS, cheapest, fills, nearby_budgets, steps_to_pack
 from vtool.data.loader import packed_micro_batches
 from vtool.data.plan import Plan
 
@@ -51,8 +51,8 @@ def test_budgets_are_around_the_one_that_is_asked_for_and_have_room_for_every_ro
 
 
 def test_only_so_many_rows_are_packed() -> None:
-    assert looked_at(Plan(10**6, 256, seed=0)) == 64
-    assert looked_at(Plan(10**6, 5000, seed=0)) == 4
-    assert looked_at(Plan(100, 32, seed=0)) == 4
-    assert looked_at(Plan(10**6, MOST_ROWS + 1, seed=0)) == 0
+    assert steps_to_pack(Plan(10**6, 256, seed=0)) == 64
+    assert steps_to_pack(Plan(10**6, 5000, seed=0)) == 4
+    assert steps_to_pack(Plan(100, 32, seed=0)) == 4
+    assert steps_to_pack(Plan(10**6, MOST_ROWS + 1, seed=0)) == 0
     assert list(fills(Plan(10**6, MOST_ROWS + 1, seed=0), [3] * 10**6, 1, [8])) == []

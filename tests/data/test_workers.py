@@ -13,7 +13,7 @@ from vtool.data import workers
 from vtool.data.audit_cache import audit_split
 from vtool.data.loader import EncodedRows, MicroBatch, load_steps
 from vtool.data.row_audits import ROW
-from vtool.data.workers import MEASURED_STEPS, StepCosts, audit_workers, measured
+from vtool.data.workers import MEASURED_STEPS, StepCosts, audit_workers, measure_steps
 
 ROWS = 9
 
@@ -54,7 +54,7 @@ def test_the_costs_of_a_step_are_those_of_its_data_and_of_the_rest(
             now[0] += seconds
             yield step
 
-    found = measured(steps(), 3)
+    found = measure_steps(steps(), 3)
     for step, seconds in enumerate((9.0, 4.0, 5.0)):  # the first step is slow, as it always is
         assert next(found) == step
         now[0] += seconds

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from vtool.engines.contract import Owner, everyone
+from vtool.engines.contract import Owner, to_all_ranks
 from vtool.engines.ranks import Ranks
 
 Taken = Callable[[Owner], Iterator[tuple[str, Tensor]]]
@@ -49,7 +49,7 @@ class _Made(TorchDispatchMode):
 
 def take(taken: Taken, ranks: Ranks) -> Owned:
     """Collect the tensors of a rank where all own everything, and where they own in turn."""
-    found = Owned({name: tensor.clone() for name, tensor in taken(everyone)})
+    found = Owned({name: tensor.clone() for name, tensor in taken(to_all_ranks)})
 
     def in_turn(size: int) -> int:
         if found.asked:

@@ -19,7 +19,7 @@ from tests.runs import encoded, messages, request
 from vtool.data.encode import Prompt, encode_question
 from vtool.data.messages_layout import parse_row
 from vtool.diagnostics import Findings
-from vtool.evaluation.asker import Asker, Reader
+from vtool.evaluation.asker import Asker, PromptReader
 from vtool.evaluation.chat import Conversation, Typed, answer, understand
 from vtool.evaluation.subject import open_model
 from vtool.families import FAMILIES
@@ -33,7 +33,7 @@ def run(made: tuple[Path, Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def asker(run: Path) -> Asker:
-    return Reader.of(open_model(str(run))).load()
+    return PromptReader.of(open_model(str(run))).load()
 
 
 def test_a_line_is_a_question_a_path_or_a_command(

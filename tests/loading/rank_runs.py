@@ -17,7 +17,7 @@ from vtool.loading.probe.checks import CHECKS_ON_RANKS
 from vtool.loading.probe.held import held_by
 from vtool.loading.probe.ranks import RANKS
 from vtool.loading.probe.reference import load_new
-from vtool.loading.probe.sources import Owned
+from vtool.loading.probe.sources import OwnedSource
 from vtool.loading.probe.vllm_host import VllmHost
 from vtool.loading.probe.vllm_tiny import TinyArchitecture
 
@@ -85,7 +85,7 @@ MISTAKES: tuple[Callable[[], None], ...] = (
 def found_with(mistake: Callable[[], None], folder: Path) -> dict[str, Any]:
     """Return the findings of each check on two ranks about the class with a mistake in it."""
     subject = TinyArchitecture(NAME, folder, lambda stage: None).make_subject()
-    model = load_new(subject, Owned(subject.checkpoint))
+    model = load_new(subject, OwnedSource(subject.checkpoint))
     alone = held_by(model)
     mistake()
     assert subject.on_ranks is not None

@@ -16,7 +16,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from vtool.loading.probe.errors import error_text
-from vtool.loading.probe.sources import Owned
+from vtool.loading.probe.sources import OwnedSource
 from vtool.loading.probe.stubs import STUBS, Stub
 from vtool.loading.probe.vllm_host import VllmHost
 from vtool.loading.probe.vllm_tiny import TinyArchitecture
@@ -34,7 +34,7 @@ def make_and_load(architecture: str, stubs: tuple[Stub, ...]) -> Outcome:
         try:
             subject = tiny.make_subject()
             stages.append("load")
-            subject.load(subject.make(), Owned(subject.checkpoint))
+            subject.load(subject.make(), OwnedSource(subject.checkpoint))
         except Exception as error:
             raised = error_text(error, most=None)
     return {"raised": raised, "stage": stages[-1], "replaced": tiny.installer.replaced}

@@ -15,7 +15,7 @@ from tests.loading.models import KeepsAll, checkpoint
 from vtool.config.schema.load_check import ClassFramework
 from vtool.loading.probe.facts import Done, Finished, ProbeRequest, Ready, Unusable
 from vtool.loading.probe.host import HOSTS, Host, OnProgress, open_host
-from vtool.loading.probe.pool import Pool, Spent, is_over
+from vtool.loading.probe.pool import Pool, TimeSpent, is_over
 from vtool.loading.probe.subject import Subject
 
 PROBE = vtool.loading.worker._PROBE
@@ -132,17 +132,19 @@ def test_what_a_later_check_ends_keeps_what_was_found_before(
 @pytest.mark.parametrize(
     ("before", "now", "over"),
     [
-        (Spent(0, 0), Spent(59, 59), False),
-        (Spent(0, 0), Spent(61, 60.5), True),
-        (Spent(0, 0), Spent(61, 0.2), True),
-        (Spent(0, 0), Spent(61, 12), False),
-        (Spent(290, 58), Spent(300, 59.9), False),
-        (Spent(300, 59.9), Spent(310, 61.0), True),
-        (Spent(290, 40), Spent(300, 40.1), True),
+        (TimeSpent(0, 0), TimeSpent(59, 59), False),
+        (TimeSpent(0, 0), TimeSpent(61, 60.5), True),
+        (TimeSpent(0, 0), TimeSpent(61, 0.2), True),
+        (TimeSpent(0, 0), TimeSpent(61, 12), False),
+        (TimeSpent(290, 58), TimeSpent(300, 59.9), False),
+        (TimeSpent(300, 59.9), TimeSpent(310, 61.0), True),
+        (TimeSpent(290, 40), TimeSpent(300, 40.1), True),
     ],
     ids=["in time", "slow", "idle", "waits", "waits long", "ends late", "stands still later"],
 )
-def test_a_subject_has_its_seconds_of_computing(before: Spent, now: Spent, over: bool) -> None:
+def test_a_subject_has_its_seconds_of_computing(
+    before: TimeSpent, now: TimeSpent, over: bool
+) -> None:
     assert is_over(60, before, now) is over
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from tests.loading import models
 from vtool.loading.probe.facts import CheckFacts
-from vtool.loading.probe.held import Held, held_by
+from vtool.loading.probe.held import RankTensors, held_by
 from vtool.loading.probe.ranks import (
     RANKS,
     RankLayout,
@@ -105,7 +105,7 @@ def subject_of(kind: type[Parted]) -> tuple[Subject, RankLayout]:
 
 
 def loaded_on_ranks(subject: Subject, folder: Path, **layouts: RankLayout) -> dict[str, CheckFacts]:
-    return on_two_ranks(subject, layouts, Held({"weight": WHOLE}), folder / "ranks")
+    return on_two_ranks(subject, layouts, RankTensors({"weight": WHOLE}), folder / "ranks")
 
 
 def test_two_processes_load_their_own_parts(tmp_path: Path) -> None:

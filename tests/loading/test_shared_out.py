@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.loading import models
-from vtool.loading.probe.held import Held
+from vtool.loading.probe.held import RankTensors
 from vtool.loading.probe.ranks import RankLayout, on_two_ranks
 from vtool.loading.probe.shared_out import compare_experts, compare_stages, expert_places
 from vtool.loading.probe.state import MARKS, copy_state, fill_with_byte
@@ -32,16 +32,16 @@ def unwritten(tensor: Tensor) -> Tensor:
     return copy_state(module)["one"]
 
 
-def stage(names: list[str], *missing: str, **other: Tensor) -> Held:
-    return Held({name: WEIGHTS[name] for name in names} | other, missing=missing)
+def stage(names: list[str], *missing: str, **other: Tensor) -> RankTensors:
+    return RankTensors({name: WEIGHTS[name] for name in names} | other, missing=missing)
 
 
 FIRST = stage(["embed", "layers.0.weight"], "layers.1", "norm", "head")
 LAST = stage(["layers.1.weight", "norm", "head"], "embed", "layers.0")
 
 
-def seen(first: Held, last: Held) -> dict[str | None, str | None]:
-    facts = compare_stages(Held(WEIGHTS), [first, last])
+def seen(first: RankTensors, last: RankTensors) -> dict[str | None, str | None]:
+    facts = compare_stages(RankTensors(WEIGHTS), [first, last])
     assert facts.reason is None
     return {item.parameter: item.seen for item in facts.items}
 
@@ -80,7 +80,7 @@ def test_a_name_that_one_rank_does_not_have_is_found() -> None:
 
 
 def test_a_list_of_the_layers_that_a_stage_has_besides_the_list_of_all_is_right() -> None:
-    def with_active(held: Held, layers: list[int]) -> Held:
+    def with_active(held: RankTensors, layers: list[int]) -> RankTensors:
         state = dict(held.state)
         aliases = []
         for place, layer in enumerate(layers):
@@ -89,7 +89,7 @@ def test_a_list_of_the_layers_that_a_stage_has_besides_the_list_of_all_is_right(
             aliases.append(pair)
         return replace(held, state=state, aliases=tuple(aliases))
 
-    whole = with_active(Held(WEIGHTS), [0, 1])
+    whole = with_active(RankTensors(WEIGHTS), [0, 1])
     stages = [with_active(FIRST, [0]), with_active(LAST, [1])]
     assert compare_stages(whole, stages).items == ()
     other = {**stages[1].state, "layers.1.weight": WEIGHTS["layers.0.weight"]}
@@ -101,7 +101,7 @@ def test_a_list_of_the_layers_that_a_stage_has_besides_the_list_of_all_is_right(
 
 
 def test_a_model_of_which_no_layer_is_left_out_is_not_run() -> None:
-    facts = compare_stages(Held(WEIGHTS), [Held(WEIGHTS), Held(WEIGHTS)])
+    facts = compare_stages(RankTensors(WEIGHTS), [RankTensors(WEIGHTS), RankTensors(WEIGHTS)])
     assert "no layer was left" in (facts.reason or "")
 
 
@@ -113,18 +113,20 @@ EXPERT = {
 }
 
 
-def share(experts: list[int], of: Mapping[str, Tensor] = EXPERT, **other: Tensor) -> Held:
+def share(experts: list[int], of: Mapping[str, Tensor] = EXPERT, **other: Tensor) -> RankTensors:
     places = torch.full((EXPERTS,), -1)
     places[experts] = torch.arange(len(experts))
     held = {
         "mlp.experts.w13": of["mlp.experts.w13"][experts],
         "mlp.experts.bias": EXPERT["mlp.experts.bias"],
     }
-    return Held(held | {"mlp.router": of["mlp.router"]} | other, experts={"mlp.experts": places})
+    return RankTensors(
+        held | {"mlp.router": of["mlp.router"]} | other, experts={"mlp.experts": places}
+    )
 
 
-def expert_faults(*ranks: Held) -> list[tuple[str | None, str | None]]:
-    facts = compare_experts(Held(EXPERT), ranks)
+def expert_faults(*ranks: RankTensors) -> list[tuple[str | None, str | None]]:
+    facts = compare_experts(RankTensors(EXPERT), ranks)
     assert facts.reason is None
     return [(item.parameter, item.seen) for item in facts.items]
 
@@ -132,7 +134,7 @@ def expert_faults(*ranks: Held) -> list[tuple[str | None, str | None]]:
 @pytest.mark.parametrize("shares", [([0, 1], [2, 3]), ([0, 2], [1, 3]), ([0, 1, 2], [3])])
 def test_experts_that_are_on_one_rank_each_are_right(shares: tuple[list[int], list[int]]) -> None:
     assert expert_faults(*map(share, shares)) == []
-    facts = compare_experts(Held(EXPERT), [share(one) for one in shares])
+    facts = compare_experts(RankTensors(EXPERT), [share(one) for one in shares])
     assert facts.measured == {"ranks": 2, "experts": EXPERTS}
 
 
@@ -162,7 +164,7 @@ def test_what_is_no_expert_is_compared_as_shards() -> None:
 
 
 def test_a_model_without_experts_is_not_run() -> None:
-    facts = compare_experts(Held(EXPERT), [Held(EXPERT), Held(EXPERT)])
+    facts = compare_experts(RankTensors(EXPERT), [RankTensors(EXPERT), RankTensors(EXPERT)])
     assert "shares its experts out" in (facts.reason or "")
 
 
@@ -202,13 +204,15 @@ def test_two_processes_load_their_own_layers(
     def start(rank: int, meeting: Path) -> None:
         kind.rank, kind.ranks = rank, 2
 
-    def look(model: nn.Module) -> Held:
+    def look(model: nn.Module) -> RankTensors:
         names = (name for name, one in model.named_modules() if isinstance(one, nn.Identity))
-        return Held(copy_state(model), missing=tuple(names))
+        return RankTensors(copy_state(model), missing=tuple(names))
 
     subject = Subject(kind, WEIGHTS, lambda model, weights: model.load_weights(weights), "given")
     layout = RankLayout(start, look, compare_stages)
-    found = on_two_ranks(subject, {"stage-mismatch": layout}, Held(WEIGHTS), tmp_path / "ranks")
+    found = on_two_ranks(
+        subject, {"stage-mismatch": layout}, RankTensors(WEIGHTS), tmp_path / "ranks"
+    )
     facts = found["stage-mismatch"]
     assert [item.parameter for item in facts.items] == wrong
     assert facts.measured == {"ranks": 2, "on_each": [4, 4]}

@@ -20,7 +20,7 @@ from vtool.config.schema import Run
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
 from vtool.training import checkpoint
-from vtool.training.best import Best, Marks, marks_after
+from vtool.training.best import Best, BestSoFar, update_best
 from vtool.training.export_run import export_run
 from vtool.training.session import RunRequest
 from vtool.training.sft import RunOutcome, train
@@ -156,13 +156,13 @@ def test_both_ranks_stop_after_the_same_step(rows: Path, engine: str) -> None:
     assert one == other == min(of, key=lambda step: of[step]) + 2
 
 
-def marked(run: Run, values: list[float]) -> Marks:
-    marks = Marks()
+def marked(run: Run, values: list[float]) -> BestSoFar:
+    marks = BestSoFar()
     for step, value in enumerate(values, 1):
         if not marks.stopped:
-            marks = Marks.of(
+            marks = BestSoFar.of(
                 json.loads(
-                    json.dumps(marks_after(marks, run, step, {"validation_nll": value}).as_dict())
+                    json.dumps(update_best(marks, run, step, {"validation_nll": value}).as_dict())
                 )
             )
     return marks

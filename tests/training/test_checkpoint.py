@@ -11,9 +11,16 @@ import torch
 
 from tests.engines.state import held
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.engines.contract import everyone
+from vtool.engines.contract import to_all_ranks
 from vtool.training import checkpoint, checkpoint_writer
-from vtool.training.checkpoint import Snapshot, checkpoints, damage, newest, open_checkpoint, save
+from vtool.training.checkpoint import (
+    Snapshot,
+    checkpoints,
+    find_damage,
+    newest,
+    open_checkpoint,
+    save,
+)
 from vtool.training.checkpoint_writer import CheckpointWriter
 
 
@@ -35,7 +42,7 @@ def test_what_is_saved_is_loaded_to_the_bit(tmp_path: Path) -> None:
     assert loaded.state == {"seconds": 1.25}
     assert torch.equal(saved.visits, loaded.visits)
     for name in ("model", "optimizer"):
-        one, other = dict(getattr(saved, name)(everyone)), getattr(loaded, name)
+        one, other = dict(getattr(saved, name)(to_all_ranks)), getattr(loaded, name)
         assert one.keys() == other.keys()
         assert all(
             torch.equal(one[key], other[key]) and one[key].dtype == other[key].dtype for key in one
@@ -75,7 +82,7 @@ def test_a_broken_manifest_is_damage(tmp_path: Path) -> None:
     path = save(tmp_path, snapshot(1), keep_last=1)
     for text in ("", "[]", '{"model.safetensors": 3}'):
         (path / "manifest.json").write_text(text)
-        assert damage(path) is not None
+        assert find_damage(path) is not None
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_what_was_there(tmp_path: Path) -> None:
@@ -93,7 +100,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_what_was_there(tmp_path: Pat
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert caught.value.diagnostics[0].rule == "checkpoint-not-saved"
     assert [path.name for path in tmp_path.iterdir()] == [older.name]
-    assert damage(older) is None
+    assert find_damage(older) is None
 
 
 def test_a_half_written_checkpoint_is_not_one(tmp_path: Path) -> None:
@@ -119,7 +126,7 @@ def test_what_is_written_while_the_loop_continues_is_what_was_there_at_its_step(
 
     monkeypatch.setattr(checkpoint_writer, "write_share", slow)
     made = snapshot(3)
-    ((_, weight),), ((_, state),) = made.model(everyone), made.optimizer(everyone)
+    ((_, weight),), ((_, state),) = made.model(to_all_ranks), made.optimizer(to_all_ranks)
     visits = made.visits
     with CheckpointWriter(tmp_path, 2, asynchronous=True) as writer:
         writer.save(made)
@@ -128,8 +135,8 @@ def test_what_is_written_while_the_loop_continues_is_what_was_there_at_its_step(
         assert checkpoints(tmp_path) == []
         go_on.set()
     loaded, wanted = open_checkpoint(tmp_path / "step-000003"), snapshot(3)
-    assert torch.equal(loaded.model["w"], dict(wanted.model(everyone))["w"])
-    wanted_mean = dict(wanted.optimizer(everyone))["w.exp_avg"]
+    assert torch.equal(loaded.model["w"], dict(wanted.model(to_all_ranks))["w"])
+    wanted_mean = dict(wanted.optimizer(to_all_ranks))["w.exp_avg"]
     assert torch.equal(loaded.optimizer["w.exp_avg"], wanted_mean)
     assert torch.equal(loaded.visits, wanted.visits)
 
@@ -142,7 +149,7 @@ def test_checkpoints_are_written_in_turn_and_the_newest_are_kept(
         for step in range(1, 5):
             writer.save(snapshot(step, 1 << 16))
     assert [path.name for path in checkpoints(tmp_path)] == ["step-000003", "step-000004"]
-    assert all(damage(path) is None for path in checkpoints(tmp_path))
+    assert all(find_damage(path) is None for path in checkpoints(tmp_path))
 
 
 def test_a_checkpoint_that_failed_in_the_background_is_reported_at_the_next_or_at_the_end(
@@ -174,16 +181,16 @@ def test_a_file_that_the_manifest_does_not_name_may_have_changed(tmp_path: Path,
     manifest = json.loads((path / "manifest.json").read_text())
     del manifest[name]
     (path / "manifest.json").write_text(json.dumps(manifest))
-    assert damage(path) == f"manifest.json does not name {name}"
+    assert find_damage(path) == f"manifest.json does not name {name}"
     (path / "manifest.json").write_text("{}")
-    assert name in str(damage(path))
+    assert name in str(find_damage(path))
 
 
 def test_a_manifest_names_only_files_next_to_it(tmp_path: Path) -> None:
     path = save(tmp_path, snapshot(3), keep_last=2)
     manifest = json.loads((path / "manifest.json").read_text())
     (path / "manifest.json").write_text(json.dumps({**manifest, "../secret": {}}))
-    assert "not a file next to it" in str(damage(path))
+    assert "not a file next to it" in str(find_damage(path))
 
 
 def test_a_checkpoint_under_another_steps_name_is_not_that_steps(tmp_path: Path) -> None:
@@ -193,7 +200,7 @@ def test_a_checkpoint_under_another_steps_name_is_not_that_steps(tmp_path: Path)
     assert found == tmp_path / "step-000002"
     assert "named step-000009, and its state is that of step 4" in finding.message
     copy = shutil.copytree(tmp_path / "step-000002", tmp_path / "step-000002-copy")
-    assert "name of its folder" in str(damage(copy))
+    assert "name of its folder" in str(find_damage(copy))
 
 
 def test_all_files_have_the_mode_that_the_umask_wants(tmp_path: Path) -> None:
@@ -218,7 +225,7 @@ def test_a_checkpoint_that_is_there_is_not_reported_as_missing(
 
     monkeypatch.setattr(os, "fsync", fsync)
     path = save(tmp_path, snapshot(1), keep_last=1)
-    assert damage(path) is None
+    assert find_damage(path) is None
     assert "warning[checkpoint-not-synced VT" in capsys.readouterr().err
 
 
@@ -272,7 +279,7 @@ def test_a_pipe_in_place_of_a_file_is_damage_and_waited_for_by_nobody(
     (saved / "manifest.json").write_text(json.dumps(written))
     (saved / name).unlink()
     os.mkfifo(saved / name)
-    assert damage(saved) == f"{name} cannot be read: no file"
+    assert find_damage(saved) == f"{name} cannot be read: no file"
 
 
 def test_digits_of_other_scripts_name_no_step(tmp_path: Path) -> None:

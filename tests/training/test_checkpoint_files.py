@@ -16,11 +16,18 @@ from torch import Tensor
 from tests.engines.ranks import run_ranks
 from tests.engines.state import held
 from vtool.diagnostics import Findings
-from vtool.engines.contract import everyone
+from vtool.engines.contract import to_all_ranks
 from vtool.engines.ranks import Ranks
 from vtool.loading.checkpoint.audit import audit_folder
 from vtool.training import checkpoint_files
-from vtool.training.checkpoint import Snapshot, checkpoints, damage, newest, open_checkpoint, save
+from vtool.training.checkpoint import (
+    Snapshot,
+    checkpoints,
+    find_damage,
+    newest,
+    open_checkpoint,
+    save,
+)
 from vtool.training.checkpoint_files import Shares, tensor_files
 from vtool.training.checkpoint_writer import CheckpointWriter
 
@@ -61,12 +68,12 @@ def test_ranks_write_what_one_process_would_read(
     run_ranks(write, world, tmp_path, asynchronous)
     assert [path.name for path in checkpoints(tmp_path)] == ["step-000002", "step-000003"]
     path = tmp_path / "step-000003"
-    assert damage(path) is None
+    assert find_damage(path) is None
     found, made = open_checkpoint(path), snapshot(3)
     assert torch.equal(found.visits, made.visits)
     for own, wanted in (
-        (found.model, dict(made.model(everyone))),
-        (found.optimizer, dict(made.optimizer(everyone))),
+        (found.model, dict(made.model(to_all_ranks))),
+        (found.optimizer, dict(made.optimizer(to_all_ranks))),
     ):
         assert own.keys() == wanted.keys()
         assert all(torch.equal(own[name], wanted[name]) for name in wanted)
@@ -147,7 +154,7 @@ def test_a_full_disk_of_one_rank_is_reported_on_all_and_leaves_what_was_there(
         assert each[0].startswith("checkpoint-not-saved: ")
         assert re.search(rf"rank {full}: [^;]+ \(\d+ MiB are free there\)$", each[0])
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
-    assert damage(tmp_path / "step-000001") is None
+    assert find_damage(tmp_path / "step-000001") is None
 
 
 def test_a_folder_that_another_rank_does_not_share_is_reported(tmp_path: Path) -> None:
@@ -207,14 +214,14 @@ def test_a_manifest_without_one_of_the_files_is_damage(two_files: Path) -> None:
     gone = min(file.name for file in path.glob("model-*.safetensors"))
     del manifest[gone]
     (path / "manifest.json").write_text(json.dumps(manifest))
-    assert damage(path) == f"manifest.json does not name {gone}"
+    assert find_damage(path) == f"manifest.json does not name {gone}"
 
 
 def test_a_file_of_another_save_next_to_them_is_not_read(two_files: Path) -> None:
     path = two_files / "step-000003"
     of_before = min((two_files / "step-000002").glob("model-*.safetensors"))
     shutil.copy(of_before, path / "model-00009-of-00009.safetensors")
-    assert damage(path) is None
+    assert find_damage(path) is None
     wanted = dict(tensors(3, "w"))
     assert all(torch.equal(one, wanted[name]) for name, one in open_checkpoint(path).model.items())
 

@@ -14,13 +14,13 @@ from vtool.engines.ranks import Ranks
 from vtool.training import digests
 from vtool.training.checkpoint import newest
 from vtool.training.checkpoint_files import sha256_of
-from vtool.training.digests import digest_here, on_rank_zero_by_all, share_out
+from vtool.training.digests import digest_here, files_by_rank, on_rank_zero_by_all
 
 
 @pytest.mark.parametrize("world", [1, 8, 64, 1024])
 def test_each_file_is_one_ranks_and_ranks_differ_by_one_file(world: int) -> None:
     sizes = {Path(f"{number:04d}"): number * 7919 % 1000 + 1 for number in range(3000)}
-    shares = share_out(sizes, world)
+    shares = files_by_rank(sizes, world)
     assert len(shares) == world
     assert sorted(file for share in shares for file in share) == sorted(sizes)
     bytes_of = [sum(sizes[file] for file in share) for share in shares]
@@ -65,7 +65,7 @@ def test_damage_in_another_ranks_share_is_reported_by_all(written: Path, tmp_pat
     path = folder / "step-000003"
     files = json.loads((path / "manifest.json").read_text())
     sizes = {path / name: entry["bytes"] for name, entry in files.items()}
-    file = share_out(sizes, 2)[1][0]
+    file = files_by_rank(sizes, 2)[1][0]
     content = file.read_bytes()
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     reports = run_ranks(look, 2, folder, None)

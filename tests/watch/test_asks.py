@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from vtool.watch.inject.vtool_watch.alive import around
+from vtool.watch.inject.vtool_watch.alive import trainer_facts
 
 trl = pytest.importorskip("trl")
 
@@ -21,4 +21,4 @@ trl = pytest.importorskip("trl")
 )
 def test_a_setting_of_trl_asks_for_answers_alone(given: dict[str, Any], asks: str | None) -> None:
     settings = trl.SFTConfig("out", use_cpu=True, bf16=False, report_to=[], **given)
-    assert around()["asks"] == asks, settings
+    assert trainer_facts()["asks"] == asks, settings

@@ -43,12 +43,12 @@ def chat(
     with exit_on_findings("chat", model):
         begin_with_training("vtool chat")
         from vtool.diagnostics.progress import working
-        from vtool.evaluation.asker import Reader
+        from vtool.evaluation.asker import PromptReader
         from vtool.evaluation.chat import Conversation
         from vtool.evaluation.subject import open_model
 
         subject = open_model(model, base)
-        reader = Reader.of(subject)
+        reader = PromptReader.of(subject)
         _say(f"loading {subject.in_words()}")
         with working("loading the model"):
             asker = reader.load()

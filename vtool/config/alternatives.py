@@ -12,7 +12,7 @@ _PAIRS: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-def keep_later(values: dict[str, Any], layers: Sequence[Origins]) -> None:
+def unset_overridden(values: dict[str, Any], layers: Sequence[Origins]) -> None:
     """Unset one setting of a pair where a later layer gives the other.
 
     So `train.epochs=2` takes the place of a recipe's steps, in whichever words that says how long

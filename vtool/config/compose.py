@@ -15,7 +15,7 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from vtool.config.alternatives import keep_later
+from vtool.config.alternatives import unset_overridden
 from vtool.config.limits import MOST_FINDINGS
 from vtool.config.origins import COMMAND_LINE, Key, Layer, Origins, layered
 from vtool.config.overrides import choose_groups, parse_overrides
@@ -67,7 +67,7 @@ def compose_recipe(recipe: str, overrides: Sequence[str], *, trusted: bool = Tru
     origins = layered(layers, typed)
     values, unread, notes = _resolved(config, origins, trusted)
     resolve_recipe_paths(values, origins)
-    keep_later(values, [*(layered([each], []) for each in layers), layered([], typed)])
+    unset_overridden(values, [*(layered([each], []) for each in layers), layered([], typed)])
     return Composed(
         file,
         values,

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from vtool.config.origins import Origins
-from vtool.config.partial import without
+from vtool.config.partial import without_setting
 from vtool.config.schema import Run
 from vtool.config.schema.base import NotValid
 from vtool.diagnostics import Diagnostic, Findings
@@ -46,7 +46,7 @@ def with_hub_folder(run: Run, origins: Origins) -> tuple[Run, Run, tuple[Diagnos
             Diagnostic(one.rule, one.message, one.help, _NAME, near, seen=one.seen)
             for one in findings.diagnostics
         )
-        return run, without(run, _NAME), reported  # type: ignore[return-value]
+        return run, without_setting(run, _NAME), reported  # type: ignore[return-value]
     changed = {"path": str(found.folder), "revision": found.commit}
     made = run.model_copy(update={"model": run.model.model_copy(update=changed)})
     return made, made, ()

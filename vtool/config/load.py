@@ -14,11 +14,11 @@ from vtool.config.compose import Composed, compose_recipe
 from vtool.config.effective import as_yaml
 from vtool.config.environment import packages
 from vtool.config.foreign import rules as foreign
-from vtool.config.foreign.theirs import Reading
+from vtool.config.foreign.theirs import ForeignRecipe
 from vtool.config.hub_model import with_hub_folder
 from vtool.config.origins import Origins
 from vtool.config.overrides import quoted
-from vtool.config.path_settings import without_foreign_paths, without_impossible_paths
+from vtool.config.path_settings import without_impossible_paths, without_outside_paths
 from vtool.config.resources import refuse_link
 from vtool.config.schema import LoadCheck, Run, Settings
 from vtool.config.schema.base import NotValid
@@ -171,7 +171,7 @@ def examine(recipe: str, overrides: Sequence[str] = (), *, trusted: bool = True)
     return examined
 
 
-def read_foreign(path: Path, trainer: str, *, trusted: bool = True) -> Reading:
+def read_foreign(path: Path, trainer: str, *, trusted: bool = True) -> ForeignRecipe:
     """Read a recipe of another SFT trainer as ours.
 
     Raises:
@@ -250,7 +250,7 @@ def _checked(composed: Composed, trusted: bool = True) -> tuple[Loaded | None, E
             settings = whole if not notes and run is whole else settings
             stages.append(_Stage(findings=notes))
         else:
-            run, notes = without_foreign_paths(run, composed.origins, composed.file.path)
+            run, notes = without_outside_paths(run, composed.origins, composed.file.path)
             stages.append(_Stage(findings=notes))
         outcome = rules.run_rules(run, composed.origins)
         stages += [
@@ -316,7 +316,7 @@ def _npu_stage(run: Run, origins: Origins, trusted: bool) -> _Stage:
         found += npu.check_settings(run, origins, machine)
     except NotValid:
         missed = npu.NPU_SETTINGS_RULES
-    return _Stage(npu.RULES, found, missed, npu.unanswered(machine))
+    return _Stage(npu.RULES, found, missed, npu.unanswered_rules(machine))
 
 
 def _trackers_stage(run: Run, origins: Origins) -> _Stage:

@@ -38,20 +38,20 @@ def partial(
     )
 
 
-def without(settings: Settings, name: str) -> Settings:
+def without_setting(settings: Settings, name: str) -> Settings:
     """Return settings in which one, by its dotted name, raises `NotValid`."""
     first, _, rest = name.partition(".")
     if rest:
         inner = getattr(settings, first)
         changed: Any = (
             tuple(
-                without(entry, rest.partition(".")[2])
+                without_setting(entry, rest.partition(".")[2])
                 if str(number) == rest.partition(".")[0]
                 else entry
                 for number, entry in enumerate(inner)
             )
             if isinstance(inner, tuple)
-            else without(inner, rest)
+            else without_setting(inner, rest)
         )
         return settings.model_copy(update={first: changed})
     copy = settings.model_copy()

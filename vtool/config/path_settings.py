@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from vtool.config.origins import Origins
-from vtool.config.partial import without
+from vtool.config.partial import without_setting
 from vtool.config.recipe_source import allowed_roots
 from vtool.config.schema import Run, Source
 from vtool.config.schema.base import NotValid
@@ -16,7 +16,7 @@ from vtool.families.modeling_file import split_modeling
 from vtool.hub.names import hub_name
 
 
-def without_foreign_paths(
+def without_outside_paths(
     run: Run, origins: Origins, recipe: Path
 ) -> tuple[Run, tuple[Diagnostic, ...]]:
     """Return a run without the paths that lead out of the folders it may use, and a note of each.
@@ -29,14 +29,14 @@ def without_foreign_paths(
             message = f"`{name}` may name a model of a hub: no cache is looked at (--untrusted)"
             help = "nothing need be done; the model is not checked"
             notes.append(Diagnostic("not-looked-at", message, help, name, origins.near(name)))
-            run = without(run, name)  # type: ignore[assignment]
+            run = without_setting(run, name)  # type: ignore[assignment]
         elif not _is_inside(path, roots) or _links_out(path, roots):
             message = (
                 f"`{name}` leads out of the recipe's folder, and is not looked at (--untrusted)"
             )
             help = "nothing need be done; what is there is not checked"
             notes.append(Diagnostic("not-looked-at", message, help, name, origins.near(name)))
-            run = without(run, name)  # type: ignore[assignment]
+            run = without_setting(run, name)  # type: ignore[assignment]
     return run, tuple(notes)
 
 
@@ -56,7 +56,7 @@ def without_impossible_paths(run: Run, origins: Origins) -> tuple[Run, tuple[Dia
             help = "choose a shorter one" if to_write else "name a file or a folder that is there"
             near = origins.near(name)
             found.append(Diagnostic("path-not-found", f"{name} {problem}", help, name, near))
-            run = without(run, name)  # type: ignore[assignment]
+            run = without_setting(run, name)  # type: ignore[assignment]
     return run, tuple(found)
 
 

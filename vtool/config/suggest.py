@@ -164,7 +164,7 @@ def _settings(root: type[Settings]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     )
 
 
-def doubted(spot: Spot) -> set[tuple[str, ...]]:
+def doubtful_places(spot: Spot) -> set[tuple[str, ...]]:
     """Return the places of the settings that an unknown key may have been meant for.
 
     All of its group, where that cannot be guessed. Where one is written, it is not in doubt.

@@ -15,7 +15,13 @@ from vtool.config.partial import partial
 from vtool.config.resources import shown_path
 from vtool.config.schema import RECIPE_KINDS, Run, Settings
 from vtool.config.settings import Spot, all_settings, choices, find_spot, nullable, takes
-from vtool.config.suggest import ANOTHER_FAMILY, better_value, doubted, meant_key, what_it_needs
+from vtool.config.suggest import (
+    ANOTHER_FAMILY,
+    better_value,
+    doubtful_places,
+    meant_key,
+    what_it_needs,
+)
 from vtool.diagnostics import Diagnostic, Origin
 from vtool.diagnostics.near_miss import did_you_mean, near, one_of
 
@@ -97,7 +103,7 @@ def validate(composed: Composed) -> CheckedRecipe:
             broken.add(spot.keys)
         else:
             strange.add(spot.keys)
-            doubts |= doubted(spot) if number < MOST_FINDINGS else {spot.keys[:1]}
+            doubts |= doubtful_places(spot) if number < MOST_FINDINGS else {spot.keys[:1]}
     listed = sorted(findings.values(), key=_order)
     if more := len(unset) + len(wrong) - len(capped[0]) - len(capped[1]):
         message = f"{more} more settings have findings like these"

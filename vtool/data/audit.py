@@ -160,7 +160,7 @@ class Ledger:
         }
 
 
-def hold_to(rows: EncodedRows, audits: RowAudits) -> None:
+def set_digests(rows: EncodedRows, audits: RowAudits) -> None:
     """Give the rows the digests of their audits, which every encoded row is compared with."""
     rows.audited = np.zeros(len(rows.rows), np.uint64)
     rows.audited[audits.table["index"]] = audits.table["digest"]
@@ -243,7 +243,7 @@ def ledger_checks(ledgers: Iterable[Ledger]) -> dict[str, str]:
     return dict.fromkeys(ROW_RULES, "passed") | ({"answer-cut-off": "failed"} if cut else {})
 
 
-def warnings(ledger: Ledger, run: Run, split: str) -> Iterator[Diagnostic]:
+def audit_warnings(ledger: Ledger, run: Run, split: str) -> Iterator[Diagnostic]:
     """Yield warnings and notes: what may be intended, and is reported before it costs anything."""
     allowed = len(ledger.dropped) <= run.data.max_dropped_rows
     for rule, count in ledger.dropped_by_rule.items() if allowed else ():

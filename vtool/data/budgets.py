@@ -46,7 +46,7 @@ def nearby_budgets(lengths: Sequence[int], asked: int | None, rows: int) -> list
     return sorted(budget for budget in found if budget >= longest)
 
 
-def looked_at(plan: Plan) -> int:
+def steps_to_pack(plan: Plan) -> int:
     """Return the number of steps that are packed; 0 where one of them has too many rows."""
     rows = min(plan.global_batch_size, plan.rows)
     return min(MOST_STEPS, plan.steps_per_epoch, MOST_ROWS // rows)
@@ -57,7 +57,7 @@ def fills(
 ) -> Iterator[BudgetFill]:
     """Yield, for each budget, what the plan's first steps are packed into, as a run packs them."""
     steps = [
-        [int(place) for place in plan.step(number)] for number in range(1, looked_at(plan) + 1)
+        [int(place) for place in plan.step(number)] for number in range(1, steps_to_pack(plan) + 1)
     ]
     tokens = sum(lengths[place] for step in steps for place in step)
     for budget in budgets if steps else ():

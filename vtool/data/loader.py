@@ -17,7 +17,7 @@ from vtool.data.packing import collate_packed, pack
 from vtool.data.plan import Plan, rank_micro_batches
 from vtool.data.sources import Rows
 from vtool.data.worker_failures import RowsInWork
-from vtool.data.workers import MEASURED_STEPS, measured
+from vtool.data.workers import MEASURED_STEPS, measure_steps
 from vtool.diagnostics import Findings
 from vtool.models.processor import Processor
 from vtool.models.tower_index import TowerIndexer
@@ -189,7 +189,9 @@ def load_steps(
     pinned = device.type == "cuda"
     if workers == "auto":
         first = min(MEASURED_STEPS, len(steps))
-        costs = yield from measured(load_steps(dataset, steps, plan_step, 0, device=device), first)
+        costs = yield from measure_steps(
+            load_steps(dataset, steps, plan_step, 0, device=device), first
+        )
         steps, workers = steps[first:], costs.workers(spare_cores)
         if steps:
             say(costs.in_words(workers, spare_cores))

@@ -41,7 +41,7 @@ class StepCosts:
         )
 
 
-def measured(steps: Iterator[T], count: int) -> Generator[T, None, StepCosts]:
+def measure_steps(steps: Iterator[T], count: int) -> Generator[T, None, StepCosts]:
     """Yield the next `count` steps, and return the seconds that one of them costs.
 
     Of the rest of a step the least is taken: evaluations and checkpoints are between some steps.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_
 
-from vtool.engines.contract import GroupMember, OptimizerGroup, Owner, everyone
+from vtool.engines.contract import GroupMember, OptimizerGroup, Owner, to_all_ranks
 from vtool.engines.ranks import Ranks
 from vtool.models.adapters import (
     Adapter,
@@ -144,7 +144,7 @@ class TorchEngine:
         return evaluation_mode(self.module)
 
     def iter_hf_weights(
-        self, adapter: Adapter = "merged", owner: Owner = everyone
+        self, adapter: Adapter = "merged", owner: Owner = to_all_ranks
     ) -> Iterator[tuple[str, Tensor]]:
         tensors = model_tensors(self.module)
         packed = {
@@ -172,10 +172,10 @@ class TorchEngine:
                 whole = merge_parts(name, whole, parts, adapter_scale(self.module))
             yield name, whole
 
-    def model_state(self, owner: Owner = everyone) -> Iterator[tuple[str, Tensor]]:
+    def model_state(self, owner: Owner = to_all_ranks) -> Iterator[tuple[str, Tensor]]:
         return self.iter_hf_weights("only" if has_adapters(self.module) else "merged", owner)
 
-    def optimizer_state(self, owner: Owner = everyone) -> Iterator[tuple[str, Tensor]]:
+    def optimizer_state(self, owner: Owner = to_all_ranks) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in optimizer_tensors(self.module, self.optimizer).items():
             whole = self._gather(tensor, owner(tensor.numel() * tensor.element_size()))
             if whole is not None:

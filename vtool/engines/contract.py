@@ -30,11 +30,11 @@ engine keeps as one matrix. It may count what it is asked, and answers alike on 
 """
 
 
-def everyone(_: int) -> None:
+def to_all_ranks(_: int) -> None:
     """Give a tensor to every rank; an `Owner`."""
 
 
-def rank_zero(_: int) -> int:
+def to_rank_zero(_: int) -> int:
     """Give a tensor to rank 0 alone; an `Owner`."""
     return 0
 
@@ -157,7 +157,7 @@ class Engine(Protocol):
         """
 
     def iter_hf_weights(
-        self, adapter: Adapter = "merged", owner: Owner = everyone
+        self, adapter: Adapter = "merged", owner: Owner = to_all_ranks
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield parameters and persistent buffers by transformers' names, one whole tensor each.
 
@@ -174,13 +174,13 @@ class Engine(Protocol):
             owner: given the bytes of what is yielded, who has it.
         """
 
-    def model_state(self, owner: Owner = everyone) -> Iterator[tuple[str, Tensor]]:
+    def model_state(self, owner: Owner = to_all_ranks) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors that a checkpoint keeps: all, or the adapters if there are any.
 
         As `iter_hf_weights` does: whole, one at a time, each to its owner.
         """
 
-    def optimizer_state(self, owner: Owner = everyone) -> Iterator[tuple[str, Tensor]]:
+    def optimizer_state(self, owner: Owner = to_all_ranks) -> Iterator[tuple[str, Tensor]]:
         """Yield the optimizer's state as `<parameter>.<entry>`, in the way of `model_state`."""
 
     def load_state(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:

@@ -33,7 +33,7 @@ class GreedyAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class PromptReader:
     """Makes prompts of chats, as the model's run did; the weights are not there yet."""
 
     subject: EvaluatedModel
@@ -44,7 +44,7 @@ class Reader:
     """The most tokens of a chat that the model has positions for, where its config says so."""
 
     @classmethod
-    def of(cls, subject: EvaluatedModel, data: Data | None = None) -> "Reader":
+    def of(cls, subject: EvaluatedModel, data: Data | None = None) -> "PromptReader":
         """Load a model's processor.
 
         Args:
@@ -96,7 +96,7 @@ class Reader:
 class Asker:
     """A model with its weights."""
 
-    reader: Reader
+    reader: PromptReader
     model: Any
     device: torch.device
 

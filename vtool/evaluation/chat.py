@@ -11,7 +11,7 @@ from typing import Any
 from vtool.data.messages_layout import TAG, VIDEO_TAG
 from vtool.data.row import Row
 from vtool.diagnostics import Findings
-from vtool.evaluation.asker import Asker, GreedyAnswer, Reader
+from vtool.evaluation.asker import Asker, GreedyAnswer, PromptReader
 from vtool.evaluation.predict import of_typed_files, question_row
 
 COMMANDS = {
@@ -127,7 +127,7 @@ class Conversation:
         """Return the chat without anything said or shown."""
         return Conversation(self.system)
 
-    def showing(self, kind: str, path: str, reader: Reader) -> "Conversation":
+    def showing(self, kind: str, path: str, reader: PromptReader) -> "Conversation":
         """Return the chat with a file that the next question is asked with.
 
         Raises:

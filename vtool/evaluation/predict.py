@@ -9,7 +9,7 @@ from pathlib import Path
 from vtool.data.messages_layout import TAG, VIDEO_TAG, parse_row
 from vtool.data.row import Row
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.evaluation.asker import GreedyAnswer, Reader
+from vtool.evaluation.asker import GreedyAnswer, PromptReader
 from vtool.evaluation.exported import find_export, own_settings
 from vtool.evaluation.subject import EvaluatedModel
 
@@ -59,7 +59,7 @@ def predict_subject(
         Findings: as `predict_answer`.
     """
     with of_typed_files():
-        reader = Reader.of(subject)
+        reader = PromptReader.of(subject)
         prompt = reader.prompt(question_row({TAG: images, VIDEO_TAG: videos}, text, system))
     (answer,) = reader.load().answer([prompt], max_new_tokens)
     return answer

@@ -12,7 +12,7 @@ from vtool.data.outside import check_root
 from vtool.data.row import Row, refuse, texts_of
 from vtool.data.sources import Rows
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.evaluation.asker import Asker, Reader
+from vtool.evaluation.asker import Asker, PromptReader
 from vtool.evaluation.evaluate import chunks
 from vtool.evaluation.rows import load_settings
 from vtool.evaluation.subject import EvaluatedModel, with_own_reading
@@ -79,7 +79,7 @@ def answer_rows(
     names = {one.lstrip("+~").partition("=")[0] for one in given}
     data = with_own_reading(load_settings(rows, given), subject.run, names).data
     opened = Rows(data.train, allow_urls=data.allow_urls)
-    reader, count = Reader.of(subject, data), len(opened.taken())
+    reader, count = PromptReader.of(subject, data), len(opened.taken())
     say(f"{rows}: {count:,} row{'s' * (count != 1)}; loading {subject.in_words()}")
     asker = reader.load()
     size = batch_size if asker.at_once else 1
@@ -91,7 +91,7 @@ def answer_rows(
             yield done, count, answered
 
 
-def _read(rows: Rows, index: int, reader: Reader, data: Data) -> _Waiting | Answered:
+def _read(rows: Rows, index: int, reader: PromptReader, data: Data) -> _Waiting | Answered:
     try:
         row, reference = waiting(rows.row(index))
         if data.root is not None:

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from vtool.config.load import load_rows_file, load_run, names_rows
 from vtool.config.schema import Run
-from vtool.data.audit import Ledger, build_ledger, hold_to
+from vtool.data.audit import Ledger, build_ledger, set_digests
 from vtool.data.audit_cache import audit_split, usual_cache
 from vtool.data.chats import ChatReader
 from vtool.data.detect import detected
@@ -87,7 +87,7 @@ def open_questions(
         _check_group(rows, group)
     encoded = EncodedRows(rows, processor, data)
     audits = _audit(encoded, ranks, own_cores(run, ranks.local_world))
-    hold_to(encoded, audits)
+    set_digests(encoded, audits)
     if held_back:
         made = build_ledgers(data, with_held_back(data, {"train": encoded}), {"train": audits})
         ledger, findings = made[_SPLIT].ledger, made[_SPLIT].findings

@@ -14,7 +14,7 @@ from torch import nn
 
 from vtool.families.family import Family
 from vtool.models.tower_index import TowerIndex
-from vtool.releases import hand_features, take_back
+from vtool.releases import pass_features, reset_features
 
 _INPUTS = ("pixel_values", "pixel_values_videos", "image_grid_thw", "video_grid_thw")
 
@@ -39,12 +39,12 @@ def joint_vision_forward(family: Family, model: nn.Module) -> Iterator[None]:
         output = module.get_image_features(pixels, grids, return_dict=True, **index)
         images, videos = family.split(output, len(given[2]))
         features = {"image": images, "video": videos}
-        return arguments, hand_features(module, inputs, features, torch.cat)
+        return arguments, pass_features(module, inputs, features, torch.cat)
 
     inner: Any = model.model
     hooks = (
         inner.register_forward_pre_hook(join, with_kwargs=True),
-        inner.register_forward_hook(lambda module, *_: take_back(module), always_call=True),
+        inner.register_forward_hook(lambda module, *_: reset_features(module), always_call=True),
     )
     try:
         yield

@@ -28,7 +28,7 @@ class Best:
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class BestSoFar:
     """The evaluations of a run, as far as it has to remember them."""
 
     best: Best | None = None
@@ -41,25 +41,25 @@ class Marks:
     """True once early stopping has ended the run."""
 
     @staticmethod
-    def of(kept: Mapping[str, Any] | None) -> "Marks":
+    def of(kept: Mapping[str, Any] | None) -> "BestSoFar":
         """Return the marks that a checkpoint has as JSON; none of an older vtool."""
         if kept is None:
-            return Marks()
+            return BestSoFar()
         best, reference = (
             Best(**kept[name]) if kept[name] is not None else None for name in ("best", "reference")
         )
-        return Marks(best, reference, kept["waited"], kept["stopped"])
+        return BestSoFar(best, reference, kept["waited"], kept["stopped"])
 
     def as_dict(self) -> dict[str, Any]:
         """Return the marks as JSON."""
         return asdict(self)
 
-    def extended(self) -> "Marks":
+    def extended(self) -> "BestSoFar":
         """Return the marks of a run whose end was moved: it waits anew."""
         return replace(self, waited=0, stopped=False)
 
 
-def marks_after(marks: Marks, run: Run, step: int, scores: Mapping[str, float]) -> Marks:
+def update_best(marks: BestSoFar, run: Run, step: int, scores: Mapping[str, float]) -> BestSoFar:
     """Return the marks after an evaluation.
 
     Args:

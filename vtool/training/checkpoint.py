@@ -227,7 +227,7 @@ def checkpoints(folder: Path) -> list[Path]:
     )
 
 
-def damage(checkpoint: Path, digests: DigestsByFile = digest_here) -> str | None:
+def find_damage(checkpoint: Path, digests: DigestsByFile = digest_here) -> str | None:
     """Return the damage of a checkpoint's files in words, or None if no byte has changed."""
     try:
         return next(_damages(checkpoint, digests), None)
@@ -299,7 +299,7 @@ def newest(
     """Return a folder's newest whole checkpoint, and a finding for each newer damaged one."""
     findings: list[Diagnostic] = []
     for path in reversed(checkpoints(folder)):
-        if (problem := damage(path, digests)) is None:
+        if (problem := find_damage(path, digests)) is None:
             return path, findings
         findings.append(
             Diagnostic("corrupt-checkpoint", f"{path}: {problem}", parameter="checkpoint.resume")
@@ -335,7 +335,7 @@ def best_before(
     if step is None:
         return None, []
     best = checkpoint.with_name(checkpoint_name(step))
-    if problem := damage(best, digests):
+    if problem := find_damage(best, digests):
         message = f"{best}, the best by its score: {problem}"
         return None, [Diagnostic("corrupt-checkpoint", message, parameter="checkpoint.keep_best")]
     return best, []

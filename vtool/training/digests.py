@@ -42,7 +42,7 @@ def on_rank_zero_by_all(ranks: Ranks, work: Callable[[DigestsByFile], T]) -> T:
 
     def by_all(files: Sequence[Path]) -> dict[Path, str]:
         # what rank 0 does not see is missing, and no other rank has to be asked
-        shares = share_out({file: file.stat().st_size for file in files}, ranks.world)
+        shares = files_by_rank({file: file.stat().st_size for file in files}, ranks.world)
         ranks.from_rank_zero(shares)
         return _joined(shares, ranks.all_gather_objects(_attempt(shares[0])))
 
@@ -57,7 +57,7 @@ def on_rank_zero_by_all(ranks: Ranks, work: Callable[[DigestsByFile], T]) -> T:
     return ranks.on_rank_zero(lead)
 
 
-def share_out(sizes: Mapping[Path, int], world: int) -> list[list[Path]]:
+def files_by_rank(sizes: Mapping[Path, int], world: int) -> list[list[Path]]:
     """Return the files of each rank: one after the other, the largest first.
 
     So ranks differ by no more than the largest file.

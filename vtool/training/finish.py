@@ -16,7 +16,7 @@ from vtool.data.loader import EncodedRows
 from vtool.data.mixture import trained_on
 from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.progress import working
-from vtool.engines.contract import rank_zero
+from vtool.engines.contract import to_rank_zero
 from vtool.engines.ranks import SharedFindings
 from vtool.evaluation.evaluate import RowAnswer, Scores
 from vtool.export.huggingface import about_base, export_adapter, write_export
@@ -63,7 +63,7 @@ def finish(
     of_test += spike_findings(spikes or [])
     own_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     peak_mib = int(max(mib for (mib,) in session.ranks.all_gather([own_mib])))
-    state = session.engine.model_state(rank_zero)
+    state = session.engine.model_state(to_rank_zero)
     weights = {name: tensor.detach().cpu() for name, tensor in state}
     result = _result(session, progress, counts, scores, peak_mib)
     result |= _ending(session, progress, exported)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from vtool.config.rules.device import unbound
+from vtool.config.rules.device import why_unbound
 from vtool.config.schema import Run
 from vtool.devices import attention_without_cudnn, bind, device_kind, keep_freed_memory, place
 from vtool.diagnostics import Diagnostic, Findings
@@ -122,7 +122,7 @@ def _check_outer(run: Run, ranks: Ranks) -> None:
 def _check_bound(run: Run, nproc: int, *, outer: bool = False) -> None:
     """Check `device.numa` again, now that the device is chosen and the processes are counted."""
     if run.device.numa is not None and (
-        found := tuple(unbound(run, device_kind(run), nproc, outer=outer))
+        found := tuple(why_unbound(run, device_kind(run), nproc, outer=outer))
     ):
         raise SharedFindings(found)
 

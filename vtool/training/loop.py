@@ -9,7 +9,7 @@ from vtool.devices import spare_cores
 from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.progress import working
 from vtool.profiling.profiler import RankProfiler
-from vtool.training.best import marks_after
+from vtool.training.best import update_best
 from vtool.training.checkpoint_writer import CheckpointWriter
 from vtool.training.display import Display
 from vtool.training.metrics import append
@@ -119,7 +119,7 @@ def _validate(session: Session, progress: Progress, tools: LoopTools) -> None:
     numbers = scores.as_metrics("validation")
     # decided once, so that all ranks stop after the same step
     progress.marks = now = session.ranks.on_rank_zero(
-        lambda: marks_after(before, session.run, step, numbers)
+        lambda: update_best(before, session.run, step, numbers)
     )
     if step == session.total_steps or now.stopped:  # earlier, a healthy model has one answer, too
         tools.findings.extend(one_answer(scores, "validation"))

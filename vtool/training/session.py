@@ -22,7 +22,7 @@ from vtool.families.family import Family, load_family
 from vtool.models.components import count_components
 from vtool.models.processor import Processor
 from vtool.models.tower_index import tower_indexer
-from vtool.training.best import Marks
+from vtool.training.best import BestSoFar
 from vtool.training.checkpoint import Snapshot, open_checkpoint
 from vtool.training.model_and_engine import build_engine
 from vtool.training.run_folder import RunFolder
@@ -53,7 +53,7 @@ class Progress:
     """Seconds of all steps together, without evaluations and checkpoints."""
     visits: Tensor
     """Visits of each row of the training split, over all ranks: int64 [rows]."""
-    marks: Marks = field(default_factory=Marks)
+    marks: BestSoFar = field(default_factory=BestSoFar)
     """The best evaluation, and those since."""
 
     @classmethod
@@ -192,5 +192,5 @@ def restore_checkpoint(engine: Engine, checkpoint: Path, plan: Plan | None = Non
         help = "resume with the vtool that began the run"
         raise SharedFindings(Diagnostic("data-changed", message, help, parameter="data.train"))
     engine.load_state(found.model, found.optimizer)
-    marks = Marks.of(found.state.get("marks"))
+    marks = BestSoFar.of(found.state.get("marks"))
     return Progress(found.step, found.state["seconds"], found.visits, marks)

@@ -10,7 +10,7 @@ from pathlib import Path
 from vtool.config import schema
 from vtool.config.schema import Run
 from vtool.config.schema.data import MOST_TEXT_BYTES
-from vtool.data.audit import Ledger, hold_to, warnings
+from vtool.data.audit import Ledger, audit_warnings, set_digests
 from vtool.data.audit_cache import audit_split, usual_cache
 from vtool.data.detect import copy_message, describe_source
 from vtool.data.ledgers import build_ledgers, with_held_back
@@ -153,7 +153,7 @@ def _print_ledger(run: Run, split: str, ledger: Ledger) -> None:
     print(f"data.{split}: {ledger.in_words()}", flush=True)
     for line in ledger.sources_in_words():
         print(printable(f"  {line}"), flush=True)
-    _print_notes(warnings(ledger, run, split))
+    _print_notes(audit_warnings(ledger, run, split))
 
 
 def audit_splits(
@@ -176,7 +176,7 @@ def audit_splits(
         audits = RowAudits.joined(ranks.all_gather_objects(audit_split(encoded, own, cache, cores)))
         if cache and ranks.rank == 0:
             cache.write(audits, time.monotonic() - began)
-        hold_to(encoded, audits)
+        set_digests(encoded, audits)
         audited[split] = audits
     made = build_ledgers(settings, rows, audited)
     findings = [one for each in made.values() for one in each.findings]

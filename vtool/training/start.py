@@ -15,7 +15,7 @@ from vtool.config.schema.training import OF_ITS_OWN
 from vtool.config.settings import all_settings
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.printable import Lines
-from vtool.training.checkpoint import checkpoints, damage, newest, passed_over
+from vtool.training.checkpoint import checkpoints, find_damage, newest, passed_over
 from vtool.training.digests import DigestsByFile, digest_here
 from vtool.training.own_folder import written_settings
 from vtool.training.run_folder import RunFolder, reading
@@ -110,7 +110,7 @@ def _find_start(
     extended = None
     if changed := setting_differences(written, effective):
         if resume != "extend" or not only_length(changed):
-            raise Findings(taken(folder.path, changed, run))
+            raise Findings(folder_taken(folder.path, changed, run))
         extended = written.get("train")
     if resume == "never":
         message = f"{folder.path} holds this run already, and checkpoint.resume is never"
@@ -179,7 +179,7 @@ def _from(source: Path, run: Run, effective: Mapping[str, Any], digests: Digests
         none = Diagnostic("no-checkpoint", f"{source} has no checkpoint", parameter=setting)
         if found is None:
             raise Findings(damaged or [none])
-    elif problem := damage(source, digests):
+    elif problem := find_damage(source, digests):
         message = f"{source}: {problem}"
         raise Findings(Diagnostic("corrupt-checkpoint", message, parameter=setting))
     start = Start(found, warnings=passed_over(damaged))
@@ -335,7 +335,7 @@ def only_length(changed: Sequence[str]) -> bool:
     return {change.partition(":")[0] for change in changed} <= {"train.steps", "train.epochs"}
 
 
-def taken(path: Path, changed: list[str], run: Run) -> Diagnostic:
+def folder_taken(path: Path, changed: list[str], run: Run) -> Diagnostic:
     """Return the finding for a folder with a run of other settings, and two ways to continue."""
     new, weights = f"add {new_name(run)}", shlex.quote(str(path))
     trained = bool(checkpoints(RunFolder(path).checkpoints))

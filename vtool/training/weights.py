@@ -31,7 +31,7 @@ from vtool.models.build import build_model
 from vtool.models.mapped_weights import MappedWeights
 from vtool.models.observe_model import measure_config
 from vtool.models.processor import Processor
-from vtool.training.checkpoint import best_before, damage, newest, passed_over
+from vtool.training.checkpoint import best_before, find_damage, newest, passed_over
 from vtool.training.checkpoint_files import MANIFEST, SavedTensors, paths_of_tensors
 from vtool.training.digests import DigestsByFile, digest_here
 from vtool.training.kept_processor import check_processor
@@ -145,7 +145,7 @@ def find_weights(run: Run, digests: DigestsByFile = digest_here) -> Weights | No
 def _of_checkpoint(
     checkpoint: Path, run: Run, digests: DigestsByFile
 ) -> tuple[Weights, _Adapter | None]:
-    if problem := damage(checkpoint, digests):
+    if problem := find_damage(checkpoint, digests):
         message = f"{checkpoint}: {problem}"
         help = "name another checkpoint, or the run's export"
         raise Findings(Diagnostic("corrupt-checkpoint", message, help, _SETTING))

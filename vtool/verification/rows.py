@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from vtool.config.schema import Run
-from vtool.data.audit import Ledger, warnings
+from vtool.data.audit import Ledger, audit_warnings
 from vtool.data.audit_cache import audit_split, usual_cache
 from vtool.data.chat import IGNORED
 from vtool.data.ledgers import SplitAudit, build_ledgers, with_held_back
@@ -144,7 +144,7 @@ def _audit_split(
     return Audit(
         split,
         ledger,
-        (*audited.findings, *audited.shared, *warnings(ledger, run, split)),
+        (*audited.findings, *audited.shared, *audit_warnings(ledger, run, split)),
         render_example(rows.sample(ledger.kept[0]), rows.processor) if ledger.kept else None,
         tuple(_show(rows, index, audits.findings.get(index)) for index in dict.fromkeys(indices)),
         summarize_split(run, split, rows, audits) if look else None,

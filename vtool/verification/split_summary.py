@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vtool.config.schema import Run
-from vtool.data.budgets import cheapest, fills, looked_at, nearby_budgets
+from vtool.data.budgets import cheapest, fills, nearby_budgets, steps_to_pack
 from vtool.data.encode import encode_row
 from vtool.data.loader import EncodedRows
 from vtool.data.mixture import count_sources, parts_of_epoch
@@ -113,7 +113,7 @@ def _budgets(run: Run, rows: EncodedRows, audits: RowAudits) -> dict[str, Any]:
     batch, asked = run.data.global_batch_size, run.data.micro_batch_tokens
     kept = [count.kept for count in count_sources(rows.rows, audits)]
     plan = Plan(len(lengths), batch, run.run.seed, parts_of_epoch(run.data.train, kept))
-    steps = looked_at(plan) if lengths else 0
+    steps = steps_to_pack(plan) if lengths else 0
     found = (
         list(fills(plan, lengths, world, nearby_budgets(lengths, asked, -(-batch // world))))
         if steps

@@ -67,7 +67,7 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Micro:
+class MicroPass:
     """One forward and backward pass of a step that was read."""
 
     step: int
@@ -345,9 +345,9 @@ class Facts:
         return None
 
     @property
-    def micros(self) -> tuple[Micro, ...]:
+    def micros(self) -> tuple[MicroPass, ...]:
         return tuple(
-            Micro(
+            MicroPass(
                 int(fact["step"]),
                 int(fact["rank"]),
                 int(fact["index"]),
@@ -403,7 +403,7 @@ class Facts:
     def ends(self) -> frozenset[int]:
         return frozenset(map(int, self.model.get("ends") or ()))
 
-    def ids_of(self, micro: Micro, tokens: Tokens) -> tuple[int, ...] | None:
+    def ids_of(self, micro: MicroPass, tokens: Tokens) -> tuple[int, ...] | None:
         """Return the ids of a row, if they were kept and are those of its learnt tokens."""
         for one in self.of("inputs"):
             place = int(one["step"]), int(one["rank"]), int(one.get("micro") or 0)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vtool.watch.conclusions.engine import engine_of
-from vtool.watch.facts import Facts, Micro, Tokens
+from vtool.watch.facts import Facts, MicroPass, Tokens
 from vtool.watch.reading import Watched
 
 _ROWS, _TOKENS, _BARS, _DOCUMENTS = 8, 600, 256, 64
@@ -47,7 +47,7 @@ def page_facts(facts: Facts, watched: Watched) -> dict[str, Any]:
     }
 
 
-def _bar(micro: Micro) -> dict[str, Any]:
+def _bar(micro: MicroPass) -> dict[str, Any]:
     return {
         "step": micro.step,
         "rank": micro.rank,

@@ -5,7 +5,12 @@ from pathlib import Path
 import pytest
 
 from vtool.config.environment.machine import Cann, Machine, Torch, read_machine
-from vtool.config.environment.npu import check_machine, check_packages, check_settings, unanswered
+from vtool.config.environment.npu import (
+    check_machine,
+    check_packages,
+    check_settings,
+    unanswered_rules,
+)
 from vtool.config.environment.variables import VARIABLES, check_variables, visible_devices
 from vtool.config.load import examine, load_run
 from vtool.diagnostics import Diagnostic
@@ -183,7 +188,7 @@ def test_packages(rule: str, bad: dict[str, object]) -> None:
     # nothing stands against a machine for something else …
     assert list(check_packages(without)) == []
     # … and nothing has passed
-    assert set(unanswered(without).values()) == {"torch_npu is not installed here"}
+    assert set(unanswered_rules(without).values()) == {"torch_npu is not installed here"}
 
 
 @pytest.mark.parametrize(

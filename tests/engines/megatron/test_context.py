@@ -179,11 +179,11 @@ def test_pieces_are_megatron_cores_and_come_back_in_order_with_summed_gradients(
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_front_and_back_pieces_go_together(ranks: int) -> None:
     tokens = torch.arange(4 * ranks)
-    pieces = [context.cut(tokens, ranks, rank) for rank in range(ranks)]
+    pieces = [context.cut_tokens(tokens, ranks, rank) for rank in range(ranks)]
     assert pieces[0].tolist() == [0, 1, 4 * ranks - 2, 4 * ranks - 1]
     seen = [int((piece + 1).sum()) for piece in pieces]
     assert len(set(seen)) == 1  # tokens that attention looks at: as many on each rank
-    assert torch.equal(context.join(torch.cat(pieces), ranks), tokens)
+    assert torch.equal(context.join_tokens(torch.cat(pieces), ranks), tokens)
 
 
 def test_a_cpu_refuses_it_before_anything_is_built() -> None:

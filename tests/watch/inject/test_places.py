@@ -15,7 +15,11 @@ from tests.watch.inject.test_watch import Loop
 from vtool.watch.inject.vtool_watch import alone
 from vtool.watch.inject.vtool_watch.digests import tensor_bytes
 from vtool.watch.inject.vtool_watch.learnt import PassRecord, rounding
-from vtool.watch.inject.vtool_watch.places import evenly, multiplies_in_tf32, random_states_kept
+from vtool.watch.inject.vtool_watch.places import (
+    evenly_spaced,
+    multiplies_in_tf32,
+    random_states_kept,
+)
 from vtool.watch.inject.vtool_watch.rows import Document, documents
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
@@ -89,11 +93,11 @@ def test_packed_rows_are_cut_whatever_the_default_device() -> None:
 def test_places_are_even_and_there_whatever_the_default_dtype() -> None:
     torch.set_default_dtype(torch.bfloat16)
     try:
-        assert evenly(2049, 256, CPU).max() == 2048
-        assert evenly(5, 256, CPU).tolist() == [0, 1, 2, 3, 4]
-        assert evenly(5, 3, CPU).tolist() == [0, 2, 4]
-        assert evenly(5, 1, CPU).tolist() == [0]
-        assert evenly(0, 3, CPU).tolist() == []
+        assert evenly_spaced(2049, 256, CPU).max() == 2048
+        assert evenly_spaced(5, 256, CPU).tolist() == [0, 1, 2, 3, 4]
+        assert evenly_spaced(5, 3, CPU).tolist() == [0, 2, 4]
+        assert evenly_spaced(5, 1, CPU).tolist() == [0]
+        assert evenly_spaced(0, 3, CPU).tolist() == []
     finally:
         torch.set_default_dtype(torch.float32)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vtool.watch.inject.vtool_watch.rows import documents, keep, ledger
+from vtool.watch.inject.vtool_watch.rows import documents, keep_batch, ledger
 
 IMAGE = 9
 CONFIG = SimpleNamespace(image_token_id=IMAGE, vision_config=SimpleNamespace(spatial_merge_size=2))
@@ -49,7 +49,7 @@ def test_a_packed_row_is_cut_where_positions_begin_anew() -> None:
 
 
 def digests(inputs: dict[str, Any]) -> list[str]:
-    found: list[str] = ledger(keep(inputs, inputs["input_ids"], 0), CONFIG)["rows"]
+    found: list[str] = ledger(keep_batch(inputs, inputs["input_ids"], 0), CONFIG)["rows"]
     return found
 
 
@@ -94,7 +94,7 @@ def test_images_that_fit_no_row_are_in_the_digests_of_all() -> None:
     inputs = with_images([0, 1, 2])
     inputs["pixel_values"] = torch.randn(21, 6)
     inputs["image_grid_thw"] = torch.tensor([[1, 2, 2]] * 2)
-    fact = ledger(keep(inputs, inputs["input_ids"], 0), CONFIG)
+    fact = ledger(keep_batch(inputs, inputs["input_ids"], 0), CONFIG)
     assert fact["pixels"] == "batch"
     before = fact["rows"]
     inputs["pixel_values"][0, 0] += 1
@@ -105,7 +105,7 @@ def test_images_that_fit_no_row_are_in_the_digests_of_all() -> None:
 def test_the_batch_may_be_changed_behind_the_pass() -> None:
     inputs = with_images([0, 1, 2])
     expected = digests(inputs)
-    kept = keep(inputs, inputs["input_ids"], 0)
+    kept = keep_batch(inputs, inputs["input_ids"], 0)
     inputs["input_ids"].zero_()
     inputs["pixel_values"].zero_()
     assert ledger(kept, CONFIG)["rows"] == expected

@@ -31,7 +31,7 @@ def check_machine(machine: Machine) -> Iterator[Diagnostic]:
     yield from check_variables(machine.environment, npus=machine.npus, cores=machine.cores)
 
 
-def unanswered(machine: Machine) -> dict[str, str]:
+def unanswered_rules(machine: Machine) -> dict[str, str]:
     """Return, by rule, why this machine cannot answer it; the recipe may run on another."""
     return (
         {} if machine.torch_npu else dict.fromkeys(PACKAGE_RULES, "torch_npu is not installed here")

@@ -12,9 +12,9 @@ from vtool.releases import (
     TESTED,
     defects_of,
     installed_versions,
-    outside,
     pip_range,
     tested_range,
+    why_untested,
 )
 
 RELEASE_RULES = ("release-untested", "release-broken")
@@ -55,7 +55,7 @@ def untested(found: Mapping[str, str]) -> Iterator[Diagnostic]:
         found: versions, by the names of `TESTED`.
     """
     for name, version in found.items():
-        if (why := outside(name, version)) is not None:
+        if (why := why_untested(name, version)) is not None:
             yield Diagnostic(
                 "release-untested",
                 f"{name} {version} {why}: {tested_range(name)}",

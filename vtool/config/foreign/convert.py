@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vtool.config.foreign.theirs import Reading
+from vtool.config.foreign.theirs import ForeignRecipe
 from vtool.config.foreign.words import WORDS
 from vtool.diagnostics.printable import printable
 from vtool.hub.names import hub_name
@@ -18,7 +18,7 @@ _OPEN = (
 """The settings that no recipe runs without, and their words: they may name what is not here."""
 
 
-def as_recipe(reading: Reading, title: str) -> str:
+def as_recipe(reading: ForeignRecipe, title: str) -> str:
     """Return a recipe that means what theirs does; what is left of theirs follows as comments."""
     values = dict(reading.composed.values)
     left = dict(reading.left)
@@ -49,7 +49,9 @@ class _OnHub(str):
     """The name of a model on a hub, which was not read."""
 
 
-def _lines(values: Mapping[str, Any], above: str, indent: str, reading: Reading) -> Iterator[str]:
+def _lines(
+    values: Mapping[str, Any], above: str, indent: str, reading: ForeignRecipe
+) -> Iterator[str]:
     for key, value in values.items():
         name = f"{above}{key}"
         if isinstance(value, Mapping) and value:

@@ -15,7 +15,7 @@ from vtool.config.compose import Composed
 from vtool.config.foreign import hf_traps
 from vtool.config.foreign.given import read_given
 from vtool.config.foreign.hf_script import PROCESSES_VARIABLE, read_script
-from vtool.config.foreign.theirs import Reading, Theirs
+from vtool.config.foreign.theirs import ForeignFile, ForeignRecipe
 from vtool.config.foreign.trainers import ForeignTrainer
 from vtool.config.foreign.words import NARROW_ADAMW, NO_COUNTERPART, WORDS
 from vtool.config.origins import Origins, ValuePosition
@@ -38,7 +38,7 @@ _WHOLE = ("additional_target", "modules_to_save", "lora_modules_to_save")
 _TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 
 
-def read_hf(path: Path, trainer: ForeignTrainer, *, read_environment: bool = True) -> Reading:
+def read_hf(path: Path, trainer: ForeignTrainer, *, read_environment: bool = True) -> ForeignRecipe:
     """Read a recipe of one of these trainers: a YAML file, or a script with its command.
 
     Raises:
@@ -63,11 +63,11 @@ def read_hf(path: Path, trainer: ForeignTrainer, *, read_environment: bool = Tru
     _refuse_megatron(given, places, trainer)
     unknown = list(_unknown(given, places, trainer))
     given, places = _with_current_names(given, places, trainer)
-    theirs = Theirs(given, places)
+    theirs = ForeignFile(given, places)
     theirs.values["kind"] = "sft"
     translation = _Translation(theirs, trainer, path.stem, processes)
     translation.translate()
-    findings = [*unknown, *hf_traps.find(theirs, trainer)]
+    findings = [*unknown, *hf_traps.find_traps(theirs, trainer)]
     left = tuple(
         (name, value)
         for name, value in given.items()
@@ -77,7 +77,7 @@ def read_hf(path: Path, trainer: ForeignTrainer, *, read_environment: bool = Tru
     )
     known = tuple(pair for pair in left if pair[0].partition(".")[0] in trainer.fields)
     findings += _without_counterpart(theirs, known)
-    return Reading(
+    return ForeignRecipe(
         Composed(RecipeFile(path), theirs.values, Origins(theirs.origins)),
         tuple(findings),
         theirs.names,
@@ -90,7 +90,7 @@ def read_hf(path: Path, trainer: ForeignTrainer, *, read_environment: bool = Tru
 class _Translation:
     """Their settings on the way to ours."""
 
-    theirs: Theirs
+    theirs: ForeignFile
     trainer: ForeignTrainer
     stem: str
     """The name of the file, without its end."""
@@ -420,7 +420,9 @@ def _with_current_names(
     )
 
 
-def _without_counterpart(theirs: Theirs, left: tuple[tuple[str, Any], ...]) -> list[Diagnostic]:
+def _without_counterpart(
+    theirs: ForeignFile, left: tuple[tuple[str, Any], ...]
+) -> list[Diagnostic]:
     if not left:
         return []
     names = ", ".join(name for name, _ in left)

@@ -6,7 +6,7 @@ Each was read in the code of the releases that `trainer_fields.json` names.
 from collections.abc import Iterator
 from typing import Any
 
-from vtool.config.foreign.theirs import Theirs
+from vtool.config.foreign.theirs import ForeignFile
 from vtool.config.foreign.trainers import ForeignTrainer, looks_visual
 from vtool.diagnostics import Diagnostic
 
@@ -15,7 +15,7 @@ _ADAPTERS = ("lora_r", "lora_rank", "lora_alpha", "lora_dropout", "use_dora", "u
 _FLASH = ("flash_attn", "flash_attention_2", "flash_attention_3", "flash_attention_4")
 
 
-def find(theirs: Theirs, trainer: ForeignTrainer) -> Iterator[Diagnostic]:
+def find_traps(theirs: ForeignFile, trainer: ForeignTrainer) -> Iterator[Diagnostic]:
     """Yield findings about settings, without judging those that have a counterpart."""
     judged = set(theirs.judged)
     for check in (_of_all, *_BY_TRAINER[trainer.name]):
@@ -26,7 +26,7 @@ def find(theirs: Theirs, trainer: ForeignTrainer) -> Iterator[Diagnostic]:
 class _Look:
     """Their settings, with the trainer's defaults."""
 
-    def __init__(self, theirs: Theirs, trainer: ForeignTrainer) -> None:
+    def __init__(self, theirs: ForeignFile, trainer: ForeignTrainer) -> None:
         self.theirs, self.trainer = theirs, trainer
 
     def __getitem__(self, name: str) -> Any:

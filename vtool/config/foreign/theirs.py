@@ -5,14 +5,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vtool.config.compose import Composed
-from vtool.config.foreign.verl_settings import Same
+from vtool.config.foreign.verl_settings import SameSetting
 from vtool.config.foreign.words import NO_COUNTERPART
 from vtool.config.origins import Key, ValuePosition
 from vtool.diagnostics import Diagnostic
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ForeignRecipe:
     """A recipe of another trainer's after translation into settings of ours."""
 
     composed: Composed
@@ -27,7 +27,7 @@ class Reading:
 
 
 @dataclass(slots=True)
-class Theirs:
+class ForeignFile:
     """A file of another trainer's, and the settings that were made of it."""
 
     given: Mapping[str, Any]
@@ -65,7 +65,7 @@ class Theirs:
                 }
                 self.names |= {f"{ours}.{number}.path": theirs for number in range(len(value))}
 
-    def map(self, table: Iterable[Same]) -> None:
+    def map(self, table: Iterable[SameSetting]) -> None:
         """Set ours from theirs for each setting of a table that means the same in both."""
         for same in table:
             value = self.take(same.theirs, same.default)

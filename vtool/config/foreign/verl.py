@@ -15,7 +15,7 @@ import yaml
 
 from vtool.config.compose import Composed
 from vtool.config.foreign.given import read_given
-from vtool.config.foreign.theirs import Reading, Theirs
+from vtool.config.foreign.theirs import ForeignFile, ForeignRecipe
 from vtool.config.foreign.verl_settings import (
     FSDP,
     LORA,
@@ -39,7 +39,7 @@ _SHARED = "engine.use_distributed_optimizer"
 _WORDS = {same.ours: same.theirs for table in (RUN, LORA, FSDP, MEGATRON) for same in table}
 
 
-def read_verl(path: Path, *, read_environment: bool = True) -> Reading:
+def read_verl(path: Path, *, read_environment: bool = True) -> ForeignRecipe:
     """Read a YAML file of verl's SFT trainer, composed by Hydra or with a user's own keys alone.
 
     verl's defaults are included.
@@ -71,7 +71,7 @@ def read_verl(path: Path, *, read_environment: bool = True) -> Reading:
             ),
             fatal=True,
         )
-    theirs = Theirs(given, places)
+    theirs = ForeignFile(given, places)
     theirs.values["kind"] = "sft"
     findings = [*_unread(theirs), *_translate(theirs, _is_megatron(file, given)), *_unknown(theirs)]
     left = [
@@ -80,7 +80,7 @@ def read_verl(path: Path, *, read_environment: bool = True) -> Reading:
         if name not in theirs.judged and not name.endswith("_target_") and theirs.given[name] != {}
     ]
     findings += _without_counterpart(theirs, left)
-    return Reading(
+    return ForeignRecipe(
         Composed(RecipeFile(path), theirs.values, Origins(theirs.origins)),
         tuple(findings),
         theirs.names,
@@ -131,7 +131,7 @@ def _is_megatron(file: YamlFile, given: Mapping[str, Any]) -> bool:
     )
 
 
-def _translate(theirs: Theirs, megatron: bool) -> Iterator[Diagnostic]:
+def _translate(theirs: ForeignFile, megatron: bool) -> Iterator[Diagnostic]:
     take, put = theirs.take, theirs.put
     theirs.map(RUN)
     put("engine.kind", "megatron" if megatron else "fsdp2", "engine.strategy")
@@ -165,7 +165,7 @@ def _translate(theirs: Theirs, megatron: bool) -> Iterator[Diagnostic]:
     yield from _profiler(theirs)
 
 
-def _profiler(theirs: Theirs) -> Iterator[Diagnostic]:
+def _profiler(theirs: ForeignFile) -> Iterator[Diagnostic]:
     """Translate the profiler (verl/utils/profiler/profile.py).
 
     It is off unless enabled; without ranks, rank 0 alone records; an unknown tool records nothing.
@@ -192,7 +192,7 @@ def _profiler(theirs: Theirs) -> Iterator[Diagnostic]:
     theirs.put("profiler.ranks", None if everyone else ranks or [0], "profiler.ranks")
 
 
-def _megatron(theirs: Theirs) -> Iterator[Diagnostic]:
+def _megatron(theirs: ForeignFile) -> Iterator[Diagnostic]:
     theirs.map(MEGATRON)
     # verl itself puts it out then
     if theirs.values["engine"].get("parallel", {}).get("tensor", 1) == 1:
@@ -216,7 +216,7 @@ def _megatron(theirs: Theirs) -> Iterator[Diagnostic]:
         )
 
 
-def _model(theirs: Theirs) -> None:
+def _model(theirs: ForeignFile) -> None:
     """Return the family of a model's folder; None for a name on a hub, or another family."""
     path = theirs.values.get("model", {}).get("path")
     if path is None:
@@ -234,7 +234,7 @@ def _model(theirs: Theirs) -> None:
         theirs.judged.discard("model.path")
 
 
-def _lengths(theirs: Theirs) -> Iterator[Diagnostic]:
+def _lengths(theirs: ForeignFile) -> Iterator[Diagnostic]:
     """Translate the settings of lengths, and yield findings about them.
 
     Rows without padding are cut to `max_length`, whatever `truncation` says
@@ -261,7 +261,7 @@ def _lengths(theirs: Theirs) -> Iterator[Diagnostic]:
         theirs.judged.discard("data.truncation")
 
 
-def _micro_batches(theirs: Theirs) -> Iterator[Diagnostic]:
+def _micro_batches(theirs: ForeignFile) -> Iterator[Diagnostic]:
     name = "data.micro_batch_size_per_gpu"
     if not theirs.take("data.use_dynamic_bsz", True):
         theirs.put("data.micro_batch_size", theirs.take(name, 4), name)
@@ -275,13 +275,13 @@ def _micro_batches(theirs: Theirs) -> Iterator[Diagnostic]:
         )
 
 
-def _unread(theirs: Theirs) -> Iterator[Diagnostic]:
+def _unread(theirs: ForeignFile) -> Iterator[Diagnostic]:
     for name, why in UNREAD.items():
         if name in theirs.given:
             yield theirs.find("setting-without-reader", name, f"{name}: {why}", "leave it out")
 
 
-def _unknown(theirs: Theirs) -> Iterator[Diagnostic]:
+def _unknown(theirs: ForeignFile) -> Iterator[Diagnostic]:
     for name in theirs.given:
         if (
             name in VERL_NAMES
@@ -303,7 +303,7 @@ def _unknown(theirs: Theirs) -> Iterator[Diagnostic]:
         )
 
 
-def _without_counterpart(theirs: Theirs, left: Sequence[str]) -> Iterator[Diagnostic]:
+def _without_counterpart(theirs: ForeignFile, left: Sequence[str]) -> Iterator[Diagnostic]:
     if left:
         yield theirs.find(
             "no-counterpart",

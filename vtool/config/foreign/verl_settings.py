@@ -14,7 +14,7 @@ from vtool.config.foreign.words import NO_COUNTERPART
 
 
 @dataclass(frozen=True, slots=True)
-class Same:
+class SameSetting:
     """A setting of verl's, the one here that means the same, and how its value is converted."""
 
     theirs: str
@@ -55,26 +55,28 @@ def _targets(value: Any) -> Any:
 
 
 RUN = (
-    Same("model.path", "model.path"),
-    Same("model.enable_gradient_checkpointing", "model.gradient_checkpointing", default=True),
-    Same("data.train_files", "data.train", _rows),
-    Same("data.val_files", "data.validation", _rows),
-    Same("data.train_batch_size", "data.global_batch_size", default=256),
-    Same("data.max_length", "data.max_length", default=1024),
-    Same("trainer.experiment_name", "run.name", default="test"),
-    Same("trainer.default_local_dir", "run.dir"),
-    Same("trainer.save_freq", "checkpoint.every_steps", _positive),
-    Same("trainer.test_freq", "evaluation.every_steps", _positive),
-    Same("trainer.max_ckpt_to_keep", "checkpoint.keep_last"),
-    Same(
+    SameSetting("model.path", "model.path"),
+    SameSetting(
+        "model.enable_gradient_checkpointing", "model.gradient_checkpointing", default=True
+    ),
+    SameSetting("data.train_files", "data.train", _rows),
+    SameSetting("data.val_files", "data.validation", _rows),
+    SameSetting("data.train_batch_size", "data.global_batch_size", default=256),
+    SameSetting("data.max_length", "data.max_length", default=1024),
+    SameSetting("trainer.experiment_name", "run.name", default="test"),
+    SameSetting("trainer.default_local_dir", "run.dir"),
+    SameSetting("trainer.save_freq", "checkpoint.every_steps", _positive),
+    SameSetting("trainer.test_freq", "evaluation.every_steps", _positive),
+    SameSetting("trainer.max_ckpt_to_keep", "checkpoint.keep_last"),
+    SameSetting(
         "trainer.device", "device.kind", _one_of(cuda="cuda", npu="npu", cpu="cpu"), default="cuda"
     ),
-    Same("optim.lr", "optim.lr", default=1e-3),
-    Same("optim.betas", "optim.betas"),
-    Same("optim.weight_decay", "optim.weight_decay", default=0.01),
-    Same("optim.clip_grad", "optim.clip_norm"),
-    Same("optim.lr_warmup_steps", "optim.warmup_steps", _positive),
-    Same(
+    SameSetting("optim.lr", "optim.lr", default=1e-3),
+    SameSetting("optim.betas", "optim.betas"),
+    SameSetting("optim.weight_decay", "optim.weight_decay", default=0.01),
+    SameSetting("optim.clip_grad", "optim.clip_norm"),
+    SameSetting("optim.lr_warmup_steps", "optim.warmup_steps", _positive),
+    SameSetting(
         "engine.dtype",
         "model.dtype",
         _one_of(bfloat16="bfloat16", float32="float32"),
@@ -82,16 +84,16 @@ RUN = (
     ),
 )
 LORA = (
-    Same("model.lora_rank", "lora.rank"),
-    Same("model.lora_alpha", "lora.alpha", default=16),
-    Same("model.target_modules", "lora.targets", _targets),
-    Same("model.exclude_modules", "lora.exclude", _targets),
+    SameSetting("model.lora_rank", "lora.rank"),
+    SameSetting("model.lora_alpha", "lora.alpha", default=16),
+    SameSetting("model.target_modules", "lora.targets", _targets),
+    SameSetting("model.exclude_modules", "lora.exclude", _targets),
 )
 FSDP = (
-    Same("engine.reshard_after_forward", "engine.reshard_after_forward"),
-    Same("engine.offload_policy", "engine.cpu_offload"),
-    Same("optim.optimizer", "optim.name", _one_of(adamw="adamw")),
-    Same(
+    SameSetting("engine.reshard_after_forward", "engine.reshard_after_forward"),
+    SameSetting("engine.offload_policy", "engine.cpu_offload"),
+    SameSetting("optim.optimizer", "optim.name", _one_of(adamw="adamw")),
+    SameSetting(
         "optim.lr_scheduler_type",
         "optim.schedule",
         _one_of(constant="constant", cosine="cosine"),
@@ -99,17 +101,17 @@ FSDP = (
     ),
 )
 MEGATRON = (
-    Same("engine.tensor_model_parallel_size", "engine.parallel.tensor"),
-    Same("engine.pipeline_model_parallel_size", "engine.parallel.pipeline"),
-    Same("engine.context_parallel_size", "engine.parallel.context"),
-    Same("engine.sequence_parallel", "engine.parallel.sequence", default=True),
-    Same(
+    SameSetting("engine.tensor_model_parallel_size", "engine.parallel.tensor"),
+    SameSetting("engine.pipeline_model_parallel_size", "engine.parallel.pipeline"),
+    SameSetting("engine.context_parallel_size", "engine.parallel.context"),
+    SameSetting("engine.sequence_parallel", "engine.parallel.sequence", default=True),
+    SameSetting(
         "engine.use_distributed_optimizer",
         "engine.wrap_config.use_distributed_optimizer",
         default=True,
     ),
-    Same("optim.optimizer", "optim.name", _one_of(adam="adamw")),
-    Same(
+    SameSetting("optim.optimizer", "optim.name", _one_of(adam="adamw")),
+    SameSetting(
         "optim.lr_decay_style",
         "optim.schedule",
         _one_of(constant="constant", cosine="cosine", linear="linear"),

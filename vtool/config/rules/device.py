@@ -8,7 +8,7 @@ from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic, Rule
 
 
-def unbound(
+def why_unbound(
     run: Run, kind: str, nproc: int | None, origins: Origins | None = None, *, outer: bool = False
 ) -> Iterator[Diagnostic]:
     """Yield the reason why `device.numa` would do nothing.
@@ -71,4 +71,4 @@ def numa_unbound(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 
     What only the launch knows, it asks there.
     """
-    yield from unbound(run, run.device.kind, run.launch.nproc, origins)
+    yield from why_unbound(run, run.device.kind, run.launch.nproc, origins)

@@ -167,7 +167,7 @@ def other_profilers_settings(run: Run, origins: Origins) -> Iterator[Diagnostic]
 
 @settings_rule(IGNORED_SETTING)
 def groups_of_frozen_components(run: Run, origins: Origins) -> Iterator[Diagnostic]:
-    """Check that optim.groups has no settings for a component that model.freeze leaves untrained."""
+    """Check that optim.groups sets nothing for a component that model.freeze leaves untrained."""
     for part in ("vision", "projector", "language"):
         given = getattr(run.optim.groups, part).model_dump(exclude_none=True)
         if given and getattr(run.model.freeze, part):

@@ -108,7 +108,7 @@ def unreadable_file(path: Path, why: str, help: str | None = None) -> Findings:
     return refuse("broken-row", f"{path} {why}", Origin(str(path)), help=help)
 
 
-def at_once(findings: Iterable[Diagnostic]) -> None:
+def raise_found(findings: Iterable[Diagnostic]) -> None:
     """Raise what was found in a file, if anything: the first ones, and the number of the others.
 
     Raises:

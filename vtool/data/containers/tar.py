@@ -14,7 +14,7 @@ from typing import Any
 
 import xxhash
 
-from vtool.data.containers.files import at_once, digest_of_files, not_readable
+from vtool.data.containers.files import digest_of_files, not_readable, raise_found
 from vtool.data.containers.tar_index import TarMember, find_members
 from vtool.data.json_lines import row_object
 from vtool.data.row import refuse, shown_value
@@ -48,7 +48,7 @@ class TarRows:
         self.rows = _TarIndex()
         try:
             with self.path.open("rb") as file:
-                at_once(_grouped(find_members(file, self.path), self.rows, self.path))
+                raise_found(_grouped(find_members(file, self.path), self.rows, self.path))
         except OSError as error:
             raise not_readable(self.path, error) from error
 

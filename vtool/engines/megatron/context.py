@@ -18,13 +18,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-def cut(tokens: Tensor, ranks: int, rank: int) -> Tensor:
+def cut_tokens(tokens: Tensor, ranks: int, rank: int) -> Tensor:
     """Return a rank's two pieces [S / ranks, …] of tokens [S, …]; 2 · ranks divides S."""
     pieces = tokens.chunk(2 * ranks)
     return torch.cat([pieces[rank], pieces[2 * ranks - 1 - rank]])
 
 
-def join(tokens: Tensor, ranks: int) -> Tensor:
+def join_tokens(tokens: Tensor, ranks: int) -> Tensor:
     """Return tokens [S, …] in their order, from the pieces of all ranks, rank after rank."""
     places = [place for rank in range(ranks) for place in (rank, 2 * ranks - 1 - rank)]
     pieces = dict(zip(places, tokens.chunk(2 * ranks), strict=True))
@@ -32,9 +32,9 @@ def join(tokens: Tensor, ranks: int) -> Tensor:
 
 
 def scatter_tokens(tokens: Tensor, group: Any) -> Tensor:
-    """Return this rank's two pieces of tokens [S, …] in a context parallel group: see `cut`."""
+    """Return this rank's two pieces of tokens [S, …] in a context parallel group (`cut_tokens`)."""
     ranks = dist.get_world_size(group)
-    return tokens if ranks == 1 else cut(tokens, ranks, dist.get_rank(group))
+    return tokens if ranks == 1 else cut_tokens(tokens, ranks, dist.get_rank(group))
 
 
 def gather_tokens(tokens: Tensor, group: Any) -> Tensor:
@@ -47,4 +47,6 @@ def gather_tokens(tokens: Tensor, group: Any) -> Tensor:
     ranks = dist.get_world_size(group)
     if ranks == 1:
         return tokens
-    return join(tensor_parallel.gather_from_sequence_parallel_region(tokens, group=group), ranks)
+    return join_tokens(
+        tensor_parallel.gather_from_sequence_parallel_region(tokens, group=group), ranks
+    )

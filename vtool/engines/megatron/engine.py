@@ -22,7 +22,14 @@ from vtool.config.schema import Optim
 from vtool.config.schema.megatron import Megatron as MegatronSettings
 from vtool.diagnostics import Diagnostic
 from vtool.engines import common
-from vtool.engines.contract import B, EngineInputs, OptimizerGroup, Owner, everyone, rank_zero
+from vtool.engines.contract import (
+    B,
+    EngineInputs,
+    OptimizerGroup,
+    Owner,
+    to_all_ranks,
+    to_rank_zero,
+)
 from vtool.engines.megatron import observe_megatron as live
 from vtool.engines.megatron.build import (
     SourceModel,
@@ -209,23 +216,23 @@ class MegatronEngine:
             yield
 
     def iter_hf_weights(
-        self, adapter: Adapter = "merged", owner: Owner = everyone
+        self, adapter: Adapter = "merged", owner: Owner = to_all_ranks
     ) -> Iterator[tuple[str, Tensor]]:
         self._gather_weights()
         for one in self.both:
             yield from one.hf_weights(adapter, self._scale, owner)
 
-    def model_state(self, owner: Owner = everyone) -> Iterator[tuple[str, Tensor]]:
+    def model_state(self, owner: Owner = to_all_ranks) -> Iterator[tuple[str, Tensor]]:
         return self.iter_hf_weights("only" if self._adapted else "merged", owner)
 
     def gradients(self) -> dict[str, Tensor]:
         return {
             name: tensor.to("cpu", copy=True)
             for one in self.both
-            for name, tensor in one.gradients(one in self.active, rank_zero)
+            for name, tensor in one.gradients(one in self.active, to_rank_zero)
         }
 
-    def optimizer_state(self, owner: Owner = everyone) -> Iterator[tuple[str, Tensor]]:
+    def optimizer_state(self, owner: Owner = to_all_ranks) -> Iterator[tuple[str, Tensor]]:
         for one in self.both:
             yield from one.state(owner)
 

@@ -27,11 +27,11 @@ from .memory import resident_bytes
 from .processed import snapshot_everything
 from .quantized import quantized_stems
 from .reference import ReferenceTensors
-from .sources import ChangeRecorder, Owned, ReusableBuffer, buckets, other_values, shuffled
+from .sources import ChangeRecorder, OwnedSource, ReusableBuffer, buckets, other_values, shuffled
 from .stale import ring_of_buffers
 from .state import NamedState, compare_states, copy_state, named_parameters
 from .subject import QuantizedTwin, Subject
-from .threads import Order, threads_in_order
+from .threads import TaskOrder, threads_in_order
 from .upcast import asked_formats, upcast_twin
 from .watched import first_load, watched_load
 
@@ -79,7 +79,7 @@ def run_checks(
 
 
 def _load_and_check(
-    order: Order,
+    order: TaskOrder,
     subject: Subject,
     rules: Sequence[str],
     slots: int,
@@ -90,7 +90,7 @@ def _load_and_check(
     memory: float = inf,
 ) -> tuple[ReferenceTensors, Checks]:
     progress("first load")
-    first = Owned(subject.checkpoint)
+    first = OwnedSource(subject.checkpoint)
     before = first_load(subject, first)
     progress("second load")
     reference, watched = watched_load(subject, slots, sources, first, before)
@@ -194,10 +194,10 @@ def _second_load(reference: ReferenceTensors, checks: Checks) -> CheckFacts:
 
     def load() -> Any:
         try:
-            model = reference.load(Owned(other_values(checkpoint)))
+            model = reference.load(OwnedSource(other_values(checkpoint)))
         except Exception:  # integers may be indices or sizes, of which not all are valid
             floats = {name for name, one in checkpoint.items() if one.is_floating_point()}
-            model = reference.load(Owned(other_values(checkpoint, floats)))
+            model = reference.load(OwnedSource(other_values(checkpoint, floats)))
         reference.subject.load(model, source)
         return model
 
@@ -241,18 +241,18 @@ def _processing(reference: ReferenceTensors, checks: Checks) -> CheckFacts:
     if _items(checks, "stale-reference"):
         return CheckFacts(reason="its weights are wrong already before they are processed")
 
-    def processed(source: Owned) -> NamedState:
+    def processed(source: OwnedSource) -> NamedState:
         model = reference.load(source)
         process(model)
         return snapshot_everything(model)
 
     try:
-        expected = processed(Owned(checkpoint))
+        expected = processed(OwnedSource(checkpoint))
         with threads_in_order(reference.subject.code, late=True):
             ring = processed(ReusableBuffer(checkpoint, reference.slots))
         found = compare_states(expected, ring)
         if found:  # what differs between two correct loads is not due to the ring
-            varying = compare_states(expected, processed(Owned(checkpoint)))
+            varying = compare_states(expected, processed(OwnedSource(checkpoint)))
             found = {name: values for name, values in found.items() if name not in varying}
     except Exception as error:
         return CheckFacts(reason=f"it cannot be processed on a CPU: {error_text(error)}")
@@ -317,7 +317,7 @@ def _in_format(reference: ReferenceTensors, checks: Checks, form: WeightFormat) 
         model = twin.subject.make()
         mark_for_following(model, form)
         try:
-            twin.subject.load(model, Owned(twin.subject.checkpoint))
+            twin.subject.load(model, OwnedSource(twin.subject.checkpoint))
         except Exception as error:
             raise NotRun(f"the checkpoint does not load: {error_text(error)}") from error
         followed = trace_format(

@@ -20,7 +20,7 @@ from .facts import About, CheckFacts, Item, SubjectFacts
 from .headers import Entry
 from .host import OnProgress
 from .memory import resident_bytes
-from .meta_watch import Given, MetaWatch, storage_key
+from .meta_watch import MetaSource, MetaWatch, storage_key
 from .parts import LARGEST_PART, Load, TensorRoutes, compare_parts, load_parts
 from .places import belongs
 
@@ -48,7 +48,7 @@ class _Loaded:
     """The watch over a load without values, what it gave, and the parameters after it."""
 
     watch: MetaWatch
-    given: Given
+    given: MetaSource
     parameters: Mapping[str, Tensor]
 
 
@@ -109,7 +109,7 @@ def _load_without_values(folder: LargeFolder, model: Any) -> _Loaded:
 
 
 def _load_once(folder: LargeFolder, model: Any, real_below: int) -> _Loaded:
-    given = Given(folder.entries, real_below)
+    given = MetaSource(folder.entries, real_below)
     watch = MetaWatch(given)
     with watch:
         folder.load(model, given)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .facts import ValueDifference
 from .reference import load_new
-from .sources import Owned
+from .sources import OwnedSource
 from .state import NamedState, compare_states, copy_state
 from .threads import threads_in_order
 
@@ -118,5 +118,5 @@ def write_state(name: str, checkpoint: str, file: str) -> None:
     folder = Path(file).parent
     subject = FileHost(checkpoint or None).make_subject(name, folder, lambda stage: None)
     with threads_in_order(subject.code):
-        state = copy_state(load_new(subject, Owned(subject.checkpoint)), held=True)
+        state = copy_state(load_new(subject, OwnedSource(subject.checkpoint)), held=True)
     torch.save(state, file)

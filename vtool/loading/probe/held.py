@@ -10,7 +10,7 @@ from .state import NamedState, copy_state, named_tensors
 
 
 @dataclass(frozen=True)
-class Held:
+class RankTensors:
     """The tensors of one rank after a load, and where the others are."""
 
     state: NamedState
@@ -22,9 +22,9 @@ class Held:
     """For a module of experts, the place of each expert on this rank, or -1."""
 
 
-def held_by(model: Any) -> Held:
+def held_by(model: Any) -> RankTensors:
     """Return the parameters and buffers of a rank's model."""
-    return Held(copy_state(model), aliases=aliases_of(model))
+    return RankTensors(copy_state(model), aliases=aliases_of(model))
 
 
 def aliases_of(model: Any) -> tuple[tuple[str, ...], ...]:

@@ -64,7 +64,7 @@ class Host(ABC):
 
     def warm_up(self) -> None:
         """Import and build what most subjects need, once for all of them."""
-        twin.warm()
+        twin.warm_up()
 
     @abstractmethod
     def list_subjects(self) -> list[str]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .errors import error_text
 from .reference import load_new
-from .sources import Owned
+from .sources import OwnedSource
 from .state import compare_states, copy_state
 from .subject import Subject
 
@@ -37,4 +37,6 @@ def protection(expected: Mapping[str, Tensor], observed: Mapping[str, Tensor]) -
 
 def protection_of_loaded(subject: Subject, model: Any) -> Protection:
     """Compare a loaded object with one that was loaded from tensors that stay valid."""
-    return protection(copy_state(load_new(subject, Owned(subject.checkpoint))), copy_state(model))
+    return protection(
+        copy_state(load_new(subject, OwnedSource(subject.checkpoint))), copy_state(model)
+    )

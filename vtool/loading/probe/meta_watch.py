@@ -47,7 +47,7 @@ class Write:
     """A number of the class's own is written: zeros into rows that no token has."""
 
 
-class Given:
+class MetaSource:
     """Gives tensors without values. The few that a load must be able to look at have them.
 
     Args:
@@ -76,9 +76,9 @@ class Given:
 
 
 class MetaWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that is active during one load from `Given`."""
+    """A dispatch mode that is active during one load from `MetaSource`."""
 
-    def __init__(self, given: Given) -> None:
+    def __init__(self, given: MetaSource) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.given = given
         self.read: dict[str, list[MemoryView]] = {}

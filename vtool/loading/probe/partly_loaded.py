@@ -8,7 +8,7 @@ from torch import Tensor
 from .arrived import ElementTrace
 from .facts import CheckFacts, Item
 from .reference import ReferenceTensors
-from .sources import Owned, other_values
+from .sources import OwnedSource, other_values
 
 Changed = Callable[[Collection[str]], Mapping[str, Tensor]]
 """Given names, a checkpoint whose tensors of these names have other values."""
@@ -81,7 +81,7 @@ def _without_effect(
     reference: ReferenceTensors, names: Sequence[str], changed: Changed
 ) -> list[str]:
     """Return the names whose change makes no difference to what is loaded."""
-    if not names or not reference.compare(lambda: reference.load(Owned(changed(names)))):
+    if not names or not reference.compare(lambda: reference.load(OwnedSource(changed(names)))):
         return list(names)
     if len(names) == 1:
         return []

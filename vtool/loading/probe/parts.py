@@ -49,7 +49,7 @@ class TensorRoutes:
     """For each parameter its writes; None where one changes what another has written."""
 
 
-class Memory:
+class ReusedMemory:
     """Memory that every part uses again: what is new has to be cleared by the kernel first."""
 
     def __init__(self) -> None:
@@ -144,18 +144,18 @@ def compare_parts(
     large = [part for part in parts if _needed(models[0], part, entries)[0] > share]
     found = ComparedTensors()
     workers = [
-        Worker(model, load, layout, entries, few[number :: len(models)], share)
+        PartLoader(model, load, layout, entries, few[number :: len(models)], share)
         for number, model in enumerate(models)
     ]
     with ThreadPoolExecutor(len(workers)) as pool:
-        for one in pool.map(Worker.compare, workers):
+        for one in pool.map(PartLoader.compare, workers):
             found.add(one)
-    found.add(Worker(models[0], load, layout, entries, large, free).compare())
+    found.add(PartLoader(models[0], load, layout, entries, large, free).compare())
     return found
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class PartLoader:
     """Loads parts, one after the other, into one object; see `compare_parts`."""
 
     model: Any
@@ -168,13 +168,13 @@ class Worker:
     def compare(self) -> ComparedTensors:
         """Load and compare every part. Raises LoadFailed: a file cannot be read."""
         found = ComparedTensors()
-        memory, ring = Memory(), Memory()
+        memory, ring = ReusedMemory(), ReusedMemory()
         for part in self.parts:
             self._compare_part(part, memory, ring, found)
         return found
 
     def _compare_part(
-        self, part: LoadPart, memory: Memory, ring: Memory, found: ComparedTensors
+        self, part: LoadPart, memory: ReusedMemory, ring: ReusedMemory, found: ComparedTensors
     ) -> None:
         needed, more = _needed(self.model, part, self.entries)
         names = [name for name in self.entries if name in set(part.tensors)]
@@ -182,7 +182,7 @@ class Worker:
             found.leave(names, f"one part takes {needed >> 20:,} MiB")
             return
         try:
-            with Real(self.model, part.parameters, memory):
+            with RealWeights(self.model, part.parameters, memory):
                 right = _Places(self.model, part, self.layout, self.entries)
                 self.load(self.model, _one_buffer(self.entries, names, ring, right.look))
                 state = _tensors(self.model, part.parameters)
@@ -213,7 +213,7 @@ class Worker:
             The parameters of which the second load says nothing: it leaves them as they were, or
             writes other values than its tensors' where it only copies them.
         """
-        with Real(self.model, tuple(seen), None):
+        with RealWeights(self.model, tuple(seen), None):
             right = _Places(
                 self.model, LoadPart(tuple(seen), tuple(names)), self.layout, self.entries
             )
@@ -252,7 +252,7 @@ def _needed(model: Any, part: LoadPart, entries: Mapping[str, Entry]) -> tuple[i
 
 
 def _one_buffer(
-    entries: Mapping[str, Entry], names: Sequence[str], ring: Memory, look: LookAt
+    entries: Mapping[str, Entry], names: Sequence[str], ring: ReusedMemory, look: LookAt
 ) -> Iterator[NamedTensor]:
     """Yield tensors in one buffer, which holds the next one after each, and marks behind it.
 
@@ -293,10 +293,10 @@ def _spoil(buffer: Tensor) -> None:
             part.bitwise_not_()
 
 
-class Real:
+class RealWeights:
     """Gives parameters of a model on the meta device memory, while it lasts."""
 
-    def __init__(self, model: Any, names: Iterable[str], memory: Memory | None) -> None:
+    def __init__(self, model: Any, names: Iterable[str], memory: ReusedMemory | None) -> None:
         self.model, self.names, self.memory = model, set(names), memory
         self.before: list[tuple[Any, str, Any]] = []
 

@@ -30,14 +30,14 @@ LEAST_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class TimeSpent:
     """Seconds since a subject's start, and CPU seconds of its processes."""
 
     elapsed: float
     computed: float
 
 
-def is_over(most: float, before: Spent, now: Spent) -> bool:
+def is_over(most: float, before: TimeSpent, now: TimeSpent) -> bool:
     """Return True if a subject whose time has passed computed as long, or stands still.
 
     On a machine that has other work, a subject is not blamed for waiting for a core.
@@ -57,7 +57,7 @@ class Child:
     name: str
     folder: Path
     started: float
-    asked: Spent = Spent(0.0, 0.0)
+    asked: TimeSpent = TimeSpent(0.0, 0.0)
     """The seconds when they were last read."""
     killed: str | None = None
 
@@ -116,7 +116,7 @@ class Pool:
         elapsed, most = time.monotonic() - child.started, self._seconds(child)
         if elapsed <= most or elapsed - child.asked.elapsed < max(1.0, most / 6):
             return False
-        before, child.asked = child.asked, Spent(elapsed, _computed_seconds(process))
+        before, child.asked = child.asked, TimeSpent(elapsed, _computed_seconds(process))
         return is_over(most, before, child.asked)
 
     def _seconds(self, child: Child) -> float:

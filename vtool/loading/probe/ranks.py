@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from .facts import CheckFacts, Item, ValueDifference
-from .held import Held
+from .held import RankTensors
 from .reference import load_new
-from .sources import Owned
-from .state import MARKS, NamedState, as_words, marked, same
+from .sources import OwnedSource
+from .state import MARKS, NamedState, as_words, marked, same_bits
 from .subject import Subject
 
 RANKS = 2
@@ -60,16 +60,16 @@ class RankLayout:
 
     start: Callable[[int, Path], None]
     """Makes this process the rank of that number; the ranks meet at the file."""
-    look: Callable[[Any], Held]
+    look: Callable[[Any], RankTensors]
     """Returns what a rank's loaded model holds."""
-    compare: Callable[[Held, Sequence[Held]], CheckFacts]
+    compare: Callable[[RankTensors, Sequence[RankTensors]], CheckFacts]
     """Compares what one rank holds that is alone with what two ranks hold."""
 
 
 def on_two_ranks(
     subject: Subject,
     layouts: Mapping[str, RankLayout],
-    reference: Held,
+    reference: RankTensors,
     folder: Path,
 ) -> dict[str, CheckFacts]:
     """Load the checkpoint on two ranks in every layout, and compare with what one rank has loaded.
@@ -115,7 +115,7 @@ def _load_on_rank(
     for rule, layout in layouts.items():
         try:
             layout.start(rank, folder / "meeting")
-            held = layout.look(load_new(subject, Owned(subject.checkpoint)))
+            held = layout.look(load_new(subject, OwnedSource(subject.checkpoint)))
         except Exception:
             (folder / f"{rule}.failed").touch()
             raise
@@ -127,7 +127,7 @@ def _file(folder: Path, rule: str, rank: int) -> Path:
     return folder / f"{rule}{rank}.pt"
 
 
-def compare_all_shards(reference: Held, ranks: Sequence[Held]) -> CheckFacts:
+def compare_all_shards(reference: RankTensors, ranks: Sequence[RankTensors]) -> CheckFacts:
     """Compare what two ranks of tensor parallelism hold with the whole."""
     states = [rank.state for rank in ranks]
     items = tuple(
@@ -218,7 +218,7 @@ def _copied_or_cut(whole: Tensor, shards: Sequence[Tensor]) -> bool:
     if any(shard.dtype != whole.dtype or shard.dim() != whole.dim() for shard in shards):
         return False
     if all(shard.shape == whole.shape for shard in shards):
-        return all(same(shard, whole) for shard in shards)
+        return all(same_bits(shard, whole) for shard in shards)
     (cut, *others) = (
         dimension
         for dimension, size in enumerate(whole.shape)
@@ -226,7 +226,7 @@ def _copied_or_cut(whole: Tensor, shards: Sequence[Tensor]) -> bool:
     )
     if others or sum(shard.shape[cut] for shard in shards) != whole.shape[cut]:
         return False
-    return same(torch.cat(list(shards), cut), whole)
+    return same_bits(torch.cat(list(shards), cut), whole)
 
 
 def _tally(words: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from .errors import error_text
 from .facts import Item, ValueDifference
-from .held import Held
-from .sources import Owned
+from .held import RankTensors
+from .sources import OwnedSource
 from .state import MARKS, NamedState, compare_states, copy_state, fill_with_byte
 from .subject import NamedTensor, Subject
 from .uninitialized import uninitialized_memory_is
@@ -30,7 +30,7 @@ class ReferenceTensors:
     """For a parameter or buffer, which of its elements (a mask) no load has written."""
     came_from: Mapping[str, Sequence[str]]
     """For a parameter or buffer, the checkpoint tensors that went into it."""
-    alone: Held = field(default_factory=lambda: Held({}))
+    alone: RankTensors = field(default_factory=lambda: RankTensors({}))
     """The parameters and buffers of one rank, without what modules keep besides them."""
     memory: float = inf
     """Resident bytes that this process may take."""
@@ -45,7 +45,7 @@ class ReferenceTensors:
         """Return a new object, loaded in one call for each sequence of tensor names."""
         model = marked_object(self.subject)
         for names in calls:
-            self.subject.load(model, Owned(self.subject.checkpoint, names))
+            self.subject.load(model, OwnedSource(self.subject.checkpoint, names))
         return model
 
     def compare(

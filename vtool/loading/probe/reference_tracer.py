@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .sources import Owned
+from .sources import OwnedSource
 from .subject import NamedTensor
 
 GENERATOR = 0x20
@@ -17,8 +17,8 @@ _PROBE = os.path.dirname(__file__)
 SourceLine = tuple[str, int]
 
 
-class ReferenceTracer(Owned):
-    """Gives tensors as `Owned` does, and finds for each the last line that still refers to it.
+class ReferenceTracer(OwnedSource):
+    """Gives tensors as `OwnedSource` does, and finds the last line that still refers to each.
 
     A reference is one to the tensor, or a view of its memory. `trace` must be set with
     `sys.settrace` while tensors are loaded; then `lines` has the file and line for each name.

@@ -56,7 +56,7 @@ def sglang_entry(name: str) -> dict[str, Any]:
     return {**sglang_entry(entry.pop("as")), **entry} if "as" in entry else entry
 
 
-def of_sglang(constants: Mapping[str, Any]) -> dict[str, Any]:
+def sglang_constants(constants: Mapping[str, Any]) -> dict[str, Any]:
     """Return the constants of an entry but those of vLLM's modules, which may not be there."""
     return {place: given for place, given in constants.items() if not place.startswith("vllm.")}
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from .errors import NotRun
 from .facts import CheckFacts
-from .sources import Owned
+from .sources import OwnedSource
 from .state import MARKS, fill_with_byte, marked, named_parameters
 from .subject import Subject
 from .twin_outputs import Outputs, Twin, compare_class
@@ -53,7 +53,7 @@ def compare_with_twin(
     twin = Twin(class_name, folder)
     model = make()
     layers = _attention_layers(model)
-    subject.load(model, Owned(subject.checkpoint))
+    subject.load(model, OwnedSource(subject.checkpoint))
     DefaultModelLoader.postprocess_weights(model, torch.device("cpu"))
     with _on_cpu(), torch.no_grad():
         found = compare_class(twin, partial(_outputs, model, layers), guessed=guessed)
@@ -66,7 +66,7 @@ def _unwritten(subject: Subject) -> list[str]:
     """Return the parameters that a load leaves as they were."""
     model = subject.make()
     fill_with_byte(model, MARKS[0])
-    subject.load(model, Owned(subject.checkpoint))
+    subject.load(model, OwnedSource(subject.checkpoint))
     return [
         name for name, one in named_parameters(model).items() if bool(marked(one, MARKS[0]).all())
     ]

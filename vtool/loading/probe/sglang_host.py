@@ -81,7 +81,7 @@ class SglangHost(Host):
             twin.TWINS["fields"] | sglang_config.SGLANG_TWINS["fields"] | entry.get("fields", {})
         )
         installer = StubInstaller("sglang", fields)
-        set_constants(sglang_config.of_sglang(entry.get("constants", {})))
+        set_constants(sglang_config.sglang_constants(entry.get("constants", {})))
         why: list[str] = []
         makers: list[Callable[[], Any]] = []
         checkpoint: Mapping[str, Tensor] | None = None

@@ -11,7 +11,7 @@ from torch import Tensor
 from .checkpoint_files import temporary_checkpoint
 from .loading_paths import Protection, protection, protection_of_loaded, run_paths
 from .reference import load_new, marked_object
-from .sources import ReusableBuffer, Tracked
+from .sources import ReusableBuffer, TrackedSource
 from .streaming_loaders import runai_version, use_small_buffer
 from .subject import NamedTensor, Subject
 
@@ -79,7 +79,7 @@ def _update(subject: Subject) -> str:
     from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
 
     model = marked_object(subject)
-    received = Tracked(subject.checkpoint)
+    received = TrackedSource(subject.checkpoint)
     runner: Any = SimpleNamespace(
         get_model=lambda: model, _assert_weight_cache_inactive=lambda *args: None
     )

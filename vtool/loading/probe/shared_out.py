@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from .facts import CheckFacts, Item
-from .held import Held
+from .held import RankTensors
 from .ranks import RANKS, compare_shards
 from .state import compare_states
 
 
-def compare_stages(reference: Held, stages: Sequence[Held]) -> CheckFacts:
+def compare_stages(reference: RankTensors, stages: Sequence[RankTensors]) -> CheckFacts:
     """Compare what two stages of a pipeline hold with the whole.
 
     Each parameter and buffer is on one of them at least, of the same values, and each layer on one
@@ -48,7 +48,7 @@ def compare_stages(reference: Held, stages: Sequence[Held]) -> CheckFacts:
     return CheckFacts(tuple(items), {"ranks": RANKS, "on_each": counts})
 
 
-def _parameters(rank: Held) -> list[tuple[str, ...]]:
+def _parameters(rank: RankTensors) -> list[tuple[str, ...]]:
     """Return each parameter and buffer of a rank by all of its names."""
     groups = {name: group for group in rank.aliases for name in group}
     return list(dict.fromkeys(groups.get(name, (name,)) for name in rank.state))
@@ -72,7 +72,7 @@ def _wrong(
     )
 
 
-def _layers_on_both(lists: set[str], stages: Sequence[Held]) -> Iterator[Item]:
+def _layers_on_both(lists: set[str], stages: Sequence[RankTensors]) -> Iterator[Item]:
     layers = [
         {
             f"{home}.{name.removeprefix(f'{home}.').partition('.')[0]}"
@@ -86,7 +86,7 @@ def _layers_on_both(lists: set[str], stages: Sequence[Held]) -> Iterator[Item]:
         yield Item("differs", layer, (), "on one rank", "on both")
 
 
-def compare_experts(reference: Held, ranks: Sequence[Held]) -> CheckFacts:
+def compare_experts(reference: RankTensors, ranks: Sequence[RankTensors]) -> CheckFacts:
     """Compare the experts of two ranks with those of one, and all else as shards.
 
     Args:
@@ -108,7 +108,9 @@ def compare_experts(reference: Held, ranks: Sequence[Held]) -> CheckFacts:
     return CheckFacts(tuple(items), {"ranks": RANKS, "experts": compared})
 
 
-def _of_experts(name: str, whole: Tensor, places: Sequence[Tensor], ranks: Sequence[Held]) -> bool:
+def _of_experts(
+    name: str, whole: Tensor, places: Sequence[Tensor], ranks: Sequence[RankTensors]
+) -> bool:
     """Return whether a parameter has an entry for each expert, and on a rank for its own."""
     return (
         bool(whole.dim())
@@ -123,7 +125,7 @@ def _of_experts(name: str, whole: Tensor, places: Sequence[Tensor], ranks: Seque
 
 
 def _expert_by_expert(
-    name: str, whole: Tensor, places: Sequence[Tensor], ranks: Sequence[Held]
+    name: str, whole: Tensor, places: Sequence[Tensor], ranks: Sequence[RankTensors]
 ) -> Iterator[Item]:
     for expert in range(len(whole)):
         owners = [rank for rank, of_rank in enumerate(places) if int(of_rank[expert]) >= 0]

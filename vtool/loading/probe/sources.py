@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .state import as_bytes, same
+from .state import as_bytes, same_bits
 from .subject import NamedTensor
 from .threads import run_late_tasks
 
@@ -16,7 +16,7 @@ POISON = 0xC7
 """The byte that fills a buffer whose tensor is no longer valid; as bfloat16, -102000."""
 
 
-class Owned:
+class OwnedSource:
     """Gives each tensor in memory of its own; every other source is compared with this one.
 
     Counts in `given` what it is asked for.
@@ -40,8 +40,8 @@ class Owned:
         self.exhausted = True
 
 
-class ChangeRecorder(Owned):
-    """Gives tensors as `Owned` does; `changed` has those whose values a class changes in place.
+class ChangeRecorder(OwnedSource):
+    """Gives tensors as `OwnedSource` does; `changed` has those that a class changes in place.
 
     Each is looked at when the next one is asked for: who waits longer is not seen.
     """
@@ -54,11 +54,11 @@ class ChangeRecorder(Owned):
         for name, tensor in super().__iter__():
             memory = tensor.detach()  # keeps its shape, whatever becomes of the other's
             yield name, tensor
-            if not same(memory, self.checkpoint[name]):
+            if not same_bits(memory, self.checkpoint[name]):
                 self.changed.append(name)
 
 
-class ReusableBuffer(Owned):
+class ReusableBuffer(OwnedSource):
     """Gives tensors in a ring of `slots` buffers, as a streaming loader does.
 
     A tensor is valid until `slots` more have been asked for, then it is destroyed.
@@ -97,8 +97,8 @@ class SglangMarked(ReusableBuffer):
             yield name, tensor
 
 
-class Tracked(Owned):
-    """Gives tensors as `Owned` does, and knows which of its memory is still held, and where.
+class TrackedSource(OwnedSource):
+    """Gives tensors as `OwnedSource` does, and knows which of its memory is still held, and where.
 
     `held` has the bytes of each tensor of which any view is left; `addresses` has the tensor at
     the address of each storage.

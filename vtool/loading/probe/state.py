@@ -121,7 +121,7 @@ def differing_elements(left: Tensor, right: Tensor) -> Tensor:
     return unlike.any(-1) if unlike.dim() > 1 else unlike
 
 
-def same(left: Tensor, right: Tensor) -> bool:
+def same_bits(left: Tensor, right: Tensor) -> bool:
     """Return True if two tensors of one shape and dtype are the same in every bit.
 
     One pass over memory, after which most comparisons are done.
@@ -160,7 +160,7 @@ def compare_states(
         if left.shape != right.shape or left.dtype != right.dtype:
             found[name] = ValueDifference(_kind(left), _kind(right))
             continue
-        if same(left, right):
+        if same_bits(left, right):
             continue
         differs = differing_elements(left, right)
         if left.dtype in _WITH_NAN:  # one NaN is as good as another, whatever its bits

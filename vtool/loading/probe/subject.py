@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .facts import About, CheckFacts, CheckpointSource, ValueDifference
 from .formats import WeightFormat
-from .held import Held
+from .held import RankTensors
 from .quantized import Quantized
 from .state import NamedState
 
@@ -60,7 +60,9 @@ class Subject:
 
     Given that state, and the masks of what no load has written. Raises RuntimeError.
     """
-    on_ranks: Callable[["Subject", Sequence[str], "Held"], Mapping[str, CheckFacts]] | None = None
+    on_ranks: (
+        Callable[["Subject", Sequence[str], "RankTensors"], Mapping[str, CheckFacts]] | None
+    ) = None
     """Load on two ranks, in the layout of each rule, and compare with what was loaded on one."""
     computed: Callable[["Subject"], CheckFacts] | None = None
     """Compare what it computes, loaded, with transformers' class. Raises NotRun."""

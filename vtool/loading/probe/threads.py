@@ -3,7 +3,7 @@
 A class that hands tensors to threads loads otherwise from run to run. Here its tasks run one after
 the other: at once, or, where a loader uses its buffers again, as late as they can, which is when
 most goes wrong. Where threads wait for the loader they run at the same time, and chance has a
-part in what is found: `Order.by_chance` says so.
+part in what is found: `TaskOrder.by_chance` says so.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ wait for them.
 FINISHED = ("CANCELLED", "CANCELLED_AND_NOTIFIED", "FINISHED")
 
 
-class Order:
+class TaskOrder:
     """The tasks and threads that wait for their turn, and what is known of those that had it."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class Order:
 class _Late(Future[Any]):
     """A result whose task starts when anybody looks at it."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: TaskOrder) -> None:
         self._start: Callable[[], None] = lambda: None
         super().__init__()
         self._start = order.run
@@ -131,7 +131,7 @@ class _Late(Future[Any]):
             super().add_done_callback(fn)
 
 
-_ORDERS: list[Order] = []
+_ORDERS: list[TaskOrder] = []
 """The orders of the loads that run, the innermost last: as `ThreadPoolExecutor`, a process has one
 of them.
 """
@@ -144,7 +144,7 @@ def run_late_tasks() -> None:
 
 
 @contextmanager
-def threads_in_order(code: Sequence[str] = (), *, late: bool = False) -> Iterator[Order]:
+def threads_in_order(code: Sequence[str] = (), *, late: bool = False) -> Iterator[TaskOrder]:
     """Run the tasks of thread pools in the order in which they are submitted.
 
     Args:
@@ -158,7 +158,7 @@ def threads_in_order(code: Sequence[str] = (), *, late: bool = False) -> Iterato
         threading.Thread.join,
         threading.Thread.is_alive,
     )
-    order = Order()
+    order = TaskOrder()
     unstarted: set[threading.Thread] = set()
 
     def in_order(pool: Any, task: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

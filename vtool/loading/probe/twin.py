@@ -30,7 +30,7 @@ TwinEntry = Mapping[str, Any]
 """The table's entry of a class; empty where it has none."""
 
 
-def warm() -> None:
+def warm_up() -> None:
     """Build the table that transformers builds when a process saves its first model.
 
     Before any fork, so that it is built once.

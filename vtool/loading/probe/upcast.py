@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .formats import DEFAULT, WEIGHT_FORMATS
 from .reference import ReferenceTensors, load_new
-from .sources import Owned
+from .sources import OwnedSource
 from .state import named_parameters
 from .subject import Subject
 from .threads import threads_in_order
@@ -112,7 +112,7 @@ def _takes(reference: ReferenceTensors, names: list[str]) -> bool:
     checkpoint, meant = _in_blocks(reference.subject.checkpoint, set(names))
     try:
         with threads_in_order(reference.subject.code):
-            model = load_new(reference.subject, Owned(checkpoint))
+            model = load_new(reference.subject, OwnedSource(checkpoint))
     except Exception:
         return False
     expected = meant[names[0]]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .errors import NotRun
 from .facts import CheckFacts
-from .sources import Owned
+from .sources import OwnedSource
 from .subject import Subject
 from .twin_outputs import TEXT_TOKENS, OfImage, Outputs, Twin, compare_class
 
@@ -81,7 +81,7 @@ def _loaded(subject: Subject, config: Any) -> Any:
         kind = type(module).__name__
         if isinstance(module, AttentionLayerBase) and kind not in WRITTEN_OUT:
             raise NotRun(f"it computes with a {kind}, which needs what only vLLM's engine keeps")
-    subject.load(model, Owned(subject.checkpoint))
+    subject.load(model, OwnedSource(subject.checkpoint))
     process_weights(model, config)
     for module in model.modules():  # not the kernel that vLLM has chosen for this CPU
         if hasattr(module, "forward_native") and hasattr(module, "_forward_method"):

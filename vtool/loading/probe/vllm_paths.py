@@ -14,7 +14,7 @@ from .checkpoint_files import temporary_checkpoint
 from .loading_paths import Protection, protection, run_paths
 from .processed import snapshot_everything
 from .reference import load_new, marked_object
-from .sources import Owned, ReusableBuffer
+from .sources import OwnedSource, ReusableBuffer
 from .state import compare_states, copy_state
 from .streaming_loaders import runai_version, use_small_buffer
 from .subject import Subject
@@ -51,7 +51,7 @@ def direct_load(subject: Subject) -> Protection:
     """
     models = [
         load_new(subject, source)
-        for source in (Owned(subject.checkpoint), ReusableBuffer(subject.checkpoint, 1))
+        for source in (OwnedSource(subject.checkpoint), ReusableBuffer(subject.checkpoint, 1))
     ]
     if compare_states(*map(copy_state, models)):
         return "unprotected"
@@ -72,17 +72,19 @@ def _reload(subject: Subject, config: Any) -> str:
 
     reload_weights, record_metadata = _reload_weights(config), _record_metadata()
 
-    def reloaded(source: Owned) -> dict[str, Tensor]:
+    def reloaded(source: OwnedSource) -> dict[str, Tensor]:
         model = marked_object(subject)
         record_metadata(model)
-        subject.load(model, Owned(subject.checkpoint))
+        subject.load(model, OwnedSource(subject.checkpoint))
         process_weights_after_loading(model, config.model_config, torch.device("cpu"))
         reload_weights(model, source)
         return copy_state(model)
 
     with _unpacked_weights(), _rotary_embeddings_of_its_own():
         checkpoint = subject.checkpoint
-        found = protection(reloaded(Owned(checkpoint)), reloaded(ReusableBuffer(checkpoint, 1)))
+        found = protection(
+            reloaded(OwnedSource(checkpoint)), reloaded(ReusableBuffer(checkpoint, 1))
+        )
     return KEEPS if found == "unprotected" and keeps_itself(reload_weights) else found
 
 
@@ -104,7 +106,7 @@ class CopiesAtOnce(torch.nn.Module):
         return loaded
 
 
-def keeps_itself(reload_weights: Callable[[Any, Owned], None]) -> bool:
+def keeps_itself(reload_weights: Callable[[Any, OwnedSource], None]) -> bool:
     """Return True if a class that keeps nothing is reloaded wrongly from a ring of one buffer."""
     checkpoint = {name: tensor + 1 for name, tensor in CopiesAtOnce().state_dict().items()}
     model = CopiesAtOnce()
@@ -124,14 +126,14 @@ def _record_metadata() -> Callable[[Any], None]:
     return record
 
 
-def _reload_weights(config: Any) -> Callable[[Any, Owned], None]:
+def _reload_weights(config: Any) -> Callable[[Any, OwnedSource], None]:
     """Return vLLM's function; before 0.3x, the runner's method, which asks it for three things."""
     try:
         from vllm.model_executor.model_loader.reload.inplace import reload_weights
     except ImportError:
         from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-        def call_method(model: Any, source: Owned) -> None:
+        def call_method(model: Any, source: OwnedSource) -> None:
             runner = SimpleNamespace(
                 get_model=lambda: model,
                 model_config=config.model_config,

@@ -17,7 +17,7 @@ from .checkpoint_files import write_checkpoint
 from .errors import NotRun
 from .facts import About, CheckFacts, CheckpointSource
 from .formats import DEFAULT, WeightFormat
-from .held import Held, held_by
+from .held import RankTensors, held_by
 from .quantized import quantize_checkpoint, unfit
 from .ranks import RANKS, RankLayout, compare_all_shards, leave_groups, on_two_ranks
 from .shared_out import compare_experts, compare_stages, expert_places
@@ -99,11 +99,11 @@ def layouts_of(config: Any, model: Any) -> Mapping[str, RankLayout | str]:
     def started(**how: bool) -> Callable[[int, Path], None]:
         return lambda rank, meeting: become_rank(config, rank, meeting, **how)
 
-    def look_at_stage(model: Any) -> Held:
+    def look_at_stage(model: Any) -> RankTensors:
         missing = (name for name, one in model.named_modules() if _is_elsewhere(one))
         return replace(held_by(model), missing=tuple(missing))
 
-    def look_at_experts(model: Any) -> Held:
+    def look_at_experts(model: Any) -> RankTensors:
         places = expert_places(dict(model.named_modules()), _PLACES)
         return replace(held_by(model), experts=places)
 
@@ -224,7 +224,7 @@ def _on_ranks(
     subject: Subject,
     layouts: Mapping[str, RankLayout | str],
     rules: Sequence[str],
-    reference: Held,
+    reference: RankTensors,
     folder: Path,
 ) -> Mapping[str, CheckFacts]:
     """Load in the layout of each rule; of a rule without one, say why."""

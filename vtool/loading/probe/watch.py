@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from .arrived import ElementTrace
-from .sources import Tracked
+from .sources import TrackedSource
 
 # Operations that pass on the same memory and read none of it.
 VIEWS = frozenset(
@@ -56,13 +56,13 @@ VIEWS = frozenset(
 
 
 class LoadWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that is active during one load from a `Tracked` source.
+    """A dispatch mode that is active during one load from a `TrackedSource` source.
 
     Args:
         homes: the addresses of the model's parameters and buffers.
     """
 
-    def __init__(self, source: Tracked, homes: Collection[int] = ()) -> None:
+    def __init__(self, source: TrackedSource, homes: Collection[int] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.source = source
         self.read: set[str] = set()

@@ -12,13 +12,13 @@ from torch import Tensor
 from .errors import LoadFailed, NotRun, error_text
 from .exchanged import exchanged
 from .facts import CheckFacts, Item
-from .held import Held, aliases_of
+from .held import RankTensors, aliases_of
 from .initial import kept_values
 from .partly_loaded import partly_loaded, unread
 from .places import belongs
 from .randomness import other_seeds
 from .reference import ReferenceTensors, load_new, marked_object
-from .sources import Owned, Tracked
+from .sources import OwnedSource, TrackedSource
 from .state import (
     MARKS,
     NamedState,
@@ -29,7 +29,7 @@ from .state import (
     marked,
     named_parameters,
     named_tensors,
-    same,
+    same_bits,
 )
 from .subject import Subject
 from .transposed import transposed
@@ -39,7 +39,7 @@ _ASKED_FOR_BIAS = re.compile(r"config\.\w*bias\b|getattr\([^()]*[\"']\w*bias\w*[
 """A config that is asked about biases, in the source of a class."""
 
 
-def first_load(subject: Subject, source: Owned) -> NamedState:
+def first_load(subject: Subject, source: OwnedSource) -> NamedState:
     """Return the tensors after a load from owned memory.
 
     Raises:
@@ -53,7 +53,7 @@ def first_load(subject: Subject, source: Owned) -> NamedState:
 
 
 def watched_load(
-    subject: Subject, slots: int, sources: Sequence[str], first: Owned, before: NamedState
+    subject: Subject, slots: int, sources: Sequence[str], first: OwnedSource, before: NamedState
 ) -> tuple[ReferenceTensors, dict[str, CheckFacts]]:
     """Load a second time, otherwise marked, from tracked memory, with every operation watched.
 
@@ -64,7 +64,7 @@ def watched_load(
     Returns:
         The reference for later loads, and the facts of every check that these two answer.
     """
-    source = Tracked(subject.checkpoint)
+    source = TrackedSource(subject.checkpoint)
     model = marked_object(subject, MARKS[1])
     homes = {storage_address(tensor) for tensor in named_tensors(model).values()}
     watch = LoadWatch(source, homes)
@@ -96,7 +96,7 @@ def watched_load(
         gaps |= _buffer_gaps(subject, buffers)
     chance = _never_initialized(before, after, gaps, came_from)
     names = [name for name in named_tensors(model) if name in before]
-    alone = Held({name: before[name] for name in names}, aliases_of(model))
+    alone = RankTensors({name: before[name] for name in names}, aliases_of(model))
     reference = ReferenceTensors(subject, slots, sources, before, gaps | chance, came_from, alone)
     (subject.destroy or source.destroy)()
     changed = compare_states(after, copy_state(model, held=True))
@@ -161,7 +161,7 @@ def _buffer_gaps(subject: Subject, names: Sequence[str]) -> dict[str, Tensor]:
     def load(byte: int) -> NamedState:
         model = subject.make()
         fill_with_byte(model, byte, names)
-        subject.load(model, Owned(subject.checkpoint))
+        subject.load(model, OwnedSource(subject.checkpoint))
         return copy_state(model)
 
     return _never_written(load(MARKS[0]), load(MARKS[1]), names) if names else {}
@@ -208,7 +208,7 @@ def _unconsumed(reference: ReferenceTensors, model: Any, name: str) -> Item:
         same_as=tuple(
             other
             for other, value in checkpoint.items()
-            if other != name and _alike(value, tensor) and same(value, tensor)
+            if other != name and _alike(value, tensor) and same_bits(value, tensor)
         ),
         waiting=tuple(
             parameter
@@ -279,7 +279,7 @@ def _narrowed(reference: ReferenceTensors, watch: LoadWatch) -> list[Item]:
 
 
 def _asked_and_held(
-    first: Owned, source: Tracked, held: Mapping[str, int], copies: int
+    first: OwnedSource, source: TrackedSource, held: Mapping[str, int], copies: int
 ) -> dict[str, CheckFacts]:
     """Return the facts about a stream: whether it was exhausted, and what was kept of it.
 

@@ -94,19 +94,19 @@ def _gather_exports(session: "Session") -> "tuple[dict[str, Tensor], ...]":
 
     Rank 0 has them, and every rank calls it.
     """
-    from vtool.engines.contract import rank_zero
+    from vtool.engines.contract import to_rank_zero
 
     engine = session.engine
     merged, base = (
         {
             name: tensor.detach().to("cpu", copy=True)
-            for name, tensor in engine.iter_hf_weights(kind, rank_zero)
+            for name, tensor in engine.iter_hf_weights(kind, to_rank_zero)
         }
         if kind == "merged" or session.run.lora
         else {}
         for kind in ("merged", "none")
     )
-    return merged, base, dict(engine.model_state(rank_zero)) if session.run.lora else {}
+    return merged, base, dict(engine.model_state(to_rank_zero)) if session.run.lora else {}
 
 
 def _write_exports(

@@ -112,7 +112,7 @@ _AVERAGE = "keep averages apart, and swap them in for evaluation alone"
 _WRITES = "nothing, if weights are projected, pruned or averaged on purpose"
 
 
-def shared(facts: Facts, kind: str, what: str) -> str | None:
+def not_comparable(facts: Facts, kind: str, what: str) -> str | None:
     """Return why ranks are not to be compared with each other, or None."""
     if facts.not_data_parallel:
         return f"ranks share the model ({facts.not_data_parallel})"
@@ -123,7 +123,7 @@ def shared(facts: Facts, kind: str, what: str) -> str | None:
 
 def gradients_differ(facts: Facts) -> bool:
     """Return whether ranks that hold the same weights have different gradients in a step."""
-    if shared(facts, "arrived", "gradients"):
+    if not_comparable(facts, "arrived", "gradients"):
         return False
     return any(len({one["digest"] for one in ones}) > 1 for _, ones in facts.by_step("arrived"))
 
@@ -156,7 +156,7 @@ def not_arrived(facts: Facts) -> str | None:
     return None
 
 
-def named(names: Sequence[str], count: int) -> str:
+def first_names(names: Sequence[str], count: int) -> str:
     """Return the first names, and how many of `count` are left."""
     rest = count - len(names[:3])
     return ", ".join(names[:3]) + (f" and {rest} more" if rest > 0 else "")
@@ -168,7 +168,7 @@ def _ranks_differ(facts: Facts) -> CheckOutcome:
     arrived = facts.of("arrived")
     if len({one["rank"] for one in arrived}) < 2:
         return CheckOutcome(not_run="one rank alone has this model")
-    if why := facts.no_gradients or shared(facts, "arrived", "gradients"):
+    if why := facts.no_gradients or not_comparable(facts, "arrived", "gradients"):
         return CheckOutcome(not_run=why)
     for step, ones in facts.by_step("arrived"):
         digests = Counter(one["digest"] for one in ones)
@@ -180,7 +180,7 @@ def _ranks_differ(facts: Facts) -> CheckOutcome:
             for name in first
             if any((one.get("tensors") or {}).get(name) != first[name] for one in ones)
         ]
-        listed = f": {named(names, len(names))}" if names else ""
+        listed = f": {first_names(names, len(names))}" if names else ""
         message = f"in step {step + 1} {len(ones)} ranks have {len(digests)} gradients{listed}"
         return CheckOutcome((found(RANKS_DIFFER, message),))
     return CheckOutcome(measured={"ranks": len({one["rank"] for one in arrived})})
@@ -238,7 +238,9 @@ def _not_finite(facts: Facts) -> CheckOutcome:
     for one in facts.of("arrived"):
         if names := one.get("nonfinite"):
             count = int(one.get("n_nonfinite") or len(names))
-            message = f"step {int(one['step']) + 1}, rank {one['rank']}: {named(names, count)}"
+            message = (
+                f"step {int(one['step']) + 1}, rank {one['rank']}: {first_names(names, count)}"
+            )
             return CheckOutcome((found(NOT_FINITE, message),))
     return CheckOutcome()
 
@@ -305,7 +307,7 @@ def _no_reference(facts: Facts) -> str:
     )
 
 
-def lost(facts: Facts) -> CheckOutcome:
+def lost_updates(facts: Facts) -> CheckOutcome:
     """Look for updates so small that weights in 16 bits are rounded back to their old values."""
     references = [
         (int(one["step"]), name, tensor)
@@ -343,7 +345,7 @@ def _frozen_moved(facts: Facts) -> CheckOutcome:
     for one in stepped:
         if names := one.get("frozen_that_moved"):
             count = int(one.get("n_frozen_that_moved") or len(names))
-            message = f"in step {int(one['step']) + 1}: {named(names, count)}"
+            message = f"in step {int(one['step']) + 1}: {first_names(names, count)}"
             return CheckOutcome((found(FROZEN_MOVED, message),))
     return CheckOutcome(measured={"frozen": max(int(one.get("n_frozen") or 0) for one in stepped)})
 
@@ -358,7 +360,9 @@ def _no_group(facts: Facts) -> CheckOutcome:
         has = "copies" if facts.weights_move else "none"
         return CheckOutcome(not_run=f"the optimizer has {has} of the model's parameters")
     most = max(int(one.get("n_in_no_group") or 0) for one in models)
-    message = f"{named(sorted(common), most)}; the optimizer is {facts.model.get('optimizer')}"
+    message = (
+        f"{first_names(sorted(common), most)}; the optimizer is {facts.model.get('optimizer')}"
+    )
     without = [set(one.get("no_gradient") or ()) for one in facts.of("arrived")]
     if without and all(common <= names for names in without):
         message += "; nothing gives it a gradient either"
@@ -372,7 +376,7 @@ CHECKS = (
     WatchCheck(OTHER_GRADIENT, "arrived", _other_gradient),
     WatchCheck(NOT_FINITE, "arrived", _not_finite),
     WatchCheck(NOT_ADAM, "arrived", _not_adam),
-    WatchCheck(LOST, "arrived", lost),
+    WatchCheck(LOST, "arrived", lost_updates),
     WatchCheck(FROZEN_MOVED, "arrived", _frozen_moved),
     WatchCheck(NO_GROUP, "arrived", _no_group),
 )

@@ -3,7 +3,12 @@
 from collections import Counter
 
 from vtool.diagnostics import Diagnostic, Rule
-from vtool.watch.conclusions.arrived import gradients_differ, lost, named, shared
+from vtool.watch.conclusions.arrived import (
+    first_names,
+    gradients_differ,
+    lost_updates,
+    not_comparable,
+)
 from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
 from vtool.watch.conclusions.rates import groups_without_rate, on_the_way, rates_are_zero
 from vtool.watch.facts import Fact, Facts
@@ -41,7 +46,7 @@ _ROUNDED = (
 def _drift(facts: Facts) -> CheckOutcome:
     if not facts.of("drift"):
         return CheckOutcome(not_run="no digest of the weights was taken")
-    if why := shared(facts, "drift", "weights"):
+    if why := not_comparable(facts, "drift", "weights"):
         return CheckOutcome(not_run=why)
     if len({one["rank"] for one in facts.of("drift")}) < 2:
         return CheckOutcome(not_run="one rank alone has this model")
@@ -56,7 +61,9 @@ def _drift(facts: Facts) -> CheckOutcome:
             for name in first
             if any((one.get("tensors") or {}).get(name) != first[name] for one in ones)
         ]
-        message = f"after step {step + 1} ranks differ in {named(names, len(names)) or 'weights'}"
+        message = (
+            f"after step {step + 1} ranks differ in {first_names(names, len(names)) or 'weights'}"
+        )
         return CheckOutcome((found(DRIFT, message),))
     return CheckOutcome()
 
@@ -93,7 +100,7 @@ def _not_compared(facts: Facts) -> str | None:
         return "gradients are not finite: weights are no numbers from then on"
     if facts.owns_nothing:
         return "the optimizer has none of the model's parameters"
-    if lost(facts).findings:
+    if lost_updates(facts).findings:
         return "updates are lost in rounding"
     alone = max(Counter(one["rank"] for one in looked).values()) < 2
     return "one step alone was looked at (--steps, --every)" if alone else None
@@ -117,8 +124,8 @@ def _put_back(facts: Facts) -> Diagnostic | None:
     back = set.intersection(*(set(one.get("back") or ()) for one in looked))
     if back:
         message = (
-            f"before each of {len(looked)} steps {named(sorted(back), len(back))} are put back to"
-            " what they were before the last one"
+            f"before each of {len(looked)} steps {first_names(sorted(back), len(back))} are put"
+            " back to what they were before the last one"
         )
         return found(STUCK, message)
     return None
@@ -147,7 +154,7 @@ def _stuck(facts: Facts) -> CheckOutcome:
     for one in facts.of("drift"):
         if (names := one.get("stuck")) and not on_the_way(facts, int(one["step"])):
             count = int(one.get("n_stuck") or len(names))
-            message = f"until step {int(one['step']) + 1}: {named(names, count)}"
+            message = f"until step {int(one['step']) + 1}: {first_names(names, count)}"
             if _may_round_away(facts, one, count):
                 return CheckOutcome((found(STUCK, message, help=_ROUNDED, severity="note"),))
             return CheckOutcome((found(STUCK, message),))

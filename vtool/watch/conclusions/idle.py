@@ -1,7 +1,7 @@
 """Parameters, layers and whole models that nothing gives a gradient."""
 
 from vtool.diagnostics import Diagnostic, Rule
-from vtool.watch.conclusions.arrived import named, not_arrived
+from vtool.watch.conclusions.arrived import first_names, not_arrived
 from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
 from vtool.watch.facts import Facts
 
@@ -78,7 +78,9 @@ def _no_gradient(facts: Facts) -> CheckOutcome:
         return CheckOutcome((one,))
     if not names:
         return CheckOutcome()
-    return CheckOutcome((found(NO_GRADIENT, f"in all watched steps: {named(names, len(names))}"),))
+    return CheckOutcome(
+        (found(NO_GRADIENT, f"in all watched steps: {first_names(names, len(names))}"),)
+    )
 
 
 def _of_all(facts: Facts) -> Diagnostic | None:
@@ -107,7 +109,7 @@ def _of_layers(facts: Facts) -> Diagnostic | None:
     if idle := _idle(facts):
         message = (
             f"in all watched steps nothing comes to any trained parameter of {len(idle)}"
-            f" layer{'s' if len(idle) > 1 else ''}: {named(idle, len(idle))}"
+            f" layer{'s' if len(idle) > 1 else ''}: {first_names(idle, len(idle))}"
         )
         return found(NO_GRADIENT, message, help=_IDLE_HELP, severity="warning")
     if layers := _blind(facts):

@@ -3,8 +3,8 @@
 from vtool.diagnostics import Rule
 from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
 from vtool.watch.conclusions.learnt import nothing_read, read_micros
-from vtool.watch.conclusions.signs import is_sign_flipped, unlearnt
-from vtool.watch.facts import Facts, Micro
+from vtool.watch.conclusions.signs import all_negative, is_sign_flipped
+from vtool.watch.facts import Facts, MicroPass
 
 JUDGED = Rule(
     name="rows-judged",
@@ -30,7 +30,7 @@ def _even(values: list[float], tolerance: float) -> bool:
     return low > 0 and high / low - 1 <= tolerance
 
 
-def _normalization(micros: list[Micro]) -> str:
+def _normalization(micros: list[MicroPass]) -> str:
     """Return the kind of normalization: which tokens or answers weigh the same in a step."""
     rows = [(micro, row) for micro in micros for row in micro.rows if row.solved]
     tolerance = 2 * max(micro.single for micro in micros)
@@ -53,7 +53,7 @@ def _normalization(micros: list[Micro]) -> str:
     return "rows weigh differently, by margins or advantages: one reading cannot show by which"
 
 
-def _turned_ranks(micros: list[Micro]) -> list[int]:
+def _turned_ranks(micros: list[MicroPass]) -> list[int]:
     """Return the ranks whose rows are all pushed down, where those of all others are pushed up.
 
     Pairs of a preference, and answers to one prompt, have both signs on a rank. One sign in so many
@@ -77,7 +77,7 @@ def _judged(facts: Facts) -> CheckOutcome:
         return CheckOutcome(not_run=why)
     if not facts.is_judged:
         return CheckOutcome()
-    if any(one.severity == "error" for one in unlearnt(facts).findings):
+    if any(one.severity == "error" for one in all_negative(facts).findings):
         return CheckOutcome(not_run="every token is made less likely, by a mean of them all")
     micros = [micro for micro in read_micros(facts) if micro.learning_rows]
     up = sum(row.positive > row.negative for micro in micros for row in micro.learning_rows)

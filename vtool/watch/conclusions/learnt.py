@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
-from vtool.watch.facts import Facts, Micro
+from vtool.watch.facts import Facts, MicroPass
 
 TARGETS = Rule(
     name="targets-not-next",
@@ -97,7 +97,7 @@ _LEFT_OUT = Rule(
 )
 
 
-def read_micros(facts: Facts) -> tuple[Micro, ...]:
+def read_micros(facts: Facts) -> tuple[MicroPass, ...]:
     """Return the micro-batches whose loss is read: their weights and targets are known."""
     return tuple(micro for micro in facts.micros if micro.supervised and micro.is_read)
 
@@ -200,7 +200,7 @@ def _left_out(facts: Facts) -> CheckOutcome:
     return CheckOutcome((found(_LEFT_OUT, message, help=help, severity="note"),), measured=measured)
 
 
-def _prompts_left_out(looked: Sequence[Micro]) -> Diagnostic | None:
+def _prompts_left_out(looked: Sequence[MicroPass]) -> Diagnostic | None:
     """Return whether the mask leaves out most text before what is learnt, in most rows."""
     pairs = [micro.fact["text_left_out"] for micro in looked if micro.fact.get("text_left_out")]
     without, rows = sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)

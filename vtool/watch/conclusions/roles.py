@@ -59,7 +59,7 @@ _MOST_TOKENS = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class KnownRow:
     """A row whose ids and learnt positions are both known."""
 
     ids: tuple[int, ...]
@@ -78,7 +78,7 @@ class Read:
         )
 
 
-def answered_rows(facts: Facts) -> Iterator[Read]:
+def answered_rows(facts: Facts) -> Iterator[KnownRow]:
     """Yield the rows whose every learnt token is known, and that have an answer."""
     if facts.turns is None:
         return
@@ -98,10 +98,10 @@ def answered_rows(facts: Facts) -> Iterator[Read]:
             for answer in answers:
                 framed.update(range(answer.begin - len(facts.turns.header) - 2, answer.begin))
                 framed.update(range(answer.end, answer.end + 2))
-            yield Read(ids, learnt, answers, frozenset(framed))
+            yield KnownRow(ids, learnt, answers, frozenset(framed))
 
 
-def _nothing(facts: Facts, rows: list[Read]) -> str | None:
+def _nothing(facts: Facts, rows: list[KnownRow]) -> str | None:
     if why := nothing_read(facts):
         return why
     if facts.turns is None:
@@ -137,7 +137,7 @@ def _prompt(facts: Facts) -> CheckOutcome:
     return CheckOutcome((found(PROMPT, message),), measured=measured)
 
 
-def _headers(facts: Facts, rows: list[Read]) -> Diagnostic | None:
+def _headers(facts: Facts, rows: list[KnownRow]) -> Diagnostic | None:
     """Return a finding where the header before every answer that is learnt is learnt with it."""
     assert facts.turns is not None
     header = facts.turns.header
@@ -204,7 +204,9 @@ def _partly(facts: Facts) -> CheckOutcome:
     return CheckOutcome((found(PARTLY, message, help=help, severity="note"),), measured=measured)
 
 
-def _inside(taught: Sequence[tuple[Read, AnswerTokens]], measured: dict[str, int]) -> CheckOutcome:
+def _inside(
+    taught: Sequence[tuple[KnownRow, AnswerTokens]], measured: dict[str, int]
+) -> CheckOutcome:
     """Look for tokens within answers that are left out of what is learnt."""
     tokens = sum(answer.end - answer.begin for _, answer in taught)
     out = sum(

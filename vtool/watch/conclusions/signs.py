@@ -9,7 +9,7 @@ from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
 from vtool.watch.conclusions.engine import engine_of
 from vtool.watch.conclusions.learnt import nothing_read, read_micros
 from vtool.watch.conclusions.weights import is_even_by_a_rule
-from vtool.watch.facts import Facts, Micro
+from vtool.watch.facts import Facts, MicroPass
 
 UNLEARNT = Rule(
     name="tokens-unlearnt",
@@ -30,7 +30,7 @@ UNLEARNT = Rule(
 WeightSign = Literal[-1, 0, 1]
 
 
-def _of_weights(micros: Sequence[Micro]) -> WeightSign:
+def _of_weights(micros: Sequence[MicroPass]) -> WeightSign:
     """Return the sign of every measured weight; 0 where both are there, or none is measured."""
     known = [micro for micro in micros if micro.measured]
     if known and all(micro.high < 0 for micro in known):
@@ -72,7 +72,7 @@ def _why(facts: Facts, step: int, sign: WeightSign) -> str:
     return ", and ".join(reasons)
 
 
-def _mirrored(micro: Micro) -> Micro:
+def _mirrored(micro: MicroPass) -> MicroPass:
     """Return a micro-batch with the other sign of every weight."""
     low, middle, most, high = micro.quantiles
     rows = [
@@ -92,7 +92,7 @@ def _mirrored(micro: Micro) -> Micro:
     return replace(micro, fact=fact)
 
 
-def _is_a_mean(facts: Facts, micros: Sequence[Micro]) -> bool:
+def _is_a_mean(facts: Facts, micros: Sequence[MicroPass]) -> bool:
     """Return whether sizes of weights are those of one mean over rows that are copied."""
     alike = [_mirrored(micro) if micro.high < 0 else micro for micro in micros]
     if any(not micro.measured for micro in alike) or not is_even_by_a_rule(alike):
@@ -106,7 +106,7 @@ def _is_a_mean(facts: Facts, micros: Sequence[Micro]) -> bool:
     )
 
 
-def unlearnt(facts: Facts) -> CheckOutcome:
+def all_negative(facts: Facts) -> CheckOutcome:
     """Look for a run in which every token is pushed down."""
     if why := nothing_read(facts):
         return CheckOutcome(not_run=why)
@@ -136,4 +136,4 @@ def unlearnt(facts: Facts) -> CheckOutcome:
     return CheckOutcome((found(UNLEARNT, message, help=help, severity="note"),), measured=measured)
 
 
-CHECKS = (WatchCheck(UNLEARNT, "learnt", unlearnt),)
+CHECKS = (WatchCheck(UNLEARNT, "learnt", all_negative),)

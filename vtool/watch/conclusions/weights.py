@@ -8,7 +8,7 @@ from vtool.watch.conclusions.arrived import gradients_differ
 from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
 from vtool.watch.conclusions.engine import engine_of, norm_of
 from vtool.watch.conclusions.learnt import nothing_read, read_micros
-from vtool.watch.facts import Facts, LearntRow, Micro
+from vtool.watch.facts import Facts, LearntRow, MicroPass
 
 DIFFER = Rule(
     name="token-weights-differ",
@@ -75,7 +75,7 @@ def _spread(pairs: Sequence[tuple[float, float]]) -> float:
     return high[0] / low[0]
 
 
-def _steps(facts: Facts) -> list[tuple[int, list[Micro]]]:
+def _steps(facts: Facts) -> list[tuple[int, list[MicroPass]]]:
     micros = read_micros(facts)
     return [
         (step, [micro for micro in micros if micro.step == step])
@@ -83,7 +83,7 @@ def _steps(facts: Facts) -> list[tuple[int, list[Micro]]]:
     ]
 
 
-def _by_row(micros: Sequence[Micro]) -> bool:
+def _by_row(micros: Sequence[MicroPass]) -> bool:
     """Return whether weights are 1/n of a row's n tokens, where rows and micro-batches differ."""
     rows = [(micro, row) for micro in micros for row in micro.rows if row.tokens]
     # where rows of a micro-batch are as long as each other, 1/n of a row is 1/n of the micro-batch
@@ -94,12 +94,12 @@ def _by_row(micros: Sequence[Micro]) -> bool:
     return _spread([(row.middle * row.tokens, micro.single) for micro, row in rows]) == 1
 
 
-def _uneven(micro: Micro, row: LearntRow) -> bool:
+def _uneven(micro: MicroPass, row: LearntRow) -> bool:
     """Return whether tokens of one row have different weights."""
     return row.low <= 0 or row.high / row.low - 1 > 2 * micro.single
 
 
-def _explained(micros: Sequence[Micro]) -> tuple[str, str] | None:
+def _explained(micros: Sequence[MicroPass]) -> tuple[str, str] | None:
     """Return by what rule weights differ between micro-batches or ranks, and what avoids it."""
     # whole rows have a label more than they have targets: nothing predicts their first token
     for firsts, counted in ((0, "learnt tokens"), (1, "labels, first tokens among them,")):
@@ -118,13 +118,13 @@ def _explained(micros: Sequence[Micro]) -> tuple[str, str] | None:
     return None
 
 
-def _is_one_over(micros: Sequence[Micro], counts: Sequence[int]) -> bool:
+def _is_one_over(micros: Sequence[MicroPass], counts: Sequence[int]) -> bool:
     """Return whether weights of each micro-batch are in proportion to 1/n, of a count n each."""
     pairs = zip(micros, counts, strict=True)
     return all(counts) and _spread([(one.weight * n, one.tolerance) for one, n in pairs]) == 1
 
 
-def is_even_by_a_rule(micros: Sequence[Micro]) -> bool:
+def is_even_by_a_rule(micros: Sequence[MicroPass]) -> bool:
     """Return whether weights are those of a mean: over tokens, micro-batches, ranks, or rows."""
     if any(micro.is_uneven for micro in micros):
         return _by_row(micros)
@@ -132,7 +132,7 @@ def is_even_by_a_rule(micros: Sequence[Micro]) -> bool:
     return even or _explained(micros) is not None or _by_row(micros)
 
 
-def _differ_in_step(step: int, micros: Sequence[Micro]) -> Diagnostic | None:
+def _differ_in_step(step: int, micros: Sequence[MicroPass]) -> Diagnostic | None:
     within = [micro for micro in micros if micro.is_uneven]
     ratio = _spread([(micro.weight, micro.tolerance) for micro in micros])
     if ratio == 1 and not within:
@@ -204,7 +204,7 @@ class _Scale:
         return abs(self.times / times - 1) <= self.tolerance
 
 
-def _scale_of_step(facts: Facts, step: int, micros: Sequence[Micro]) -> _Scale | None:
+def _scale_of_step(facts: Facts, step: int, micros: Sequence[MicroPass]) -> _Scale | None:
     """Return how many times the gradient is that of the mean over all tokens."""
     if not all(micro.total is not None for micro in micros):
         return None

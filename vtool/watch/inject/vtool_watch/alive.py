@@ -40,7 +40,7 @@ def scales() -> list[float]:
     return [float(each.get_scale()) for each in _scalers()]
 
 
-def around() -> dict[str, Any]:
+def trainer_facts() -> dict[str, Any]:
     """Return the facts about the data loaders, and the settings that the trainer was given."""
     return {"data": loaders(), "asks": _asks()}
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from .learnt import PassRecord
-from .model import FoundModel, drops, in_pieces
-from .places import convolves_in_tf32, double, multiplies_in_tf32, random_states_kept
+from .model import FoundModel, has_dropout, holds_shards
+from .places import convolves_in_tf32, multiplies_in_tf32, random_states_kept, to_float64
 from .rows import Document, documents, visual_owners, visuals_of_document
 
 TEXTS, _DRAWS = 4, 2
@@ -75,8 +75,8 @@ def compare_alone(found: FoundModel, record: PassRecord) -> dict[str, Any]:
         tolerance = max(moved, eps / 2) * wide
         columns = text.columns.to(hidden.device)
         batch = hidden[text.row, columns]
-        size = double(one).norm(dim=-1).clamp_min(1e-30)
-        each = (double(batch) - double(one)).norm(dim=-1) / size
+        size = to_float64(one).norm(dim=-1).clamp_min(1e-30)
+        each = (to_float64(batch) - to_float64(one)).norm(dim=-1) / size
         beyond = (each > 10 * tolerance).nonzero()[:, 0].tolist()
         compared.append(
             {
@@ -104,7 +104,7 @@ def compare_alone(found: FoundModel, record: PassRecord) -> dict[str, Any]:
         "documents": compared,
         "worst_over_tolerance": max(ratios) if ratios else None,
         "precision": record.autocast or str(hidden.dtype),
-        "dropout": was_training and drops(base),
+        "dropout": was_training and has_dropout(base),
         "repeats": repeats,
         "ahead": ahead and {**ahead, "tolerance": compared[ahead.pop("document")]["tolerance"]},
     }
@@ -216,7 +216,7 @@ def _refuse(found: FoundModel, inputs: dict[str, Any]) -> None:
         alike = (ids[:, :1] == ids[:, 1:2]) & (counted[:, :1] > 0)
         if not found.specials.get("pad") and bool(alike.any()):
             raise NotComputedAlone("rows may begin with padding, and no padding token is known")
-    if in_pieces(found.base):
+    if holds_shards(found.base):
         raise NotComputedAlone("the weights are sharded: a forward pass would be a collective")
     if found.layout is None and _depends_on_length(found, inputs["input_ids"].shape[-1]):
         raise NotComputedAlone("the rotary embedding is another one for a batch as long as this")
@@ -437,8 +437,8 @@ def _wrong_positions(batch: Any, own: Any, text: Document) -> int | None:
 
 
 def _apart(one: Tensor, other: Tensor) -> float:
-    size = double(other).norm().clamp_min(1e-30)
-    return float((double(one) - double(other)).norm() / size)
+    size = to_float64(other).norm().clamp_min(1e-30)
+    return float((to_float64(one) - to_float64(other)).norm() / size)
 
 
 def _eps(base: Any, autocast: str | None, device: torch.device) -> float:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from .digests import digest_of_bytes, digests, sampled_checksum
 from .megatron import gradient_of
-from .model import FoundModel, in_pieces, local
-from .places import double, evenly, widest
+from .model import FoundModel, holds_shards, local_shard
+from .places import evenly_spaced, to_float64, widest
 
 MOST_NAMES, _TENSORS, _COORDINATES = 20, 512, 256
 _REFERENCE_ELEMENTS = 1 << 20
@@ -45,7 +45,7 @@ def gradient_facts(found: FoundModel, divisor: float) -> dict[str, Any]:
     none = [n for n, g in given if g is None]
     flags = []
     for _, gradient in with_gradient:
-        g = local(gradient)
+        g = local_shard(gradient)
         g = g._values() if g.is_sparse else g
         wide = widest(g.device)
         whole = g.to(wide).pow(2).sum() if g.numel() < 1 << 24 else g.norm(dtype=torch.float32) ** 2
@@ -55,12 +55,12 @@ def gradient_facts(found: FoundModel, divisor: float) -> dict[str, Any]:
     names = [n for n, _ in with_gradient]
     zero = [n for n, row in zip(names, seen) if row[1] == 0]
     bad = [n for n, row in zip(names, seen) if row[2] == 0]
-    each = digests([sampled_checksum(_dense(local(g))) for _, g in with_gradient])
+    each = digests([sampled_checksum(_dense(local_shard(g))) for _, g in with_gradient])
     return {
         "norm": sum(row[0] for row in seen) ** 0.5 / divisor,
         "digest": digest_of_bytes("".join(each).encode()),
         "tensors": dict(list(zip(names, each))[:_TENSORS]),
-        "sharded": in_pieces(found.model),
+        "sharded": holds_shards(found.model),
         "no_gradient": none[:MOST_NAMES],
         "n_no_gradient": len(none),
         "zero_gradient": zero[:MOST_NAMES],
@@ -105,9 +105,9 @@ def norm_facts(
 ) -> dict[str, Any]:
     """Return the fields of `arrived` on the final norm's weight."""
     weight, gradient = found.norm.weight, gradient_of(found.norm.weight)
-    total = torch.stack([double(each.cpu()) for each in sums]).sum(0) / scale
+    total = torch.stack([to_float64(each.cpu()) for each in sums]).sum(0) / scale
     size = len(total)
-    at = evenly(size, _COORDINATES, total.device)
+    at = evenly_spaced(size, _COORDINATES, total.device)
     begin, part = shard_of(weight, gradient)
     part = part / divisor
     values: list[float | None] = [
@@ -131,7 +131,7 @@ def norm_facts(
 
 def shard_of(parameter: Any, tensor: Any) -> tuple[int, Tensor]:
     """Return where this process's part of a vector begins, and the part, on the CPU."""
-    part = local(tensor).cpu().double()
+    part = local_shard(tensor).cpu().double()
     if not hasattr(tensor, "full_tensor"):
         return 0, part
     from torch.distributed.tensor import Replicate, Shard
@@ -157,7 +157,7 @@ class Frozen:
 
     def _sums(self) -> dict[str, str]:
         named = [(n, p) for n, p in self.found.model.named_parameters() if not p.requires_grad]
-        each = digests([sampled_checksum(local(p), 1 << 16) for _, p in named])
+        each = digests([sampled_checksum(local_shard(p), 1 << 16) for _, p in named])
         return dict(zip([n for n, _ in named], each))
 
     def renew(self) -> None:
@@ -170,7 +170,7 @@ class Frozen:
         }
         named = [(n, p) for n, p in self.found.model.named_parameters() if id(p) in adapted]
         named = [(n, p) for n, p in named if n in self.sums]
-        each = digests([sampled_checksum(local(p), 1 << 16) for _, p in named])
+        each = digests([sampled_checksum(local_shard(p), 1 << 16) for _, p in named])
         self.sums.update(zip([n for n, _ in named], each))
 
     def moved(self) -> list[str]:
@@ -194,18 +194,20 @@ class AdamWReference:
             for n, p in found.model.named_parameters()
             if id(p) in groups and p.grad is not None and not p.grad.is_sparse
         }
-        sizes = {n: local(p).numel() for n, p in named.items()}
+        sizes = {n: local_shard(p).numel() for n, p in named.items()}
         sized = sorted((k, n) for n, k in sizes.items() if 0 < k <= _REFERENCE_ELEMENTS)
         middle, divisor = len(sized) // 2, left_to_divide(optimizer)
         for name in {n for _, n in sized[:2] + sized[middle : middle + 2]}:
             p = named[name]
             state = {
-                k: local(v).clone() if isinstance(v, Tensor) else v
+                k: local_shard(v).clone() if isinstance(v, Tensor) else v
                 for k, v in optimizer.state.get(p, {}).items()
             }
             group = {k: v for k, v in groups[id(p)].items() if k != "params"}
-            gradient = local(p.grad) / divisor if divisor != 1.0 else local(p.grad).clone()
-            self.before[name] = (p, local(p).clone(), gradient, state, group)
+            gradient = (
+                local_shard(p.grad) / divisor if divisor != 1.0 else local_shard(p.grad).clone()
+            )
+            self.before[name] = (p, local_shard(p).clone(), gradient, state, group)
 
     def facts(self) -> dict[str, Any] | None:
         """Return `reference` of `stepped`: how far each is from its reference step."""
@@ -213,12 +215,15 @@ class AdamWReference:
             return None
         found: dict[str, Any] = {}
         for name, (p, was, gradient, state, group) in self.before.items():
-            now, x = double(local(p)), adamw_step(was, gradient, state, group, self.optimizer)
+            now, x = (
+                to_float64(local_shard(p)),
+                adamw_step(was, gradient, state, group, self.optimizer),
+            )
             lr = float(group["lr"])
-            old = double(was)
+            old = to_float64(was)
             ulp = torch.finfo(was.dtype).eps * old.abs().clamp_min(max(lr, 1e-30))
             off = ((now - x).abs() - _of_correction(x - old, state, group)).clamp_min(0)
-            due = (double(gradient) != 0) & (x != old)
+            due = (to_float64(gradient) != 0) & (x != old)
             moved = ((now != old) & due).sum() / due.sum().clamp_min(1)
             found[name] = {
                 "off": float((off / ulp).max()),
@@ -254,9 +259,9 @@ def adamw_step(
     """Return where one step takes a weight, in float64."""
     b1, b2 = (float(b) for b in group["betas"])
     lr, eps, decay = float(group["lr"]), float(group["eps"]), float(group["weight_decay"])
-    x, g = double(w), double(gradient)
-    m = double(state["exp_avg"]) if "exp_avg" in state else torch.zeros_like(x)
-    v = double(state["exp_avg_sq"]) if "exp_avg_sq" in state else torch.zeros_like(x)
+    x, g = to_float64(w), to_float64(gradient)
+    m = to_float64(state["exp_avg"]) if "exp_avg" in state else torch.zeros_like(x)
+    v = to_float64(state["exp_avg_sq"]) if "exp_avg_sq" in state else torch.zeros_like(x)
     step = float(state.get("step", 0)) + 1
     decoupled = isinstance(optimizer, torch.optim.AdamW) or group.get("decoupled_weight_decay")
     if decoupled:
@@ -313,14 +318,14 @@ class WeightDigests:
     def facts(self, found: FoundModel, moving: set[str]) -> dict[str, Any]:
         """Return the fields of `drift`; `moving`: names that had a gradient and a learning rate."""
         named = list(found.model.named_parameters())
-        each = digests([sampled_checksum(local(p)) for _, p in named])
+        each = digests([sampled_checksum(local_shard(p)) for _, p in named])
         now = dict(zip([n for n, _ in named], each))
         stuck = [n for n in now if n in moving and self.before.get(n) == now[n]]
         self.before = now
         return {
             "digest": digest_of_bytes("".join(each).encode()),
             "tensors": dict(list(now.items())[:_TENSORS]),
-            "sharded": in_pieces(found.model),
+            "sharded": holds_shards(found.model),
             "stuck": stuck[:MOST_NAMES],
             "n_stuck": len(stuck),
         }
@@ -331,5 +336,5 @@ def nonzero_gradients(found: FoundModel, most: int) -> list[tuple[str, Any]]:
     named = [(n, p) for n, p in found.model.named_parameters() if p.requires_grad]
     some = [(n, p, gradient_of(p)) for n, p in named[:: max(1, len(named) // most)]]
     picked = [(n, p, g) for n, p, g in some if g is not None and not g.is_sparse]
-    flags = [(local(g) != 0).any() for _, _, g in picked]
+    flags = [(local_shard(g) != 0).any() for _, _, g in picked]
     return [(n, p) for (n, p, _), flag in zip(picked, flags) if bool(flag)]

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from .learnt import PassRecord
-from .model import FoundModel, drops, is_recorded
-from .norm import of_norm
-from .places import evenly
-from .rows import KeptBatch, keep
+from .model import FoundModel, has_dropout, is_recorded
+from .norm import norm_gradient
+from .places import evenly_spaced
+from .rows import KeptBatch, keep_batch
 from .settings import WatchSettings
 
 _OUTER = ("input_ids", "attention_mask", "position_ids", "pixel_values", "pixel_values_videos")
@@ -23,7 +23,7 @@ _MOST_SEEN, _MOST_PASSES = 256, 4096
 """Batches, and passes that are looked at, which wait for a step: some runs make none."""
 
 
-def quiet() -> bool:
+def hooks_off() -> bool:
     """Return whether hooks do nothing here: while traced, recorded in a graph, or recomputed."""
     if torch.jit.is_tracing() or not torch.is_grad_enabled():
         return True
@@ -136,7 +136,7 @@ class Capture:
 
         def run(*given: Any) -> None:
             try:
-                if (always or self.looking) and not quiet():
+                if (always or self.looking) and not hooks_off():
                     call(*given)
             except Exception as error:
                 self._pending = None
@@ -177,7 +177,7 @@ class Capture:
             self.window += 1
         seen = None
         if isinstance(ids, Tensor) and ids.dim() == 2 and not hasattr(ids, "full_tensor"):
-            seen = keep(given, ids, self._micro)
+            seen = keep_batch(given, ids, self._micro)
             self.ledger.append(seen)
             if len(self.ledger) >= _MOST_SEEN and self.full is not None:
                 self.full()
@@ -230,7 +230,7 @@ class Capture:
             autocast=str(torch.get_autocast_dtype(device)) if cast else None,
             names=sorted(n for n, v in given.items() if isinstance(v, Tensor) or v is True),
             dropout=("on" if self.found.base.training else "off")
-            if drops(self.found.base)
+            if has_dropout(self.found.base)
             else None,
             seen=seen,
             window=self.window,
@@ -310,14 +310,14 @@ class Capture:
             if most < 1:
                 record.why = "no room for its positions (VTOOL_WATCH_TOKENS, VTOOL_WATCH_MIB)"
                 return
-            some = evenly(len(at), most, at.device)
+            some = evenly_spaced(len(at), most, at.device)
             at, here = at[some], here[some]
         record.at, record.h, record.g = at, h[here], flat[here]
         self.kept += len(at)
         record.why = None if len(at) else "no position has a gradient"
         if norm is not None and self.found.norm is not None:
             try:
-                record.norm_sum = of_norm(self.found.norm, norm[0], gradient.detach())
+                record.norm_sum = norm_gradient(self.found.norm, norm[0], gradient.detach())
             except Exception as error:
                 self.skipped.setdefault("engine", f"the final norm cannot be run again: {error!r}")
 

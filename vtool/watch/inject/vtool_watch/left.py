@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from .model import FoundModel, is_compiled, is_recorded
-from .places import double
+from .places import to_float64
 
 _TENSORS, OF_EACH, _COORDINATES = 64, 2, 16
 _LAYER = re.compile(r"^(.*?\.\d+)\.")
 
 
-class Left:
+class GradSamples:
     """Notes what is in `.grad` after each backward pass: a few coordinates of each layer."""
 
     def __init__(self, found: FoundModel, fail: Any) -> None:
@@ -86,7 +86,7 @@ class Left:
             gradient = self._parameters[name].grad
             now = None if gradient is None else _some(gradient)
             if now is not None and now.shape == before.shape and now.device == before.device:
-                pairs[name] = double(torch.stack([before, now])), str(before.dtype)
+                pairs[name] = to_float64(torch.stack([before, now])), str(before.dtype)
         if not pairs:
             return None
         found = {}

@@ -75,7 +75,7 @@ def find_models(owned: Iterable[int]) -> list[FoundModel]:
             size = len(parameters), sum(1 for _ in module.modules())
             if sizes.get(key, (-1, -1)) < size:
                 found[key] = (
-                    describe_model(module, head) if layout is None else of_gpt(module, layout)
+                    describe_model(module, head) if layout is None else describe_gpt(module, layout)
                 )
                 sizes[key] = size
         except ReferenceError:  # a dead proxy
@@ -96,7 +96,7 @@ def _weight_shape(head: Any) -> torch.Size:
     return shape
 
 
-def of_gpt(model: Any, layout: ParallelLayout) -> FoundModel:
+def describe_gpt(model: Any, layout: ParallelLayout) -> FoundModel:
     """Return the parts of a model whose language model is Megatron-core's."""
     gpt, config = layout.gpt, getattr(model, "config", None)
     text = megatron.text_of(config)
@@ -215,7 +215,7 @@ def is_recorded() -> bool:
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
-def in_pieces(module: Any) -> bool:
+def holds_shards(module: Any) -> bool:
     """Return whether a process holds parts of weights: DTensors, ZeRO-3's, or FSDP1's."""
     parameters = list(module.parameters())
     if any(hasattr(p, "full_tensor") or hasattr(p, "ds_tensor") for p in parameters):
@@ -234,10 +234,10 @@ def is_view_of_fsdp1(found: FoundModel) -> bool:
 def is_in_pieces_of_fsdp1(found: FoundModel) -> bool:
     """Return whether FSDP1 holds the head in pieces, or hides where its gradient is."""
     flat = getattr(getattr(found.head, "weight", None), "_fsdp_flattened", False)
-    return is_view_of_fsdp1(found) or (flat and in_pieces(found.model))
+    return is_view_of_fsdp1(found) or (flat and holds_shards(found.model))
 
 
-def whole(tensor: Any) -> Any:
+def unshard(tensor: Any) -> Any:
     """Return a tensor without its shards: a collective where it has some."""
     if not hasattr(tensor, "full_tensor"):
         return tensor.detach()
@@ -245,7 +245,7 @@ def whole(tensor: Any) -> Any:
         return tensor.full_tensor().detach()
 
 
-def local(tensor: Tensor) -> Tensor:
+def local_shard(tensor: Tensor) -> Tensor:
     """Return this process's own part of a tensor, detached."""
     detached: Any = tensor.detach()
     found: Tensor = detached.to_local() if hasattr(detached, "to_local") else detached
@@ -330,7 +330,7 @@ def model_facts(
         "begins": _begins(found),
         "specials": found.specials,
         "norm": found.norm_name,
-        "sharded": shared_out if found.layout is not None else in_pieces(found.model),
+        "sharded": shared_out if found.layout is not None else holds_shards(found.model),
         "mesh": mesh,
         "adapters": bool(getattr(model, "peft_config", None))
         or any(type(m).__module__.startswith("peft.") for m in model.modules()),
@@ -383,7 +383,7 @@ def is_compiled(found: FoundModel) -> bool:
     )
 
 
-def drops(base: Any) -> bool:
+def has_dropout(base: Any) -> bool:
     """Return whether a module has dropout that acts where it is in training mode."""
     if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in base.modules()):
         return True

@@ -23,7 +23,7 @@ MODEL_TYPES = (
 """Model types whose images have positions as Qwen2-VL's (arXiv 2409.12191, section 2.1)."""
 
 
-def placed(found: FoundModel, record: PassRecord) -> list[dict[str, Any]]:
+def mrope_facts(found: FoundModel, record: PassRecord) -> list[dict[str, Any]]:
     """Return how the positions of each text with images of a captured batch are."""
     inputs, given = record.alone.get("inputs") or {}, record.alone.get("positions")
     ids, config = inputs.get("input_ids"), getattr(found.model, "config", None)

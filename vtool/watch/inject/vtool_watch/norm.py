@@ -10,7 +10,7 @@ from torch import Tensor
 from .places import widest
 
 
-def of_norm(norm: Any, x: Tensor, gradient: Tensor) -> Tensor:
+def norm_gradient(norm: Any, x: Tensor, gradient: Tensor) -> Tensor:
     """Return the gradient of a norm's weight, in float64 where its device has that.
 
     It does not depend on the weight. The norm is run by a twin with a weight of ones and no hooks:

@@ -13,7 +13,7 @@ WITH_FLOAT64 = ("cpu", "cuda")
 """Devices that have it for sure: MPS refuses it, some of XPU lack it, an NPU makes it float32."""
 
 
-def double(tensor: Tensor) -> Tensor:
+def to_float64(tensor: Tensor) -> Tensor:
     """Return a tensor in float64, on the CPU where its own device may have none."""
     return (tensor if tensor.device.type in WITH_FLOAT64 else tensor.cpu()).double()
 
@@ -23,7 +23,7 @@ def widest(device: torch.device) -> torch.dtype:
     return torch.float64 if device.type in WITH_FLOAT64 else torch.float32
 
 
-def evenly(length: int, most: int, device: torch.device) -> Tensor:
+def evenly_spaced(length: int, most: int, device: torch.device) -> Tensor:
     """Return at most so many places of so many, from the first to the last.
 
     `torch.linspace` counts in the default dtype, which in bfloat16 names places that are not

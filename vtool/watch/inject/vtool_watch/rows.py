@@ -235,7 +235,7 @@ class KeptBatch:
 _SMALL = ("attention_mask", "position_ids", "cu_seq_lens_q", "image_grid_thw", "video_grid_thw")
 
 
-def keep(inputs: dict[str, Any], ids: Tensor, micro: int) -> KeptBatch:
+def keep_batch(inputs: dict[str, Any], ids: Tensor, micro: int) -> KeptBatch:
     """Copy the small inputs of a batch, and the checksums of its pixels, for the ledger."""
     small: dict[str, Any] = {
         name: _copy(value)

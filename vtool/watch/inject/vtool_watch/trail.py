@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from .digests import checksum, digests
-from .model import FoundModel, local
+from .model import FoundModel, local_shard
 
 _TENSORS, ELEMENTS, STEPS, _COORDINATES, _NAMES = 64, 1 << 16, 8, 32, 20
 """Only tensors that are small enough to be read whole: some rows of an embedding may be put back on
 purpose."""
 
 
-class Trail:
+class WeightTrail:
     """Digests of small trained tensors, over steps that are looked at one after another."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ def _coordinates(found: FoundModel, names: dict[str, str]) -> dict[str, Tensor]:
     some = {}
     for name, p in found.model.named_parameters():
         if name in names:
-            flat = local(p).detach().reshape(-1)
+            flat = local_shard(p).detach().reshape(-1)
             some[name] = flat[:: max(1, len(flat) // _COORDINATES)][:_COORDINATES].cpu().double()
     return some
 
@@ -110,7 +110,7 @@ def _digests_of(found: FoundModel, optimizer: Any) -> dict[str, str]:
             continue
         if hasattr(p, "ds_tensor") or getattr(p, "_fsdp_flattened", False):
             return {}  # pieces that come and go
-        part = local(p)
+        part = local_shard(p)
         if 0 < part.numel() <= ELEMENTS:
             some[name] = part
     names = list(some)[:: max(1, -(-len(some) // _TENSORS))]

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from . import alone, arrival
-from .alive import around, loss_scale, scales
+from .alive import loss_scale, scales, trainer_facts
 from .capture import Capture, is_in_backward
 from .facts import FactWriter, rank_and_world
 from .learnt import PassRecord, micro_facts, next_ids, rounding
-from .left import Left
+from .left import GradSamples
 from .megatron import gradient_of, is_shared_out
 from .model import (
     FoundModel,
@@ -24,16 +24,16 @@ from .model import (
     is_compiled,
     is_in_pieces_of_fsdp1,
     is_view_of_fsdp1,
-    local,
+    local_shard,
     model_facts,
-    whole,
+    unshard,
 )
-from .mrope import placed
+from .mrope import mrope_facts
 from .ranks import Agreement, agreement, ranks_of
 from .rows import KeptBatch, ledger
 from .settings import WatchSettings
 from .solve import precision_for, solve
-from .trail import Trail
+from .trail import WeightTrail
 
 _MOST_ERRORS = 3
 _LEDGER_SECONDS, _LEDGER_BATCHES = 1.0, 64
@@ -69,13 +69,13 @@ class Watch:
         self._moving: set[str] | None = None
         self._before: list[str] | None = None
         self._witness: Any = None
-        self._trail = Trail()
+        self._trail = WeightTrail()
         self._passes = 0, 0
         """Passes of the model before the last step but one, and before the last."""
         self._others: list[tuple[int, str, int]] = []
         """Steps of other optimizers: passes before them, name, parameters that both have."""
         self._undone: dict[str, Any] | None = None
-        self._left = Left(found, self.fail)
+        self._left = GradSamples(found, self.fail)
         self.capture = Capture(found, settings, self.fail)
         self.capture.first_of_step = self._first_of_step
         self.capture.zeroed = self._zeroed
@@ -138,7 +138,7 @@ class Watch:
             self._witness = there[0][1]
             return False
         gradient = gradient_of(self._witness)
-        if gradient is None or not bool((local(gradient) != 0).any()):
+        if gradient is None or not bool((local_shard(gradient) != 0).any()):
             self._witness = None
             self._left.forget()
             return True
@@ -231,7 +231,7 @@ class Watch:
             if not self._agreement.decide(f"head/{ranks[0]}/{self.step}", ranks, ready):
                 self.skip("ranks", self._agreement.over or "a rank does not look at this step")
                 return None
-            return [whole(t) for t in tensors] if layout is None else [layout.whole_head()]
+            return [unshard(t) for t in tensors] if layout is None else [layout.whole_head()]
         except Exception as error:
             self.fail("head", error)
             return None
@@ -268,7 +268,7 @@ class Watch:
             for number, seen in enumerate(batches):
                 fact = ledger(seen, config)
                 if number == 0 and self.step == 0:
-                    fact.update(around(), mask_axes=seen.mask_axes)
+                    fact.update(trainer_facts(), mask_axes=seen.mask_axes)
                 if number == 0 and self.settings.looks_at(self.step) and self.settings.text:
                     fact["inputs"] = seen.ids[:8, :4096].cpu().tolist()
                 facts.append((self.step, fact))
@@ -384,7 +384,7 @@ class Watch:
 
     def _placed(self, record: PassRecord) -> None:
         try:
-            if texts := placed(self.found, record):
+            if texts := mrope_facts(self.found, record):
                 self.say("placed", documents=texts)
         except Exception as error:
             self.fail("placed", error)
@@ -487,7 +487,7 @@ class Watch:
             for n, p in self.found.model.named_parameters()
             if id(p) in going
             and (gradient := gradient_of(p)) is not None
-            and bool((local(gradient) != 0).any())
+            and bool((local_shard(gradient) != 0).any())
         }
         since = moving if self._moving is None else moving & self._moving
         drift = self._weights.facts(self.found, since)
