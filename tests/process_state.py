@@ -32,9 +32,9 @@ class TorchState:
     threads: int
     dtype: Any
     deterministic: tuple[bool, bool]
-    """Whether deterministic algorithms are used, and whether others are only warned of."""
+    """Deterministic algorithms are used; others are only warned of."""
     gradients: bool
-    """Whether operations are recorded for a gradient."""
+    """Operations are recorded for a gradient."""
     device: Any
     """The device on which tensors are made by default."""
     attention: Mapping[str, Any]
