@@ -32,6 +32,11 @@ class TorchState:
     threads: int
     dtype: Any
     deterministic: tuple[bool, bool]
+    """Deterministic algorithms are used; others are only warned of."""
+    gradients: bool
+    """Operations are recorded for a gradient."""
+    device: Any
+    """The device on which tensors are made by default."""
     attention: Mapping[str, Any]
     """Attention and mask functions registered with transformers, by table and name."""
 
@@ -76,10 +81,14 @@ def differences(before: ProcessState, after: ProcessState) -> list[str]:
 def _torch_differences(before: TorchState | None, after: TorchState | None) -> Iterator[str]:
     if before is None or after is None:
         return
-    for name in ("threads", "dtype", "deterministic"):
+    for name in ("threads", "dtype", "deterministic", "gradients", "device"):
         old, new = getattr(before, name), getattr(after, name)
         if old != new:
             yield f"torch's {name}: {old} → {new}"
+    if before.attention == after.attention:  # of most tests
+        return
+    for name in before.attention.keys() - after.attention.keys():
+        yield f"transformers' attention function {name} was removed"
     for name, function in after.attention.items():
         if before.attention.get(name, function) is not function:
             yield f"transformers' attention function {name} was replaced"
@@ -205,7 +214,14 @@ def _torch_state() -> TorchState | None:
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
     )
-    return TorchState(torch.get_num_threads(), torch.get_default_dtype(), deterministic, functions)
+    return TorchState(
+        threads=torch.get_num_threads(),
+        dtype=torch.get_default_dtype(),
+        deterministic=deterministic,
+        gradients=torch.is_grad_enabled(),
+        device=torch.get_default_device(),
+        attention=functions,
+    )
 
 
 def _restore_torch(state: TorchState | None) -> None:
@@ -219,15 +235,24 @@ def _restore_torch(state: TorchState | None) -> None:
         return
     if torch.get_default_dtype() != state.dtype:
         torch.set_default_dtype(state.dtype)
-    if torch.are_deterministic_algorithms_enabled() != state.deterministic[0]:
+    now = _torch_state()
+    if now.deterministic != state.deterministic:
         torch.use_deterministic_algorithms(state.deterministic[0], warn_only=state.deterministic[1])
+    if now.gradients != state.gradients:
+        torch.set_grad_enabled(state.gradients)
+    if now.device != state.device:  # None takes torch's own handling of a default device away
+        torch.set_default_device(None if state.device.type == "cpu" else state.device)
+    if now.attention != state.attention:
+        _restore_attention(state.attention)
+
+
+def _restore_attention(before: Mapping[str, Any]) -> None:
     for table, mapping in _attention_tables().items():
         for name in list(mapping):
-            known = state.attention.get(f"{table}:{name}")
-            if known is not None:
-                mapping[name] = known
-            elif _of_a_test(f"{table}:{name}", state.attention):
+            if f"{table}:{name}" not in before and _of_a_test(f"{table}:{name}", before):
                 del mapping[name]
+        known = (name.partition(":") for name in before)
+        mapping.update((name, before[f"{of}:{name}"]) for of, _, name in known if of == table)
 
 
 def _of_a_test(name: str, before: Mapping[str, Any]) -> bool:

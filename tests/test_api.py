@@ -1,9 +1,15 @@
 """The Python interface, as docs/python.md shows it."""
 
+import contextlib
+import inspect
+import io
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, assert_type
@@ -11,6 +17,7 @@ from typing import Any, assert_type
 import pytest
 import torch
 from PIL import Image
+from transformers import PreTrainedModel
 
 import tests.loading.models
 import vtool
@@ -64,6 +71,8 @@ def test_what_a_function_returns_or_raises_has_a_type(result: vtool.TrainingResu
     proved: Callable[..., vtool.ProofReport] = vtool.verify
     audited: Callable[..., vtool.Ledger] = vtool.audit
     checked: Callable[..., vtool.LoadCheckReport] = vtool.load_check
+    annotated = inspect.signature(vtool.TrainingResult.model).return_annotation
+    assert annotated == PreTrainedModel.__name__
     assert_type(vtool.LoadCheckReport(()).results, tuple[vtool.Result, ...])
     assert isinstance(loaded, vtool.Loaded)
     assert all(map(callable, (proved, audited, checked)))
@@ -202,6 +211,141 @@ def test_settings_are_compared_with_live_objects() -> None:
     assert vtool.compare({"optim.betas": (0.9, 0.999)}, {"optimizer": optimizer}) == []
 
 
+@pytest.mark.parametrize(
+    ("call", "rule", "says", "remedy"),
+    [
+        (
+            lambda: vtool.compare({"optim.beta": 1, "nothing": 1}, {}),
+            "unknown-key",
+            "there is no setting `optim.beta`",
+            "did you mean `optim.betas`",
+        ),
+        (
+            lambda: vtool.compare({"model.gradient_checkpointing": "always"}, {}),
+            "wrong-type",
+            "`model.gradient_checkpointing` does not take 'always'",
+            "Give a value of the type",
+        ),
+        (
+            lambda: vtool.compare({"lora.targets": 5}, {}),
+            "wrong-type",
+            "`lora` does not take {'targets': 5}",
+            "Give a value of the type",
+        ),
+        (
+            lambda: vtool.compare({"optim.lr": 1.0}, {"it": "adamw"}),
+            "setting-not-shown",
+            "it is neither a model nor an optimizer, but str",
+            "give a model",
+        ),
+        (
+            lambda: vtool.compare_models(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)),
+            "export-differs",
+            "could not be compared: there is no batch",
+            "input_ids",
+        ),
+        (
+            lambda: vtool.compare_models(
+                torch.nn.Linear(1, 1).half(), torch.nn.Linear(1, 1), {"input": torch.ones(1)}
+            ),
+            "export-differs",
+            "the trained model has weights in torch.float16",
+            "model.float()",
+        ),
+    ],
+)
+def test_what_stops_a_comparison_is_raised_as_findings(
+    call: Callable[[], object], rule: str, says: str, remedy: str
+) -> None:
+    with pytest.raises(ValueError, match=rule) as raised:
+        call()
+    assert isinstance(raised.value, vtool.Findings)
+    finding = raised.value.diagnostics[0]
+    assert finding.rule == rule
+    assert says in finding.message
+    assert remedy in finding.remedy
+
+
+def test_all_names_that_are_no_settings_are_raised_at_once() -> None:
+    with pytest.raises(vtool.Findings) as raised:
+        vtool.compare({"optim.beta": 1, "optim.betas": (0.9, 0.95), "nothing": 1}, {})
+    assert [one.parameter for one in raised.value.diagnostics] == ["optim.beta", "nothing"]
+
+
+def test_that_nothing_can_be_proved_is_raised_as_findings(
+    result: vtool.TrainingResult, tmp_path: Path
+) -> None:
+    run = rows_run(tmp_path, f"train.from={result.folder}")
+    with pytest.raises(vtool.Findings, match="is a checkpoint") as raised:
+        vtool.verify(run, full_size=True)
+    (finding,) = raised.value.diagnostics
+    assert (finding.rule, finding.parameter) == ("unfit-weights", "train.from")
+    assert "name the folder of an export" in finding.remedy
+
+
+def test_a_run_that_was_stopped_says_so_and_finishes_when_it_is_trained_again(
+    tmp_path: Path,
+) -> None:
+    run = rows_run(tmp_path, "train={steps:30,epochs:null}")
+
+    def stop_after_a_step() -> None:
+        lines = tmp_path / "run" / "metrics.jsonl"
+        while not (lines.exists() and lines.read_text()):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=stop_after_a_step, daemon=True)
+    thread.start()
+    stopped = vtool.train(run, preflight=False)
+    thread.join()
+    assert stopped.status == "stopped"
+    assert 0 < stopped.steps < 30
+    asked: dict[str, Callable[[], object]] = {
+        "has no result.json: its run has not finished": lambda: stopped.test,
+        "has no exported model": stopped.model,
+    }
+    for message, ask in asked.items():
+        with pytest.raises(vtool.Findings, match=message) as raised:
+            ask()
+        assert [one.rule for one in raised.value.diagnostics] == ["not-a-run"]
+    finished = vtool.train(run, preflight=False)
+    assert (finished.status, finished.steps) == ("finished", 30)
+    assert finished.test["samples"] == 6
+
+
+STOPPED_EARLY = """
+import multiprocessing, os, signal, sys, threading, time
+import vtool
+
+def stop_when_ranks_begin():
+    while not multiprocessing.active_children():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+if __name__ == "__main__":
+    run = vtool.load("digits", "launch.nproc=2", f"run.dir={sys.argv[1]}")
+    threading.Thread(target=stop_when_ranks_begin, daemon=True).start()
+    try:
+        vtool.train(run, preflight=False)
+    except vtool.Findings as findings:
+        print(*((one.rule, one.message, one.remedy) for one in findings.diagnostics))
+    print("the script goes on")
+"""
+
+
+@pytest.mark.full
+def test_a_signal_before_the_first_step_of_ranks_does_not_end_the_script(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(STOPPED_EARLY)
+    command = [sys.executable, str(script), str(tmp_path / "run")]
+    environment = {**os.environ, "PYTHONPATH": str(PAGE.parents[1])}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    found, after = done.stdout.splitlines()[-2:]
+    assert after == "the script goes on"
+    assert "('rank-failed', 'stopped by SIGTERM before the first step', 'train again:" in found
+
+
 @pytest.mark.full
 def test_a_loader_is_checked() -> None:
     file = tests.loading.models.__file__
@@ -234,18 +378,62 @@ def test_rows_are_audited(tmp_path: Path) -> None:
     assert vtool.audit(rows).findings == ()
 
 
-def examples() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.S)
+def examples() -> list[tuple[str, str]]:
+    """Return the examples of the page, each with the heading that it is under."""
+    sections = re.split(r"^## ", PAGE.read_text("utf-8"), flags=re.M)[1:]
+    return [
+        (section.partition("\n")[0], example)
+        for section in sections
+        for example in re.findall(r"```python\n(.*?)```", section, re.S)
+    ]
 
 
 @pytest.mark.full
 def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Top to bottom, in one namespace, as a reader pastes them."""
+    """Top to bottom, in one namespace, as a reader pastes them; with what the page says of each."""
     monkeypatch.chdir(tmp_path)
     write_rows(tmp_path / "my.jsonl", mixed_rows(tmp_path, 4, text_only=(1,)))
     picture(tmp_path / "scan.png", 28, 28)
     (tmp_path / "my_model.py").write_text(Path(tests.loading.models.__file__).read_text())
     names: dict[str, Any] = {}
-    for example in examples():
-        exec(compile(example, str(PAGE), "exec"), names)
-    assert len(examples()) >= 7
+    printed: dict[str, list[str]] = {}
+    for heading, example in examples():
+        with contextlib.redirect_stdout(io.StringIO()) as output:
+            exec(compile(example, str(PAGE), "exec"), names)
+        printed.setdefault(heading, []).extend(output.getvalue().splitlines())
+        if heading == "Train":  # later examples have another `result` and `model`
+            trained = dict(names)
+
+    assert names["run"].run.train.steps == 30
+    result: vtool.TrainingResult = trained["result"]
+    assert (result.folder, result.status) == (Path("runs/short"), "finished")
+    losses = [line["loss"] for line in read_lines(result.folder / "metrics.jsonl")[:30]]
+    assert f"{result.folder} 30 {names['losses'][-1]}" in printed["Train"]
+    assert names["losses"] == losses
+    assert result.result["steps"] == 30
+    test = result.test
+    assert f"{test['exact_match']} {test['nll']} {test['samples']}" in printed["Train"]
+    assert isinstance(trained["model"], PreTrainedModel)
+    assert not trained["model"].training
+    assert isinstance(names["answer"], str)
+
+    states = {line.split()[1]: line.split()[0] for line in printed["Verify"]}
+    assert "failed" not in states.values()
+    assert states["loss-differs"] == "passed"
+    assert states["gradient-depends-on-ranks"] == "not-run"
+
+    assert printed["Audit rows"] == [names["ledger"].in_words()]
+    assert list(names["ledger"].kept) == [0, 1, 2, 3]
+    assert len(names["ledger"].lengths) == 4
+
+    assert printed["Compare settings with live objects"] == [
+        "setting-not-arrived optim.betas [0.9, 0.95] [0.9, 0.999]"
+    ]
+    assert printed["Compare a trained model with its export"] == []
+    assert printed["Check weight loading"] == [
+        "python:my_model.py:KeepsAll unsafe ['stale-reference', 'chunk-dependent']"
+    ]
+    (finding,) = printed["Findings"]
+    assert finding.startswith("unknown-key VT101 there is no setting `optim.learning_rate`")
+    assert "command line" in finding
+    assert "optim.lr" in finding

@@ -9,6 +9,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 from transformers import AttentionInterface
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tests import process_state
 
@@ -16,6 +18,12 @@ CHANGES: dict[str, tuple[Callable[[], object], str]] = {
     "threads": (lambda: torch.set_num_threads(3), "torch's threads: 1 → 3"),
     "dtype": (lambda: torch.set_default_dtype(torch.float64), "torch's dtype"),
     "determinism": (lambda: torch.use_deterministic_algorithms(True), "torch's deterministic"),
+    "determinism that only warns": (
+        lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+        "torch's deterministic: (False, False) → (True, True)",
+    ),
+    "grad mode": (lambda: torch.set_grad_enabled(False), "torch's gradients: True → False"),
+    "default device": (lambda: torch.set_default_device("meta"), "torch's device: cpu → meta"),
     "attention": (
         lambda: AttentionInterface.register("sdpa", lambda *_: None),
         "attention function attention:sdpa was replaced",
@@ -23,6 +31,14 @@ CHANGES: dict[str, tuple[Callable[[], object], str]] = {
     "a new attention function": (
         lambda: AttentionInterface.register("left", lambda *_: None),
         "attention function attention:left was registered",
+    ),
+    "an attention function gone": (
+        lambda: ALL_ATTENTION_FUNCTIONS._global_mapping.pop("sdpa"),
+        "attention function attention:sdpa was removed",
+    ),
+    "a mask function gone": (
+        lambda: ALL_MASK_ATTENTION_FUNCTIONS._global_mapping.pop("sdpa"),
+        "attention function mask:sdpa was removed",
     ),
     "a variable": (lambda: os.environ.update(HF_HUB_OFFLINE="0"), "HF_HUB_OFFLINE: '1' → '0'"),
     "a new variable": (lambda: os.environ.update(LEFT="1"), "variable LEFT: None → '1'"),
@@ -39,6 +55,20 @@ CHANGES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a module gone": (lambda: sys.modules.pop("json"), "sys.modules['json'] was removed"),
 }
+
+
+def test_a_warning_in_the_place_of_an_error_is_put_back() -> None:
+    """Both say that deterministic algorithms are used: the first value of the pair is the same."""
+    outside = process_state.snapshot()
+    torch.use_deterministic_algorithms(True)
+    before = process_state.snapshot()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    after = process_state.snapshot()
+    process_state.restore(before)
+    restored = process_state.snapshot()
+    process_state.restore(outside)
+    assert len(process_state.differences(before, after)) == 1
+    assert process_state.differences(before, restored) == []
 
 
 @pytest.mark.parametrize("name", CHANGES)

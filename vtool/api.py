@@ -5,6 +5,7 @@ Nothing heavy is imported before a function needs it, so that `import vtool` sta
 
 import json
 import pickle
+import signal
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import nn
+    from transformers import PreTrainedModel
 
     from vtool.config.load import Loaded
     from vtool.data.audit import Ledger
@@ -54,6 +56,8 @@ class _SavedFindings:
         self.file.write_bytes(pickle.dumps(findings.diagnostics))
 
     def read(self) -> "tuple[Diagnostic, ...]":
+        if not self.file.exists():
+            return ()
         found: tuple[Diagnostic, ...] = pickle.loads(self.file.read_bytes())
         return found
 
@@ -78,8 +82,19 @@ class TrainingResult:
 
     @property
     def result(self) -> dict[str, Any]:
-        """`result.json` of a finished run: steps, seconds, the ledger's counts, versions."""
-        found: dict[str, Any] = json.loads((self.folder / "result.json").read_text("utf-8"))
+        """`result.json` of a finished run: steps, seconds, the ledger's counts, versions.
+
+        Raises:
+            vtool.Findings: `not-a-run`, where the run has not finished.
+        """
+        file = self.folder / "result.json"
+        if not file.exists():
+            from vtool.diagnostics import Diagnostic, Findings
+
+            message = f"{self.folder} has no result.json: its run has not finished"
+            help = "train it again: it resumes from its last checkpoint"
+            raise Findings(Diagnostic("not-a-run", message, help))
+        found: dict[str, Any] = json.loads(file.read_text("utf-8"))
         return found
 
     @property
@@ -87,16 +102,22 @@ class TrainingResult:
         """Scores on the test split: `exact_match`, `token_accuracy`, `nll` (a token), `samples`.
 
         Where there are several sources, `sources` has these of each. Empty without a test split.
+
+        Raises:
+            vtool.Findings: `not-a-run`, where the run has not finished.
         """
         scores = self.result.items()
         return {name.removeprefix("test_"): one for name, one in scores if name.startswith("test_")}
 
-    def model(self) -> Any:
+    def model(self) -> "PreTrainedModel":
         """Load the trained model from the run's export, in float32 and in evaluation mode.
 
         Returns:
             An instance of transformers' class, or of the one that `model.modeling` names; of a run
             with adapters, the base with the adapters in it.
+
+        Raises:
+            vtool.Findings: `not-a-run`, where the run has not finished and so has no export.
         """
         from vtool.libraries import libraries_prepared
 
@@ -142,6 +163,7 @@ def train(run: "Loaded", *, preflight: bool = True) -> TrainingResult:
 
     Raises:
         vtool.Findings: what stopped the run, or stands in its way.
+        KeyboardInterrupt: after a Ctrl-C before the first step.
     """
     from vtool.config.environment.packages import require_training
 
@@ -162,10 +184,8 @@ def train(run: "Loaded", *, preflight: bool = True) -> TrainingResult:
         saved = _SavedFindings(folder / "findings")
         try:
             outcome = launch(request, saved)
-        except SystemExit:  # a rank of several has failed, and mostly left its findings
-            if not saved.file.exists():
-                raise
-            raise Findings(saved.read()) from None
+        except SystemExit as ended:  # a rank of several has failed, and mostly left its findings
+            raise Findings(saved.read() or _without_findings(ended.code)) from None
     assert outcome is not None, "there is one on the first rank"
     write_report([outcome.folder], outcome.folder / "report.html")
     return TrainingResult(outcome.folder, outcome.status, outcome.step, outcome.findings)
@@ -187,8 +207,8 @@ def verify(
         measured, and the finding of one that failed.
 
     Raises:
-        vtool.Findings: what keeps the recipe from being built.
-        ValueError: there is nothing to prove anything on, and why.
+        vtool.Findings: what keeps the recipe from being built, or that there is nothing to prove
+            anything on.
     """
     from vtool.config.environment.packages import require_training
 
@@ -214,7 +234,8 @@ def compare(asked: Mapping[str, Any], objects: Mapping[str, Any]) -> "list[Diagn
         object shows. Empty where every setting has arrived.
 
     Raises:
-        ValueError: for a name that is no setting's.
+        vtool.Findings: for a name that is no setting's, a value that a setting does not take, and
+            an object that is neither a model nor an optimizer.
     """
     from vtool.config.environment.packages import require_training
 
@@ -238,7 +259,8 @@ def compare_models(
         `export-differs`, where logits are further apart than rounding takes them. Empty otherwise.
 
     Raises:
-        ValueError: without a batch, and for models that are not in float32.
+        vtool.Findings: without a batch, for models that are not in float32, and for one that
+            returns no logits.
     """
     from vtool.config.environment.packages import require_training
 
@@ -326,6 +348,21 @@ def audit(rows: str | PathLike[str], *overrides: str) -> "Ledger":
         audits = audit_rows(detected(run))
     findings = tuple(finding for audit in audits for finding in audit.findings)
     return replace(audits[0].ledger, findings=findings)
+
+
+def _without_findings(status: object) -> "Diagnostic":
+    """Return the finding for ranks that have ended without one of their own.
+
+    Args:
+        status: the exit status, above 128 after a signal that came before the first step.
+    """
+    from vtool.diagnostics import Diagnostic
+
+    if isinstance(status, int) and status > 128:
+        name = signal.Signals(status - 128).name
+        help = "train again: it resumes from the last checkpoint if there is one"
+        return Diagnostic("rank-failed", f"stopped by {name} before the first step", help)
+    return Diagnostic("rank-failed", f"a rank ended with exit status {status}")
 
 
 def _file(picture: "Picture", stack: ExitStack) -> str:

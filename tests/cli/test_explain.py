@@ -103,6 +103,24 @@ def test_a_recipe_with_what_it_is_for_and_its_settings() -> None:
     assert "  schedule: cosine  # configs/optim/adamw.yaml:" in out
 
 
+def test_the_list_has_a_whole_sentence_of_each_recipe_however_its_comment_is_wrapped() -> None:
+    _, out, _ = explain()
+    listed = out.partition("\nRecipes:\n")[2].partition("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in listed] == list(recipe_names())
+    assert all(line.endswith(".") for line in listed), listed
+    says = "each GPU: say where the model and the rows are."
+    assert [line.endswith(says) for line in listed if "_qlora " in line] == [True] * 5
+
+
+def test_a_recipes_commands_and_figures_are_below_what_it_is_for() -> None:
+    _, out, _ = explain("qwen2_5_vl_7b_lora")
+    lines = out.splitlines()
+    command = next(line for line in lines if "vtool train sft" in line)
+    assert command.startswith("  vtool train sft qwen2_5_vl_7b_lora --nproc 8 model.path=")
+    assert command.endswith("'data.train=[{format: messages, path: rows.jsonl}]'")
+    assert all(len(line) <= 100 for line in lines[: lines.index(command)])
+
+
 def test_a_recipe_that_leaves_something_open_with_what() -> None:
     code, out, _ = explain("rows")
     assert code == 0

@@ -33,7 +33,8 @@ TESTS: dict[str, str] = {
     "model.revision": "tests/hub/test_hub.py::test_a_run_keeps_the_commit_of_the_name",
     "model.init": "tests/cli/test_train.py::test_a_model_folder_is_fine_tuned",
     "model.dummy_visual": (
-        "tests/training/test_dummy_visual.py::test_never_stops_a_step_in_which_one_rank_would_wait_for_another"
+        "tests/training/test_dummy_visual.py::"
+        "test_never_stops_a_step_in_which_one_rank_would_wait_for_another"
     ),
     **dict.fromkeys(
         (f"data.train.{name}" for name in _PARTS),
@@ -45,7 +46,8 @@ TESTS: dict[str, str] = {
     ),
     **dict.fromkeys(
         (f"data.{split}.limit" for split in ("train", "validation", "test")),
-        "tests/data/test_mixture.py::test_a_limit_takes_rows_from_all_over_and_a_higher_one_the_same_and_more",
+        "tests/data/test_mixture.py::"
+        "test_a_limit_takes_rows_from_all_over_and_a_higher_one_the_same_and_more",
     ),
     **dict.fromkeys(
         (f"data.{split}.name" for split in ("train", "validation", "test")),
@@ -86,7 +88,8 @@ TESTS: dict[str, str] = {
     ),
     "data.drop_model_inputs": f"{_DATA}test_an_input_is_left_out_only_where_the_recipe_names_it",
     "data.micro_batch_tokens": (
-        "tests/data/test_packing.py::test_every_row_is_in_one_micro_batch_and_none_is_over_the_budget"
+        "tests/data/test_packing.py::"
+        "test_every_row_is_in_one_micro_batch_and_none_is_over_the_budget"
     ),
     "optim.clip_norm": f"{_HERE}test_gradients_are_clipped_to_the_norm_that_is_asked",
     "checkpoint.every_steps": (

@@ -56,7 +56,7 @@ def test_a_difference_is_one_finding_with_the_line_that_asked_however_many_objec
         "[0.9, 0.98]",
         "[0.9, 0.999]",
     )
-    assert str(finding.origin) == "recipes/digits.yaml:22:10"
+    assert str(finding.origin) == "recipes/digits.yaml:24:10"
 
 
 def test_what_is_asked_of_a_part_names_the_setting_that_says_it() -> None:

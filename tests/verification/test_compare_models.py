@@ -27,6 +27,11 @@ class Tiny(nn.Module):
         return SimpleNamespace(logits=self.head(hidden))
 
 
+class ReturnsNoLogits(Tiny):
+    def forward(self, input_ids: torch.Tensor) -> Any:
+        return {"hidden": input_ids}
+
+
 IDS = {"input_ids": torch.arange(24).reshape(2, 12)}
 
 
@@ -67,7 +72,9 @@ def test_a_vocabulary_of_another_size_is_reported() -> None:
 
 
 def test_what_cannot_be_compared_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"exported model has weights in torch\.bfloat16"):
+    with pytest.raises(vtool.Findings, match=r"exported model has weights in torch\.bfloat16"):
         vtool.compare_models(Tiny(), Tiny().bfloat16(), IDS)
-    with pytest.raises(ValueError, match="no batch"):
+    with pytest.raises(vtool.Findings, match="no batch"):
         vtool.compare_models(Tiny(), Tiny())
+    with pytest.raises(vtool.Findings, match="a model returned dict, which has no logits"):
+        vtool.compare_models(ReturnsNoLogits(), Tiny(), IDS)

@@ -24,7 +24,7 @@ from vtool.config.readback import compare_readback
 from vtool.config.schema.base import ReadBack
 from vtool.config.schema.megatron import DdpConfig, Parallel
 from vtool.config.settings import arrivals
-from vtool.diagnostics import rules_live
+from vtool.diagnostics import Findings, rules_live
 from vtool.engines.ranks import Ranks
 from vtool.training import model_and_engine
 from vtool.training.observe_run import observe_run
@@ -182,10 +182,9 @@ class TestOtherTrainers:
         }
 
     def test_a_name_that_is_no_settings_is_refused(self) -> None:
-        with pytest.raises(
-            ValueError, match=r"no setting optim\.beta; did you mean `optim\.betas`"
-        ):
+        with pytest.raises(Findings, match=r"there is no setting `optim\.beta`") as raised:
             compare_objects({"optim.beta": (0.9, 0.95)}, {})
+        assert "did you mean `optim.betas`" in raised.value.diagnostics[0].remedy
 
     @pytest.mark.parametrize(
         "given", [None, live_fields(WRAP, DdpConfig())], ids=["mbridge's own", "ours"]
@@ -387,7 +386,7 @@ class TestCommand:
             "error[setting-not-arrived VT301]: `optim.betas` asks for [0.9, 0.98], but AdamW, group"
             " 0 (and 1 more) has [0.9, 0.999]\n" in out
         )
-        assert "--> recipes/digits.yaml:22:10" in out
+        assert "--> recipes/digits.yaml:24:10" in out
         assert out.splitlines()[-1].endswith("1 failed")
 
     def test_objects_of_another_trainer_are_not_ours_to_build(self) -> None:

@@ -1,5 +1,6 @@
 """The command `vtool explain [RULE | CODE | SETTING | RECIPE | ADVISORY]`."""
 
+import re
 from itertools import takewhile
 from typing import TYPE_CHECKING, Annotated
 
@@ -89,7 +90,7 @@ def _print_list() -> None:
             typer.echo(f"  {setting.name:<30} {first}")
     typer.echo("\nRecipes:")
     for name in recipe_names():
-        typer.echo(f"  {name:<30} {_first_comment(shipped_folder('recipes') / f'{name}.yaml')[0]}")
+        typer.echo(f"  {name:<30} {_purpose(shipped_folder('recipes') / f'{name}.yaml')}")
     typer.echo(
         "\nMore: vtool explain NAME, with a rule, a recipe, a setting such as optim.lr, or a group"
         " of settings such as data, or another trainer's word such as num_train_epochs."
@@ -215,13 +216,19 @@ def _default(setting: "Setting") -> str:
     return f"default: {default if isinstance(default, str) else json.dumps(default)}"
 
 
+def _purpose(path: "Path") -> str:
+    """Return the first sentence of a recipe's first comment."""
+    lines = takewhile(lambda line: not line.startswith(" "), _first_comment(path))
+    return re.split(r"(?<=\.) (?=[A-Z`])", " ".join(lines))[0]
+
+
 def _first_comment(path: "Path") -> list[str]:
-    """Return the lines of a recipe's first comment."""
+    """Return the lines of a recipe's first comment: commands and figures in it are indented."""
     comment = takewhile(
         lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines()
     )
     lines = [
-        line.removeprefix("#").strip()
+        line.removeprefix("#").removeprefix(" ").rstrip()
         for line in comment
         if not line.startswith("# yaml-language-server:")
     ]

@@ -232,14 +232,12 @@ def _proofs_result(
 
     try:
         proved = prove(run, only=only, fast=fast, full_size=full_size)
-    except Findings as findings:  # in addition to what the audit has found
-        return Result.of_findings(subject, findings.diagnostics)
     except NotProvable as error:
         if readable:
-            from vtool.diagnostics.printable import printable
-
-            typer.echo(printable(f"proofs: not run: {error}"))
-        return verdict_not_run(subject, only, str(error))
+            typer.echo(f"proofs: not run: {error.reason}")
+        return verdict_not_run(subject, only, error.reason)
+    except Findings as findings:  # in addition to what the audit has found
+        return Result.of_findings(subject, findings.diagnostics)
     if readable:
         print_proofs(proved)
     return proofs_result(subject, proved)

@@ -1,7 +1,7 @@
 """The values that a run's live objects have for its settings, and their check before step 1.
 
-Whoever owns an object reads it: engines (`Engine.observe`), models, `optimizer.observe_groups`,
-`schedule.observe_schedule`. None of them is given a setting.
+Whoever owns an object reads it: engines (`Engine.observe`), models,
+`optimizer.observe_parameter_groups`, `schedule.observe_schedule`. None of them is given a setting.
 """
 
 from collections.abc import Iterator

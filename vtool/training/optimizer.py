@@ -1,6 +1,7 @@
 """The optimizers, and which parameters they update how: one place for every engine.
 
-To add one: a function in `OPTIMIZERS`, and its name in `Optim.name` of the schema. Megatron has
+To add one: a function in `OPTIMIZERS`, its name in `Optim.name` of the schema, and what
+CONTRIBUTING.md lists under "A learning-rate schedule, an optimizer, the loss". Megatron has
 optimizers of its own.
 """
 

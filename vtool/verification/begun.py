@@ -1,6 +1,7 @@
 """The weights of `train.from`, in the small runs that prove and observe a recipe."""
 
 from vtool.config.schema import Run
+from vtool.diagnostics import Diagnostic
 from vtool.training.weights import find_weights
 from vtool.verification.proofs.report import NotProvable
 
@@ -30,10 +31,12 @@ def with_weights_of_begun(run: Run) -> Run:
     if begun.adapted or begun.kind == "checkpoint":
         what = "an adapter" if begun.adapted else "a checkpoint"
         merge = " --merge" if begun.adapted else ""
-        raise NotProvable(
+        message = (
             f"--full-size takes weights from a model's folder, and train.from={run.train.source} is"
             f" {what}: write one by vtool export RUN{merge}, or leave --full-size out"
         )
+        help = "name the folder of an export in train.from, or prove without --full-size"
+        raise NotProvable(Diagnostic("unfit-weights", message, help, "train.from"))
     return _of_folder(run, str(begun.folder))
 
 

@@ -1,8 +1,10 @@
 """Settings compared with the live objects of any trainer, by the readers that vtool itself uses."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+from pydantic import ValidationError
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
@@ -16,7 +18,7 @@ from vtool.config.expected import (
 from vtool.config.readback import Expectation, Expected, Observed, compare_readback, observe_values
 from vtool.config.schema import Lora, Model
 from vtool.config.settings import all_settings
-from vtool.diagnostics import Diagnostic
+from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
 from vtool.engines import ddp, fsdp2
 from vtool.families import FAMILIES
@@ -41,13 +43,20 @@ def compare_objects(settings: Mapping[str, Any], objects: Mapping[str, Any]) -> 
         each setting that no object shows. Nothing, where all of it has arrived.
 
     Raises:
-        ValueError: for a name that is no setting's, and for an object of another kind.
+        Findings: `unknown-key` for each name that is no setting's; `wrong-type` for a value that
+            the setting does not take; `setting-not-shown` for an object of another kind.
     """
     names = [setting.name for setting in all_settings() if not setting.groups]
-    for name in settings:
-        if name not in names:
-            help = did_you_mean(near(name, names))
-            raise ValueError(f"there is no setting {name}{f'; {help}' if help else ''}")
+    if unknown := [name for name in settings if name not in names]:
+        raise Findings(
+            Diagnostic(
+                "unknown-key",
+                f"there is no setting `{name}`",
+                did_you_mean(near(name, names)),
+                name,
+            )
+            for name in unknown
+        )
     observed = list(observe_objects(objects))
     found = compare_readback(_expected(settings), observed)
     shown = {one.name for one in observed}
@@ -70,7 +79,8 @@ def observe_objects(objects: Mapping[str, Any]) -> Iterator[Observed]:
     """Yield the settings that each object shows.
 
     Raises:
-        ValueError: for an object that is neither a model nor an optimizer, nor a list of these.
+        Findings: `setting-not-shown`, for an object that is neither a model nor an optimizer, nor a
+            list of these.
     """
     for name, given in objects.items():
         for one in given if isinstance(given, list | tuple) else (given,):
@@ -79,8 +89,12 @@ def observe_objects(objects: Mapping[str, Any]) -> Iterator[Observed]:
             elif hasattr(one, "param_groups"):
                 yield from _observe_optimizer(name, one)
             else:
-                raise ValueError(
-                    f"{name} is neither a model nor an optimizer, but {type(one).__name__}"
+                raise Findings(
+                    Diagnostic(
+                        "setting-not-shown",
+                        f"{name} is neither a model nor an optimizer, but {type(one).__name__}",
+                        "give a model, an optimizer or a list of these",
+                    )
                 )
 
 
@@ -93,16 +107,35 @@ def _expected(settings: Mapping[str, Any]) -> dict[str, Expectation]:
             "optim.weight_decay", settings["optim.weight_decay"]
         )
     if CHECKPOINTING in expected:
-        asked = Model.model_validate({"gradient_checkpointing": settings[CHECKPOINTING]})
+        with _refused(CHECKPOINTING, settings[CHECKPOINTING]):
+            asked = Model.model_validate({"gradient_checkpointing": settings[CHECKPOINTING]})
         if asked.gradient_checkpointing == "auto":
             del expected[CHECKPOINTING]
         else:
             expected[CHECKPOINTING] = recomputed_blocks(asked)
     if "lora.targets" in settings or "lora.exclude" in settings:
-        targets = None if settings.get("lora.targets") is None else tuple(settings["lora.targets"])
-        lora = Lora(targets=targets, exclude=tuple(settings.get("lora.exclude", ())))
+        ends = {"targets": settings.get("lora.targets"), "exclude": settings.get("lora.exclude")}
+        given = {name: value for name, value in ends.items() if value is not None}
+        with _refused("lora", given):
+            lora = Lora.model_validate(
+                {name: tuple(one) if isinstance(one, list) else one for name, one in given.items()}
+            )
         expected["lora.layers"] = adapted_layer(lora)
     return expected
+
+
+@contextmanager
+def _refused(name: str, value: Any) -> Iterator[None]:
+    """Raise as a finding what the schema says against the value of a setting.
+
+    Raises:
+        Findings: `wrong-type`.
+    """
+    try:
+        yield
+    except ValidationError as error:
+        message = f"`{name}` does not take {value!r}: {error.errors()[0]['msg']}"
+        raise Findings(Diagnostic("wrong-type", message, parameter=name)) from None
 
 
 def _observe_model(model: nn.Module) -> Iterator[Observed]:

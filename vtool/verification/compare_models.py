@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vtool.diagnostics import Diagnostic
+from vtool.diagnostics import Diagnostic, Findings
 from vtool.verification.rounding import tensor_distances, tolerances
 
 
@@ -20,17 +20,22 @@ def compare_logits(
     there has to be memory for that.
 
     Raises:
-        ValueError: without a batch, and for models that are not in float32.
+        Findings: `export-differs`, where it cannot be shown that they do not: without a batch, for
+            models that are not in float32, and for one that returns no logits.
     """
     if not batches:
-        raise ValueError("there is no batch to compare the models on")
+        raise _not_shown(
+            "there is no batch to compare the models on",
+            "give what a model is called with, such as {'input_ids': ids}",
+        )
     for name, model in (("trained", trained), ("exported", exported)):
         dtypes = {one.dtype for one in model.parameters() if one.is_floating_point()}
         if dtypes - {torch.float32}:
             others = ", ".join(sorted(str(one) for one in dtypes - {torch.float32}))
-            raise ValueError(
+            raise _not_shown(
                 f"the {name} model has weights in {others}, whose rounding is as large as what is"
-                " looked for: hand over model.float()"
+                " looked for",
+                "hand over model.float()",
             )
 
     def logits(model: nn.Module) -> dict[str, Tensor]:
@@ -57,8 +62,16 @@ def compare_logits(
 def _of(output: Any) -> Tensor:
     found = getattr(output, "logits", output)
     if not isinstance(found, Tensor):
-        raise ValueError(f"a model returned {type(output).__name__}, which has no logits")
+        raise _not_shown(
+            f"a model returned {type(output).__name__}, which has no logits",
+            "hand over a model that returns logits, or an output with `logits`",
+        )
     return found
+
+
+def _not_shown(why: str, help: str) -> Findings:
+    """Return the exception for models that cannot be compared: it is no pass."""
+    return Findings(Diagnostic("export-differs", f"could not be compared: {why}", help))
 
 
 def _shapes(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> str | None:

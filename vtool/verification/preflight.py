@@ -47,7 +47,7 @@ def _prove(run: Run) -> ProofReport | str:
         with paused():  # what proofs train is not what the run teaches
             return prove(run, fast=True)
     except NotProvable as error:
-        return str(error)
+        return error.reason
     except Findings as findings:  # the run's start says what stops it
         return findings.diagnostics[0].message
     # no room for a temporary folder, no memory, what a library raises of a folder: the run's start

@@ -24,7 +24,7 @@ from vtool.verification.processes import (
 )
 from vtool.verification.proofs import PROOF_NAMES, PROOFS
 from vtool.verification.proofs.proof import ProofResult
-from vtool.verification.proofs.report import NotProvable, ProofReport
+from vtool.verification.proofs.report import ProofNotMade, ProofReport
 from vtool.verification.reference import check_repeatable
 from vtool.words import first_line
 
@@ -116,7 +116,7 @@ def run_proofs(context: ProofContext, names: Sequence[str]) -> list[ProofResult]
 def _run_proof(context: ProofContext, name: str) -> ProofResult:
     try:
         return _COMPUTE[name](context)
-    except NotProvable as error:
+    except ProofNotMade as error:
         return ProofResult(name, "", "not-run", reason=str(error))
     except Exception as error:  # whatever a model, a library or a defect raises on the way
         if context.ranks.world > 1:  # the other ranks wait for this one: no later proof can be made

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from vtool.data.chat import IGNORED
 from vtool.data.encode import Sample
+from vtool.diagnostics import Diagnostic
 from vtool.models.adapters import saved_name
-from vtool.verification.proofs.report import NotProvable
+from vtool.verification.proofs.report import NotProvable, ProofNotMade
 from vtool.verification.rounding import tolerances
 from vtool.verification.unpack_base import unpack_base
 
@@ -59,7 +60,7 @@ class Reference:
         """The difference that rounding makes, as a norm, for each gradient and each row's logits.
 
         Raises:
-            NotProvable: where it is so large that nothing could be shown.
+            ProofNotMade: where it is so large that nothing could be shown.
         """
 
         def compute(model: nn.Module) -> dict[str, Tensor]:
@@ -73,7 +74,7 @@ class Reference:
             size = hypot(*(float(tensor.double().norm()) for tensor in tensors.values()))
             part = hypot(*(allowed[name] for name in tensors)) / (size or 1.0)
             if part > LARGEST_ROUNDING:
-                raise NotProvable(
+                raise ProofNotMade(
                     f"rounding alone counts for {part:.0%} of the {kind}'s norm: nothing could be"
                     " distinguished from it"
                 )
@@ -110,10 +111,12 @@ def check_repeatable(context: "ProofContext") -> None:
         first, second = (logits(context, model, context.samples[place]) for _ in range(2))
     apart, size = float((first - second).double().norm()), float(first.double().norm())
     if apart > _REPEATS * size:
-        raise NotProvable(
+        message = (
             f"something in the model draws at random: the logits of {row_name(place)}, asked for"
             f" twice, are {apart / size:.1g} of their norm apart"
         )
+        help = "draw nothing where the rates of dropout are 0 and the model is in evaluation mode"
+        raise NotProvable(Diagnostic("model-class-does-not-fit", message, help))
 
 
 def mean_loss(context: "ProofContext", logits_of_rows: Mapping[str, Tensor]) -> float:

@@ -151,20 +151,26 @@ def _usable_rows(rows: Rows, encoder: "_Encoder") -> Iterator[_Usable]:
             return
 
 
-def _no_usable_row(rows: Rows, encoder: "_Encoder") -> Exception:
+def _no_usable_row(rows: Rows, encoder: "_Encoder") -> Findings:
     tried, refused = encoder.looked_at, encoder.refused
     if encoder.too_long:
-        return NotProvable(
+        message = (
             f"{encoder.too_long[0]} has more than {ROW_TOKENS} tokens however it is shortened, and"
             " so have all rows looked at that can be used"
         )
+        return _not_provable(message, "put a shorter row among the first ones of data.train")
     why = f"; the first: {refused[0].diagnostics[0].message}" if refused else ""
     message = f"none of the first {tried} rows of data.train can be used{why}"
     rules = {findings.diagnostics[0].rule for findings in refused}
     never_dropped = "overlong-row" in rules and encoder.recipe_run.data.on_overlong == "error"
     if tried <= encoder.may_drop and tried < len(rows) and not never_dropped:
-        return NotProvable(f"{message}; data.max_dropped_rows={encoder.may_drop} lets them go")
+        message = f"{message}; data.max_dropped_rows={encoder.may_drop} lets them go"
+        return _not_provable(message, "put a row that can be used among the first of data.train")
     return Findings(Diagnostic("no-rows", message, parameter="data.train"))
+
+
+def _not_provable(message: str, help: str) -> NotProvable:
+    return NotProvable(Diagnostic("no-rows", message, help, "data.train"))
 
 
 class _Encoder:

@@ -6,7 +6,7 @@ from fractions import Fraction
 from vtool.config.origins import Origins
 from vtool.config.rules.data import given_in, rows_key
 from vtool.config.rules.rule import settings_rule
-from vtool.config.schema import DigitsSource, Run, Source
+from vtool.config.schema import Run, Source
 from vtool.diagnostics import Diagnostic, Rule
 
 _HOW_THEY_ARE_READ = ("format", "image_folder", "ignore", "texts")
@@ -47,8 +47,10 @@ def split_conflict(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             yield _split(origins, name, message, help)
     if run.data.split.group is not None and shares:
         for number, entry in enumerate(run.data.train):
-            if isinstance(entry, DigitsSource):
-                message = f"data.train.{number} is of the format digits, whose rows have no keys"
+            if not entry.has_keys:
+                message = (
+                    f"data.train.{number} is of the format {entry.format}, whose rows have no keys"
+                )
                 help = "leave data.split.group out"
                 yield _split(origins, "data.split.group", message, help)
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from vtool.config.schema.base import NotReadable, Settings
 from vtool.config.schema.data import Data, Image, Split, Video
-from vtool.config.schema.formats import DigitsSource, MessagesSource, Source
+from vtool.config.schema.formats import MessagesSource, Source
 from vtool.config.schema.load_check import LoadCheck
 from vtool.config.schema.lora import Lora
 from vtool.config.schema.megatron import Megatron
@@ -72,7 +72,6 @@ __all__ = [
     "Data",
     "Ddp",
     "Device",
-    "DigitsSource",
     "EngineSettings",
     "Evaluation",
     "Freeze",

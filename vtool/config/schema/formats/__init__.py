@@ -38,4 +38,4 @@ PLACES = frozenset(
 )
 """The names of those that say where files are."""
 
-__all__ = ["ENTRY_SETTINGS", "FORMATS", "PLACES", "DigitsSource", "MessagesSource", "Source"]
+__all__ = ["ENTRY_SETTINGS", "FORMATS", "PLACES", "MessagesSource", "Source"]

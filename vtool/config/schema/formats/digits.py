@@ -1,6 +1,6 @@
 """The settings of format `digits`; `vtool/data/formats/digits.py` reads it."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from vtool.config.schema.formats.entry import RowsEntry
 
@@ -11,6 +11,7 @@ class DigitsSource(RowsEntry):
     Each row is an image, a question and a one-digit answer.
     """
 
+    has_keys: ClassVar = False
     format: Literal["digits"]
     """The source of the rows, and their format."""
     split: Literal["train", "validation", "test"]

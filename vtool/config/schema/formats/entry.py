@@ -14,6 +14,8 @@ class RowsEntry(Settings):
     """An entry of `data.train`, `data.validation` or `data.test`."""
 
     arrival: ClassVar = ReadBack("vtool.training.observe_run:observe_run")
+    has_keys: ClassVar = True
+    """False for a format whose rows have no keys of their own to be grouped by."""
     format: str
     name: Annotated[str | None, ActsLater()] = Field(default=None, min_length=1)
     """The source's name in metrics and reports. Default: that of its file."""
