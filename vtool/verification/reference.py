@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vtool.data.chat import IGNORED
 from vtool.data.encode import Sample
 from vtool.models.adapters import saved_name
-from vtool.verification.proofs.report import NotProvable
+from vtool.verification.not_provable import NotProvable
 from vtool.verification.rounding import tolerances
 from vtool.verification.unpack_base import unpack_base
 

@@ -7,10 +7,6 @@ from vtool.verification.proofs import FAST
 from vtool.verification.proofs.proof import ProofResult
 
 
-class NotProvable(ValueError):
-    """The reason why proofs cannot be made, where it is nothing against the recipe."""
-
-
 @dataclass(frozen=True, slots=True)
 class ProofReport:
     """The results of all proofs of a recipe, and the small run that they were made on."""
