@@ -91,7 +91,7 @@ def test_a_load_is_given_fields_and_nothing_is_replaced_for_it() -> None:
         model_type = "asked"
 
     config = Asked()
-    stub = Stub("vllm", "1", "all", "Sparse Attention", lambda: None, "a test")
+    stub = Stub("vllm", "1", "all", "Sparse Attention", lambda: None, "a test", "A")
     installer = StubInstaller("vllm", {"n_routed_experts": 4}, stubs=(stub,))
     assert installer.run_load(lambda: config.n_routed_experts) == 4
 
@@ -129,7 +129,7 @@ def test_a_part_that_cannot_be_made_is_replaced_and_reported() -> None:
     def install() -> None:
         state.update(works=True)
 
-    stub = Stub("vllm", "1", "sparse attention", "Sparse Attention", install, "a test")
+    stub = Stub("vllm", "1", "sparse attention", "Sparse Attention", install, "a test", "A")
     assert StubInstaller("sglang", {}, stubs=(stub,)).stubs == []
     installer = StubInstaller("vllm", {}, stubs=(stub,))
     assert installer.run(step) == "made"

@@ -10,7 +10,7 @@ from vtool.config.load import load_run
 from vtool.diagnostics import Findings
 from vtool.verification.context import build_proof_context
 from vtool.verification.live import check_live
-from vtool.verification.proofs.report import NotProvable
+from vtool.verification.not_provable import NotProvable
 
 
 def begun_from(weights: Path, *more: str) -> tuple[str, ...]:

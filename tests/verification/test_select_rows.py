@@ -13,8 +13,8 @@ from tests.tokenizers import qwen_like
 from vtool.config.load import load_run
 from vtool.diagnostics import Findings
 from vtool.verification.context import ProofContext, build_proof_context
+from vtool.verification.not_provable import NotProvable
 from vtool.verification.proofs import label_masks_disagree
-from vtool.verification.proofs.report import NotProvable
 from vtool.verification.prove import prove
 from vtool.verification.select_rows import FURTHEST, ROW_TOKENS
 

@@ -227,7 +227,7 @@ def _proofs_result(
     from vtool.cli.proofs import print_proofs, proofs_result, verdict_not_run
     from vtool.diagnostics import Findings
     from vtool.diagnostics.result import Result
-    from vtool.verification.proofs.report import NotProvable
+    from vtool.verification.not_provable import NotProvable
     from vtool.verification.prove import prove
 
     try:

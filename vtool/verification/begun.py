@@ -3,7 +3,7 @@
 from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic
 from vtool.training.weights import find_weights
-from vtool.verification.proofs.report import NotProvable
+from vtool.verification.not_provable import NotProvable
 
 
 def with_config_of_begun(run: Run) -> Run:

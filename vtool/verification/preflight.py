@@ -6,7 +6,8 @@ from typing import Any
 
 from vtool.config.schema import Run
 from vtool.diagnostics import Findings
-from vtool.verification.proofs.report import NotProvable, ProofReport, record_without_proofs
+from vtool.verification.not_provable import NotProvable
+from vtool.verification.proofs.report import ProofReport, record_without_proofs
 from vtool.watch import paused
 
 

@@ -15,6 +15,7 @@ from vtool.diagnostics.progress import tick, working
 from vtool.engines.ranks import Ranks
 from vtool.scratch import scratch_folder
 from vtool.verification.context import ProofContext, build_proof_context
+from vtool.verification.not_provable import ProofNotMade
 from vtool.verification.processes import (
     MOST_PROCESSES,
     MOST_SECONDS,
@@ -24,7 +25,7 @@ from vtool.verification.processes import (
 )
 from vtool.verification.proofs import PROOF_NAMES, PROOFS
 from vtool.verification.proofs.proof import ProofResult
-from vtool.verification.proofs.report import ProofNotMade, ProofReport
+from vtool.verification.proofs.report import ProofReport
 from vtool.verification.reference import check_repeatable
 from vtool.words import first_line
 

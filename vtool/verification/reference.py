@@ -16,7 +16,7 @@ from vtool.data.chat import IGNORED
 from vtool.data.encode import Sample
 from vtool.diagnostics import Diagnostic
 from vtool.models.adapters import saved_name
-from vtool.verification.proofs.report import NotProvable, ProofNotMade
+from vtool.verification.not_provable import NotProvable, ProofNotMade
 from vtool.verification.rounding import tolerances
 from vtool.verification.unpack_base import unpack_base
 

@@ -19,8 +19,8 @@ from vtool.data.row import Row, texts_of
 from vtool.data.sources import Rows
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.models.processor import Processor, new_processor
+from vtool.verification.not_provable import NotProvable
 from vtool.verification.proofs.proof import list_first
-from vtool.verification.proofs.report import NotProvable
 
 LOOKED_AT = 64
 """Rows of data.train that are tried, from the first."""

@@ -11,7 +11,7 @@ _NAME = "vtool_load_probe"
 
 
 def main() -> None:
-    """Answer `python FOLDER request.json`, or write the tensors of one load (`hash_seeds`)."""
+    """Answer `python FOLDER request.json`, or write the tensors of one load (`state_writer`)."""
     folder = Path(__file__).resolve().parent
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != folder]
     spec = importlib.util.spec_from_file_location(
@@ -22,7 +22,7 @@ def main() -> None:
     sys.modules[_NAME] = package = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(package)
     if sys.argv[1] == "--state":
-        importlib.import_module(f"{_NAME}.hash_seeds").write_state(*sys.argv[2:])
+        importlib.import_module(f"{_NAME}.state_writer").write_state(*sys.argv[2:])
         return
     server = importlib.import_module(f"{_NAME}.server")
     sys.exit(server.answer_request(sys.argv[1]))

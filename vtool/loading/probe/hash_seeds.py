@@ -15,10 +15,7 @@ import torch
 from torch import Tensor
 
 from .facts import ValueDifference
-from .reference import load_new
-from .sources import OwnedSource
-from .state import NamedState, compare_states, copy_state
-from .threads import threads_in_order
+from .state import NamedState, compare_states
 
 SEEDS = ("1", "2", "3")
 """More than one: a set of two has the same order with every other seed."""
@@ -109,14 +106,3 @@ def _state_with(seed: str, name: str, checkpoint: str | None, folder: Path) -> N
     state: NamedState = torch.load(file, weights_only=True)
     file.unlink()
     return state
-
-
-def write_state(name: str, checkpoint: str, file: str) -> None:
-    """Load once, and write the tensors into a file."""
-    from .file_host import FileHost
-
-    folder = Path(file).parent
-    subject = FileHost(checkpoint or None).make_subject(name, folder, lambda stage: None)
-    with threads_in_order(subject.code):
-        state = copy_state(load_new(subject, OwnedSource(subject.checkpoint)), held=True)
-    torch.save(state, file)

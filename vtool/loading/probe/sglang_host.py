@@ -24,7 +24,7 @@ from .sglang_names import discover_names
 from .sglang_paths import drive
 from .shrink import HIDDEN
 from .state import named_parameters
-from .stubs import StubInstaller
+from .stubs import STUBS, Stub, StubInstaller
 from .subject import Subject, describe_class
 
 UNSET_SIZES = frozenset(["moe_dense_tp_size", "shared_experts_tp_size"])
@@ -63,8 +63,14 @@ class SglangHost(Host):
 
         return str(ModelRegistry.models[name].__module__)
 
-    def make_subject(self, name: str, folder: Path, progress: OnProgress) -> Subject:
+    def make_subject(
+        self, name: str, folder: Path, progress: OnProgress, stubs: tuple[Stub, ...] = STUBS
+    ) -> Subject:
         """Make an architecture at tiny size, with a twin's checkpoint or discovered names.
+
+        Args:
+            name, folder, progress: see `Host`.
+            stubs: the table of what may be replaced.
 
         Raises:
             NotRun: why there is none.
@@ -80,7 +86,7 @@ class SglangHost(Host):
         fields = (
             twin.TWINS["fields"] | sglang_config.SGLANG_TWINS["fields"] | entry.get("fields", {})
         )
-        installer = StubInstaller("sglang", fields)
+        installer = StubInstaller("sglang", fields, stubs=stubs)
         set_constants(sglang_config.sglang_constants(entry.get("constants", {})))
         why: list[str] = []
         makers: list[Callable[[], Any]] = []
@@ -103,7 +109,7 @@ class SglangHost(Host):
                     tensors, unwritten = twin.choose_names(
                         tensors,
                         (*twin.TWINS["renamings"], *sglang_config.SGLANG_TWINS["renamings"]),
-                        partial(twin.count_unwritten, make, run=installer.run),
+                        partial(twin.count_unwritten, make, run=installer.run_load),
                     )
                     # Files that are certain fit whatever the class makes of them.
                     own = bool(template.entry.get("own")) and unwritten < float("inf")

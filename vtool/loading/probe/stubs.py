@@ -2,7 +2,14 @@
 
 Constructors ask for GPUs, kernels and packages that a build for CPUs lacks. What is missing shows
 as an exception; the entry whose pattern matches its text is installed, and the constructor runs
-again. Nothing that is replaced runs while weights are loaded, and `load_weights` never is.
+again. Nothing that is replaced runs while weights are loaded, and `load_weights` never is; what a
+load raises installs nothing.
+
+Further replacements are outside the table: to construct (`vllm_kernels`, `sglang_kernels`,
+`vllm_host`, `constants`), for speed (`vllm_host`, `twin`), for the forward pass of a loaded object
+(`vllm_forward`, `sglang_forward`), for processes (`vllm_setup`, `sglang_host`), and around a load
+to measure it (`sglang_paths`, `vllm_paths`, `transformers_host`, `threads`). CONTRIBUTING.md says
+what each replaces; none takes the place of code that copies a tensor.
 """
 
 import re
@@ -35,8 +42,8 @@ class Stub:
     """Makes the replacement, given the pattern's groups."""
     why: str
     """The reason why it is missing, and why a load does not need it."""
-    needed_by: str | None = None
-    """An architecture of that version that cannot be made without it, where one was recorded."""
+    needed_by: str
+    """An architecture of that version that cannot be made without it."""
     writes_files: bool = False
     """True if `install` is first given the folder of the class, and the configs read from it."""
 
@@ -50,6 +57,7 @@ STUBS: tuple[Stub, ...] = (
         r"cannot import name '(\w+)' from '(transformers\.[\w.]+)'",
         vllm_stubs.replace_absent_class,
         "the installed transformers no longer has a class that a module of models imports",
+        "PixtralForConditionalGeneration",
     ),
     Stub(
         "vllm",
@@ -58,6 +66,7 @@ STUBS: tuple[Stub, ...] = (
         r"'_OpNamespace' '_C' object has no attribute '(\w+)'",
         vllm_stubs.replace_compiled_kernel,
         "layers look a compiled kernel up when they are made, and call it in a forward pass",
+        "GPT2LMHeadModel",
     ),
     Stub(
         "vllm",
@@ -66,6 +75,7 @@ STUBS: tuple[Stub, ...] = (
         r"MLA is not supported on CPU",
         vllm_stubs.replace_latent_attention,
         "0.20 has no latent attention for CPUs; Triton's is made without being compiled",
+        "DeepseekV2ForCausalLM",
     ),
     Stub(
         "vllm",
@@ -203,6 +213,7 @@ STUBS: tuple[Stub, ...] = (
         r" support",
         sglang_stubs.replace_cuda,
         "constructors ask about the GPU, and keep streams and events for a forward pass",
+        "MuseSparkForConditionalGeneration",
     ),
     Stub(
         "sglang",
@@ -211,6 +222,7 @@ STUBS: tuple[Stub, ...] = (
         r"^AssertionError: .*\(factory\.py:\d+\)",
         sglang_stubs.replace_rotary_embedding,
         "the one for CPUs knows one kind only; none has weights",
+        "DeepseekV2ForCausalLM",
     ),
     Stub(
         "sglang",
@@ -219,6 +231,7 @@ STUBS: tuple[Stub, ...] = (
         r"No accelerator \(CUDA",
         sglang_stubs.choose_cpu,
         "`get_device()` names a GPU, or raises",
+        "MiniCPMV",
     ),
 )
 """Every replacement, in the order in which they are tried."""

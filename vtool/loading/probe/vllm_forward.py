@@ -19,6 +19,7 @@ from .facts import CheckFacts
 from .sources import OwnedSource
 from .subject import Subject
 from .twin_outputs import TEXT_TOKENS, OfImage, Outputs, Twin, compare_class
+from .vllm_processing import process_weights
 
 WRITTEN_OUT = frozenset(
     {"Attention", "MLAAttention", "EncoderOnlyAttention", "ChunkedLocalAttention"}
@@ -73,8 +74,6 @@ def _of_image(model: Any) -> OfImage | None:
 
 def _loaded(subject: Subject, config: Any) -> Any:
     from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
-
-    from .vllm_setup import process_weights
 
     model = subject.make()
     for module in model.modules():

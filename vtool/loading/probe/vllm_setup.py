@@ -26,6 +26,7 @@ from .subject import NamedTensor, QuantizedTwin, Subject
 from .vllm_forward import compare_with_twin
 from .vllm_kernels import any_kernel
 from .vllm_paths import drive
+from .vllm_processing import process_weights
 
 
 def start_vllm_groups(rank: int, ranks: int, meeting: Path, stages: int = 1) -> None:
@@ -236,15 +237,6 @@ def _on_ranks(
         for rule, one in layouts.items()
         if rule in rules and isinstance(one, str)
     }
-
-
-def process_weights(model: Any, config: Any) -> None:
-    """Do what vLLM does between loading and serving: pack weights, tie heads, fold scales."""
-    from vllm.config import set_current_vllm_config
-    from vllm.model_executor.model_loader.utils import process_weights_after_loading
-
-    with set_current_vllm_config(config), torch.device("cpu"):
-        process_weights_after_loading(model, config.model_config, torch.device("cpu"))
 
 
 def _quantized_twin(

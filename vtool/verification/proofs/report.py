@@ -3,24 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from vtool.diagnostics import Findings
 from vtool.verification.proofs import FAST
 from vtool.verification.proofs.proof import ProofResult
-
-
-class NotProvable(Findings):
-    """The finding that no proof can be made, where it is nothing against the recipe.
-
-    Commands, and the preflight of a training, state its reason and go on.
-    """
-
-    @property
-    def reason(self) -> str:
-        return self.diagnostics[0].message
-
-
-class ProofNotMade(Exception):
-    """The reason why one proof is not made, where it is nothing against the recipe."""
 
 
 @dataclass(frozen=True, slots=True)
