@@ -431,7 +431,7 @@ def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
     ]
     assert printed["Compare a trained model with its export"] == []
     assert printed["Check weight loading"] == [
-        "python:my_model.py:KeepsAll unsafe ['stale-reference', 'chunk-dependent']"
+        "python:my_model.py:KeepsAll unsafe ['stale-reference']"
     ]
     (finding,) = printed["Findings"]
     assert finding.startswith("unknown-key VT101 there is no setting `optim.learning_rate`")
