@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import io
+import json
 import os
 import re
 import signal
@@ -29,16 +30,20 @@ PAGE = Path(__file__).parents[1] / "docs/python.md"
 SMALL = ("data.image={min_pixels:784,max_pixels:784}", "optim.warmup_steps=0")
 
 
-def rows_run(folder: Path, *more: str) -> Any:
+def rows_settings(folder: Path) -> tuple[str, ...]:
     rows = write_rows(folder / "my.jsonl", mixed_rows(folder, 6, text_only=(1,)))
     entries = f"[{{format:messages,path:'{rows}'}}]"
-    settings = (
+    return (
         f"data.train={entries}",
         f"data.test={entries}",
         "data.max_overlap_rows=6",
         f"run.dir={folder / 'run'}",
+        *SMALL,
     )
-    return vtool.load("rows", *settings, *SMALL, *more)
+
+
+def rows_run(folder: Path, *more: str) -> Any:
+    return vtool.load("rows", *rows_settings(folder), *more)
 
 
 @pytest.fixture(scope="module")
@@ -437,3 +442,29 @@ def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
     assert finding.startswith("unknown-key VT101 there is no setting `optim.learning_rate`")
     assert "command line" in finding
     assert "optim.lr" in finding
+
+
+@pytest.mark.full
+def test_under_a_torchrun_every_rank_has_the_result(tmp_path: Path) -> None:
+    settings = ("rows", *rows_settings(tmp_path), "train={steps:2,epochs:null}")
+    (tmp_path / "train.py").write_text(
+        "import json, os, sys, vtool\n"
+        f"result = vtool.train(vtool.load(*{settings}), preflight=False)\n"
+        "seen = [result.status, result.steps, result.test['samples'], str(result.folder)]\n"
+        "with open(f\"rank-{os.environ['RANK']}.json\", 'w') as file:\n"
+        "    json.dump(seen, file)\n"
+    )
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [*torchrun, "--nproc-per-node", "2", "train.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(PAGE.parents[1]), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = (json.loads((tmp_path / f"rank-{n}.json").read_text()) for n in range(2))
+    assert first == second
+    assert first[:2] == ["finished", 2]
+    assert (tmp_path / "run/report.html").exists()

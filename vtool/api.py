@@ -153,9 +153,10 @@ class TrainingResult:
 def train(run: "Loaded", *, preflight: bool = True) -> TrainingResult:
     """Train a run, or resume it from its newest checkpoint, as `vtool train sft` does.
 
-    With `launch.nproc` above 1 the ranks are processes of their own. Nothing is fetched from a hub,
-    and no progress bars are drawn. Torch's number of threads, the environment and the libraries'
-    switches are what they were before, afterwards.
+    With `launch.nproc` above 1 the ranks are processes of their own; under a torchrun of your own,
+    every rank calls this, and has the result. Nothing is fetched from a hub, and no progress bars
+    are drawn. Torch's number of threads, the environment and the libraries' switches are what they
+    were before, afterwards.
 
     Args:
         run: what `vtool.load` returns.
@@ -175,6 +176,7 @@ def train(run: "Loaded", *, preflight: bool = True) -> TrainingResult:
     from vtool.scratch import scratch_folder
 
     with libraries_prepared(), scratch_folder() as folder:
+        from vtool.engines.ranks import Ranks
         from vtool.training.launch import launch
         from vtool.training.session import RunRequest
         from vtool.verification.preflight import preflight_record
@@ -186,8 +188,8 @@ def train(run: "Loaded", *, preflight: bool = True) -> TrainingResult:
             outcome = launch(request, saved)
         except SystemExit as ended:  # a rank of several has failed, and mostly left its findings
             raise Findings(saved.read() or _without_findings(ended.code)) from None
-    assert outcome is not None, "there is one on the first rank"
-    write_report([outcome.folder], outcome.folder / "report.html")
+        if Ranks.from_environment().rank == 0:
+            write_report([outcome.folder], outcome.folder / "report.html")
     return TrainingResult(outcome.folder, outcome.status, outcome.step, outcome.findings)
 
 

@@ -156,6 +156,7 @@ def _train(
     from vtool.cli.common import print_findings
     from vtool.diagnostics import Findings
     from vtool.diagnostics.printable import printable
+    from vtool.engines.ranks import Ranks
     from vtool.report import write_report
     from vtool.training.launch import launch
     from vtool.training.session import RunRequest
@@ -163,7 +164,7 @@ def _train(
     outcome = launch(
         RunRequest(loaded.run, loaded.plain, config_yaml, loaded.origins, proofs), print_findings
     )
-    if outcome is None:  # a rank that is not the first, under an outer torchrun
+    if Ranks.from_environment().rank:  # under an outer torchrun, the first rank speaks for all
         return
     folder = outcome.folder
     shown = printable(str(folder))

@@ -38,10 +38,10 @@ Report = Callable[[Findings], None]
 LAST_SECONDS = 5.0
 
 
-def launch(request: RunRequest, report: Report) -> RunOutcome | None:
+def launch(request: RunRequest, report: Report) -> RunOutcome:
     """Run `train` on every rank, and return how it ended.
 
-    Under an outer torchrun, only the first rank returns that; the others return None.
+    Under an outer torchrun, every rank calls this, and every rank returns that.
 
     Args:
         report: prints the findings of a single rank, in its own process.
@@ -55,7 +55,7 @@ def launch(request: RunRequest, report: Report) -> RunOutcome | None:
         try:
             _check_outer(request.run, ranks)
             _check_bound(request.run, ranks.local_world, outer=True)
-            outcome = run_rank(request, ranks)
+            return run_rank(request, ranks)
         except SharedFindings:
             if ranks.rank == 0:
                 raise
@@ -64,7 +64,6 @@ def launch(request: RunRequest, report: Report) -> RunOutcome | None:
             if not _lost_a_peer(error):
                 raise
             raise Findings(Diagnostic("rank-failed", _what_was_lost(ranks, error))) from error
-        return outcome if ranks.rank == 0 else None
     if ranks.world > 1:
         message = (
             f"WORLD_SIZE is {ranks.world}, RANK is {ranks.rank}, and torchrun has not set them:"
