@@ -74,7 +74,7 @@ def test_the_wheel_finds_its_recipes_in_any_folder(site: Path, tmp_path: Path) -
         site,
         tmp_path,
         "-c",
-        "import vtool.config.resources as r; print(r.share('recipes'), *r.recipe_names())",
+        "import vtool.config.resources as r; print(r.shipped_folder('recipes'), *r.recipe_names())",
     )
     assert from_wheel.stdout.split() == [
         str(site / "vtool/_share/recipes"),

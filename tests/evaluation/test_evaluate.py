@@ -125,7 +125,7 @@ def test_a_run_whose_scores_are_no_numbers_says_so_when_it_has_ended(
 ) -> None:
     import json
 
-    from vtool.evaluation import evaluate_rows as module
+    from vtool.evaluation import evaluate as module
     from vtool.training.sft import train
 
     made = made_run(
