@@ -3,13 +3,11 @@
 import os
 import shlex
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from vtool.config.load import Loaded, load_run
 from vtool.config.overrides import quoted
@@ -17,8 +15,8 @@ from vtool.config.sweep import Job, expand_grid
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.report.ranking import order, validation_of
 from vtool.report.run_files import EvaluationLine, read_run
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from vtool.training.stop import taken_signals
+from vtool.watch.command import PASSED_ON, run_command
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +55,14 @@ def run_sweep(recipe: str, overrides: Sequence[str], options: Sequence[str] = ()
         raise Findings(Diagnostic("launch-conflict", message, help))
     planned = plan_jobs(recipe, expand_grid(overrides))
     done: list[EndedRun] = []
-    with _SignalForwarding() as signals:
+    with _signals_noted() as came:
         for number, each in enumerate(planned, 1):
-            if signals.stop_requested:
+            if came:
                 done.append(EndedRun(each, "not started", None))
                 continue
             swept = " ".join(each.job.swept) or recipe
             print(f"job {number} of {len(planned)}: {swept}", flush=True)
-            done.append(_train(recipe, each, signals, options))
+            done.append(_train(recipe, each, came, options))
     print("\n".join(job_table(done)))
     if len(done) > 1:
         print(f"side by side: vtool report {_common_name(planned)}")
@@ -128,54 +126,36 @@ def _name_run(job: Job, loaded: Loaded) -> PlannedRun:
     return PlannedRun(job, (*job.overrides, *more), Path(given or f"runs/{name}"))
 
 
-def _train(
-    recipe: str, planned: PlannedRun, signals: "_SignalForwarding", options: Sequence[str]
-) -> EndedRun:
+def _train(recipe: str, planned: PlannedRun, came: list[int], options: Sequence[str]) -> EndedRun:
+    def note(number: int) -> None:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup ignores SIGHUP
+            came.append(number)
+
     finished = (planned.folder / "result.json").exists()
     # A process of its own: nothing of one run is left for the next, and a crash ends one alone.
-    process = subprocess.Popen(
-        [sys.executable, "-m", "vtool", "train", "sft", recipe, *planned.overrides, *options]
-    )
-    with signals.forwarded_to(process):
-        code = process.wait()
+    # A Ctrl-C reaches it once, as the terminal sends it: passed on, it would be a second request,
+    # at which a run ends without a checkpoint (training/stop.py).
+    command = [sys.executable, "-m", "vtool", "train", "sft", recipe, *planned.overrides, *options]
+    code = run_command(sys.executable, command, os.environ, note=note)
     if code == 0:
         return EndedRun(planned, "already finished" if finished else "finished", 0)
-    code = 128 - code if code < 0 else code
-    stopped = code in {128 + number for number in _SIGNALS}
+    stopped = code in {128 + number for number in PASSED_ON}
     return EndedRun(planned, "stopped" if stopped else f"failed with {code}", code)
 
 
-class _SignalForwarding:
-    """Takes the signals that ask to stop, and forwards them to the job that runs.
-
-    A terminal's Ctrl-C reaches the job by itself too; two signals within a second are one request
-    (`training/stop.py`).
-    """
-
-    def __init__(self) -> None:
-        self.stop_requested = False
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> "_SignalForwarding":
-        self._before = {number: signal.signal(number, self._take) for number in _SIGNALS}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
+@contextmanager
+def _signals_noted() -> Iterator[list[int]]:
+    """Yield a list of the signals that ask to stop, to which each adds itself as it comes."""
+    came: list[int] = []
+    handlers = {
+        number: signal.signal(number, lambda number, frame: came.append(number))
+        for number in taken_signals()
+    }
+    try:
+        yield came
+    finally:
+        for number, handler in handlers.items():
             signal.signal(number, handler)
-
-    @contextmanager
-    def forwarded_to(self, process: "subprocess.Popen[bytes]") -> Iterator[None]:
-        self._process = process
-        try:
-            yield
-        finally:
-            self._process = None
-
-    def _take(self, number: int, frame: FrameType | None) -> None:
-        self.stop_requested = True
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(number)
 
 
 def job_table(done: Sequence[EndedRun]) -> Iterator[str]:

@@ -12,8 +12,8 @@ from typing import Any, Self
 
 # Ctrl-C, an end asked for by a scheduler, and a terminal that is closed.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# An outer torchrun passes on what the terminal has sent to its ranks already: within so many
-# seconds, that is one request.
+# `timeout` and some launchers send it to a process and to its whole group: within so many seconds,
+# that is one request.
 SAME_REQUEST = 1.0
 
 
