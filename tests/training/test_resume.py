@@ -266,7 +266,7 @@ def test_a_signal_lets_the_step_finish_and_says_how_to_resume(
 def test_a_signal_under_an_outer_torchrun_saves_a_checkpoint(
     folder: Path, number: signal.Signals
 ) -> None:
-    """A Ctrl-C reaches torchrun, which passes it on: one request, not two. So does a scheduler's."""
+    """torchrun passes a Ctrl-C on, which is one request. So does it with a scheduler's signal."""
     arguments = command(folder, "run", 2, "train.steps=2000", "checkpoint.every_steps=null")[3:-2]
     torchrun = [
         sys.executable,
