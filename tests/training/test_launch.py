@@ -2,10 +2,12 @@
 
 import os
 import pickle
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from queue import Queue
 
 import pytest
 import torch
@@ -33,6 +35,26 @@ def test_processes_that_another_launcher_started_do_not_train_each_a_run(
         launch.launch(made, lambda findings: None)
     assert "torchrun" in (raised.value.diagnostics[0].help or "")
     assert not (tmp_path / "run").exists()
+
+
+def test_what_a_process_and_its_group_are_sent_is_one_request_of_the_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`timeout vtool train …` sends both; at a second request, ranks are given a few seconds."""
+    sent: list[int] = []
+    ended: Queue[float] = Queue()
+    monkeypatch.setattr(launch.multiprocessing, "active_children", lambda: [None])
+    monkeypatch.setattr(launch, "_signal_ranks", sent.append)
+    monkeypatch.setattr(launch, "_kill_ranks_after", ended.put)
+    forward = launch._Forward()
+    forward.handle(signal.SIGTERM, None)
+    forward.handle(signal.SIGTERM, None)
+    assert sent == [signal.SIGTERM]
+    forward._came -= launch.SAME_REQUEST  # as if it had come a second earlier
+    forward.handle(signal.SIGTERM, None)
+    assert sent == [signal.SIGTERM] * 2
+    assert ended.get(timeout=60) == launch.LAST_SECONDS
+    assert ended.empty()
 
 
 def _ask_for_patience(rank: int, made: RunRequest, folder: Path) -> None:

@@ -107,6 +107,7 @@ def test_a_signal_reaches_the_command(tmp_path: Path, number: signal.Signals) ->
         ("watch, then watch", signal.SIGTERM),
         ("group, then watch", signal.SIGUSR1),
         ("watch and group, as timeout does", signal.SIGTERM),
+        ("group once continued", signal.SIGTERM),
     ],
 )
 def test_a_signal_reaches_the_command_as_often_as_it_is_sent(
@@ -123,6 +124,11 @@ def test_a_signal_reaches_the_command_as_often_as_it_is_sent(
     while not (tmp_path / "ready").exists():
         time.sleep(0.05)
     for whom in to.split(", then "):
+        if "continued" in whom:  # after a Ctrl-Z
+            os.killpg(process.pid, signal.SIGSTOP)
+            time.sleep(2.5)
+            os.killpg(process.pid, signal.SIGCONT)
+            time.sleep(0.5)
         if "watch" in whom:
             os.kill(process.pid, number)
         if "group" in whom:
@@ -131,6 +137,68 @@ def test_a_signal_reaches_the_command_as_often_as_it_is_sent(
     (tmp_path / "end").touch()
     out, _ = process.communicate()
     assert (out.strip(), process.returncode) == (str(1 + to.count(", then")), 0)
+
+
+@pytest.mark.full
+def test_a_signal_to_the_group_while_the_command_is_started_ends_it_alone(tmp_path: Path) -> None:
+    script = """
+import os, random, signal, sys, threading, time
+from vtool.watch.command import run_command
+
+main = f"/proc/self/task/{threading.main_thread().native_id}"
+
+def blocked():  # as long as it does not wait for them
+    return "SigBlk:\\t0000000000000000" not in open(f"{main}/status").read()
+
+def send():
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    while not blocked() and not open(f"{main}/children").read():
+        pass
+    time.sleep(random.uniform(0, 0.012))
+    os.killpg(0, signal.SIGTERM)
+
+signal.signal(signal.SIGTERM, lambda *_: print("handled here"))
+for _ in range(60):
+    sender = threading.Thread(target=send)
+    sender.start()
+    print(run_command("/bin/sleep", ["sleep", "10"], os.environ))
+    sender.join()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        start_new_session=True,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["143"] * 60
+
+
+def test_the_end_of_a_terminal_reaches_the_command(tmp_path: Path) -> None:
+    """Also where the watch leads the session, as in `ssh -t HOST vtool watch -- …`."""
+    command = "trap 'touch got; exit' HUP; touch ready; while true; do sleep 0.1; done"
+    script = """
+import os, pty, sys, time
+pid, terminal = pty.fork()
+if not pid:
+    command = ["sh", "-c", sys.argv[1]]
+    os.execv(sys.executable, [sys.executable, "-m", "vtool", "watch", "--", *command])
+while not os.path.exists("ready"):
+    time.sleep(0.02)
+os.close(terminal)
+os.waitpid(pid, 0)
+"""
+    subprocess.run(
+        [sys.executable, "-c", script, command],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        check=True,
+        timeout=120,
+    )
+    assert (tmp_path / "got").exists()
 
 
 def test_where_the_watch_is_killed_nothing_keeps_its_output_open(tmp_path: Path) -> None:

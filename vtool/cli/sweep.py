@@ -1,13 +1,16 @@
 """`vtool train sft -m RECIPE KEY=A,B…`: a run for each combination, one after the other."""
 
+import math
 import os
 import shlex
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from vtool.config.load import Loaded, load_run
 from vtool.config.overrides import quoted
@@ -15,8 +18,7 @@ from vtool.config.sweep import Job, expand_grid
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.report.ranking import order, validation_of
 from vtool.report.run_files import EvaluationLine, read_run
-from vtool.training.stop import taken_signals
-from vtool.watch.command import PASSED_ON, run_command
+from vtool.training.stop import SIGNALS
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +57,14 @@ def run_sweep(recipe: str, overrides: Sequence[str], options: Sequence[str] = ()
         raise Findings(Diagnostic("launch-conflict", message, help))
     planned = plan_jobs(recipe, expand_grid(overrides))
     done: list[EndedRun] = []
-    with _signals_noted() as came:
+    with _SignalForwarding() as signals:
         for number, each in enumerate(planned, 1):
-            if came:
+            if signals.received:
                 done.append(EndedRun(each, "not started", None))
                 continue
             swept = " ".join(each.job.swept) or recipe
             print(f"job {number} of {len(planned)}: {swept}", flush=True)
-            done.append(_train(recipe, each, came, options))
+            done.append(_train(recipe, each, signals, options))
     print("\n".join(job_table(done)))
     if len(done) > 1:
         print(f"side by side: vtool report {_common_name(planned)}")
@@ -126,36 +128,77 @@ def _name_run(job: Job, loaded: Loaded) -> PlannedRun:
     return PlannedRun(job, (*job.overrides, *more), Path(given or f"runs/{name}"))
 
 
-def _train(recipe: str, planned: PlannedRun, came: list[int], options: Sequence[str]) -> EndedRun:
-    def note(number: int) -> None:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup ignores SIGHUP
-            came.append(number)
-
+def _train(
+    recipe: str, planned: PlannedRun, signals: "_SignalForwarding", options: Sequence[str]
+) -> EndedRun:
     finished = (planned.folder / "result.json").exists()
     # A process of its own: nothing of one run is left for the next, and a crash ends one alone.
-    # A Ctrl-C reaches it once, as the terminal sends it: passed on, it would be a second request,
-    # at which a run ends without a checkpoint (training/stop.py).
     command = [sys.executable, "-m", "vtool", "train", "sft", recipe, *planned.overrides, *options]
-    code = run_command(sys.executable, command, os.environ, note=note)
+    code = signals.run(command)
     if code == 0:
         return EndedRun(planned, "already finished" if finished else "finished", 0)
-    stopped = code in {128 + number for number in PASSED_ON}
+    code = 128 - code if code < 0 else code
+    stopped = code in {128 + number for number in SIGNALS}
     return EndedRun(planned, "stopped" if stopped else f"failed with {code}", code)
 
 
-@contextmanager
-def _signals_noted() -> Iterator[list[int]]:
-    """Yield a list of the signals that ask to stop, to which each adds itself as it comes."""
-    came: list[int] = []
-    handlers = {
-        number: signal.signal(number, lambda number, frame: came.append(number))
-        for number in taken_signals()
-    }
-    try:
-        yield came
-    finally:
-        for number, handler in handlers.items():
+class _SignalForwarding:
+    """Takes the signals that ask to stop, and forwards them to the job that runs.
+
+    The job is no member of the terminal's process group, so that a Ctrl-C reaches it once. In that
+    group it would get the terminal's too, and ours later: on a busy machine by more than a second,
+    and a second request ends a run without a checkpoint (`training/stop.py`).
+    """
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+        self._held: list[int] = []
+        self._job: subprocess.Popen[bytes] | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "_SignalForwarding":
+        # what Ctrl-Z and Ctrl-\ do, they do to the job too: the terminal does not
+        handlers = dict.fromkeys((*SIGNALS, signal.SIGQUIT), self._take)
+        for number, handler in (*handlers.items(), (signal.SIGTSTP, self._suspend)):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup ignores SIGHUP
+                self._before[number] = signal.signal(number, handler)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def run(self, command: Sequence[str]) -> int:
+        """Run a job to its end; return its exit status, or the negative number of a signal.
+
+        It has no standard input: who is not in the terminal's group is stopped when it reads there.
+        """
+        job = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
+        self._job = job
+        for number in self._held:  # they came while it was started
+            job.send_signal(number)
+        try:
+            # Looks again and again: a library's thread may be given a signal, and ends no waitpid.
+            return job.wait(timeout=math.inf)
+        finally:
+            self._job = None
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        self.received.append(number)
+        if self._job is not None:
+            self._job.send_signal(number)
+        else:
+            self._held.append(number)
+
+    def _suspend(self, number: int, frame: FrameType | None) -> None:
+        """Suspend the job and this process, until a shell lets it continue."""
+        self._signal_group(signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._signal_group(signal.SIGCONT)
+
+    def _signal_group(self, number: int) -> None:
+        if self._job is not None and self._job.poll() is None:
+            os.killpg(self._job.pid, number)
 
 
 def job_table(done: Sequence[EndedRun]) -> Iterator[str]:

@@ -29,7 +29,7 @@ from vtool.profiling.after import incomplete_profiles
 from vtool.training.run_folder import RunFolder
 from vtool.training.session import RunRequest
 from vtool.training.sft import RunOutcome, train
-from vtool.training.stop import SignalContext, leave_terminal
+from vtool.training.stop import SAME_REQUEST, SignalContext, leave_terminal
 from vtool.words import first_line
 
 Report = Callable[[Findings], None]
@@ -351,9 +351,14 @@ class _Forward(SignalContext):
     def __init__(self) -> None:
         self.first: int | None = None
         self._received = 0
+        self._came = 0.0
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        self.first = self.first or number
+        if self.first is None:
+            self.first = number
+            self._came = time.monotonic()
+        elif time.monotonic() - self._came < SAME_REQUEST:
+            return
         self._received += 1
         if number == signal.SIGHUP:
             leave_terminal()

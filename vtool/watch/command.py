@@ -5,7 +5,6 @@ import re
 import shutil
 import signal
 import subprocess
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,7 +124,6 @@ def run_command(
     command: Sequence[str],
     environment: Mapping[str, str],
     look: Callable[[subprocess.Popen[bytes]], None] | None = None,
-    note: Callable[[int], object] | None = None,
 ) -> int:
     """Run a command in our place, and return its exit status as a shell would.
 
@@ -136,7 +134,6 @@ def run_command(
     Args:
         file: what is run; its own name is the command's first word, as in a shell.
         look: called now and then, and each time that a signal comes.
-        note: given the number of each signal that comes, whoever passes it on.
 
     Raises:
         OSError: it could not be started.
@@ -144,37 +141,33 @@ def run_command(
     waited = PASSED_ON | {signal.SIGCHLD}
     handler = signal.signal(signal.SIGCHLD, _nothing)  # an ignored signal would not be waited for
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
-    caught = [each for each in PASSED_ON if signal.getsignal(each) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, _to_main_thread) for number in caught}
     try:
+        process = subprocess.Popen(
+            list(command),
+            executable=file,
+            env=dict(environment),
+            close_fds=False,  # it may have been given some: `-- python train.py <(make-config)`
+            # not ours to keep: the command begins with the signals that we began with
+            preexec_fn=lambda: _restore(mask),  # noqa: PLW1509 (this process has one thread)
+        )
+        # after the command: a signal to the group that comes before both is passed on
         with GroupWitness(PASSED_ON) as group:
-            process = subprocess.Popen(
-                list(command),
-                executable=file,
-                env=dict(environment),
-                close_fds=False,  # it may have been given some: `-- python train.py <(make-config)`
-                # not ours to keep: the command begins with the signals that we began with
-                preexec_fn=lambda: _restore(mask),  # noqa: PLW1509 (it takes no lock)
-            )
             while process.poll() is None:
                 came = signal.sigtimedwait(waited, _LOOK_SECONDS)
                 if came and came.si_signo in PASSED_ON:
-                    if note:
-                        note(came.si_signo)
                     if sent_to_group := group.has(came.si_signo):
                         # `timeout` sends it to us alone too, a moment before: that is the same one
                         signal.sigtimedwait({came.si_signo}, 0)
-                    if not sent_to_group and came.si_code != _FROM_KERNEL:
+                    # a terminal that hangs up: the kernel sends SIGHUP to the leader of its session
+                    by_terminal = came.si_code == _FROM_KERNEL and came.si_signo != signal.SIGHUP
+                    if not sent_to_group and not by_terminal:
                         process.send_signal(came.si_signo)
                 if look:
                     look(process)
     finally:
         # A signal after its end is the terminal's, and was for the command: it is not ours.
-        while came := signal.sigtimedwait(waited, 0):
-            if note and came.si_signo in PASSED_ON:
-                note(came.si_signo)
-        for number, its in before.items():
-            signal.signal(number, its)
+        while signal.sigtimedwait(waited, 0):
+            pass
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         signal.signal(signal.SIGCHLD, handler)
     status = process.returncode
@@ -182,21 +175,14 @@ def run_command(
 
 
 def _restore(mask: "set[int | signal.Signals]") -> None:
+    for number in PASSED_ON:  # one that has come already would run a handler of ours
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _nothing(*_: object) -> None:
     """Take a signal for which `sigtimedwait` waits."""
-
-
-def _to_main_thread(number: int, _: object) -> None:
-    """Give the main thread, which waits for it, a signal that the kernel gave to another one.
-
-    That may be one of a library's, such as OpenBLAS's, which has blocked nothing.
-    """
-    main = threading.main_thread().ident
-    assert main is not None, "it has begun"
-    signal.pthread_kill(main, number)
 
 
 def interrupt(process: "subprocess.Popen[bytes]") -> None:
