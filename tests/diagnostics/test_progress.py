@@ -145,3 +145,35 @@ def test_the_start_is_reported_again_while_packages_are_imported(tmp_path: Path)
     assert first == "vtool x: starting"
     assert re.fullmatch(r"vtool x: importing packages, \d+ s", second)
     assert others == "0", "after the start, tasks report the progress"
+
+
+LATE = """
+import time, types
+from vtool.diagnostics import progress
+
+lines, clock, asked = [], [0.0], []
+progress.START, progress.EVERY, progress.write_line = 0.01, 0.02, lines.append
+progress.time = types.SimpleNamespace(
+    monotonic=lambda: asked.append(clock[0]) or clock[0], sleep=time.sleep
+)
+progress.announce_start("vtool x")
+clock[0] = 160.0
+while 160.0 not in asked:  # it has seen that nothing is imported
+    time.sleep(0.01)
+import late
+print(lines[1])
+"""
+
+
+def test_the_time_of_an_import_at_the_end_is_not_that_of_the_whole_command(tmp_path: Path) -> None:
+    wait = "import __main__, time\nwhile len(__main__.lines) < 2:\n    time.sleep(0.01)\n"
+    (tmp_path / "late.py").write_text(wait)
+    done = subprocess.run(
+        [sys.executable, "-c", LATE],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert done.stdout == "vtool x: importing packages, 0 s\n"

@@ -112,14 +112,17 @@ def announce_start(words: str) -> None:
 
     Imports alone take seconds, and on a busy machine many.
     """
-    began, main = time.monotonic(), threading.get_ident()
+    main = threading.get_ident()
 
     def beat() -> None:
+        began = time.monotonic()
         time.sleep(START)
         write_line(f"{words}: starting")
         while not _begun.wait(EVERY):
             if _imports(main):
                 write_line(f"{words}: importing packages, {time.monotonic() - began:.0f} s")
+            else:  # who launches ranks imports again once they have ended
+                began = time.monotonic()
 
     threading.Thread(target=beat, name="start", daemon=True).start()
 
