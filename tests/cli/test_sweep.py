@@ -142,6 +142,7 @@ def test_a_stop_ends_the_job_that_runs_and_the_same_command_resumes(
         "-m",
         "run.seed=1,2",
         *SHORT,
+        *([] if again else ["train.steps=400"]),  # it has time to be stopped
         "--no-preflight",
     ]
     with (tmp_path / "log").open("w") as log:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 from vtool.config.load import Loaded, load_run
 from vtool.config.overrides import quoted
@@ -18,7 +18,7 @@ from vtool.config.sweep import Job, expand_grid
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.report.ranking import order, validation_of
 from vtool.report.run_files import EvaluationLine, read_run
-from vtool.training.stop import SIGNALS
+from vtool.training.stop import SIGNALS, SignalContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ def _train(
     return EndedRun(planned, "stopped" if stopped else f"failed with {code}", code)
 
 
-class _SignalForwarding:
+class _SignalForwarding(SignalContext):
     """Takes the signals that ask to stop, and forwards them to the job that runs.
 
     The job is no member of the terminal's process group, so that a Ctrl-C reaches it once. In that
@@ -154,19 +154,15 @@ class _SignalForwarding:
         self.received: list[int] = []
         self._held: list[int] = []
         self._job: subprocess.Popen[bytes] | None = None
-        self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> "_SignalForwarding":
+    def __enter__(self) -> Self:
+        super().__enter__()
         # what Ctrl-Z and Ctrl-\ do, they do to the job too: the terminal does not
-        handlers = dict.fromkeys((*SIGNALS, signal.SIGQUIT), self._take)
-        for number, handler in (*handlers.items(), (signal.SIGTSTP, self._suspend)):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup ignores SIGHUP
-                self._before[number] = signal.signal(number, handler)
+        more = {signal.SIGQUIT: self.handle, signal.SIGTSTP: self._suspend}
+        taken = [number for number in more if signal.getsignal(number) is not signal.SIG_IGN]
+        earlier: dict[int, Any] = {number: signal.signal(number, more[number]) for number in taken}
+        self._before = {**self._before, **earlier}
         return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
 
     def run(self, command: Sequence[str]) -> int:
         """Run a job to its end; return its exit status, or the negative number of a signal.
@@ -183,7 +179,7 @@ class _SignalForwarding:
         finally:
             self._job = None
 
-    def _take(self, number: int, frame: FrameType | None) -> None:
+    def handle(self, number: int, frame: FrameType | None) -> None:
         self.received.append(number)
         if self._job is not None:
             self._job.send_signal(number)
