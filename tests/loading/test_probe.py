@@ -1,10 +1,12 @@
 """The probe is a folder that runs anywhere."""
 
 import ast
+import gc
 import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -84,6 +86,31 @@ def test_an_interpreter_without_torch_is_reported(tmp_path: Path) -> None:
     assert "cannot import torch" in event.reason
 
 
+class Tiny(Host):
+    """A host with one subject, whose ranks end as they are given."""
+
+    name = "tiny"
+
+    def __init__(self, on_ranks: Callable[[], None]) -> None:
+        self.on_ranks = on_ranks
+
+    def import_framework(self) -> str:
+        return "1"
+
+    def list_subjects(self) -> list[str]:
+        return ["one"]
+
+    def make_subject(self, name: str, folder: Path, progress: OnProgress) -> Subject:
+        return Subject(
+            KeepsAll,
+            checkpoint(),
+            KeepsAll.load_weights,
+            "twin",
+            paths=lambda _: {"load_weights": "unprotected"},
+            on_ranks=lambda *_: self.on_ranks(),
+        )
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("end", "reason"),
@@ -97,29 +124,10 @@ def test_an_interpreter_without_torch_is_reported(tmp_path: Path) -> None:
 def test_what_a_later_check_ends_keeps_what_was_found_before(
     end: Any, reason: str, tmp_path: Path
 ) -> None:
-    class Tiny(Host):
-        name = "tiny"
-
-        def import_framework(self) -> str:
-            return "1"
-
-        def list_subjects(self) -> list[str]:
-            return ["one"]
-
-        def make_subject(self, name: str, folder: Path, progress: OnProgress) -> Subject:
-            return Subject(
-                KeepsAll,
-                checkpoint(),
-                KeepsAll.load_weights,
-                "twin",
-                paths=lambda _: {"load_weights": "unprotected"},
-                on_ranks=lambda *_: end(),
-            )
-
     asked = ("stale-reference", "shard-mismatch", "quantised-load")
     wanted = ProbeRequest("vllm", None, asked, ("reusable_buffer",))
     events: list[Finished] = []
-    Pool(Tiny(), wanted, tmp_path, events.append).run(["one"])
+    Pool(Tiny(end), wanted, tmp_path, events.append).run(["one"])
     facts = events[0].facts
     assert (facts.status, facts.reason) == ("judged", f"{reason} (at: shard-mismatch)")
     assert facts.checks["stale-reference"].items
@@ -146,6 +154,29 @@ def test_a_subject_has_its_seconds_of_computing(
     before: TimeSpent, now: TimeSpent, over: bool
 ) -> None:
     assert is_over(60, before, now) is over
+
+
+def test_a_subject_does_not_destroy_what_was_garbage_before_its_fork(tmp_path: Path) -> None:
+    class EndsOtherProcesses:
+        """As a process group of gloo, which ends by SIGSEGV where its threads are not."""
+
+        def __init__(self) -> None:
+            self.itself, self.process = self, os.getpid()
+
+        def __del__(self) -> None:
+            if os.getpid() != self.process:
+                os.kill(os.getpid(), signal.SIGSEGV)
+
+    events: list[Finished] = []
+    wanted = ProbeRequest("vllm", None, ("stale-reference",), ("reusable_buffer",))
+    gc.collect()
+    gc.disable()
+    try:
+        EndsOtherProcesses()
+        Pool(Tiny(lambda: None), wanted, tmp_path, events.append).run(["one"])
+    finally:
+        gc.enable()
+    assert (events[0].facts.status, events[0].facts.reason) == ("judged", "")
 
 
 def _held(size: int) -> None:

@@ -190,6 +190,9 @@ def die_with_parent(number: int) -> None:
 def _run_child(host: "Host", request: ProbeRequest, name: str, folder: Path) -> None:
     """Audit a subject in this process, write `result.json`, and never return."""
     code = 1
+    # Garbage from before the fork is not this process's to destroy: a process group of gloo, whose
+    # threads are not here, ends it by SIGSEGV.
+    gc.freeze()
     try:
         os.setpgid(0, 0)
         die_with_parent(signal.SIGKILL)
