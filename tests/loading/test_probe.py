@@ -158,7 +158,7 @@ def test_a_subject_has_its_seconds_of_computing(
 
 def test_a_subject_does_not_destroy_what_was_garbage_before_its_fork(tmp_path: Path) -> None:
     class EndsOtherProcesses:
-        """As a process group of gloo, which ends by SIGSEGV where its threads are not."""
+        """A stand-in for a process group of gloo, which ends a process without its threads."""
 
         def __init__(self) -> None:
             self.itself, self.process = self, os.getpid()
