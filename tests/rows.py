@@ -56,8 +56,8 @@ def frames(
     names = [f"{name}-{place}.png" for place in range(count)]
     for place, file in enumerate(names):
         levels = [
-            128 + 100 * np.sin(across / 9 + colour + seed + place) * np.cos(down / 7 + place)
-            for colour in range(3)
+            128 + 100 * np.sin(across / 9 + color + seed + place) * np.cos(down / 7 + place)
+            for color in range(3)
         ]
         Image.fromarray(np.stack(levels, -1).astype(np.uint8)).save(folder / file)
     return names

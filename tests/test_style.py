@@ -17,6 +17,7 @@ OTHERS = sorted(
     for folder in ("tests", "benchmarks", "timemachine")
     for file in (ROOT / folder).rglob("*.py")
 )
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 OPENERS = re.compile(
     r"(What|Whether|Those|The same|Of|As|Where|How|Which|That|Its?|They"
     r"|Something|Nothing|Why|Whose|Without|On|There|All (that|of)"
@@ -30,8 +31,8 @@ VERB = re.compile(
 HELP = ("vtool/cli/doctor.py", "vtool/cli/plan.py")
 """The docstrings of these commands are printed by their `--help`."""
 BRITISH = re.compile(
-    r"\b(optimis|initialis|quantis(?!ed-load|ed_tensors)|normalis|serialis|colour|behaviour"
-    r"|modelling)",
+    r"(?<![A-Za-z])(optimis|initialis|quantis(?!ed-load|ed_tensors)|normalis|serialis|colour"
+    r"|behaviour|modelling)",
     re.I,
 )
 """But for the published names `quantised-load`, a rule, and `quantised_tensors`, a key."""
@@ -116,7 +117,8 @@ def test_a_functions_docstring_begins_with_a_verb() -> None:
 def test_the_spelling_is_the_fields() -> None:
     wrong = [
         f"{file.relative_to(ROOT)}:{number}: {line.strip()}"
-        for file in SOURCES
+        for file in [*SOURCES, *OTHERS, *PAGES]
+        if file != Path(__file__)
         for number, line in enumerate(file.read_text("utf-8").splitlines(), 1)
         if BRITISH.search(line)
     ]

@@ -71,7 +71,7 @@ def test_of_ten_classes_of_vllm_the_three_known_ones_are_found_with_their_lines(
 
 @pytest.mark.full
 @needs_vllm
-def test_classes_of_vllm_are_asked_on_ranks_quantised_and_processed(
+def test_classes_of_vllm_are_asked_on_ranks_quantized_and_processed(
     of_vllm: dict[str, object],
 ) -> None:
     for name in ("LlamaForCausalLM", "Qwen3MoeForCausalLM"):

@@ -52,7 +52,7 @@ DISTRIBUTED = {"use_distributed_optimizer": True}
 
 
 @pytest.mark.parametrize("wrap", [{}, DISTRIBUTED])
-def test_the_wrapper_says_which_optimiser_and_ddp_follows(wrap: dict[str, Any]) -> None:
+def test_the_wrapper_says_which_optimizer_and_ddp_follows(wrap: dict[str, Any]) -> None:
     """With nothing else said, which verl#5775 lost."""
     assert found(wrap) == []
     fields = live_fields(WrapConfig(**wrap), DdpConfig())

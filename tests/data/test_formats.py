@@ -99,6 +99,14 @@ def test_a_reader_says_every_setting_that_it_was_opened_with(entry: Any, tmp_pat
     }
 
 
+@pytest.mark.parametrize("entry", FORMATS, ids=format_of)
+def test_a_layout_says_its_keys_and_its_name(entry: Any, tmp_path: Path) -> None:
+    _, reader = opened(entry, tmp_path / "rows")
+    if isinstance(reader, ChatReader):
+        assert reader.reads, "vtool convert counts the keys that are not read"
+        assert reader.words, "vtool verify calls rows of this layout by it"
+
+
 def names(*paths: Path) -> list[str]:
     rows = Rows([MessagesSource(format="messages", path=str(path)) for path in paths])
     return [rows.name(index) for index in range(len(rows))]

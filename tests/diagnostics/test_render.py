@@ -142,7 +142,7 @@ def test_json_is_what_the_design_says() -> None:
     }
 
 
-def test_colour_is_for_terminals_that_want_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_color_is_for_terminals_that_want_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b[" not in printed(UNSAFE)
     assert "\x1b[" in printed(UNSAFE, stream=Terminal())
     monkeypatch.setenv("NO_COLOR", "1")

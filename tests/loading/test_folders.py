@@ -251,7 +251,7 @@ def of_no_such_class(path: Path) -> Path:
 SCALE = "model.layers.0.mlp.down_proj.weight_scale"
 
 
-def quantised(whole: Path, without: Path) -> tuple[Path, Path]:
+def quantized(whole: Path, without: Path) -> tuple[Path, Path]:
     """fp8 with a scale for each row, as compressed-tensors writes it:
 
     all of it, and without one of the scales.
@@ -312,7 +312,7 @@ def judged(run: Path, before: object, tmp_path_factory: pytest.TempPathFactory) 
         *(
             with_a_pooler(at / "pooler"),
             of_no_such_class(at / "unknown"),
-            *quantised(at / "quantised", at / "without"),
+            *quantized(at / "quantized", at / "without"),
         ),
         Path(shutil.copytree(run / "export", at / "exported")),
         *(of_family(family, at) for family in OTHERS),
@@ -402,8 +402,8 @@ def test_an_architecture_that_vllm_does_not_have_is_not_run(judged: dict[str, Fo
 
 @pytest.mark.full
 @needs_vllm
-def test_a_folder_of_quantised_weights_is_judged_as_it_is(judged: dict[str, Found]) -> None:
-    right, wrong = judged["quantised"], judged["without"]
+def test_a_folder_of_quantized_weights_is_judged_as_it_is(judged: dict[str, Found]) -> None:
+    right, wrong = judged["quantized"], judged["without"]
     assert right["verdict"] == "clean"
     assert {rule for rule, state in right["checks"].items() if state == "not-run"} == {
         "quantised-load",

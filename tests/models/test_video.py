@@ -31,7 +31,7 @@ from vtool.models.processor import Processor, load_processor
 from vtool.models.video import VIDEO_SETTINGS_FILE
 
 EACH = pytest.mark.parametrize("name", EACH_FAMILY)
-# Grey levels, over the least of the deviations that colours are divided by: torchvision's resizing
+# Grey levels, over the least of the deviations that colors are divided by: torchvision's resizing
 # rounds in other places than PIL's.
 LEVELS = 2.5 / 255 / 0.2613
 
@@ -67,7 +67,7 @@ def test_a_video_of_one_picture_is_that_picture(tmp_path: Path, name: str) -> No
 def test_patches_are_where_their_pixels_were(tmp_path: Path, name: str) -> None:
     """Pixel by pixel, with Python's own arithmetic:
 
-    block by block of merged patches, each patch colour by colour, frame by frame.
+    block by block of merged patches, each patch color by color, frame by frame.
     """
     _, processor = rows_of(tmp_path, name)
     own = processor.video.frames
@@ -88,11 +88,11 @@ def test_patches_are_where_their_pixels_were(tmp_path: Path, name: str) -> None:
     ]
     for number, (t, down, across, row, column) in enumerate(places):
         y, x = (down * merge + row) * patch, (across * merge + column) * patch
-        for colour in range(3):
+        for color in range(3):
             for frame in range(2):
-                square = levels[2 * t + frame][y : y + patch, x : x + patch, colour]
-                expected[number, colour, frame] = (square - own.image_mean[colour]) / own.image_std[
-                    colour
+                square = levels[2 * t + frame][y : y + patch, x : x + patch, color]
+                expected[number, color, frame] = (square - own.image_mean[color]) / own.image_std[
+                    color
                 ]
     assert np.abs(cut.numpy() - expected.reshape(len(places), -1)).max() < 1e-5
 

@@ -49,7 +49,7 @@ def test_a_case_without_a_clean_release_is_open(tmp_path: Path) -> None:
         ({"command": "rm -r /"}, "one of vtool"),
         ({"wheels": {"unsafe": ["transformers>=4"]}}, "wheels.unsafe"),
         ({"defect": None}, "defect: Field required"),
-        ({"colour": "red"}, "colour: Extra"),
+        ({"color": "red"}, "color: Extra"),
         ({"command": "vtool watch -- {pyton} {script}"}, "{pyton}"),
     ],
 )

@@ -267,7 +267,7 @@ class TestUpstream:
         monkeypatch.setattr(torch.optim, "AdamW", Without)
         assert found(made) == {"optim.betas"}
 
-    def test_the_distributed_optimiser_is_written_into_the_code(
+    def test_the_distributed_optimizer_is_written_into_the_code(
         self, small: Callable[..., RunRequest], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """verl#4392; verl#5775 is the same of a bridge's default."""

@@ -127,7 +127,7 @@ def tower_over_steps(ranks: Ranks, made: RunRequest) -> list[bool]:
     ("engine", "world"),
     [("ddp", 1), ("ddp", 2), pytest.param("fsdp2", 2, marks=pytest.mark.full)],
 )
-def test_a_step_without_images_leaves_the_tower_and_its_optimiser_state_to_the_byte(
+def test_a_step_without_images_leaves_the_tower_and_its_optimizer_state_to_the_byte(
     tmp_path: Path, engine: str, world: int
 ) -> None:
     # one row of ten has an image

@@ -115,7 +115,7 @@ def gone_on(ranks: Ranks, name: str) -> dict[str, dict[str, Tensor]]:
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", SPREAD)
-def test_an_optimiser_that_counts_by_group_resumes_where_it_was(name: str) -> None:
+def test_an_optimizer_that_counts_by_group_resumes_where_it_was(name: str) -> None:
     ends = run_ranks(gone_on, 2, name)[0]
     counted = {key: int(tensor) for key, tensor in ends["saved"].items() if key.endswith(".step")}
     assert len(counted) == len(ends["saved"]) // 3
@@ -141,7 +141,7 @@ def test_an_optimiser_that_counts_by_group_resumes_where_it_was(name: str) -> No
         )
 
 
-def test_groups_of_unequal_counts_are_refused_by_an_optimiser_that_counts_by_group() -> None:
+def test_groups_of_unequal_counts_are_refused_by_an_optimizer_that_counts_by_group() -> None:
     with found_by_megatron():
         engine = build({}, Ranks(), tied=True)
         trained(engine, range(1))

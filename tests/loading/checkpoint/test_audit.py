@@ -72,7 +72,7 @@ def test_what_transformers_saves_is_healthy(
     passes(tmp_path)
 
 
-def test_quantised_weights_are_healthy(tmp_path: Path) -> None:
+def test_quantized_weights_are_healthy(tmp_path: Path) -> None:
     fp8 = torch.randn(64, 64).to(torch.float8_e4m3fn)
     packed = torch.randint(-(2**31), 2**31 - 1, (64, 8), dtype=torch.int32)
     folder(tmp_path)

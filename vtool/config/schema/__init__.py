@@ -67,7 +67,7 @@ RECIPE_KINDS: dict[str, type[Settings]] = {"sft": Run, "load_check": LoadCheck}
 """The schema of each `kind` of recipe."""
 
 __all__ = [
-    "KINDS",
+    "RECIPE_KINDS",
     "Checkpoint",
     "Data",
     "Ddp",

@@ -122,4 +122,12 @@ def _installed(metric: Metric) -> Metric:
     return metric
 
 
-__all__ = ["METRICS", "NAMES", "ChosenMetrics", "Metric", "Named", "metrics_for", "named_metrics"]
+__all__ = [
+    "METRICS",
+    "METRIC_NAMES",
+    "ChosenMetrics",
+    "Metric",
+    "NamedMetrics",
+    "metrics_for",
+    "named_metrics",
+]

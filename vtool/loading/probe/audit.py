@@ -21,8 +21,7 @@ from .checks import (
 from .errors import NotRun, error_text
 from .facts import CheckFacts, Item, SubjectFacts
 from .followed import FormatTrace, mark_for_following, trace_format
-from .formats import BY_NAME as FORMATS
-from .formats import DEFAULT, WeightFormat
+from .formats import DEFAULT, FORMATS_BY_NAME, WeightFormat
 from .memory import resident_bytes
 from .processed import snapshot_everything
 from .quantized import quantized_stems
@@ -262,7 +261,7 @@ def _processing(reference: ReferenceTensors, checks: Checks) -> CheckFacts:
 def _quantized_twins(reference: ReferenceTensors, checks: Checks) -> CheckFacts:
     """Load the class made for each format that is asked, and as it is with fp8 in blocks."""
     found = {
-        name: _in_format(reference, checks, FORMATS[name])
+        name: _in_format(reference, checks, FORMATS_BY_NAME[name])
         for name in asked_formats(reference.subject, reference.formats)
     }
     if not reference.formats or "fp8-block" in reference.formats:
@@ -356,7 +355,7 @@ def _measured(twin: QuantizedTwin, followed: FormatTrace) -> dict[str, Any]:
 
 def _audited_twin(reference: ReferenceTensors, checks: Checks, twin: QuantizedTwin) -> CheckFacts:
     """Audit the class made for fp8 weights; keep what was not found of it in its own dtype."""
-    form, subject = FORMATS[DEFAULT], twin.subject
+    form, subject = FORMATS_BY_NAME[DEFAULT], twin.subject
     with threads_in_order(subject.code) as order:
         loaded, found = _load_and_check(
             order, subject, OF_QUANTIZED_TWIN, reference.slots, ("reusable_buffer",)

@@ -268,6 +268,6 @@ WEIGHT_FORMATS: tuple[WeightFormat, ...] = (
     ),
 )
 """Every format, in the order in which they are tried."""
-BY_NAME: Mapping[str, WeightFormat] = {one.name: one for one in WEIGHT_FORMATS}
+FORMATS_BY_NAME: Mapping[str, WeightFormat] = {one.name: one for one in WEIGHT_FORMATS}
 DEFAULT = "fp8-channel"
 """The format that is asked of every class."""
