@@ -12,17 +12,25 @@ from typing import Any
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Not SIGCHLD, which torch's data loader takes for good, nor SIGALRM, which pytest-timeout has."""
 IGNORED_VARIABLES = frozenset({"PYTEST_CURRENT_TEST", "COLUMNS", "LINES"})
-LIBRARY_VARIABLES = (
-    "TORCHINDUCTOR_",
-    "KMP_",
-    "TF_",
-    "TOKENIZERS_",
-    "WANDB_",
-    "NVTE_",
-    "TORCHELASTIC_",
+LIBRARY_VARIABLES = frozenset(
+    {
+        # torch's inductor, its search for a compiler, and its launcher
+        "TORCHINDUCTOR_CACHE_DIR",
+        "KMP_DUPLICATE_LIB_OK",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE",
+        # datasets and transformers
+        "TF_CPP_MIN_LOG_LEVEL",
+        "TOKENIZERS_PARALLELISM",
+        # wandb, at import and with its service
+        "WANDB_ERROR_REPORTING",
+        "WANDB_SERVICE",
+        # megatron-core, as it builds a model
+        "NVTE_FLASH_ATTN",
+        "NVTE_FUSED_ATTN",
+        "NVTE_UNFUSED_ATTN",
+    }
 )
-"""Prefixes of variables that libraries set for themselves: at import, as megatron-core (NVTE_)
-builds a model: nothing that a test leaves."""
+"""Variables that libraries set for themselves: removed after a test, but none of its leaks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +76,7 @@ def differences(before: ProcessState, after: ProcessState) -> list[str]:
     found = [*_torch_differences(before.torch, after.torch)]
     for name in sorted(before.environment.keys() | after.environment.keys()):
         old, new = before.environment.get(name), after.environment.get(name)
-        if old != new and not (old is None and name.startswith(LIBRARY_VARIABLES)):
+        if old != new and not (old is None and name in LIBRARY_VARIABLES):
             found.append(f"environment variable {name}: {old!r} → {new!r}")
     if before.directory != after.directory:
         found.append(f"working directory: {before.directory} → {after.directory}")
@@ -79,20 +87,22 @@ def differences(before: ProcessState, after: ProcessState) -> list[str]:
 
 
 def _torch_differences(before: TorchState | None, after: TorchState | None) -> Iterator[str]:
-    if before is None or after is None:
+    if after is None:
         return
-    for name in ("threads", "dtype", "deterministic", "gradients", "device"):
-        old, new = getattr(before, name), getattr(after, name)
-        if old != new:
-            yield f"torch's {name}: {old} → {new}"
-    if before.attention == after.attention:  # of most tests
+    if before is not None:
+        for name in ("threads", "dtype", "deterministic", "gradients", "device"):
+            old, new = getattr(before, name), getattr(after, name)
+            if old != new:
+                yield f"torch's {name}: {old} → {new}"
+    known = before.attention if before else {}
+    if known == after.attention:  # of most tests
         return
-    for name in before.attention.keys() - after.attention.keys():
+    for name in known.keys() - after.attention.keys():
         yield f"transformers' attention function {name} was removed"
     for name, function in after.attention.items():
-        if before.attention.get(name, function) is not function:
+        if known.get(name, function) is not function:
             yield f"transformers' attention function {name} was replaced"
-        elif name not in before.attention and _of_a_test(name, before.attention):
+        elif name not in known and _of_a_test(name, function):
             yield f"attention function {name} was registered with transformers"
 
 
@@ -118,8 +128,7 @@ def restore(state: ProcessState, *, numerics_only: bool = False) -> None:
     if numerics_only:
         return
     for name in os.environ.keys() - state.environment.keys() - IGNORED_VARIABLES:
-        if not name.startswith(LIBRARY_VARIABLES):
-            del os.environ[name]
+        del os.environ[name]
     os.environ.update(state.environment)
     os.chdir(state.directory)
     for number, handler in state.handlers.items():
@@ -232,6 +241,7 @@ def _restore_torch(state: TorchState | None) -> None:
     if torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
     if state is None:
+        _restore_attention({})
         return
     if torch.get_default_dtype() != state.dtype:
         torch.set_default_dtype(state.dtype)
@@ -248,18 +258,18 @@ def _restore_torch(state: TorchState | None) -> None:
 
 def _restore_attention(before: Mapping[str, Any]) -> None:
     for table, mapping in _attention_tables().items():
-        for name in list(mapping):
-            if f"{table}:{name}" not in before and _of_a_test(f"{table}:{name}", before):
+        for name, function in list(mapping.items()):
+            if f"{table}:{name}" not in before and _of_a_test(name, function):
                 del mapping[name]
         known = (name.partition(":") for name in before)
         mapping.update((name, before[f"{of}:{name}"]) for of, _, name in known if of == table)
 
 
-def _of_a_test(name: str, before: Mapping[str, Any]) -> bool:
-    """Return whether an attention function that is not among those before was put by a test.
+def _of_a_test(name: str, function: object) -> bool:
+    """Return whether an attention function that was not there before was put there by a test.
 
-    A table of which nothing was there was imported since, with all that is in it; vtool registers
-    its own functions for good.
+    transformers has its own from its import on, and vtool registers its functions for good.
     """
-    table = name.partition(":")[0]
-    return "vtool" not in name and any(known.startswith(f"{table}:") for known in before)
+    return "vtool" not in name and not getattr(function, "__module__", "").startswith(
+        "transformers."
+    )

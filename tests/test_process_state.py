@@ -42,6 +42,10 @@ CHANGES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a variable": (lambda: os.environ.update(HF_HUB_OFFLINE="0"), "HF_HUB_OFFLINE: '1' → '0'"),
     "a new variable": (lambda: os.environ.update(LEFT="1"), "variable LEFT: None → '1'"),
+    "a variable of a launcher": (
+        lambda: os.environ.update(TORCHELASTIC_RUN_ID="1"),
+        "variable TORCHELASTIC_RUN_ID: None → '1'",
+    ),
     "a variable gone": (lambda: os.environ.pop("HF_HUB_OFFLINE"), "HF_HUB_OFFLINE: '1' → None"),
     "directory": (lambda: os.chdir("/"), "working directory"),
     "a handler": (lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN), "handler of SIGTERM"),
@@ -108,6 +112,34 @@ def test_imports():
     assert "transformers.modeling_utils" not in sys.modules
     import transformers.modeling_utils
 """
+
+
+REGISTERS = """
+import sys
+
+def test_registers():
+    assert "transformers.modeling_utils" not in sys.modules
+    from transformers import AttentionInterface
+    AttentionInterface.register("left", lambda *_: None)
+
+def test_finds_nothing():
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+    assert "sdpa" in ALL_ATTENTION_FUNCTIONS.valid_keys()
+    assert "left" not in ALL_ATTENTION_FUNCTIONS.valid_keys()
+"""
+
+
+@pytest.mark.full
+def test_what_a_test_registers_with_the_library_that_it_imports_is_a_leak(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makeconftest("from tests.conftest import *\nfrom tests.conftest import _process_state")
+    pytester.makepyfile(REGISTERS)
+    done = pytester.runpytest_subprocess(
+        "-p", "no:cacheprovider", "-p", "no:randomly", "--fail-on-leaks"
+    )
+    done.assert_outcomes(passed=2, errors=1)
+    done.stdout.fnmatch_lines(["*left behind: *attention:left was registered*"])
 
 
 @pytest.mark.full
