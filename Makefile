@@ -106,7 +106,8 @@ sglang-env: .vllm-venv/sglang  ## add SGLang to that environment: load-check sgl
 trainers-env: $(TRAINERS:%=.trainers/%/installed)  ## install other trainers (9 GB)
 
 clean:  ## remove .venv and caches; runs/ stays
-	rm -rf .venv .vllm-venv .oldest-venv .newest-venv .trainers build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf .venv .vllm-venv .oldest-venv .newest-venv .trainers build dist \
+	    .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

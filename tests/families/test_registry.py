@@ -14,8 +14,11 @@ import yaml
 from vtool.config.schema import Model
 from vtool.families import FAMILIES
 from vtool.families.family import Family, load_family
+from vtool.watch.inject.vtool_watch.mrope import MODEL_TYPES
 
 ROOT = Path(__file__).parents[2]
+WITHOUT_MROPE: set[str] = set()
+"""Families whose images have other positions than Qwen2-VL's: the watch does not compare them."""
 
 
 def folders() -> set[str]:
@@ -49,6 +52,11 @@ def choices() -> set[str]:
 @pytest.mark.parametrize("named", [folders, model_files, own_tests, documented, choices])
 def test_every_family_of_the_registry_is_there_and_no_other(named: Callable[[], set[str]]) -> None:
     assert named() == set(FAMILIES)
+
+
+def test_the_watch_knows_the_positions_of_every_family() -> None:
+    """The watch has a list of its own: in a process of others it imports nothing of vtool."""
+    assert set(FAMILIES) - set(MODEL_TYPES) == WITHOUT_MROPE
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -79,7 +79,7 @@ class Releases(_Strict):
 
     @property
     def words(self) -> str:
-        """All edges, each with its evidence."""
+        """The edges in words, each with its evidence."""
         text = f"{_with_evidence(self.since)} to {_with_evidence(self.last)}"
         text = _with_evidence(self.since) if self.since == self.last else text
         text += f"; not yet in {_with_evidence(self.before)}" if self.before else ""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vtool.config.compose import compose_recipe
+from vtool.config.environment.npu import OWN_SETTINGS_RULES
 from vtool.config.origins import Origins
 from vtool.config.schema import LoadCheck, Megatron, Run
 from vtool.config.validate import validate
@@ -88,7 +89,6 @@ def needs_of(recipe: str, overrides: Sequence[str] = ()) -> Needs:
     }
     extras = tuple(name for name, needed in wanted.items() if needed)
     of_extras = ("extra-not-installed", "device-missing")
-    of_npus = ("not-on-npu", "forked-workers", "npu-mask-convention")
     return Needs(
         run=run,
         load_check=None,
@@ -99,6 +99,6 @@ def needs_of(recipe: str, overrides: Sequence[str] = ()) -> Needs:
         without=("peft",) if "lora" in checked.sound and run.lora is None else (),
         asked=(
             *(of_extras if extras or run.device.kind == "cuda" else ()),
-            *(of_npus if run.device.kind == "npu" else ()),
+            *(OWN_SETTINGS_RULES if run.device.kind == "npu" else ()),
         ),
     )

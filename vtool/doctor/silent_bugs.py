@@ -93,7 +93,7 @@ class SilentBugs:
 
     @property
     def reasons(self) -> dict[str, str]:
-        """By rule, why nothing, or not everything, was looked at."""
+        """The reasons, by rule, why nothing, or not everything, was looked at."""
         if self.empty:
             return dict.fromkeys(RULES, self.empty)
         missed = list(dict.fromkeys([*(one.package for one in self.unjudged), *self.closed]))

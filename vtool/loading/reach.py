@@ -1,4 +1,4 @@
-"""By which of a framework's own ways of loading tensors that do not stay valid reach a class."""
+"""The reach of a finding: which of a framework's own loaders hand over tensors that do not last."""
 
 from vtool.diagnostics.diagnostic import Severity
 from vtool.loading.probe.facts import SubjectFacts

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vtool.diagnostics import Diagnostic, Findings
+from vtool.families import FAMILIES
 from vtool.serving.vllm import VLLM
 
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -129,7 +130,8 @@ def check_on_cpu(model: ServedModel, dtype: str) -> None:
         Findings: `not-servable`; fatal.
     """
     size = _head_size(model.text)
-    if model.config.get("model_type") == "qwen3_5":
+    facts = FAMILIES.get(str(model.config.get("model_type")))
+    if facts is not None and facts.recurrent:
         if dtype != "bfloat16" or size == 32:
             message = (
                 "vLLM's linear attention on a CPU takes bfloat16 alone, and no heads of 32"
