@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+from tests.test_style import PAGES, ROOT
+
 PLACED = re.compile(r"`(_?[A-Z]\w+)`,?\s+(?:in|of|\()\s*\[?`([\w/]+\.py)`")
 """A class or constant, with the file that a page names behind it."""
 

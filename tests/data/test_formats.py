@@ -99,12 +99,13 @@ def test_a_reader_says_every_setting_that_it_was_opened_with(entry: Any, tmp_pat
     }
 
 
-@pytest.mark.parametrize("entry", FORMATS, ids=format_of)
-def test_a_layout_says_its_keys_and_its_name(entry: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.format)
+def test_a_layout_says_its_keys_and_its_name(layout: type[ChatReader], tmp_path: Path) -> None:
+    (entry,) = (each for each in FORMATS if format_of(each) == layout.format)
     _, reader = opened(entry, tmp_path / "rows")
-    if isinstance(reader, ChatReader):
-        assert reader.reads, "vtool convert counts the keys that are not read"
-        assert reader.words, "vtool verify calls rows of this layout by it"
+    assert isinstance(reader, ChatReader)
+    assert reader.reads, "vtool convert counts the keys that are not read"
+    assert reader.words, "vtool verify calls rows of this layout by it"
 
 
 def names(*paths: Path) -> list[str]:

@@ -259,7 +259,7 @@ def _not_run(
     reasons: dict[str, str] = {}
     if needs is not None and needs.run is not None and not needs.sound:
         reasons |= dict.fromkeys(
-            npu.OWN_SETTINGS_RULES,
+            npu.NPU_ONLY_RULES,
             "the recipe leaves something open, or has findings: vtool validate-config",
         )
     if known is None:

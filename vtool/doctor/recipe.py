@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vtool.config.compose import compose_recipe
-from vtool.config.environment.npu import OWN_SETTINGS_RULES
+from vtool.config.environment.npu import NPU_ONLY_RULES
 from vtool.config.origins import Origins
 from vtool.config.schema import LoadCheck, Megatron, Run
 from vtool.config.validate import validate
@@ -99,6 +99,6 @@ def needs_of(recipe: str, overrides: Sequence[str] = ()) -> Needs:
         without=("peft",) if "lora" in checked.sound and run.lora is None else (),
         asked=(
             *(of_extras if extras or run.device.kind == "cuda" else ()),
-            *(OWN_SETTINGS_RULES if run.device.kind == "npu" else ()),
+            *(NPU_ONLY_RULES if run.device.kind == "npu" else ()),
         ),
     )

@@ -12,8 +12,8 @@ from vtool.config.origins import Origins
 from vtool.config.schema import Megatron, Run
 from vtool.diagnostics import Diagnostic
 
-OWN_SETTINGS_RULES = ("not-on-npu", "forked-workers", "npu-mask-convention")
-NPU_SETTINGS_RULES = ("device-missing", *OWN_SETTINGS_RULES)
+NPU_ONLY_RULES = ("not-on-npu", "forked-workers", "npu-mask-convention")
+NPU_SETTINGS_RULES = ("device-missing", *NPU_ONLY_RULES)
 VARIABLE_RULES = (
     "device-list-cut-off",
     "environment-value",

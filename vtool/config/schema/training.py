@@ -214,7 +214,7 @@ class EarlyStopping(Score):
 
 
 class Checkpoint(Settings):
-    """The times of saving a run, and what it continues from."""
+    """Checkpoints: when the run is saved, and what it continues from."""
 
     arrival: ClassVar = ActsLater()
     every_steps: int | None = Field(default=None, ge=1)
@@ -246,7 +246,7 @@ class Generate(Settings):
 
 
 class Evaluation(Settings):
-    """The times and the manner of evaluating a model."""
+    """Evaluation: when and how the model is scored while it trains, and after."""
 
     arrival: ClassVar = ActsLater()
     every_steps: int | None = Field(default=None, ge=1)
