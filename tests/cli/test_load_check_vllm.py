@@ -7,7 +7,7 @@ import pytest
 
 from tests.cli.load_check_commands import VLLM, load_check, needs_vllm, results
 from vtool.diagnostics.rules_loading import FRAMEWORK_CLASS_RULES
-from vtool.loading.probe.formats import BY_NAME
+from vtool.loading.probe.formats import FORMATS_BY_NAME
 
 UNSAFE = {
     "BertModel": "weights_list = list(weights)",
@@ -99,7 +99,10 @@ def test_what_vllm_reloads_for_one_check_is_not_shared_with_the_models_of_anothe
 @pytest.mark.full
 @needs_vllm
 def test_a_class_of_vllm_with_experts_is_followed_in_each_format() -> None:
-    of_formats = ["checks=[quantised-load]", f"formats=[{','.join(map(json.dumps, BY_NAME))}]"]
+    of_formats = [
+        "checks=[quantised-load]",
+        f"formats=[{','.join(map(json.dumps, FORMATS_BY_NAME))}]",
+    ]
     done = load_check(
         "vllm:Qwen3MoeForCausalLM", *of_formats, "--python", str(VLLM), "--format", "json"
     )

@@ -24,7 +24,7 @@ from vtool.diagnostics import rules_folder
 from vtool.diagnostics.rules_loading import CLASS_RULES, FRAMEWORK_CLASS_RULES
 from vtool.export.huggingface import write_export
 from vtool.families import FAMILIES
-from vtool.loading.probe.formats import BY_NAME, DEFAULT
+from vtool.loading.probe.formats import DEFAULT, FORMATS_BY_NAME
 from vtool.verification.context import build_proof_context
 
 Found = dict[str, object]
@@ -270,7 +270,7 @@ def quantized(whole: Path, without: Path) -> tuple[Path, Path]:
     LlamaForCausalLM(small).to(torch.bfloat16).save_pretrained(whole)
     written = json.loads((whole / "config.json").read_text())
     (whole / "config.json").write_text(
-        json.dumps({**written, "quantization_config": BY_NAME[DEFAULT].config})
+        json.dumps({**written, "quantization_config": FORMATS_BY_NAME[DEFAULT].config})
     )
     tensors = load_file(whole / "model.safetensors")
     for name in [name for name in tensors if name.endswith("proj.weight")]:

@@ -11,7 +11,7 @@ from tests.loading import models
 from vtool.config.schema.load_check import Format as FormatName
 from vtool.loading.probe.audit import judged_facts, run_checks
 from vtool.loading.probe.facts import CheckFacts
-from vtool.loading.probe.formats import BY_NAME, WEIGHT_FORMATS, LayerTensor, WeightFormat
+from vtool.loading.probe.formats import FORMATS_BY_NAME, WEIGHT_FORMATS, LayerTensor, WeightFormat
 from vtool.loading.probe.quantized import quantize_checkpoint
 from vtool.loading.probe.state import named_parameters
 from vtool.loading.probe.subject import QuantizedTwin, Subject
@@ -241,7 +241,7 @@ def test_scales_of_two_layers_that_are_exchanged_are_an_error(
     made: type[Net], there: str, instead: str, name: str
 ) -> None:
     facts, state, messages = found(made, name)
-    (scale,) = (part.name for part in BY_NAME[name].parts if part.name in SCALES)
+    (scale,) = (part.name for part in FORMATS_BY_NAME[name].parts if part.name in SCALES)
     assert state == "failed"
     places = {(item.tensors, item.kind) for item in facts.items if item.kind == "place"}
     both = (f"{there}.{scale}", f"{instead}.{scale}")
@@ -253,7 +253,7 @@ def test_scales_of_two_layers_that_are_exchanged_are_an_error(
 @pytest.mark.parametrize("name", WITH_TENSORS)
 def test_the_scale_of_one_layer_that_is_dropped_is_an_error(name: str) -> None:
     facts, state, messages = found(DropsOneScale, name)
-    (scale,) = (part.name for part in BY_NAME[name].parts if part.name in SCALES)
+    (scale,) = (part.name for part in FORMATS_BY_NAME[name].parts if part.name in SCALES)
     assert state == "failed"
     (lost,) = (item for item in facts.items if item.kind == "lost")
     assert (lost.parameter, lost.tensors) == (f"layers.qkv_{scale}", (f"attn.v.{scale}",))
@@ -263,7 +263,7 @@ def test_the_scale_of_one_layer_that_is_dropped_is_an_error(name: str) -> None:
 @pytest.mark.parametrize("name", ["int4-asymmetric", "gptq", "awq"])
 def test_zero_points_of_another_expert_are_an_error(name: str) -> None:
     facts, state, messages = found(ZerosIntoWrongExpert, name)
-    (zero,) = (part.name for part in BY_NAME[name].parts if part.name in ZEROS)
+    (zero,) = (part.name for part in FORMATS_BY_NAME[name].parts if part.name in ZEROS)
     assert state == "failed"
     assert {item.parameter for item in facts.items} == {
         f"layers.w13_{zero}",
@@ -285,7 +285,7 @@ def test_a_class_that_waits_for_a_scale_of_another_name_is_an_error() -> None:
 @pytest.mark.parametrize("name", [name for name in WITH_TENSORS if "8" not in name])
 def test_a_quantized_weight_that_is_not_loaded_as_the_plain_one_is_is_an_error(name: str) -> None:
     facts, state, _ = found(DropsAQuantizedWeight, name)
-    weight = BY_NAME[name].parts[0].name
+    weight = FORMATS_BY_NAME[name].parts[0].name
     assert state == "failed"
     assert [item.tensors for item in facts.items if item.kind == "lost"] == [(f"attn.k.{weight}",)]
 
@@ -338,7 +338,7 @@ def test_without_a_setting_a_class_is_asked_in_one_format() -> None:
 
 
 def test_sizes_that_a_format_cannot_have_are_not_run() -> None:
-    form = BY_NAME["int4"]
+    form = FORMATS_BY_NAME["int4"]
     into = {"layers.qkv_weight": ["odd.weight"]}
     with pytest.raises(Exception, match=r"int4 has no form for `odd.weight`, \[30, 64\]"):
         quantize_checkpoint(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tests.loading import models
 from vtool.loading.probe.audit import judged_facts, run_checks
 from vtool.loading.probe.errors import NotRun
-from vtool.loading.probe.formats import BY_NAME, DEFAULT, WeightFormat
+from vtool.loading.probe.formats import DEFAULT, FORMATS_BY_NAME, WeightFormat
 from vtool.loading.probe.processed import snapshot_everything
 from vtool.loading.probe.quantized import quantize_checkpoint
 from vtool.loading.probe.state import named_parameters
@@ -230,7 +230,7 @@ def test_what_is_kept_until_weights_are_processed_is_found_in_what_is_made_of_it
 
 def test_a_class_without_linear_layers_has_no_quantized_twin() -> None:
     with pytest.raises(NotRun, match="no linear layer"):
-        quantize_checkpoint(PLAIN, BY_NAME[DEFAULT], {}, named_parameters(Layer(False)))
+        quantize_checkpoint(PLAIN, FORMATS_BY_NAME[DEFAULT], {}, named_parameters(Layer(False)))
 
 
 def test_tensors_of_more_dimensions_have_no_form() -> None:
@@ -238,7 +238,7 @@ def test_tensors_of_more_dimensions_have_no_form() -> None:
     with pytest.raises(NotRun, match=r"no form for `experts`, \[2, 4, 8\]"):
         quantize_checkpoint(
             {"experts": torch.zeros(2, 4, 8)},
-            BY_NAME[DEFAULT],
+            FORMATS_BY_NAME[DEFAULT],
             experts,
             named_parameters(Layer(True)),
         )
