@@ -3,7 +3,7 @@
 import ast
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import TypeGuard
@@ -39,6 +39,7 @@ BRITISH = re.compile(
 CODE_SPAN = re.compile(r"- \w+: (`+)(?:(?!\1).)+\1")
 """A line that is one code span behind its label, such as the examples in docs/rules.md."""
 COLUMNS, LINES, MEDIAN = 100, 500, 200
+Defined = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def docstrings(file: Path) -> Iterator[tuple[int, str]]:
@@ -110,6 +111,31 @@ def test_a_functions_docstring_begins_with_a_verb() -> None:
         and not any("property" in ast.unparse(one) for one in node.decorator_list)
         and (text := ast.get_docstring(node)) is not None
         and not VERB.match(text)
+    ]
+    assert wrong == [], f"{len(wrong)} of them:\n" + "\n".join(wrong[:40])
+
+
+def public_definitions(body: Sequence[ast.stmt], owner: str = "") -> Iterator[tuple[str, Defined]]:
+    """Yield the definitions that an editor offers, with the class before a method's name."""
+    for node in body:
+        if isinstance(node, Defined) and not node.name.startswith("_"):
+            yield owner + node.name, node
+            if isinstance(node, ast.ClassDef):
+                yield from public_definitions(node.body, f"{node.name}.")
+
+
+def test_a_public_definition_has_a_docstring() -> None:
+    """A method may leave it to the method that it implements or overrides."""
+    defined = [
+        (file, name, node)
+        for file in SOURCES
+        for name, node in public_definitions(ast.parse(file.read_text("utf-8")).body)
+    ]
+    documented = {node.name for _, name, node in defined if "." in name and ast.get_docstring(node)}
+    wrong = [
+        f"{file.relative_to(ROOT)}:{node.lineno}: {name}"
+        for file, name, node in defined
+        if ast.get_docstring(node) is None and not ("." in name and node.name in documented)
     ]
     assert wrong == [], f"{len(wrong)} of them:\n" + "\n".join(wrong[:40])
 

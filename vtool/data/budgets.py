@@ -26,6 +26,7 @@ class BudgetFill:
 
     @property
     def fill(self) -> float:
+        """The share of places that tokens fill, 0 to 1."""
         return self.tokens / self.places
 
 

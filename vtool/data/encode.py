@@ -58,6 +58,7 @@ class Sample:
 
     @property
     def supervised(self) -> int:
+        """Tokens that have a label."""
         return int((self.labels != IGNORED).sum())
 
     @property
@@ -68,6 +69,7 @@ class Sample:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all tensors."""
         return sum(
             tensor.nbytes
             for tensor in (self.input_ids, self.labels, *self.visuals.tensors().values())

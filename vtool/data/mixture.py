@@ -29,6 +29,7 @@ class SourceCounts:
     supervised_tokens: int
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the fields by name, as files have them."""
         return asdict(self)
 
     def in_words(self) -> str:

@@ -48,10 +48,12 @@ class Plan:
 
     @property
     def samples_per_epoch(self) -> int:
+        """Rows that an epoch trains on, repeated ones each time."""
         return sum(part.samples for part in self.parts) if self.parts else self.rows
 
     @property
     def steps_per_epoch(self) -> int:
+        """Steps of an epoch, the last of which may be smaller."""
         return -(-self.samples_per_epoch // self.global_batch_size)
 
     def epoch(self, step: int) -> int:

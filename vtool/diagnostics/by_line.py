@@ -42,6 +42,7 @@ class LineFinding:
 
     @property
     def first(self) -> Diagnostic:
+        """The gravest finding."""
         return self.members[0].finding
 
     @property
@@ -51,6 +52,7 @@ class LineFinding:
 
     @property
     def subjects(self) -> tuple[str, ...]:
+        """The names of what was checked, each once."""
         return tuple(dict.fromkeys(member.subject for member in self.members))
 
     @property

@@ -60,6 +60,7 @@ class Diagnostic:
 
     @property
     def code(self) -> str:
+        """The rule's code, such as VT301."""
         return RULES[self.rule].code
 
     @property

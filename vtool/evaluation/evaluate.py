@@ -34,6 +34,7 @@ class RowAnswer:
 
     @property
     def correct(self) -> bool:
+        """True if the answer is exactly the reference, but for spaces around it."""
         return exact.score(self.answer, self.reference) == 1
 
 

@@ -29,10 +29,12 @@ class Store:
 
     @property
     def predictions(self) -> Path:
+        """The file of answers, one row a line."""
         return self.path / "predictions.jsonl"
 
     @property
     def result(self) -> Path:
+        """The file of scores."""
         return self.path / "result.json"
 
     def keep_comparison(self, against: Mapping[str, Any]) -> None:

@@ -40,6 +40,7 @@ class EvaluatedModel:
 
     @property
     def is_adapter(self) -> bool:
+        """True if the weights are an adapter's, on a base in another folder."""
         return self.export.base != self.export.folder
 
     def in_words(self) -> str:

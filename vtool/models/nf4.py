@@ -65,6 +65,7 @@ class Nf4Linear(nn.Linear):
         return dequantize(self.weight, self.absmax, (self.out_features, self.in_features), dtype)
 
     def forward(self, input: Tensor) -> Tensor:
+        """Return the product with the weight, in autocast's dtype where it is on."""
         kind = input.device.type
         if torch.is_autocast_enabled(kind):
             input = input.to(torch.get_autocast_dtype(kind))

@@ -81,6 +81,7 @@ class ProofContext:
 
     @property
     def tokenizer(self) -> Any:
+        """The tokenizer of the processor."""
         return self.processor.tokenizer
 
     @property

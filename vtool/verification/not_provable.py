@@ -11,6 +11,7 @@ class NotProvable(Findings):
 
     @property
     def reason(self) -> str:
+        """The finding's message."""
         return self.diagnostics[0].message
 
 

@@ -86,10 +86,12 @@ class MicroPass:
 
     @property
     def is_coarse(self) -> bool:
+        """True if something was computed more coarsely than in float32."""
         return self.unit > 4 * FLOAT32_ROUNDING
 
     @property
     def solved(self) -> int:
+        """Supervised tokens whose weight was computed from the gradient."""
         return int(self.fact.get("solved", self.supervised))
 
     @property
@@ -99,6 +101,7 @@ class MicroPass:
 
     @property
     def misfit(self) -> float:
+        """The median relative distance of tokens from a loss that is understood."""
         return _middle(self.fact.get("misfit"))
 
     @property
@@ -114,6 +117,7 @@ class MicroPass:
 
     @property
     def low(self) -> float:
+        """The least weight of the tokens that are measured."""
         return self.quantiles[0]
 
     @property
@@ -123,6 +127,7 @@ class MicroPass:
 
     @property
     def high(self) -> float:
+        """The greatest weight of the tokens that are measured."""
         return self.quantiles[3]
 
     @property
@@ -179,24 +184,29 @@ class MicroPass:
 
     @property
     def not_next(self) -> int | None:
+        """Tokens whose target is not the next input id; None where ids were not seen."""
         found = self.fact.get("not_next")
         return None if found is None else int(found)
 
     @property
     def of_next_row(self) -> int:
+        """Tokens whose target is the first id of the batch's next row."""
         return int(self.fact.get("of_next_row") or 0)
 
     @property
     def left_out(self) -> int | None:
+        """Tokens learnt where the batch's mask has no token; None where it says nothing of that."""
         found = self.fact.get("left_out")
         return None if found is None else int(found)
 
     @property
     def shifted(self) -> dict[int, int]:
+        """By distance, the tokens of `not_next` whose target is the id so far ahead."""
         return {int(name): int(n) for name, n in (self.fact.get("is_plus") or {}).items()}
 
     @property
     def ends(self) -> tuple[int, int] | None:
+        """End tokens among the inputs and among the targets; None where ids were not seen."""
         found = self.fact.get("ends")
         return (int(found["in_inputs"]), int(found["learnt"])) if found else None
 
@@ -226,6 +236,7 @@ class MicroPass:
 
     @property
     def rows(self) -> tuple[LearntRow, ...]:
+        """The learnt tokens of each of the first 64 rows."""
         return tuple(
             LearntRow(
                 int(row["n"]),
@@ -241,10 +252,12 @@ class MicroPass:
 
     @property
     def learning_rows(self) -> tuple[LearntRow, ...]:
+        """Rows that have learnt tokens."""
         return tuple(row for row in self.rows if row.tokens)
 
     @property
     def tokens(self) -> tuple[Tokens, ...]:
+        """The learnt tokens of the first rows, one by one."""
         return tuple(
             Tokens(
                 int(one["row"]),
@@ -289,10 +302,12 @@ class Facts:
 
     @property
     def name(self) -> str:
+        """The model's class, or `no model`."""
         return str(self.model.get("class") or "no model")
 
     @property
     def ranks(self) -> tuple[int, ...]:
+        """The ranks that have found a model, in order."""
         return tuple(sorted({int(line["rank"]) for line in self.of("model")}))
 
     @property
@@ -346,6 +361,7 @@ class Facts:
 
     @property
     def micros(self) -> tuple[MicroPass, ...]:
+        """All forward and backward passes that were read, in order."""
         return tuple(
             MicroPass(
                 int(fact["step"]),
@@ -401,6 +417,7 @@ class Facts:
 
     @property
     def ends(self) -> frozenset[int]:
+        """Tokens that end a turn or a text."""
         return frozenset(map(int, self.model.get("ends") or ()))
 
     def ids_of(self, micro: MicroPass, tokens: Tokens) -> tuple[int, ...] | None:

@@ -40,6 +40,7 @@ class Places(Sequence[RowPlace]):
 
     @classmethod
     def of(cls, places: Iterable[RowPlace], *, by_line: bool) -> Self:
+        """Return the places of an iterable, packed."""
         made = cls(by_line)
         for place in places:
             made.lines.append(place.line)

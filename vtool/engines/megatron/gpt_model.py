@@ -178,6 +178,7 @@ class RMSNorm(nn.Module):
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """Return the normalized states, in the dtype of `hidden` [..., H]."""
         wide = hidden.float()
         normal = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         return self.weight * normal.to(hidden.dtype)

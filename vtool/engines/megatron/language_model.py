@@ -67,6 +67,7 @@ class LanguageModel(nn.Module):
         """Ranks among which tokens are shared out where matrices are whole."""
 
     def get_input_embeddings(self) -> nn.Module:
+        """Return the embedding, as transformers' `generate` asks for it."""
         return self.embedding
 
     def forward(
@@ -77,6 +78,7 @@ class LanguageModel(nn.Module):
         documents: Spans | None = None,
         **_: Any,
     ) -> Any:
+        """Return hidden states [B, S, H]; see the class."""
         from megatron.core import tensor_parallel
         from transformers.modeling_outputs import BaseModelOutputWithPast
 

@@ -109,6 +109,7 @@ class Adapters(nn.Module):
         return heads * self.shape.head_dim // self.tensor_size
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the adapters' part of the output [..., out], from the linear's input [..., in]."""
         pairs: dict[str, Any] = dict(self.named_children())
         small = self._reduce(torch.cat([pair(x) for pair in pairs.values()], -1))
         split = torch.split(small, [pair.A.shape[0] for pair in pairs.values()], -1)

@@ -43,14 +43,17 @@ class Stage:
 
     @property
     def first(self) -> bool:
+        """True on the stage that has the embedding."""
         return self.ranks.rank == 0
 
     @property
     def last(self) -> bool:
+        """True on the stage that has the head."""
         return self.ranks.rank == self.ranks.world - 1
 
     @contextmanager
     def under_schedule(self) -> Iterator[None]:
+        """Compute under megatron-core's schedule, which moves the hidden states."""
         self.scheduled = True
         try:
             yield
@@ -167,11 +170,13 @@ class Timers:
         return self
 
     def start(self, barrier: bool = False) -> None:
+        """Open the span of the name that was asked for."""
         if self._name:
             self._open.append(self._span(self._name))
             self._open[-1].__enter__()
 
     def stop(self) -> None:
+        """Close the span that was opened last."""
         if self._name:
             self._open.pop().__exit__(None, None, None)
 

@@ -21,10 +21,12 @@ class MemoryView:
 
     @staticmethod
     def of(tensor: Tensor) -> "MemoryView":
+        """Return the view that a tensor is of its memory."""
         return MemoryView(int(tensor.storage_offset()), tuple(tensor.shape), tuple(tensor.stride()))
 
     @property
     def numel(self) -> int:
+        """The number of elements."""
         return prod(self.sizes)
 
     def view_of(self, tensor: Tensor) -> Tensor:

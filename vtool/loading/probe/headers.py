@@ -48,10 +48,12 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
+        """The number of bytes in the file."""
         return self.end - self.start
 
     @property
     def numel(self) -> int:
+        """The number of elements."""
         return prod(self.shape)
 
     def on_meta(self) -> Tensor:

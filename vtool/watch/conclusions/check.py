@@ -36,6 +36,7 @@ class WatchCheck:
 
     @property
     def name(self) -> str:
+        """The name of its rule."""
         return self.rule.name
 
 

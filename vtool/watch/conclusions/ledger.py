@@ -75,6 +75,7 @@ class RowCounts:
 
     @property
     def seen(self) -> int:
+        """Rows that were seen, each as often as it was."""
         return sum(self.times.values())
 
     @property
