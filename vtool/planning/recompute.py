@@ -1,15 +1,8 @@
-"""`model.gradient_checkpointing: auto`: the fewest blocks that compute again, so that a rank fits.
+"""`model.gradient_checkpointing: auto`: the fewest blocks that compute again and fit in memory."""
 
-A run has this computed by a process of its own (`vtool/training/recompute.py`), as torch's fake
-process group cannot exist along with a real one.
-"""
-
-import pickle
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
-from pathlib import Path
 from typing import Any
 
 from vtool.config.schema import Run
@@ -86,38 +79,3 @@ def fewest_blocks(measure: Callable[[int], float], tower: int, of: int, room: fl
         # a last block that keeps more than the others would bend the line at every turn
         following, halve = 0, not halve and len(sizes) > 4
     return high
-
-
-def main(folder_name: str) -> None:
-    """Plan the run of a task's file, and write what was chosen next to it."""
-    from vtool.diagnostics import Diagnostic, Findings
-    from vtool.planning.plan import OVERHEAD, PlanQuestion, make_plan
-    from vtool.planning.text import remedy, verdict
-    from vtool.training.recompute import ChosenBlocks, Task
-
-    folder = Path(folder_name)
-    task: Task = pickle.loads((folder / "task").read_bytes())
-    result: ChosenBlocks | Findings
-    try:
-        reserved = OVERHEAD if task.on_device else 0
-        asked = PlanQuestion(task.world, task.free, images=task.images, reserved=reserved)
-        plan = make_plan(task.run, asked)
-        assert plan.choice is not None, "auto was asked for"
-        if plan.fits:
-            choice = plan.choice
-            result = ChosenBlocks(
-                choice.setting, choice.blocks, choice.of, plan.device, choice.without
-            )
-        else:
-            result = Findings(
-                Diagnostic(
-                    "does-not-fit",
-                    f"with activations of all blocks computed again, a rank {verdict(plan)}",
-                    remedy(plan),
-                    "model.gradient_checkpointing",
-                )
-            )
-    except Findings as findings:
-        result = findings
-    (folder / "result").write_bytes(pickle.dumps(result))
-    sys.stdout.flush()

@@ -106,7 +106,7 @@ def _choose(run: Run, ledger: Ledger, folder: RunFolder, ranks: Ranks, free: int
 def _plan(task: Task) -> ChosenBlocks:
     start = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); import vtool;"
-        " sys.path.pop(0); from vtool.planning.recompute import main; main(sys.argv[1])"
+        " sys.path.pop(0); from vtool.planning.recompute_process import main; main(sys.argv[1])"
     )
     environment = {key: value for key, value in os.environ.items() if key not in _OF_A_RANK}
     with scratch_folder() as scratch, working(f"planning steps, for {_NAME}=auto"):
