@@ -1,7 +1,7 @@
 /* Preloaded: counts the write-side operations below one folder, and lets one of them fail.
  *
- * An operation is an open for writing, write, fsync, rename, mkdir, truncate, or the close of a file
- * that was opened for writing. `fault_arm` is called by the process itself (faults.py).
+ * An operation is an open for writing, write, fsync, rename, mkdir, truncate, or the close of a
+ * file that was opened for writing. `fault_arm` is called by the process itself (faults.py).
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -60,7 +60,8 @@ static int due(const char *what) {
     return fault;
 }
 
-#define FAIL(what) do { int error = due(what); if (error > 0) { errno = error; return -1; } } while (0)
+#define FAIL(what) \
+    do { int error = due(what); if (error > 0) { errno = error; return -1; } } while (0)
 
 static int opened(int descriptor, int counted) {
     if (descriptor >= 0 && descriptor < MOST) ours[descriptor] = (char)counted;
@@ -141,9 +142,15 @@ int mkdir(const char *path, mode_t mode) {
 int mkdirat(int folder, const char *path, mode_t mode) {
     REAL(mkdirat); if (below(path)) FAIL("mkdir"); return real(folder, path, mode);
 }
-int ftruncate(int d, off_t size) { REAL(ftruncate); if (OURS(d)) FAIL("truncate"); return real(d, size); }
-int ftruncate64(int d, off64_t size) { REAL(ftruncate64); if (OURS(d)) FAIL("truncate"); return real(d, size); }
-int truncate(const char *p, off_t size) { REAL(truncate); if (below(p)) FAIL("truncate"); return real(p, size); }
+int ftruncate(int d, off_t size) {
+    REAL(ftruncate); if (OURS(d)) FAIL("truncate"); return real(d, size);
+}
+int ftruncate64(int d, off64_t size) {
+    REAL(ftruncate64); if (OURS(d)) FAIL("truncate"); return real(d, size);
+}
+int truncate(const char *p, off_t size) {
+    REAL(truncate); if (below(p)) FAIL("truncate"); return real(p, size);
+}
 
 int close(int descriptor) {
     REAL(close);
