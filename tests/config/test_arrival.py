@@ -1,5 +1,6 @@
 """Every setting is known to arrive: its field says who reads it back, or a test shows it acting."""
 
+import ast
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 
 from vtool.config.expected import expected_settings
 from vtool.config.load import load_run
+from vtool.config.schema import RECIPE_KINDS
 from vtool.config.schema.base import ActsLater, ReadBack
 from vtool.config.settings import all_settings, arrivals
 
@@ -145,6 +147,37 @@ TESTS: dict[str, str] = {
     ),
 }
 """By setting that acts after the first step, the test that shows it."""
+HANDED_ON = (
+    *(f"engine.{group}_config." for group in ("ddp", "wrap", "transformer")),
+    *("data.validation", "data.split.validation", "train.from"),
+)
+"""Settings that are handed to a library as a group, or read by a name that is put together."""
+
+
+def read_names() -> set[str]:
+    """Return the attributes and arguments that code reads, besides the schema and the rules."""
+    names = set()
+    for file in (ROOT / "vtool").rglob("*.py"):
+        if not {"schema", "rules"}.intersection(file.parts):
+            for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+                match node:
+                    case ast.Attribute(attr=name) | ast.keyword(arg=name) | ast.arg(arg=name):
+                        names.add(name)
+    return names
+
+
+def test_every_setting_has_a_description_and_code_that_reads_it() -> None:
+    settings = [one for schema in RECIPE_KINDS.values() for one in all_settings(schema)]
+    assert [one.name for one in settings if not one.doc.strip()] == [], (
+        "a docstring under the field"
+    )
+    read = read_names()
+    unread = [
+        one.name
+        for one in settings
+        if one.name.rpartition(".")[2] not in read and not one.name.startswith(HANDED_ON)
+    ]
+    assert unread == [], "no code reads them"
 
 
 def test_every_setting_says_how_it_arrives_and_classes_that_share_one_agree() -> None:

@@ -95,8 +95,11 @@ def test_every_rule_of_settings_that_a_file_has_is_listed_once() -> None:
         for each in vars(module).values()
         if isinstance(each, SettingsRule)
     ]
-    assert len(found) == len(SETTINGS_RULES)
-    assert all(any(each is listed for listed in SETTINGS_RULES) for each in found)
+    missing = [
+        each.rule.name for each in found if not any(each is listed for listed in SETTINGS_RULES)
+    ]
+    assert missing == [], "name them in SETTINGS_RULES of vtool/config/rules/__init__.py"
+    assert len(found) == len(SETTINGS_RULES), "a rule is listed twice"
 
 
 def test_a_recipe_is_checked_against_every_rule_about_recipes_but_those_about_processes() -> None:

@@ -3,8 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from tests.rows import chat, decompression_bomb, mixed_rows, picture, write_rows
 from tests.runs import encoded, messages, request
@@ -217,6 +219,12 @@ def test_an_image_too_large_to_be_meant_is_refused(tmp_path: Path) -> None:
         rule_of(rows_of(tmp_path, [chat("<image>?", "b") | {"images": ["a.png"]}]))
         == "too-many-pixels"
     )
+
+
+def test_an_image_whose_values_do_not_fit_into_eight_bits_is_refused(tmp_path: Path) -> None:
+    Image.fromarray(np.full((56, 56), 4095, np.uint16)).save(tmp_path / "a.png")
+    rows = rows_of(tmp_path, [chat("<image>?", "b") | {"images": ["a.png"]}])
+    assert rule_of(rows) == "wide-image-values"
 
 
 def test_an_example_shows_what_is_supervised(tmp_path: Path) -> None:

@@ -105,8 +105,9 @@ def test_an_nll_that_is_no_number_is_not_compared() -> None:
 def test_other_rows_are_refused() -> None:
     one = answers(["yes"] * ROWS)
     for other in (one[:-1], [*one[:-1], replace(one[-1], reference="no")]):
-        with pytest.raises(Findings, match="not asked the same rows"):
+        with pytest.raises(Findings, match="not asked the same rows") as raised:
             compared(one, other)
+        assert [finding.rule for finding in raised.value.diagnostics] == ["evaluation-differs"]
 
 
 def test_differences_are_signed_as_the_first_model_less_the_other() -> None:

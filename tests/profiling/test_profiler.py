@@ -8,6 +8,7 @@ import json
 import resource
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -378,6 +379,12 @@ class TestPromises:
         kept = [one["dur"] for one in capped["traceEvents"] if one.get("cat") == "cpu_op"]
         left = sorted((one["dur"] for one in many if one.get("cat") == "cpu_op"), reverse=True)
         assert sorted(kept, reverse=True) == left[: len(kept)]
+
+    def test_operations_that_are_left_out_are_a_finding(self, folder: Path, tmp_path: Path) -> None:
+        made = made_run(folder, "any", *TORCH)
+        settings = made.run.profiler.model_copy(update={"max_trace_mb": 0.001})
+        run = made.run.model_copy(update={"profiler": settings})
+        assert loop(tmp_path / "run", replace(made, run=run)) == ["trace-capped"]
 
     @pytest.mark.parametrize(
         "text",

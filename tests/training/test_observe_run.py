@@ -145,7 +145,11 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_every_setting_that_claims_to_be_read_back_is_seen(
     made: dict[str, RunRequest], two: list[dict[str, Look]], digits: Any
 ) -> None:
-    assert READ - seen_of(made, two, digits) == set()
+    unseen = READ - seen_of(made, two, digits)
+    assert unseen == set(), (
+        "no object of these runs has them: yield them in the function that the field's ReadBack"
+        " names, and give one that is null by default a value in tests/training/variants.py"
+    )
 
 
 def other(run: Run, name: str) -> Run | None:
@@ -198,7 +202,9 @@ def test_another_value_of_any_of_them_is_found(
         if (changed := other(run, name)) is not None
     ]
     if not asked:  # null in every run: what is asked is then any value but the one that is there
-        assert name.startswith(("engine.ddp_config.", "engine.wrap_config.", "data."))
+        assert name.startswith(("engine.ddp_config.", "engine.wrap_config.", "data.")), (
+            f"{name} is null in every run: give it a value in tests/training/variants.py"
+        )
         run, seen = next(
             (run, seen) for run, seen in [*runs, *digits] if any(one.name == name for one in seen)
         )

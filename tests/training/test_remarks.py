@@ -28,7 +28,7 @@ def test_a_spike_is_reported_with_the_rows_of_its_step(tmp_path: Path) -> None:
     assert (high["step"], high["loss"], high["rows"]) == (40, 9.0, rows)
     assert (low["step"], low["steps"]) == (50, [50, 50])
     (finding,) = spike_findings([low, high])
-    assert finding.severity == "note"
+    assert (finding.rule, finding.severity) == ("loss-spike", "note")
     assert "the loss of step 40 is 9, where 1.02 was usual" in finding.message
     assert all(name in finding.message for name in rows)
     assert finding.message.endswith("further spikes: step 50")

@@ -1,5 +1,8 @@
 """Settings that were asked for, against the objects of a trainer that is not ours."""
 
+import pytest
+import torch
+
 from tests.models.tiny import tiny_model
 from vtool.verification.compare import compare_objects
 
@@ -14,3 +17,12 @@ def test_a_part_that_is_to_be_frozen_and_is_not_as_a_whole() -> None:
     (finding,) = compare_objects(asked, {"model": model})
     assert finding.parameter == "model.freeze.language"
     assert "language_model.norm.weight has false" in finding.message
+
+
+@pytest.mark.parametrize("name", ["RAdam", "NAdam", "Adam"])
+def test_of_optimizers_with_a_decoupled_decay_only_adam_is_adamw(name: str) -> None:
+    parameters = [torch.nn.Parameter(torch.ones(2, 2))]
+    optimizer = getattr(torch.optim, name)(parameters, decoupled_weight_decay=True)
+    found = compare_objects({"optim.name": "adamw"}, {"optimizer": optimizer})
+    assert [finding.parameter for finding in found] == ([] if name == "Adam" else ["optim.name"])
+    assert all(name.lower() in finding.message for finding in found)

@@ -19,7 +19,10 @@ SUPPORT = {"__init__", "proof", "report"}
 
 def test_every_file_of_a_proof_is_registered_once() -> None:
     files = {path.stem for path in FOLDER.glob("*.py")} - SUPPORT
-    assert sorted(name.replace("-", "_") for name in PROOF_NAMES) == sorted(files)
+    names = [name.replace("-", "_") for name in PROOF_NAMES]
+    assert files - set(names) == set(), "add them to PROOFS of verification/proofs/__init__.py"
+    assert set(names) - files == set(), "a file of a proof is named after its rule"
+    assert len(names) == len(files), "a proof is listed twice"
 
 
 @pytest.mark.parametrize("proof", PROOFS, ids=PROOF_NAMES)
@@ -38,7 +41,7 @@ def test_the_rule_of_a_proof_is_in_the_table_of_rules(proof: Proof) -> None:
 @pytest.mark.parametrize("proof", PROOFS, ids=PROOF_NAMES)
 def test_a_proof_that_passed_is_printed_as_what_holds(proof: Proof) -> None:
     """The name and summary say what is wrong, and would read as if that had passed."""
-    assert proof.rule.holds.endswith(".")
+    assert proof.rule.holds.endswith("."), "give the rule a `holds`: a sentence"
     assert proof.rule.claim("passed") == proof.rule.claim("not-run") == proof.rule.holds
     assert proof.rule.claim("failed") == proof.rule.summary
 
@@ -50,7 +53,9 @@ def test_a_proof_catches_the_case_in_the_zoo_that_it_is_for(proof: Proof) -> Non
         for defect in DEFECTS
         if defect.caught_by == proof.name and isinstance(defect.look, Proved)
     }
-    assert proof.upstream in cases
+    assert proof.upstream in cases, (
+        f"give tests/zoo/ a Defect of {proof.upstream} whose look is Proved({proof.name!r})"
+    )
 
 
 def test_the_zoo_asks_for_no_proof_that_is_not_registered() -> None:

@@ -76,22 +76,23 @@ def test_what_was_found_before_facts_stop_stands(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "message"),
+    ("name", "text", "rule", "message"),
     [
-        (None, "", "facts has no facts (rank*.jsonl)"),
-        ("notes.txt", "text", "facts has no facts (rank*.jsonl)"),
-        ("rank0-1.jsonl", "\0\1\n\2\n", "all of their lines (1) are damaged"),
-        ("rank0-1.jsonl", "", "the facts are empty"),
+        (None, "", "not-a-folder-of-facts", "facts has no facts (rank*.jsonl)"),
+        ("notes.txt", "text", "not-a-folder-of-facts", "facts has no facts (rank*.jsonl)"),
+        ("rank0-1.jsonl", "\0\1\n\2\n", "nothing-read", "all of their lines (1) are damaged"),
+        ("rank0-1.jsonl", "", "nothing-read", "the facts are empty"),
     ],
 )
 def test_a_folder_without_facts_is_no_pass(
-    tmp_path: Path, name: str | None, text: str, message: str
+    tmp_path: Path, name: str | None, text: str, rule: str, message: str
 ) -> None:
     (tmp_path / "facts").mkdir()
     if name:
         (tmp_path / "facts" / name).write_text(text)
     done = run_vtool(tmp_path, "watch", "--read", "facts")
     assert done.status == 2
+    assert f"[{rule} VT" in done.output
     assert message in done.output
 
 

@@ -1,5 +1,6 @@
 """Each defect is caught by its check, and by no other; healthy code passes the same checks."""
 
+from collections import Counter
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -59,15 +60,18 @@ def test_among_all_proofs_the_one_that_is_for_a_defect_names_it(
 
 def test_there_are_enough_of_them_each_of_its_own_and_of_a_rule_that_there_is() -> None:
     assert len(DEFECTS) >= 40
-    assert len({defect.name for defect in DEFECTS}) == len(DEFECTS)
+    names = Counter(defect.name for defect in DEFECTS)
+    assert [name for name, count in names.items() if count > 1] == []
     assert {defect.caught_by for defect in DEFECTS} <= RULES.keys()
-    assert all("#" in defect.upstream for defect in DEFECTS)
+    assert [one.name for one in DEFECTS if "#" not in one.upstream] == [], "upstream: REPO#NUMBER"
 
 
 def test_every_file_of_defects_is_an_area_of_the_zoo() -> None:
     files = {path.stem for path in Path(__file__).parent.glob("*.py") if path.stem != "zoo"}
     modules = [import_module(f"tests.zoo.{name}") for name in sorted(files - {"__main__"})]
     found = {defect for one in modules for defect in vars(one).get("DEFECTS", ())}
+    missing = {defect.name for defect in found - set(DEFECTS)}
+    assert missing == set(), "name their file in AREAS of tests/zoo/zoo.py"
     assert found == set(DEFECTS)
 
 
@@ -98,4 +102,4 @@ def test_the_page_is_that_of_these_defects() -> None:
 def test_the_readme_has_the_figures() -> None:
     text = (ROOT / "README.md").read_text()
     for line in figures(len(DEFECTS), 0):
-        assert line in text
+        assert line in text, "renew README.md: make goldens"

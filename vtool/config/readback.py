@@ -2,6 +2,8 @@
 
 The owner of an object says what it observes in it, without being given a setting;
 `vtool.config.expected` says what is expected, without an object. Torch-free: both are plain values.
+They are compared in every run (`training/observe_run.py`), by `validate-config --live`
+(`verification/live.py`) and by `vtool.compare` (`verification/compare.py`).
 """
 
 import math

@@ -101,9 +101,9 @@ def observe_parameter_groups(
 
 def observe_group(optimizer: Any, group: Any, where: str) -> Iterator[Observed]:
     """Yield one AdamW group's values of the settings that all groups share."""
-    decoupled = (
+    decoupled = (  # RAdam and NAdam have a decoupled decay too
         isinstance(optimizer, torch.optim.AdamW)
-        or group.get("decoupled_weight_decay")
+        or (isinstance(optimizer, torch.optim.Adam) and group.get("decoupled_weight_decay"))
         or getattr(optimizer, "adam_w_mode", False)
     )
     yield Observed("optim.name", "adamw" if decoupled else type(optimizer).__name__.lower(), where)
