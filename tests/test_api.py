@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import indent
 from typing import Any, assert_type
 
 import pytest
@@ -86,6 +87,7 @@ def test_what_a_function_returns_or_raises_has_a_type(result: vtool.TrainingResu
 SWITCHES = """
 import os, sys
 from pathlib import Path
+from textwrap import indent
 import vtool
 {before}
 def state():
@@ -349,6 +351,38 @@ def test_a_signal_before_the_first_step_of_ranks_does_not_end_the_script(tmp_pat
     found, after = done.stdout.splitlines()[-2:]
     assert after == "the script goes on"
     assert "('rank-failed', 'stopped by SIGTERM before the first step', 'train again:" in found
+
+
+UNGUARDED = """
+import sys, vtool
+run = vtool.load("digits", "launch.nproc=2", f"run.dir={sys.argv[1]}", "train.steps=2",
+                 "optim.warmup_steps=1")
+try:
+    print(vtool.train(run, preflight=False).status)
+except vtool.Findings as findings:
+    print([(one.rule, one.remedy) for one in findings.diagnostics])
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("guarded", [False, True])
+def test_a_script_that_ranks_import_trains_under_a_check_of_its_name(
+    tmp_path: Path, guarded: bool
+) -> None:
+    """What starts processes needs it in Python: the ranks would start the run again."""
+    text = UNGUARDED
+    if guarded:
+        text = f'if __name__ == "__main__":\n{indent(text, "    ")}'
+    (tmp_path / "script.py").write_text(text)
+    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "run")]
+    environment = {**os.environ, "PYTHONPATH": str(PAGE.parents[1])}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    last = done.stdout.splitlines()[-1]
+    if guarded:
+        assert last == "finished"
+    else:
+        assert "rank-failed" in last
+        assert 'under `if __name__ == "__main__":`' in last
 
 
 @pytest.mark.full

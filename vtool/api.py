@@ -153,8 +153,9 @@ class TrainingResult:
 def train(run: "Loaded", *, preflight: bool = True) -> TrainingResult:
     """Train a run, or resume it from its newest checkpoint, as `vtool train sft` does.
 
-    With `launch.nproc` above 1 the ranks are processes of their own; under a torchrun of your own,
-    every rank calls this, and has the result. Nothing is fetched from a hub, and no progress bars
+    With `launch.nproc` above 1 the ranks are processes of their own, which import the script that
+    calls this: call it under `if __name__ == "__main__":`. Under a torchrun of your own, every rank
+    calls this, and has the result. Nothing is fetched from a hub, and no progress bars
     are drawn. Torch's number of threads, the environment and the libraries' switches are what they
     were before, afterwards.
 
@@ -364,7 +365,11 @@ def _without_findings(status: object) -> "Diagnostic":
         name = signal.Signals(status - 128).name
         help = "train again: it resumes from the last checkpoint if there is one"
         return Diagnostic("rank-failed", f"stopped by {name} before the first step", help)
-    return Diagnostic("rank-failed", f"a rank ended with exit status {status}")
+    help = (
+        "read what the rank printed above; where that is about starting a process, call vtool.train"
+        ' under `if __name__ == "__main__":`, since each rank imports the script that started it'
+    )
+    return Diagnostic("rank-failed", f"a rank ended with exit status {status}", help)
 
 
 def _file(picture: "Picture", stack: ExitStack) -> str:

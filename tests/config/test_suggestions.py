@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 
 from vtool.config.load import examine
-from vtool.config.settings import all_settings
+from vtool.config.schema.formats import FORMATS
+from vtool.config.settings import all_settings, choices
 from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.near_miss import near
+from vtool.engines.registry import ENGINES
 
 
 def finding(override: str) -> Diagnostic:
@@ -68,7 +70,7 @@ def test_a_setting_of_another_engine_is_distinguished() -> None:
     assert (found.rule, found.help, found.expected) == (
         "unknown-choice",
         "did you mean `fsdp2`?",
-        "ddp, fsdp2, megatron",
+        ", ".join(ENGINES),
     )
     assert finding("engine=fsdp").help == "did you mean `engine=fsdp2`?"
 
@@ -91,7 +93,7 @@ def test_a_setting_of_another_engine_is_distinguished() -> None:
         (
             "data.train.0.format=message",
             "unknown-choice",
-            "digits, llava, messages, alpaca, auto, cauldron, llama_factory, swift, trl",
+            ", ".join(choices(entry.model_fields["format"].annotation)[0] for entry in FORMATS),
             "did you mean `messages`?",
         ),
         (

@@ -24,7 +24,8 @@ from vtool.training.step import micro_batch_nll
 
 ROWS = 32
 TEXT_ONLY = (1, 4, 5, 11, 12, 13, 14, 30)
-BOTH = pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+ENGINES = ("ddp", "fsdp2")
+BOTH = pytest.mark.parametrize("engine", ENGINES)
 
 
 def made_run(

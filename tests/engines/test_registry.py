@@ -2,10 +2,12 @@
 
 import inspect
 from pkgutil import resolve_name
+from types import ModuleType
 from typing import get_args
 
 import pytest
 
+from tests.engines import test_exactness, test_families, test_parity, test_parts
 from vtool.config.schema import Run
 from vtool.config.settings import choices
 from vtool.config.shipped import shipped_folder
@@ -25,6 +27,14 @@ def test_each_engine_has_a_file_of_settings() -> None:
     assert {file.stem for file in (shipped_folder("configs") / "engine").glob("*.yaml")} == set(
         ENGINES
     )
+
+
+@pytest.mark.parametrize("module", [test_exactness, test_families, test_parity, test_parts])
+def test_an_engine_whose_parameters_are_torchs_own_is_in_the_tests_of_exactness(
+    module: ModuleType,
+) -> None:
+    """Megatron-core's has tests of its own, in tests/engines/megatron/."""
+    assert set(module.ENGINES) == set(ENGINES) - {"megatron"}
 
 
 @pytest.mark.parametrize("kind", ENGINES)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+import transformers
 import yaml
 
 from vtool.config.schema import Model
@@ -70,6 +71,16 @@ def test_facts_and_code_are_of_one_folder_and_one_transformers_model(name: str) 
     assert isinstance(family, Family)
     assert family.facts is facts
     assert family.model_class().config_class.model_type == name
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_processors_of_a_family_are_transformers_own(name: str) -> None:
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+
+    facts = FAMILIES[name]
+    assert facts.processor == PROCESSOR_MAPPING_NAMES[name]
+    assert hasattr(transformers, facts.image_processor)
+    assert hasattr(transformers, facts.video_processor)
 
 
 def test_the_facts_import_neither_torch_nor_transformers() -> None:

@@ -1,6 +1,7 @@
 """Each rule of a class that is given weights: a class that it finds, and one that it does not."""
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.result import Result
 from vtool.diagnostics.rules_loading import CLASS_RULES
 from vtool.loading import check_load_weights
-from vtool.loading.probe.file_host import facts_of
+from vtool.loading.probe.audit import run_checks
+from vtool.loading.probe.errors import LoadFailed
+from vtool.loading.probe.file_host import facts_of, subject_of_factory
 from vtool.loading.verdict import judge
 
 WRONG = {
@@ -324,6 +327,27 @@ def test_what_is_no_model_is_a_finding(factory: type, words: str) -> None:
     (finding,) = errors(factory)
     assert finding.rule == "load-failed"
     assert words in finding.message
+
+
+class OtherNames(torch.nn.Module):
+    """A fused projection: a checkpoint has three tensors for its one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = torch.nn.Linear(4, 12, bias=False)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        for name, tensor in weights:
+            at = ["q.weight", "k.weight", "v.weight"].index(name)
+            self.qkv.weight.data[4 * at : 4 * at + 4] = tensor
+
+
+def test_a_class_that_takes_other_names_than_its_own_needs_a_checkpoint() -> None:
+    subject = subject_of_factory(OtherNames, None)
+    with pytest.raises(LoadFailed, match=r"'qkv.weight' is not in list .*--checkpoint FOLDER"):
+        run_checks(subject, ["unwritten-parameter"], 1, ["owned"])
+    own = {name: torch.ones(4, 4) for name in ("q.weight", "k.weight", "v.weight")}
+    assert check_load_weights(OtherNames, own).verdict == "clean"
 
 
 def test_a_class_that_cannot_be_made_again_has_not_passed() -> None:

@@ -25,6 +25,7 @@ from vtool.engines import fsdp2
 from vtool.engines.ddp import DdpEngine
 from vtool.engines.megatron import engine as megatron
 from vtool.engines.ranks import Ranks
+from vtool.engines.registry import ENGINES
 from vtool.families.family import load_family
 from vtool.models import adapters
 from vtool.models import build as model_build
@@ -150,6 +151,19 @@ def test_every_setting_that_claims_to_be_read_back_is_seen(
         "no object of these runs has them: yield them in the function that the field's ReadBack"
         " names, and give one that is null by default a value in tests/training/variants.py"
     )
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_each_engine_says_which_it_is(
+    kind: str, made: dict[str, RunRequest], two: list[dict[str, Look]]
+) -> None:
+    """A comparison is of what was observed: an engine that says nothing would pass."""
+    mine = [name for name in made if made[name].run.engine.kind == kind]
+    assert mine, f"give engine={kind} a run in tests/training/variants.py"
+    for rank in two:
+        for name in mine:
+            said = [one.value for one in rank[name].seen if one.name == "engine.kind"]
+            assert set(said) == {kind}, name
 
 
 def other(run: Run, name: str) -> Run | None:

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from vtool.config.schema import Optim
+from vtool.config.shipped import shipped_folder
 from vtool.training.optimizer import OPTIMIZERS, build_optimizer, parameter_groups
 from vtool.training.schedule import SCHEDULES, learning_rate, observe_schedule
 from vtool.verification.proof_settings import RATES
@@ -108,6 +109,8 @@ def test_every_schedule_and_optimizer_of_the_schema_has_its_function_and_no_othe
     for setting, functions in (("schedule", SCHEDULES), ("name", OPTIMIZERS)):
         assert set(get_args(Optim.model_fields[setting].annotation)) == functions.keys()
     assert RATES.keys() == OPTIMIZERS.keys(), "the rate at which the proofs see its steps"
+    files = {file.stem for file in (shipped_folder("configs") / "optim").glob("*.yaml")}
+    assert files == OPTIMIZERS.keys(), "each optimizer has a file of its usual settings"
 
 
 def test_only_tensors_of_two_or_more_dimensions_decay() -> None:

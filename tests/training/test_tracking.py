@@ -8,17 +8,19 @@ import struct
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.profiling.runs import made_run, write
 from tests.runs import read_lines
-from vtool.config import schema
 from vtool.config.load import examine
+from vtool.config.schema.tracking import TRACKERS
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
 from vtool.training import tracking
@@ -34,12 +36,13 @@ def has(package: str) -> bool:
 
 
 def test_every_tracker_of_the_schema_can_be_opened_and_no_other() -> None:
-    kinds = [
-        kind
-        for entry in get_args(get_args(schema.Tracker)[0])
-        for kind in get_args(entry.model_fields["kind"].annotation)
-    ]
-    assert set(kinds) == tracking.SINKS.keys()
+    assert set(TRACKERS) == tracking.SINKS.keys()
+
+
+def test_the_package_of_every_tracker_is_in_the_extra_that_a_finding_names() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    needs = {Requirement(one).name for one in project["optional-dependencies"]["trackers"]}
+    assert set(TRACKERS) == needs - {"vtool"}
 
 
 @pytest.mark.skipif(not has("tensorboard"), reason="not run: tensorboard is not installed")

@@ -148,8 +148,10 @@ def make_plan(run: Run, asked: PlanQuestion) -> MemoryPlan:
     Raises:
         Findings: `not-planned`, fatal; `model-does-not-load`.
     """
-    if isinstance(run.engine, Megatron):
-        what = "engine=megatron: no figure is computed for its layouts, and none is guessed"
+    if not isinstance(run.engine, Ddp | Fsdp2):
+        what = (
+            f"engine={run.engine.kind}: no figure is computed for its layouts, and none is guessed"
+        )
         raise Findings(
             Diagnostic("not-planned", what, "plan it with engine=fsdp2", "engine.kind"), fatal=True
         )

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vtool.config.schema import Fsdp2, Megatron, Run
+from vtool.config.schema import Ddp, Fsdp2, Megatron, Run
 from vtool.config.schema.megatron import Parallel
 from vtool.data.audit import Ledger
 from vtool.data.head_nll import rows_of_block, rows_of_chunk
@@ -168,9 +168,9 @@ class _Layers:
 def print_state(run: Run, model: nn.Module, ranks: Ranks) -> None:
     """Print, on rank 0, what each rank keeps from step to step, before anything of it is there.
 
-    Nothing is printed for megatron-core, whose layouts are not planned.
+    Nothing is printed for an engine whose layouts are not planned, such as megatron-core's.
     """
-    if ranks.rank != 0 or isinstance(run.engine, Megatron):
+    if ranks.rank != 0 or not isinstance(run.engine, Ddp | Fsdp2):
         return
     whole = {id(each): each for each in model.parameters()}.values()
     shares = ranks.world if isinstance(run.engine, Fsdp2) else 1

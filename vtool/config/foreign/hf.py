@@ -21,6 +21,7 @@ from vtool.config.foreign.words import NARROW_ADAMW, NO_COUNTERPART, WORDS
 from vtool.config.origins import Origins, ValuePosition
 from vtool.config.resources import RecipeFile
 from vtool.config.schema import Model
+from vtool.config.schema.tracking import TRACKERS
 from vtool.config.yaml_positions import read_yaml
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
@@ -35,7 +36,6 @@ _DEFAULTED = (
 _ADAPTERS = ("lora_r", "lora_rank", "lora_alpha", "lora_dropout", "use_dora", "use_rslora")
 _TARGETS = ("lora_target", "lora_target_modules", "target_modules")
 _WHOLE = ("additional_target", "modules_to_save", "lora_modules_to_save")
-_TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 
 
 def read_hf(path: Path, trainer: ForeignTrainer, *, read_environment: bool = True) -> ForeignRecipe:
@@ -331,7 +331,7 @@ class _Translation:
                 words = ("eval_strategy", "eval_steps", "per_device_eval_batch_size")
                 self.theirs.judged -= set(words)
         trackers = [one for one in _listed(take("report_to")) if one not in ("none", "all")]
-        known = [one for one in trackers if one in _TRACKERS]
+        known = [one for one in trackers if one in TRACKERS]
         if known:
             put("tracking", [{"kind": one} for one in known], "report_to")
         if len(known) < len(trackers) or "all" in _listed(self.theirs.given.get("report_to")):

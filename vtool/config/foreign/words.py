@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vtool.config.foreign.trainers import TRAINERS
+from vtool.config.schema.tracking import TRACKERS
 
 NO_COUNTERPART = object()
 """Stands in the place of a value that has no counterpart."""
@@ -71,7 +72,7 @@ def _adamw(value: Any) -> Any:
 
 _SIZES = "data.global_batch_size counts the rows of a step, over all processes and micro-batches"
 _STEPS = "a number of optimizer steps; -1 there means: by epochs"
-_TRACK = "a list of trackers: tracking=[{kind: tensorboard}], wandb, mlflow or trackio"
+_TRACK = f"a list of trackers: tracking=[{{kind: NAME}}], of {', '.join(TRACKERS)}"
 _HUB = "models and rows are read from folders on this machine; nothing is sent while it trains"
 _ADAPTER = "train.from=RUN begins a new run with the adapter of RUN"
 _ENGINE = "engine=fsdp2 shards weights, gradients and optimizer state with torch's own FSDP2"

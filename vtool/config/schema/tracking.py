@@ -1,6 +1,6 @@
 """Settings `tracking`: the viewers that the numbers of metrics.jsonl go to as well."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field
 
@@ -48,3 +48,7 @@ class Trackio(Settings):
 
 
 Tracker = Annotated[TensorBoard | Wandb | Mlflow | Trackio, Field(discriminator="kind")]
+TRACKERS: tuple[str, ...] = tuple(
+    get_args(member.model_fields["kind"].annotation)[0] for member in get_args(get_args(Tracker)[0])
+)
+"""The kinds, each the name of its package."""

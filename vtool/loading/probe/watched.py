@@ -38,6 +38,11 @@ from .watch import LoadWatch, loses, storage_address
 _ASKED_FOR_BIAS = re.compile(r"config\.\w*bias\b|getattr\([^()]*[\"']\w*bias\w*[\"']")
 """A config that is asked about biases, in the source of a class."""
 
+_OWN_NAMES = (
+    "; it was given random tensors under its own parameters' names: where it takes others, name a"
+    " checkpoint (--checkpoint FOLDER, or a function checkpoint() in its file)"
+)
+
 
 def first_load(subject: Subject, source: OwnedSource) -> NamedState:
     """Return the tensors after a load from owned memory.
@@ -49,7 +54,8 @@ def first_load(subject: Subject, source: OwnedSource) -> NamedState:
         return copy_state(load_new(subject, source), held=True)
     except Exception as error:
         kind = LoadFailed if subject.origin == "given" else NotRun
-        raise kind(f"the checkpoint does not load: {error_text(error)}") from error
+        given = _OWN_NAMES if subject.about.own_names else ""
+        raise kind(f"the checkpoint does not load: {error_text(error)}{given}") from error
 
 
 def watched_load(
