@@ -370,19 +370,14 @@ def test_a_script_that_ranks_import_trains_under_a_check_of_its_name(
     tmp_path: Path, guarded: bool
 ) -> None:
     """What starts processes needs it in Python: the ranks would start the run again."""
-    text = UNGUARDED
-    if guarded:
-        text = f'if __name__ == "__main__":\n{indent(text, "    ")}'
+    check = 'if __name__ == "__main__":'
+    text = f"{check}\n{indent(UNGUARDED, '    ')}" if guarded else UNGUARDED
     (tmp_path / "script.py").write_text(text)
     command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "run")]
     environment = {**os.environ, "PYTHONPATH": str(PAGE.parents[1])}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     last = done.stdout.splitlines()[-1]
-    if guarded:
-        assert last == "finished"
-    else:
-        assert "rank-failed" in last
-        assert 'under `if __name__ == "__main__":`' in last
+    assert last == "finished" if guarded else "rank-failed" in last and f"under `{check}`" in last
 
 
 @pytest.mark.full

@@ -71,6 +71,7 @@ def opened(entry: Any, folder: Path) -> tuple[Any, RowReader]:
         {"path": str(info)} if "dataset" in entry.model_fields else {}
     )
     own = entry.model_fields.keys() - set(MIXTURE_SETTINGS)
+    assert own <= choices.keys(), "give each setting of a format a value in `choices`"
     made = entry.model_validate({name: choices[name] for name in own}, strict=False)
     return made, READERS[made.format](made, None)
 

@@ -219,9 +219,11 @@ def test_another_value_of_any_of_them_is_found(
         assert name.startswith(("engine.ddp_config.", "engine.wrap_config.", "data.")), (
             f"{name} is null in every run: give it a value in tests/training/variants.py"
         )
-        run, seen = next(
+        having = [
             (run, seen) for run, seen in [*runs, *digits] if any(one.name == name for one in seen)
-        )
+        ]
+        assert having, f"no run has {name}: one of another format goes into `digits` above"
+        run, seen = having[0]
         there = next(one for one in seen if one.name == name).value
         wrong = replace_leaf(
             run,
