@@ -369,7 +369,7 @@ except vtool.Findings as findings:
 def test_a_script_that_ranks_import_trains_under_a_check_of_its_name(
     tmp_path: Path, guarded: bool
 ) -> None:
-    """What starts processes needs it in Python: the ranks would start the run again."""
+    """Ranks would start the run again: so Python itself asks of what starts processes."""
     check = 'if __name__ == "__main__":'
     text = f"{check}\n{indent(UNGUARDED, '    ')}" if guarded else UNGUARDED
     (tmp_path / "script.py").write_text(text)
