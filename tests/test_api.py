@@ -87,7 +87,6 @@ def test_what_a_function_returns_or_raises_has_a_type(result: vtool.TrainingResu
 SWITCHES = """
 import os, sys
 from pathlib import Path
-from textwrap import indent
 import vtool
 {before}
 def state():

@@ -89,12 +89,8 @@ def test_every_rule_of_settings_that_a_file_has_is_listed_once() -> None:
     modules = [
         import_module(f"vtool.config.rules.{file.stem}") for file in folder.glob("[a-z]*.py")
     ]
-    found = [
-        each
-        for module in modules
-        for each in vars(module).values()
-        if isinstance(each, SettingsRule)
-    ]
+    values = [each for module in modules for each in vars(module).values()]
+    found = [each for each in values if isinstance(each, SettingsRule)]
     missing = [
         each.rule.name for each in found if not any(each is listed for listed in SETTINGS_RULES)
     ]

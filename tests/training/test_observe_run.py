@@ -13,11 +13,11 @@ import torch
 from tests.engines.ranks import run_ranks
 from tests.rows import mixed_rows, write_rows
 from tests.runs import messages, read_lines, request, session
+from tests.training.changed_settings import change_setting, replace_setting
 from tests.training.variants import Look, look, requests
 from vtool.config import schema
 from vtool.config.expected import expected_settings
 from vtool.config.readback import compare_readback, observed_settings
-from vtool.config.schema import Run
 from vtool.config.schema.base import ReadBack
 from vtool.config.settings import arrivals
 from vtool.diagnostics import Findings
@@ -166,41 +166,6 @@ def test_each_engine_says_which_it_is(
             assert set(said) == {kind}, name
 
 
-def other(run: Run, name: str) -> Run | None:
-    """Return the run with another value of a setting, where it has the setting and a value."""
-    *groups, leaf = name.split(".")
-    owners: list[Any] = [run]
-    for group in groups:
-        following = getattr(owners[-1], group, None)
-        following = following[0] if isinstance(following, tuple) and following else following
-        if following is None or following == ():
-            return None
-        owners.append(following)
-    value = getattr(owners[-1], leaf, None)
-    match value:
-        case None:
-            return None
-        case bool():
-            changed: Any = not value
-        case int() | float():
-            changed = value * 2 + 1
-        case str():
-            changed = {"cosine": "linear", "linear": "constant", "constant": "cosine"}.get(
-                value, value + "x"
-            )
-            changed = {"float32": "bfloat16", "bfloat16": "float32"}.get(value, changed)
-        case tuple():
-            changed = tuple(each + "x" if isinstance(each, str) else each / 2 for each in value)
-            changed = ("k_proj",) if groups == ["lora"] else changed
-    made = owners[-1].model_copy(update={leaf: changed})
-    for group, owner in zip(reversed(groups), reversed(owners[:-1]), strict=True):
-        before = getattr(owner, group)
-        made = owner.model_copy(
-            update={group: (made, *before[1:]) if isinstance(before, tuple) else made}
-        )
-    return made  # type: ignore[no-any-return]
-
-
 @pytest.mark.parametrize("name", sorted(READ))
 def test_another_value_of_any_of_them_is_found(
     name: str, made: dict[str, RunRequest], two: list[dict[str, Look]], digits: Any
@@ -213,7 +178,7 @@ def test_another_value_of_any_of_them_is_found(
     asked = [
         (changed, seen)
         for run, seen in [*runs, *digits]
-        if (changed := other(run, name)) is not None
+        if (changed := change_setting(run, name)) is not None
     ]
     if not asked:  # null in every run: what is asked is then any value but the one that is there
         assert name.startswith(("engine.ddp_config.", "engine.wrap_config.", "data.")), (
@@ -225,7 +190,7 @@ def test_another_value_of_any_of_them_is_found(
         assert having, f"no run has {name}: one of another format goes into `digits` above"
         run, seen = having[0]
         there = next(one for one in seen if one.name == name).value
-        wrong = replace_leaf(
+        wrong = replace_setting(
             run,
             name,
             (
@@ -245,17 +210,6 @@ def test_another_value_of_any_of_them_is_found(
     assert name in {
         ".".join(part for part in each.split(".") if not part.isdigit()) for each in parameters
     }
-
-
-def replace_leaf(run: Run, name: str, value: Any) -> Run:
-    groups = name.split(".")
-    owners: list[Any] = [run]
-    for group in groups[:-1]:
-        owners.append(getattr(owners[-1], group))
-    made: Any = value
-    for group, owner in zip(reversed(groups), reversed(owners), strict=True):
-        made = owner.model_copy(update={group: made})
-    return made  # type: ignore[no-any-return]
 
 
 def test_offloading_is_seen_where_there_is_somewhere_to_offload_to(
