@@ -72,7 +72,7 @@ def micro(index: int, lengths: tuple[int, ...], weight: float) -> Fact:
         "measured_weight": q(weight),
         "read": n,
         "odd": 0,
-        "dropout": None,
+        "dropout": "on",
         "smooth": None,
         "z": None,
         "entropy": None,
@@ -214,6 +214,7 @@ def healthy(world: int = 1, steps: int = 3) -> list[Fact]:
                     "sharded": False,
                     "stuck": [],
                     "n_stuck": 0,
+                    "compared": 6 if step else 0,
                 }
             )
             mine += [{**fact, "step": step} for fact in of_step]

@@ -9,15 +9,12 @@ from typing import Any
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.result import Result
 from vtool.watch.conclusions import CHECKS, NOT_FACTS, NOTHING_READ
-from vtool.watch.conclusions.check import CheckOutcome, WatchCheck
+from vtool.watch.conclusions.check import DAMAGED
 from vtool.watch.conclusions.learnt import nothing_read
 from vtool.watch.facts import Facts
 from vtool.watch.page_facts import page_facts
 from vtool.watch.reading import UNENDED, Watched, read_facts
 from vtool.watch.turns import find_turns, load_tokenizer
-
-_DAMAGED = (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError)
-"""Exceptions that facts of the wrong shape raise: they may come from anywhere."""
 
 
 def conclude_folder(
@@ -69,7 +66,7 @@ def _conclude_models(
         name = f"{subject}: {facts.name} {facts.number}" if several else subject
         try:
             results.append(conclude_model(with_turns(facts, tokenizer), name, watched))
-        except _DAMAGED as error:
+        except DAMAGED as error:
             why = f"the facts are damaged: {type(error).__name__} {error}"
             results.append(_not_run(name, why))
     return results
@@ -87,17 +84,18 @@ def with_turns(facts: Facts, tokenizer: Path | None) -> Facts:
 
 def conclude_model(facts: Facts, subject: str, watched: Watched) -> Result:
     """Conclude from the facts of one model."""
-    outcomes = {check.name: _outcome(check, facts) for check in CHECKS}
+    outcomes = {check.name: check.outcome(facts) for check in CHECKS}
     findings = [finding for outcome in outcomes.values() for finding in outcome.findings]
     checks = {name: outcome.state for name, outcome in outcomes.items()}
     details: dict[str, Mapping[str, Any]] = {}
     for name, outcome in outcomes.items():
-        detail: dict[str, Any] = {"measured": dict(outcome.measured)} if outcome.measured else {}
+        seen = {"looked_at": outcome.looked_at, "measured": outcome.measured}
+        detail: dict[str, Any] = {key: dict(value) for key, value in seen.items() if value}
         if checks[name] == "not-run":
             detail["reason"] = outcome.not_run
         if detail:
             details[name] = detail
-    with suppress(*_DAMAGED):
+    with suppress(*DAMAGED):
         details["watch"] = page_facts(facts, watched)
     errors = any(finding.severity == "error" for finding in findings)
     if not errors and not any(micro.supervised and micro.is_read for micro in facts.micros):
@@ -117,19 +115,6 @@ def conclude_model(facts: Facts, subject: str, watched: Watched) -> Result:
                 details[name] = {**details.get(name, {}), "reason": cut}
         return Result(subject, "not-run", checks, tuple(findings), details)
     return Result(subject, "unsafe" if errors else "clean", checks, tuple(findings), details)
-
-
-def _outcome(check: WatchCheck, facts: Facts) -> CheckOutcome:
-    try:
-        outcome = check.conclude(facts)
-    except _DAMAGED as error:
-        return CheckOutcome(not_run=f"the facts are damaged: {type(error).__name__} {error}")
-    if outcome.findings or outcome.not_run:
-        return outcome
-    # findings of a look are kept; where it was cut short, the check has not passed
-    if errors := facts.errors_of(check.look):
-        return replace(outcome, not_run=errors[0])
-    return outcome
 
 
 def _cut_short(facts: Facts, watched: Watched) -> str | None:

@@ -55,7 +55,9 @@ def _seen(facts: Facts) -> CheckOutcome:
             )
             return CheckOutcome((found(SEEN, message),))
     largest = f"{max(times):.2g} of what rounding allows" if times else None
-    return CheckOutcome(measured={"rows": len(cut), "masks": len(masks), "largest": largest})
+    tokens = sum(int(one["tokens"]) for one in (*cut, *masks))
+    measured = {"rows": len(cut), "masks": len(masks), "largest": largest}
+    return CheckOutcome(looked_at={"tokens": tokens}, measured=measured)
 
 
-CHECKS = (WatchCheck(SEEN, "alone", _seen),)
+CHECKS = (WatchCheck(SEEN, "alone", _seen, {"tokens": 1}),)

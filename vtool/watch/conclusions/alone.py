@@ -164,7 +164,7 @@ def _changes(facts: Facts) -> CheckOutcome:
         (one, document) for one, document in compared if document["apart"] > document["tolerance"]
     ]
     if not wrong:
-        return CheckOutcome(measured=measured)
+        return CheckOutcome(looked_at={"texts": len(compared)}, measured=measured)
     if all(document.get("positions_wrong") for _, document in wrong):
         return CheckOutcome(not_run="other positions explain the difference", measured=measured)
     one, document = max(wrong, key=lambda each: each[1]["apart"] / max(each[1]["tolerance"], 1e-30))
@@ -188,7 +188,7 @@ def _positions(facts: Facts) -> CheckOutcome:
         return CheckOutcome(not_run=facts.skipped("alone") or "no positions were seen")
     wrong = [(one, document) for one, document in known if document["positions_wrong"]]
     if not wrong:
-        return CheckOutcome(measured={"documents": len(known)})
+        return CheckOutcome(looked_at={"texts": len(known)}, measured={"documents": len(known)})
     one, document = wrong[0]
     message = (
         f"{_of(len(wrong), len(known))} have other positions in their batch:"
@@ -205,7 +205,7 @@ def _image_positions(facts: Facts) -> CheckOutcome:
         return CheckOutcome(not_run=next(iter(facts.errors_of("placed")), why))
     wrong = [each for each in known if each[1]["wrong"]]
     if not wrong:
-        return CheckOutcome(measured={"documents": len(known)})
+        return CheckOutcome(looked_at={"texts": len(known)}, measured={"documents": len(known)})
     one, text = wrong[0]
     how = "the places of its images are counted as text" if text["as_text"] else "not M-RoPE's"
     message = (
@@ -221,7 +221,7 @@ def _image_positions(facts: Facts) -> CheckOutcome:
 
 
 CHECKS = (
-    WatchCheck(CHANGES, "alone", _changes),
-    WatchCheck(POSITIONS, "alone", _positions),
-    WatchCheck(IMAGES, "placed", _image_positions),
+    WatchCheck(CHANGES, "alone", _changes, {"texts": 1}),
+    WatchCheck(POSITIONS, "alone", _positions, {"texts": 1}),
+    WatchCheck(IMAGES, "placed", _image_positions, {"texts": 1}),
 )

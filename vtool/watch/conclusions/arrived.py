@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from vtool.diagnostics import Diagnostic, Rule
-from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
+from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
 from vtool.watch.conclusions.engine import (
     BFLOAT16_ROUNDING,
     GradientChange,
@@ -183,7 +183,12 @@ def _ranks_differ(facts: Facts) -> CheckOutcome:
         listed = f": {first_names(names, len(names))}" if names else ""
         message = f"in step {step + 1} {len(ones)} ranks have {len(digests)} gradients{listed}"
         return CheckOutcome((found(RANKS_DIFFER, message),))
-    return CheckOutcome(measured={"ranks": len({one["rank"] for one in arrived})})
+    looked_at: dict[Unit, int] = {
+        "steps": len({one["step"] for one in arrived}),
+        "ranks": len({one["rank"] for one in arrived}),
+        "tensors": min(len(one["tensors"]) for one in arrived),
+    }
+    return CheckOutcome(looked_at=looked_at)
 
 
 def _other_gradient(facts: Facts) -> CheckOutcome:
@@ -214,8 +219,14 @@ def _other_gradient(facts: Facts) -> CheckOutcome:
     for step, one in known.items():
         if one.misfit <= one.tolerance:
             continue
-        return CheckOutcome((_away(facts, step, one),), measured=measured)
-    return CheckOutcome(measured=measured)
+        return CheckOutcome(
+            (_away(facts, step, one),), looked_at={"steps": len(known)}, measured=measured
+        )
+    return CheckOutcome(
+        looked_at={"steps": len(known)},
+        noise=max(one.tolerance for one in known.values()),
+        measured=measured,
+    )
 
 
 def _away(facts: Facts, step: int, engine: GradientChange) -> Diagnostic:
@@ -236,13 +247,15 @@ def _not_finite(facts: Facts) -> CheckOutcome:
     if why := not_arrived(facts) or facts.no_gradients:
         return CheckOutcome(not_run=why)
     for one in facts.of("arrived"):
-        if names := one.get("nonfinite"):
+        if names := one["nonfinite"]:
             count = int(one.get("n_nonfinite") or len(names))
             message = (
                 f"step {int(one['step']) + 1}, rank {one['rank']}: {first_names(names, count)}"
             )
             return CheckOutcome((found(NOT_FINITE, message),))
-    return CheckOutcome()
+    tensors = min(len(one["tensors"]) for one in facts.of("arrived"))
+    steps = len({int(one["step"]) for one in facts.of("arrived")})
+    return CheckOutcome(looked_at={"steps": steps, "tensors": tensors})
 
 
 def _written(facts: Facts) -> Diagnostic | None:
@@ -287,10 +300,13 @@ def _not_adam(facts: Facts) -> CheckOutcome:
         return CheckOutcome((written,) if written else (), not_run=_no_reference(facts))
     worst = max(references, key=lambda each: each[2]["off"])
     off = float(worst[2]["off"])
-    measured = {"ulps": f"{off:.3g}", "tensors": len({name for _, name, _ in references})}
+    tensors = len({name for _, name, _ in references})
+    measured = {"ulps": f"{off:.3g}", "tensors": tensors}
     if off <= 16:
         one = _begins_anew(facts) or written
-        return CheckOutcome((one,) if one else (), measured=measured)
+        steps = len({int(each["step"]) for each, _, _ in references})
+        looked_at: dict[Unit, int] = {"steps": steps, "tensors": tensors}
+        return CheckOutcome((one,) if one else (), looked_at=looked_at, measured=measured)
     message = (
         f"{worst[1]} is {off:.3g} units in the last place away from AdamW's step"
         f" {int(worst[0]['step']) + 1} in float64 (rounding allows 16)"
@@ -320,7 +336,9 @@ def lost_updates(facts: Facts) -> CheckOutcome:
     dtypes = [str(each[2].get("dtype") or facts.model.get("dtype")) for each in references]
     coarse = [each for each, dtype in zip(references, dtypes, strict=True) if "16" in dtype]
     if not coarse:  # an update that float32 loses is one of a rate that is nearly zero
-        return CheckOutcome(measured={"weights are in": dtypes[0]})
+        return CheckOutcome(
+            looked_at={"tensors": len(dtypes)}, measured={"weights are in": dtypes[0]}
+        )
     shares = {
         name: float(tensor["moved"]) for step, name, tensor in coarse if not on_the_way(facts, step)
     }
@@ -328,7 +346,9 @@ def lost_updates(facts: Facts) -> CheckOutcome:
         return CheckOutcome(not_run=f"{on_the_way(facts, coarse[-1][0])}: look later (--every)")
     name = min(shares, key=lambda each: shares[each])
     if shares[name] >= 0.8:
-        return CheckOutcome(measured={"moved, at least": shares[name]})
+        return CheckOutcome(
+            looked_at={"tensors": len(shares)}, measured={"moved, at least": shares[name]}
+        )
     message = (
         f"of {name} only {shares[name]:.0%} of the elements that had an update moved; its dtype is"
         f" {facts.model.get('dtype')}"
@@ -343,19 +363,22 @@ def _frozen_moved(facts: Facts) -> CheckOutcome:
     if why := facts.skipped("frozen"):
         return CheckOutcome(not_run=why)
     for one in stepped:
-        if names := one.get("frozen_that_moved"):
+        if names := one["frozen_that_moved"]:
             count = int(one.get("n_frozen_that_moved") or len(names))
             message = f"in step {int(one['step']) + 1}: {first_names(names, count)}"
             return CheckOutcome((found(FROZEN_MOVED, message),))
-    return CheckOutcome(measured={"frozen": max(int(one.get("n_frozen") or 0) for one in stepped)})
+    frozen = max(int(one["n_frozen"]) for one in stepped)
+    if not frozen:
+        return CheckOutcome(not_run="no parameter is frozen")
+    return CheckOutcome(looked_at={"steps": len(stepped), "tensors": frozen})
 
 
 def _no_group(facts: Facts) -> CheckOutcome:
     models = facts.of("model")
-    orphans = [set(one.get("in_no_group") or ()) for one in models]
+    orphans = [set(one["in_no_group"]) for one in models]
     common = set.intersection(*orphans) if orphans else set()
     if not common:
-        return CheckOutcome()
+        return CheckOutcome(looked_at={"tensors": int(facts.model["trainable"])})
     if facts.owns_nothing and facts.weights_move is not False:
         has = "copies" if facts.weights_move else "none"
         return CheckOutcome(not_run=f"the optimizer has {has} of the model's parameters")
@@ -367,16 +390,17 @@ def _no_group(facts: Facts) -> CheckOutcome:
     if without and all(common <= names for names in without):
         message += "; nothing gives it a gradient either"
         help = "nothing, if it is not used: requires_grad_(False) says so"
-        return CheckOutcome((found(NO_GROUP, message, help=help, severity="note"),))
+        note = found(NO_GROUP, message, help=help, severity="note")
+        return CheckOutcome((note,), looked_at={"tensors": int(facts.model["trainable"])})
     return CheckOutcome((found(NO_GROUP, message),))
 
 
 CHECKS = (
-    WatchCheck(RANKS_DIFFER, "arrived", _ranks_differ),
-    WatchCheck(OTHER_GRADIENT, "arrived", _other_gradient),
-    WatchCheck(NOT_FINITE, "arrived", _not_finite),
-    WatchCheck(NOT_ADAM, "arrived", _not_adam),
-    WatchCheck(LOST, "arrived", lost_updates),
-    WatchCheck(FROZEN_MOVED, "arrived", _frozen_moved),
-    WatchCheck(NO_GROUP, "arrived", _no_group),
+    WatchCheck(RANKS_DIFFER, "arrived", _ranks_differ, {"steps": 1, "ranks": 2, "tensors": 1}),
+    WatchCheck(OTHER_GRADIENT, "arrived", _other_gradient, {"steps": 1}, most_noise=0.05),
+    WatchCheck(NOT_FINITE, "arrived", _not_finite, {"steps": 1, "tensors": 1}),
+    WatchCheck(NOT_ADAM, "arrived", _not_adam, {"steps": 1, "tensors": 1}),
+    WatchCheck(LOST, "arrived", lost_updates, {"tensors": 1}),
+    WatchCheck(FROZEN_MOVED, "arrived", _frozen_moved, {"steps": 1, "tensors": 1}),
+    WatchCheck(NO_GROUP, "arrived", _no_group, {"tensors": 1}),
 )

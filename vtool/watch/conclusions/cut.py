@@ -28,7 +28,7 @@ _VARIED = 2.0
 
 
 def _cut(facts: Facts) -> CheckOutcome:
-    looked = cut = 0
+    looked = cut = elements = 0
     size = 0.0
     for fact in facts.of("arrived"):
         pairs = [
@@ -42,14 +42,14 @@ def _cut(facts: Facts) -> CheckOutcome:
             continue
         most = sizes[-1]
         alike = [left for left, now in pairs if now >= most * (1 - 1e-3)]
-        looked += 1
+        looked, elements = looked + 1, elements + len(pairs)
         if len(alike) > _MOST * len(pairs) and max(alike) > _VARIED * min(alike):
             cut, size = cut + 1, most
     if not looked:
         return CheckOutcome(not_run="gradients of single layers were not seen on their way")
     measured = {"looked": looked, "cut": cut}
     if cut * 2 <= looked:
-        return CheckOutcome(measured=measured)
+        return CheckOutcome(looked_at={"elements": elements}, measured=measured)
     message = (
         f"in {cut} of {looked} looks at gradients on their way to the step, nearly all elements"
         f" come to it with the size {size:.3g}, whatever the backward pass has left"
@@ -57,4 +57,4 @@ def _cut(facts: Facts) -> CheckOutcome:
     return CheckOutcome((found(CUT, message),), measured=measured)
 
 
-CHECKS = (WatchCheck(CUT, "arrived", _cut),)
+CHECKS = (WatchCheck(CUT, "arrived", _cut, {"elements": _LEAST}),)

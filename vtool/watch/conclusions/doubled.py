@@ -55,7 +55,7 @@ def _doubled(facts: Facts) -> CheckOutcome:
             f"{both} of {ended} times that an end token is learnt, another is learnt behind it"
         )
         return CheckOutcome((found(DOUBLED, message),), measured=measured)
-    return CheckOutcome(measured=measured)
+    return CheckOutcome(looked_at={"rows": len(rows)}, measured=measured)
 
 
 def _ends_twice(facts: Facts) -> tuple[int, int]:
@@ -77,4 +77,4 @@ def _ends_twice(facts: Facts) -> tuple[int, int]:
     return ended, both
 
 
-CHECKS = (WatchCheck(DOUBLED, "learnt", _doubled),)
+CHECKS = (WatchCheck(DOUBLED, "learnt", _doubled, {"rows": 2}),)

@@ -9,7 +9,7 @@ from vtool.watch.conclusions.arrived import (
     lost_updates,
     not_comparable,
 )
-from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
+from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
 from vtool.watch.conclusions.rates import groups_without_rate, on_the_way, rates_are_zero
 from vtool.watch.facts import Fact, Facts
 
@@ -65,7 +65,13 @@ def _drift(facts: Facts) -> CheckOutcome:
             f"after step {step + 1} ranks differ in {first_names(names, len(names)) or 'weights'}"
         )
         return CheckOutcome((found(DRIFT, message),))
-    return CheckOutcome()
+    looked = facts.of("drift")
+    looked_at: dict[Unit, int] = {
+        "steps": len({one["step"] for one in looked}),
+        "ranks": len({one["rank"] for one in looked}),
+        "tensors": min(len(one["tensors"]) for one in looked),
+    }
+    return CheckOutcome(looked_at=looked_at)
 
 
 def _undone(facts: Facts) -> Diagnostic | None:
@@ -152,13 +158,24 @@ def _stuck(facts: Facts) -> CheckOutcome:
     if why := _not_compared(facts):
         return CheckOutcome(not_run=why)
     for one in facts.of("drift"):
-        if (names := one.get("stuck")) and not on_the_way(facts, int(one["step"])):
+        if (names := one["stuck"]) and not on_the_way(facts, int(one["step"])):
             count = int(one.get("n_stuck") or len(names))
             message = f"until step {int(one['step']) + 1}: {first_names(names, count)}"
             if _may_round_away(facts, one, count):
                 return CheckOutcome((found(STUCK, message, help=_ROUNDED, severity="note"),))
             return CheckOutcome((found(STUCK, message),))
-    return CheckOutcome()
+    looked = [one for one in facts.of("drift") if one["compared"]]
+    if not looked:
+        return CheckOutcome(not_run="no weight had a gradient and a rate in two steps")
+    return CheckOutcome(
+        looked_at={
+            "steps": 1 + len({one["step"] for one in looked}),
+            "tensors": min(int(one["compared"]) for one in looked),
+        }
+    )
 
 
-CHECKS = (WatchCheck(DRIFT, "arrived", _drift), WatchCheck(STUCK, "arrived", _stuck))
+CHECKS = (
+    WatchCheck(DRIFT, "arrived", _drift, {"steps": 1, "ranks": 2, "tensors": 1}),
+    WatchCheck(STUCK, "arrived", _stuck, {"steps": 2, "tensors": 1}),
+)

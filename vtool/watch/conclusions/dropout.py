@@ -27,8 +27,10 @@ def _off(facts: Facts) -> CheckOutcome:
     passes = [one for one in looked if one["dropout"]]
     off = [one for one in passes if one["dropout"] == "off"]
     measured = {"passes": len(passes), "off": len(off)}
+    if not passes:
+        return CheckOutcome(not_run="the model has no dropout")
     if not off:
-        return CheckOutcome(measured=measured)
+        return CheckOutcome(looked_at={"passes": len(passes)}, measured=measured)
     first = f"step {int(off[0]['step']) + 1}, micro-batch {int(off[0]['index']) + 1}"
     message = (
         f"in {len(off)} of {len(passes)} passes the model is in evaluation mode, and its dropout"
@@ -37,4 +39,4 @@ def _off(facts: Facts) -> CheckOutcome:
     return CheckOutcome((found(_OFF, message),), measured=measured)
 
 
-CHECKS = (WatchCheck(_OFF, "learnt", _off),)
+CHECKS = (WatchCheck(_OFF, "learnt", _off, {"passes": 1}),)

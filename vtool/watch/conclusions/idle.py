@@ -2,7 +2,7 @@
 
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.arrived import first_names, not_arrived
-from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
+from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
 from vtool.watch.facts import Facts
 
 NO_GRADIENT = Rule(
@@ -69,18 +69,18 @@ def _no_gradient(facts: Facts) -> CheckOutcome:
         return CheckOutcome((one,))
     if why := facts.no_gradients:
         return CheckOutcome(not_run=why)
-    without = [
-        {*(one.get("no_gradient") or ()), *(one.get("zero_gradient") or ())}
-        for one in facts.of("arrived")
-    ]
+    without = [{*one["no_gradient"], *one["zero_gradient"]} for one in facts.of("arrived")]
     names = sorted(set.intersection(*without))
     if one := _of_layers(facts):
         return CheckOutcome((one,))
+    looked_at: dict[Unit, int] = {
+        "steps": len({int(one["step"]) for one in facts.of("arrived")}),
+        "tensors": int(facts.model["trainable"]),
+    }
     if not names:
-        return CheckOutcome()
-    return CheckOutcome(
-        (found(NO_GRADIENT, f"in all watched steps: {first_names(names, len(names))}"),)
-    )
+        return CheckOutcome(looked_at=looked_at)
+    message = f"in all watched steps: {first_names(names, len(names))}"
+    return CheckOutcome((found(NO_GRADIENT, message),), looked_at=looked_at)
 
 
 def _of_all(facts: Facts) -> Diagnostic | None:
@@ -121,4 +121,4 @@ def _of_layers(facts: Facts) -> Diagnostic | None:
     return None
 
 
-CHECKS = (WatchCheck(NO_GRADIENT, "arrived", _no_gradient),)
+CHECKS = (WatchCheck(NO_GRADIENT, "arrived", _no_gradient, {"steps": 1, "tensors": 1}),)

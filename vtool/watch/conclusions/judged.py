@@ -75,8 +75,9 @@ def _turned_ranks(micros: list[MicroPass]) -> list[int]:
 def _judged(facts: Facts) -> CheckOutcome:
     if why := nothing_read(facts):
         return CheckOutcome(not_run=why)
+    tokens = sum(micro.measured for micro in read_micros(facts))
     if not facts.is_judged:
-        return CheckOutcome()
+        return CheckOutcome(looked_at={"tokens": tokens})
     if any(one.severity == "error" for one in all_negative(facts).findings):
         return CheckOutcome(not_run="every token is made less likely, by a mean of them all")
     micros = [micro for micro in read_micros(facts) if micro.learning_rows]
@@ -95,8 +96,10 @@ def _judged(facts: Facts) -> CheckOutcome:
         help = "look at what differs between ranks: a loss that is negated, data split by its label"
         return CheckOutcome((found(JUDGED, message, help=help, severity="warning"),))
     return CheckOutcome(
-        (found(JUDGED, message),), measured={"up": up, "down": down, "weights": how}
+        (found(JUDGED, message),),
+        looked_at={"tokens": tokens, "rows": up + down},
+        measured={"up": up, "down": down, "weights": how},
     )
 
 
-CHECKS = (WatchCheck(JUDGED, "learnt", _judged),)
+CHECKS = (WatchCheck(JUDGED, "learnt", _judged, {"tokens": 1}),)

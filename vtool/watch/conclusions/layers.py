@@ -103,7 +103,7 @@ def _apart(facts: Facts) -> CheckOutcome:
             not_run=why if len(steps) > 1 else "it takes two steps", measured=measured
         )
     if not scaled:
-        return CheckOutcome(measured=measured)
+        return CheckOutcome(looked_at={"steps": len(steps), "tensors": looked}, measured=measured)
     first = next(iter(scaled))
     more = f" and {len(scaled) - 1} more" if len(scaled) > 1 else ""
     message = (
@@ -114,4 +114,4 @@ def _apart(facts: Facts) -> CheckOutcome:
     return CheckOutcome((found(APART, message),), measured=measured)
 
 
-CHECKS = (WatchCheck(APART, "arrived", _apart),)
+CHECKS = (WatchCheck(APART, "arrived", _apart, {"steps": 2, "tensors": 1}),)

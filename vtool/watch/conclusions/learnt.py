@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from vtool.diagnostics import Diagnostic, Rule
-from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
+from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
 from vtool.watch.facts import Facts, MicroPass
 
 TARGETS = Rule(
@@ -113,6 +113,11 @@ def nothing_read(facts: Facts) -> str | None:
     return next(filter(None, (*reasons, *passes)), "no supervised token was read")
 
 
+def _seen(micros: Sequence[MicroPass]) -> dict[Unit, int]:
+    """Count what was compared: tokens of which the model is certain show no target."""
+    return {"micro-batches": len(micros), "tokens": sum(micro.measured for micro in micros)}
+
+
 def _targets(facts: Facts) -> CheckOutcome:
     if why := nothing_read(facts):
         return CheckOutcome(not_run=why)
@@ -123,7 +128,7 @@ def _targets(facts: Facts) -> CheckOutcome:
     wrong = sum(micro.not_next or 0 for micro in looked)
     measured = {"tokens": tokens, "not the next": wrong}
     if not wrong:
-        return CheckOutcome(measured=measured)
+        return CheckOutcome(looked_at=_seen(looked), measured=measured)
     shifts = {
         "the token itself": sum(micro.shifted.get(0, 0) for micro in looked),
         "the one after the next": sum(micro.shifted.get(2, 0) for micro in looked),
@@ -151,13 +156,18 @@ def _placeholders(facts: Facts) -> CheckOutcome:
     special = facts.placeholders
     if not special and not facts.padding:
         return CheckOutcome(not_run="the model's config names no placeholder, and no padding token")
+    looked = [micro for micro in read_micros(facts) if micro.fact["specials"] is not None]
+    if not looked:
+        return CheckOutcome(not_run="the ids of the rows were not seen")
     learnt = {"padding": padding} if (padding := _padding(facts)) else {}
-    for micro in read_micros(facts):
+    for micro in looked:
         for token, times in micro.learnt_of(special).items():
             name = f"{special[token]} ({token})"
             learnt[name] = learnt.get(name, 0) + times
     if not learnt:
-        return CheckOutcome(measured={"placeholders": sorted(special.values())})
+        return CheckOutcome(
+            looked_at=_seen(looked), measured={"placeholders": sorted(special.values())}
+        )
     tokens = sum(micro.supervised for micro in read_micros(facts))
     counts = ", ".join(f"{times} x {name}" for name, times in learnt.items())
     message = f"of {tokens} learnt tokens, {counts}: they stand for other things than text"
@@ -188,7 +198,8 @@ def _left_out(facts: Facts) -> CheckOutcome:
     measured = {"tokens": tokens, "left out": count}
     if not count:
         prompts = _prompts_left_out(looked)
-        return CheckOutcome((prompts,) if prompts else (), measured=measured)
+        found_in = (prompts,) if prompts else ()
+        return CheckOutcome(found_in, looked_at=_seen(looked), measured=measured)
     message = f"{count} of {tokens} learnt tokens are where their attention_mask leaves text out"
     if count * 2 > tokens:
         message += ": it is the wrong way round, or another batch's"
@@ -197,7 +208,8 @@ def _left_out(facts: Facts) -> CheckOutcome:
         message += f", and {padding} of padding are where it has text: it is another row's"
         return CheckOutcome((found(_LEFT_OUT, message, severity="warning"),), measured=measured)
     help = "nothing, if tokens are left out of attention on purpose"
-    return CheckOutcome((found(_LEFT_OUT, message, help=help, severity="note"),), measured=measured)
+    note = found(_LEFT_OUT, message, help=help, severity="note")
+    return CheckOutcome((note,), looked_at=_seen(looked), measured=measured)
 
 
 def _prompts_left_out(looked: Sequence[MicroPass]) -> Diagnostic | None:
@@ -226,7 +238,7 @@ def _end_of_turn(facts: Facts) -> CheckOutcome:
         return CheckOutcome(not_run="only some of the learnt tokens were solved (--tokens)")
     measured = {"in the rows": present, "learnt": learnt}
     if learnt:
-        return CheckOutcome(measured=measured)
+        return CheckOutcome(looked_at={**_seen(looked), "end tokens": present}, measured=measured)
     behind = [micro.ends_behind for micro in looked]
     cut = None not in behind and not any(behind) and not any(micro.not_next for micro in looked)
     if cut and facts.is_judged:  # completions that reached their limit
@@ -246,11 +258,12 @@ def _other_term(facts: Facts) -> CheckOutcome:
         for name, part in micro.terms.items():
             if abs(part) > abs(terms.get(name, 0.0)):
                 terms[name] = part
+    looked_at = _seen(read_micros(facts))
     if not terms:
-        return CheckOutcome()
+        return CheckOutcome(looked_at=looked_at)
     parts = ", ".join(f"{name} {part:+.4g}" for name, part in terms.items())
     message = f"beside cross entropy, as parts of a token's weight: {parts}"
-    return CheckOutcome((found(OTHER_TERM, message),), measured=terms)
+    return CheckOutcome((found(OTHER_TERM, message),), looked_at=looked_at, measured=terms)
 
 
 def _not_read(facts: Facts) -> CheckOutcome:
@@ -258,8 +271,12 @@ def _not_read(facts: Facts) -> CheckOutcome:
     off = [micro for micro in tried if not micro.is_read]
     if not tried:
         return CheckOutcome(not_run="no supervised token was read")
+    looked_at: dict[Unit, int] = {
+        "micro-batches": len(tried),
+        "tokens": sum(micro.solved for micro in tried),
+    }
     if not off:
-        return CheckOutcome(measured={"micro-batches": len(tried)})
+        return CheckOutcome(looked_at=looked_at, measured={"micro-batches": len(tried)})
     if any(one.get("nonfinite") for one in facts.of("arrived")):
         return CheckOutcome(not_run="gradients are not finite")
     worst = max(off, key=lambda micro: micro.misfit)
@@ -267,14 +284,15 @@ def _not_read(facts: Facts) -> CheckOutcome:
         f"{len(off)} of {len(tried)} micro-batches leave a gradient that is none of cross entropy"
         f" over this head (misfit {worst.misfit:.2g} in {worst}): nothing is concluded from them"
     )
-    return CheckOutcome((found(NOT_READ, message),), measured={"not read": len(off)})
+    measured = {"not read": len(off)}
+    return CheckOutcome((found(NOT_READ, message),), looked_at=looked_at, measured=measured)
 
 
 CHECKS = (
-    WatchCheck(TARGETS, "learnt", _targets),
-    WatchCheck(PLACEHOLDER, "learnt", _placeholders),
-    WatchCheck(_LEFT_OUT, "learnt", _left_out),
-    WatchCheck(END_OF_TURN, "learnt", _end_of_turn),
-    WatchCheck(OTHER_TERM, "learnt", _other_term),
-    WatchCheck(NOT_READ, "learnt", _not_read),
+    WatchCheck(TARGETS, "learnt", _targets, {"tokens": 1}),
+    WatchCheck(PLACEHOLDER, "learnt", _placeholders, {"tokens": 1}),
+    WatchCheck(_LEFT_OUT, "learnt", _left_out, {"tokens": 1}),
+    WatchCheck(END_OF_TURN, "learnt", _end_of_turn, {"tokens": 1, "end tokens": 1}),
+    WatchCheck(OTHER_TERM, "learnt", _other_term, {"tokens": 1}),
+    WatchCheck(NOT_READ, "learnt", _not_read, {"tokens": 1}),
 )

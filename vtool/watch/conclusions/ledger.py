@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vtool.diagnostics import Diagnostic, Rule
-from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
+from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
 from vtool.watch.facts import Facts
 
 UNEVEN = Rule(
@@ -136,7 +136,8 @@ def _uneven(facts: Facts) -> CheckOutcome:
         return CheckOutcome(not_run=counts.not_compared, measured=measured)
     missing = counts.data - len(counts.times)
     one = _too_few(counts, missing) if missing > counts.left_out else _too_often(counts)
-    return CheckOutcome((one,) if one else (), measured=measured)
+    looked_at: dict[Unit, int] = {"rows": counts.seen}
+    return CheckOutcome((one,) if one else (), looked_at=looked_at, measured=measured)
 
 
 def _too_few(counts: RowCounts, missing: int) -> Diagnostic:
@@ -181,8 +182,10 @@ def _same(facts: Facts) -> CheckOutcome:
         for rank in facts.ranks
     }
     first, *others = by_rank.values()
-    if not first or sum(first.values()) < 2 or any(other != first for other in others):
-        return CheckOutcome(measured={"ranks": len(by_rank)})
+    least = min(sum(rows.values()) for rows in by_rank.values())
+    if sum(first.values()) < 2 or any(other != first for other in others):
+        looked_at: dict[Unit, int] = {"ranks": len(by_rank), "rows": least}
+        return CheckOutcome(looked_at=looked_at, measured={"ranks": len(by_rank)})
     message = f"all {len(by_rank)} ranks were shown the same {sum(first.values())} rows"
     return CheckOutcome((found(SAME_ON_RANKS, message, severity=_certain(facts)),))
 
@@ -195,10 +198,11 @@ def _one_order(facts: Facts) -> CheckOutcome:
     if None in epochs.values():
         return CheckOutcome(not_run="no rank was shown all of its rows twice")
     if not epochs or not all(epochs.values()):
-        return CheckOutcome(measured={"ranks": len(epochs)})
-    rank, (count, rows) = next((rank, one) for rank, one in epochs.items() if one)
+        rows = min((len(_in_order(facts, rank)) for rank in epochs), default=0)
+        return CheckOutcome(looked_at={"rows": rows}, measured={"ranks": len(epochs)})
+    rank, (count, each) = next((rank, one) for rank, one in epochs.items() if one)
     where = f" of rank {rank}" if len(epochs) > 1 else ""
-    message = f"{count} epochs{where} have their {rows} rows in one order, and rows are shuffled"
+    message = f"{count} epochs{where} have their {each} rows in one order, and rows are shuffled"
     return CheckOutcome((found(ONE_ORDER, message),))
 
 
@@ -231,7 +235,7 @@ def _certain(facts: Facts) -> str:
 
 
 CHECKS = (
-    WatchCheck(UNEVEN, "ledger", _uneven),
-    WatchCheck(SAME_ON_RANKS, "ledger", _same),
-    WatchCheck(ONE_ORDER, "ledger", _one_order),
+    WatchCheck(UNEVEN, "ledger", _uneven, {"rows": 1}),
+    WatchCheck(SAME_ON_RANKS, "ledger", _same, {"ranks": 2, "rows": 2}),
+    WatchCheck(ONE_ORDER, "ledger", _one_order, {"rows": 2 * _LEAST_ROWS}),
 )

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from vtool.diagnostics import Diagnostic, Rule
-from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
+from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
 from vtool.watch.conclusions.learnt import nothing_read
 from vtool.watch.facts import Facts
 from vtool.watch.turns import AnswerTokens
@@ -120,7 +120,8 @@ def _prompt(facts: Facts) -> CheckOutcome:
     measured = {"rows": len(rows), "tokens of prompts": prompt, "learnt": len(learnt)}
     if not learnt:
         headers = _headers(facts, rows)
-        return CheckOutcome((headers,) if headers else (), measured=measured)
+        looked_at: dict[Unit, int] = {"rows": len(rows), "tokens": prompt}
+        return CheckOutcome((headers,) if headers else (), looked_at=looked_at, measured=measured)
     if len(learnt) >= _ENOUGH * prompt:
         message = f"whole rows are learnt: in {len(rows)} rows, {len(learnt)} tokens of prompts too"
         if facts.asks:
@@ -128,7 +129,9 @@ def _prompt(facts: Facts) -> CheckOutcome:
             return CheckOutcome((found(PROMPT, message, help=_NOT_ARRIVED),), measured=measured)
         help = "nothing, if it is meant; " + PROMPT.fix[0].lower() + PROMPT.fix[1:]
         return CheckOutcome(
-            (found(PROMPT, message, help=help, severity="note"),), measured=measured
+            (found(PROMPT, message, help=help, severity="note"),),
+            looked_at={"rows": len(rows), "tokens": prompt},
+            measured=measured,
         )
     first = next(row for row in rows if any(at in row.learnt for at in row.prompt))
     assert facts.turns is not None
@@ -201,7 +204,8 @@ def _partly(facts: Facts) -> CheckOutcome:
         f" {longest} tokens"
     )
     help = "let rows be longer (max_length, cutoff_len), or leave out those that are too long"
-    return CheckOutcome((found(PARTLY, message, help=help, severity="note"),), measured=measured)
+    note = found(PARTLY, message, help=help, severity="note")
+    return CheckOutcome((note,), looked_at={"answers": len(taught)}, measured=measured)
 
 
 def _inside(
@@ -212,11 +216,13 @@ def _inside(
     out = sum(
         at not in row.learnt for row, answer in taught for at in range(answer.begin, answer.end)
     )
+    looked_at: dict[Unit, int] = {"answers": len(taught)}
     if out < _LEAST_OUT * tokens:
-        return CheckOutcome(measured=measured)
+        return CheckOutcome(looked_at=looked_at, measured=measured)
     message = f"{out} of {tokens} tokens of {len(taught)} answers are not learnt"
     help = "nothing, if tokens are chosen on purpose"
-    return CheckOutcome((found(PARTLY, message, help=help, severity="note"),), measured=measured)
+    note = found(PARTLY, message, help=help, severity="note")
+    return CheckOutcome((note,), looked_at=looked_at, measured=measured)
 
 
 def _left_out(facts: Facts) -> CheckOutcome:
@@ -230,8 +236,9 @@ def _left_out(facts: Facts) -> CheckOutcome:
         for row in rows
     ]
     measured = {"rows": len(rows), "learnt": sum(map(sum, taught)), "of": sum(map(len, taught))}
+    looked_at: dict[Unit, int] = {"rows": len(rows), "answers": sum(map(len, taught))}
     if all(map(all, taught)):
-        return CheckOutcome(measured=measured)
+        return CheckOutcome(looked_at=looked_at, measured=measured)
     if all(one[-1] and not any(one[:-1]) for one in taught):
         message = f"only the last answer is learnt, in all {len(rows)} rows with several"
     elif all(one[0] and not any(one[1:]) for one in taught):
@@ -239,11 +246,11 @@ def _left_out(facts: Facts) -> CheckOutcome:
         return CheckOutcome((found(_LEFT_OUT, message, severity="warning"),), measured=measured)
     else:
         message = f"{measured['learnt']} of {measured['of']} answers are learnt"
-    return CheckOutcome((found(_LEFT_OUT, message),), measured=measured)
+    return CheckOutcome((found(_LEFT_OUT, message),), looked_at=looked_at, measured=measured)
 
 
 CHECKS = (
-    WatchCheck(PROMPT, "learnt", _prompt),
-    WatchCheck(PARTLY, "learnt", _partly),
-    WatchCheck(_LEFT_OUT, "learnt", _left_out),
+    WatchCheck(PROMPT, "learnt", _prompt, {"rows": 1, "tokens": 1}),
+    WatchCheck(PARTLY, "learnt", _partly, {"answers": 2}),
+    WatchCheck(_LEFT_OUT, "learnt", _left_out, {"rows": 1, "answers": 2}),
 )

@@ -1,7 +1,7 @@
 """Settings that do something else than they are hardly ever meant to: the optimizer's, and ties."""
 
 from vtool.diagnostics import Rule
-from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
+from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
 from vtool.watch.facts import Facts
 
 DECAY = Rule(
@@ -48,17 +48,22 @@ def _decay(facts: Facts) -> CheckOutcome:
         return CheckOutcome(not_run="the optimizer's groups were not seen")
     if not any(group["vectors"] for group in known):
         return CheckOutcome(not_run="the optimizer has no norms or biases of the model")
+    looked_at: dict[Unit, int] = {
+        "groups": len(stepped[0]["groups"]),
+        "tensors": max(int(group["vectors"]) for group in known),
+    }
     decayed = [
         group
         for group in known
         if group["vectors"] and float(group.get("weight_decay") or 0) > _UNCHOSEN
     ]
     if not decayed:
-        return CheckOutcome(measured={"groups": len(stepped[0]["groups"])})
+        return CheckOutcome(looked_at=looked_at, measured={"groups": len(stepped[0]["groups"])})
     most = max(decayed, key=lambda group: int(group["vectors"]))
     decay = float(most["weight_decay"])
     message = f"{most['vectors']} norms and biases are in a group with weight_decay={decay:g}"
-    return CheckOutcome((found(DECAY, message),), measured={"weight_decay": decay})
+    measured = {"weight_decay": decay}
+    return CheckOutcome((found(DECAY, message),), looked_at=looked_at, measured=measured)
 
 
 def _untied(facts: Facts) -> CheckOutcome:
@@ -69,7 +74,7 @@ def _untied(facts: Facts) -> CheckOutcome:
         kept = "an adapter may hold the head" if model.get("adapters") else "weights are in pieces"
         return CheckOutcome(not_run=kept)
     if bool(model["tie_meant"]) == bool(model.get("tied")):
-        return CheckOutcome(measured={"tied": bool(model.get("tied"))})
+        return CheckOutcome(looked_at={"models": 1}, measured={"tied": bool(model["tied"])})
     if model.get("tied"):
         does, says = "is the matrix of the embeddings", "tie_word_embeddings=False"
     else:
@@ -77,4 +82,7 @@ def _untied(facts: Facts) -> CheckOutcome:
     return CheckOutcome((found(UNTIED, f"{model.get('head')} {does}, and the config has {says}"),))
 
 
-CHECKS = (WatchCheck(DECAY, "arrived", _decay), WatchCheck(UNTIED, "arrived", _untied))
+CHECKS = (
+    WatchCheck(DECAY, "arrived", _decay, {"groups": 1, "tensors": 1}),
+    WatchCheck(UNTIED, "arrived", _untied, {"models": 1}),
+)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Literal
 
 from vtool.diagnostics import Rule
-from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
+from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
 from vtool.watch.conclusions.engine import engine_of
 from vtool.watch.conclusions.learnt import nothing_read, read_micros
 from vtool.watch.conclusions.weights import is_even_by_a_rule
@@ -124,8 +124,12 @@ def all_negative(facts: Facts) -> CheckOutcome:
         step: -sign if is_sign_flipped(facts, step) else sign for step, sign in signs.items()
     }
     measured = {"steps": len(steps), "all up": sum(one > 0 for one in directions.values())}
+    looked_at: dict[Unit, int] = {
+        "steps": len(steps),
+        "tokens": sum(micro.measured for micro in micros),
+    }
     if any(one >= 0 for one in directions.values()):
-        return CheckOutcome(measured=measured)
+        return CheckOutcome(looked_at=looked_at, measured=measured)
     first = next(iter(steps))
     tokens = sum(micro.supervised for micro in micros)
     summary = f"all {tokens} tokens of {len(steps)} steps are made less likely"
@@ -133,7 +137,8 @@ def all_negative(facts: Facts) -> CheckOutcome:
     if all(_is_a_mean(facts, each) for each in steps.values()):
         return CheckOutcome((found(UNLEARNT, message),), measured=measured)
     help = "nothing, if these are rows that were judged, and none of them was good"
-    return CheckOutcome((found(UNLEARNT, message, help=help, severity="note"),), measured=measured)
+    note = found(UNLEARNT, message, help=help, severity="note")
+    return CheckOutcome((note,), looked_at=looked_at, measured=measured)
 
 
-CHECKS = (WatchCheck(UNLEARNT, "learnt", all_negative),)
+CHECKS = (WatchCheck(UNLEARNT, "learnt", all_negative, {"steps": 1, "tokens": 1}),)

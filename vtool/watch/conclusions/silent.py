@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from vtool.diagnostics import Rule
-from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
+from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
 from vtool.watch.conclusions.learnt import nothing_read
 from vtool.watch.facts import Fact, Facts
 
@@ -53,7 +53,8 @@ def _silent(facts: Facts) -> CheckOutcome:
         help = None if certain else "nothing, if few of the rows have anything to learn"
         severity = "warning" if certain else "note"
         return CheckOutcome((found(SILENT, message, help=help, severity=severity),))
-    return CheckOutcome(measured={"passes": len(passes)})
+    looked_at: dict[Unit, int] = {"steps": len(steps), "passes": len(passes)}
+    return CheckOutcome(looked_at=looked_at, measured={"passes": len(passes)})
 
 
 def _silent_rows(passes: Sequence[Fact]) -> list[int]:
@@ -66,4 +67,4 @@ def _silent_rows(passes: Sequence[Fact]) -> list[int]:
     return sorted(set(range(count)) - learning) if learning else []
 
 
-CHECKS = (WatchCheck(SILENT, "learnt", _silent),)
+CHECKS = (WatchCheck(SILENT, "learnt", _silent, {"steps": 2, "passes": 2}),)

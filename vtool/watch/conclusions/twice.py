@@ -4,7 +4,7 @@ from itertools import pairwise
 
 from vtool.diagnostics import Rule
 from vtool.watch.conclusions.arrived import not_arrived
-from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
+from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
 from vtool.watch.facts import Fact, Facts
 
 TWICE = Rule(
@@ -26,7 +26,7 @@ def _twice(facts: Facts) -> CheckOutcome:
     if why := not_arrived(facts) or facts.no_gradients:
         return CheckOutcome(not_run=why)
     for one in facts.of("stepped"):
-        if others := one.get("others"):
+        if others := one["others"]:
             name, tensors = next(iter(others.items()))
             message = (
                 f"up to step {int(one['step']) + 1} {tensors} tensors are stepped with the same"
@@ -48,7 +48,9 @@ def _twice(facts: Facts) -> CheckOutcome:
                     " was computed in between"
                 )
                 return CheckOutcome((found(TWICE, message),))
-    return CheckOutcome(measured={"steps": len({int(one["step"]) for one in facts.of("arrived")})})
+    steps = len({int(one["step"]) for one in facts.of("arrived")})
+    looked_at: dict[Unit, int] = {"steps": min(steps, len(facts.of("stepped")))}
+    return CheckOutcome(looked_at=looked_at, measured={"steps": steps})
 
 
-CHECKS = (WatchCheck(TWICE, "arrived", _twice),)
+CHECKS = (WatchCheck(TWICE, "arrived", _twice, {"steps": 2}),)

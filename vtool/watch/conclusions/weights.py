@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.arrived import gradients_differ
-from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
+from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
 from vtool.watch.conclusions.engine import engine_of, norm_of
 from vtool.watch.conclusions.learnt import nothing_read, read_micros
 from vtool.watch.facts import Facts, LearntRow, MicroPass
@@ -176,10 +176,16 @@ def _differ(facts: Facts) -> CheckOutcome:
         return CheckOutcome(
             not_run="the model is certain of every token: no weight can be measured"
         )
+    looked_at: dict[Unit, int] = {
+        "micro-batches": len(read_micros(facts)),
+        "tokens": sum(micro.measured for micro in read_micros(facts)),
+    }
     if len(read_micros(facts)) == 1 and not found_in:
-        return CheckOutcome(measured={"micro-batches": 1})
+        return CheckOutcome(looked_at=looked_at, measured={"micro-batches": 1})
     graver = sorted(found_in, key=lambda one: ("error", "warning", "note").index(str(one.severity)))
-    return CheckOutcome(tuple(graver[:1]), measured={"steps": len(_steps(facts))})
+    return CheckOutcome(
+        tuple(graver[:1]), looked_at=looked_at, measured={"steps": len(_steps(facts))}
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +265,9 @@ def _scaled(facts: Facts) -> CheckOutcome:
         or _other_scale(scales)
     )
     if finding or not _is_clipped(scales):
-        return CheckOutcome((finding,) if finding else (), measured=measured)
+        looked_at: dict[Unit, int] = {"steps": len(scales)}
+        found_in = (finding,) if finding else ()
+        return CheckOutcome(found_in, looked_at=looked_at, measured=measured)
     if _is_clipped_alone(facts) and (
         finding := _too_large_unclipped(facts, scales)
         or _short_step(scales, [one.of_loss for one in scales])
@@ -401,4 +409,7 @@ def _other_scale(scales: Sequence[_Scale]) -> Diagnostic | None:
     return found(_SCALED, message, help=help, severity="note")
 
 
-CHECKS = (WatchCheck(DIFFER, "learnt", _differ), WatchCheck(_SCALED, "learnt", _scaled))
+CHECKS = (
+    WatchCheck(DIFFER, "learnt", _differ, {"micro-batches": 1, "tokens": 1}),
+    WatchCheck(_SCALED, "learnt", _scaled, {"steps": 1}),
+)

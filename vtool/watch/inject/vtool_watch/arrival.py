@@ -320,7 +320,8 @@ class WeightDigests:
         named = list(found.model.named_parameters())
         each = digests([sampled_checksum(local_shard(p)) for _, p in named])
         now = dict(zip([n for n, _ in named], each))
-        stuck = [n for n in now if n in moving and self.before.get(n) == now[n]]
+        compared = [n for n in now if n in moving and n in self.before]
+        stuck = [n for n in compared if self.before[n] == now[n]]
         self.before = now
         return {
             "digest": digest_of_bytes("".join(each).encode()),
@@ -328,6 +329,7 @@ class WeightDigests:
             "sharded": holds_shards(found.model),
             "stuck": stuck[:MOST_NAMES],
             "n_stuck": len(stuck),
+            "compared": len(compared),
         }
 
 
