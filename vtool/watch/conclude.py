@@ -89,8 +89,11 @@ def conclude_model(facts: Facts, subject: str, watched: Watched) -> Result:
     checks = {name: outcome.state for name, outcome in outcomes.items()}
     details: dict[str, Mapping[str, Any]] = {}
     for name, outcome in outcomes.items():
-        seen = {"looked_at": outcome.looked_at, "measured": outcome.measured}
-        detail: dict[str, Any] = {key: dict(value) for key, value in seen.items() if value}
+        detail: dict[str, Any] = {}
+        if outcome.looked_at:
+            detail["looked_at"] = dict(outcome.looked_at)
+        if outcome.measured:
+            detail["measured"] = dict(outcome.measured)
         if checks[name] == "not-run":
             detail["reason"] = outcome.not_run
         if detail:

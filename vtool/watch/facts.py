@@ -10,8 +10,6 @@ from vtool.watch.turns import Turns
 
 FLOAT32_ROUNDING = 2.0**-24
 """One rounding in float32."""
-_SLACK = 16.0
-"""Roundings, over how far a token is from certain, by which a reading may be off."""
 _SAME = 1e-3
 """A ratio of weights that nobody would ask for on purpose: dense terms leave a part of it in the
 weight of a token, and a tenth in their median."""
@@ -64,6 +62,24 @@ class Tokens:
         return all(
             ids[at + 1] == token for at, token in following if at + 1 < len(ids) and token >= 0
         )
+
+
+@dataclass(frozen=True, slots=True)
+class OfTarget:
+    """The measured weights of one id in a micro-batch."""
+
+    count: int
+    weight: float
+    """Their median."""
+    single: float
+    """The relative error that may be left in one of them."""
+    apart: float
+    """The greatest relative distance of one of them from the median."""
+
+    @property
+    def tolerance(self) -> float:
+        """The relative error of the median."""
+        return self.single / math.sqrt(self.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,16 +148,13 @@ class MicroPass:
 
     @property
     def single(self) -> float:
-        """The relative error that rounding may leave in the weight of one measured token."""
-        least = (self.fact.get("resolved") or (0.0,))[0] or 0.0
-        floor = 0.1 if self.is_coarse else 1000 * self.unit
-        return 2 * _SLACK * self.unit / max(least, floor)
+        """The relative error that may be left in the weight of a measured token, at most."""
+        return float(self.fact["tolerance"][3]) if self.fact["tolerance"] else math.inf
 
     @property
     def tolerance(self) -> float:
         """The relative error of the median of them all."""
-        floor = 0.1 if self.is_coarse else 1000 * self.unit
-        usual = 2 * _SLACK * self.unit / max(_middle(self.fact.get("resolved")), floor)
+        usual = _middle(self.fact["tolerance"])
         found = usual / math.sqrt(max(1, self.measured)) + 4 * self.unit
         if not self.has_terms:
             return found
@@ -152,7 +165,27 @@ class MicroPass:
         """Return whether measured tokens of this micro-batch have different weights."""
         if not self.measured or self.low <= 0:
             return False
-        return self.high / self.low - 1 > max(2 * self.single, _SAME)
+        return int(self.fact["uneven"]) > 0
+
+    @property
+    def share_of_uneven(self) -> float:
+        """The share of measured tokens whose weight is another one than the median."""
+        return int(self.fact["uneven"]) / max(1, self.measured)
+
+    @property
+    def by_target(self) -> dict[str, OfTarget]:
+        """Return the weights of the ids that are learnt most often."""
+        found = self.fact["by_target"]
+        return {
+            token: OfTarget(int(count), float(weight), float(single), float(apart))
+            for token, (count, weight, single, apart) in found.items()
+        }
+
+    @property
+    def is_steady(self) -> bool | None:
+        """Return whether one id has one weight; None where no id is learnt twice."""
+        often = [one for one in self.by_target.values() if one.count > 1]
+        return all(one.apart <= max(one.single, _SAME) for one in often) if often else None
 
     @property
     def total(self) -> float | None:

@@ -14,6 +14,7 @@ from vtool.watch.conclusions import (
     learnt,
     ledger,
     roles,
+    scale,
     settings,
     signs,
     silent,
@@ -26,6 +27,7 @@ from vtool.watch.conclusions.folder import NOT_FACTS, NOTHING_READ
 CHECKS: tuple[WatchCheck, ...] = (
     *learnt.CHECKS,
     *weights.CHECKS,
+    *scale.CHECKS,
     *signs.CHECKS,
     *judged.CHECKS,
     *roles.CHECKS,

@@ -88,7 +88,17 @@ def _mirrored(micro: MicroPass) -> MicroPass:
     ]
     total = -float(micro.fact.get("sum") or 0.0)
     weights = [-high, -middle, -most, -low]
-    fact = {**micro.fact, "sum": total, "measured_weight": weights, "per_row": rows}
+    by_target = {
+        token: (count, -weight, single, apart)
+        for token, (count, weight, single, apart) in micro.fact["by_target"].items()
+    }
+    fact = {
+        **micro.fact,
+        "sum": total,
+        "measured_weight": weights,
+        "per_row": rows,
+        "by_target": by_target,
+    }
     return replace(micro, fact=fact)
 
 

@@ -40,6 +40,19 @@ def scales() -> list[float]:
     return [float(each.get_scale()) for each in _scalers()]
 
 
+def is_accumulating() -> bool | None:
+    """Return whether accelerate holds this step for the middle of an accumulation.
+
+    Its own optimizers leave out such a step; one that was not prepared makes it. None where
+    accelerate is not used.
+    """
+    kind = getattr(sys.modules.get("accelerate.state"), "GradientState", None)
+    state = getattr(kind, "_shared_state", None)
+    if not isinstance(state, dict) or "sync_gradients" not in state:
+        return None
+    return state["sync_gradients"] is False
+
+
 def trainer_facts() -> dict[str, Any]:
     """Return the facts about the data loaders, and the settings that the trainer was given."""
     return {"data": loaders(), "asks": _asks()}

@@ -22,8 +22,11 @@ _ROUNDING = {
     "torch.bfloat16": 2.0**-9,
 }
 """One rounding of an arithmetic, as the tolerances were measured with."""
-_ROWS, _TOKENS, MICROS = 4, 2048, 2
+_ROWS, _TOKENS, MICROS, _TARGETS = 4, 2048, 2, 32
 """Bounds on what is written of single tokens."""
+_ERRORS, _USUAL, _SAME = 6.0, 8.0, 1e-3
+"""Standard errors that a weight may be off by; how much worse than usual a weight may be known to
+be compared; a ratio of weights that nobody would ask for on purpose."""
 
 
 @dataclass
@@ -101,10 +104,14 @@ def micro_facts(
         return fact
     cpu = Solution(*(each.cpu() for each in vars(solved).values()))
     w = cpu.weight.double() / scale
-    sure = cpu.resolved > (1000 * u if u < 1e-4 else 0.1)
-    plain = (cpu.plain_misfit * cpu.resolved <= SLACK * u) | (cpu.plain_misfit <= SLACK * u)
-    read = (cpu.misfit * cpu.resolved <= SLACK * u) | (cpu.misfit <= SLACK * u)
+    least = 1000 * u if u < 1e-4 else 0.1
+    slack = SLACK * cpu.rounding.double()
+    plain = (cpu.plain_misfit * cpu.resolved <= slack) | (cpu.plain_misfit <= slack)
+    read = (cpu.misfit * cpu.resolved <= slack) | (cpu.misfit <= slack)
     odd = ~plain
+    # what rounding, and what the fit leaves, may have changed in a weight, relative to it
+    tolerance = 2 * slack / cpu.resolved.clamp_min(least) + _ERRORS * cpu.noise.double()
+    sure = (cpu.resolved > least) & (tolerance <= _USUAL * tolerance.median())
     fact.update(
         dtype=record.dtype,
         autocast=record.autocast,
@@ -118,6 +125,9 @@ def micro_facts(
         resolved=quantiles(cpu.resolved),
         measured=int(sure.sum()),
         measured_weight=quantiles(w[sure]),
+        tolerance=quantiles(tolerance[sure]),
+        uneven=_uneven(w[sure], tolerance[sure]),
+        by_target=_by_target(cpu.target[sure], w[sure], tolerance[sure]),
         read=int(read.sum()),
         odd=int(odd.sum()),
     )
@@ -125,6 +135,33 @@ def micro_facts(
         fact[name] = quantiles((getattr(cpu, name) / cpu.weight)[odd]) if bool(odd.any()) else None
     fact.update(_of_ids(record, cpu, w, sure & read, found, text=text))
     return fact
+
+
+def _uneven(weight: Tensor, tolerance: Tensor) -> int:
+    """Count the tokens whose weight is another one than the median, beyond their tolerance."""
+    if not len(weight):
+        return 0
+    middle = weight.sort().values[len(weight) // 2]
+    apart = (weight - middle).abs() > tolerance.clamp_min(_SAME) * middle.abs()
+    return int(apart.sum())
+
+
+def _by_target(target: Tensor, weight: Tensor, tolerance: Tensor) -> dict[str, list[float]]:
+    """Return count, median weight, tolerance and greatest distance from it, of frequent ids.
+
+    The last two are relative to the median. A loss that weighs tokens by their id weighs one id
+    alike in all micro-batches of a step.
+    """
+    ids, counts = target.unique(return_counts=True)
+    often = sorted(zip(counts.tolist(), ids.tolist()), key=lambda one: (-one[0], one[1]))
+    found = {}
+    for count, token in often[:_TARGETS]:
+        mine = target == token
+        middle = weight[mine].sort().values[count // 2]
+        apart = (weight[mine] - middle).abs().max() / middle.abs().clamp_min(1e-300)
+        each = tolerance[mine].max()
+        found[str(token)] = [count, *(float(f"{float(x):.9g}") for x in (middle, each, apart))]
+    return found
 
 
 def _of_ids(
@@ -138,7 +175,7 @@ def _of_ids(
     if seen is None or tuple(seen.ids.shape) != tuple(record.shape):
         return {
             **dict.fromkeys(("not_next", "is_plus", "left_out", "ends", "specials", "rows")),
-            "per_row": _per_row(rows, w, record),
+            "per_row": _per_row(rows, w, sure, record),
             "per_token": [],
         }
     ids = seen.ids.cpu()
@@ -171,7 +208,7 @@ def _of_ids(
         "text_left_out": _text_left_out(record, inputs, ids, found),
         "specials": special,
         "rows": [digest_of_bytes(tensor_bytes(row[m])) for row, m in zip(ids, keep)],
-        "per_row": _per_row(rows, w, record),
+        "per_row": _per_row(rows, w, sure, record),
         "per_token": _per_token(record, solved, w, following if text else None),
     }
 
@@ -280,21 +317,23 @@ def _next_rows(inputs: dict[str, Any], ids: Tensor, found: FoundModel) -> Tensor
     return first.flatten()
 
 
-def _per_row(rows: Tensor, w: Tensor, record: PassRecord) -> list[dict[str, Any]]:
+def _per_row(rows: Tensor, w: Tensor, sure: Tensor, record: PassRecord) -> list[dict[str, Any]]:
     found = []
     counts = record.alone.get("row_counts") or {}
     for row in range(min(64, record.shape[0])):
         mine = w[rows == row]
         if not len(mine):
             continue
+        known = w[(rows == row) & sure]
+        known = known if len(known) else mine
         found.append(
             {
                 "row": row,
                 "n": counts.get(row, len(mine)),
                 "solved": len(mine),
                 "sum": float(mine.sum()),
-                "least": float(mine.min()),
-                "greatest": float(mine.max()),
+                "least": float(known.min()),
+                "greatest": float(known.max()),
                 "positive": int((mine > 0).sum()),
                 "negative": int((mine < 0).sum()),
             }

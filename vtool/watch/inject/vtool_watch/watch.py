@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from . import alone, arrival
-from .alive import loss_scale, scales, trainer_facts
+from .alive import is_accumulating, loss_scale, scales, trainer_facts
 from .capture import Capture, is_in_backward
 from .facts import FactWriter, rank_and_world
 from .learnt import PassRecord, micro_facts, next_ids, rounding
@@ -354,7 +354,7 @@ class Watch:
         self, records: list[PassRecord], scale: float, divisor: float, scalers: list[float]
     ) -> None:
         fact = arrival.gradient_facts(self.found, divisor)
-        fact["scalers"] = scalers
+        fact["scalers"], fact["accumulating"] = scalers, is_accumulating()
         fact["sharded"] = fact["sharded"] or self._shared_out
         fact["gradients_before"], self._before = self._before, None
         fact["undone"] = self._undone
