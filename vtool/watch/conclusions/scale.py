@@ -309,9 +309,9 @@ def _rows_lost(facts: Facts, scales: Sequence[_Scale]) -> Diagnostic | None:
     silent_passes, of, why = next(iter(lost.values()))
     message = (
         f"in {len(lost)} of {len(scales)} steps passes teach nothing, such as {silent_passes} of"
-        f" {of} in step {next(iter(lost)) + 1} ({why}), and the loss is divided by their tokens as well: the gradient is"
-        f" {_in_words([one.of_loss for one in scales])} times that of the mean over the tokens that"
-        " are learnt"
+        f" {of} in step {next(iter(lost)) + 1} ({why}), and the loss is divided by their tokens as"
+        f" well: the gradient is {_in_words([one.of_loss for one in scales])} times that of the"
+        " mean over the tokens that are learnt"
     )
     return found(_SCALED, message, help=_LOST_HELP, severity="warning")
 
