@@ -1,7 +1,5 @@
 """Runs with one mistake each, and the rule that is for it."""
 
-from dataclasses import dataclass
-
 from tests.watch.runs import (
     changes,
     grids,
@@ -10,35 +8,15 @@ from tests.watch.runs import (
     optimizers,
     orders,
     scalers,
+    scales,
     steps,
     values,
     weights,
 )
-from tests.watch.runs.loop import Recipe
-
-
-@dataclass(frozen=True)
-class Planted:
-    rule: str
-    severity: str
-    recipe: Recipe
-    also: tuple[str, ...] = ()
-    """Errors that follow from the mistake too."""
-
-
-def error(rule: str, **settings: object) -> Planted:
-    return Planted(rule, "error", Recipe(**settings))  # type: ignore[arg-type]
-
-
-def warning(rule: str, **settings: object) -> Planted:
-    return Planted(rule, "warning", Recipe(**settings))  # type: ignore[arg-type]
-
-
-def note(rule: str, **settings: object) -> Planted:
-    return Planted(rule, "note", Recipe(**settings))  # type: ignore[arg-type]
-
+from tests.watch.runs.expected import Planted, error, note, warning
 
 RUNS: dict[str, Planted] = {
+    **scales.PLANTED,
     "labels shifted twice": error("targets-not-next", collated=changes.shifted_labels),
     "labels shifted twice, bfloat16 autocast": error(
         "targets-not-next", collated=changes.shifted_labels, autocast=True

@@ -21,12 +21,19 @@ class GradientChange:
     """Several coordinates have the greatest value: elements were clipped one by one."""
 
 
-def engine_of(facts: Facts, step: int) -> GradientChange | None:
+def engine_of(facts: Facts, step: int, inner: bool = False) -> GradientChange | None:
     """Return the factor between the micro-batches' gradient and the one that arrived.
 
     Over all ranks that have rows of their own; None where it could not be measured.
+
+    Args:
+        facts: of one model.
+        step: the number of the step.
+        inner: of the norm within the last layer, in place of the final norm.
     """
     arrived = [one for one in facts.of("arrived") if int(one["step"]) == step]
+    if inner:
+        arrived = [one["inner"] for one in arrived if one.get("inner")]
     if facts.not_data_parallel or not arrived or untrained_norm(facts):
         return None
     world = facts.world
@@ -39,7 +46,7 @@ def engine_of(facts: Facts, step: int) -> GradientChange | None:
     if not theirs and world == 1 and one.get("engine_factor") is not None:
         misfit = float(one.get("engine_misfit") or 0)
         return GradientChange(float(one["engine_factor"]), misfit, tolerance, False)
-    if not theirs or len({int(one["rank"]) for one in arrived}) < world:
+    if not theirs or len(arrived) < world:
         return None
     square = sum(value * value for value in ours)
     size = math.sqrt(sum(value * value for value in theirs))

@@ -4,9 +4,10 @@ import math
 from dataclasses import dataclass
 from statistics import median
 
-from vtool.diagnostics import Rule
+from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.arrived import gradients_differ
 from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
+from vtool.watch.conclusions.engine import engine_of
 from vtool.watch.facts import FLOAT32_ROUNDING, Facts
 
 APART = Rule(
@@ -73,11 +74,66 @@ def _number(value: float | None) -> float:
     return math.nan if value is None else float(value)
 
 
-def _apart(facts: Facts) -> CheckOutcome:
+@dataclass(frozen=True, slots=True)
+class NormsApart:
+    """The factors of the final norm's gradient and of another norm's, where they differ."""
+
+    final: float
+    inner: float
+    steps: int
+
+    @property
+    def nearest_to_one(self) -> float:
+        """The factor that is nearest to 1: a gradient that nothing has changed."""
+        return min(self.final, self.inner, key=lambda factor: abs(math.log(abs(factor))))
+
+
+def norms_apart(facts: Facts) -> NormsApart | None:
+    """Return the factors of two norms' gradients, if these differ alike in each of several steps.
+
+    Clipped part by part they differ too, by another number in each step.
+    """
+    pairs, allowed = [], _LEAST
+    for step, _ in facts.by_step("arrived"):
+        final, inner = engine_of(facts, step), engine_of(facts, step, inner=True)
+        if final is None or inner is None or not final.factor or not inner.factor:
+            continue
+        if final.misfit > final.tolerance or inner.misfit > inner.tolerance:
+            continue
+        allowed = max(allowed, 4 * (final.tolerance + inner.tolerance))
+        pairs.append((final.factor, inner.factor))
+    ratios = [final / inner for final, inner in pairs]
+    if len(ratios) < 2 or any(abs(ratio - 1) <= allowed for ratio in ratios):
+        return None
+    if max(ratios) - min(ratios) > _LEAST * max(map(abs, ratios)):
+        return None
+    return NormsApart(*pairs[0], len(pairs))
+
+
+def _of_norms(facts: Facts) -> Diagnostic | None:
+    """Look for a factor that the final norm's gradient has, and not that of the layer before it."""
+    if not (apart := norms_apart(facts)):
+        return None
+    one = next(one for one in facts.of("arrived") if one.get("inner"))
+    message = (
+        f"in each of {apart.steps} steps the gradient of {one['norm_name']}.weight is"
+        f" {apart.final:.4g} times what the micro-batches left, and that of"
+        f" {one['inner']['norm_name']}.weight {apart.inner:.4g} times"
+    )
+    return found(APART, message)
+
+
+def _not_comparable(facts: Facts) -> str | None:
     if facts.not_data_parallel:
-        return CheckOutcome(not_run=f"ranks share the model ({facts.not_data_parallel})")
-    if gradients_differ(facts):
-        return CheckOutcome(not_run="each rank has another gradient")
+        return f"ranks share the model ({facts.not_data_parallel})"
+    return "each rank has another gradient" if gradients_differ(facts) else None
+
+
+def _apart(facts: Facts) -> CheckOutcome:
+    if why := _not_comparable(facts):
+        return CheckOutcome(not_run=why)
+    if of_norms := _of_norms(facts):
+        return CheckOutcome((of_norms,))
     steps = [_layers(facts, step) for step, _ in facts.by_step("arrived")]
     names = sorted(set.intersection(*map(set, steps))) if steps else []
     if len(names) < 3:

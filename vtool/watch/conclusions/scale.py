@@ -8,6 +8,7 @@ from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.arrived import gradients_differ
 from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
 from vtool.watch.conclusions.engine import engine_of, norm_of
+from vtool.watch.conclusions.layers import norms_apart
 from vtool.watch.conclusions.learnt import nothing_read
 from vtool.watch.conclusions.weights import is_even, micros_by_step
 from vtool.watch.facts import Facts, MicroPass
@@ -60,6 +61,8 @@ class _Scale:
     """The size of the whole gradient at the optimizer, where the engine's part is known."""
     scaled: float
     """Times of the loss, with what a scaler has multiplied it by."""
+    of: str
+    """What the times are of, in words."""
     silent: int
     """Passes in which nothing is learnt."""
     token: float | None
@@ -87,12 +90,16 @@ def _scale_of_step(facts: Facts, step: int, micros: Sequence[MicroPass]) -> _Sca
     scalers = tuple({float(by) for one in arrived for by in one.get("scalers") or ()} - {1.0})
     same = not any(micro.is_uneven for micro in micros) and is_even(micros)
     token = median(micro.weight for micro in micros) if same else None
-    times, norm = of_loss, None
+    times, norm, of = of_loss, None, "the gradient"
     if arrival is not None and arrival.misfit <= arrival.tolerance:
-        times, norm = total * arrival.factor, norm_of(facts, step)
+        apart, inner = norms_apart(facts), engine_of(facts, step, inner=True)
+        factor = apart.nearest_to_one if apart else arrival.factor
+        times, norm = total * factor, norm_of(facts, step)
         tolerance += arrival.tolerance
+        if inner is None and abs(times / of_loss - 1) > tolerance:
+            of = f"the gradient of {facts.model['norm']}.weight, the only one that was looked at,"
     silent = sum(one["why"] in _SILENT for one in passes)
-    return _Scale(step, times, tolerance, each, of_loss, norm, scaled, silent, token, scalers)
+    return _Scale(step, times, tolerance, each, of_loss, norm, scaled, of, silent, token, scalers)
 
 
 def _scales(facts: Facts) -> list[_Scale]:
@@ -188,7 +195,7 @@ def _too_large(facts: Facts, scales: Sequence[_Scale]) -> Diagnostic | None:
         for times, name in names.items():
             if times > 1 and one.is_(times):
                 message = (
-                    f"the gradient of step {one.step + 1} is {one.times:.4g} times that of the mean"
+                    f"in step {one.step + 1} {one.of} is {one.times:.4g} times that of the mean"
                     f" over its tokens: it has {times} {name}, and is not divided by them"
                 )
                 return found(_SCALED, message)
@@ -203,7 +210,7 @@ def _too_small(facts: Facts, scales: Sequence[_Scale]) -> Diagnostic | None:
         # clipping, which makes a gradient smaller too, differs from step to step
         if times > 1 and len(scales) > 1 and all(one.is_(1 / times) for one in scales):
             message = (
-                f"the gradient of every step is 1/{times} of that of the mean over its tokens: it"
+                f"in every step {scales[0].of} is 1/{times} of that of the mean over its tokens: it"
                 f" has {times} {name}, and is divided by them twice"
             )
             return found(_SCALED, message)
@@ -378,7 +385,7 @@ def _other_scale(scales: Sequence[_Scale]) -> Diagnostic | None:
         return None
     if first.times < 1 and len(scales) < 2:
         return None
-    message = f"the gradient is {first.times:.4g} times that of the mean over a step's tokens"
+    message = f"{first.of} is {first.times:.4g} times that of the mean over a step's tokens"
     help = "nothing, if the loss is meant to be so; AdamW hardly sees it, clipping does"
     return found(_SCALED, message, help=help, severity="note")
 

@@ -101,10 +101,10 @@ def _together(rows: list[Tensor]) -> list[list[float]]:
 
 
 def norm_facts(
-    found: FoundModel, sums: list[Tensor], scale: float, divisor: float, world: int
+    name: str | None, norm: Any, sums: list[Tensor], scale: float, divisor: float, world: int
 ) -> dict[str, Any]:
-    """Return the fields of `arrived` on the final norm's weight."""
-    weight, gradient = found.norm.weight, gradient_of(found.norm.weight)
+    """Return the fields of `arrived` on a norm's weight: the final one's, or `inner`."""
+    weight, gradient = norm.weight, gradient_of(norm.weight)
     total = torch.stack([to_float64(each.cpu()) for each in sums]).sum(0) / scale
     size = len(total)
     at = evenly_spaced(size, _COORDINATES, total.device)
@@ -114,7 +114,7 @@ def norm_facts(
         float(part[i - begin]) if begin <= i < begin + len(part) else None for i in at.tolist()
     ]
     fact: dict[str, Any] = {
-        "norm_name": found.norm_name,
+        "norm_name": name,
         "norm_at": at.tolist(),
         "norm_sum": [float(x) for x in total[at]],
         "norm_gradient": values,

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .inner_norm import InnerNorm
 from .learnt import PassRecord
 from .model import FoundModel, has_dropout, is_recorded
 from .norm import norm_gradient
@@ -86,6 +87,7 @@ class Capture:
         """The mask of rows × positions, where the model makes one of four dimensions of it."""
         self._pending: tuple[dict[str, Any], dict[str, Any], KeptBatch | None] | None = None
         self._norm: tuple[Tensor, Tensor] | None = None
+        self.inner = InnerNorm(found.base, found.norm if found.layout is None else None)
         self._micro = 0
         self._names = list(inspect.signature(type(found.base).forward).parameters)[1:]
         self.first_of_step: Any = None
@@ -111,6 +113,8 @@ class Capture:
             )
         if found.norm is not None:
             handles.append(found.norm.register_forward_hook(wrap(self._at_norm)))
+        if self.inner.norm is not None:
+            handles.append(self.inner.norm.register_forward_hook(wrap(self._at_inner)))
         for module in _rotaries(found.base):
             at_rotary = wrap(self._at_rotary)
             handles.append(module.register_forward_pre_hook(at_rotary, with_kwargs=True))
@@ -118,7 +122,8 @@ class Capture:
 
     def listens_to(self) -> set[int]:
         """Return the modules (by `id`) that have hooks of this."""
-        hooked = {id(self.found.model), id(self.found.base), id(self.found.norm)}
+        norms = self.found.norm, self.inner.norm
+        hooked = {id(self.found.model), id(self.found.base), *map(id, norms)}
         return hooked | {id(module) for module in _rotaries(self.found.base)}
 
     def close(self) -> None:
@@ -195,6 +200,9 @@ class Capture:
         if self.looking and args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
             self._norm = (args[0].detach(), output.detach())
 
+    def _at_inner(self, module: Any, args: Any, output: Any) -> None:
+        self.inner.at_forward(module, args, output)
+
     def _at_rotary(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
         given = kwargs.get("position_ids", args[1] if len(args) > 1 else None)
         if isinstance(given, Tensor) and self.looking:
@@ -208,6 +216,7 @@ class Capture:
         if hidden is None:
             hidden = output[0] if isinstance(output, tuple) else output
         norm, self._norm = self._norm, None
+        inner = self.inner.take()
         if not isinstance(hidden, Tensor) or hidden.shape[-1] != self.found.hidden:
             self.skipped.setdefault("learnt", "the backbone gives no last hidden state")
             return
@@ -233,6 +242,7 @@ class Capture:
             if has_dropout(self.found.base)
             else None,
             seen=seen,
+            inner=inner,
             window=self.window,
             version=sum(p._version for p in self.found.base.parameters() if p.requires_grad),
         )

@@ -13,6 +13,7 @@ from . import alone, arrival
 from .alive import is_accumulating, loss_scale, scales, trainer_facts
 from .capture import Capture, is_in_backward
 from .facts import FactWriter, rank_and_world
+from .inner_norm import sum_of
 from .learnt import PassRecord, micro_facts, next_ids, rounding
 from .left import GradSamples
 from .megatron import gradient_of, is_shared_out
@@ -377,10 +378,24 @@ class Watch:
         else:
             try:
                 world = rank_and_world()[1]
-                fact.update(arrival.norm_facts(self.found, sums, scale, divisor, world))
+                name = self.found.norm_name
+                fact.update(arrival.norm_facts(name, norm, sums, scale, divisor, world))
+                fact["inner"] = self._inner(back, scale, divisor, world)
             except Exception as error:
                 self.skip("engine", f"{type(error).__name__}: {error}"[:200])
         self.say("arrived", **fact)
+
+    def _inner(
+        self, back: list[PassRecord], scale: float, divisor: float, world: int
+    ) -> dict[str, Any] | None:
+        inner = self.capture.inner
+        weight = getattr(inner.norm, "weight", None)
+        if weight is None or not weight.requires_grad or gradient_of(weight) is None:
+            return None
+        sums = sum_of([record.inner for record in back])
+        if sums is None:
+            return None
+        return arrival.norm_facts(inner.name, inner.norm, sums, scale, divisor, world)
 
     def _placed(self, record: PassRecord) -> None:
         try:
