@@ -82,10 +82,9 @@ class NormsApart:
     inner: float
     steps: int
 
-    @property
-    def nearest_to_one(self) -> float:
-        """The factor that is nearest to 1: a gradient that nothing has changed."""
-        return min(self.final, self.inner, key=lambda factor: abs(math.log(abs(factor))))
+    def unchanged(self, world: int) -> float:
+        """Return the factor that is nearest to the mean over ranks, which nothing has changed."""
+        return min(self.final, self.inner, key=lambda factor: abs(math.log(abs(factor * world))))
 
 
 def norms_apart(facts: Facts) -> NormsApart | None:

@@ -93,7 +93,7 @@ def _scale_of_step(facts: Facts, step: int, micros: Sequence[MicroPass]) -> _Sca
     times, norm, of = of_loss, None, "the gradient"
     if arrival is not None and arrival.misfit <= arrival.tolerance:
         apart, inner = norms_apart(facts), engine_of(facts, step, inner=True)
-        factor = apart.nearest_to_one if apart else arrival.factor
+        factor = apart.unchanged(facts.world) if apart else arrival.factor
         times, norm = total * factor, norm_of(facts, step)
         tolerance += arrival.tolerance
         if inner is None and abs(times / of_loss - 1) > tolerance:
@@ -347,7 +347,12 @@ def _sum_of_tokens(scales: Sequence[_Scale]) -> Diagnostic | None:
 
 def _varies(scales: Sequence[_Scale]) -> Diagnostic | None:
     """Look for a scale that is another one in each step, and that clipping does not explain."""
-    if all(one.is_(1) for one in scales) or _explained_by_clipping(scales):
+    # where tokens weigh differently, that is why the loss is no mean, and another rule's
+    of_weights = all(
+        one.is_(1) or (one.token is None and abs(one.times / one.of_loss - 1) <= one.tolerance)
+        for one in scales
+    )
+    if of_weights or _explained_by_clipping(scales):
         return None
     loses = all(one.of_loss < 1 - one.tolerance and one.token is not None for one in scales)
     of = [one.of_loss if loses else one.times for one in scales]
