@@ -204,7 +204,8 @@ def _side(status: int, cpu: float, out: str, err: str, facts: dict[str, Any]) ->
     if lost := [one["message"] for one in findings if one["rule"] == "unusable-interpreter"]:
         return Side("does-not-import", lost[0][:200], **facts)
     verdicts = {str(result["verdict"]) for result in document["results"]}
-    verdict = next((one for one in ("unsafe", "clean", "not-run") if one in verdicts), "not-run")
+    order = ("unsafe", "warnings", "incomplete", "clean", "not-run")
+    verdict = next((one for one in order if one in verdicts), "not-run")
     return Side("ran", verdict=verdict, findings=findings, **facts)
 
 

@@ -141,8 +141,9 @@ def watch(
         FailOn | None,
         typer.Option(
             help=(
-                "Exit with 1 for a finding of this severity or worse, with 2 if nothing"
-                " could be checked. Default: the command's own exit status."
+                "Exit with 1 for a finding of this severity or worse, with 2 if nothing, or"
+                " not what a clean run takes, could be checked. Default: the command's own exit"
+                " status."
             )
         ),
     ] = None,
@@ -313,7 +314,9 @@ def _exit_status(
     if failed or all(result.verdict == "not-run" for result in results):
         return 2
     counts = count(results)
-    return int(counts["errors"] + (counts["warnings"] if fail_on is FailOn.warning else 0) > 0)
+    if counts["errors"] + (counts["warnings"] if fail_on is FailOn.warning else 0):
+        return 1
+    return 2 if any(result.verdict == "incomplete" for result in results) else 0
 
 
 def _check(

@@ -19,7 +19,7 @@ from vtool.diagnostics.result import Result
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+(?:[.,]\d+)*(?:e[+-]?\d+)?", re.IGNORECASE)
 _NOTHING_CHECKED = ("unknown-subject", "unusable-interpreter", "load-failed")
 """Rules that say that something was not checked, which can be known and is still not checked."""
-_JUDGED = ("clean", "unsafe")
+_JUDGED = ("clean", "warnings", "incomplete", "unsafe")
 _INSTALLED = re.compile(r"\S*/site-packages/")
 
 

@@ -7,7 +7,9 @@ from typing import Any, Literal
 from vtool.diagnostics.diagnostic import Diagnostic
 from vtool.diagnostics.printable import printable
 
-Verdict = Literal["clean", "unsafe", "failed", "not-run"]
+Verdict = Literal["clean", "warnings", "incomplete", "unsafe", "failed", "not-run"]
+"""`warnings` and `incomplete` are of `vtool watch`: no error, but a warning; nothing found, but a
+check that no run is clean without could not look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,8 @@ class Result:
         assert not errors & {rule for rule in self.checks if self.checks[rule] == "passed"}, (
             f"{self.subject}: {errors} passed with an error"
         )
-        assert not (errors and self.verdict == "clean"), f"{self.subject}: clean with {errors}"
+        right = not errors or self.verdict not in ("clean", "warnings", "incomplete")
+        assert right, f"{self.subject}: {self.verdict} with {errors}"
 
     @staticmethod
     def of_findings(subject: str, findings: Sequence[Diagnostic]) -> "Result":

@@ -33,6 +33,9 @@ def describe_results(results: Sequence[Result]) -> Iterator[str]:
                 f"  the facts of {seen['unended']} of {seen['processes']} processes have no end:"
                 f" {UNENDED}"
             )
+        if missing := seen.get("unlooked"):
+            reason = result.details[missing[0]]["reason"]
+            yield printable_line(f"  not everything was looked at: {', '.join(missing)} ({reason})")
         for row in seen["rows"][:1]:
             if text := _row(row["tokens"]):
                 yield "  the first row, ⟦what is learnt⟧ between brackets:"

@@ -14,6 +14,14 @@ from vtool.version import __version__
 from vtool.words import plural
 
 _REPEATS = 4
+_VERDICTS = {
+    "unsafe": "errors",
+    "warnings": "warnings",
+    "not-run": "nothing could be read",
+    "incomplete": "not everything was looked at",
+    "clean": "clean",
+}
+"""The verdicts in words, the worst first."""
 
 
 def write_watch(document: Mapping[str, Any], output: Path) -> Path:
@@ -34,10 +42,11 @@ def render_watch_page(document: Mapping[str, Any]) -> str:
     results = document["results"]
     models = [_model(result, at, len(results) > 1) for at, result in enumerate(results, 1)]
     title = models[0]["name"] if len(models) == 1 else plural(len(models), "model")
+    worst = min((result["verdict"] for result in results), key=list(_VERDICTS).index)
     return load_template("watch.html.j2", here, here.parent / "load_check", here.parent).render(
         version=__version__,
         made_by=document["tool"],
-        title=title,
+        title=f"{title}: {_VERDICTS[worst]}",
         heading=Markup("<wbr>").join(re.split(r"(?<=[a-z])(?=[A-Z])", title)),
         summary=document["summary"],
         models=models,
@@ -53,6 +62,8 @@ def _model(result: Mapping[str, Any], number: int, several: bool) -> dict[str, A
         "name": f"{name} {seen.get('number', number)}" if several else name,
         "subject": result["subject"],
         "verdict": result["verdict"],
+        "said": _VERDICTS[result["verdict"]],
+        "missing": seen.get("unlooked", ()),
         "seen": seen,
         "facts": [*model.items(), *seen.get("process", {}).items()],
         "findings": findings_of(result),

@@ -44,6 +44,10 @@ class CheckOutcome:
     noise: float | None = None
     """The relative error of the estimates that were compared; None where they are exact."""
     measured: Mapping[str, Any] = field(default_factory=dict)
+    applies: bool = True
+    """False where the check's question does not arise in this run, such as ranks of one process."""
+    is_needed: bool = False
+    """True where this run is not clean without it, though others may be."""
 
     def __post_init__(self) -> None:
         """Turn an outcome that would pass without having looked at anything into `not-run`."""

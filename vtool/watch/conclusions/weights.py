@@ -258,7 +258,8 @@ def _differ(facts: Facts) -> CheckOutcome:
     if why := nothing_read(facts):
         return CheckOutcome(not_run=why)
     if facts.is_judged:
-        return CheckOutcome(not_run=f"{facts.judged}: rows are judged, not copied")
+        why = f"{facts.judged}: rows are judged, not copied"
+        return CheckOutcome(not_run=why, applies=False)
     steps = micros_by_step(facts)
     known = {
         step: micros for step, micros in steps.items() if all(micro.measured for micro in micros)
