@@ -82,6 +82,7 @@ def micro(index: int, lengths: tuple[int, ...], weight: float) -> Fact:
         "not_next": 0,
         "left_out": 0,
         "is_plus": {"0": 0, "2": 0, "3": 0},
+        "of_next_row": 0,
         "ends": {"in_inputs": 2, "learnt": 2, "behind": 0},
         "text_left_out": [0, 2],
         "specials": {

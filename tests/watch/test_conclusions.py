@@ -124,7 +124,7 @@ PLANTED: dict[str, tuple[int, Change, str, str]] = {
     ),
     "no end token": (
         1,
-        on("micro", ends={"in_inputs": 2, "learnt": 0}),
+        on("micro", ends={"in_inputs": 2, "learnt": 0, "behind": 2}),
         "end-of-turn-not-learnt",
         "warning",
     ),

@@ -98,7 +98,7 @@ class MicroPass:
     @property
     def unit(self) -> float:
         """One rounding of the coarsest arithmetic that was used."""
-        return float(self.fact.get("u") or FLOAT32_ROUNDING)
+        return float(self.fact["u"])
 
     @property
     def is_coarse(self) -> bool:
@@ -108,27 +108,29 @@ class MicroPass:
     @property
     def solved(self) -> int:
         """Supervised tokens whose weight was computed from the gradient."""
-        return int(self.fact.get("solved", self.supervised))
+        return int(self.fact["solved"])
 
     @property
     def is_read(self) -> bool:
         """Return whether nearly every token lies on the line of a loss that is understood."""
-        return self.solved > 0 and int(self.fact.get("read", 0)) >= 0.9 * self.solved
+        return self.solved > 0 and int(self.fact["read"]) >= 0.9 * self.solved
 
     @property
     def misfit(self) -> float:
         """The median relative distance of tokens from a loss that is understood."""
-        return _middle(self.fact.get("misfit"))
+        return _middle(self.fact["misfit"])
 
     @property
     def measured(self) -> int:
         """Count the tokens that are uncertain enough for their weight to be compared."""
-        return int(self.fact.get("measured") or 0)
+        return int(self.fact["measured"])
 
     @property
     def quantiles(self) -> Sequence[float]:
         """The least, median, 99th percentile and greatest weight of tokens that are measured."""
-        found = self.fact.get("measured_weight") or self.fact.get("weight") or (0.0,) * 4
+        if not self.measured:
+            return (0.0,) * 4
+        found = self.fact["measured_weight"]
         return [0.0 if value is None else float(value) for value in found]
 
     @property
@@ -193,13 +195,13 @@ class MicroPass:
         if not self.is_uneven and self.measured and self.low > 0:
             return self.weight * self.supervised
         if self.solved == self.supervised and self.measured >= 0.9 * self.solved:
-            return float(self.fact.get("sum") or 0.0)
+            return float(self.fact["sum"])
         return None
 
     @property
     def has_terms(self) -> bool:
         """Return whether most tokens are read only with dense terms besides cross entropy."""
-        return int(self.fact.get("odd") or 0) * 2 > self.solved
+        return int(self.fact["odd"]) * 2 > self.solved
 
     @property
     def terms(self) -> dict[str, float]:
@@ -208,7 +210,7 @@ class MicroPass:
             return {}
         names = {"smooth": "label smoothing", "z": "a z-loss", "entropy": "an entropy term"}
         sign = {"smooth": -1}  # it is taken from the target
-        parts = {names[n]: sign.get(n, 1) * _middle(self.fact.get(n)) for n in names}
+        parts = {names[n]: sign.get(n, 1) * _middle(self.fact[n]) for n in names}
         least = 1e-2 if self.is_coarse else 1e-5
         # rounding moves a little of one term into the others, with either sign
         known = [abs(part) for part in parts.values() if math.isfinite(part)]
@@ -218,51 +220,51 @@ class MicroPass:
     @property
     def not_next(self) -> int | None:
         """Tokens whose target is not the next input id; None where ids were not seen."""
-        found = self.fact.get("not_next")
+        found = self.fact["not_next"]
         return None if found is None else int(found)
 
     @property
     def of_next_row(self) -> int:
         """Tokens whose target is the first id of the batch's next row."""
-        return int(self.fact.get("of_next_row") or 0)
+        return int(self.fact["of_next_row"])
 
     @property
     def left_out(self) -> int | None:
         """Tokens learnt where the batch's mask has no token; None where it says nothing of that."""
-        found = self.fact.get("left_out")
+        found = self.fact["left_out"]
         return None if found is None else int(found)
 
     @property
     def shifted(self) -> dict[int, int]:
         """By distance, the tokens of `not_next` whose target is the id so far ahead."""
-        return {int(name): int(n) for name, n in (self.fact.get("is_plus") or {}).items()}
+        return {int(name): int(n) for name, n in (self.fact["is_plus"] or {}).items()}
 
     @property
     def ends(self) -> tuple[int, int] | None:
         """End tokens among the inputs and among the targets; None where ids were not seen."""
-        found = self.fact.get("ends")
+        found = self.fact["ends"]
         return (int(found["in_inputs"]), int(found["learnt"])) if found else None
 
     @property
     def ends_behind(self) -> int | None:
         """End tokens right after what is learnt, that are not; None where some were left out."""
-        found = (self.fact.get("ends") or {}).get("behind")
+        found = (self.fact["ends"] or {"behind": None})["behind"]
         return None if found is None or self.solved < self.supervised else int(found)
 
     def positions(self, behind: int = 0) -> int:
         """Count the positions of all rows, without the last `behind` of each."""
-        shape = [int(size) for size in self.fact.get("shape") or ()]
+        shape = [int(size) for size in self.fact["shape"]]
         return shape[0] * (shape[1] - behind) if len(shape) == 2 else 0
 
     def learnt_of(self, tokens: Mapping[int, str]) -> dict[int, int]:
         """Count how often each of these tokens was learnt."""
-        found = self.fact.get("specials") or {}
+        found = self.fact["specials"]
         learnt = {int(token): int(counts["learnt"]) for token, counts in found.items()}
         return {token: n for token, n in learnt.items() if token in tokens and n}
 
     def given_of(self, tokens: frozenset[int]) -> int:
         """Count how often these tokens were given to the model as text, by its mask."""
-        found = self.fact.get("specials") or {}
+        found = self.fact["specials"]
         return sum(
             int(counts["in_inputs"]) for token, counts in found.items() if int(token) in tokens
         )
@@ -273,14 +275,14 @@ class MicroPass:
         return tuple(
             LearntRow(
                 int(row["n"]),
-                int(row.get("solved", row["n"])),
-                float(row.get("sum") or 0.0),
-                float(row.get("least") or 0.0),
-                float(row.get("greatest") or 0.0),
-                int(row.get("positive") or 0),
-                int(row.get("negative") or 0),
+                int(row["solved"]),
+                float(row["sum"]),
+                float(row["least"]),
+                float(row["greatest"]),
+                int(row["positive"]),
+                int(row["negative"]),
             )
-            for row in self.fact.get("per_row") or ()
+            for row in self.fact["per_row"]
         )
 
     @property
@@ -296,11 +298,11 @@ class MicroPass:
                 int(one["row"]),
                 tuple(one["position"]),
                 tuple(one["target"]),
-                tuple(one["next"]) if one.get("next") is not None else None,
+                tuple(one["next"]) if one["next"] is not None else None,
                 tuple(value or 0.0 for value in one["weight"]),
-                tuple(value or 0.0 for value in one.get("resolved") or ()),
+                tuple(value or 0.0 for value in one["resolved"]),
             )
-            for one in self.fact.get("per_token") or ()
+            for one in self.fact["per_token"]
         )
 
 
@@ -346,12 +348,12 @@ class Facts:
     @property
     def world(self) -> int:
         """Count the ranks that have rows of their own."""
-        return max((int(one.get("world") or 1) for one in self.processes), default=1)
+        return max((int(one["world"]) for one in self.processes), default=1)
 
     @property
     def not_data_parallel(self) -> str | None:
         """The dimension of the mesh along which ranks share their rows, if there is one."""
-        mesh: Mapping[str, int] = self.model.get("mesh") or {}
+        mesh: Mapping[str, int] = self.model["mesh"] or {}
         for name, size in mesh.items():
             # a mesh without names is that of FSDP2 by itself
             named = name not in ("", "None", "0", "dim_0")
@@ -363,7 +365,7 @@ class Facts:
     def owns_nothing(self) -> bool:
         """Return whether the optimizer has no parameter of the model's on any rank."""
         models = self.of("model")
-        counts = [(int(m.get("n_in_no_group") or 0), int(m.get("trainable") or 0)) for m in models]
+        counts = [(int(m["n_in_no_group"]), int(m["trainable"])) for m in models]
         return bool(counts) and all(lost == trained > 0 for lost, trained in counts)
 
     @property
@@ -382,13 +384,9 @@ class Facts:
     @property
     def no_gradients(self) -> str | None:
         """Return why gradients are not to be seen where the optimizer steps, or None."""
-        trained = int(self.model.get("trainable") or 0)
+        trained = int(self.model["trainable"])
         arrived = self.of("arrived")
-        if (
-            trained
-            and arrived
-            and all(int(a.get("n_no_gradient") or 0) == trained for a in arrived)
-        ):
+        if trained and arrived and all(int(a["n_no_gradient"]) == trained for a in arrived):
             return "no parameter has its gradient when the optimizer steps: ZeRO keeps them apart"
         return None
 
@@ -400,11 +398,11 @@ class Facts:
                 int(fact["step"]),
                 int(fact["rank"]),
                 int(fact["index"]),
-                int(fact.get("supervised") or 0),
+                int(fact["supervised"]),
                 fact,
             )
             for fact in self.of("micro")
-            if not fact.get("why")
+            if not fact["why"]
         )
 
     @property
@@ -428,7 +426,7 @@ class Facts:
         """Tokens that stand for images and the like, by id."""
         return {
             int(token): str(kind)
-            for kind, tokens in (self.model.get("specials") or {}).items()
+            for kind, tokens in self.model["specials"].items()
             if kind in ("image", "video", "audio")
             for token in tokens
         }
@@ -446,17 +444,17 @@ class Facts:
     @property
     def padding(self) -> frozenset[int]:
         """Padding tokens, also those that end a turn."""
-        return frozenset(map(int, (self.model.get("specials") or {}).get("pad") or ()))
+        return frozenset(map(int, self.model["specials"].get("pad") or ()))
 
     @property
     def ends(self) -> frozenset[int]:
         """Tokens that end a turn or a text."""
-        return frozenset(map(int, self.model.get("ends") or ()))
+        return frozenset(map(int, self.model["ends"]))
 
     def ids_of(self, micro: MicroPass, tokens: Tokens) -> tuple[int, ...] | None:
         """Return the ids of a row, if they were kept and are those of its learnt tokens."""
         for one in self.of("inputs"):
-            place = int(one["step"]), int(one["rank"]), int(one.get("micro") or 0)
+            place = int(one["step"]), int(one["rank"]), int(one["micro"])
             rows = one.get("inputs")
             if rows and place == (micro.step, micro.rank, micro.index) and tokens.row < len(rows):
                 ids = tuple(map(int, rows[tokens.row]))
