@@ -157,7 +157,10 @@ class MicroPass:
     def tolerance(self) -> float:
         """The relative error of the median of them all."""
         usual = _middle(self.fact["tolerance"])
-        found = usual / math.sqrt(max(1, self.measured)) + 4 * self.unit
+        # a loss may weigh tokens by so little that they count as even: their median moves with it
+        size = max(abs(self.weight), 1e-300)
+        scattered = 0.0 if self.is_uneven else 1.5 * (self.high - self.low) / size
+        found = (usual + scattered) / math.sqrt(max(1, self.measured)) + 4 * self.unit
         if not self.has_terms:
             return found
         return max(found, _SAME * max(0.1, 1 / math.sqrt(max(1, self.measured))))

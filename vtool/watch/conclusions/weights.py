@@ -47,6 +47,10 @@ _POSITIONS_HELP = (
 )
 
 
+_SAME = 1e-3
+"""A ratio of weights that nobody would ask for on purpose."""
+_OF_SUMS = 0.05
+"""The relative error of sums that may be compared."""
 _FEW = 1 / 3
 """The share of a micro-batch's tokens that may have other weights than its median token."""
 _CERTAIN_OF_EVERY = "the model is certain of every token: no weight can be measured"
@@ -174,8 +178,21 @@ def _is_one_over(scaled: Sequence[_Relative], counts: Sequence[int]) -> bool:
 def _same_sums(micros: Sequence[MicroPass]) -> bool:
     """Return whether the weights of each micro-batch have one sum, which class weights are in."""
     sums = [(micro.total, micro.tolerance) for micro in micros]
-    known = [(total, off) for total, off in sums if total is not None and total > 0]
-    return len(known) == len(sums) and _spread(known) == 1
+    known = [(total, off) for total, off in sums if total and total > 0 and off <= _OF_SUMS]
+    return len(known) == len(sums) and _spread(known) == 1 and not _nearly_by_row(micros)
+
+
+def _nearly_by_row(micros: Sequence[MicroPass]) -> bool:
+    """Return whether sums of rows are far more alike than mean weights of rows are.
+
+    A mean over rows that weighs classes too is no mean of each row any more; where batches have as
+    many rows as each other, their sums are alike as well.
+    """
+    rows = [row for micro in micros for row in micro.learning_rows]
+    if not any(_rows_differ(micro) for micro in micros) or any(row.low <= 0 for row in rows):
+        return False
+    sums, means = [row.total for row in rows], [row.middle for row in rows]
+    return 2 * math.log(max(sums) / min(sums)) < math.log(max(means) / min(means))
 
 
 def _same_sums_of_ranks(scaled: Sequence[_Relative]) -> bool:
@@ -246,11 +263,16 @@ def _between(where: str, micros: Sequence[MicroPass]) -> Diagnostic | None:
     ranks = len({micro.rank for micro in micros})
     counts += f" on {ranks} ranks" if ranks > 1 else ""
     summary = f"{where} some tokens weigh {ratio:.4f} times others, over {counts}"
-    if explained := _explained(scaled):
+    uneven = any(micro.is_uneven for micro in micros)
+    noise = 2 * max(one.tolerance for one in scaled)
+    # where tokens of a micro-batch differ too, coarse numbers fit several rules
+    is_certain = not uneven or (noise < 0.5 * (ratio - 1) and not _nearly_by_row(micros))
+    if is_certain and (explained := _explained(scaled)):
         by, help = explained
         return found(DIFFER, f"{summary}: each weighs {by}", help=help)
     message = f"{summary}; by no rule that is known here"
-    uneven = any(micro.is_uneven for micro in micros)
+    if ratio - 1 <= _SAME:
+        return None
     return found(DIFFER, message, severity="note" if uneven else "warning")
 
 
@@ -277,7 +299,10 @@ def _differ(facts: Facts) -> CheckOutcome:
         "tokens": sum(micro.measured for micros in known.values() for micro in micros),
     }
     noise = min(max(micro.tolerance for micro in micros) for micros in known.values())
-    compared = {step: len(_compared(micros)) for step, micros in known.items()}
+    compared = {
+        step: len(micros if _by_row(micros) else _compared(micros))
+        for step, micros in known.items()
+    }
     if not told.get("between") and all(compared[step] < len(known[step]) for step in known):
         why = "tokens of each micro-batch weigh differently, and by no rule that can be separated"
         return CheckOutcome(tuple(told.values()), not_run=why)
