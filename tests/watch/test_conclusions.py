@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.watch.made import LENGTHS, Change, Fact, changed, cut_layers, healthy, micro, q, write
+from tests.watch.made import LENGTHS, Change, Fact, U, changed, cut_layers, healthy, micro, q, write
 from vtool.diagnostics.result import Result
 from vtool.watch.conclude import conclude_folder
 from vtool.watch.conclusions import CHECKS
@@ -56,6 +56,9 @@ def weigh_rows(weight: Callable[[int, int], float]) -> Change:
         values = sorted(row["least"] for row in fact["per_row"])
         fact["measured_weight"] = fact["weight"] = [values[0], values[0], values[-1], values[-1]]
         fact["sum"] = sum(row["sum"] for row in fact["per_row"])
+        own = {row["row"]: row["n"] for row in fact["per_row"] if row["least"] != values[0]}
+        fact["uneven"] = sum(own.values())
+        fact["by_target"] = {"7": [fact["measured"], values[0], 32 * U, len(own)]}
 
     return change
 

@@ -61,9 +61,9 @@ def reads_of(check: WatchCheck, facts: Facts) -> set[Path]:
 def changed(facts: Facts, path: Path, change: Callable[[dict[str, Any], str], None]) -> Facts:
     """Return the facts with a field of every fact of a kind changed, wherever it lies."""
     lines = dict(facts.lines)
-    for kind in lines:
-        if kind == path[0] or (path[0] == "inputs" and kind == "rows"):
-            lines[kind] = tuple(_changed(one, path[1:], change) for one in lines[kind])
+    for kind, ones in facts.lines.items():
+        if kind == path[0]:
+            lines[kind] = tuple(_changed(one, path[1:], change) for one in ones)
     processes = facts.processes
     if path[0] == "process":
         processes = tuple(_changed(one, path[1:], change) for one in processes)

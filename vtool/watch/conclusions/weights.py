@@ -183,16 +183,19 @@ def _same_sums(micros: Sequence[MicroPass]) -> bool:
 
 
 def _nearly_by_row(micros: Sequence[MicroPass]) -> bool:
-    """Return whether sums of rows are far more alike than mean weights of rows are.
+    """Return whether in a micro-batch sums of rows are far more alike than their lengths are.
 
     A mean over rows that weighs classes too is no mean of each row any more; where batches have as
     many rows as each other, their sums are alike as well.
     """
-    rows = [row for micro in micros for row in micro.learning_rows]
-    if not any(_rows_differ(micro) for micro in micros) or any(row.low <= 0 for row in rows):
-        return False
-    sums, means = [row.total for row in rows], [row.middle for row in rows]
-    return 2 * math.log(max(sums) / min(sums)) < math.log(max(means) / min(means))
+    for micro in micros:
+        rows = [row for row in micro.learning_rows if row.low > 0]
+        if len({row.tokens for row in rows}) < 2:
+            continue
+        sums, lengths = [row.total for row in rows], [row.tokens for row in rows]
+        if 2 * math.log(max(sums) / min(sums)) < math.log(max(lengths) / min(lengths)):
+            return True
+    return False
 
 
 def _same_sums_of_ranks(scaled: Sequence[_Relative]) -> bool:
@@ -266,7 +269,7 @@ def _between(where: str, micros: Sequence[MicroPass]) -> Diagnostic | None:
     uneven = any(micro.is_uneven for micro in micros)
     noise = 2 * max(one.tolerance for one in scaled)
     # where tokens of a micro-batch differ too, coarse numbers fit several rules
-    is_certain = not uneven or (noise < 0.5 * (ratio - 1) and not _nearly_by_row(micros))
+    is_certain = not uneven or (noise < ratio - 1 and not _nearly_by_row(micros))
     if is_certain and (explained := _explained(scaled)):
         by, help = explained
         return found(DIFFER, f"{summary}: each weighs {by}", help=help)
@@ -303,6 +306,9 @@ def _differ(facts: Facts) -> CheckOutcome:
         step: len(micros if _by_row(micros) else _compared(micros))
         for step, micros in known.items()
     }
+    if "between" in told and told["between"].severity == "note":
+        why = "tokens weigh differently within micro-batches and between them: no rule is certain"
+        return CheckOutcome(tuple(told.values()), not_run=why)
     if not told.get("between") and all(compared[step] < len(known[step]) for step in known):
         why = "tokens of each micro-batch weigh differently, and by no rule that can be separated"
         return CheckOutcome(tuple(told.values()), not_run=why)
