@@ -133,7 +133,8 @@ def _products(one: AdaptedWeight) -> list[Tensor] | None:
         if shape != tuple(part.shape) or hasattr(a, "full_tensor"):
             return None
         out, into = (column, row) if turned else (row, column)
-        left, right = to_float64(b[out.to(b.device)]), to_float64(a[:, into.to(a.device)])
+        left = to_float64(b.detach()[out.to(b.device)])
+        right = to_float64(a.detach()[:, into.to(a.device)])
         found.append(((left * right.T).sum(-1) * float(scaling)).cpu())
     return found or None
 
