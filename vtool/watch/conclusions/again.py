@@ -31,6 +31,8 @@ _LEAST_JUDGED = 9
 """Of a policy's: it makes some steps with the rows of one generation."""
 _MOST = 8
 """Batches that come in turn."""
+_MOST_OF_DATA = 2
+"""Several batches in turn of half the data, or more: an epoch that leaves out some rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,8 @@ def same_batches(facts: Facts) -> Cycle | None:
     data, left_out = _data_rows(facts)
     if data is None:
         return found if found.batches == 1 else None
-    return None if _shown(facts) >= data - left_out else found
+    shown = _shown(facts) * (1 if found.batches == 1 else _MOST_OF_DATA)
+    return None if shown >= data - left_out else found
 
 
 def _same(facts: Facts) -> CheckOutcome:
