@@ -98,8 +98,11 @@ def test_a_schedule_that_stays_at_nought_is_found(tmp_path: Path, steps: int) ->
     assert {result.checks[name] for name in NEED_A_RATE[1:]} == {"not-run"}
 
 
-def test_a_schedule_that_falls_to_nought_and_stays_there_is_found(tmp_path: Path) -> None:
-    result = at_nought(tmp_path, (1e-3, 5e-4, 0.0, 0.0, 0.0), range(5))
+@pytest.mark.parametrize("steps", [2, 3])
+def test_a_schedule_that_falls_to_nought_and_stays_there_is_found(
+    tmp_path: Path, steps: int
+) -> None:
+    result = at_nought(tmp_path, (1e-3, 5e-4, *(0.0,) * steps), range(5))
     assert rules(result) == {"parameter-stopped-moving": "warning"}
     assert "from step 3 on" in result.findings[0].message
 

@@ -123,6 +123,31 @@ def thaw_first_layer(model: Any, optimizer: Any, step: int) -> None:
         model.model.layers[0].requires_grad_(True)
 
 
+def parts_in_turn(model: Any, optimizer: Any) -> None:
+    """Let another optimizer train the last layer in every second step, while the rest is frozen."""
+    import torch
+
+    last = list(model.model.layers[-1].parameters())
+    own = {id(p) for p in last}
+    rest = [p for p in model.parameters() if id(p) not in own]
+    other, turn = torch.optim.AdamW(last, lr=1e-3), [0]
+    steps = [optimizer.step, other.step]
+
+    def freeze() -> None:
+        for part, number in ((rest, 0), (last, 1)):
+            for p in part:
+                p.requires_grad_(number == turn[0])
+                p.grad = None
+
+    def step() -> None:
+        steps[turn[0]]()
+        turn[0] = 1 - turn[0]
+        freeze()
+
+    freeze()
+    optimizer.step = step
+
+
 # ---- packed rows, and the order of rows
 def whole_texts(batch: Batch) -> Batch:
     """Learn every token of a packed row, the first of each text too."""

@@ -107,6 +107,9 @@ RUNS: dict[str, Recipe] = {
     "LoRA, and norms": Recipe(adapters=True, built=frozen.thaw_norms),
     "LoRA, and some tokens": Recipe(adapters=True, lora={"trainable_token_indices": [30, 31]}),
     "a layer frozen in mid-run": Recipe(after_step=frozen.freeze_without_gradients),
+    "two optimizers, each with the other's part frozen": Recipe(
+        parameters=changes.without_last_layer, made=frozen.parts_in_turn, steps=6
+    ),
     "a schedule that begins at nought": Recipe(made=frozen.warms_up, after_step=frozen.next_rate),
     "a schedule that begins at nought, stepped once an epoch": Recipe(
         made=frozen.warms_up, after_step=frozen.next_rate_after_an_epoch

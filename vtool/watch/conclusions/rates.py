@@ -21,6 +21,8 @@ class WithoutRate:
     """The kind of the schedule, if one was found."""
     is_waiting: bool
     """The schedule was stepped in none of several steps: it may be stepped once an epoch."""
+    fell: bool
+    """It fell to 0, and its schedule left it there when it was stepped again."""
     never: bool
     """A schedule multiplies a rate of 0: there will never be one."""
     moved: bool
@@ -32,7 +34,8 @@ class WithoutRate:
 
         One that begins at 0 has a rate in the second step, or is not stepped in each.
         """
-        return not self.moved and (self.never or (len(self.steps) > 2 and not self.is_waiting))
+        several = len(self.steps) > 2 and not self.is_waiting
+        return not self.moved and (self.never or several or self.fell)
 
     def __str__(self) -> str:
         since = "" if len(self.steps) == self.watched else f" from step {self.steps[0] + 1} on"
@@ -70,6 +73,7 @@ def without_rate(facts: Facts) -> WithoutRate | None:
         watched=len(steps),
         highest=max(map(float, rates)),
         schedule=str(schedules[0]["kind"]) if schedules else None,
+        fell=1 < len(zero) < len(steps) and len(counts) > len({rank for rank, _ in counts}),
         is_waiting=len(zero) > 2 and 0 < len(counts) == len({rank for rank, _ in counts}),
         never=all(group.get("initial_lr") == 0 == group.get("lr") for group in groups),
         moved=_moved_in(facts, {step for step, _ in zero}),

@@ -175,7 +175,7 @@ class AdaptedValues:
             if bool((change.abs() > most).any()):
                 moved.append(one.name)
         share = _share(pairs)
-        if share is not None and 0.5 < share < 1.5 and not moved:  # less than a rounding of each
+        if share is not None and 0.5 < share < 1.5:  # of some, less than a rounding
             moved = [one.name for one in changed if one.name in self._kept]
         return {
             "moved": moved[:_NAMES],
