@@ -15,6 +15,12 @@ def the_same_batch(fact: Fact) -> Iterable[Fact] | None:
 
 
 PLANTED: dict[str, tuple[int, Change, str, str]] = {
+    "a frozen part moved": (
+        1,
+        on("stepped", frozen_that_moved=["a"], n_frozen_that_moved=1),
+        "frozen-parameter-moved",
+        "error",
+    ),
     "the base of adapters trained": (
         1,
         on("stepped", adapters={**ADAPTERS, "base_trained": ["a"], "n_base_trained": 1}),
