@@ -15,6 +15,21 @@ LENGTHS = ((5, 7), (11, 13))
 _UNDONE = {"to": None, "tensors": 9, "back": [], "written": None}
 
 
+ADAPTERS: Fact = {
+    "modules": 2,
+    "trained": 2,
+    "base_trained": [],
+    "n_base_trained": 0,
+    "merged": [],
+    "n_merged": 0,
+    "moved": [],
+    "n_moved": 0,
+    "share": None,
+    "anew": False,
+    "unknown": 0,
+}
+
+
 def q(value: float) -> list[float]:
     return [value] * 4
 
@@ -83,6 +98,7 @@ def micro(index: int, lengths: tuple[int, ...], weight: float) -> Fact:
         "left_out": 0,
         "is_plus": {"0": 0, "2": 0, "3": 0},
         "of_next_row": 0,
+        "borders": {"texts": 2, "learnt": 0},
         "ends": {"in_inputs": 2, "learnt": 2, "behind": 0},
         "text_left_out": [0, 2],
         "specials": {
@@ -206,7 +222,13 @@ def healthy(world: int = 1, steps: int = 3) -> list[Fact]:
                     "frozen_that_moved": [],
                     "n_frozen_that_moved": 0,
                     "n_frozen": 1,
-                    "groups": [{"tensors": 9, "vectors": 2}],
+                    "n_frozen_late": 0,
+                    "n_frozen_pushed": 0,
+                    "in_no_group": [],
+                    "n_in_no_group": 0,
+                    "adapters": {**ADAPTERS},
+                    "groups": [{"tensors": 9, "vectors": 2, "weight_decay": 0.0}],
+                    "schedule": None,
                     "others": {},
                 }
             )
@@ -249,3 +271,14 @@ def write(folder: Path, facts: list[Fact]) -> Path:
 def cut_layers(fact: Fact) -> Fact:
     """Return the layers of `arrived`, each element of a gradient cut to one size."""
     return {name: {**one, "arrived": [1e-6] * 16} for name, one in fact["layers"].items()}
+
+
+def on(kind: str, **fields: object) -> Change:
+    """Set fields in all facts of a kind; a function is given the fact."""
+
+    def change(fact: Fact) -> None:
+        if fact["kind"] == kind:
+            for name, value in fields.items():
+                fact[name] = value(fact) if callable(value) else value
+
+    return change

@@ -137,7 +137,8 @@ def groups(*each: dict[str, float]) -> Change:
         (1, groups({"lr": 0.0, "initial_lr": 0.0}), True),
         (3, groups({"lr": 0.0}, {"lr": 0.0}), True),
         (2, groups({"lr": 0.0}), False),  # a rate that is raised by hand
-        (3, groups({"lr": 0.0, "initial_lr": 1e-4}), False),  # a schedule that begins at zero
+        (2, groups({"lr": 0.0, "initial_lr": 1e-4}), False),  # a schedule that begins at zero
+        (3, groups({"lr": 0.0, "initial_lr": 1e-4}), True),
     ],
 )
 def test_a_rate_that_is_nought_for_good_is_found(

@@ -300,7 +300,7 @@ PLACES = [
     (watch, "head_tensors"),
     (watch.arrival, "gradient_facts"),
     (watch.arrival, "AdamWReference"),
-    (watch.arrival, "Frozen"),
+    (watch.Frozen, "look"),
     (watch.arrival, "group_facts"),
     (watch.alone, "compare_alone"),
 ]

@@ -3,6 +3,7 @@
 from tests.watch.runs import (
     changes,
     copies,
+    frozen,
     masks,
     optimizers,
     orders,
@@ -80,6 +81,46 @@ RUNS: dict[str, Recipe] = {
         made=weights.remember, after_step=weights.swap
     ),
     "adapters merged for an evaluation": Recipe(adapters=True, after_step=weights.merge),
+    "adapters merged for an evaluation, bfloat16 weights": Recipe(
+        adapters=True,
+        dtype="bfloat16",
+        lr=0.05,
+        built=frozen.first_values,
+        after_step=weights.merge,
+    ),
+    "DoRA, merged for an evaluation": Recipe(
+        adapters=True, lora={"use_dora": True}, after_step=weights.merge
+    ),
+    "two adapters, merged for an evaluation": Recipe(
+        adapters=True, built=frozen.second_adapter, after_step=frozen.merge_both
+    ),
+    "adapters switched off for a reference": Recipe(
+        adapters=True, after_step=frozen.reference_pass
+    ),
+    "adapters merged and begun anew, as of ReLoRA": Recipe(
+        adapters=True, after_step=frozen.merge_and_begin_anew
+    ),
+    "LoRA, head and embeddings trained whole": Recipe(
+        adapters=True, lora={"modules_to_save": ["embed_tokens", "lm_head"]}
+    ),
+    "LoRA, with its layers' biases": Recipe(adapters=True, lora={"bias": "lora_only"}),
+    "LoRA, and norms": Recipe(adapters=True, built=frozen.thaw_norms),
+    "LoRA, and some tokens": Recipe(adapters=True, lora={"trainable_token_indices": [30, 31]}),
+    "a layer frozen in mid-run": Recipe(after_step=frozen.freeze_without_gradients),
+    "two optimizers, each with the other's part frozen": Recipe(
+        parameters=changes.without_last_layer, made=frozen.parts_in_turn, steps=6
+    ),
+    "a schedule that begins at nought": Recipe(made=frozen.warms_up, after_step=frozen.next_rate),
+    "a schedule that begins at nought, stepped once an epoch": Recipe(
+        made=frozen.warms_up, after_step=frozen.next_rate_after_an_epoch
+    ),
+    "packed, whole texts learnt but for their first token": Recipe(
+        packed=True, collated=frozen.first_tokens_masked
+    ),
+    "packed as one long text": Recipe(packed=True, collated=frozen.without_positions),
+    "a data set of one step's rows": Recipe(
+        data=frozen.first_rows, order=frozen.one_batch, steps=5
+    ),
     "an average with older weights, as of Lookahead": Recipe(
         made=weights.remember, after_step=weights.average
     ),

@@ -87,6 +87,8 @@ class Recipe:
     packed: bool = False
     checkpointing: bool = False
     adapters: bool = False
+    lora: dict[str, Any] = field(default_factory=dict)
+    """Settings of the adapters."""
     trainer: str = "loop"
     """A loop of one's own, or `hf`: transformers' Trainer."""
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -167,7 +169,8 @@ def build(recipe: Recipe, folder: Path) -> Any:
     if recipe.adapters:
         from peft import LoraConfig, get_peft_model
 
-        model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
+        lora = {"r": 4, "target_modules": ["q_proj", "v_proj"], **recipe.lora}
+        model = get_peft_model(model, LoraConfig(**lora))
     if recipe.checkpointing:
         model.gradient_checkpointing_enable()
     recipe.built(model)

@@ -2,6 +2,7 @@
 
 from tests.watch.runs import (
     changes,
+    frozen,
     grids,
     losses,
     masks,
@@ -355,6 +356,61 @@ RUNS: dict[str, Planted] = {
     ),
     "positions two apart": error("row-positions-differ", collated=changes.stretched_positions),
     "a position twice": error("row-positions-differ", collated=changes.one_position_twice),
+    "a rate that a schedule has at nought": warning(
+        "parameter-stopped-moving",
+        made=frozen.warms_up_by_whole_numbers,
+        after_step=frozen.next_rate,
+    ),
+    "a rate that falls to nought after a step": warning(
+        "parameter-stopped-moving",
+        made=frozen.falls_to_nought,
+        after_step=frozen.next_rate,
+        steps=6,
+        every=1,
+    ),
+    "adapters merged by hand and never unmerged": error(
+        "frozen-parameter-moved", adapters=True, after_step=frozen.merge_by_hand
+    ),
+    "adapters merged by hand and never unmerged, bfloat16 weights": error(
+        "frozen-parameter-moved",
+        adapters=True,
+        dtype="bfloat16",
+        lr=0.05,
+        after_step=frozen.merge_by_hand,
+    ),
+    "adapters merged, and training goes on": error(
+        "frozen-parameter-moved",
+        adapters=True,
+        built=frozen.takes_gradients,
+        after_step=frozen.merge_and_go_on,
+    ),
+    "the base trained beside adapters": warning(
+        "base-trained-beside-adapters", adapters=True, built=frozen.thaw_all
+    ),
+    "a layer frozen in mid-run with its gradients": error(
+        "frozen-parameter-moved", after_step=frozen.freeze_with_gradients, zero=False
+    ),
+    "a layer thawed in mid-run that is in no group": error(
+        "parameter-in-no-group",
+        built=changes.freeze_first_layer,
+        after_step=frozen.thaw_first_layer,
+    ),
+    "packed, the first token of each text learnt": warning(
+        "targets-cross-documents", packed=True, collated=frozen.whole_texts
+    ),
+    "packed, a mask of four dimensions, the first token of each text learnt": warning(
+        "targets-cross-documents",
+        packed=True,
+        collated=lambda batch: masks.blocks(frozen.whole_texts(batch)),
+    ),
+    "one batch in every step": warning("same-batch-every-step", steps=5, order=frozen.one_batch),
+    "one batch in every step, DDP": warning(
+        "same-batch-every-step",
+        steps=5,
+        world=2,
+        order=lambda rank, world, count: [rank, 2 + rank, 4 + rank, 6 + rank] * (count // 8),
+    ),
+    "two batches in turn": warning("same-batch-every-step", steps=6, order=frozen.two_batches),
     "rows drawn with replacement": warning(
         "rows-seen-unevenly", epochs=True, order=changes.with_replacement, batch=1
     ),

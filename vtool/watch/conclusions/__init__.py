@@ -1,13 +1,16 @@
 """The conclusions from facts, in the order in which they are printed: pure, without torch."""
 
 from vtool.watch.conclusions import (
+    again,
     ahead,
     alone,
     arrived,
+    borders,
     cut,
     doubled,
     drift,
     dropout,
+    frozen,
     idle,
     judged,
     layers,
@@ -34,6 +37,7 @@ CHECKS: tuple[WatchCheck, ...] = (
     *doubled.CHECKS,
     *silent.CHECKS,
     *arrived.CHECKS,
+    *frozen.CHECKS,
     *twice.CHECKS,
     *idle.CHECKS,
     *drift.CHECKS,
@@ -43,7 +47,9 @@ CHECKS: tuple[WatchCheck, ...] = (
     *settings.CHECKS,
     *alone.CHECKS,
     *ahead.CHECKS,
+    *borders.CHECKS,
     *ledger.CHECKS,
+    *again.CHECKS,
 )
 RULES = (*(check.rule for check in CHECKS), NOT_FACTS, NOTHING_READ)
 

@@ -12,6 +12,7 @@ from vtool.watch.conclusions.engine import (
     untrained_norm,
 )
 from vtool.watch.conclusions.rates import (
+    never_had_rate,
     on_the_way,
     steps_without_moments,
 )
@@ -87,15 +88,6 @@ LOST = Rule(
         " stochastic rounding nothing is lost on average: then leave this."
     ),
     severity="warning",
-)
-FROZEN_MOVED = Rule(
-    name="frozen-parameter-moved",
-    code="VT926",
-    summary="A parameter that requires no gradient changed in a step.",
-    why="What is frozen is meant to stay: it is saved, merged and served as if it had.",
-    bad="weight decay or an average that is applied to every parameter",
-    good="requires_grad_(False), and weights that are the same to the byte",
-    fix="Look at what writes into parameters besides the optimizer: averages, ties, callbacks.",
 )
 NO_GROUP = Rule(
     name="parameter-in-no-group",
@@ -302,6 +294,8 @@ def _not_adam(facts: Facts) -> CheckOutcome:
     off = float(worst[2]["off"])
     tensors = len({name for _, name, _ in references})
     measured = {"ulps": f"{off:.3g}", "tensors": tensors}
+    if off <= 16 and (why := never_had_rate(facts)):
+        return CheckOutcome((written,) if written else (), not_run=why, measured=measured)
     if off <= 16:
         one = _begins_anew(facts) or written
         steps = len({int(each["step"]) for each, _, _ in references})
@@ -332,7 +326,7 @@ def lost_updates(facts: Facts) -> CheckOutcome:
         if tensor.get("moved") is not None
     ]
     if not references:
-        return CheckOutcome(not_run=_no_reference(facts))
+        return CheckOutcome(not_run=never_had_rate(facts) or _no_reference(facts))
     dtypes = [str(each[2].get("dtype") or facts.model.get("dtype")) for each in references]
     coarse = [each for each, dtype in zip(references, dtypes, strict=True) if "16" in dtype]
     if not coarse:  # an update that float32 loses is one of a rate that is nearly zero
@@ -356,21 +350,20 @@ def lost_updates(facts: Facts) -> CheckOutcome:
     return CheckOutcome((found(LOST, message),), measured={"moved, at least": shares[name]})
 
 
-def _frozen_moved(facts: Facts) -> CheckOutcome:
-    stepped = facts.of("stepped")
-    if not stepped:
-        return CheckOutcome(not_run=(facts.errors_of("arrived") or ["no step was reached"])[0])
-    if why := facts.skipped("frozen"):
-        return CheckOutcome(not_run=why)
-    for one in stepped:
-        if names := one["frozen_that_moved"]:
-            count = int(one.get("n_frozen_that_moved") or len(names))
-            message = f"in step {int(one['step']) + 1}: {first_names(names, count)}"
-            return CheckOutcome((found(FROZEN_MOVED, message),))
-    frozen = max(int(one["n_frozen"]) for one in stepped)
-    if not frozen:
-        return CheckOutcome(not_run="no parameter is frozen")
-    return CheckOutcome(looked_at={"steps": len(stepped), "tensors": frozen})
+def _unfrozen(facts: Facts) -> Diagnostic | None:
+    """Look for parameters that came to require a gradient later, and that no optimizer has."""
+    if facts.owns_nothing:
+        return None
+    for step, ones in facts.by_step("stepped"):
+        names = set.intersection(*(set(one["in_no_group"]) for one in ones))
+        if names:
+            most = max(int(one["n_in_no_group"]) for one in ones)
+            message = (
+                f"from step {step + 1} on {first_names(sorted(names), most)} require a gradient,"
+                f" which the {facts.model.get('optimizer')} was made without: add_param_group()"
+            )
+            return found(NO_GROUP, message)
+    return None
 
 
 def _no_group(facts: Facts) -> CheckOutcome:
@@ -378,7 +371,10 @@ def _no_group(facts: Facts) -> CheckOutcome:
     orphans = [set(one["in_no_group"]) for one in models]
     common = set.intersection(*orphans) if orphans else set()
     if not common:
-        return CheckOutcome(looked_at={"tensors": int(facts.model["trainable"])})
+        late = _unfrozen(facts)
+        return CheckOutcome(
+            (late,) if late else (), looked_at={"tensors": int(facts.model["trainable"])}
+        )
     if facts.owns_nothing and facts.weights_move is not False:
         has = "copies" if facts.weights_move else "none"
         return CheckOutcome(not_run=f"the optimizer has {has} of the model's parameters")
@@ -401,6 +397,5 @@ CHECKS = (
     WatchCheck(NOT_FINITE, "arrived", _not_finite, {"steps": 1, "tensors": 1}),
     WatchCheck(NOT_ADAM, "arrived", _not_adam, {"steps": 1, "tensors": 1}),
     WatchCheck(LOST, "arrived", lost_updates, {"tensors": 1}),
-    WatchCheck(FROZEN_MOVED, "arrived", _frozen_moved, {"steps": 1, "tensors": 1}),
     WatchCheck(NO_GROUP, "arrived", _no_group, {"tensors": 1}),
 )

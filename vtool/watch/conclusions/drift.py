@@ -10,7 +10,7 @@ from vtool.watch.conclusions.arrived import (
     not_comparable,
 )
 from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
-from vtool.watch.conclusions.rates import groups_without_rate, on_the_way, rates_are_zero
+from vtool.watch.conclusions.rates import groups_without_rate, on_the_way, without_rate
 from vtool.watch.facts import Fact, Facts
 
 DRIFT = Rule(
@@ -37,6 +37,11 @@ STUCK = Rule(
 )
 
 
+_NO_RATE = (
+    "look at the rate that the optimizer is made with, and at what the schedule makes of it: a"
+    " warm-up that divides with //, a number of steps that is too small"
+)
+_WAITS = "nothing, if the schedule is stepped once an epoch: it trains from then on"
 _FROZEN_BY_RATE = "nothing, if it is raised later; requires_grad_(False) freezes for good"
 _ROUNDED = (
     "with steps as small as these gradients, float32 may round them away; a larger rate moves"
@@ -55,21 +60,20 @@ def _drift(facts: Facts) -> CheckOutcome:
     for step, ones in facts.by_step("drift"):
         if len({one["digest"] for one in ones}) < 2:
             continue
-        first = ones[0].get("tensors") or {}
+        first = ones[0]["tensors"]
         names = [
-            name
-            for name in first
-            if any((one.get("tensors") or {}).get(name) != first[name] for one in ones)
+            name for name in first if any(one["tensors"].get(name) != first[name] for one in ones)
         ]
         message = (
             f"after step {step + 1} ranks differ in {first_names(names, len(names)) or 'weights'}"
         )
         return CheckOutcome((found(DRIFT, message),))
-    looked = facts.of("drift")
+    several = [ones for _, ones in facts.by_step("drift") if len({o["rank"] for o in ones}) > 1]
+    looked = [one for ones in several for one in ones]
     looked_at: dict[Unit, int] = {
-        "steps": len({one["step"] for one in looked}),
+        "steps": len(several),
         "ranks": len({one["rank"] for one in looked}),
-        "tensors": min(len(one["tensors"]) for one in looked),
+        "tensors": min((len(one["tensors"]) for one in looked), default=0),
     }
     return CheckOutcome(looked_at=looked_at)
 
@@ -77,9 +81,9 @@ def _drift(facts: Facts) -> CheckOutcome:
 def _undone(facts: Facts) -> Diagnostic | None:
     """Look for steps that were undone before the next: what happens once may be a trial."""
     looked = [
-        (int(one["step"]), one["undone"].get("to"))
+        (int(one["step"]), one["undone"]["to"])
         for one in facts.of("arrived")
-        if one.get("undone")
+        if one["undone"] is not None
     ]
     put_back = {step: int(to) for step, to in looked if to is not None}
     if not put_back:
@@ -102,7 +106,7 @@ def _not_compared(facts: Facts) -> str | None:
     looked = facts.of("drift")
     if not looked:
         return "no later step was looked at (--every)"
-    if any(one.get("nonfinite") for one in facts.of("arrived")):
+    if any(one["nonfinite"] for one in facts.of("arrived")):
         return "gradients are not finite: weights are no numbers from then on"
     if facts.owns_nothing:
         return "the optimizer has none of the model's parameters"
@@ -119,15 +123,15 @@ def _may_round_away(facts: Facts, drift: Fact, stuck: int) -> bool:
     plain descent that of a norm's weight, near 1, may be too small for float32.
     """
     adam = "adam" in str(facts.model.get("optimizer")).lower()
-    return not adam and stuck * 2 < len(drift.get("tensors") or ())
+    return not adam and stuck * 2 < len(drift["tensors"])
 
 
 def _put_back(facts: Facts) -> Diagnostic | None:
     """Look for tensors that are put back before each step, while others are not."""
-    looked = [one["undone"] for one in facts.of("arrived") if one.get("undone")]
+    looked = [one["undone"] for one in facts.of("arrived") if one["undone"] is not None]
     if len(looked) < 2:
         return None
-    back = set.intersection(*(set(one.get("back") or ()) for one in looked))
+    back = set.intersection(*(set(one["back"]) for one in looked))
     if back:
         message = (
             f"before each of {len(looked)} steps {first_names(sorted(back), len(back))} are put"
@@ -139,9 +143,11 @@ def _put_back(facts: Facts) -> Diagnostic | None:
 
 def _without_rate(facts: Facts) -> Diagnostic | None:
     """Look for groups whose learning rate is 0 in every step."""
+    if (seen := without_rate(facts)) and seen.is_certain:
+        return found(STUCK, str(seen), help=_NO_RATE)
+    if seen and not seen.moved:
+        return None
     steps = len({int(one["step"]) for one in facts.of("stepped")})
-    if rates_are_zero(facts):
-        return found(STUCK, f"the learning rate of every group is 0 in each of {steps} steps")
     if groups := groups_without_rate(facts):
         number, tensors = groups[0]
         message = (
@@ -152,21 +158,37 @@ def _without_rate(facts: Facts) -> Diagnostic | None:
     return None
 
 
+def _cannot_tell(facts: Facts) -> CheckOutcome | None:
+    """Return why it is not known whether weights stand still; None where it is."""
+    seen = without_rate(facts)
+    if seen and not seen.moved and (seen.is_waiting or len(seen.steps) == seen.watched):
+        waits = found(STUCK, str(seen), help=_WAITS, severity="note")
+        return CheckOutcome((waits,) if seen.is_waiting else (), not_run=str(seen))
+    why = _not_compared(facts)
+    return CheckOutcome(not_run=why) if why else None
+
+
 def _stuck(facts: Facts) -> CheckOutcome:
     if undone := _undone(facts) or _put_back(facts) or _without_rate(facts):
         return CheckOutcome((undone,))
-    if why := _not_compared(facts):
-        return CheckOutcome(not_run=why)
+    if outcome := _cannot_tell(facts):
+        return outcome
+    excused = None
+    looked = []
     for one in facts.of("drift"):
-        if (names := one["stuck"]) and not on_the_way(facts, int(one["step"])):
-            count = int(one.get("n_stuck") or len(names))
+        way = on_the_way(facts, int(one["step"])) if one["stuck"] else None
+        excused = way or excused
+        if one["compared"] and way is None:
+            looked.append(one)
+        if (names := one["stuck"]) and way is None:
+            count = int(one["n_stuck"])
             message = f"until step {int(one['step']) + 1}: {first_names(names, count)}"
             if _may_round_away(facts, one, count):
                 return CheckOutcome((found(STUCK, message, help=_ROUNDED, severity="note"),))
             return CheckOutcome((found(STUCK, message),))
-    looked = [one for one in facts.of("drift") if one["compared"]]
     if not looked:
-        return CheckOutcome(not_run="no weight had a gradient and a rate in two steps")
+        why = "no weight had a gradient and a rate in two steps"
+        return CheckOutcome(not_run=f"{excused}: look later (--every)" if excused else why)
     return CheckOutcome(
         looked_at={
             "steps": 1 + len({one["step"] for one in looked}),

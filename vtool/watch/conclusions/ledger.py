@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vtool.diagnostics import Diagnostic, Rule
+from vtool.watch.conclusions.again import same_batches
 from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
 from vtool.watch.facts import Facts
 
@@ -55,6 +56,7 @@ ONE_ORDER = Rule(
     ),
     severity="warning",
 )
+_AGAIN = "the same batches come again and again: same-batch-every-step"
 _LEAST_ROWS = 8
 """Rows that two random orders do not have the same by chance: 1 in 8! = 40,320."""
 
@@ -104,7 +106,7 @@ class RowCounts:
 
 def count_rows(facts: Facts) -> RowCounts:
     """Count the rows of all ranks."""
-    times = Counter(digest for one in facts.of("rows") for digest in one.get("rows") or ())
+    times = Counter(digest for one in facts.of("rows") for digest in one["rows"])
     loaders = {
         int(loader["rows"]): loader
         for one in facts.of("rows")
@@ -134,6 +136,8 @@ def _uneven(facts: Facts) -> CheckOutcome:
     }
     if counts.data is None or len(counts.times) > counts.data or counts.seen < counts.data:
         return CheckOutcome(not_run=counts.not_compared, measured=measured)
+    if same_batches(facts):
+        return CheckOutcome(not_run=_AGAIN, measured=measured)
     missing = counts.data - len(counts.times)
     one = _too_few(counts, missing) if missing > counts.left_out else _too_often(counts)
     looked_at: dict[Unit, int] = {"rows": counts.seen}
@@ -174,10 +178,7 @@ def _same(facts: Facts) -> CheckOutcome:
         return CheckOutcome(not_run=f"ranks share their rows ({facts.not_data_parallel})")
     by_rank = {
         rank: Counter(
-            digest
-            for one in facts.of("rows")
-            if int(one["rank"]) == rank
-            for digest in one.get("rows") or ()
+            digest for one in facts.of("rows") if int(one["rank"]) == rank for digest in one["rows"]
         )
         for rank in facts.ranks
     }
@@ -194,6 +195,8 @@ def _one_order(facts: Facts) -> CheckOutcome:
     shuffled = [one for fact in facts.of("rows") for one in fact.get("data") or ()]
     if not any(one.get("shuffled") for one in shuffled):
         return CheckOutcome(not_run="no loader is known to shuffle its rows")
+    if same_batches(facts):
+        return CheckOutcome(not_run=_AGAIN)
     epochs = {rank: _equal_epochs(_in_order(facts, rank)) for rank in facts.ranks}
     if None in epochs.values():
         return CheckOutcome(not_run="no rank was shown all of its rows twice")
@@ -208,7 +211,7 @@ def _one_order(facts: Facts) -> CheckOutcome:
 
 def _in_order(facts: Facts, rank: int) -> list[str]:
     ones = [one for one in facts.of("rows") if int(one["rank"]) == rank]
-    return [digest for one in ones for digest in one.get("rows") or ()]
+    return [digest for one in ones for digest in one["rows"]]
 
 
 def _equal_epochs(rows: Sequence[str]) -> tuple[int, int] | tuple[()] | None:

@@ -42,12 +42,14 @@ _UNCHOSEN = 0.01
 
 
 def _decay(facts: Facts) -> CheckOutcome:
-    stepped = [one for one in facts.of("stepped") if one.get("groups")]
-    known = [group for one in stepped for group in one["groups"] if "vectors" in group]
+    stepped = facts.of("stepped")
+    known = [group for one in stepped for group in one["groups"]]
     if not known:
         return CheckOutcome(not_run="the optimizer's groups were not seen")
     if not any(group["vectors"] for group in known):
         return CheckOutcome(not_run="the optimizer has no norms or biases of the model")
+    if not any("weight_decay" in group for group in known):
+        return CheckOutcome(not_run="the optimizer's groups have no weight_decay: it may be named")
     looked_at: dict[Unit, int] = {
         "groups": len(stepped[0]["groups"]),
         "tensors": max(int(group["vectors"]) for group in known),
@@ -70,12 +72,12 @@ def _untied(facts: Facts) -> CheckOutcome:
     model = facts.model
     if model.get("tie_meant") is None:
         return CheckOutcome(not_run="the model's config does not say whether its head is tied")
-    if model.get("sharded") or model.get("mesh") or model.get("adapters"):
-        kept = "an adapter may hold the head" if model.get("adapters") else "weights are in pieces"
+    if model["sharded"] or model["mesh"] or model["adapters"]:
+        kept = "an adapter may hold the head" if model["adapters"] else "weights are in pieces"
         return CheckOutcome(not_run=kept)
-    if bool(model["tie_meant"]) == bool(model.get("tied")):
+    if bool(model["tie_meant"]) == bool(model["tied"]):
         return CheckOutcome(looked_at={"models": 1}, measured={"tied": bool(model["tied"])})
-    if model.get("tied"):
+    if model["tied"]:
         does, says = "is the matrix of the embeddings", "tie_word_embeddings=False"
     else:
         does, says = "is a matrix of its own", "tie_word_embeddings=True"

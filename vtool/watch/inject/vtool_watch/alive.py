@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+_COUNTS = ("last_epoch", "last_batch_iteration", "num_steps")
+"""What schedules call their steps: torch's, DeepSpeed's, Megatron-core's."""
 _ROWS = 64
 """Rows of a data set that are looked at."""
 _LENGTHS_OF_TEXTS = re.compile(r"(packed_)?(seq|sequence)s?_?(len|length)s?")
@@ -51,6 +53,27 @@ def is_accumulating() -> bool | None:
     if not isinstance(state, dict) or "sync_gradients" not in state:
         return None
     return state["sync_gradients"] is False
+
+
+def schedule_of(optimizer: Any) -> dict[str, Any] | None:
+    """Return the schedule of an optimizer's rate, and how often it was stepped; None without one.
+
+    Where schedules hold others, the outermost was stepped most.
+    """
+    groups, found = optimizer.param_groups, []
+    for each in gc.get_objects():
+        try:
+            if "lr_scheduler" not in type(each).__module__ and not hasattr(type(each), "get_lr"):
+                continue
+            theirs = getattr(getattr(each, "optimizer", None), "param_groups", None)
+            counts = (getattr(each, name, None) for name in _COUNTS)
+            steps = next((count for count in counts if isinstance(count, int)), None)
+            same = theirs is groups or (theirs and groups and theirs[0] is groups[0])
+            if same and steps is not None:
+                found.append((steps, type(each).__name__))
+        except Exception:  # a half-built one, a proxy
+            continue
+    return {"kind": max(found)[1], "steps": max(found)[0]} if found else None
 
 
 def trainer_facts() -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .borders import text_numbers
 from .learnt import PassRecord
 from .model import FoundModel, has_dropout, holds_shards
 from .places import convolves_in_tf32, multiplies_in_tf32, random_states_kept, to_float64
@@ -45,7 +46,7 @@ def compare_alone(found: FoundModel, record: PassRecord) -> dict[str, Any]:
     if isinstance(record.alone["given"].get("encoder_hidden_states"), Tensor):
         raise NotComputedAlone("the decoder is given what an encoder has made")
     ids = inputs["input_ids"]
-    parted = {**inputs, "attention_mask": _text_numbers(inputs.get("attention_mask"), ids)}
+    parted = {**inputs, "attention_mask": text_numbers(inputs.get("attention_mask"), ids)}
     texts = [_unpadded(found, ids, text) for text in _texts(parted, ids)]
     owners = visual_owners(parted, ids, texts, found.model.config)
     if owners is None:
@@ -210,7 +211,7 @@ def _refuse(found: FoundModel, inputs: dict[str, Any]) -> None:
     if isinstance(mask, Tensor) and mask.dim() > 2:
         if _looks_ahead(mask):
             raise NotComputedAlone("the mask lets tokens see what follows them")
-        ids, counted = inputs["input_ids"], _text_numbers(mask, inputs["input_ids"])
+        ids, counted = inputs["input_ids"], text_numbers(mask, inputs["input_ids"])
         if counted is None:
             raise NotComputedAlone("the mask of four dimensions does not show where a text begins")
         alike = (ids[:, :1] == ids[:, 1:2]) & (counted[:, :1] > 0)
@@ -233,28 +234,6 @@ def _outside_embeddings(found: FoundModel, ids: Tensor) -> bool:
     weight = getattr(found.model.get_input_embeddings(), "weight", None)
     rows = weight.shape[0] if isinstance(weight, Tensor) else None
     return rows is not None and bool(((ids < 0) | (ids >= rows)).any())
-
-
-def _text_numbers(mask: Any, ids: Tensor) -> Any:
-    """Return the mask; one of four dimensions as the number of each text: 1, 1, 2, 2, 2, 0.
-
-    A text begins where a position sees itself and nothing before it. What does not see itself is
-    padding. None for a mask that is made otherwise, such as one of windows.
-    """
-    if not isinstance(mask, Tensor) or mask.dim() < 3:
-        return mask
-    length = ids.shape[-1]
-    known = mask.dtype == torch.bool or mask.is_floating_point()
-    if not known or mask.dim() != 4 or mask.shape[-2:] != (length, length):
-        return None
-    sees = (mask if mask.dtype == torch.bool else mask == 0)[:, 0]
-    itself = sees.diagonal(dim1=-2, dim2=-1)
-    first, at = sees.int().argmax(-1), torch.arange(length, device=mask.device)
-    begins = itself & (first == at)
-    latest = torch.where(begins, at, -1).cummax(-1).values
-    if bool((itself & (first != latest)).any()):
-        return None
-    return torch.where(itself, begins.cumsum(-1), 0).expand(ids.shape).to(ids.device)
 
 
 def _looks_ahead(mask: Tensor) -> bool:

@@ -148,37 +148,6 @@ def shard_of(parameter: Any, tensor: Any) -> tuple[int, Tensor]:
     return int(offset[0]), part
 
 
-class Frozen:
-    """Checksums of what is not trained, to see whether it moves."""
-
-    def __init__(self, found: FoundModel) -> None:
-        self.found = found
-        self.sums = self._sums()
-
-    def _sums(self) -> dict[str, str]:
-        named = [(n, p) for n, p in self.found.model.named_parameters() if not p.requires_grad]
-        each = digests([sampled_checksum(local_shard(p), 1 << 16) for _, p in named])
-        return dict(zip([n for n, _ in named], each))
-
-    def renew(self) -> None:
-        """Take adapted weights as they are now: to merge and unmerge adapters rounds them."""
-        adapted = {
-            id(p)
-            for m in self.found.model.modules()
-            if hasattr(m, "unmerge") and hasattr(m, "base_layer")
-            for p in m.base_layer.parameters()
-        }
-        named = [(n, p) for n, p in self.found.model.named_parameters() if id(p) in adapted]
-        named = [(n, p) for n, p in named if n in self.sums]
-        each = digests([sampled_checksum(local_shard(p), 1 << 16) for _, p in named])
-        self.sums.update(zip([n for n, _ in named], each))
-
-    def moved(self) -> list[str]:
-        """Return the names of those that changed since, and keep how they are now."""
-        before, self.sums = self.sums, self._sums()
-        return [n for n, value in self.sums.items() if before.get(n, value) != value]
-
-
 class AdamWReference:
     """A few small tensors before a step, and where AdamW in float64 would take them."""
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .borders import border_facts
 from .digests import digest_of_bytes, tensor_bytes
 from .model import FoundModel
 from .places import multiplies_in_tf32
@@ -176,7 +177,9 @@ def _of_ids(
     seen = record.seen
     if seen is None or tuple(seen.ids.shape) != tuple(record.shape):
         return {
-            **dict.fromkeys(("not_next", "is_plus", "left_out", "ends", "specials", "rows")),
+            **dict.fromkeys(
+                ("not_next", "is_plus", "left_out", "borders", "ends", "specials", "rows")
+            ),
             "per_row": _per_row(rows, w, sure, record),
             "per_token": [],
         }
@@ -197,7 +200,10 @@ def _of_ids(
         learnt, given = int((sure & (target == token)).sum()), int((ids[keep] == token).sum())
         if learnt or given:
             special[str(token)] = {"in_inputs": given, "learnt": learnt}
+    mask = (record.alone.get("inputs") or {}).get("attention_mask")
+    mask = mask if found.layout is None else None  # Megatron-core's is the other way round
     return {
+        "borders": border_facts(inputs, mask, ids, at[sure], target[sure], found.ends),
         "not_next": int(wrong.sum()),
         "is_plus": plus,
         "of_next_row": int(of_next_row.sum()),

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from . import alone, arrival
-from .alive import is_accumulating, loss_scale, scales, trainer_facts
+from .alive import is_accumulating, loss_scale, scales, schedule_of, trainer_facts
 from .capture import Capture, is_in_backward
 from .facts import FactWriter, rank_and_world
+from .frozen import Frozen
 from .inner_norm import sum_of
 from .learnt import PassRecord, micro_facts, next_ids, rounding
 from .left import GradSamples
@@ -64,7 +65,7 @@ class Watch:
         self._waiting: list[tuple[int, KeptBatch]] = []
         self._written = time.monotonic()
         self._agreement: Agreement | None = None
-        self._frozen: arrival.Frozen | None = None
+        self._frozen = Frozen(found, self.skip)
         self._reference: arrival.AdamWReference | None = None
         self._weights = arrival.WeightDigests()
         self._moving: set[str] | None = None
@@ -169,7 +170,7 @@ class Watch:
             return
         try:
             with torch.no_grad():
-                self._look(optimizer, records, head)
+                self._look(optimizer, records, head, owned())
         except Exception as error:
             self.fail("before_step", error)
         self.seconds += time.perf_counter() - begin
@@ -276,7 +277,7 @@ class Watch:
         finally:  # those before one that cannot be read
             self.writer.write_all("rows", facts, self.number)
 
-    def _look(self, optimizer: Any, records: list[PassRecord], head: Any) -> None:
+    def _look(self, optimizer: Any, records: list[PassRecord], head: Any, owned: set[int]) -> None:
         half = any("torch.float16" in (r.dtype, r.autocast) for r in records)
         scale = loss_scale(optimizer) if half else 1.0
         last = max((r.window for r in records), default=0)
@@ -303,13 +304,11 @@ class Watch:
         except Exception as error:
             self.fail("arrived", error)
         self._alone(records)
+        later = self.step >= self.settings.steps
+        self._frozen.look(optimizer, owned, shared_out=self._shared_out, anew=later)
         self._reference = arrival.AdamWReference(self.found, optimizer)
         if self._reference.why is not None:
             self.skip("reference", self._reference.why)
-        if self._frozen is None or self.step >= self.settings.steps:
-            self._frozen = arrival.Frozen(self.found)
-        else:
-            self._frozen.renew()
 
     def _why_no_pass(self) -> str:
         if self.capture.calls and not self.capture.entered:
@@ -447,7 +446,7 @@ class Watch:
             self.fail("ledger", error)
         self.capture.close()
         self._left.detach()
-        self.capture._fail = self._left._fail = _nothing
+        self.capture._fail = self._left._fail = self._frozen._skip = _nothing
 
     def leave_out(self, why: str) -> None:
         """Drop the passes of a step that cannot be looked at."""
@@ -479,17 +478,15 @@ class Watch:
             self.fail("aim", error)
 
     def _stepped(self, optimizer: Any, reference: arrival.AdamWReference) -> None:
-        assert self._frozen is not None
-        moved = self._frozen.moved()
+        frozen, groups = self._frozen.facts(), arrival.group_facts(self.found, optimizer)
         self._trail.behind(self.step, self.found, optimizer)
         self.say(
             "stepped",
             reference=reference.facts(),
-            frozen_that_moved=moved[: arrival.MOST_NAMES],
-            n_frozen_that_moved=len(moved),
-            n_frozen=len(self._frozen.sums),
-            groups=arrival.group_facts(self.found, optimizer),
+            groups=groups,
+            schedule=schedule_of(optimizer) if all(g.get("lr") == 0 for g in groups) else None,
             others=self._by_others(),
+            **frozen,
         )
         going = {
             id(p)
