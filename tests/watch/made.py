@@ -80,6 +80,13 @@ def micro(index: int, lengths: tuple[int, ...], weight: float) -> Fact:
         "left_out": 0,
         "is_plus": {"0": 0, "2": 0, "3": 0},
         "ends": {"in_inputs": 2, "learnt": 2, "behind": 0},
+        "row_ends": {
+            "rows": len(lengths),
+            "to_the_end": len(lengths),
+            "ends": [],
+            "begins": [],
+            "within": {},
+        },
         "text_left_out": [0, 2],
         "specials": {
             "90": {"in_inputs": 4, "learnt": 0},

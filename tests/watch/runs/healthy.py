@@ -6,6 +6,7 @@ from tests.watch.runs import (
     masks,
     optimizers,
     orders,
+    padding,
     scalers,
     steps,
     values,
@@ -151,6 +152,24 @@ RUNS: dict[str, Recipe] = {
     "embeddings of new tokens alone": Recipe(built=steps.train_new_tokens),
     "a group whose rate a schedule raises later": Recipe(optimizer=steps.group_raised_later),
     "prompts seen both ways": Recipe(collated=masks.prompt_seen_both_ways),
+    "one row in six ends in a word over and over": Recipe(
+        data=padding.some_end_in_repeats, config=padding.NO_PAD
+    ),
+    "each answer ends in a word over and over": Recipe(
+        data=padding.all_end_in_repeats, config=padding.NO_PAD
+    ),
+    "each answer ends in a word over and over, batches of one row": Recipe(
+        data=padding.all_end_in_repeats, config=padding.NO_PAD, batch=1, accumulate=4
+    ),
+    "rows of one length, cut from a text with runs of a word": Recipe(
+        data=padding.blocks_with_runs, config=padding.NO_PAD, batch=4
+    ),
+    "end tokens fill rows up, and one is learnt": Recipe(
+        collated=padding.filled_with_ends, config=padding.NO_PAD
+    ),
+    "whole rows learnt, rows of one length": Recipe(
+        data=lambda rows: padding.one_width(changes.whole_rows(rows)), config=padding.NO_PAD
+    ),
     "attention dropout": Recipe(config={"attention_dropout": 0.1}),
     "DDP, 2 ranks": Recipe(world=2),
     "DDP, 2 ranks, bfloat16 autocast": Recipe(world=2, autocast=True),

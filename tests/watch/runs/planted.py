@@ -9,12 +9,13 @@ from tests.watch.runs import (
     masks,
     optimizers,
     orders,
+    padding,
     scalers,
     steps,
     values,
     weights,
 )
-from tests.watch.runs.loop import Recipe
+from tests.watch.runs.loop import END, Recipe
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,48 @@ RUNS: dict[str, Planted] = {
         "placeholder-learnt", data=changes.whole_rows, image=True
     ),
     "padding learnt": error("placeholder-learnt", collated=changes.padding_learnt),
+    "padding learnt in rows that are filled up with a token that no config names": warning(
+        "placeholder-learnt", config=padding.NO_PAD, collated=padding.all_learnt
+    ),
+    "the same, padded on the left": warning(
+        "placeholder-learnt", config=padding.NO_PAD, collated=padding.all_learnt, padding="left"
+    ),
+    "the same, transformers' Trainer": warning(
+        "placeholder-learnt", config=padding.NO_PAD, collated=padding.all_learnt, trainer="hf"
+    ),
+    "end tokens learnt that fill rows up": warning(
+        "placeholder-learnt", config=padding.NO_PAD, collated=padding.filled_with(END)
+    ),
+    "end tokens learnt that fill rows up, without a mask": warning(
+        "placeholder-learnt",
+        config=padding.NO_PAD,
+        collated=padding.filled_with(END, masked=False),
+    ),
+    "end tokens learnt that fill rows up, batches of four rows, bfloat16 autocast": warning(
+        "placeholder-learnt",
+        config=padding.NO_PAD,
+        collated=padding.filled_with(END, masked=False),
+        batch=4,
+        autocast=True,
+    ),
+    "rows of one width, and what fills them up is learnt": warning(
+        "placeholder-learnt",
+        config=padding.NO_PAD,
+        collated=padding.filled_with(9, masked=False, width=40),
+    ),
+    "rows of one width, one at a time, and what fills them up is learnt": warning(
+        "placeholder-learnt",
+        config=padding.NO_PAD,
+        collated=padding.filled_with(9, masked=False, width=40),
+        batch=1,
+        accumulate=4,
+    ),
+    "padding learnt that the config calls by another name": warning(
+        "placeholder-learnt", collated=padding.filled_with(END)
+    ),
+    "padding learnt that is the end token by the config": error(
+        "placeholder-learnt", config=padding.PAD_IS_END, collated=padding.filled_with(END)
+    ),
     "the mask the wrong way round": error("masked-tokens-learnt", collated=masks.mask_turned_round),
     "the mask the wrong way round, rows padded on the left": error(
         "masked-tokens-learnt", collated=masks.mask_turned_round, padding="left"

@@ -302,6 +302,10 @@ class Capture:
         if len(record.shape) == 2:
             counts = torch.bincount(at // record.shape[-1], minlength=record.shape[0]).tolist()
             record.alone["row_counts"] = dict(enumerate(counts))
+            live_places = torch.zeros(
+                record.shape[0] * record.shape[1], dtype=torch.bool, device=at.device
+            )
+            record.live = live_places.index_fill_(0, at, True)
         room = self.settings.tokens - self.kept
         size = 2 * h.shape[-1] * max(h.element_size(), flat.element_size())
         room = min(room, self.settings.budget // 2 // size - self.kept)
