@@ -73,6 +73,7 @@ def micro(index: int, lengths: tuple[int, ...], weight: float) -> Fact:
         "read": n,
         "odd": 0,
         "dropout": "on",
+        "batch": "plain",
         "smooth": None,
         "z": None,
         "entropy": None,
@@ -197,7 +198,24 @@ def healthy(world: int = 1, steps: int = 3) -> list[Fact]:
                     "worst_over_tolerance": 0.01,
                     "precision": "torch.float32",
                     "dropout": False,
-                    "ahead": {"tokens": 6, "behind": 5, "apart": 1e-7, "tolerance": 1e-5},
+                    "repeats": None,
+                    "batch": "plain",
+                    "micro": 0,
+                }
+            )
+            of_step.append(
+                {
+                    "kind": "causal",
+                    "batch": "plain",
+                    "micro": 0,
+                    "dropout": False,
+                    "rows": 2,
+                    "tokens": 6,
+                    "replaced": 5,
+                    "apart": 0.0,
+                    "tolerance": 1e-7,
+                    "certain": 4e-7,
+                    "repeats": True,
                 }
             )
             placed = [{"row": row, "tokens": 20, "wrong": 0, "as_text": False} for row in range(2)]

@@ -2,6 +2,7 @@
 
 from vtool.diagnostics import Rule
 from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
+from vtool.watch.conclusions.kinds import kind_of, kinds_seen
 from vtool.watch.facts import Fact, Facts
 
 CHANGES = Rule(
@@ -146,6 +147,22 @@ def _certain(facts: Facts) -> str | None:
     return None
 
 
+def _not_compared(facts: Facts, kinds: set[str]) -> str | None:
+    """Return which kind of micro-batch was seen, and no row of it compared, with the reason."""
+    missing = kinds_seen(facts) - kinds
+    if None in missing:
+        return "the ids of micro-batches were not seen: whether they are padded is not known"
+    if not missing:
+        return None
+    kind = min(map(str, missing))
+    of_kind = [one for one, _ in _documents(facts) if one["batch"] == kind]
+    why = next((_unsteady(one) for one in of_kind if not _is_steady(one)), None)
+    return (
+        f"{kind_of(kind)} were seen, and no row of them was computed by itself:"
+        f" {why or _why_not(facts)}"
+    )
+
+
 def _changes(facts: Facts) -> CheckOutcome:
     if message := _certain(facts):
         return CheckOutcome((found(CHANGES, message),))
@@ -164,6 +181,9 @@ def _changes(facts: Facts) -> CheckOutcome:
         (one, document) for one, document in compared if document["apart"] > document["tolerance"]
     ]
     if not wrong:
+        kinds = {str(one["batch"]) for one, _ in compared}
+        if why := _not_compared(facts, kinds):
+            return CheckOutcome(not_run=why, measured=measured)
         return CheckOutcome(looked_at={"texts": len(compared)}, measured=measured)
     if all(document.get("positions_wrong") for _, document in wrong):
         return CheckOutcome(not_run="other positions explain the difference", measured=measured)

@@ -51,8 +51,10 @@ class PassRecord:
     why: str | None = "no backward pass"
     live: Tensor | None = None
     """Where something is learnt, of all places flattened: also where they are not solved."""
+    kind: str | None = None
+    """Plain, padded, packed, or both; None where its ids were not seen."""
     alone: dict[str, Any] = field(default_factory=dict)
-    """For the first record: the inputs, the hidden states and the positions."""
+    """For the first record of its kind: the inputs, the hidden states and the positions."""
 
 
 def rounding(record: PassRecord, weights: torch.dtype, solved_in: torch.dtype) -> float:
@@ -99,6 +101,7 @@ def micro_facts(
         "solved": 0 if solved is None else len(solved.weight),
         "why": record.why,
         "dropout": record.dropout,
+        "batch": record.kind,
     }
     if solved is None or record.at is None:
         return fact
