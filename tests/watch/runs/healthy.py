@@ -1,6 +1,7 @@
 """Runs in which nothing is wrong: neither an error nor a warning may be found in them."""
 
 from tests.watch.runs import (
+    attention,
     changes,
     copies,
     masks,
@@ -169,6 +170,17 @@ RUNS: dict[str, Recipe] = {
     ),
     "whole rows learnt, rows of one length": Recipe(
         data=lambda rows: padding.one_width(changes.whole_rows(rows)), config=padding.NO_PAD
+    ),
+    "no padding in the first step": Recipe(data=attention.first_step_of_one_length),
+    "no padding in the first step, padded on the left": Recipe(
+        data=attention.first_step_of_one_length, padding="left", collated=changes.positions_of_mask
+    ),
+    "eager attention, padded on the left, bfloat16 weights": Recipe(
+        attention="eager",
+        padding="left",
+        collated=changes.positions_of_mask,
+        dtype="bfloat16",
+        lr=0.05,
     ),
     "attention dropout": Recipe(config={"attention_dropout": 0.1}),
     "DDP, 2 ranks": Recipe(world=2),

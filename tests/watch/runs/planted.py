@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from tests.watch.runs import (
+    attention,
     changes,
     grids,
     losses,
@@ -417,6 +418,58 @@ RUNS: dict[str, Planted] = {
     ),
     "attention that is not causal": error(
         "targets-seen", built=masks.not_causal, collated=changes.no_mask, batch=1
+    ),
+    "causal where there is no padding": error("targets-seen", built=attention.padding_alone),
+    "causal where there is no padding, padded on the left": error(
+        "targets-seen", built=attention.padding_alone, padding="left"
+    ),
+    "causal where there is no padding, eager attention": error(
+        "targets-seen", built=attention.padding_alone, attention="eager"
+    ),
+    "causal where there is no padding, bfloat16 autocast": error(
+        "targets-seen", built=attention.padding_alone, autocast=True
+    ),
+    "causal where there is no padding, bfloat16 weights, eager attention": error(
+        "targets-seen",
+        built=attention.padding_alone,
+        attention="eager",
+        dtype="bfloat16",
+        lr=0.05,
+    ),
+    "causal where there is no padding, llama, padding in the second step": error(
+        "targets-seen",
+        family="llama",
+        built=attention.padding_alone,
+        data=attention.first_step_of_one_length,
+    ),
+    "causal in rows without padding alone": error(
+        "targets-seen", built=attention.causal_where_full, batch=3
+    ),
+    "the next token seen where there is padding": error(
+        "targets-seen", built=attention.next_seen_where_padded
+    ),
+    "the next token seen where there is padding, bfloat16 autocast": error(
+        "targets-seen", built=attention.next_seen_where_padded, autocast=True
+    ),
+    "transformers' Trainer, causal where there is no padding": error(
+        "targets-seen", trainer="hf", built=attention.padding_alone
+    ),
+    "LoRA, causal where there is no padding": error(
+        "targets-seen", adapters=True, built=attention.padding_alone
+    ),
+    "packed, each text sees all of itself": error(
+        "targets-seen", packed=True, built=attention.blocks
+    ),
+    "packed, each text sees all of itself, bfloat16 autocast": error(
+        "targets-seen", packed=True, built=attention.blocks, autocast=True
+    ),
+    "packed, a mask of four dimensions that is not causal within texts": error(
+        "targets-seen", packed=True, collated=attention.blocks_seen_whole
+    ),
+    "a mask of four dimensions that is causal in rows without padding": error(
+        "targets-seen",
+        collated=attention.four_dimensions_where_padded,
+        data=attention.first_step_of_one_length,
     ),
     "positions two apart": error("row-positions-differ", collated=changes.stretched_positions),
     "a position twice": error("row-positions-differ", collated=changes.one_position_twice),

@@ -1,10 +1,12 @@
 """Learnt tokens that the model sees before it is to predict them."""
 
+from collections.abc import Sequence
+
 from vtool.diagnostics import Rule
 from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
 from vtool.watch.conclusions.kinds import OTHER, kind_of, kinds_seen
 from vtool.watch.conclusions.learnt import nothing_read, read_micros
-from vtool.watch.facts import Facts
+from vtool.watch.facts import Fact, Facts
 
 SEEN = Rule(
     name="targets-seen",
@@ -28,44 +30,59 @@ def _seen(facts: Facts) -> CheckOutcome:
         return CheckOutcome(not_run=why)
     if any(micro.not_next for micro in read_micros(facts)):
         return CheckOutcome(not_run="what is learnt is not the next token")
-    masks = [one for one in facts.of("ahead") if one["tokens"]]
-    for one in masks:
-        if one["seen"]:
-            message = (
-                f"{one['seen']} of {one['tokens']} learnt tokens are seen by the positions that"
-                " predict them, by the model's attention_mask of four dimensions"
-            )
-            return CheckOutcome((found(SEEN, message),))
-    tested = [one for one in facts.of("causal") if not one["dropout"] and one["repeats"]]
-    for one in tested:
-        if float(one["apart"]) > float(one["certain"]):
-            kind = f" of a {one['batch']} micro-batch" if one["batch"] != OTHER else ""
-            message = (
-                f"where {one['replaced']} tokens behind learnt places{kind} are replaced by others"
-                f" (step {int(one['step']) + 1}, micro-batch {int(one['micro']) + 1}), hidden"
-                f" states before them are {float(one['apart']):.2g} apart (rounding allows"
-                f" {float(one['tolerance']):.1g}): they see what follows"
-            )
-            return CheckOutcome((found(SEEN, message),))
+    tested = tested_batches(facts)
+    if message := _by_mask(facts) or _by_replaced(tested):
+        return CheckOutcome((found(SEEN, message),))
     times = [float(one["apart"]) / float(one["tolerance"]) for one in tested]
     measured = {
         "tested": [one["batch"] for one in tested],
         "largest": f"{max(times):.2g} of what rounding allows" if times else None,
     }
-    unsure = next((one for one, most in zip(tested, times, strict=True) if most > 1), None)
-    if unsure is not None:
+    why = _untested(facts, {str(one["batch"]) for one in tested})
+    if why is None and any(most > 1 for most in times):
+        apart = max(float(one["apart"]) for one in tested)
         why = (
-            f"hidden states move by {float(unsure['apart']):.2g} with what follows them: more than"
-            " rounding explains, and less than is certain"
+            f"hidden states move by {apart:.2g} with what follows them: more than rounding"
+            " explains, and less than is certain"
         )
-        return CheckOutcome(not_run=why, measured=measured)
-    if why := _untested(facts, {str(one["batch"]) for one in tested}):
-        return CheckOutcome(not_run=why, measured=measured)
     looked_at: dict[Unit, int] = {
         "micro-batches": len(tested),
         "tokens": sum(int(one["tokens"]) for one in tested),
     }
-    return CheckOutcome(looked_at=looked_at, measured=measured)
+    return CheckOutcome(not_run=why, looked_at=looked_at, measured=measured)
+
+
+def tested_batches(facts: Facts) -> list[Fact]:
+    """Return the micro-batches that were computed again with other tokens."""
+    return [one for one in facts.of("causal") if not one["dropout"] and one["repeats"]]
+
+
+def is_seen(one: Fact) -> bool:
+    """Return whether hidden states of a tested micro-batch see what follows them, for certain."""
+    return float(one["apart"]) > float(one["certain"])
+
+
+def _by_mask(facts: Facts) -> str | None:
+    for one in facts.of("ahead"):
+        if one["seen"]:
+            return (
+                f"{one['seen']} of {one['tokens']} learnt tokens are seen by the positions that"
+                " predict them, by the model's attention_mask of four dimensions"
+            )
+    return None
+
+
+def _by_replaced(tested: Sequence[Fact]) -> str | None:
+    one = next(filter(is_seen, tested), None)
+    if one is None:
+        return None
+    kind = f" of a {one['batch']} micro-batch" if one["batch"] != OTHER else ""
+    return (
+        f"where {one['replaced']} tokens behind learnt places{kind} are replaced by others"
+        f" (step {int(one['step']) + 1}, micro-batch {int(one['micro']) + 1}), hidden states"
+        f" before them are {float(one['apart']):.2g} apart (rounding allows"
+        f" {float(one['tolerance']):.1g}): they see what follows"
+    )
 
 
 def _untested(facts: Facts, kinds: set[str]) -> str | None:

@@ -1,6 +1,9 @@
 """Each row or packed document by itself, compared with the same row in its batch."""
 
+from collections.abc import Sequence
+
 from vtool.diagnostics import Rule
+from vtool.watch.conclusions.ahead import is_seen, tested_batches
 from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
 from vtool.watch.conclusions.kinds import kind_of, kinds_seen
 from vtool.watch.facts import Fact, Facts
@@ -163,6 +166,16 @@ def _not_compared(facts: Facts, kinds: set[str]) -> str | None:
     )
 
 
+def _explained(facts: Facts, wrong: Sequence[tuple[Fact, Fact]]) -> str | None:
+    """Return what another rule reports, by which the rows are others in their batch."""
+    if all(document.get("positions_wrong") for _, document in wrong):
+        return "other positions explain the difference"
+    ahead = {one["batch"] for one in tested_batches(facts) if is_seen(one)}
+    if all(one["batch"] in ahead for one, _ in wrong):  # by itself a row may be causal
+        return "tokens that see what follows them explain the difference"
+    return None
+
+
 def _changes(facts: Facts) -> CheckOutcome:
     if message := _certain(facts):
         return CheckOutcome((found(CHANGES, message),))
@@ -181,12 +194,10 @@ def _changes(facts: Facts) -> CheckOutcome:
         (one, document) for one, document in compared if document["apart"] > document["tolerance"]
     ]
     if not wrong:
-        kinds = {str(one["batch"]) for one, _ in compared}
-        if why := _not_compared(facts, kinds):
-            return CheckOutcome(not_run=why, measured=measured)
-        return CheckOutcome(looked_at={"texts": len(compared)}, measured=measured)
-    if all(document.get("positions_wrong") for _, document in wrong):
-        return CheckOutcome(not_run="other positions explain the difference", measured=measured)
+        why = _not_compared(facts, {str(one["batch"]) for one, _ in compared})
+        return CheckOutcome(not_run=why, looked_at={"texts": len(compared)}, measured=measured)
+    if why := _explained(facts, wrong):
+        return CheckOutcome(not_run=why, measured=measured)
     one, document = max(wrong, key=lambda each: each[1]["apart"] / max(each[1]["tolerance"], 1e-30))
     at = document.get("first_apart")
     message = (

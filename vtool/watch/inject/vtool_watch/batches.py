@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from . import alone, causal
 from .learnt import PassRecord
@@ -35,6 +36,10 @@ class BatchLooks:
         """Look at each kind once more."""
         self._alone.clear()
         self._causal.clear()
+
+    def close(self) -> None:
+        """Let go of the watch: no cycle keeps a model alive."""
+        self._say = self._skip = self._fail = _nothing
 
     def look(self, records: list[PassRecord]) -> None:
         """Look at what was kept of a step's passes."""
@@ -90,3 +95,7 @@ class BatchLooks:
                 self._say("ahead", **seen)
         except Exception as error:
             self._fail("alone", error)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Take a report of a model that is no longer watched."""

@@ -400,6 +400,7 @@ class Watch:
             self.fail("ledger", error)
         self.capture.close()
         self._left.detach()
+        self._batches.close()
         self.capture._fail = self._left._fail = _nothing
 
     def leave_out(self, why: str) -> None:
