@@ -21,6 +21,7 @@ _LOOKS = {
     "arrived": ("arrived", "after_step", "left"),
     "alone": ("alone",),
     "placed": ("placed",),
+    "causal": ("causal",),
     "ledger": ("ledger",),
 }
 
@@ -166,7 +167,7 @@ class MicroPass:
     @property
     def has_terms(self) -> bool:
         """Return whether most tokens are read only with dense terms besides cross entropy."""
-        return int(self.fact.get("odd") or 0) * 2 > self.solved
+        return int(self.fact["odd"]) * 2 > self.solved
 
     @property
     def terms(self) -> dict[str, float]:

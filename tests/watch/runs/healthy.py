@@ -19,7 +19,7 @@ RUNS: dict[str, Recipe] = {
     **{f"{family}, float32": Recipe(family=family) for family in FAMILIES},
     **{
         f"{family}, bfloat16 autocast": Recipe(family=family, autocast=True)
-        for family in ("qwen2", "gemma2", "granite", "llama")
+        for family in ("qwen2", "gemma2", "granite", "llama", "mixtral")
     },
     "bfloat16 weights, a large rate": Recipe(dtype="bfloat16", lr=0.05),
     "float64 weights": Recipe(dtype="float64"),
@@ -182,6 +182,7 @@ RUNS: dict[str, Recipe] = {
         dtype="bfloat16",
         lr=0.05,
     ),
+    "mixtral, packed": Recipe(family="mixtral", packed=True),
     "attention dropout": Recipe(config={"attention_dropout": 0.1}),
     "DDP, 2 ranks": Recipe(world=2),
     "DDP, 2 ranks, bfloat16 autocast": Recipe(world=2, autocast=True),

@@ -105,8 +105,8 @@ def _why(facts: Facts, kind: str) -> str:
             "computed once more, they are others: noise in training (NEFTune), or weights that"
             " changed before this step"
         )
-    why = facts.skipped("causal") or next(iter(facts.errors_of("alone")), None)
+    why = facts.skipped("causal") or next(iter(facts.errors_of("causal")), None)
     return why or "none of them was kept (VTOOL_WATCH_MIB)"
 
 
-CHECKS = (WatchCheck(SEEN, "alone", _seen, {"micro-batches": 1, "tokens": 1}),)
+CHECKS = (WatchCheck(SEEN, "causal", _seen, {"micro-batches": 1, "tokens": 1}),)

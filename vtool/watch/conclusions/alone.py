@@ -72,11 +72,11 @@ def _why_not(facts: Facts) -> str:
 
 def _is_steady(one: Fact) -> bool:
     """Return whether the batch would be the same if computed once more."""
-    return not one.get("dropout") and one.get("repeats") is not False
+    return not one["dropout"] and one["repeats"] is not False
 
 
 def _unsteady(one: Fact) -> str:
-    if one.get("dropout"):
+    if one["dropout"]:
         return "dropout was on"
     return (
         "the whole batch, computed once more, is another: noise in training (NEFTune), or weights"
@@ -183,7 +183,7 @@ def _changes(facts: Facts) -> CheckOutcome:
     compared = [
         (one, document)
         for one, document in documents
-        if document.get("apart") is not None and _is_steady(one)
+        if document["apart"] is not None and _is_steady(one)
     ]
     if not compared:
         why = next((_unsteady(one) for one, _ in documents if not _is_steady(one)), None)
@@ -213,13 +213,16 @@ def _positions(facts: Facts) -> CheckOutcome:
     known = [
         (one, document)
         for one, document in _documents(facts)
-        if document.get("positions_wrong") is not None
+        if document["positions_wrong"] is not None
     ]
     if not known:
         return CheckOutcome(not_run=facts.skipped("alone") or "no positions were seen")
     wrong = [(one, document) for one, document in known if document["positions_wrong"]]
     if not wrong:
-        return CheckOutcome(looked_at={"texts": len(known)}, measured={"documents": len(known)})
+        why = _not_compared(facts, {str(one["batch"]) for one, _ in known})
+        return CheckOutcome(
+            not_run=why, looked_at={"texts": len(known)}, measured={"documents": len(known)}
+        )
     one, document = wrong[0]
     message = (
         f"{_of(len(wrong), len(known))} have other positions in their batch:"

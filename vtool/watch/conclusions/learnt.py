@@ -228,7 +228,7 @@ def _left_out(facts: Facts) -> CheckOutcome:
 
 def _prompts_left_out(looked: Sequence[MicroPass]) -> Diagnostic | None:
     """Return whether the mask leaves out most text before what is learnt, in most rows."""
-    pairs = [micro.fact["text_left_out"] for micro in looked if micro.fact.get("text_left_out")]
+    pairs = [micro.fact["text_left_out"] for micro in looked]
     without, rows = sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)
     if rows < 2 or without * 2 < rows:
         return None

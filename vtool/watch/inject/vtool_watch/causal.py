@@ -127,24 +127,24 @@ def choose(found: FoundModel, record: PassRecord, ids: Tensor) -> Replaced:
     inputs = {n: v.cpu() if isinstance(v, Tensor) else v for n, v in record.alone["parted"].items()}
     texts = texts_of(inputs, ids) if record.kind != OTHER else []
     texts = texts or [Document(row, 0, length) for row in range(rows)]
-    text = torch.zeros(rows, length, dtype=torch.bool)
+    text = torch.zeros(rows, length, dtype=torch.bool, device="cpu")
     for one in texts:
         text[one.row, one.columns] = True
     held = {token for kind in found.specials.values() for token in kind} | {*found.ends}
     open_to = text & (ids >= 0) & ~torch.isin(ids, ids.new_tensor(sorted(held)))
-    learnt = torch.zeros(rows, length, dtype=torch.bool)
+    learnt = torch.zeros(rows, length, dtype=torch.bool, device="cpu")
     learnt.view(-1)[record.at.cpu()] = True
     learnt &= text
-    last = torch.full((rows,), -1)
+    last = torch.full((rows,), -1, device="cpu")
     for row in range(rows):
         mine = [one for one in texts if one.row == row]
         cuts = [cut for one in mine if (cut := _cut(one, learnt[row], open_to[row])) is not None]
         if cuts:
             last[row] = max(cuts)[1]
-    columns = torch.arange(length)
+    columns = torch.arange(length, device="cpu")
     behind = open_to & (columns > last[:, None]) & (last[:, None] >= 0)
     places, sources = _others(ids.flatten(), behind.flatten(), open_to.flatten())
-    changed = torch.zeros(rows * length, dtype=torch.bool)
+    changed = torch.zeros(rows * length, dtype=torch.bool, device="cpu")
     changed[places] = True
     tested = changed.view(rows, length).any(1) & (last >= 0)
     before = (learnt & tested[:, None] & (columns <= last[:, None])).flatten()[record.at.cpu()]
@@ -188,9 +188,9 @@ def _others(ids: Tensor, behind: Tensor, open_to: Tensor) -> tuple[Tensor, Tenso
 
 def _rows_of_kind(kind: str | None, texts: list[Document], text: Tensor) -> Tensor:
     """Return the rows that make a batch what it is: of a padded one, those with padding."""
-    of_kind = torch.ones(len(text), dtype=torch.bool)
+    of_kind = torch.ones(len(text), dtype=torch.bool, device="cpu")
     if kind is not None and "packed" in kind:
-        rows = torch.tensor([one.row for one in texts])
+        rows = torch.tensor([one.row for one in texts], device="cpu")
         of_kind &= torch.bincount(rows, minlength=len(text)) > 1
     elif kind == "padded" and not bool(text.all()):
         of_kind &= ~text.all(1)
