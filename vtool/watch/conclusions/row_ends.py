@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from vtool.watch.facts import Facts, MicroPass
 from vtool.watch.token_texts import token_text
 
-_LEAST_ROWS, _LEAST_LEFT_OUT = 2, 2
+_LEAST_ROWS, _LEAST_RUNS, _LEAST_LEFT_OUT = 2, 2, 2
 _SHARE, _OTHERS, _WITHIN = 1 / 8, 1 / 5, 1 / 10
 """Of rows of one width, those that end in the run; of these, those of other ids, and elsewhere."""
 _LONG, _LEAST_SINGLE, _EVEN = 4, 4, 8
@@ -111,10 +111,10 @@ def _filling(
         return []
     within = sum(int(micro.fact["row_ends"]["within"].get(str(token), 0)) for micro in looked)
     to_the_end = sum(int(micro.fact["row_ends"]["to_the_end"]) for micro in shared)
-    lengths = {_width(micro) - row.run for micro, row in filled}
-    lengths |= {_width(micro) for micro in shared} if len(filled) < rows else set()
-    alike = len(lengths) < 2 or max(row.run for _, row in filled) < _LONG
-    if alike or within > _WITHIN * len(filled) or to_the_end < _TO_THE_END * rows:
+    runs = {row.run for _, row in filled}
+    if len(runs) < _LEAST_RUNS or max(runs) < _LONG:
+        return []
+    if within > _WITHIN * len(filled) or to_the_end < _TO_THE_END * rows:
         return []
     return filled
 

@@ -39,7 +39,7 @@ def row_ends(
         token = ids[:, column]
         # a place teaches the one behind it
         places = columns >= length - 1 - run[:, None] if column else columns < run[:, None] - 1
-        there = live & places
+        there = live & places & (columns < length - 1)
         listed: list[list[int | None]] = []
         for row in ((there.sum(1) >= REPEATED) & (run >= REPEATED)).nonzero()[:, 0].tolist():
             read = there[row] & sure[row] & (target[row] == token[row])
