@@ -285,7 +285,8 @@ class Capture:
         record.kind = kind_of(on_cpu, ids.cpu(), pads)
         if not self.want_alone or record.kind in self.done:
             return
-        if any(r.kind == record.kind and r.alone.get("inputs") for r in self.records):
+        same = (r for r in self.records if (r.kind, r.window) == (record.kind, record.window))
+        if any(r.alone.get("inputs") for r in same):
             return
         inputs = {n: v for n, v in given.items() if isinstance(v, Tensor) or v is True}
         size = sum(v.nbytes for v in inputs.values() if isinstance(v, Tensor))
