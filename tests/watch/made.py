@@ -91,6 +91,7 @@ def micro(index: int, lengths: tuple[int, ...], weight: float) -> Fact:
         "read": n,
         "odd": 0,
         "dropout": "on",
+        "batch": "plain",
         "smooth": None,
         "z": None,
         "entropy": None,
@@ -100,6 +101,13 @@ def micro(index: int, lengths: tuple[int, ...], weight: float) -> Fact:
         "of_next_row": 0,
         "borders": {"texts": 2, "learnt": 0},
         "ends": {"in_inputs": 2, "learnt": 2, "behind": 0},
+        "row_ends": {
+            "rows": len(lengths),
+            "to_the_end": len(lengths),
+            "ends": [],
+            "begins": [],
+            "within": {},
+        },
         "text_left_out": [0, 2],
         "specials": {
             "90": {"in_inputs": 4, "learnt": 0},
@@ -210,7 +218,24 @@ def healthy(world: int = 1, steps: int = 3) -> list[Fact]:
                     "worst_over_tolerance": 0.01,
                     "precision": "torch.float32",
                     "dropout": False,
-                    "ahead": {"tokens": 6, "behind": 5, "apart": 1e-7, "tolerance": 1e-5},
+                    "repeats": None,
+                    "batch": "plain",
+                    "micro": 0,
+                }
+            )
+            of_step.append(
+                {
+                    "kind": "causal",
+                    "batch": "plain",
+                    "micro": 0,
+                    "dropout": False,
+                    "rows": 2,
+                    "tokens": 6,
+                    "replaced": 5,
+                    "apart": 0.0,
+                    "tolerance": 1e-7,
+                    "certain": 4e-7,
+                    "repeats": True,
                 }
             )
             placed = [{"row": row, "tokens": 20, "wrong": 0, "as_text": False} for row in range(2)]

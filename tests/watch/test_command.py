@@ -1,5 +1,6 @@
 """The watched command is the user's: its output, its signals and its exit status stay its own."""
 
+import json
 import os
 import re
 import signal
@@ -237,6 +238,10 @@ def test_the_folder_is_its_owners_alone(tmp_path: Path) -> None:
         (["--read", "plain.txt"], 2, "plain.txt is a file; facts are in a folder"),
         (["--steps", "0", "--", "true"], 2, "--steps"),
         (["--html", "absent/page.html", "--", "true"], 2, "there is no folder absent"),
+        (["--json", "absent/a.json", "--", "true"], 2, "there is no folder absent"),
+        (["--json", "full", "--", "true"], 2, "full is a folder; name a file"),
+        (["--json", "plain.txt", "--", "true"], 2, "it is no JSON document of vtool's"),
+        (["--json", "a", "--html", "a", "--", "true"], 2, "a is the file of --html too"),
     ],
 )
 def test_bad_input_is_one_clear_line(
@@ -323,6 +328,23 @@ def test_facts_are_read_anywhere(tmp_path: Path) -> None:
     done = run_vtool(tmp_path, "watch", "--read", "wrong", "--baseline", "known.json")
     assert done.status == 0
     assert "known from known.json" in done.stderr
+
+
+@pytest.mark.parametrize("shown", ["full", "json"])
+def test_the_document_is_also_written_to_a_file(tmp_path: Path, shown: str) -> None:
+    facts = write(tmp_path / "facts", changed(healthy(), MEAN_OF_MEANS))
+    script = f"cp {facts}/* $VTOOL_WATCH_TO; echo '{{' >&2"
+    given = ["--format", shown, "--json", "out.json", "--", "sh", "-c", script]
+    for _ in range(2):  # its own document is replaced
+        done = run_vtool(tmp_path, "watch", *given)
+        assert done.status == 0, done.output
+        document = json.loads((tmp_path / "out.json").read_text())
+    assert document["tool"]["command"] == "watch"
+    (result,) = document["results"]
+    assert "token-weights-differ" in [one["rule"] for one in result["findings"]]
+    assert "JSON: out.json" in done.stderr
+    done = run_vtool(tmp_path, "watch", "--read", "facts", "--json", "read.json")
+    assert json.loads((tmp_path / "read.json").read_text())["results"][0]["verdict"] == "unsafe"
 
 
 def test_an_error_ends_the_command_where_asked(tmp_path: Path) -> None:

@@ -422,10 +422,12 @@ def test_a_loss_that_is_not_read_leaves_its_checks_unrun(tmp_path: Path) -> None
     assert "passed" not in result.checks.values()
 
 
-@pytest.mark.parametrize("kind", ["micro", "arrived", "alone", "stepped", "drift", "rows"])
+@pytest.mark.parametrize(
+    "kind", ["micro", "arrived", "alone", "causal", "placed", "stepped", "drift", "rows"]
+)
 def test_a_look_without_facts_is_no_pass(tmp_path: Path, kind: str) -> None:
     result = conclude(tmp_path, changed(healthy(2), lambda f: [] if f["kind"] == kind else None))
-    look = {"micro": "learnt", "alone": "alone", "rows": "ledger"}.get(kind)
+    look = {"micro": "learnt", "rows": "ledger", "arrived": None}.get(kind, kind)
     assert result.findings == () or rules(result) == {"nothing-read": "note"}
     for check in CHECKS:
         if check.look == look and check.name not in ("ranks-see-same-rows",):

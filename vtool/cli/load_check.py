@@ -277,31 +277,35 @@ def _split_arguments(arguments: "Sequence[str]") -> tuple[list[str], list[str]]:
     return subjects, [text for text in arguments if text not in subjects]
 
 
-def can_write(baseline: Path | None, html: Path | None) -> None:
-    """Check before anything is run that both files can be written."""
+def can_write(baseline: Path | None, html: Path | None, document: Path | None = None) -> None:
+    """Check before anything is run that the files can be written: one for each of what is named."""
     from tempfile import TemporaryFile
 
     from vtool.diagnostics.baseline import compare_with_baseline
+    from vtool.report.replaceable import check_document_replaceable, check_replaceable
 
-    for file, option in ((baseline, "--baseline"), (html, "--html")):
+    named = ((baseline, "--baseline"), (html, "--html"), (document, "--json"))
+    for file, option in named:
         try:
             there = file is not None and file.exists()
         except OSError as error:  # a name that is too long, or a folder that nobody may look into
             raise typer.BadParameter(f"{file}: {error.strerror}", param_hint=option) from error
         if there and file is not None and file == baseline:
             compare_with_baseline((), file)
-    for file, option in ((baseline, "--baseline"), (html, "--html")):
+    if document is not None and document in (baseline, html):
+        other = "--html" if document == html else "--baseline"
+        raise typer.BadParameter(f"{document} is the file of {other} too", param_hint="--json")
+    checks = {"--html": check_replaceable, "--json": check_document_replaceable}
+    for file, option in named:
         if file is None or (file == baseline and file.is_file()):
             continue
         if not file.parent.is_dir():
             raise typer.BadParameter(f"there is no folder {file.parent}", param_hint=option)
         if file.is_dir():
             raise typer.BadParameter(f"{file} is a folder; name a file", param_hint=option)
-        if file == html:
-            from vtool.report.files import check_replaceable
-
+        if option in checks:
             try:
-                check_replaceable(file)
+                checks[option](file)
             except OSError as error:
                 raise typer.BadParameter(f"{file}: {error.strerror}", param_hint=option) from error
         try:

@@ -127,6 +127,13 @@ def watch(
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write the results as an HTML page.")
     ] = None,
+    json: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Also write the results to FILE as --format json prints them.",
+        ),
+    ] = None,
     baseline: Annotated[
         Path | None,
         typer.Option(
@@ -171,8 +178,8 @@ def watch(
     options = WatchOptions(steps, every, tokens, memory, text)
     _check(command, read, print_env, to, tokenizer)
     with exit_on_findings("watch", str(read or " ".join(command)[:80]), format):
-        can_write(baseline, html)
-    page = _Page(baseline, html, tokenizer, format)
+        can_write(baseline, html, json)
+    page = _Page(baseline, html, json, tokenizer, format)
     if read is not None:
         results = page.conclude(read, sys.stdout, str(read))
         raise typer.Exit(_exit_status(results, 0, fail_on or FailOn.error, page.failed))
@@ -194,9 +201,15 @@ class _Page:
     """Everything that is made of the facts, besides the findings that are printed."""
 
     def __init__(
-        self, baseline: Path | None, html: Path | None, tokenizer: Path | None, format: OutputFormat
+        self,
+        baseline: Path | None,
+        html: Path | None,
+        document: Path | None,
+        tokenizer: Path | None,
+        format: OutputFormat,
     ) -> None:
-        self.baseline, self.html, self.tokenizer, self.format = baseline, html, tokenizer, format
+        self.baseline, self.html, self.document = baseline, html, document
+        self.tokenizer, self.format = tokenizer, format
         self.failed: list[str] = []
         """Lines about what could not be written."""
 
@@ -222,6 +235,13 @@ class _Page:
                 lines.append(f"page: {write_watch(as_json(results, 'watch'), self.html)}")
             except OSError as error:
                 self.failed.append(f"{self.html} cannot be written: {error.strerror}")
+        if self.document is not None:
+            from vtool.report.replaceable import write_document
+
+            try:
+                lines.append(f"JSON: {write_document(as_json(results, 'watch'), self.document)}")
+            except OSError as error:
+                self.failed.append(f"{self.document} cannot be written: {error.strerror}")
         for line in (*lines, *self.failed):
             typer.echo(line, err=True)
         return results

@@ -1,8 +1,7 @@
-"""The template and the file of a page."""
+"""The template of a page, and the script in it."""
 
 import base64
 import contextlib
-import errno
 import hashlib
 import os
 import pickle
@@ -18,9 +17,6 @@ from markupsafe import Markup
 from vtool.report.words import in_words, percent
 from vtool.user_cache import user_cache
 from vtool.words import plural
-
-# What each page of vtool's has had in its head, and hardly another page has.
-_SIGN = b"content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
 class _CompiledTemplates(FileSystemBytecodeCache):
@@ -78,44 +74,3 @@ def inline_script(file: Path) -> tuple[Markup, Markup]:
 def _breakable(text: str) -> Markup:
     """Let a long name break behind a dot, rather than before the comma that follows it."""
     return Markup("<wbr>").join(re.split(r"(?<=\w[._/])(?=\w)", text))
-
-
-def check_replaceable(output: Path) -> None:
-    """Refuse to write a page over a file that is none: a slip of the hand would cost weights.
-
-    Raises:
-        OSError: there is something else than a page of vtool's, or an empty file.
-    """
-    try:
-        if not output.exists():
-            return
-        if not output.is_file():
-            problem = "it is a folder" if output.is_dir() else "it is no file"
-        elif not output.stat().st_size:
-            return
-        else:
-            with output.open("rb") as file:
-                if _SIGN in file.read(2048):
-                    return
-            problem = "it is no page of vtool's: nothing there is overwritten"
-    except ValueError as error:  # a name that no file can have
-        raise OSError(errno.EINVAL, str(error), str(output)) from error
-    raise FileExistsError(errno.EEXIST, problem, str(output))
-
-
-def write_page(page: str, output: Path) -> Path:
-    """Write a page to `output`, and return `output`.
-
-    Raises:
-        OSError: it cannot be written, or there is something else; the old file stays.
-    """
-    check_replaceable(output)
-    # Into the same folder and then renamed: who has the page open, or copies it, never sees half.
-    unfinished = output.with_name(f".{output.name}.{os.getpid()}.tmp")
-    try:
-        # A model may answer with half of a surrogate pair, which UTF-8 cannot hold.
-        unfinished.write_text(page, encoding="utf-8", errors="replace")
-        unfinished.replace(output)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return output

@@ -9,13 +9,14 @@ from markupsafe import Markup
 from vtool.report import comparison, views
 from vtool.report.answers import disagreement, sheet
 from vtool.report.charts import charts, swatches
-from vtool.report.files import load_template, write_page
+from vtool.report.files import load_template
 from vtool.report.images import Pictures
 from vtool.report.over_time import over_time
 from vtool.report.profile import read_profile
 from vtool.report.proofs import read_proofs
 from vtool.report.ranking import rank
 from vtool.report.remarks import remarks, spike_lines
+from vtool.report.replaceable import write_page
 from vtool.report.run_files import RunFiles, read_run
 from vtool.report.sources import source_counts, source_scores
 from vtool.report.statistics import confusion, pairs

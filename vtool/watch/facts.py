@@ -19,6 +19,7 @@ _LOOKS = {
     "arrived": ("arrived", "after_step", "left"),
     "alone": ("alone",),
     "placed": ("placed",),
+    "causal": ("causal",),
     "ledger": ("ledger",),
 }
 

@@ -6,6 +6,7 @@ from typing import Any
 from vtool.watch.conclusions.engine import engine_of
 from vtool.watch.facts import Facts, MicroPass, Tokens
 from vtool.watch.reading import Watched
+from vtool.watch.token_texts import token_text, token_texts
 
 _ROWS, _TOKENS, _BARS, _DOCUMENTS = 8, 600, 256, 64
 
@@ -91,25 +92,18 @@ def _tokens(facts: Facts, tokens: Tokens, row: Sequence[int] | None) -> list[dic
     )
     if row is None:
         shown = sorted(weights)[:_TOKENS]
-        return [_token(facts, weights[at][0], weights[at][1], None) for at in shown]
-    found = []
-    for at, token in enumerate(row[:_TOKENS]):
+        texts = token_texts(facts.tokenizer, [weights[at][0] for at in shown])
+        return [
+            {"text": text, "weight": weights[at][1]} for at, text in zip(shown, texts, strict=True)
+        ]
+    found: list[dict[str, Any]] = []
+    ids = row[:_TOKENS]
+    for at, (token, text) in enumerate(zip(ids, token_texts(facts.tokenizer, ids), strict=True)):
         target, weight = weights.get(at, (token, None))
-        found.append(_token(facts, token, weight, target if target != token else None))
+        found.append({"text": text, "weight": weight})
+        if target != token:
+            found[-1]["learnt"] = token_text(facts.tokenizer, target)
     return found
-
-
-def _token(facts: Facts, token: int, weight: float | None, other: int | None) -> dict[str, Any]:
-    one: dict[str, Any] = {"text": _text(facts, token), "weight": weight}
-    if other is not None:
-        one["learnt"] = _text(facts, other)
-    return one
-
-
-def _text(facts: Facts, token: int) -> str:
-    if facts.tokenizer is None:
-        return f"{token} "
-    return str(facts.tokenizer.decode([token], skip_special_tokens=False)) or str(token)
 
 
 def _documents(facts: Facts) -> list[dict[str, Any]]:

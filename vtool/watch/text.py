@@ -46,10 +46,12 @@ def _row(tokens: Sequence[dict[str, object]]) -> str:
     """Return the text of a row, with long parts cut in the middle, and repeats counted."""
     text = ""
     for learnt, part in groupby(tokens, key=lambda token: token["weight"] is not None):
-        inner = ""
+        inner = counted = ""
         for word, times in groupby(str(token["text"]) for token in part):
             count = sum(1 for _ in times)
-            inner += word * count if count < _REPEATS else f"{word} x {count}"
+            blank = " " if counted and word and not word[0].isspace() else ""
+            counted = f"{word.rstrip(' ')} x {count}" if word.strip() and count >= _REPEATS else ""
+            inner += blank + (counted or word * count)
         if len(inner) > _MOST:
             inner = f"{inner[: _MOST // 2]} … {inner[-_MOST // 2 :]}"
         text += f"⟦{inner}⟧" if learnt else inner

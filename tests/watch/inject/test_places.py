@@ -157,7 +157,8 @@ def test_ids_that_no_embedding_has_are_never_looked_up(
     assert tiny.facts(tmp_path, "error") == []
     why = [f["why"] for f in tiny.facts(tmp_path, "skipped") if f["what"] == "alone"]
     assert [("embeddings do not have" in each) for each in why] == [True] * (image < 0)
-    assert len(tiny.facts(tmp_path, "alone")) == (image > 0)
+    assert bool(tiny.facts(tmp_path, "alone")) == (image > 0)
+    assert tiny.facts(tmp_path, "causal")
 
 
 class Pruned(tiny.Base):
@@ -219,10 +220,10 @@ def test_tf32_is_a_rounding_of_float32_on_a_gpu_alone(allowed: bool) -> None:
         MATMUL.allow_tf32 = allowed
         single = rounding(record, torch.float32, torch.float64)
         assert single == (2.0**-11 if allowed else 2.0**-24)
-        assert alone._eps(base, None, CUDA) == (2.0**-10 if allowed else 2.0**-23)
-        assert alone._eps(base, None, CPU) == 2.0**-23
-        assert alone._eps(base, "torch.bfloat16", CUDA) == 2.0**-7
-        assert alone._eps(convolved, None, CUDA) == 2.0**-10  # cuDNN's default
+        assert alone.coarsest(base, None, CUDA) == (2.0**-10 if allowed else 2.0**-23)
+        assert alone.coarsest(base, None, CPU) == 2.0**-23
+        assert alone.coarsest(base, "torch.bfloat16", CUDA) == 2.0**-7
+        assert alone.coarsest(convolved, None, CUDA) == 2.0**-10  # cuDNN's default
         return True
 
     assert forked(run)

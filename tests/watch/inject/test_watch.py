@@ -16,7 +16,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from tests.watch.inject import tiny
-from vtool.watch.inject.vtool_watch import alive, capture, watch
+from vtool.watch.inject.vtool_watch import alive, batches, capture, watch
 from vtool.watch.inject.vtool_watch.install import Process
 from vtool.watch.inject.vtool_watch.settings import WatchSettings
 
@@ -302,7 +302,9 @@ PLACES = [
     (watch.arrival, "AdamWReference"),
     (watch.Frozen, "look"),
     (watch.arrival, "group_facts"),
-    (watch.alone, "compare_alone"),
+    (batches.alone, "compare_alone"),
+    (batches.causal, "compare_replaced"),
+    (capture, "kind_of"),
 ]
 
 

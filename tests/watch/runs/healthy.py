@@ -1,12 +1,14 @@
 """Runs in which nothing is wrong: neither an error nor a warning may be found in them."""
 
 from tests.watch.runs import (
+    attention,
     changes,
     copies,
     frozen,
     masks,
     optimizers,
     orders,
+    padding,
     scalers,
     steps,
     values,
@@ -18,7 +20,7 @@ RUNS: dict[str, Recipe] = {
     **{f"{family}, float32": Recipe(family=family) for family in FAMILIES},
     **{
         f"{family}, bfloat16 autocast": Recipe(family=family, autocast=True)
-        for family in ("qwen2", "gemma2", "granite", "llama")
+        for family in ("qwen2", "gemma2", "granite", "llama", "mixtral")
     },
     "bfloat16 weights, a large rate": Recipe(dtype="bfloat16", lr=0.05),
     "float64 weights": Recipe(dtype="float64"),
@@ -192,6 +194,36 @@ RUNS: dict[str, Recipe] = {
     "embeddings of new tokens alone": Recipe(built=steps.train_new_tokens),
     "a group whose rate a schedule raises later": Recipe(optimizer=steps.group_raised_later),
     "prompts seen both ways": Recipe(collated=masks.prompt_seen_both_ways),
+    "one row in six ends in a word over and over": Recipe(
+        data=padding.some_end_in_repeats, config=padding.NO_PAD
+    ),
+    "each answer ends in a word over and over": Recipe(
+        data=padding.all_end_in_repeats, config=padding.NO_PAD
+    ),
+    "each answer ends in a word over and over, batches of one row": Recipe(
+        data=padding.all_end_in_repeats, config=padding.NO_PAD, batch=1, accumulate=4
+    ),
+    "rows of one length, cut from a text with runs of a word": Recipe(
+        data=padding.blocks_with_runs, config=padding.NO_PAD, batch=4
+    ),
+    "end tokens fill rows up, and one is learnt": Recipe(
+        collated=padding.filled_with_ends, config=padding.NO_PAD
+    ),
+    "whole rows learnt, rows of one length": Recipe(
+        data=lambda rows: padding.one_width(changes.whole_rows(rows)), config=padding.NO_PAD
+    ),
+    "no padding in the first step": Recipe(data=attention.first_step_of_one_length),
+    "no padding in the first step, padded on the left": Recipe(
+        data=attention.first_step_of_one_length, padding="left", collated=changes.positions_of_mask
+    ),
+    "eager attention, padded on the left, bfloat16 weights": Recipe(
+        attention="eager",
+        padding="left",
+        collated=changes.positions_of_mask,
+        dtype="bfloat16",
+        lr=0.05,
+    ),
+    "mixtral, packed": Recipe(family="mixtral", packed=True),
     "attention dropout": Recipe(config={"attention_dropout": 0.1}),
     "DDP, 2 ranks": Recipe(world=2),
     "DDP, 2 ranks, bfloat16 autocast": Recipe(world=2, autocast=True),

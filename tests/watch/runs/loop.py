@@ -23,6 +23,7 @@ FAMILIES = {
     "granite": ("Granite", {"logits_scaling": 8.0}),
     "cohere": ("Cohere", {"logit_scale": 0.25, "tie_word_embeddings": True}),
     "olmo2": ("Olmo2", {}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "opt": ("OPT", {"ffn_dim": 64, "word_embed_proj_dim": 32, "dropout": 0.0}),
 }
 Row = dict[str, list[int]]

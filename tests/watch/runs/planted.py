@@ -1,6 +1,7 @@
 """Runs with one mistake each, and the rule that is for it."""
 
 from tests.watch.runs import (
+    attention,
     changes,
     frozen,
     grids,
@@ -8,6 +9,7 @@ from tests.watch.runs import (
     masks,
     optimizers,
     orders,
+    padding,
     scalers,
     scales,
     steps,
@@ -15,6 +17,7 @@ from tests.watch.runs import (
     weights,
 )
 from tests.watch.runs.expected import Planted, error, note, warning
+from tests.watch.runs.loop import END
 
 RUNS: dict[str, Planted] = {
     **scales.PLANTED,
@@ -46,6 +49,48 @@ RUNS: dict[str, Planted] = {
         "placeholder-learnt", data=changes.whole_rows, image=True
     ),
     "padding learnt": error("placeholder-learnt", collated=changes.padding_learnt),
+    "padding learnt in rows that are filled up with a token that no config names": warning(
+        "placeholder-learnt", config=padding.NO_PAD, collated=padding.all_learnt
+    ),
+    "the same, padded on the left": warning(
+        "placeholder-learnt", config=padding.NO_PAD, collated=padding.all_learnt, padding="left"
+    ),
+    "the same, transformers' Trainer": warning(
+        "placeholder-learnt", config=padding.NO_PAD, collated=padding.all_learnt, trainer="hf"
+    ),
+    "end tokens learnt that fill rows up": warning(
+        "placeholder-learnt", config=padding.NO_PAD, collated=padding.filled_with(END)
+    ),
+    "end tokens learnt that fill rows up, without a mask": warning(
+        "placeholder-learnt",
+        config=padding.NO_PAD,
+        collated=padding.filled_with(END, masked=False),
+    ),
+    "end tokens learnt that fill rows up, batches of four rows, bfloat16 autocast": warning(
+        "placeholder-learnt",
+        config=padding.NO_PAD,
+        collated=padding.filled_with(END, masked=False),
+        batch=4,
+        autocast=True,
+    ),
+    "rows of one width, and what fills them up is learnt": warning(
+        "placeholder-learnt",
+        config=padding.NO_PAD,
+        collated=padding.filled_with(9, masked=False, width=40),
+    ),
+    "rows of one width, one at a time, and what fills them up is learnt": warning(
+        "placeholder-learnt",
+        config=padding.NO_PAD,
+        collated=padding.filled_with(9, masked=False, width=40),
+        batch=1,
+        accumulate=4,
+    ),
+    "padding learnt that the config calls by another name": warning(
+        "placeholder-learnt", collated=padding.filled_with(END)
+    ),
+    "padding learnt that is the end token by the config": error(
+        "placeholder-learnt", config=padding.PAD_IS_END, collated=padding.filled_with(END)
+    ),
     "the mask the wrong way round": error("masked-tokens-learnt", collated=masks.mask_turned_round),
     "the mask the wrong way round, rows padded on the left": error(
         "masked-tokens-learnt", collated=masks.mask_turned_round, padding="left"
@@ -353,6 +398,61 @@ RUNS: dict[str, Planted] = {
     ),
     "attention that is not causal": error(
         "targets-seen", built=masks.not_causal, collated=changes.no_mask, batch=1
+    ),
+    "causal where there is no padding": error("targets-seen", built=attention.padding_alone),
+    "causal where there is no padding, padded on the left": error(
+        "targets-seen", built=attention.padding_alone, padding="left"
+    ),
+    "causal where there is no padding, eager attention": error(
+        "targets-seen", built=attention.padding_alone, attention="eager"
+    ),
+    "causal where there is no padding, bfloat16 autocast": error(
+        "targets-seen", built=attention.padding_alone, autocast=True
+    ),
+    "causal where there is no padding, bfloat16 weights, eager attention": error(
+        "targets-seen",
+        built=attention.padding_alone,
+        attention="eager",
+        dtype="bfloat16",
+        lr=0.05,
+    ),
+    "causal where there is no padding, llama, padding in the second step": error(
+        "targets-seen",
+        family="llama",
+        built=attention.padding_alone,
+        data=attention.first_step_of_one_length,
+    ),
+    "causal where there is no padding, mixtral": error(
+        "targets-seen", built=attention.padding_alone, family="mixtral"
+    ),
+    "causal in rows without padding alone": error(
+        "targets-seen", built=attention.causal_where_full, batch=3
+    ),
+    "the next token seen where there is padding": error(
+        "targets-seen", built=attention.next_seen_where_padded
+    ),
+    "the next token seen where there is padding, bfloat16 autocast": error(
+        "targets-seen", built=attention.next_seen_where_padded, autocast=True
+    ),
+    "transformers' Trainer, causal where there is no padding": error(
+        "targets-seen", trainer="hf", built=attention.padding_alone
+    ),
+    "LoRA, causal where there is no padding": error(
+        "targets-seen", adapters=True, built=attention.padding_alone
+    ),
+    "packed, each text sees all of itself": error(
+        "targets-seen", packed=True, built=attention.blocks
+    ),
+    "packed, each text sees all of itself, bfloat16 autocast": error(
+        "targets-seen", packed=True, built=attention.blocks, autocast=True
+    ),
+    "packed, a mask of four dimensions that is not causal within texts": error(
+        "targets-seen", packed=True, collated=attention.blocks_seen_whole
+    ),
+    "a mask of four dimensions that is causal in rows without padding": error(
+        "targets-seen",
+        collated=attention.four_dimensions_where_padded,
+        data=attention.first_step_of_one_length,
     ),
     "positions two apart": error("row-positions-differ", collated=changes.stretched_positions),
     "a position twice": error("row-positions-differ", collated=changes.one_position_twice),

@@ -21,7 +21,8 @@ from vtool.report.evaluation.files import (
     is_evaluation,
     read_json_object,
 )
-from vtool.report.files import inline_script, load_template, write_page
+from vtool.report.files import inline_script, load_template
+from vtool.report.replaceable import write_page
 from vtool.report.views import Stat
 from vtool.report.words import in_words, percent
 from vtool.version import __version__

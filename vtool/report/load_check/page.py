@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from vtool.diagnostics import RULES
-from vtool.report.files import inline_script, load_template, write_page
+from vtool.report.files import inline_script, load_template
 from vtool.report.load_check.lines import finding_parts, line_parts, own_lines
+from vtool.report.replaceable import write_page
 from vtool.version import __version__
 from vtool.words import plural
 

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vtool.report.files import load_template, write_page
+from vtool.report.files import load_template
+from vtool.report.replaceable import write_page
 from vtool.report.results import checks_of, findings_of
 from vtool.report.words import in_words, percent
 from vtool.version import __version__

@@ -8,7 +8,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from vtool.report.files import load_template, write_page
+from vtool.report.files import load_template
+from vtool.report.replaceable import write_page
 from vtool.report.results import checks_of, findings_of
 from vtool.version import __version__
 from vtool.words import plural
@@ -22,6 +23,8 @@ _VERDICTS = {
     "clean": "clean",
 }
 """The verdicts in words, the worst first."""
+_PART = "·"
+"""A token that is a part of a character: the first of its tokens has the text."""
 
 
 def write_watch(document: Mapping[str, Any], output: Path) -> Path:
@@ -86,7 +89,7 @@ def _row(row: Mapping[str, Any]) -> dict[str, Any]:
         "high": max(learnt, default=0),
         "tokens": [
             {
-                "text": str(token["text"]).replace("\n", "⏎\n"),
+                "text": str(token["text"]).replace("\n", "⏎\n") or _PART,
                 "learnt": token["weight"] is not None,
                 "other": token.get("learnt"),
                 "weight": token["weight"],
@@ -108,7 +111,7 @@ def _folded(tokens: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         if learnt or len(same) < _REPEATS:
             found += same
         else:
-            found.append({**same[0], "text": f"{text} x {len(same)} "})
+            found.append({**same[0], "text": f"{text.rstrip(' ')} x {len(same)} "})
     return found
 
 

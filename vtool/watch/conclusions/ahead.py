@@ -1,9 +1,12 @@
 """Learnt tokens that the model sees before it is to predict them."""
 
+from collections.abc import Sequence
+
 from vtool.diagnostics import Rule
-from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
+from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
+from vtool.watch.conclusions.kinds import OTHER, kind_of, kinds_seen
 from vtool.watch.conclusions.learnt import nothing_read, read_micros
-from vtool.watch.facts import Facts
+from vtool.watch.facts import Fact, Facts
 
 SEEN = Rule(
     name="targets-seen",
@@ -20,8 +23,6 @@ SEEN = Rule(
         " for is_causal=False, and for an encoder's settings."
     ),
 )
-_CERTAIN = 3.0
-"""Times of what rounding allows."""
 
 
 def _seen(facts: Facts) -> CheckOutcome:
@@ -29,35 +30,83 @@ def _seen(facts: Facts) -> CheckOutcome:
         return CheckOutcome(not_run=why)
     if any(micro.not_next for micro in read_micros(facts)):
         return CheckOutcome(not_run="what is learnt is not the next token")
-    cut = [
-        one["ahead"]
-        for one in facts.of("alone")
-        if one.get("ahead") and not one.get("dropout") and one.get("repeats") is not False
-    ]
-    masks = [one for one in facts.of("ahead") if one.get("tokens")]
-    if not cut and not masks:
-        why = facts.skipped("alone") or "no row was computed up to a part of it"
-        return CheckOutcome(not_run=why)
-    for one in masks:
+    tested = tested_batches(facts)
+    if message := _by_mask(facts) or _by_replaced(tested):
+        return CheckOutcome((found(SEEN, message),))
+    times = [float(one["apart"]) / float(one["tolerance"]) for one in tested]
+    measured = {
+        "tested": [one["batch"] for one in tested],
+        "largest": f"{max(times):.2g} of what rounding allows" if times else None,
+    }
+    why = _untested(facts, {str(one["batch"]) for one in tested})
+    if why is None and any(most > 1 for most in times):
+        apart = max(float(one["apart"]) for one in tested)
+        why = (
+            f"hidden states move by {apart:.2g} with what follows them: more than rounding"
+            " explains, and less than is certain"
+        )
+    looked_at: dict[Unit, int] = {
+        "micro-batches": len(tested),
+        "tokens": sum(int(one["tokens"]) for one in tested),
+    }
+    return CheckOutcome(not_run=why, looked_at=looked_at, measured=measured)
+
+
+def tested_batches(facts: Facts) -> list[Fact]:
+    """Return the micro-batches that were computed again with other tokens."""
+    return [one for one in facts.of("causal") if not one["dropout"] and one["repeats"]]
+
+
+def is_seen(one: Fact) -> bool:
+    """Return whether hidden states of a tested micro-batch see what follows them, for certain."""
+    return float(one["apart"]) > float(one["certain"])
+
+
+def _by_mask(facts: Facts) -> str | None:
+    for one in facts.of("ahead"):
         if one["seen"]:
-            message = (
+            return (
                 f"{one['seen']} of {one['tokens']} learnt tokens are seen by the positions that"
                 " predict them, by the model's attention_mask of four dimensions"
             )
-            return CheckOutcome((found(SEEN, message),))
-    times = [float(one["apart"]) / max(float(one["tolerance"]), 1e-30) for one in cut]
-    for one, most in zip(cut, times, strict=True):
-        if most > _CERTAIN:
-            message = (
-                f"where the last {one['behind']} tokens of a row are cut off, hidden states before"
-                f" them are {float(one['apart']):.2g} apart (rounding allows"
-                f" {float(one['tolerance']):.1g}): they see what follows"
-            )
-            return CheckOutcome((found(SEEN, message),))
-    largest = f"{max(times):.2g} of what rounding allows" if times else None
-    tokens = sum(int(one["tokens"]) for one in (*cut, *masks))
-    measured = {"rows": len(cut), "masks": len(masks), "largest": largest}
-    return CheckOutcome(looked_at={"tokens": tokens}, measured=measured)
+    return None
 
 
-CHECKS = (WatchCheck(SEEN, "alone", _seen, {"tokens": 1}),)
+def _by_replaced(tested: Sequence[Fact]) -> str | None:
+    one = next(filter(is_seen, tested), None)
+    if one is None:
+        return None
+    kind = f" of a {one['batch']} micro-batch" if one["batch"] != OTHER else ""
+    return (
+        f"where {one['replaced']} tokens behind learnt places{kind} are replaced by others"
+        f" (step {int(one['step']) + 1}, micro-batch {int(one['micro']) + 1}), hidden states"
+        f" before them are {float(one['apart']):.2g} apart (rounding allows"
+        f" {float(one['tolerance']):.1g}): they see what follows"
+    )
+
+
+def _untested(facts: Facts, kinds: set[str]) -> str | None:
+    """Return which kind of micro-batch was seen, and none of it tested, with the reason."""
+    missing = kinds_seen(facts) - kinds
+    if None in missing:
+        return "the ids of micro-batches were not seen: whether they are padded is not known"
+    if not missing:
+        return None
+    kind = min(map(str, missing))
+    return f"{kind_of(kind)} were seen, and none could be tested: {_why(facts, kind)}"
+
+
+def _why(facts: Facts, kind: str) -> str:
+    mine = [one for one in facts.of("causal") if one["batch"] == kind]
+    if any(one["dropout"] for one in mine):
+        return "dropout was on"
+    if mine:
+        return (
+            "computed once more, they are others: noise in training (NEFTune), or weights that"
+            " changed before this step"
+        )
+    why = facts.skipped("causal") or next(iter(facts.errors_of("causal")), None)
+    return why or "none of them was kept (VTOOL_WATCH_MIB)"
+
+
+CHECKS = (WatchCheck(SEEN, "causal", _seen, {"micro-batches": 1, "tokens": 1}),)

@@ -1,7 +1,11 @@
 """Each row or packed document by itself, compared with the same row in its batch."""
 
+from collections.abc import Sequence
+
 from vtool.diagnostics import Rule
+from vtool.watch.conclusions.ahead import is_seen, tested_batches
 from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
+from vtool.watch.conclusions.kinds import kind_of, kinds_seen
 from vtool.watch.facts import Fact, Facts
 
 CHANGES = Rule(
@@ -68,11 +72,11 @@ def _why_not(facts: Facts) -> str:
 
 def _is_steady(one: Fact) -> bool:
     """Return whether the batch would be the same if computed once more."""
-    return not one.get("dropout") and one.get("repeats") is not False
+    return not one["dropout"] and one["repeats"] is not False
 
 
 def _unsteady(one: Fact) -> str:
-    if one.get("dropout"):
+    if one["dropout"]:
         return "dropout was on"
     return (
         "the whole batch, computed once more, is another: noise in training (NEFTune), or weights"
@@ -146,6 +150,32 @@ def _certain(facts: Facts) -> str | None:
     return None
 
 
+def _not_compared(facts: Facts, kinds: set[str]) -> str | None:
+    """Return which kind of micro-batch was seen, and no row of it compared, with the reason."""
+    missing = kinds_seen(facts) - kinds
+    if None in missing:
+        return "the ids of micro-batches were not seen: whether they are padded is not known"
+    if not missing:
+        return None
+    kind = min(map(str, missing))
+    of_kind = [one for one, _ in _documents(facts) if one["batch"] == kind]
+    why = next((_unsteady(one) for one in of_kind if not _is_steady(one)), None)
+    return (
+        f"{kind_of(kind)} were seen, and no row of them was computed by itself:"
+        f" {why or _why_not(facts)}"
+    )
+
+
+def _explained(facts: Facts, wrong: Sequence[tuple[Fact, Fact]]) -> str | None:
+    """Return what another rule reports, by which the rows are others in their batch."""
+    if all(document.get("positions_wrong") for _, document in wrong):
+        return "other positions explain the difference"
+    ahead = {one["batch"] for one in tested_batches(facts) if is_seen(one)}
+    if all(one["batch"] in ahead for one, _ in wrong):  # by itself a row may be causal
+        return "tokens that see what follows them explain the difference"
+    return None
+
+
 def _changes(facts: Facts) -> CheckOutcome:
     if message := _certain(facts):
         return CheckOutcome((found(CHANGES, message),))
@@ -153,7 +183,7 @@ def _changes(facts: Facts) -> CheckOutcome:
     compared = [
         (one, document)
         for one, document in documents
-        if document.get("apart") is not None and _is_steady(one)
+        if document["apart"] is not None and _is_steady(one)
     ]
     if not compared:
         why = next((_unsteady(one) for one, _ in documents if not _is_steady(one)), None)
@@ -164,9 +194,10 @@ def _changes(facts: Facts) -> CheckOutcome:
         (one, document) for one, document in compared if document["apart"] > document["tolerance"]
     ]
     if not wrong:
-        return CheckOutcome(looked_at={"texts": len(compared)}, measured=measured)
-    if all(document.get("positions_wrong") for _, document in wrong):
-        return CheckOutcome(not_run="other positions explain the difference", measured=measured)
+        why = _not_compared(facts, {str(one["batch"]) for one, _ in compared})
+        return CheckOutcome(not_run=why, looked_at={"texts": len(compared)}, measured=measured)
+    if why := _explained(facts, wrong):
+        return CheckOutcome(not_run=why, measured=measured)
     one, document = max(wrong, key=lambda each: each[1]["apart"] / max(each[1]["tolerance"], 1e-30))
     at = document.get("first_apart")
     message = (
@@ -182,13 +213,16 @@ def _positions(facts: Facts) -> CheckOutcome:
     known = [
         (one, document)
         for one, document in _documents(facts)
-        if document.get("positions_wrong") is not None
+        if document["positions_wrong"] is not None
     ]
     if not known:
         return CheckOutcome(not_run=facts.skipped("alone") or "no positions were seen")
     wrong = [(one, document) for one, document in known if document["positions_wrong"]]
     if not wrong:
-        return CheckOutcome(looked_at={"texts": len(known)}, measured={"documents": len(known)})
+        why = _not_compared(facts, {str(one["batch"]) for one, _ in known})
+        return CheckOutcome(
+            not_run=why, looked_at={"texts": len(known)}, measured={"documents": len(known)}
+        )
     one, document = wrong[0]
     message = (
         f"{_of(len(wrong), len(known))} have other positions in their batch:"

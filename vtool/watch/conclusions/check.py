@@ -11,7 +11,7 @@ from typing import Any, Literal
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.facts import Facts
 
-Look = Literal["learnt", "arrived", "alone", "placed", "ledger"]
+Look = Literal["learnt", "arrived", "alone", "placed", "causal", "ledger"]
 Unit = Literal[
     "steps",
     "ranks",

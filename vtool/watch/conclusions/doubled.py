@@ -30,9 +30,9 @@ def _begin_twice(ids: Sequence[int], begins: frozenset[int], pads: frozenset[int
 
 
 def _doubled(facts: Facts) -> CheckOutcome:
-    if facts.model.get("begins") is None and not facts.ends:
+    begins = frozenset(map(int, facts.model["begins"])) - facts.padding - facts.ends
+    if not begins and not facts.ends:
         return CheckOutcome(not_run="the model's config names no token that begins or ends a text")
-    begins = frozenset(map(int, facts.model.get("begins") or ())) - facts.padding - facts.ends
     rows = [
         list(map(int, row))
         for one in facts.of("rows")
@@ -55,6 +55,9 @@ def _doubled(facts: Facts) -> CheckOutcome:
             f"{both} of {ended} times that an end token is learnt, another is learnt behind it"
         )
         return CheckOutcome((found(DOUBLED, message),), measured=measured)
+    if not begins and not ended:
+        why = "no end token is learnt, and the config names none that begins a text"
+        return CheckOutcome(not_run=why, measured=measured)
     return CheckOutcome(looked_at={"rows": len(rows)}, measured=measured)
 
 

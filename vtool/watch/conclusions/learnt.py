@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
+from vtool.watch.conclusions.row_ends import known_padding, looked_at, unnamed_padding
 from vtool.watch.facts import Facts, MicroPass
 
 TARGETS = Rule(
@@ -80,6 +81,11 @@ NOT_READ = Rule(
     severity="note",
 )
 
+_UNNAMED = (
+    "labels[attention_mask == 0] = -100 in the collator: labels = input_ids.clone() has padding,"
+    " too. Where the padding token is the end token, keep the first one of each text."
+)
+
 _LEFT_OUT = Rule(
     name="masked-tokens-learnt",
     code="VT913",
@@ -154,24 +160,32 @@ def _placeholders(facts: Facts) -> CheckOutcome:
     if why := nothing_read(facts):
         return CheckOutcome(not_run=why)
     special = facts.placeholders
-    if not special and not facts.padding:
-        return CheckOutcome(not_run="the model's config names no placeholder, and no padding token")
     looked = [micro for micro in read_micros(facts) if micro.fact["specials"] is not None]
     if not looked:
         return CheckOutcome(not_run="the ids of the rows were not seen")
-    learnt = {"padding": padding} if (padding := _padding(facts)) else {}
+    learnt = {}
+    if padding := max(_padding(facts), known_padding(facts, looked)):
+        learnt["padding"] = padding
     for micro in looked:
         for token, times in micro.learnt_of(special).items():
             name = f"{special[token]} ({token})"
             learnt[name] = learnt.get(name, 0) + times
-    if not learnt:
+    rows = looked_at(looked)
+    measured = {"placeholders": sorted(special.values()), "row ends": rows}
+    if learnt:
+        tokens = sum(micro.supervised for micro in read_micros(facts))
+        counts = ", ".join(f"{times} x {name}" for name, times in learnt.items())
+        message = f"of {tokens} learnt tokens, {counts}: they stand for other things than text"
+        return CheckOutcome((found(PLACEHOLDER, message),), measured={**measured, "learnt": learnt})
+    if unnamed := unnamed_padding(facts, looked):
+        message = unnamed.says(facts)
         return CheckOutcome(
-            looked_at=_seen(looked), measured={"placeholders": sorted(special.values())}
+            (found(PLACEHOLDER, message, help=_UNNAMED, severity="warning"),), measured=measured
         )
-    tokens = sum(micro.supervised for micro in read_micros(facts))
-    counts = ", ".join(f"{times} x {name}" for name, times in learnt.items())
-    message = f"of {tokens} learnt tokens, {counts}: they stand for other things than text"
-    return CheckOutcome((found(PLACEHOLDER, message),), measured={"learnt": learnt})
+    if not special and not facts.padding:
+        why = "the model's config names no placeholder, and no padding token"
+        return CheckOutcome(not_run=why, measured=measured)
+    return CheckOutcome(looked_at={**_seen(looked), "rows": rows}, measured=measured)
 
 
 def _padding(facts: Facts) -> int:
@@ -214,7 +228,7 @@ def _left_out(facts: Facts) -> CheckOutcome:
 
 def _prompts_left_out(looked: Sequence[MicroPass]) -> Diagnostic | None:
     """Return whether the mask leaves out most text before what is learnt, in most rows."""
-    pairs = [micro.fact["text_left_out"] for micro in looked if micro.fact.get("text_left_out")]
+    pairs = [micro.fact["text_left_out"] for micro in looked]
     without, rows = sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)
     if rows < 2 or without * 2 < rows:
         return None
@@ -290,7 +304,7 @@ def _not_read(facts: Facts) -> CheckOutcome:
 
 CHECKS = (
     WatchCheck(TARGETS, "learnt", _targets, {"tokens": 1}),
-    WatchCheck(PLACEHOLDER, "learnt", _placeholders, {"tokens": 1}),
+    WatchCheck(PLACEHOLDER, "learnt", _placeholders, {"tokens": 1, "rows": 1}),
     WatchCheck(_LEFT_OUT, "learnt", _left_out, {"tokens": 1}),
     WatchCheck(END_OF_TURN, "learnt", _end_of_turn, {"tokens": 1, "end tokens": 1}),
     WatchCheck(OTHER_TERM, "learnt", _other_term, {"tokens": 1}),

@@ -30,10 +30,12 @@ def _silent(facts: Facts) -> CheckOutcome:
         return CheckOutcome(not_run=why)
     if facts.not_data_parallel:
         return CheckOutcome(not_run=f"ranks share their rows ({facts.not_data_parallel})")
-    passes = [one for one in facts.of("micro") if one.get("why") in (None, _WITHOUT)]
+    passes = [one for one in facts.of("micro") if one["why"] in (None, _WITHOUT)]
     steps = {int(one["step"]) for one in passes}
-    if len(steps) < 2:
-        return CheckOutcome(not_run="it takes two steps")
+    unseen = set(facts.ranks) - {int(one["rank"]) for one in passes}
+    if len(steps) < 2 or unseen:
+        why = f"of rank {min(unseen)} no pass was read" if unseen else "it takes two steps"
+        return CheckOutcome(not_run=why)
     for key, name in (("rank", "of rank {}"), ("index", "of micro-batch {} of each step")):
         for which in sorted({int(one[key]) for one in passes}):
             mine = [one for one in passes if int(one[key]) == which]
@@ -59,11 +61,8 @@ def _silent(facts: Facts) -> CheckOutcome:
 
 def _silent_rows(passes: Sequence[Fact]) -> list[int]:
     """Return the places in a batch from which no row is learnt in any pass, where others are."""
-    sizes = {tuple(one.get("shape") or ())[:1] for one in passes}
-    if len(sizes) != 1 or () in sizes:
-        return []
-    learning = {int(row["row"]) for one in passes for row in one.get("per_row") or ()}
-    count = min(64, int(next(iter(sizes))[0]))
+    count = min(64, *(int(one["shape"][0]) for one in passes))
+    learning = {int(row["row"]) for one in passes if not one["why"] for row in one["per_row"]}
     return sorted(set(range(count)) - learning) if learning else []
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .borders import text_numbers
+from .kinds import text_numbers, texts_of
 from .learnt import PassRecord
 from .model import FoundModel, has_dropout, holds_shards
 from .places import convolves_in_tf32, multiplies_in_tf32, random_states_kept, to_float64
-from .rows import Document, documents, visual_owners, visuals_of_document
+from .rows import Document, visual_owners, visuals_of_document
 
 TEXTS, _DRAWS = 4, 2
 _SMALL = 1 << 16
@@ -38,6 +38,8 @@ def compare_alone(found: FoundModel, record: PassRecord) -> dict[str, Any]:
     if not record.alone.get("inputs"):
         raise NotComputedAlone("nothing was kept of the micro-batch (VTOOL_WATCH_MIB)")
     inputs, hidden = record.alone["inputs"], record.alone["hidden"]
+    if hidden is None:
+        raise NotComputedAlone("its hidden states were not kept (VTOOL_WATCH_MIB)")
     _refuse(found, inputs)
     if tuple(inputs["input_ids"].shape) != tuple(hidden.shape[:-1]):
         raise NotComputedAlone(
@@ -47,13 +49,13 @@ def compare_alone(found: FoundModel, record: PassRecord) -> dict[str, Any]:
         raise NotComputedAlone("the decoder is given what an encoder has made")
     ids = inputs["input_ids"]
     parted = {**inputs, "attention_mask": text_numbers(inputs.get("attention_mask"), ids)}
-    texts = [_unpadded(found, ids, text) for text in _texts(parted, ids)]
+    texts = [_unpadded(found, ids, text) for text in texts_of(parted, ids)]
     owners = visual_owners(parted, ids, texts, found.model.config)
     if owners is None:
         raise NotComputedAlone("images cannot be given to rows here")
     base = found.base
     was_training = base.training
-    with _state_kept(found, hidden.device), _precision(hidden, record.autocast):
+    with state_kept(found, hidden.device), in_precision(hidden.device, record.autocast):
         heard: dict[str, Any] = {}
         with _positions_recorded(base, heard):
             alone, positions = [], []
@@ -61,15 +63,14 @@ def compare_alone(found: FoundModel, record: PassRecord) -> dict[str, Any]:
                 heard.clear()
                 alone.append(_run(base, record, owners, number, text))
                 positions.append(heard.get("positions"))
-        ahead = _ahead(found, record, owners, texts[:TEXTS], alone)
-        eps = _eps(base, record.autocast, hidden.device)
+        eps = coarsest(base, record.autocast, hidden.device)
         moved = 0.0
         for draw in range(_DRAWS):
-            perturbed = _perturbed(base, record, owners, texts[:1], eps, draw)
-            for one, other in zip(alone, perturbed):
-                moved = max(moved, _apart(other, one))
+            for one, text in zip(alone, texts[:1]):
+                with shaken(base, eps, draw):
+                    moved = max(moved, _apart(_run(base, record, owners, 0, text), one))
     low = eps > 1e-5
-    longest = max((p.shape[-1] for p in base.parameters() if p.dim() > 1), default=1)
+    longest = longest_sum(base)
     compared: list[dict[str, Any]] = []
     for number, (text, one, own) in enumerate(zip(texts, alone, positions)):
         wide = 2.0 if low else math.sqrt(max(longest, len(text)))
@@ -93,8 +94,8 @@ def compare_alone(found: FoundModel, record: PassRecord) -> dict[str, Any]:
         )
     repeats = None
     if any(each["apart"] > each["tolerance"] for each in compared):
-        with _state_kept(found, hidden.device), _precision(hidden, record.autocast):
-            again = _recomputed(base, record.alone["given"])
+        with state_kept(found, hidden.device), in_precision(hidden.device, record.autocast):
+            again = recomputed(base, record.alone["given"])
         repeats = again.shape == hidden.shape and all(
             _apart(hidden[text.row, at], again[text.row, at]) <= each["tolerance"]
             for text, each in zip(texts, compared)
@@ -107,41 +108,7 @@ def compare_alone(found: FoundModel, record: PassRecord) -> dict[str, Any]:
         "precision": record.autocast or str(hidden.dtype),
         "dropout": was_training and has_dropout(base),
         "repeats": repeats,
-        "ahead": ahead and {**ahead, "tolerance": compared[ahead.pop("document")]["tolerance"]},
     }
-
-
-def _ahead(
-    found: FoundModel,
-    record: PassRecord,
-    owners: dict[str, list[int]],
-    texts: list[Document],
-    alone: list[Tensor],
-) -> dict[str, Any] | None:
-    """Return how far learnt places of a text move when what follows one of them is cut off."""
-    if record.at is None:
-        return None
-    inputs, length = record.alone["inputs"], record.shape[-1]
-    ids, learnt = inputs["input_ids"], set(record.at.tolist())
-    held = {token for kind in found.specials.values() for token in kind}
-    for number, (text, one) in enumerate(zip(texts, alone)):
-        columns = text.columns.tolist()
-        own = [k for k, column in enumerate(columns) if text.row * length + column in learnt]
-        last = own[len(own) // 2] if own else len(columns)
-        behind = ids[text.row, text.columns[last + 1 :].to(ids.device)].tolist()
-        if len(behind) < 2 or any(token in held - set(found.ends) for token in behind):
-            continue  # images are given to texts as a whole
-        places = None if text.places is None else text.places[: last + 1]
-        cut = Document(text.row, text.begin, columns[last] + 1, places)
-        alike = [k for k in own if k <= last]
-        again = _run(found.base, record, owners, number, cut)
-        return {
-            "document": number,
-            "tokens": len(alike),
-            "behind": len(behind),
-            "apart": _apart(again[alike], one[alike]),
-        }
-    return None
 
 
 def targets_seen(record: PassRecord, true_hides: bool) -> dict[str, Any] | None:
@@ -176,14 +143,6 @@ def targets_seen(record: PassRecord, true_hides: bool) -> dict[str, Any] | None:
     row = (at // length).clamp_max(mask.shape[0] - 1)
     seen = sees[row, at % length, at % length + 1]
     return {"tokens": len(at), "seen": int(seen.sum()), **counts}
-
-
-def _texts(inputs: dict[str, Any], ids: Tensor) -> list[Document]:
-    """Return the texts of a batch: whole rows, where positions would cut it into single tokens."""
-    texts = documents(inputs, ids)
-    if texts or not isinstance(inputs.get("position_ids"), Tensor):
-        return texts
-    return documents({n: v for n, v in inputs.items() if n != "position_ids"}, ids)
 
 
 def _unpadded(found: FoundModel, ids: Tensor, text: Document) -> Document:
@@ -275,7 +234,7 @@ def _run(
     seconds, videos = inputs.get("second_per_grid_ts"), owners.get("pixel_values_videos", [])
     if isinstance(seconds, Tensor) and number in videos and len(seconds) == len(videos):
         given["second_per_grid_ts"] = seconds[[k for k, n in enumerate(videos) if n == number]]
-    return _hidden(base(**given))[0]
+    return hidden_of(base(**given))[0]
 
 
 def _switches(given: dict[str, Any]) -> dict[str, bool]:
@@ -287,30 +246,25 @@ def _switches(given: dict[str, Any]) -> dict[str, bool]:
     }
 
 
-def _recomputed(base: Any, given: dict[str, Any]) -> Tensor:
+def recomputed(base: Any, given: dict[str, Any]) -> Tensor:
     """Return the hidden states of the whole batch, computed once more as it was."""
     try:
-        return _hidden(base(**given))
+        return hidden_of(base(**given))
     except Exception as error:
         raise NotComputedAlone(
             f"the batch could not be computed once more: {error!r}"[:200]
         ) from error
 
 
-def _hidden(out: Any) -> Tensor:
+def hidden_of(out: Any) -> Tensor:
+    """Return the last hidden states of what a backbone returns."""
     hidden: Tensor = out.last_hidden_state if hasattr(out, "last_hidden_state") else out[0]
     return hidden.detach()
 
 
-def _perturbed(
-    base: Any,
-    record: PassRecord,
-    owners: dict[str, list[int]],
-    texts: list[Document],
-    eps: float,
-    draw: int,
-) -> list[Tensor]:
-    """Return the texts' hidden states with each layer's output moved by one rounding."""
+@contextmanager
+def shaken(base: Any, eps: float, draw: int) -> Iterator[None]:
+    """Move each layer's output by one rounding, in a direction that is drawn."""
     generators: dict[torch.device, torch.Generator] = {}
 
     def shake(module: Any, args: Any, output: Any) -> Any:
@@ -328,14 +282,14 @@ def _perturbed(
     leaves = [m for m in base.modules() if next(m.parameters(recurse=False), None) is not None]
     handles = [m.register_forward_hook(shake) for m in leaves]
     try:
-        return [_run(base, record, owners, k, text) for k, text in enumerate(texts)]
+        yield
     finally:
         for handle in handles:
             handle.remove()
 
 
 @contextmanager
-def _state_kept(found: FoundModel, device: torch.device) -> Iterator[None]:
+def state_kept(found: FoundModel, device: torch.device) -> Iterator[None]:
     """Restore what a forward pass of ours could change: modes, buffers, random states, gradients.
 
     Some rotary embeddings store how long the longest batch was.
@@ -367,14 +321,15 @@ def _state_kept(found: FoundModel, device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def _precision(hidden: Tensor, autocast: str | None) -> Iterator[None]:
-    device = hidden.device.type
+def in_precision(device: torch.device, autocast: str | None) -> Iterator[None]:
+    """Compute as a pass did: with its autocast, or with none."""
+    kind = device.type
     if autocast is None:
-        with torch.autocast(device, enabled=False):
+        with torch.autocast(kind, enabled=False):
             yield
     else:
         dtype = getattr(torch, autocast.rsplit(".", maxsplit=1)[-1])
-        with torch.autocast(device, dtype=dtype, cache_enabled=False):
+        with torch.autocast(kind, dtype=dtype, cache_enabled=False):
             yield
 
 
@@ -415,12 +370,17 @@ def _wrong_positions(batch: Any, own: Any, text: Document) -> int | None:
     return int((apart != apart[:, :1]).any(0).sum() + (apart[:, 0] != apart[0, 0]).any())
 
 
+def longest_sum(base: Any) -> int:
+    """Return the terms of the longest sum of a model's products."""
+    return max((p.shape[-1] for p in base.parameters() if p.dim() > 1), default=1)
+
+
 def _apart(one: Tensor, other: Tensor) -> float:
     size = to_float64(other).norm().clamp_min(1e-30)
     return float((to_float64(one) - to_float64(other)).norm() / size)
 
 
-def _eps(base: Any, autocast: str | None, device: torch.device) -> float:
+def coarsest(base: Any, autocast: str | None, device: torch.device) -> float:
     """Return the distance between numbers about 1 in the coarsest arithmetic that may be used.
 
     Of two shapes, one may be multiplied in TF32 and the other not.

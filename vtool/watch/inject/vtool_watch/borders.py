@@ -7,29 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .kinds import text_numbers
 from .rows import documents
-
-
-def text_numbers(mask: Any, ids: Tensor) -> Any:
-    """Return the mask; one of four dimensions as the number of each text: 1, 1, 2, 2, 2, 0.
-
-    A text begins where a position sees itself and nothing before it. What does not see itself is
-    padding. None for a mask that is made otherwise, such as one of windows.
-    """
-    if not isinstance(mask, Tensor) or mask.dim() < 3:
-        return mask
-    length = ids.shape[-1]
-    known = mask.dtype == torch.bool or mask.is_floating_point()
-    if not known or mask.dim() != 4 or mask.shape[-2:] != (length, length):
-        return None
-    sees = (mask if mask.dtype == torch.bool else mask == 0)[:, 0]
-    itself = sees.diagonal(dim1=-2, dim2=-1)
-    first, at = sees.int().argmax(-1), torch.arange(length, device=mask.device)
-    begins = itself & (first == at)
-    latest = torch.where(begins, at, -1).cummax(-1).values
-    if bool((itself & (first != latest)).any()):
-        return None
-    return torch.where(itself, begins.cumsum(-1), 0).expand(ids.shape).to(ids.device)
 
 
 def border_facts(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .inner_norm import InnerNorm
+from .kinds import kind_of, own_mask, parted
 from .learnt import PassRecord
 from .model import FoundModel, has_dropout, is_recorded
 from .norm import norm_gradient
@@ -65,6 +66,10 @@ def _rotaries(base: Any) -> list[Any]:
     ]
 
 
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
+
+
 class Capture:
     """Hooks of one model. What it gathers is taken at the optimizer's step."""
 
@@ -72,6 +77,8 @@ class Capture:
         self.found, self.settings, self._fail = found, settings, fail
         self.looking = False
         self.want_alone = False
+        self.done: set[str | None] = set()
+        """Kinds of micro-batches of which no further one is kept."""
         self.records: list[PassRecord] = []
         self.ledger: list[KeptBatch] = []
         self.skipped: dict[str, str] = {}
@@ -247,14 +254,11 @@ class Capture:
             version=sum(p._version for p in self.found.base.parameters() if p.requires_grad),
         )
         held = hidden.detach()
-        if self.want_alone and not self.records and held.nbytes <= self.settings.budget // 4:
-            record.alone = {
-                "inputs": {n: v for n, v in given.items() if isinstance(v, Tensor) or v is True},
-                "given": {n: v for n, v in own.items() if n != "past_key_values"},
-                "hidden": held.clone(),
-                "positions": self.heard.get("positions"),
-                "row_mask": self._row_mask,
-            }
+        try:
+            self._keep(record, given, own, held)
+        except Exception as error:
+            record.alone = {}
+            self._fail("alone", error)
         self.records.append(record)
         if norm is not None and norm[1].data_ptr() != held.data_ptr():
             norm = None  # something is between the norm and the head
@@ -273,6 +277,41 @@ class Capture:
                 self._fail("read", error)
 
         hidden.register_hook(read)
+
+    def _keep(
+        self, record: PassRecord, given: dict[str, Any], own: dict[str, Any], held: Tensor
+    ) -> None:
+        """Note what a micro-batch is, and keep the first of its kind to be computed again."""
+        ids = given.get("input_ids")
+        if record.seen is None or not isinstance(ids, Tensor):
+            return
+        texts = {**record.seen.inputs, "attention_mask": own_mask(given)}
+        if "decoder_input_ids" in given:  # the mask is an encoder's
+            texts["attention_mask"] = given.get("decoder_attention_mask")
+        apart = parted(texts, ids, self._row_mask)
+        on_cpu = apart and {n: v.cpu() if isinstance(v, Tensor) else v for n, v in apart.items()}
+        specials, ends = self.found.specials, self.found.ends
+        pads = [token for token in specials.get("pad", []) if token not in ends]
+        record.kind = kind_of(on_cpu, ids.cpu(), pads)
+        if not self.want_alone or record.kind in self.done:
+            return
+        same = (r for r in self.records if (r.kind, r.window) == (record.kind, record.window))
+        if any(r.alone.get("inputs") for r in same):
+            return
+        inputs = {n: v for n, v in given.items() if isinstance(v, Tensor) or v is True}
+        size = sum(v.nbytes for v in inputs.values() if isinstance(v, Tensor))
+        if size > self.settings.budget // 4:
+            return
+        small = held.nbytes <= self.settings.budget // 4
+        record.alone = {
+            "inputs": inputs,
+            "given": {n: _detached(v) for n, v in own.items() if n != "past_key_values"},
+            "cached": own.get("past_key_values") is not None,
+            "hidden": held.clone() if small else None,
+            "positions": self.heard.get("positions"),
+            "row_mask": self._row_mask,
+            "parted": on_cpu or record.seen.inputs,
+        }
 
     def _shape(self, hidden: Tensor, ids: Any) -> tuple[int, ...]:
         """Return rows × positions of the whole micro-batch."""
@@ -312,6 +351,10 @@ class Capture:
         if len(record.shape) == 2:
             counts = torch.bincount(at // record.shape[-1], minlength=record.shape[0]).tolist()
             record.alone["row_counts"] = dict(enumerate(counts))
+            live_places = torch.zeros(
+                record.shape[0] * record.shape[1], dtype=torch.bool, device=at.device
+            )
+            record.live = live_places.index_fill_(0, at, True)
         room = self.settings.tokens - self.kept
         size = 2 * h.shape[-1] * max(h.element_size(), flat.element_size())
         room = min(room, self.settings.budget // 2 // size - self.kept)

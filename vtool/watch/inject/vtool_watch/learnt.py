@@ -12,6 +12,7 @@ from .borders import border_facts
 from .digests import digest_of_bytes, tensor_bytes
 from .model import FoundModel
 from .places import multiplies_in_tf32
+from .row_ends import repeated_places, row_ends
 from .rows import KeptBatch, documents, token_mask
 from .solve import SLACK, Solution
 
@@ -54,8 +55,12 @@ class PassRecord:
     g: Tensor | None = None
     norm_sum: Tensor | None = None
     why: str | None = "no backward pass"
+    live: Tensor | None = None
+    """Where something is learnt, of all places flattened: also where they are not solved."""
+    kind: str | None = None
+    """Plain, padded, packed, or both; None where its ids were not seen."""
     alone: dict[str, Any] = field(default_factory=dict)
-    """For the first record: the inputs, the hidden states and the positions."""
+    """For the first record of its kind: the inputs, the hidden states and the positions."""
 
 
 def rounding(record: PassRecord, weights: torch.dtype, solved_in: torch.dtype) -> float:
@@ -102,6 +107,7 @@ def micro_facts(
         "solved": 0 if solved is None else len(solved.weight),
         "why": record.why,
         "dropout": record.dropout,
+        "batch": record.kind,
     }
     if solved is None or record.at is None:
         return fact
@@ -178,7 +184,10 @@ def _of_ids(
     if seen is None or tuple(seen.ids.shape) != tuple(record.shape):
         return {
             **dict.fromkeys(
-                ("not_next", "is_plus", "left_out", "borders", "ends", "specials", "rows")
+                (
+                    *("not_next", "is_plus", "left_out", "borders", "ends", "row_ends"),
+                    *("specials", "rows"),
+                )
             ),
             "per_row": _per_row(rows, w, sure, record),
             "per_token": [],
@@ -213,12 +222,32 @@ def _of_ids(
             "learnt": int(torch.isin(target, ends).sum()),
             "behind": _ends_behind(ids, at, ends),
         },
+        "row_ends": _row_ends_learnt(record, inputs, ids, sure, target, found),
         "text_left_out": _text_left_out(record, inputs, ids, found),
         "specials": special,
         "rows": [digest_of_bytes(tensor_bytes(row[m])) for row, m in zip(ids, keep)],
         "per_row": _per_row(rows, w, sure, record),
         "per_token": _per_token(record, solved, w, following if text else None),
     }
+
+
+def _row_ends_learnt(
+    record: PassRecord,
+    inputs: dict[str, Any],
+    ids: Tensor,
+    sure: Tensor,
+    target: Tensor,
+    found: FoundModel,
+) -> dict[str, Any] | None:
+    """Return what is learnt of runs at the ends of rows."""
+    if record.live is None or record.at is None:
+        return None
+    at = record.at.cpu()
+    known, learnt = torch.zeros_like(ids, dtype=torch.bool), torch.full_like(ids, -1)
+    known.view(-1)[at], learnt.view(-1)[at] = sure, target.to(ids.dtype)
+    mask = _plain_mask(record, inputs, ids, found)
+    live = record.live.cpu().view(ids.shape)
+    return row_ends(ids, live, known, learnt, None if mask is None else mask != 0)
 
 
 def _ends_behind(ids: Tensor, at: Tensor, ends: Tensor) -> int:
@@ -288,6 +317,7 @@ def _left_out(
     both = ~keep
     both[:, :-1] &= ~keep[:, 1:]
     padding = target.new_tensor(found.specials.get("pad", []))
+    both &= ~repeated_places(ids)  # padding that no config names: `row_ends` has it
     return int((sure & both.flatten()[at] & ~torch.isin(target, padding)).sum())
 
 

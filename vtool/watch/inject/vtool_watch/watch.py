@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from . import alone, arrival
+from . import arrival
 from .alive import is_accumulating, loss_scale, scales, schedule_of, trainer_facts
+from .batches import BatchLooks
 from .capture import Capture, is_in_backward
 from .facts import FactWriter, rank_and_world
 from .frozen import Frozen
@@ -30,7 +31,6 @@ from .model import (
     model_facts,
     unshard,
 )
-from .mrope import mrope_facts
 from .ranks import Agreement, agreement, ranks_of
 from .rows import KeptBatch, ledger
 from .settings import WatchSettings
@@ -59,7 +59,7 @@ class Watch:
         self.stepping = False
         """A step of its optimizer is being made; others may be made within, as in ZeRO's."""
         self.seconds = 0.0
-        self._described = self._shared_out = self._alone_done = False
+        self._described = self._shared_out = False
         self.off = self._asked = self._given_up = False
         self._reported: set[tuple[str, str]] = set()
         self._waiting: list[tuple[int, KeptBatch]] = []
@@ -78,6 +78,7 @@ class Watch:
         """Steps of other optimizers: passes before them, name, parameters that both have."""
         self._undone: dict[str, Any] | None = None
         self._left = GradSamples(found, self.fail)
+        self._batches = BatchLooks(found, self.say, self.skip, self.fail)
         self.capture = Capture(found, settings, self.fail)
         self.capture.first_of_step = self._first_of_step
         self.capture.zeroed = self._zeroed
@@ -89,10 +90,11 @@ class Watch:
         stop = self.settings.stop
         look = not self.off and not self.writer.failed and self.settings.looks_at(self.step)
         self.capture.looking = look and not (stop and os.path.exists(stop))
-        again = self.step >= self.settings.steps
+        if self.step >= self.settings.steps:
+            self._batches.again()
         if not self.capture.looking:
             self._left.detach()
-        self.capture.want_alone = self.settings.alone and (again or not self._alone_done)
+        self.capture.want_alone, self.capture.done = self.settings.alone, self._batches.done
 
     # ---- reports
     def say(self, kind: str, **fact: Any) -> None:
@@ -303,7 +305,8 @@ class Watch:
             self._arrived(records, scale, divisor, scales() if off else [])
         except Exception as error:
             self.fail("arrived", error)
-        self._alone(records)
+        if self.capture.want_alone:
+            self._batches.look(records)
         later = self.step >= self.settings.steps
         self._frozen.look(optimizer, owned, shared_out=self._shared_out, anew=later)
         self._reference = arrival.AdamWReference(self.found, optimizer)
@@ -343,6 +346,8 @@ class Watch:
             elif head is None and record.why is None:
                 record.why = "the head could not be read"
             fact = micro_facts(record, solved, self.found, u, text=self.settings.text, scale=scale)
+            if record.alone.get("inputs"):
+                record.alone["h"] = record.h
             record.h = record.g = None
             total += fact.get("sum", 0.0)
             self.say("micro", **fact)
@@ -396,43 +401,6 @@ class Watch:
             return None
         return arrival.norm_facts(inner.name, inner.norm, sums, scale, divisor, world)
 
-    def _placed(self, record: PassRecord) -> None:
-        try:
-            if texts := mrope_facts(self.found, record):
-                self.say("placed", documents=texts)
-        except Exception as error:
-            self.fail("placed", error)
-
-    def _ahead(self, record: PassRecord) -> None:
-        try:
-            if seen := alone.targets_seen(record, self.found.layout is not None):
-                self.say("ahead", **seen)
-        except Exception as error:
-            self.fail("alone", error)
-
-    def _alone(self, records: list[PassRecord]) -> None:
-        record = records[0] if records else None
-        if not self.capture.want_alone or record is None:
-            return
-        kept = record.alone
-        self._placed(record)
-        self._ahead(record)
-        try:
-            if self.found.layout is not None:
-                raise alone.NotComputedAlone("a pass through Megatron-core is of all ranks")
-            if not kept.get("inputs"):
-                raise alone.NotComputedAlone("the first micro-batch was not kept (VTOOL_WATCH_MIB)")
-            fact = alone.compare_alone(self.found, record)
-            self._alone_done = self._alone_done or len(fact["documents"]) > 1
-            self.say("alone", **fact)
-        except alone.NotComputedAlone as why:
-            self.skip("alone", str(why))
-            self._alone_done = True
-        except Exception as error:
-            self._alone_done = True
-            self.fail("alone", error)
-        record.alone = {}
-
     def end(self) -> None:
         """Write what is left of the ledger, and release the model."""
         try:
@@ -446,6 +414,7 @@ class Watch:
             self.fail("ledger", error)
         self.capture.close()
         self._left.detach()
+        self._batches.close()
         self.capture._fail = self._left._fail = self._frozen._skip = _nothing
 
     def leave_out(self, why: str) -> None:
