@@ -28,7 +28,7 @@ EVERY_STEP = Rule(
 _LEAST = 4
 """The steps of which it is said, at least."""
 _LEAST_JUDGED = 9
-"""The same for a policy, which makes some steps with the rows of one generation."""
+"""The steps for a policy, at least: it makes some with the rows of one generation."""
 _MOST = 8
 """Batches that come in turn."""
 _MOST_OF_DATA = 2
