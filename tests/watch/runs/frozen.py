@@ -1,4 +1,4 @@
-"""What is frozen, merged, thawed or without a rate: as it may be, and as it should not."""
+"""Weights frozen, merged, thawed or without a rate: as they may be, and as they should not."""
 
 from typing import Any
 

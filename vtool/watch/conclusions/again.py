@@ -8,7 +8,7 @@ from vtool.diagnostics import Rule
 from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
 from vtool.watch.facts import Fact, Facts
 
-SAME = Rule(
+EVERY_STEP = Rule(
     name="same-batch-every-step",
     code="VT954",
     summary="Every step is made with the same rows, or a few batches come in turn again and again.",
@@ -26,9 +26,9 @@ SAME = Rule(
     severity="warning",
 )
 _LEAST = 4
-"""Steps of which it is said."""
+"""The steps of which it is said, at least."""
 _LEAST_JUDGED = 9
-"""Of a policy's: it makes some steps with the rows of one generation."""
+"""The steps for a policy, at least: it makes some with the rows of one generation."""
 _MOST = 8
 """Batches that come in turn."""
 _MOST_OF_DATA = 2
@@ -124,7 +124,7 @@ def _same(facts: Facts) -> CheckOutcome:
     data, _ = _data_rows(facts)
     known = f", of a data set of {data}" if data is not None else ""
     message = f"{one.steps} steps{where} {what}: {_shown(facts)} different ones{known}"
-    return CheckOutcome((found(SAME, message),))
+    return CheckOutcome((found(EVERY_STEP, message),))
 
 
-CHECKS = (WatchCheck(SAME, "ledger", _same, {"steps": _LEAST, "rows": 1}),)
+CHECKS = (WatchCheck(EVERY_STEP, "ledger", _same, {"steps": _LEAST, "rows": 1}),)

@@ -1,4 +1,4 @@
-"""What is frozen and moves all the same: by an optimizer, a hook, or adapters merged into it."""
+"""Frozen weights that move: by an optimizer, a hook, or adapters merged into them."""
 
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.arrived import first_names

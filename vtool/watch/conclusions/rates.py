@@ -22,7 +22,7 @@ class WithoutRate:
     is_waiting: bool
     """The schedule was stepped in none of several steps: it may be stepped once an epoch."""
     fell: bool
-    """It fell to 0, and its schedule left it there when it was stepped again."""
+    """The rate fell to 0, and its schedule left it there when it was stepped again."""
     never: bool
     """A schedule multiplies a rate of 0: there will never be one."""
     moved: bool

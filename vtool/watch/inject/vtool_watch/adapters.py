@@ -17,7 +17,7 @@ from .places import to_float64
 _COORDINATES = 256
 """Values of each adapted weight that are kept from look to look."""
 _ROUNDINGS = 16.0
-"""Of the weight and of the product: some rounds of merging and unmerging between two looks."""
+"""The tolerance, in roundings of weight and product: adapters may be merged several times."""
 _NAMES = 20
 _ADAPTS = re.compile(r"(^|_)(lora|dora|loha|lokr|hada|vera|adapter)(_|$|[A-Z])")
 
@@ -55,7 +55,7 @@ def _of(name: str) -> bool:
 
 
 def _base_of(module: Any) -> tuple[Any, Any]:
-    """Return what a module adapts, and its weight; nothing where it adapts nothing."""
+    """Return the module that a module adapts, and its weight; None twice where there is none."""
     base = getattr(module, "base_layer", None)
     if isinstance(base, nn.Module):
         while isinstance(inner := getattr(base, "base_layer", None), nn.Module):
@@ -119,7 +119,7 @@ def _factors(module: Any) -> list[tuple[Any, Any, Any, bool]]:
 
 
 def _products(one: AdaptedWeight) -> list[Tensor] | None:
-    """Return what each adapter adds at the values that are kept, or None where it is not known."""
+    """Return the product of each adapter at the values that are kept; None if it is not known."""
     part = local_shard(one.weight)
     if part.dim() != 2:
         return None

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 _COUNTS = ("last_epoch", "last_batch_iteration", "num_steps")
-"""What schedules call their steps: torch's, DeepSpeed's, Megatron-core's."""
+"""Names for the steps of a schedule: torch's, DeepSpeed's, Megatron-core's."""
 _ROWS = 64
 """Rows of a data set that are looked at."""
 _LENGTHS_OF_TEXTS = re.compile(r"(packed_)?(seq|sequence)s?_?(len|length)s?")

@@ -1,4 +1,4 @@
-"""What is not trained at a look, and whether the step moves it."""
+"""Parameters that are not trained at a look, and whether the step moves them."""
 
 from __future__ import annotations
 
