@@ -173,6 +173,13 @@ def healthy(world: int = 1, steps: int = 3) -> list[Fact]:
                     "no_gradient": [],
                     "n_no_gradient": 0,
                     "zero_gradient": [],
+                    "n_zero_gradient": 0,
+                    "trained": 9,
+                    "owned": 9,
+                    "kept_by": None,
+                    "waiting": None,
+                    "reduced_in": None,
+                    "left": {"tensors": 9, "gone": [], "n_gone": 0},
                     "idle": [],
                     "nonfinite": [],
                     "n_nonfinite": 0,
@@ -254,6 +261,7 @@ def healthy(world: int = 1, steps: int = 3) -> list[Fact]:
                     "adapters": {**ADAPTERS},
                     "groups": [{"tensors": 9, "vectors": 2, "weight_decay": 0.0}],
                     "schedule": None,
+                    "moved": True,
                     "others": {},
                 }
             )
