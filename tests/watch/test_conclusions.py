@@ -5,7 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.watch.made import LENGTHS, Change, Fact, changed, cut_layers, healthy, micro, q, write
+from tests.watch.made import (
+    LENGTHS,
+    LOOKS,
+    Change,
+    Fact,
+    changed,
+    cut_layers,
+    healthy,
+    micro,
+    q,
+    write,
+)
 from vtool.diagnostics.result import Result
 from vtool.watch.conclude import conclude_folder
 from vtool.watch.conclusions import CHECKS
@@ -421,9 +432,7 @@ def test_a_loss_that_is_not_read_leaves_its_checks_unrun(tmp_path: Path) -> None
     assert "passed" not in result.checks.values()
 
 
-@pytest.mark.parametrize(
-    "kind", ["micro", "arrived", "alone", "causal", "placed", "stepped", "drift", "rows"]
-)
+@pytest.mark.parametrize("kind", LOOKS)
 def test_a_look_without_facts_is_no_pass(tmp_path: Path, kind: str) -> None:
     result = conclude(tmp_path, changed(healthy(2), lambda f: [] if f["kind"] == kind else None))
     look = {"micro": "learnt", "rows": "ledger", "arrived": None}.get(kind, kind)

@@ -85,6 +85,16 @@ def test_rows_one_by_one_of_one_width_are_padded(tmp_path: Path) -> None:
     assert rules(conclude(tmp_path, facts)) == {"placeholder-learnt": "warning"}
 
 
+@pytest.mark.parametrize(("run", "found"), [(7, False), (8, True)])
+def test_rows_of_one_length_that_are_filled_up_for_long_are_padded(
+    tmp_path: Path, run: int, found: bool
+) -> None:
+    facts = changed(healthy(), ends(run))
+    facts = changed(facts, on("micro", shape=[1, 32]))
+    facts = changed(facts, with_fields(rows=1, to_the_end=1))
+    assert bool(conclude(tmp_path, facts).findings) is found
+
+
 def test_without_the_ends_of_rows_nothing_has_passed(tmp_path: Path) -> None:
     def torn(fact: Fact) -> None:
         fact.pop("row_ends", None)
