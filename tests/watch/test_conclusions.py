@@ -481,26 +481,6 @@ def test_a_mask_without_some_tokens_may_be_meant(tmp_path: Path) -> None:
     assert rules(result) == {"masked-tokens-learnt": "note"}
 
 
-@pytest.mark.parametrize(("times", "found"), [(2, False), (3, True)])
-def test_padding_that_ends_turns_too_is_learnt_from_its_third_on(
-    tmp_path: Path, times: int, found: bool
-) -> None:
-    tokens: Fact = {"row": 0, "position": [], "target": [], "next": [], "weight": []}
-    for at in range(times):
-        tokens["position"].append(5 + at)
-        tokens["target"].append(0)
-        tokens["weight"].append(0.1)
-    tokens |= {"next": tokens["target"], "misfit": [0.0] * times, "resolved": [1.0] * times}
-
-    def change(fact: Fact) -> None:
-        on("model", ends=[0, 2], specials={"pad": [0]})(fact)
-        on("micro", per_token=[tokens])(fact)
-
-    result = conclude(tmp_path, changed(healthy(), change))
-    assert (rules(result) == {"placeholder-learnt": "error"}) is found, result.findings
-    assert result.checks["placeholder-learnt"] == ("failed" if found else "passed")
-
-
 def test_two_models_are_two_results(tmp_path: Path) -> None:
     second = [{**fact, "model": 1} for fact in healthy() if fact["kind"] != "process"]
     results = conclude_folder(write(tmp_path, [*healthy(), *second]), "run", None)
