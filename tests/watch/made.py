@@ -10,6 +10,8 @@ Change = Callable[[Fact], Iterable[Fact] | None]
 U = 2.0**-24
 LENGTHS = ((5, 7), (11, 13))
 """Learnt tokens of each row of each micro-batch of a rank."""
+LOOKS = ("micro", "arrived", "alone", "causal", "stepped", "drift", "rows")
+"""Kinds of facts that checks cannot do without."""
 
 
 _UNDONE = {"to": None, "tensors": 9, "back": [], "written": None}

@@ -8,6 +8,7 @@ import pytest
 from tests.watch import planted_facts
 from tests.watch.made import (
     LENGTHS,
+    LOOKS,
     Change,
     Fact,
     U,
@@ -422,9 +423,7 @@ def test_a_loss_that_is_not_read_leaves_its_checks_unrun(tmp_path: Path) -> None
     assert "passed" not in result.checks.values()
 
 
-@pytest.mark.parametrize(
-    "kind", ["micro", "arrived", "alone", "causal", "placed", "stepped", "drift", "rows"]
-)
+@pytest.mark.parametrize("kind", LOOKS)
 def test_a_look_without_facts_is_no_pass(tmp_path: Path, kind: str) -> None:
     result = conclude(tmp_path, changed(healthy(2), lambda f: [] if f["kind"] == kind else None))
     look = {"micro": "learnt", "rows": "ledger", "arrived": None}.get(kind, kind)
@@ -471,26 +470,6 @@ def test_what_one_look_lacks_does_not_unmake_another(tmp_path: Path) -> None:
 def test_a_mask_without_some_tokens_may_be_meant(tmp_path: Path) -> None:
     result = conclude(tmp_path, changed(healthy(), on("micro", left_out=2)))
     assert rules(result) == {"masked-tokens-learnt": "note"}
-
-
-@pytest.mark.parametrize(("times", "found"), [(2, False), (3, True)])
-def test_padding_that_ends_turns_too_is_learnt_from_its_third_on(
-    tmp_path: Path, times: int, found: bool
-) -> None:
-    tokens: Fact = {"row": 0, "position": [], "target": [], "next": [], "weight": []}
-    for at in range(times):
-        tokens["position"].append(5 + at)
-        tokens["target"].append(0)
-        tokens["weight"].append(0.1)
-    tokens |= {"next": tokens["target"], "misfit": [0.0] * times, "resolved": [1.0] * times}
-
-    def change(fact: Fact) -> None:
-        on("model", ends=[0, 2], specials={"pad": [0]})(fact)
-        on("micro", per_token=[tokens])(fact)
-
-    result = conclude(tmp_path, changed(healthy(), change))
-    assert (rules(result) == {"placeholder-learnt": "error"}) is found, result.findings
-    assert result.checks["placeholder-learnt"] == ("failed" if found else "passed")
 
 
 def test_two_models_are_two_results(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Of each kind of micro-batch that was seen, one must have been tested."""
+"""One micro-batch of each kind that was seen must have been tested."""
 
 from pathlib import Path
 

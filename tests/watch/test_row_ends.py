@@ -85,6 +85,16 @@ def test_rows_one_by_one_of_one_width_are_padded(tmp_path: Path) -> None:
     assert rules(conclude(tmp_path, facts)) == {"placeholder-learnt": "warning"}
 
 
+@pytest.mark.parametrize(("run", "found"), [(7, False), (8, True)])
+def test_rows_of_one_length_that_are_filled_up_for_long_are_padded(
+    tmp_path: Path, run: int, found: bool
+) -> None:
+    facts = changed(healthy(), ends(run))
+    facts = changed(facts, on("micro", shape=[1, 32]))
+    facts = changed(facts, with_fields(rows=1, to_the_end=1))
+    assert bool(conclude(tmp_path, facts).findings) is found
+
+
 def test_without_the_ends_of_rows_nothing_has_passed(tmp_path: Path) -> None:
     def torn(fact: Fact) -> None:
         fact.pop("row_ends", None)
@@ -93,3 +103,23 @@ def test_without_the_ends_of_rows_nothing_has_passed(tmp_path: Path) -> None:
     assert result.checks["placeholder-learnt"] == "not-run"
     result = conclude(tmp_path / "none", changed(healthy(), on("micro", row_ends=None)))
     assert result.checks["placeholder-learnt"] == "not-run"
+
+
+@pytest.mark.parametrize(("times", "found"), [(2, False), (3, True)])
+def test_padding_that_ends_turns_too_is_learnt_from_its_third_on(
+    tmp_path: Path, times: int, found: bool
+) -> None:
+    tokens: Fact = {"row": 0, "position": [], "target": [], "next": [], "weight": []}
+    for at in range(times):
+        tokens["position"].append(5 + at)
+        tokens["target"].append(0)
+        tokens["weight"].append(0.1)
+    tokens |= {"next": tokens["target"], "misfit": [0.0] * times, "resolved": [1.0] * times}
+
+    def change(fact: Fact) -> None:
+        on("model", ends=[0, 2], specials={"pad": [0]})(fact)
+        on("micro", per_token=[tokens])(fact)
+
+    result = conclude(tmp_path, changed(healthy(), change))
+    assert (rules(result) == {"placeholder-learnt": "error"}) is found, result.findings
+    assert result.checks["placeholder-learnt"] == ("failed" if found else "passed")

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 _PAGE = b"content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-"""What each page of vtool's has had in its head, and hardly another page has."""
+"""A sign that each page of vtool's has had in its head, and hardly another page has."""
 _DOCUMENT = b'"name": "vtool"'
-"""What each document of `--format json` has at its beginning."""
+"""A sign that each document of `--format json` has at its beginning."""
 
 
 def check_replaceable(output: Path) -> None:

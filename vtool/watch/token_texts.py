@@ -6,11 +6,11 @@ from typing import Any
 _PART = "\ufffd"
 """Decoded from bytes that are no whole character."""
 _MOST_BYTES = 4
-"""Of a character in UTF-8: it may be as many tokens."""
+"""The longest character in UTF-8: it may be as many tokens."""
 
 
 def mark(token: int) -> str:
-    """Return what stands for an id that has no text."""
+    """Return the mark of an id that has no text."""
     return f"⟨{token}⟩"
 
 
@@ -52,7 +52,7 @@ def _decode(tokenizer: Any, ids: Sequence[int]) -> str:
 
 
 def _behind(tokenizer: Any, ids: Sequence[int], before: str, token: int) -> str:
-    """Return what some tokens add to the text before them."""
+    """Return the text that some tokens add to that before them."""
     whole = _decode(tokenizer, ids)
     if whole.startswith(before):
         return whole[len(before) :]

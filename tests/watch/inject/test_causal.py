@@ -10,13 +10,13 @@ from torch import Tensor
 from tests.watch.inject import tiny
 from tests.watch.inject.test_alone import block_mask
 from tests.watch.inject.test_watch import Loop
-from vtool.watch.inject.vtool_watch.kinds import kind_of, parted
+from vtool.watch.inject.vtool_watch.kinds import kind_of_batch, parted
 
 IDS = torch.tensor([[5, 6, 7, 8], [5, 6, 7, 0]])
 
 
 def kind(ids: Tensor, pads: list[int] | None = None, **inputs: Any) -> str:
-    return kind_of(parted(inputs, ids), ids, pads or [])
+    return kind_of_batch(parted(inputs, ids), ids, pads or [])
 
 
 def test_kinds() -> None:
@@ -50,7 +50,7 @@ def test_a_mask_that_shows_no_texts_is_another_kind() -> None:
     causal = torch.ones(4, 4).tril().bool()[None, None].expand(2, -1, -1, -1)
     assert kind(IDS, attention_mask=causal.long()) == "other"
     numbers = parted({"attention_mask": causal}, IDS, torch.tensor([[1, 1, 1, 1], [0, 1, 1, 1]]))
-    assert kind_of(numbers, IDS, []) == "padded"  # the model was given the mask of rows, too
+    assert kind_of_batch(numbers, IDS, []) == "padded"  # the model was given the mask of rows, too
 
 
 class AheadWherePadded(tiny.Base):

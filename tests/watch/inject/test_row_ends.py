@@ -10,7 +10,7 @@ from vtool.watch.inject.vtool_watch.row_ends import repeated_places, row_ends
 
 
 def facts(ids: Tensor, live: Tensor | None = None, mask: Tensor | None = None) -> dict[str, Any]:
-    """Return what is found where all is learnt, or some places, and each is the next id."""
+    """Return the fields for ids of which all is learnt, or some places, each the next id."""
     live = torch.ones_like(ids, dtype=torch.bool) if live is None else live
     return row_ends(ids, live, live, ids.roll(-1, 1), mask)
 

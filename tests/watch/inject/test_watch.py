@@ -304,7 +304,7 @@ PLACES = [
     (watch.arrival, "group_facts"),
     (batches.alone, "compare_alone"),
     (batches.causal, "compare_replaced"),
-    (capture, "kind_of"),
+    (capture, "kind_of_batch"),
 ]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from vtool.diagnostics import Rule
 from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
-from vtool.watch.conclusions.kinds import OTHER, kind_of, kinds_seen
+from vtool.watch.conclusions.kinds import OTHER, kinds_seen, micro_batches_of
 from vtool.watch.conclusions.learnt import nothing_read, read_micros
 from vtool.watch.facts import Fact, Facts
 
@@ -93,7 +93,7 @@ def _untested(facts: Facts, kinds: set[str]) -> str | None:
     if not missing:
         return None
     kind = min(map(str, missing))
-    return f"{kind_of(kind)} were seen, and none could be tested: {_why(facts, kind)}"
+    return f"{micro_batches_of(kind)} were seen, and none could be tested: {_why(facts, kind)}"
 
 
 def _why(facts: Facts, kind: str) -> str:

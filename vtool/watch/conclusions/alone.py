@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from vtool.diagnostics import Rule
 from vtool.watch.conclusions.ahead import is_seen, tested_batches
 from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
-from vtool.watch.conclusions.kinds import kind_of, kinds_seen
+from vtool.watch.conclusions.kinds import kinds_seen, micro_batches_of
 from vtool.watch.facts import Fact, Facts
 
 CHANGES = Rule(
@@ -161,13 +161,13 @@ def _not_compared(facts: Facts, kinds: set[str]) -> str | None:
     of_kind = [one for one, _ in _documents(facts) if one["batch"] == kind]
     why = next((_unsteady(one) for one in of_kind if not _is_steady(one)), None)
     return (
-        f"{kind_of(kind)} were seen, and no row of them was computed by itself:"
+        f"{micro_batches_of(kind)} were seen, and no row of them was computed by itself:"
         f" {why or _why_not(facts)}"
     )
 
 
 def _explained(facts: Facts, wrong: Sequence[tuple[Fact, Fact]]) -> str | None:
-    """Return what another rule reports, by which the rows are others in their batch."""
+    """Return the finding of another rule that explains why rows are others in their batch."""
     if all(document.get("positions_wrong") for _, document in wrong):
         return "other positions explain the difference"
     ahead = {one["batch"] for one in tested_batches(facts) if is_seen(one)}

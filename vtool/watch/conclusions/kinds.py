@@ -14,7 +14,7 @@ def kinds_seen(facts: Facts) -> set[str | None]:
     return {micro.fact["batch"] for micro in read_micros(facts)}
 
 
-def kind_of(kind: str) -> str:
+def micro_batches_of(kind: str) -> str:
     """Return micro-batches of a kind, in words."""
     if kind == OTHER:
         return "micro-batches with a mask that does not show their texts"

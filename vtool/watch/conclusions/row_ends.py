@@ -13,8 +13,10 @@ from vtool.watch.token_texts import token_text
 
 _LEAST_ROWS, _LEAST_RUNS, _LEAST_LEFT_OUT = 2, 2, 2
 _SHARE, _OTHERS, _WITHIN = 1 / 8, 1 / 5, 1 / 10
-"""Of rows of one width, those that end in the run; of these, those of other ids, and elsewhere."""
-_LONG, _LEAST_SINGLE, _EVEN = 4, 4, 8
+"""Parts: the rows of one width that end in the run; of these, those of other ids, and elsewhere."""
+_LONG, _VERY_LONG = 4, 8
+"""The longest run at least; where all rows end in one as long as the other, that is long."""
+_LEAST_SINGLE, _EVEN = 4, 8
 _TO_THE_END = 0.9
 
 
@@ -32,7 +34,7 @@ class RowEnd:
 
 @dataclass(frozen=True, slots=True)
 class LearntPadding:
-    """What looks like padding, and is learnt."""
+    """One id that looks like padding, and is learnt."""
 
     token: int
     side: str
@@ -44,7 +46,7 @@ class LearntPadding:
     """The batches' own masks leave it out."""
 
     def says(self, facts: Facts) -> str:
-        """Return what was seen, in words."""
+        """Describe the rows that were seen."""
         name = f"token {self.token}"
         if facts.tokenizer is not None:
             name = f"{token_text(facts.tokenizer, self.token)} ({self.token})"
@@ -112,7 +114,8 @@ def _filling(
     within = sum(int(micro.fact["row_ends"]["within"].get(str(token), 0)) for micro in looked)
     to_the_end = sum(int(micro.fact["row_ends"]["to_the_end"]) for micro in shared)
     runs = {row.run for _, row in filled}
-    if len(runs) < _LEAST_RUNS or max(runs) < _LONG:
+    all_long = len(filled) >= _TO_THE_END * rows and min(runs) >= _VERY_LONG
+    if not all_long and (len(runs) < _LEAST_RUNS or max(runs) < _LONG):
         return []
     if within > _WITHIN * len(filled) or to_the_end < _TO_THE_END * rows:
         return []

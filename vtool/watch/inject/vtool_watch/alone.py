@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .kinds import text_numbers, texts_of
+from .kinds import batch_texts, text_numbers
 from .learnt import PassRecord
 from .model import FoundModel, has_dropout, holds_shards
 from .places import convolves_in_tf32, multiplies_in_tf32, random_states_kept, to_float64
@@ -49,7 +49,7 @@ def compare_alone(found: FoundModel, record: PassRecord) -> dict[str, Any]:
         raise NotComputedAlone("the decoder is given what an encoder has made")
     ids = inputs["input_ids"]
     parted = {**inputs, "attention_mask": text_numbers(inputs.get("attention_mask"), ids)}
-    texts = [_unpadded(found, ids, text) for text in texts_of(parted, ids)]
+    texts = [_unpadded(found, ids, text) for text in batch_texts(parted, ids)]
     owners = visual_owners(parted, ids, texts, found.model.config)
     if owners is None:
         raise NotComputedAlone("images cannot be given to rows here")
@@ -70,7 +70,7 @@ def compare_alone(found: FoundModel, record: PassRecord) -> dict[str, Any]:
                 with shaken(base, eps, draw):
                     moved = max(moved, _apart(_run(base, record, owners, 0, text), one))
     low = eps > 1e-5
-    longest = longest_sum(base)
+    longest = longest_product(base)
     compared: list[dict[str, Any]] = []
     for number, (text, one, own) in enumerate(zip(texts, alone, positions)):
         wide = 2.0 if low else math.sqrt(max(longest, len(text)))
@@ -370,7 +370,7 @@ def _wrong_positions(batch: Any, own: Any, text: Document) -> int | None:
     return int((apart != apart[:, :1]).any(0).sum() + (apart[:, 0] != apart[0, 0]).any())
 
 
-def longest_sum(base: Any) -> int:
+def longest_product(base: Any) -> int:
     """Return the terms of the longest sum of a model's products."""
     return max((p.shape[-1] for p in base.parameters() if p.dim() > 1), default=1)
 

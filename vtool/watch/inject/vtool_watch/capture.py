@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .inner_norm import InnerNorm
-from .kinds import kind_of, own_mask, parted
+from .kinds import kind_of_batch, own_mask, parted
 from .learnt import PassRecord
 from .model import FoundModel, has_dropout, is_recorded
 from .norm import norm_gradient
@@ -281,7 +281,7 @@ class Capture:
     def _keep(
         self, record: PassRecord, given: dict[str, Any], own: dict[str, Any], held: Tensor
     ) -> None:
-        """Note what a micro-batch is, and keep the first of its kind to be computed again."""
+        """Note the kind of a micro-batch, and keep the first of each to be computed again."""
         ids = given.get("input_ids")
         if record.seen is None or not isinstance(ids, Tensor):
             return
@@ -292,7 +292,7 @@ class Capture:
         on_cpu = apart and {n: v.cpu() if isinstance(v, Tensor) else v for n, v in apart.items()}
         specials, ends = self.found.specials, self.found.ends
         pads = [token for token in specials.get("pad", []) if token not in ends]
-        record.kind = kind_of(on_cpu, ids.cpu(), pads)
+        record.kind = kind_of_batch(on_cpu, ids.cpu(), pads)
         if not self.want_alone or record.kind in self.done:
             return
         same = (r for r in self.records if (r.kind, r.window) == (record.kind, record.window))

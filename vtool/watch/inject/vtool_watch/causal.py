@@ -19,11 +19,11 @@ from .alone import (
     coarsest,
     hidden_of,
     in_precision,
-    longest_sum,
+    longest_product,
     shaken,
     state_kept,
 )
-from .kinds import OTHER, texts_of
+from .kinds import UNKNOWN_KIND, batch_texts
 from .learnt import PassRecord
 from .model import FoundModel, has_dropout, holds_shards
 from .places import to_float64
@@ -39,14 +39,14 @@ _ROUTED = re.compile(r"(experts?|moe|router|gate|float8|fp8|8bit)", re.IGNORECAS
 
 @dataclass
 class Replaced:
-    """Which places of a batch get another token, and which must not change then."""
+    """The places of a batch that get another token, and those that must not change then."""
 
     places: Tensor
     """Flattened, of those that get another token."""
     sources: Tensor
-    """Where that is from, for each."""
+    """The places that those tokens are from."""
     before: Tensor
-    """Of the learnt places, in their order: those before what is replaced in their row."""
+    """The learnt places, by their number, that are before what is replaced in their row."""
     rows: int
 
 
@@ -125,7 +125,7 @@ def choose(found: FoundModel, record: PassRecord, ids: Tensor) -> Replaced:
     rows, length = record.shape
     ids = ids.detach().cpu()
     inputs = {n: v.cpu() if isinstance(v, Tensor) else v for n, v in record.alone["parted"].items()}
-    texts = texts_of(inputs, ids) if record.kind != OTHER else []
+    texts = batch_texts(inputs, ids) if record.kind != UNKNOWN_KIND else []
     texts = texts or [Document(row, 0, length) for row in range(rows)]
     text = torch.zeros(rows, length, dtype=torch.bool, device="cpu")
     for one in texts:
@@ -198,7 +198,7 @@ def _rows_of_kind(kind: str | None, texts: list[Document], text: Tensor) -> Tens
 
 
 def _with_others(given: dict[str, Any], ids: Tensor, replaced: Replaced) -> dict[str, Any]:
-    """Return what the backbone is given, with other ids or embeddings at some places."""
+    """Return the arguments of the backbone, with other ids or embeddings at some places."""
     new, count = dict(given), ids.numel()
     for name in ("input_ids", "decoder_input_ids", "inputs_embeds"):
         value = given.get(name)
@@ -238,7 +238,7 @@ def _rounding(
         with shaken(base, unit, draw):
             other = _at(base, given, at)
         moved = max(moved, (_norm_apart if routed else _greatest)(other, own))
-    wide = 2.0 if unit > 1e-5 else math.sqrt(max(longest_sum(base), ids.shape[1]))
+    wide = 2.0 if unit > 1e-5 else math.sqrt(max(longest_product(base), ids.shape[1]))
     return max(moved, unit / 2) * wide
 
 

@@ -1,4 +1,4 @@
-"""What a micro-batch is: plain rows, padded ones, packed ones; which of its places are text."""
+"""The kinds of micro-batches, plain, padded and packed, and the places that are text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .rows import Document, documents
 
-OTHER = "other"
+UNKNOWN_KIND = "other"
 """The kind of a micro-batch whose mask shows neither padding nor where a text begins."""
 
 
@@ -43,7 +43,7 @@ def text_numbers(mask: Any, ids: Tensor) -> Any:
     return torch.where(itself, begins.cumsum(-1), 0).expand(ids.shape).to(ids.device)
 
 
-def texts_of(inputs: dict[str, Any], ids: Tensor) -> list[Document]:
+def batch_texts(inputs: dict[str, Any], ids: Tensor) -> list[Document]:
     """Return the texts of a batch: whole rows, where positions would cut it into single tokens."""
     texts = documents(inputs, ids)
     if texts or not isinstance(inputs.get("position_ids"), Tensor):
@@ -67,7 +67,7 @@ def parted(inputs: dict[str, Any], ids: Tensor, row_mask: Any = None) -> dict[st
     return {**inputs, "attention_mask": numbers}
 
 
-def kind_of(inputs: dict[str, Any] | None, ids: Tensor, pads: list[int]) -> str:
+def kind_of_batch(inputs: dict[str, Any] | None, ids: Tensor, pads: list[int]) -> str:
     """Return `plain`, `padded`, `packed`, `packed, padded` or `other`.
 
     Args:
@@ -76,8 +76,8 @@ def kind_of(inputs: dict[str, Any] | None, ids: Tensor, pads: list[int]) -> str:
         pads: padding tokens that end no text.
     """
     if inputs is None:
-        return OTHER
-    texts = texts_of(inputs, ids)
+        return UNKNOWN_KIND
+    texts = batch_texts(inputs, ids)
     rows = [text.row for text in texts]
     padded = sum(map(len, texts)) < ids.numel()
     if pads and not padded and ids.shape[1] > 1:

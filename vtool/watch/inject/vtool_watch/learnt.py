@@ -56,7 +56,7 @@ class PassRecord:
     norm_sum: Tensor | None = None
     why: str | None = "no backward pass"
     live: Tensor | None = None
-    """Where something is learnt, of all places flattened: also where they are not solved."""
+    """True where something is learnt, of all places flattened: also where they are not solved."""
     kind: str | None = None
     """Plain, padded, packed, or both; None where its ids were not seen."""
     alone: dict[str, Any] = field(default_factory=dict)
@@ -239,7 +239,7 @@ def _row_ends_learnt(
     target: Tensor,
     found: FoundModel,
 ) -> dict[str, Any] | None:
-    """Return what is learnt of runs at the ends of rows."""
+    """Return the runs at the ends of rows that are learnt."""
     if record.live is None or record.at is None:
         return None
     at = record.at.cpu()
