@@ -391,7 +391,9 @@ class Facts:
         trained = int(self.model["trainable"])
         arrived = self.of("arrived")
         if trained and arrived and all(int(a["n_no_gradient"]) == trained for a in arrived):
-            return "no parameter has its gradient when the optimizer steps: ZeRO keeps them apart"
+            why = "no parameter has its gradient when the optimizer steps"
+            kept_by = next((one["kept_by"] for one in arrived if one["kept_by"]), None)
+            return f"{why}: {kept_by} keeps them apart" if kept_by else why
         return None
 
     @property

@@ -3,6 +3,7 @@
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.arrived import first_names, not_arrived
 from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
+from vtool.watch.conclusions.gone import partly_zeroed, waiting_in_engine, zeroed_before_step
 from vtool.watch.facts import Facts
 
 NO_GRADIENT = Rule(
@@ -65,7 +66,7 @@ def _blind(facts: Facts) -> int:
 def _no_gradient(facts: Facts) -> CheckOutcome:
     if why := not_arrived(facts):
         return CheckOutcome(not_run=why)
-    if one := _of_all(facts):
+    if one := _of_all(facts) or _gone(facts):
         return CheckOutcome((one,))
     if why := facts.no_gradients:
         return CheckOutcome(not_run=why)
@@ -102,6 +103,14 @@ def _of_all(facts: Facts) -> Diagnostic | None:
         help = "make the optimizer from the parameters of the model that computes the loss"
         return found(NO_GRADIENT, message, help=help, severity="warning")
     return None
+
+
+def _gone(facts: Facts) -> Diagnostic | None:
+    """Look for gradients that backward passes left, and that the optimizer does not get."""
+    one = waiting_in_engine(facts) or zeroed_before_step(facts) or partly_zeroed(facts)
+    if one is None:
+        return None
+    return found(NO_GRADIENT, one.message, help=one.help, severity=one.severity)
 
 
 def _of_layers(facts: Facts) -> Diagnostic | None:

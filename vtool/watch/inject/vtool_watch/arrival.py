@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .digests import digest_of_bytes, digests, sampled_checksum
-from .megatron import gradient_of
+from .kept_gradients import gradient_of
 from .model import FoundModel, holds_shards, local_shard
 from .places import evenly_spaced, to_float64, widest
 
@@ -61,6 +61,7 @@ def gradient_facts(found: FoundModel, divisor: float) -> dict[str, Any]:
         "digest": digest_of_bytes("".join(each).encode()),
         "tensors": dict(list(zip(names, each))[:_TENSORS]),
         "sharded": holds_shards(found.model),
+        "trained": len(named),
         "no_gradient": none[:MOST_NAMES],
         "n_no_gradient": len(none),
         "zero_gradient": zero[:MOST_NAMES],
@@ -278,6 +279,18 @@ def as_number(value: Any) -> float | None:
         return None
 
 
+def moving(found: FoundModel, optimizer: Any) -> set[str]:
+    """Return names of parameters with a gradient and a rate: a step is to move them."""
+    going = {
+        id(p)
+        for group in optimizer.param_groups
+        if as_number(group.get("lr")) != 0  # None: the optimizer finds a rate itself
+        for p in group["params"]
+    }
+    given = {n: gradient_of(p) for n, p in found.model.named_parameters() if id(p) in going}
+    return {n for n, g in given.items() if g is not None and bool((local_shard(g) != 0).any())}
+
+
 class WeightDigests:
     """Digests of the weights, from one look to the next."""
 
@@ -300,12 +313,3 @@ class WeightDigests:
             "n_stuck": len(stuck),
             "compared": len(compared),
         }
-
-
-def nonzero_gradients(found: FoundModel, most: int) -> list[tuple[str, Any]]:
-    """Return trained parameters, evenly taken, whose gradient is there and is not zero."""
-    named = [(n, p) for n, p in found.model.named_parameters() if p.requires_grad]
-    some = [(n, p, gradient_of(p)) for n, p in named[:: max(1, len(named) // most)]]
-    picked = [(n, p, g) for n, p, g in some if g is not None and not g.is_sparse]
-    flags = [(local_shard(g) != 0).any() for _, _, g in picked]
-    return [(n, p) for (n, p, _), flag in zip(picked, flags) if bool(flag)]

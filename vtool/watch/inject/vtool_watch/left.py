@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .kept_gradients import fsdp2_records
 from .model import FoundModel, is_compiled, is_recorded
 from .places import to_float64
 
-_TENSORS, OF_EACH, _COORDINATES = 64, 2, 16
+_TENSORS, OF_EACH, _COORDINATES, _MORE, _NAMES = 64, 2, 16, 192, 64
 _LAYER = re.compile(r"^(.*?\.\d+)\.")
 
 
@@ -22,6 +23,8 @@ class GradSamples:
         self.found, self._fail = found, fail
         self._handles: list[Any] = []
         self._parameters: dict[str, Any] = {}
+        self._picked: set[str] = set()
+        """The smallest of each layer, of which all layers are compared."""
         self._seen: dict[str, Tensor] = {}
         self._stamps: dict[str, tuple[int, int]] = {}
         """The gradient's `id`, and how often it had been written in place."""
@@ -31,7 +34,9 @@ class GradSamples:
         if self._handles or is_compiled(self.found) or self.found.layout is not None:
             return
         try:
-            self._parameters = _of_each_layer(self.found)
+            picked = _of_each_layer(self.found)
+            self._picked = set(picked)
+            self._parameters = {**picked, **_of_all(self.found)}
             for name, parameter in self._parameters.items():
                 hook = self._hook(name)
                 self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
@@ -74,15 +79,47 @@ class GradSamples:
         """Return how often gradients were written since, all alike; None where that is not seen."""
         counts = set()
         for name, (same, version) in self._stamps.items():
+            if name not in self._picked:
+                continue
             gradient = self._parameters[name].grad
             there = gradient is not None and id(gradient) == same
             counts.add(gradient._version - version if there else None)
         return counts.pop() if len(counts) == 1 else None
 
+    def lost(self, optimizer: Any) -> dict[str, Any] | None:
+        """Return `left` of `arrived`: whose gradients were left, and of those, whose are gone.
+
+        Of the parameters that the optimizer itself has: what another steps with may be zeroed.
+        """
+        own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        mine = [n for n, p in self._parameters.items() if n in self._seen and id(p) in own]
+        if not mine:
+            return None
+        now = {n: self._parameters[n].grad for n in mine}
+        some = {n: None if g is None else _some(g) for n, g in now.items()}
+        flags = []
+        for name in mine:
+            before, after = self._seen[name], some[name]
+            was = (before != 0).any()
+            if now[name] is not None and after is None:
+                gone = torch.zeros_like(was)  # of another kind: not known
+            else:
+                gone = was if after is None else was & ~(after != 0).any().to(was.device)
+            flags.append(torch.stack([was, gone]).cpu())
+        seen = torch.stack(flags).tolist()
+        names = [n for n, (_, gone) in zip(mine, seen) if gone]
+        return {
+            "tensors": sum(was for was, _ in seen),
+            "gone": names[:_NAMES],
+            "n_gone": len(names),
+        }
+
     def facts(self, divisor: float) -> dict[str, Any] | None:
         """Return `layers` of `arrived`: per tensor, what was left and what arrived."""
         pairs = {}
         for name, before in self._seen.items():
+            if name not in self._picked:
+                continue
             gradient = self._parameters[name].grad
             now = None if gradient is None else _some(gradient)
             if now is not None and now.shape == before.shape and now.device == before.device:
@@ -109,14 +146,29 @@ def _some(gradient: Tensor) -> Tensor | None:
     return flat[:: max(1, flat.numel() // _COORDINATES)][:_COORDINATES].clone()
 
 
+def _plain(found: FoundModel) -> dict[str, Any]:
+    """Return the trained parameters whose gradients come to `.grad`, and stay there."""
+    records = fsdp2_records(found.model)
+    return {
+        name: p
+        for name, p in found.model.named_parameters()
+        if p.requires_grad and p.is_leaf and not hasattr(p, "full_tensor") and id(p) not in records
+    }
+
+
+def _of_all(found: FoundModel) -> dict[str, Any]:
+    """Return trained tensors of all sizes, evenly taken."""
+    plain = _plain(found)
+    return {name: plain[name] for name in list(plain)[:: max(1, -(-len(plain) // _MORE))]}
+
+
 def _of_each_layer(found: FoundModel) -> dict[str, Any]:
     """Return the smallest trained tensors of each layer, and of those outside of layers."""
     layers: dict[str, list[tuple[int, str, Any]]] = {}
-    for name, p in found.model.named_parameters():
-        if p.requires_grad and p.is_leaf and not hasattr(p, "full_tensor"):
-            layer = _LAYER.match(name)
-            key = layer.group(1) if layer else ""
-            layers.setdefault(key, []).append((p.numel(), name, p))
+    for name, p in _plain(found).items():
+        layer = _LAYER.match(name)
+        key = layer.group(1) if layer else ""
+        layers.setdefault(key, []).append((p.numel(), name, p))
     small = {key: sorted(each, key=lambda one: one[:2]) for key, each in layers.items()}
     keys = list(small)
     picked = keys[:: max(1, -(-len(keys) * OF_EACH // _TENSORS))]

@@ -139,12 +139,6 @@ def is_owned(parameter: Any, owned: set[int]) -> bool:
     return id(parameter) in owned or id(getattr(parameter, "main_param", None)) in owned
 
 
-def gradient_of(parameter: Any) -> Any:
-    """Return a parameter's gradient: `.grad`, or what Megatron-core adds it up in."""
-    gradient = parameter.grad if parameter.is_leaf else None  # torch warns of others
-    return gradient if gradient is not None else getattr(parameter, "main_grad", None)
-
-
 def is_shared_out(optimizer: Any) -> bool:
     """Return whether Megatron-core's distributed optimizer gives this one shares of parameters."""
     if "megatron.core.optimizer.distrib_optimizer" not in sys.modules:

@@ -58,10 +58,16 @@ class WeightTrail:
             "written": _written(moved, was, made, self._was) if to is None else None,
         }
 
-    def behind(self, step: int, found: FoundModel, optimizer: Any) -> None:
-        """Record the digests and some values of the weights that a step has written."""
+    def behind(self, step: int, found: FoundModel, optimizer: Any) -> bool | None:
+        """Record the digests and some values of the weights that a step has written.
+
+        Return whether it has changed any of them; None where none were recorded before.
+        """
         self._behind = step, _digests(found, optimizer)
         self._made = _coordinates(found, self._behind[1])
+        then, now = self._before.get(step, {}), self._behind[1]
+        both = then.keys() & now.keys()
+        return any(then[n] != now[n] for n in both) if both else None
 
 
 def _coordinates(found: FoundModel, names: dict[str, str]) -> dict[str, Tensor]:

@@ -16,9 +16,10 @@ from .capture import Capture, is_in_backward
 from .facts import FactWriter, rank_and_world
 from .frozen import Frozen
 from .inner_norm import sum_of
+from .kept_gradients import KeptGradients, gradient_of
 from .learnt import PassRecord, micro_facts, next_ids, rounding
 from .left import GradSamples
-from .megatron import gradient_of, is_shared_out
+from .megatron import is_shared_out
 from .model import (
     FoundModel,
     Unreadable,
@@ -26,8 +27,6 @@ from .model import (
     head_tensors,
     is_compiled,
     is_in_pieces_of_fsdp1,
-    is_view_of_fsdp1,
-    local_shard,
     model_facts,
     unshard,
 )
@@ -70,7 +69,7 @@ class Watch:
         self._weights = arrival.WeightDigests()
         self._moving: set[str] | None = None
         self._before: list[str] | None = None
-        self._witness: Any = None
+        self._kept = KeptGradients(found)
         self._trail = WeightTrail()
         self._passes = 0, 0
         """Passes of the model before the last step but one, and before the last."""
@@ -122,31 +121,24 @@ class Watch:
 
     # ---- gradients between steps
     def _first_of_step(self) -> None:
-        self._witness = None
+        self._kept.forget()
         if self.capture.looking:
             self._left.attach()
         if self.capture.looking and self.step > 0:
-            self._before = [n for n, _ in arrival.nonzero_gradients(self.found, 8)]
+            self._before = self._kept.nonzero(8)
 
     def _zeroed(self) -> bool:
         """Return whether gradients were thrown away since the last pass: no step will have them."""
-        if is_view_of_fsdp1(self.found):
-            return False  # gradients are its own
-        if any(r.g is None and r.why == "no backward pass" for r in self.capture.records):
+        records = self.capture.records
+        if any(r.g is None and r.why == "no backward pass" for r in records):
             return False
-        if self._witness is None:
-            there = arrival.nonzero_gradients(self.found, 64)
-            if not there:  # or nothing was learnt so far: there was nothing to throw away
-                records = self.capture.records
-                return any(r.supervised for r in records if r.window == self.capture.window)
-            self._witness = there[0][1]
+        if not self._kept.are_gone(any(r.supervised for r in records if self._is_last(r))):
             return False
-        gradient = gradient_of(self._witness)
-        if gradient is None or not bool((local_shard(gradient) != 0).any()):
-            self._witness = None
-            self._left.forget()
-            return True
-        return False
+        self._left.forget()
+        return True
+
+    def _is_last(self, record: PassRecord) -> bool:
+        return record.window == self.capture.window
 
     # ---- before the step: weights are still those of the passes, and all ranks meet
     def before_step(self, optimizer: Any, owned: Callable[[], set[int]]) -> None:
@@ -283,7 +275,7 @@ class Watch:
         half = any("torch.float16" in (r.dtype, r.autocast) for r in records)
         scale = loss_scale(optimizer) if half else 1.0
         last = max((r.window for r in records), default=0)
-        visible = bool(arrival.nonzero_gradients(self.found, 64))
+        visible = bool(self._kept.nonzero())
         dropped = [r for r in records if r.window != last] if visible else []
         moved = len({r.version for r in records}) > 1
         if dropped:
@@ -302,7 +294,7 @@ class Watch:
         try:
             divisor = arrival.left_to_divide(optimizer)
             off = half or not 0.5 < total < 2  # else the loss is a mean, as it is
-            self._arrived(records, scale, divisor, scales() if off else [])
+            self._arrived(optimizer, records, scale, divisor, scales() if off else [])
         except Exception as error:
             self.fail("arrived", error)
         if self.capture.want_alone:
@@ -356,9 +348,16 @@ class Watch:
         return total
 
     def _arrived(
-        self, records: list[PassRecord], scale: float, divisor: float, scalers: list[float]
+        self,
+        optimizer: Any,
+        records: list[PassRecord],
+        scale: float,
+        divisor: float,
+        scalers: list[float],
     ) -> None:
         fact = arrival.gradient_facts(self.found, divisor)
+        fact.update(self._kept.facts(optimizer, fact["trained"] == fact["n_no_gradient"]))
+        fact["left"] = self._left.lost(optimizer) if fact["kept_by"] is None else None
         fact["scalers"], fact["accumulating"] = scalers, is_accumulating()
         fact["sharded"] = fact["sharded"] or self._shared_out
         fact["gradients_before"], self._before = self._before, None
@@ -448,28 +447,16 @@ class Watch:
 
     def _stepped(self, optimizer: Any, reference: arrival.AdamWReference) -> None:
         frozen, groups = self._frozen.facts(), arrival.group_facts(self.found, optimizer)
-        self._trail.behind(self.step, self.found, optimizer)
         self.say(
             "stepped",
+            moved=self._trail.behind(self.step, self.found, optimizer),
             reference=reference.facts(),
             groups=groups,
             schedule=schedule_of(optimizer) if all(g.get("lr") == 0 for g in groups) else None,
             others=self._by_others(),
             **frozen,
         )
-        going = {
-            id(p)
-            for group in optimizer.param_groups
-            if arrival.as_number(group.get("lr")) != 0  # None: the optimizer finds a rate itself
-            for p in group["params"]
-        }
-        moving = {
-            n
-            for n, p in self.found.model.named_parameters()
-            if id(p) in going
-            and (gradient := gradient_of(p)) is not None
-            and bool((local_shard(gradient) != 0).any())
-        }
+        moving = arrival.moving(self.found, optimizer)
         since = moving if self._moving is None else moving & self._moving
         drift = self._weights.facts(self.found, since)
         drift["sharded"] = drift["sharded"] or self._shared_out
