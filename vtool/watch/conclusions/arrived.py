@@ -1,5 +1,6 @@
 """The gradients as the optimizer gets them, and the step that it takes with them."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -16,16 +17,22 @@ from vtool.watch.conclusions.rates import (
     on_the_way,
     steps_without_moments,
 )
+from vtool.watch.conclusions.shards import HELP as SHARDS_HELP
+from vtool.watch.conclusions.shards import shards_apart
 from vtool.watch.facts import Facts
 
 RANKS_DIFFER = Rule(
     name="gradients-differ-between-ranks",
     code="VT921",
-    summary="Ranks that hold the same weights have different gradients when the optimizer steps.",
+    summary=(
+        "Ranks that hold the same weights have different gradients when the optimizer steps, or"
+        " scale their shards of one gradient apart."
+    ),
     why=(
         "Each rank then trains a model of its own, and the one that is saved has learnt a part of"
         " the rows: a rank without images that left out a reduction, gradients changed on one rank"
-        " alone (verl#5881)."
+        " alone (verl#5881). Shards that each rank clips by their own norm alone make one gradient"
+        " that no rows have left."
     ),
     bad="with model.no_sync(): for every micro-batch, the last one too",
     good="no_sync() for all micro-batches but the last",
@@ -160,6 +167,8 @@ def _ranks_differ(facts: Facts) -> CheckOutcome:
     arrived = facts.of("arrived")
     if len({one["rank"] for one in arrived}) < 2:
         return CheckOutcome(not_run="one rank alone has this model")
+    if apart := shards_apart(facts):
+        return CheckOutcome((found(RANKS_DIFFER, apart, help=SHARDS_HELP),))
     if why := facts.no_gradients or not_comparable(facts, "arrived", "gradients"):
         return CheckOutcome(not_run=why)
     for step, ones in facts.by_step("arrived"):
@@ -192,7 +201,7 @@ def _other_gradient(facts: Facts) -> CheckOutcome:
             " the optimizer saw them"
         )
         return CheckOutcome((found(OTHER_GRADIENT, message),))
-    if gradients_differ(facts):
+    if gradients_differ(facts) or shards_apart(facts):
         return CheckOutcome(not_run="each rank has another gradient")
     engines = {step: engine_of(facts, step) for step, _ in facts.by_step("arrived")}
     known = {step: one for step, one in engines.items() if one and not one.by_value}
@@ -229,7 +238,7 @@ def _away(facts: Facts, step: int, engine: GradientChange) -> Diagnostic:
     )
     if any(fact.get("gradients_before") for fact in arrived):
         message += "; gradients were there before its first forward pass"
-    elif facts.world > 1 and engine.misfit <= BFLOAT16_ROUNDING:
+    elif facts.world > 1 and engine.misfit <= BFLOAT16_ROUNDING * math.sqrt(facts.world):
         message += "; communication in 16 bits leaves as much"
         return found(OTHER_GRADIENT, message, severity="note")
     return found(OTHER_GRADIENT, message)

@@ -42,6 +42,8 @@ def engine_of(facts: Facts, step: int, inner: bool = False) -> GradientChange | 
     unit = max(units, default=FLOAT32_ROUNDING)
     tolerance = min(0.05, 16 * unit * math.sqrt(max(tokens, 1)))
     one = arrived[0]
+    if "16" in str(one.get("reduced_in")):  # passes and ranks are added up in 16 bits
+        tolerance = max(tolerance, min(0.05, 2 * BFLOAT16_ROUNDING * math.sqrt(max(len(units), 1))))
     theirs, ours = _vectors(arrived)
     if not theirs and world == 1 and one.get("engine_factor") is not None:
         misfit = float(one.get("engine_misfit") or 0)

@@ -80,7 +80,7 @@ def zeroed_before_step(facts: Facts) -> Gone | None:
 
 def _has_none(arrived: Fact, moved: bool) -> bool:
     """Return whether no parameter has a gradient, and nothing else is known to have it."""
-    without = int(arrived["n_no_gradient"]) + int(arrived["n_zero_gradient"])
+    without = int(arrived["n_no_gradient"]) + int(arrived.get("n_zero_gradient") or 0)
     trained = int(arrived.get("trained") or 0)
     # an optimizer leaves alone what has none: where weights move, something keeps their gradients
     elsewhere = moved and int(arrived["n_no_gradient"]) == trained

@@ -214,7 +214,18 @@ class KeptGradients:
             "owned": sum(is_owned(p, own) for p in trained),
             "kept_by": self.kept_by(optimizer) if none else None,
             "waiting": self.waiting(),
+            "reduced_in": self.reduced_in(),
         }
+
+    def reduced_in(self) -> str | None:
+        """Return the dtype in which FSDP2 reduces the final norm's gradient over ranks."""
+        if self.found.norm is None:
+            return None
+        record = fsdp2_records(self.found.model).get(id(self.found.norm.weight))
+        if record is None:
+            return None
+        one = record.parameter
+        return str(one.reduce_dtype or one.param_dtype or one.orig_dtype)
 
     def kept_by(self, optimizer: Any) -> str | None:
         """Return who has the gradients at a step, where the model's parameters have none."""
