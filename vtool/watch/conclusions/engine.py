@@ -32,6 +32,7 @@ def engine_of(facts: Facts, step: int, inner: bool = False) -> GradientChange | 
         inner: of the norm within the last layer, in place of the final norm.
     """
     arrived = [one for one in facts.of("arrived") if int(one["step"]) == step]
+    coarse = any("16" in str(one.get("reduced_in")) for one in arrived)
     if inner:
         arrived = [one["inner"] for one in arrived if one.get("inner")]
     if facts.not_data_parallel or not arrived or untrained_norm(facts):
@@ -42,7 +43,7 @@ def engine_of(facts: Facts, step: int, inner: bool = False) -> GradientChange | 
     unit = max(units, default=FLOAT32_ROUNDING)
     tolerance = min(0.05, 16 * unit * math.sqrt(max(tokens, 1)))
     one = arrived[0]
-    if "16" in str(one.get("reduced_in")):  # passes and ranks are added up in 16 bits
+    if coarse:  # passes and ranks are added up in 16 bits
         tolerance = max(tolerance, min(0.05, 2 * BFLOAT16_ROUNDING * math.sqrt(max(len(units), 1))))
     theirs, ours = _vectors(arrived)
     if not theirs and world == 1 and one.get("engine_factor") is not None:

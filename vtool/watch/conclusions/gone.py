@@ -34,15 +34,15 @@ class Gone:
 
 def waiting_in_engine(facts: Facts) -> Gone | None:
     """Look for gradients that FSDP2 still has when the optimizer steps: it will not see them."""
-    waiting = [one for one in facts.of("arrived") if one.get("waiting")]
+    waiting = [one for one in facts.of("arrived") if one["waiting"]]
     if not waiting:
         return None
     steps = {int(one["step"]) for one in waiting}
     of = len({int(one["step"]) for one in facts.of("arrived")})
     kept = [one["waiting"] for one in waiting]
     tensors = max(int(one["tensors"]) for one in kept)
-    trained = max(int(one.get("trained") or 0) for one in waiting)
-    within = any(one.get("replicas") for one in kept)
+    trained = max(int(one["trained"]) for one in waiting)
+    within = any(one["replicas"] for one in kept)
     where = "over its replicas" if within else "over ranks"
     switch = "set_requires_all_reduce(False)" if within else "set_requires_gradient_sync(False)"
     message = (
@@ -56,7 +56,7 @@ def waiting_in_engine(facts: Facts) -> Gone | None:
 def zeroed_before_step(facts: Facts) -> Gone | None:
     """Look for steps whose backward passes left gradients, and that find none at all."""
     taught = {(micro.step, micro.rank) for micro in facts.micros if micro.supervised}
-    moved = {int(one["step"]) for one in facts.of("stepped") if one.get("moved")}
+    moved = {int(one["step"]) for one in facts.of("stepped") if one["moved"]}
     steps, gone = 0, []
     for step, arrived in facts.by_step("arrived"):
         if not any((step, int(one["rank"])) in taught for one in arrived):
@@ -80,25 +80,25 @@ def zeroed_before_step(facts: Facts) -> Gone | None:
 
 def _has_none(arrived: Fact, moved: bool) -> bool:
     """Return whether no parameter has a gradient, and nothing else is known to have it."""
-    without = int(arrived["n_no_gradient"]) + int(arrived.get("n_zero_gradient") or 0)
-    trained = int(arrived.get("trained") or 0)
+    without = int(arrived["n_no_gradient"]) + int(arrived["n_zero_gradient"])
+    trained = int(arrived["trained"])
     # an optimizer leaves alone what has none: where weights move, something keeps their gradients
     elsewhere = moved and int(arrived["n_no_gradient"]) == trained
-    return without == trained > 0 and not arrived.get("kept_by") and not elsewhere
+    return without == trained > 0 and not arrived["kept_by"] and not elsewhere
 
 
 def _had_some(arrived: Fact) -> bool:
-    left = arrived.get("left")
+    left = arrived["left"]
     if left is not None:
         return int(left["tensors"]) > 0
     # single tensors were not seen on their way: all of them must be the optimizer's own
-    return int(arrived.get("owned") or 0) == int(arrived["trained"])
+    return int(arrived["owned"]) == int(arrived["trained"])
 
 
 def partly_zeroed(facts: Facts) -> Gone | None:
     """Look for tensors whose gradients are thrown away in each step, while others keep theirs."""
     arrived = facts.of("arrived")
-    left = [one["left"] for one in arrived if one.get("left")]
+    left = [one["left"] for one in arrived if one["left"] and not one["kept_by"]]
     if len({int(one["step"]) for one in arrived}) < 2 or len(left) < len(arrived):
         return None
     names = [name for name in left[0]["gone"] if all(name in one["gone"] for one in left)]

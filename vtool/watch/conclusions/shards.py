@@ -62,7 +62,7 @@ def _message(facts: Facts, step: int, arrived: Sequence[Fact], shards: Sequence[
 
 def _one_norm(arrived: Sequence[Fact]) -> bool:
     """Return whether shards of all ranks have one norm, as each has that is clipped by its own."""
-    norms = [float(one.get("norm") or 0) for one in arrived]
+    norms = [float(one["norm"] or 0) for one in arrived]
     return min(norms) > 0 and max(norms) / min(norms) - 1 < 1e-3
 
 

@@ -206,8 +206,9 @@ class KeptGradients:
         )
         return {"engine": "FSDP2", "tensors": count, "replicas": replicas} if count else None
 
-    def facts(self, optimizer: Any, none: bool) -> dict[str, Any]:
-        """Return the fields of `arrived` on where gradients are; `none`: no parameter has one."""
+    def facts(self, optimizer: Any, arrived: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields of `arrived` on where gradients are; the others are known."""
+        none = arrived["trained"] == arrived["n_no_gradient"]
         own = {id(p) for group in optimizer.param_groups for p in group["params"]}
         trained = [p for p in self.found.model.parameters() if p.requires_grad]
         return {

@@ -132,13 +132,11 @@ class Watch:
         records = self.capture.records
         if any(r.g is None and r.why == "no backward pass" for r in records):
             return False
-        if not self._kept.are_gone(any(r.supervised for r in records if self._is_last(r))):
+        last = [r for r in records if r.window == self.capture.window]
+        if not self._kept.are_gone(any(r.supervised for r in last)):
             return False
         self._left.forget()
         return True
-
-    def _is_last(self, record: PassRecord) -> bool:
-        return record.window == self.capture.window
 
     # ---- before the step: weights are still those of the passes, and all ranks meet
     def before_step(self, optimizer: Any, owned: Callable[[], set[int]]) -> None:
@@ -356,8 +354,7 @@ class Watch:
         scalers: list[float],
     ) -> None:
         fact = arrival.gradient_facts(self.found, divisor)
-        fact.update(self._kept.facts(optimizer, fact["trained"] == fact["n_no_gradient"]))
-        fact["left"] = self._left.lost(optimizer) if fact["kept_by"] is None else None
+        fact.update(self._kept.facts(optimizer, fact), left=self._left.lost(optimizer))
         fact["scalers"], fact["accumulating"] = scalers, is_accumulating()
         fact["sharded"] = fact["sharded"] or self._shared_out
         fact["gradients_before"], self._before = self._before, None
