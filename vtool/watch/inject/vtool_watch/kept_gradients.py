@@ -84,6 +84,10 @@ def _of_deepspeed(parameter: Any, record: Any) -> Iterator[Any]:
             group = (kept or {}).get(mapping.param_group_index)
             if group is not None and place is not None and place < len(group):
                 yield group[place]
+        zero = getattr(parameter, "_zero_optimizer", None)
+        kept = getattr(zero, "all_grad_tensors", {}).get(mapping.param_group_index)
+        own = zero.params_in_partition[mapping.param_group_index] if kept else ()
+        yield from (each for one, each in zip(own, kept or ()) if one is parameter)
     stage3 = getattr(parameter, "_z3_optimizer", None)
     # its buffer stays after the step; what the step is to have is listed until then
     if stage3 is not None and any(stage3.averaged_gradients.values()):
