@@ -7,7 +7,8 @@ from typing import Any
 
 from .adapters import AdaptedValues, adapted_weights, adapter_facts
 from .digests import digests, sampled_checksum
-from .megatron import gradient_of, is_owned
+from .kept_gradients import gradient_of
+from .megatron import is_owned
 from .model import FoundModel, local_shard
 
 _NAMES, _SAMPLE = 20, 1 << 16
