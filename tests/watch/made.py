@@ -256,6 +256,7 @@ def healthy(world: int = 1, steps: int = 3) -> list[Fact]:
                     "frozen_that_moved": [],
                     "n_frozen_that_moved": 0,
                     "n_frozen": 1,
+                    "moved": True,
                     "n_frozen_late": 0,
                     "n_frozen_pushed": 0,
                     "in_no_group": [],

@@ -1,6 +1,9 @@
 """Megatron-core's GPTModel, DDP and optimizer on two ranks of the CPU, for torchrun.
 
-usage: megatron_loop.py tensor|data [mean-of-means]: prints a digest of the final weights
+usage: megatron_loop.py tensor|data|shared|bf16 [mean-of-means|zeroed]
+
+It prints a digest of the final weights. shared: data parallel, with the distributed optimizer;
+bf16: data parallel, with an optimizer of float32 copies; zeroed: buffers are zeroed before a step.
 """
 
 import hashlib
@@ -22,6 +25,7 @@ from megatron.core.transformer import TransformerConfig
 from vtool.engines.megatron.shim import on_cpu, seed_megatron
 
 kind, wrong = sys.argv[1], "mean-of-means" in sys.argv[2:]
+shared, half = kind == "shared", kind == "bf16"
 LENGTHS, VOCABULARY = ((9, 4), (6, 3)), 64
 dist.init_process_group("gloo")
 with on_cpu(torch.device("cpu")):
@@ -43,15 +47,29 @@ with on_cpu(torch.device("cpu")):
         masked_softmax_fusion=False,
         bias_activation_fusion=False,
         bias_dropout_fusion=False,
+        bf16=half,
+        params_dtype=torch.bfloat16 if half else torch.float32,
     )
     model = GPTModel(config, get_gpt_layer_local_spec(), VOCABULARY, 32, parallel_output=True)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
-    ddp = DistributedDataParallel(config, DistributedDataParallelConfig(), model)
+    if half:
+        model.bfloat16()
+    buffers = DistributedDataParallelConfig(
+        use_distributed_optimizer=shared, grad_reduce_in_fp32=half
+    )
+    ddp = DistributedDataParallel(config, buffers, model)
     ddp.broadcast_params()
-    settings = OptimizerConfig(optimizer="adam", lr=1e-3, clip_grad=0.0)
+    settings = OptimizerConfig(
+        optimizer="adam",
+        lr=1e-3,
+        clip_grad=0.0,
+        bf16=half,
+        params_dtype=torch.bfloat16 if half else torch.float32,
+        use_distributed_optimizer=shared,
+    )
     optimizer = get_megatron_optimizer(settings, [ddp], use_gloo_process_groups=False)
-    generator = torch.Generator().manual_seed(dist.get_rank() if kind == "data" else 0)
+    generator = torch.Generator().manual_seed(0 if kind == "tensor" else dist.get_rank())
     for _ in range(3):
         ddp.zero_grad_buffer()
         optimizer.zero_grad()
@@ -68,10 +86,12 @@ with on_cpu(torch.device("cpu")):
             # Megatron-core's DDP averages over data parallel ranks before it sums
             ((nll * mask).sum() / divisor).backward()
         finalize_model_grads([ddp], None)
+        if "zeroed" in sys.argv[2:]:
+            ddp.zero_grad_buffer()
         optimizer.step()
 digest = hashlib.sha256()
 for parameter in model.parameters():
-    digest.update(parameter.detach().numpy().tobytes())
+    digest.update(parameter.detach().float().numpy().tobytes())
 if dist.get_rank() == 0:
     print(digest.hexdigest())
 dist.destroy_process_group()

@@ -84,6 +84,10 @@ def _of_deepspeed(parameter: Any, record: Any) -> Iterator[Any]:
             group = (kept or {}).get(mapping.param_group_index)
             if group is not None and place is not None and place < len(group):
                 yield group[place]
+        zero, group = getattr(parameter, "_zero_optimizer", None), mapping.param_group_index
+        kept = getattr(zero, "all_grad_tensors", {}).get(group)
+        own = getattr(zero, "params_in_partition", {group: ()})[group]
+        yield from (each for one, each in zip(own, kept or ()) if one is parameter)
     stage3 = getattr(parameter, "_z3_optimizer", None)
     # its buffer stays after the step; what the step is to have is listed until then
     if stage3 is not None and any(stage3.averaged_gradients.values()):
@@ -211,8 +215,11 @@ class KeptGradients:
         none = arrived["trained"] == arrived["n_no_gradient"]
         own = {id(p) for group in optimizer.param_groups for p in group["params"]}
         trained = [p for p in self.found.model.parameters() if p.requires_grad]
+        owned = sum(is_owned(p, own) for p in trained)
+        if owned < len(trained) and is_shared_out(optimizer):
+            owned = len(trained)  # other processes have the other shares
         return {
-            "owned": sum(is_owned(p, own) for p in trained),
+            "owned": owned,
             "kept_by": self.kept_by(optimizer) if none else None,
             "waiting": self.waiting(),
             "reduced_in": self.reduced_in(),
