@@ -80,6 +80,7 @@ def micro(index: int, lengths: tuple[int, ...], weight: float) -> Fact:
         "autocast": None,
         "u": U,
         "names": ["input_ids"],
+        "loss_scale": 1.0,
         "sum": weight * n,
         "weight": q(weight),
         "misfit": q(2e-7),
@@ -153,13 +154,15 @@ def healthy(world: int = 1, steps: int = 3) -> list[Fact]:
         for step in range(steps):
             of_step: list[Fact] = []
             for index, lengths in enumerate(LENGTHS):
-                data = [{"loader": "DataLoader", "rows": rows, "batch": 2, "drop_last": False}]
+                loader = {"loader": "DataLoader", "rows": rows, "batch": 2, "drop_last": False}
+                data = [{**loader, "sampler": "None", "shuffled": False, "packed": None}]
                 of_step.append(
                     {
                         "kind": "rows",
                         "micro": index,
                         "rows": [f"{rank}-{step}-{index}-{row}" for row in range(2)],
                         "lengths": [20, 20],
+                        "pixels": None,
                         "data": data if step + index == 0 else None,
                         "inputs": [[1, *range(30, 49)]] * 2 if index == 0 else None,
                     }
@@ -181,6 +184,10 @@ def healthy(world: int = 1, steps: int = 3) -> list[Fact]:
                     "kept_by": None,
                     "waiting": None,
                     "reduced_in": None,
+                    "scalers": [],
+                    "accumulating": None,
+                    "inner": None,
+                    "of_images": {"layers": 0, "idle": 0},
                     "left": {"tensors": 9, "gone": [], "n_gone": 0},
                     "idle": [],
                     "nonfinite": [],
@@ -252,7 +259,15 @@ def healthy(world: int = 1, steps: int = 3) -> list[Fact]:
             of_step.append(
                 {
                     "kind": "stepped",
-                    "reference": {"norm.weight": {"off": 1.0, "moved": 1.0, "elements": 8}},
+                    "reference": {
+                        "norm.weight": {
+                            "off": 1.0,
+                            "moved": 1.0,
+                            "elements": 8,
+                            "dtype": "torch.float32",
+                            "age": step,
+                        }
+                    },
                     "frozen_that_moved": [],
                     "n_frozen_that_moved": 0,
                     "n_frozen": 1,

@@ -26,6 +26,18 @@ _LOOKS = {
 Fact = Mapping[str, Any]
 
 
+def listed(fact: Fact, name: str) -> Any:
+    """Return a field that is null only in facts that are damaged: no list, and no number, of it.
+
+    Raises:
+        TypeError: it is null, which would look as if it were empty.
+    """
+    value = fact[name]
+    if value is None:
+        raise TypeError(f"{name} is null")
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class LearntRow:
     """The learnt tokens of one row of a micro-batch."""

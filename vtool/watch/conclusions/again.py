@@ -69,8 +69,8 @@ def _data_rows(facts: Facts) -> tuple[int | None, int]:
     if not sizes:
         return None, 0
     rows = min(sizes)
-    batch = int(sizes[rows].get("batch") or 1) * facts.world
-    return rows, batch - 1 if sizes[rows].get("drop_last") else 0
+    batch = int(sizes[rows]["batch"] or 1) * facts.world
+    return rows, batch - 1 if sizes[rows]["drop_last"] else 0
 
 
 def _shown(facts: Facts) -> int:

@@ -91,12 +91,12 @@ def _of(count: int, of: int, documents: str = "rows or documents") -> str:
 def _padding_seen(facts: Facts) -> str | None:
     """Return which row begins with padding that no mask leaves out."""
     for one in facts.of("inputs"):
-        place = int(one["step"]), int(one["rank"]), int(one.get("micro") or 0)
+        place = int(one["step"]), int(one["rank"]), int(one["micro"])
         names = [
             name
             for micro in facts.micros
             if (micro.step, micro.rank, micro.index) == place
-            for name in micro.fact.get("names") or ()
+            for name in micro.fact["names"]
         ]
         if "input_ids" not in names or any("mask" in name or "seq" in name for name in names):
             continue
@@ -115,13 +115,13 @@ _NO_BORDERS = frozenset(
 def _packed_without_boundaries(facts: Facts) -> int:
     """Return how many texts a packed row holds, by its data set, where no input separates them."""
     for one in facts.of("rows"):
-        held = max((int(data.get("packed") or 0) for data in one.get("data") or ()), default=0)
-        place = int(one["step"]), int(one["rank"]), int(one.get("micro") or 0)
+        held = max((int(data["packed"] or 0) for data in one.get("data") or ()), default=0)
+        place = int(one["step"]), int(one["rank"]), int(one["micro"])
         for micro in facts.micros:
             if held < 2 or (micro.step, micro.rank, micro.index) != place:
                 continue
-            given = set(micro.fact.get("names") or ())
-            whole = len(one["rows"]) == (micro.fact.get("shape") or [0])[0]
+            given = set(micro.fact["names"])
+            whole = len(one["rows"]) == micro.fact["shape"][0]
             plain = "attention_mask" not in given or one.get("mask_axes") == 2
             if given and given <= _NO_BORDERS and whole and plain:
                 return held
@@ -247,7 +247,7 @@ def _image_positions(facts: Facts) -> CheckOutcome:
         f" {text['wrong']} of {text['tokens']} tokens in step {int(one['step']) + 1}, row"
         f" {int(text['row']) + 1}; {how}"
     )
-    names = {name for micro in facts.micros for name in micro.fact.get("names") or ()}
+    names = {name for micro in facts.micros for name in micro.fact["names"]}
     help = None
     if text["as_text"] and not names & {"mm_token_type_ids", "position_ids"}:
         help = "the model is given no mm_token_type_ids: hand them on from the processor"

@@ -19,7 +19,7 @@ from vtool.watch.conclusions.rates import (
 )
 from vtool.watch.conclusions.shards import HELP as SHARDS_HELP
 from vtool.watch.conclusions.shards import shards_apart
-from vtool.watch.facts import Facts
+from vtool.watch.facts import Facts, listed
 
 RANKS_DIFFER = Rule(
     name="gradients-differ-between-ranks",
@@ -115,7 +115,7 @@ def not_comparable(facts: Facts, kind: str, what: str) -> str | None:
     """Return why ranks are not to be compared with each other, or None."""
     if facts.not_data_parallel:
         return f"ranks share the model ({facts.not_data_parallel})"
-    if any(one.get("sharded") for one in facts.of(kind)):
+    if any(listed(one, "sharded") for one in facts.of(kind)):
         return f"{what} are shards: each rank has others"
     return None
 
@@ -124,7 +124,9 @@ def gradients_differ(facts: Facts) -> bool:
     """Return whether ranks that hold the same weights have different gradients in a step."""
     if not_comparable(facts, "arrived", "gradients"):
         return False
-    return any(len({one["digest"] for one in ones}) > 1 for _, ones in facts.by_step("arrived"))
+    return any(
+        len({listed(one, "digest") for one in ones}) > 1 for _, ones in facts.by_step("arrived")
+    )
 
 
 def _thrown_away(facts: Facts) -> tuple[int, int] | None:
@@ -172,17 +174,15 @@ def _ranks_differ(facts: Facts) -> CheckOutcome:
     if why := facts.no_gradients or not_comparable(facts, "arrived", "gradients"):
         return CheckOutcome(not_run=why)
     for step, ones in facts.by_step("arrived"):
-        digests = Counter(one["digest"] for one in ones)
+        digests = Counter(listed(one, "digest") for one in ones)
         if len(digests) < 2:
             continue
-        first = ones[0].get("tensors") or {}
+        first = ones[0]["tensors"]
         names = [
-            name
-            for name in first
-            if any((one.get("tensors") or {}).get(name) != first[name] for one in ones)
+            name for name in first if any(one["tensors"].get(name) != first[name] for one in ones)
         ]
-        listed = f": {first_names(names, len(names))}" if names else ""
-        message = f"in step {step + 1} {len(ones)} ranks have {len(digests)} gradients{listed}"
+        named = f": {first_names(names, len(names))}" if names else ""
+        message = f"in step {step + 1} {len(ones)} ranks have {len(digests)} gradients{named}"
         return CheckOutcome((found(RANKS_DIFFER, message),))
     looked_at: dict[Unit, int] = {
         "steps": len({one["step"] for one in arrived}),
@@ -248,8 +248,8 @@ def _not_finite(facts: Facts) -> CheckOutcome:
     if why := not_arrived(facts) or facts.no_gradients:
         return CheckOutcome(not_run=why)
     for one in facts.of("arrived"):
-        if names := one["nonfinite"]:
-            count = int(one.get("n_nonfinite") or len(names))
+        if names := listed(one, "nonfinite"):
+            count = int(one["n_nonfinite"])
             message = (
                 f"step {int(one['step']) + 1}, rank {one['rank']}: {first_names(names, count)}"
             )
@@ -261,10 +261,10 @@ def _not_finite(facts: Facts) -> CheckOutcome:
 
 def _written(facts: Facts) -> Diagnostic | None:
     """Look for something that takes a part of each step back, or writes weights otherwise."""
-    looked = [one["undone"] for one in facts.of("arrived") if one.get("undone")]
+    looked = [one["undone"] for one in facts.of("arrived") if one["undone"]]
     if len(looked) < 2:
         return None
-    written = [one.get("written") for one in looked]
+    written = [one["written"] for one in looked]
     if any(not one or one["tensors"] * 2 < one["of"] for one in written):
         return None
     shares = [float(one["share"]) for one in written if one]
@@ -293,8 +293,8 @@ def _not_adam(facts: Facts) -> CheckOutcome:
     references = [
         (one, name, tensor)
         for one in facts.of("stepped")
-        for name, tensor in (one.get("reference") or {}).items()
-        if tensor.get("off") is not None
+        for name, tensor in (one["reference"] or {}).items()
+        if tensor["off"] is not None
     ]
     written = _written(facts)
     if not references:
@@ -331,12 +331,12 @@ def lost_updates(facts: Facts) -> CheckOutcome:
     references = [
         (int(one["step"]), name, tensor)
         for one in facts.of("stepped")
-        for name, tensor in (one.get("reference") or {}).items()
-        if tensor.get("moved") is not None
+        for name, tensor in (one["reference"] or {}).items()
+        if tensor["moved"] is not None
     ]
     if not references:
         return CheckOutcome(not_run=never_had_rate(facts) or _no_reference(facts))
-    dtypes = [str(each[2].get("dtype") or facts.model.get("dtype")) for each in references]
+    dtypes = [str(each[2]["dtype"]) for each in references]
     coarse = [each for each, dtype in zip(references, dtypes, strict=True) if "16" in dtype]
     if not coarse:  # an update that float32 loses is one of a rate that is nearly zero
         return CheckOutcome(
@@ -387,7 +387,7 @@ def _no_group(facts: Facts) -> CheckOutcome:
     if facts.owns_nothing and facts.weights_move is not False:
         has = "copies" if facts.weights_move else "none"
         return CheckOutcome(not_run=f"the optimizer has {has} of the model's parameters")
-    most = max(int(one.get("n_in_no_group") or 0) for one in models)
+    most = max(int(one["n_in_no_group"]) for one in models)
     message = (
         f"{first_names(sorted(common), most)}; the optimizer is {facts.model.get('optimizer')}"
     )

@@ -33,7 +33,7 @@ def _cut(facts: Facts) -> CheckOutcome:
     for fact in facts.of("arrived"):
         pairs = [
             (abs(left), abs(now))
-            for layer in (fact.get("layers") or {}).values()
+            for layer in (fact["layers"] or {}).values()
             for left, now in zip(layer["left"], layer["arrived"], strict=True)
             if left and now and math.isfinite(left) and math.isfinite(now)
         ]

@@ -32,9 +32,9 @@ def engine_of(facts: Facts, step: int, inner: bool = False) -> GradientChange | 
         inner: of the norm within the last layer, in place of the final norm.
     """
     arrived = [one for one in facts.of("arrived") if int(one["step"]) == step]
-    coarse = any("16" in str(one.get("reduced_in")) for one in arrived)
+    coarse = any("16" in str(one["reduced_in"]) for one in arrived)
     if inner:
-        arrived = [one["inner"] for one in arrived if one.get("inner")]
+        arrived = [one["inner"] for one in arrived if one["inner"]]
     if facts.not_data_parallel or not arrived or untrained_norm(facts):
         return None
     world = facts.world
@@ -46,8 +46,8 @@ def engine_of(facts: Facts, step: int, inner: bool = False) -> GradientChange | 
     if coarse:  # passes and ranks are added up in 16 bits
         tolerance = max(tolerance, min(0.05, 2 * BFLOAT16_ROUNDING * math.sqrt(max(len(units), 1))))
     theirs, ours = _vectors(arrived)
-    if not theirs and world == 1 and one.get("engine_factor") is not None:
-        misfit = float(one.get("engine_misfit") or 0)
+    if not theirs and world == 1 and one["engine_factor"] is not None:
+        misfit = float(one["engine_misfit"])
         return GradientChange(float(one["engine_factor"]), misfit, tolerance, False)
     if not theirs or len(arrived) < world:
         return None
@@ -65,17 +65,17 @@ def engine_of(facts: Facts, step: int, inner: bool = False) -> GradientChange | 
 def norm_of(facts: Facts, step: int) -> float | None:
     """Return the size of the gradient that the optimizer got, over the shards of all ranks."""
     arrived = [one for one in facts.of("arrived") if int(one["step"]) == step]
-    norms = [float(one.get("norm") or 0) for one in arrived]
+    norms = [float(one["norm"]) for one in arrived]
     if not norms or not all(norms):
         return None
-    shards = any(one.get("sharded") for one in arrived)
+    shards = any(one["sharded"] for one in arrived)
     return math.hypot(*norms) if shards else norms[0]
 
 
 def _vectors(arrived: Sequence[Fact]) -> tuple[list[float], list[float]]:
     """Return the final norm's gradient that arrived, and the sum of what the ranks left."""
-    sums = [one.get("norm_sum") for one in arrived]
-    gradients = [one.get("norm_gradient") for one in arrived]
+    sums = [one["norm_sum"] for one in arrived]
+    gradients = [one["norm_gradient"] for one in arrived]
     if any(value is None for value in sums) or not any(gradients):
         return [], []
     ours = [sum(float(v or 0) for v in values) for values in zip(*sums, strict=True)]
@@ -90,8 +90,8 @@ def _vectors(arrived: Sequence[Fact]) -> tuple[list[float], list[float]]:
 
 def untrained_norm(facts: Facts) -> str | None:
     """Return the name of the final norm's weight, where no optimizer has it."""
-    lost = [str(name) for one in facts.of("model") for name in one.get("in_no_group") or ()]
-    norm = str(facts.model.get("norm") or "no norm")
+    lost = [str(name) for one in facts.of("model") for name in one["in_no_group"]]
+    norm = str(facts.model["norm"] or "no norm")
     if facts.owns_nothing and facts.weights_move is False:
         return f"{norm}.weight"
     return next((name for name in lost if f".{name}".endswith(f".{norm}.weight")), None)

@@ -3,7 +3,7 @@
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.arrived import first_names
 from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
-from vtool.watch.facts import Fact, Facts
+from vtool.watch.facts import Fact, Facts, listed
 
 FROZEN_MOVED = Rule(
     name="frozen-parameter-moved",
@@ -52,13 +52,13 @@ def _merged(one: Fact) -> Diagnostic | None:
     about, step = one["adapters"], int(one["step"]) + 1
     if about is None:
         return None
-    if merged := about["merged"]:
+    if merged := listed(about, "merged"):
         message = (
             f"in step {step} adapters are merged into {first_names(merged, about['n_merged'])}:"
             " they are trained no more, and the base weights are not the ones that are frozen"
         )
         return found(FROZEN_MOVED, message, help=_MERGED)
-    if not about["n_moved"]:
+    if not listed(about, "n_moved"):
         return None
     names = first_names(about["moved"], int(about["n_moved"]))
     share = about["share"]
@@ -76,7 +76,7 @@ def _merged(one: Fact) -> Diagnostic | None:
 
 
 def _in_the_step(one: Fact) -> Diagnostic | None:
-    names = one["frozen_that_moved"]
+    names = listed(one, "frozen_that_moved")
     if not names:
         return None
     count = int(one["n_frozen_that_moved"])

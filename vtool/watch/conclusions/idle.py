@@ -4,7 +4,7 @@ from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.arrived import first_names, not_arrived
 from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
 from vtool.watch.conclusions.gone import partly_zeroed, waiting_in_engine, zeroed_before_step
-from vtool.watch.facts import Facts
+from vtool.watch.facts import Facts, listed
 
 NO_GRADIENT = Rule(
     name="parameter-without-gradient",
@@ -35,18 +35,18 @@ def _never_run(facts: Facts) -> bool:
         and len(facts.of("arrived")) > 1
         and not facts.of("rows")
         and not facts.of("micro")
-        and not facts.model.get("sharded")
+        and not facts.model["sharded"]
         and facts.weights_move is False
     )
 
 
 def _idle(facts: Facts) -> list[str]:
     """Return the layers without a gradient in each of several steps in which others have one."""
-    arrived = [one for one in facts.of("arrived") if one.get("idle") is not None]
+    arrived = [one for one in facts.of("arrived") if listed(one, "idle") is not None]
     if len({int(one["step"]) for one in arrived}) < 2 or facts.not_data_parallel:
         return []
     taught = any(micro.supervised for micro in facts.micros)
-    if not taught and not all(one.get("norm") for one in arrived):
+    if not taught and not all(one["norm"] for one in arrived):
         return []
     idle = set.intersection(*(set(one["idle"]) for one in arrived))
     return [layer for layer in arrived[0]["idle"] if layer in idle]
@@ -54,13 +54,13 @@ def _idle(facts: Facts) -> list[str]:
 
 def _blind(facts: Facts) -> int:
     """Return how many layers see images, where rows have some and none of them has a gradient."""
-    seen = [one["of_images"] for one in facts.of("arrived") if one.get("of_images")]
+    seen = [one["of_images"] for one in facts.of("arrived") if listed(one, "of_images")["layers"]]
     steps = {int(one["step"]) for one in facts.of("arrived")}
-    pixels = {int(one["step"]) for one in facts.of("rows") if one.get("pixels")}
+    pixels = {int(one["step"]) for one in facts.of("rows") if one["pixels"]}
     if len(steps) < 2 or not seen or not steps <= pixels or facts.not_data_parallel:
         return 0
     layers = max(int(one["layers"]) for one in seen)
-    return layers if all(one["layers"] == one["idle"] for one in seen) else 0
+    return layers if all(one["layers"] == listed(one, "idle") for one in seen) else 0
 
 
 def _no_gradient(facts: Facts) -> CheckOutcome:

@@ -1,13 +1,13 @@
 """Gradients of each layer between the last backward pass and the step: one factor for all."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.arrived import gradients_differ
 from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
-from vtool.watch.conclusions.engine import engine_of
+from vtool.watch.conclusions.engine import GradientChange, engine_of
 from vtool.watch.facts import FLOAT32_ROUNDING, Facts
 
 APART = Rule(
@@ -52,7 +52,7 @@ def _layers(facts: Facts, step: int) -> dict[str, _Layer]:
     arrived = [one for one in facts.of("arrived") if int(one["step"]) == step]
     if len({int(one["rank"]) for one in arrived}) < facts.world:
         return {}
-    layers = [one.get("layers") or {} for one in arrived]
+    layers = [one["layers"] or {} for one in arrived]
     known = {}
     for name in set.intersection(*(set(each) for each in layers)):
         tensors = [each[name] for each in layers]
@@ -64,7 +64,7 @@ def _layers(facts: Facts, step: int) -> dict[str, _Layer]:
             continue
         factor = sum(a * b for a, b in zip(now, left, strict=True)) / square
         rest = math.sqrt(sum((a - factor * b) ** 2 for a, b in zip(now, left, strict=True)))
-        tolerance = _tolerance(str(tensors[0].get("dtype")))
+        tolerance = _tolerance(str(tensors[0]["dtype"]))
         if rest <= tolerance * size:
             known[name] = _Layer(factor, math.sqrt(square), tolerance)
     return known
@@ -109,11 +109,25 @@ def norms_apart(facts: Facts) -> NormsApart | None:
     return NormsApart(*pairs[0], len(pairs))
 
 
+def arrival_of(facts: Facts, step: int) -> GradientChange | None:
+    """Return what became of the whole gradient, by the norms or else by tensors of each layer.
+
+    None where neither was seen: then the loss alone is known, and not what came of it.
+    """
+    if (engine := engine_of(facts, step)) is not None:
+        apart = norms_apart(facts)
+        return replace(engine, factor=apart.unchanged(facts.world)) if apart else engine
+    if facts.not_data_parallel or not (layers := _layers(facts, step)):
+        return None
+    tolerance = max(layer.tolerance for layer in layers.values())
+    return GradientChange(median(one.factor for one in layers.values()), 0.0, tolerance, False)
+
+
 def _of_norms(facts: Facts) -> Diagnostic | None:
     """Look for a factor that the final norm's gradient has, and not that of the layer before it."""
     if not (apart := norms_apart(facts)):
         return None
-    one = next(one for one in facts.of("arrived") if one.get("inner"))
+    one = next(one for one in facts.of("arrived") if one["inner"])
     message = (
         f"in each of {apart.steps} steps the gradient of {one['norm_name']}.weight is"
         f" {apart.final:.4g} times what the micro-batches left, and that of"

@@ -291,7 +291,7 @@ def _not_read(facts: Facts) -> CheckOutcome:
     }
     if not off:
         return CheckOutcome(looked_at=looked_at, measured={"micro-batches": len(tried)})
-    if any(one.get("nonfinite") for one in facts.of("arrived")):
+    if any(one["nonfinite"] for one in facts.of("arrived")):
         return CheckOutcome(not_run="gradients are not finite")
     worst = max(off, key=lambda micro: micro.misfit)
     message = (

@@ -111,14 +111,14 @@ def count_rows(facts: Facts) -> RowCounts:
         int(loader["rows"]): loader
         for one in facts.of("rows")
         for loader in one.get("data") or ()
-        if loader.get("rows")
+        if loader["rows"]
     }
     if len(loaders) != 1:  # which of several is that of an evaluation is not known
         return RowCounts(times, None, 0)
     ((rows, loader),) = loaders.items()
-    batch = int(loader.get("batch") or 1) * facts.world
-    by_weights = loader.get("sampler") == "WeightedRandomSampler"
-    left_out = batch - 1 if loader.get("drop_last") else 0
+    batch = int(loader["batch"] or 1) * facts.world
+    by_weights = loader["sampler"] == "WeightedRandomSampler"
+    left_out = batch - 1 if loader["drop_last"] else 0
     return RowCounts(times, rows, left_out, by_weights, facts.world > 1 and rows % batch > 0)
 
 
@@ -193,7 +193,7 @@ def _same(facts: Facts) -> CheckOutcome:
 
 def _one_order(facts: Facts) -> CheckOutcome:
     shuffled = [one for fact in facts.of("rows") for one in fact.get("data") or ()]
-    if not any(one.get("shuffled") for one in shuffled):
+    if not any(one["shuffled"] for one in shuffled):
         return CheckOutcome(not_run="no loader is known to shuffle its rows")
     if same_batches(facts):
         return CheckOutcome(not_run=_AGAIN)

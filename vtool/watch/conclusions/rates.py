@@ -121,7 +121,7 @@ def steps_without_moments(facts: Facts) -> int:
         (int(one["step"]), int(tensor["age"]))
         for one in facts.of("stepped")
         for tensor in (one["reference"] or {}).values()
-        if tensor.get("age") is not None
+        if tensor["age"] is not None
     ]
     steps = len({step for step, _ in ages})
     return steps if steps > 2 and not any(age for _, age in ages) else 0

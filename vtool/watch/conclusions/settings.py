@@ -55,9 +55,7 @@ def _decay(facts: Facts) -> CheckOutcome:
         "tensors": max(int(group["vectors"]) for group in known),
     }
     decayed = [
-        group
-        for group in known
-        if group["vectors"] and float(group.get("weight_decay") or 0) > _UNCHOSEN
+        group for group in known if group["vectors"] and float(group["weight_decay"]) > _UNCHOSEN
     ]
     if not decayed:
         return CheckOutcome(looked_at=looked_at, measured={"groups": len(stepped[0]["groups"])})
@@ -70,7 +68,7 @@ def _decay(facts: Facts) -> CheckOutcome:
 
 def _untied(facts: Facts) -> CheckOutcome:
     model = facts.model
-    if model.get("tie_meant") is None:
+    if model["tie_meant"] is None:
         return CheckOutcome(not_run="the model's config does not say whether its head is tied")
     if model["sharded"] or model["mesh"] or model["adapters"]:
         kept = "an adapter may hold the head" if model["adapters"] else "weights are in pieces"

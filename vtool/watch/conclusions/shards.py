@@ -68,13 +68,13 @@ def _one_norm(arrived: Sequence[Fact]) -> bool:
 
 def _shards(arrived: Sequence[Fact]) -> list[_Shard]:
     """Return the factor of each rank's shard of the final norm's gradient; none if it has whole."""
-    sums = [one.get("norm_sum") for one in arrived]
+    sums = [one["norm_sum"] for one in arrived]
     if any(value is None for value in sums):
         return []
     ours = [sum(float(v or 0) for v in values) for values in zip(*sums, strict=True)]
     found = []
     for one in arrived:
-        gradient = list(one.get("norm_gradient") or ())
+        gradient = list(one["norm_gradient"] or ())
         pairs = [(float(a), b) for a, b in zip(gradient, ours, strict=False) if a is not None]
         if len(pairs) == len(ours) or len(pairs) < _COORDINATES:
             continue

@@ -6,7 +6,7 @@ from typing import Literal
 
 from vtool.diagnostics import Rule
 from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
-from vtool.watch.conclusions.engine import engine_of
+from vtool.watch.conclusions.layers import arrival_of
 from vtool.watch.conclusions.learnt import nothing_read, read_micros
 from vtool.watch.conclusions.weights import is_even_by_a_rule
 from vtool.watch.facts import Facts, MicroPass
@@ -40,16 +40,13 @@ def _of_weights(micros: Sequence[MicroPass]) -> WeightSign:
 
 def is_negated(facts: Facts, step: int) -> bool:
     """Return whether gradients came to the optimizer with the other sign."""
-    engine = engine_of(facts, step)
-    return engine is not None and engine.misfit <= engine.tolerance and engine.factor < 0
+    arrival = arrival_of(facts, step)
+    return arrival is not None and arrival.misfit <= arrival.tolerance and arrival.factor < 0
 
 
 def _maximizes(facts: Facts, step: int) -> bool:
     groups = [
-        group
-        for one in facts.of("stepped")
-        if int(one["step"]) == step
-        for group in one.get("groups") or ()
+        group for one in facts.of("stepped") if int(one["step"]) == step for group in one["groups"]
     ]
     return bool(groups) and all(group.get("maximize") for group in groups)
 
@@ -139,6 +136,11 @@ def all_negative(facts: Facts) -> CheckOutcome:
         "tokens": sum(micro.measured for micro in micros),
     }
     if any(one >= 0 for one in directions.values()):
+        stepped = {int(one["step"]) for one in facts.of("stepped") if one["groups"]}
+        unseen = [one for one in steps if arrival_of(facts, one) is None or one not in stepped]
+        if unseen:
+            why = f"the way of the gradient of step {unseen[0] + 1} to the weights was not seen"
+            return CheckOutcome(not_run=why, measured=measured)
         return CheckOutcome(looked_at=looked_at, measured=measured)
     first = next(iter(steps))
     tokens = sum(micro.supervised for micro in micros)

@@ -5,7 +5,7 @@ from itertools import pairwise
 from vtool.diagnostics import Rule
 from vtool.watch.conclusions.arrived import not_arrived
 from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
-from vtool.watch.facts import Fact, Facts
+from vtool.watch.facts import Fact, Facts, listed
 
 TWICE = Rule(
     name="gradient-stepped-twice",
@@ -26,7 +26,7 @@ def _twice(facts: Facts) -> CheckOutcome:
     if why := not_arrived(facts) or facts.no_gradients:
         return CheckOutcome(not_run=why)
     for one in facts.of("stepped"):
-        if others := one["others"]:
+        if others := listed(one, "others"):
             name, tensors = next(iter(others.items()))
             message = (
                 f"up to step {int(one['step']) + 1} {tensors} tensors are stepped with the same"
@@ -40,7 +40,7 @@ def _twice(facts: Facts) -> CheckOutcome:
     for ones in by_rank.values():
         for before, one in pairwise(ones):
             step, last = int(one["step"]), int(before["step"])
-            if step != last + 1 or step in passes or last not in passes or not one.get("norm"):
+            if step != last + 1 or step in passes or last not in passes or not one["norm"]:
                 continue
             if one["digest"] == before["digest"]:
                 message = (

@@ -362,7 +362,7 @@ class Watch:
         fact["undone"] = self._undone
         fact["layers"], fact["changes"] = self._left.facts(divisor), self._left.changes()
         none = ("norm_name", "norm_at", "norm_sum", "norm_gradient")
-        fact.update(dict.fromkeys((*none, "engine_factor", "engine_misfit")))
+        fact.update(dict.fromkeys((*none, "engine_factor", "engine_misfit", "inner")))
         norm = self.found.norm
         back = [r for r in records if r.supervised]
         sums = [r.norm_sum for r in back if r.norm_sum is not None]
