@@ -164,7 +164,7 @@ class MicroPass:
     @property
     def single(self) -> float:
         """The relative error that may be left in the weight of a measured token, at most."""
-        return float(self.fact["tolerance"][3]) if self.fact["tolerance"] else math.inf
+        return float(listed(self.fact, "tolerance")[3]) if self.measured else math.inf
 
     @property
     def tolerance(self) -> float:

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from vtool.diagnostics import Rule
 from vtool.watch.conclusions.ahead import is_seen, tested_batches
-from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
+from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
 from vtool.watch.conclusions.kinds import kinds_seen, micro_batches_of
-from vtool.watch.facts import Fact, Facts
+from vtool.watch.facts import Fact, Facts, listed
 
 CHANGES = Rule(
     name="row-changes-in-batch",
@@ -72,7 +72,7 @@ def _why_not(facts: Facts) -> str:
 
 def _is_steady(one: Fact) -> bool:
     """Return whether the batch would be the same if computed once more."""
-    return not one["dropout"] and one["repeats"] is not False
+    return not listed(one, "dropout") and one["repeats"] is not False
 
 
 def _unsteady(one: Fact) -> str:
@@ -195,7 +195,9 @@ def _changes(facts: Facts) -> CheckOutcome:
     ]
     if not wrong:
         why = _not_compared(facts, {str(one["batch"]) for one, _ in compared})
-        return CheckOutcome(not_run=why, looked_at={"texts": len(compared)}, measured=measured)
+        noise = max(float(document["tolerance"]) for _, document in compared)
+        looked_at: dict[Unit, int] = {"texts": len(compared)}
+        return CheckOutcome(not_run=why, looked_at=looked_at, noise=noise, measured=measured)
     if why := _explained(facts, wrong):
         return CheckOutcome(not_run=why, measured=measured)
     one, document = max(wrong, key=lambda each: each[1]["apart"] / max(each[1]["tolerance"], 1e-30))
@@ -237,7 +239,7 @@ def _image_positions(facts: Facts) -> CheckOutcome:
     if not known:
         why = "no row with images of a model with M-RoPE was looked at"
         return CheckOutcome(not_run=next(iter(facts.errors_of("placed")), why))
-    wrong = [each for each in known if each[1]["wrong"]]
+    wrong = [each for each in known if listed(each[1], "wrong")]
     if not wrong:
         return CheckOutcome(looked_at={"texts": len(known)}, measured={"documents": len(known)})
     one, text = wrong[0]
@@ -255,7 +257,7 @@ def _image_positions(facts: Facts) -> CheckOutcome:
 
 
 CHECKS = (
-    WatchCheck(CHANGES, "alone", _changes, {"texts": 1}),
+    WatchCheck(CHANGES, "alone", _changes, {"texts": 1}, most_noise=0.3),
     WatchCheck(POSITIONS, "alone", _positions, {"texts": 1}),
     WatchCheck(IMAGES, "placed", _image_positions, {"texts": 1}),
 )

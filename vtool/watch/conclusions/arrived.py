@@ -225,7 +225,7 @@ def _other_gradient(facts: Facts) -> CheckOutcome:
         )
     return CheckOutcome(
         looked_at={"steps": len(known)},
-        noise=max(one.tolerance for one in known.values()),
+        noise=max(one.noise for one in known.values()),
         measured=measured,
     )
 
@@ -336,7 +336,7 @@ def lost_updates(facts: Facts) -> CheckOutcome:
     ]
     if not references:
         return CheckOutcome(not_run=never_had_rate(facts) or _no_reference(facts))
-    dtypes = [str(each[2]["dtype"]) for each in references]
+    dtypes = [str(listed(each[2], "dtype")) for each in references]
     coarse = [each for each, dtype in zip(references, dtypes, strict=True) if "16" in dtype]
     if not coarse:  # an update that float32 loses is one of a rate that is nearly zero
         return CheckOutcome(

@@ -112,7 +112,7 @@ def _not_compared(facts: Facts) -> str | None:
         return "the optimizer has none of the model's parameters"
     if lost_updates(facts).findings:
         return "updates are lost in rounding"
-    alone = max(Counter(one["rank"] for one in looked).values()) < 2
+    alone = max(Counter(int(one["rank"]) for one in looked).values()) < 2
     return "one step alone was looked at (--steps, --every)" if alone else None
 
 
@@ -191,7 +191,7 @@ def _stuck(facts: Facts) -> CheckOutcome:
         return CheckOutcome(not_run=f"{excused}: look later (--every)" if excused else why)
     return CheckOutcome(
         looked_at={
-            "steps": 1 + len({one["step"] for one in looked}),
+            "steps": 1 + len({int(one["step"]) for one in looked}),
             "tensors": min(int(one["compared"]) for one in looked),
         }
     )

@@ -19,6 +19,8 @@ class GradientChange:
     tolerance: float
     by_value: bool
     """Several coordinates have the greatest value: elements were clipped one by one."""
+    noise: float = 0.0
+    """The relative error of one micro-batch's gradient by the arithmetic in use."""
 
 
 def engine_of(facts: Facts, step: int, inner: bool = False) -> GradientChange | None:
@@ -48,7 +50,9 @@ def engine_of(facts: Facts, step: int, inner: bool = False) -> GradientChange | 
     theirs, ours = _vectors(arrived)
     if not theirs and world == 1 and one["engine_factor"] is not None:
         misfit = float(one["engine_misfit"])
-        return GradientChange(float(one["engine_factor"]), misfit, tolerance, False)
+        return GradientChange(
+            float(one["engine_factor"]), misfit, tolerance, False, noise=16 * unit
+        )
     if not theirs or len(arrived) < world:
         return None
     square = sum(value * value for value in ours)
@@ -59,7 +63,7 @@ def engine_of(facts: Facts, step: int, inner: bool = False) -> GradientChange | 
     rest = sum((a - factor * b) ** 2 for a, b in zip(theirs, ours, strict=True))
     most = max(map(abs, theirs))
     by_value = sum(abs(abs(value) - most) <= most * 1e-6 for value in theirs) > 2
-    return GradientChange(factor, math.sqrt(rest) / size, tolerance, by_value)
+    return GradientChange(factor, math.sqrt(rest) / size, tolerance, by_value, noise=16 * unit)
 
 
 def norm_of(facts: Facts, step: int) -> float | None:

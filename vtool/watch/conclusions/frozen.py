@@ -116,7 +116,7 @@ def _base_trained(facts: Facts) -> CheckOutcome:
     if not about:
         return CheckOutcome(not_run="the model has no adapters")
     for one, each in about:
-        if names := each["base_trained"]:
+        if names := listed(each, "base_trained"):
             count = int(each["n_base_trained"])
             message = (
                 f"in step {int(one['step']) + 1} the optimizer has {count} of the"

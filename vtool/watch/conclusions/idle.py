@@ -54,7 +54,8 @@ def _idle(facts: Facts) -> list[str]:
 
 def _blind(facts: Facts) -> int:
     """Return how many layers see images, where rows have some and none of them has a gradient."""
-    seen = [one["of_images"] for one in facts.of("arrived") if listed(one, "of_images")["layers"]]
+    looked = [listed(one, "of_images") for one in facts.of("arrived")]
+    seen = [one for one in looked if listed(one, "layers")]
     steps = {int(one["step"]) for one in facts.of("arrived")}
     pixels = {int(one["step"]) for one in facts.of("rows") if one["pixels"]}
     if len(steps) < 2 or not seen or not steps <= pixels or facts.not_data_parallel:

@@ -8,7 +8,7 @@ from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.arrived import gradients_differ
 from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
 from vtool.watch.conclusions.engine import GradientChange, engine_of
-from vtool.watch.facts import FLOAT32_ROUNDING, Facts
+from vtool.watch.facts import FLOAT32_ROUNDING, Facts, listed
 
 APART = Rule(
     name="layers-scaled-apart",
@@ -64,7 +64,7 @@ def _layers(facts: Facts, step: int) -> dict[str, _Layer]:
             continue
         factor = sum(a * b for a, b in zip(now, left, strict=True)) / square
         rest = math.sqrt(sum((a - factor * b) ** 2 for a, b in zip(now, left, strict=True)))
-        tolerance = _tolerance(str(tensors[0]["dtype"]))
+        tolerance = _tolerance(str(listed(tensors[0], "dtype")))
         if rest <= tolerance * size:
             known[name] = _Layer(factor, math.sqrt(square), tolerance)
     return known

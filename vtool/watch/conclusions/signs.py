@@ -141,7 +141,8 @@ def all_negative(facts: Facts) -> CheckOutcome:
         if unseen:
             why = f"the way of the gradient of step {unseen[0] + 1} to the weights was not seen"
             return CheckOutcome(not_run=why, measured=measured)
-        return CheckOutcome(looked_at=looked_at, measured=measured)
+        noise = max(micro.tolerance for micro in micros)
+        return CheckOutcome(looked_at=looked_at, noise=noise, measured=measured)
     first = next(iter(steps))
     tokens = sum(micro.supervised for micro in micros)
     summary = f"all {tokens} tokens of {len(steps)} steps are made less likely"
@@ -153,4 +154,4 @@ def all_negative(facts: Facts) -> CheckOutcome:
     return CheckOutcome((note,), looked_at=looked_at, measured=measured)
 
 
-CHECKS = (WatchCheck(UNLEARNT, "learnt", all_negative, {"steps": 1, "tokens": 1}),)
+CHECKS = (WatchCheck(UNLEARNT, "learnt", all_negative, {"steps": 1, "tokens": 1}, most_noise=0.5),)
