@@ -90,8 +90,9 @@ extras: .venv/installed-dev  ## ask pip whether every extra can be installed; no
 	$(BIN)/python -m tests.installed.extras
 
 zoo: export OMP_NUM_THREADS ?= 1
-zoo: .venv/installed-dev  ## put known mistakes into the code; each check must find its own
+zoo: .venv/installed-dev  ## put known mistakes into the code, take facts from the watch's checks
 	$(BIN)/python -m tests.zoo
+	$(BIN)/python -m pytest -q -m full tests/watch/test_unseen.py
 
 time-machine: .venv/installed-dev .venv/installed-bench  ## watch old releases: docs/time-machine.md
 	$(BIN)/python -m timemachine $(CASE)

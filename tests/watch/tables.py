@@ -5,18 +5,36 @@ from pathlib import Path
 
 from tests.watch.runs import healthy, planted, traincheck
 from vtool.diagnostics import RULES
+from vtool.watch.conclusions import CHECKS
 
 PAGE = Path(__file__).parents[2] / "docs/watch.md"
 BEGIN = "<!-- The tables of runs: made by `make goldens`. -->\n"
 END = "<!-- End of the tables. -->\n"
+SEEN = "<!-- What each check must have seen: made by `make goldens`. -->\n"
+END_OF_SEEN = "<!-- End of what it must have seen. -->\n"
 
 
 def renew(page: str) -> str:
     """Return docs/watch.md with the tables as the runs are."""
-    head, _, rest = page.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    tables = "\n".join(_lines())
-    return f"{head}{BEGIN}{tables}\n{END}{tail}"
+    for begin, end, lines in ((BEGIN, END, _lines()), (SEEN, END_OF_SEEN, _must_see())):
+        head, _, rest = page.partition(begin)
+        _, _, tail = rest.partition(end)
+        tables = "\n".join(lines)
+        page = f"{head}{begin}{tables}\n{end}{tail}"
+    return page
+
+
+def _must_see() -> Iterator[str]:
+    yield "\n| check | at least | known to |\n|---|---|---|"
+    for check in CHECKS:
+        least = ", ".join(f"{count} {_of(unit, count)}" for unit, count in check.must_see.items())
+        noise = f"{check.most_noise:.0%}" if check.most_noise else ""
+        yield f"| `{check.name}` {check.rule.code} | {least} | {noise} |"
+    yield ""
+
+
+def _of(unit: str, count: int) -> str:
+    return unit if count > 1 else unit.removesuffix("es") if unit.endswith("ches") else unit[:-1]
 
 
 def _lines() -> Iterator[str]:

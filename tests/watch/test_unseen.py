@@ -87,6 +87,7 @@ OF_PREFERENCES = {
     "micro.per_row.logp",
     "micro.per_row.median",
     "micro.shape",
+    "micro.tolerance",  # margins are compared, not single weights
     "preference.method",  # none is known of this loss
     "preference.own",  # nothing is overridden
     "preference.reference.follows",  # the reference is another object
