@@ -175,16 +175,17 @@ def _state(ratios: Sequence[_Ratio]) -> str:
 
 def _scaled(facts: Facts) -> CheckOutcome:
     if why := no_preference(facts):
-        return CheckOutcome(not_run=why, measured=_measured_alone(facts))
+        alone = _measured_alone(facts)
+        return CheckOutcome(not_run=why, measured=alone, applies=bool(alone), is_needed=True)
     loss = loss_of(facts)
     assert loss is not None
     if loss.unknown:
-        return CheckOutcome(not_run=loss.unknown)
+        return CheckOutcome(not_run=loss.unknown, is_needed=True)
     batches = [batch for batch in judged_batches(facts, loss) if batch.rows]
     if not batches:
-        return CheckOutcome(not_run=NO_PAIRS)
+        return CheckOutcome(not_run=NO_PAIRS, is_needed=True)
     if odd := _other_passes(loss, batches):
-        return CheckOutcome(not_run=odd)
+        return CheckOutcome(not_run=odd, is_needed=True)
     return _against_due(facts, loss, batches)
 
 
@@ -193,7 +194,7 @@ def _against_due(
 ) -> CheckOutcome:
     reading = read_pairs(facts, loss, batches)
     if not reading.ratios:
-        return CheckOutcome(not_run="no weight of a row could be measured")
+        return CheckOutcome(not_run="no weight of a row could be measured", is_needed=True)
     ratios = reading.ratios
     measured = {
         "times what is due": f"{reading.times:.6g}",
@@ -214,13 +215,14 @@ def _against_due(
         noise = max(one.batch.noise for one in ratios)
         return CheckOutcome(looked_at=looked, noise=noise, measured=measured)
     if reading.state in ("by-length", "by-sum"):
-        return CheckOutcome(not_run="answers are weighed by their lengths", measured=measured)
+        why = "answers are weighed by their lengths"
+        return CheckOutcome(not_run=why, measured=measured, is_needed=True)
     low, high = (pick(one.times for one in ratios) for pick in (min, max))
     why = (
         f"weights of the first step are {low:.4g} to {high:.4g} times what is due where a policy is"
         " its reference: it is another model, or an argument is not known here"
     )
-    return CheckOutcome(not_run=why, measured=measured)
+    return CheckOutcome(not_run=why, measured=measured, is_needed=True)
 
 
 def _measured_alone(facts: Facts) -> dict[str, float | str]:
