@@ -264,7 +264,6 @@ def healthy(world: int = 1, steps: int = 3) -> list[Fact]:
                     "adapters": {**ADAPTERS},
                     "groups": [{"tensors": 9, "vectors": 2, "weight_decay": 0.0}],
                     "schedule": None,
-                    "moved": True,
                     "others": {},
                 }
             )
