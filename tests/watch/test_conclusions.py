@@ -71,6 +71,7 @@ def _halved(layers: Fact) -> Fact:
     return {**tensor, "arrived": [x / 2 for x in tensor["left"]]}
 
 
+JUDGED = {"preference-scaled", "preference-sides", "preference-reference"}
 PLANTED: dict[str, tuple[int, Change, str, str]] = {
     "shifted twice": (
         1,
@@ -293,7 +294,7 @@ def test_nothing_is_found_in_a_healthy_run(tmp_path: Path, world: int) -> None:
     missing = {name for name, state in result.checks.items() if state == "not-run"}
     tokenizer = {"prompt-learnt", "answer-partly-learnt", "answers-left-out"}
     one_rank = {"gradients-differ-between-ranks", "replicas-drift", "ranks-see-same-rows"}
-    longer = {"epochs-in-one-order", "same-batch-every-step"}
+    longer = {"epochs-in-one-order", "same-batch-every-step", *JUDGED}
     assert missing == tokenizer | (one_rank if world == 1 else set()) | longer
 
 
@@ -351,7 +352,7 @@ def test_gradients_that_no_parameter_has_are_not_looked_at(tmp_path: Path) -> No
 def test_every_check_has_a_mistake_that_it_finds() -> None:
     tokenizer = {"prompt-learnt", "answer-partly-learnt", "answers-left-out"}
     found = {rule for _, _, rule, _ in PLANTED.values()} | {"loss-not-read"}
-    assert {check.name for check in CHECKS} == found | tokenizer
+    assert {check.name for check in CHECKS} == found | tokenizer | JUDGED
 
 
 def test_the_message_of_a_mean_of_means_has_the_ratio_and_what_avoids_it(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from .norm import norm_gradient
 from .places import evenly_spaced
 from .rows import KeptBatch, keep_batch
 from .settings import WatchSettings
+from .twin import TwinPass
 
 _OUTER = ("input_ids", "attention_mask", "position_ids", "pixel_values", "pixel_values_videos")
 
@@ -103,6 +104,7 @@ class Capture:
         """Called between passes; whether the gradients so far were thrown away."""
         self.full: Any = None
         """Called where many batches wait for a step."""
+        self._twin = TwinPass()
         self._handles = self._listen()
 
     def _listen(self) -> list[Any]:
@@ -111,6 +113,7 @@ class Capture:
         handles = [
             found.base.register_forward_pre_hook(wrap(self._enter), with_kwargs=True),
             found.base.register_forward_hook(wrap(self._leave)),
+            found.base.register_forward_hook(self._twin.hook(self), with_kwargs=True),
         ]
         if found.base is not found.model:
             before = wrap(self._outside)
@@ -142,6 +145,7 @@ class Capture:
         self.first_of_step = self.zeroed = self.full = None
         self._outer, self._pending, self._norm, self.heard = {}, None, None, {}
         self._row_mask = None
+        self._twin.forget()
 
     def _guard(self, call: Any) -> Hook:
         always = call in (self._outside, self._enter)
@@ -259,6 +263,7 @@ class Capture:
         except Exception as error:
             record.alone = {}
             self._fail("alone", error)
+        self._twin.note(record, held)
         self.records.append(record)
         if norm is not None and norm[1].data_ptr() != held.data_ptr():
             norm = None  # something is between the norm and the head
@@ -378,6 +383,7 @@ class Capture:
         """Return the step's records, and start an empty list."""
         records, self.records = self.records, []
         self.kept, self._micro = 0, 0
+        self._twin.forget()
         if records:
             self.share = self.settings.tokens // len(records)
         return records

@@ -13,7 +13,7 @@ from .digests import digest_of_bytes, tensor_bytes
 from .model import FoundModel
 from .places import multiplies_in_tf32
 from .row_ends import repeated_places, row_ends
-from .rows import KeptBatch, documents, token_mask
+from .rows import KeptBatch, documents, pair_facts, token_mask
 from .solve import SLACK, Solution
 
 _ROUNDING = {
@@ -59,6 +59,10 @@ class PassRecord:
     """True where something is learnt, of all places flattened: also where they are not solved."""
     kind: str | None = None
     """Plain, padded, packed, or both; None where its ids were not seen."""
+    some: Tensor | None = None
+    """Some of the hidden states, to compare those of a pass without gradients with."""
+    apart: Tensor | None = None
+    """How far a pass of the same ids without gradients is from this one, of the states' norm."""
     alone: dict[str, Any] = field(default_factory=dict)
     """For the first record of its kind: the inputs, the hidden states and the positions."""
 
@@ -108,6 +112,7 @@ def micro_facts(
         "why": record.why,
         "dropout": record.dropout,
         "batch": record.kind,
+        "reference": _reference(record),
     }
     if solved is None or record.at is None:
         return fact
@@ -173,6 +178,13 @@ def _by_target(target: Tensor, weight: Tensor, tolerance: Tensor) -> dict[str, l
     return found
 
 
+def _reference(record: PassRecord) -> dict[str, Any] | None:
+    """Return how far the same rows without gradients are, as a reference computes them."""
+    if record.apart is None or record.some is None:
+        return None
+    return {"apart": float(record.apart), "elements": record.some.numel()}
+
+
 def _of_ids(
     record: PassRecord, solved: Solution, w: Tensor, sure: Tensor, found: FoundModel, *, text: bool
 ) -> dict[str, Any]:
@@ -189,7 +201,8 @@ def _of_ids(
                     *("specials", "rows"),
                 )
             ),
-            "per_row": _per_row(rows, w, sure, record),
+            "per_row": _per_row(rows, w, record, sure, solved.logp),
+            "pairs": None,
             "per_token": [],
         }
     ids = seen.ids.cpu()
@@ -226,7 +239,8 @@ def _of_ids(
         "text_left_out": _text_left_out(record, inputs, ids, found),
         "specials": special,
         "rows": [digest_of_bytes(tensor_bytes(row[m])) for row, m in zip(ids, keep)],
-        "per_row": _per_row(rows, w, sure, record),
+        "per_row": _per_row(rows, w, record, sure, solved.logp, (ids, keep)),
+        "pairs": pair_facts(ids, keep),
         "per_token": _per_token(record, solved, w, following if text else None),
     }
 
@@ -355,18 +369,32 @@ def _next_rows(inputs: dict[str, Any], ids: Tensor, found: FoundModel) -> Tensor
     return first.flatten()
 
 
-def _per_row(rows: Tensor, w: Tensor, sure: Tensor, record: PassRecord) -> list[dict[str, Any]]:
+def _per_row(
+    rows: Tensor,
+    w: Tensor,
+    record: PassRecord,
+    sure: Tensor,
+    logp: Tensor,
+    texts: tuple[Tensor, Tensor] | None = None,
+) -> list[dict[str, Any]]:
     found = []
     counts = record.alone.get("row_counts") or {}
     for row in range(min(64, record.shape[0])):
-        mine = w[rows == row]
+        here = rows == row
+        mine = w[here]
         if not len(mine):
             continue
-        known = w[(rows == row) & sure]
+        known = w[here & sure]
+        middle = quantiles(known)
         known = known if len(known) else mine
         found.append(
             {
                 "row": row,
+                "median": None if middle is None else middle[1],
+                "sure": int((here & sure).sum()),
+                "logp": float(logp[here].sum()),
+                **_lower(mine, logp[here]),
+                **_place_in_text(record, here, row, texts),
                 "n": counts.get(row, len(mine)),
                 "solved": len(mine),
                 "sum": float(mine.sum()),
@@ -377,6 +405,37 @@ def _per_row(rows: Tensor, w: Tensor, sure: Tensor, record: PassRecord) -> list[
             }
         )
     return found
+
+
+def _lower(w: Tensor, logp: Tensor) -> dict[str, Any]:
+    """Return the tokens below the middle of a row's weights, where they have two sizes."""
+    low, high = w.min(), w.max()
+    if bool(low * high <= 0) or bool(high - low <= 1e-2 * torch.maximum(low.abs(), high.abs())):
+        return {}
+    below = w < (low + high) / 2
+    return {"lower": {"n": int(below.sum()), "logp": float(logp[below].sum())}}
+
+
+def _place_in_text(
+    record: PassRecord, here: Tensor, row: int, texts: tuple[Tensor, Tensor] | None
+) -> dict[str, int | None]:
+    """Return where in its text a row's first target is, and how many are behind its mask's end."""
+    unknown = dict.fromkeys(("tokens", "first", "behind"))
+    if texts is None or record.at is None:
+        return unknown
+    ids, keep = texts
+    targets = record.at.cpu()[here] % ids.shape[1] + 1
+    inside = keep[row].nonzero()[:, 0]
+    if not len(inside):
+        return unknown
+    first, last = int(inside[0]), int(inside[-1])
+    places = keep[row].cumsum(0)[targets.clamp_max(ids.shape[1] - 1)] - 1
+    text = (targets > first) & (targets <= last)
+    return {
+        "tokens": int(keep[row].sum()),
+        "first": int(places[text].min()) if bool(text.any()) else int(targets.min()) - first,
+        "behind": int((targets > last).sum()),
+    }
 
 
 def _per_token(

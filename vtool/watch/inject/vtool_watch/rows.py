@@ -95,6 +95,29 @@ def documents(inputs: dict[str, Any], ids: Tensor) -> list[Document]:
     return found
 
 
+_MOST_ROWS = 64
+
+
+def pair_facts(ids: Tensor, keep: Tensor) -> list[dict[str, Any]] | None:
+    """Return how the halves of a batch pair up: rows with the same ids at their beginning.
+
+    None: they are no pairs, for rows of most of them begin with different ids.
+    """
+    half = min(ids.shape[0] // 2, _MOST_ROWS // 2)
+    if ids.shape[0] % 2 or not half:
+        return None
+    found: list[dict[str, Any]] = []
+    for row in range(half):
+        other = ids.shape[0] // 2 + row
+        a, b = ids[row][keep[row]], ids[other][keep[other]]
+        size = min(len(a), len(b))
+        apart = (a[:size] != b[:size]).nonzero()
+        prefix = int(apart[0, 0]) if len(apart) else size
+        alike = prefix == len(a) == len(b)
+        found.append({"rows": [row, other], "prefix": prefix, "alike": alike})
+    return found if sum(each["prefix"] > 0 for each in found) * 2 > half else None
+
+
 def _unbroken(keep: Tensor) -> list[Document] | None:
     """Return each row's text; None where one has gaps in it."""
     rows, length = keep.shape
@@ -308,6 +331,9 @@ def ledger(seen: KeptBatch, config: Any) -> dict[str, Any]:
         ],
         "lengths": [t.end - t.begin if t.places is None else len(t.places) for t in texts],
         "row_of": rows,
+        "images": [digest_of_bytes(b"".join(each)) if each else None for each in own]
+        if pixels == "rows" and rows == list(range(ids.shape[0]))
+        else None,
         "pixels": pixels,
         "tokens": ids.numel(),
     }

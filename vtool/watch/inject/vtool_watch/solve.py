@@ -55,6 +55,8 @@ class Solution:
     """Standard error of the weight, relative to it, from what the fit leaves."""
     rounding: Tensor
     """One rounding of the trainer's arithmetic, times what large logits make of it."""
+    logp: Tensor
+    """The logarithm of the probability that the model gives the target."""
 
 
 def precision_for(head: Tensor, rounding: float) -> torch.dtype:
@@ -102,7 +104,7 @@ def solve(
             parts.append(block.solve(tried, rounding))
     if not parts:
         none, ids = h.new_zeros(0, dtype=dtype), h.new_zeros(0, dtype=torch.long)
-        return Solution(ids, *[none] * 9)
+        return Solution(ids, *[none] * 10)
     return Solution(*(torch.cat(each) for each in zip(*parts)))
 
 
@@ -205,7 +207,8 @@ class _Block:
             weight[odd] = -parts[:, 1] - parts[:, 2]
             noise[odd] = error[better] / weight[odd].abs().clamp_min(_TINY)
             extra[:, odd] = torch.stack([parts[:, 2], parts[:, :3].sum(1), parts[:, 3]])
-        return target, weight, off, plain, resolved, *extra, noise, each
+        logp = (self.z.gather(1, target[:, None]) - self.log_sum)[:, 0]
+        return target, weight, off, plain, resolved, *extra, noise, each, logp
 
     def _noise(self, target: Tensor, weight: Tensor, off: Tensor) -> Tensor:
         """Return the relative standard error of least squares along one token's line."""

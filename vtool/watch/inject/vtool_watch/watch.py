@@ -30,6 +30,7 @@ from .model import (
     model_facts,
     unshard,
 )
+from .preference import PreferenceTrainer
 from .ranks import Agreement, agreement, ranks_of
 from .rows import KeptBatch, ledger
 from .settings import WatchSettings
@@ -53,7 +54,7 @@ class Watch:
         number: int,
     ) -> None:
         self.found, self.settings, self.writer, self.number = found, settings, writer, number
-        self.driver = id(optimizer)
+        self.driver, self._name = id(optimizer), type(found.model).__name__
         self.step = self._errors = 0
         self.stepping = False
         """A step of its optimizer is being made; others may be made within, as in ZeRO's."""
@@ -71,6 +72,7 @@ class Watch:
         self._before: list[str] | None = None
         self._kept = KeptGradients(found)
         self._trail = WeightTrail()
+        self._preference = PreferenceTrainer(found)
         self._passes = 0, 0
         """Passes of the model before the last step but one, and before the last."""
         self._others: list[tuple[int, str, int]] = []
@@ -281,12 +283,12 @@ class Watch:
         if moved:
             self.skip("learnt", "weights change between the passes of a step, as in SAM")
             for record in records:
-                record.why, record.alone = "weights changed before the step", {}
-                record.g = None
+                record.why, record.alone, record.g = "weights changed before the step", {}, None
         elif dropped:
             self.skip("learnt", f"{len(dropped)} passes whose gradients were thrown away")
         if not records:
             self.skip("learnt", self._why_no_pass())
+        self._preference.look(self, optimizer, records)
         total = self._learnt(records, head, scale)
         self._undone = self._trail.before(self.step, self.found, optimizer)
         try:
@@ -305,10 +307,9 @@ class Watch:
 
     def _why_no_pass(self) -> str:
         if self.capture.calls and not self.capture.entered:
-            base = type(self.found.base).__name__
             return (
-                f"{type(self.found.model).__name__} does not call its {base} but a part of it, as"
-                " OPT does: no last hidden state was seen"
+                f"{self._name} does not call its {type(self.found.base).__name__} but a part of it,"
+                " as OPT does: no last hidden state was seen"
             )
         return (
             "no pass of the model was seen: it is compiled (VTOOL_WATCH_COMPILED=1 looks into it),"
@@ -402,9 +403,8 @@ class Watch:
         try:
             if not self.off:
                 if self.capture.ledger and not self._described:
-                    name = type(self.found.model).__name__
                     why = "its optimizer made no step that could be seen (a compiled one is not)"
-                    self.writer.write("blind", why=f"{name} was run, but {why}")
+                    self.writer.write("blind", why=f"{self._name} was run, but {why}")
                 self._write_ledger()
         except Exception as error:
             self.fail("ledger", error)

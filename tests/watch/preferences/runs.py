@@ -1,0 +1,185 @@
+"""Runs of TRL's trainers of preferences: healthy ones, and ones with a mistake each."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.watch.preferences import mistakes
+from tests.watch.preferences.mistakes import Setting
+
+Plant = Callable[[Setting], None]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training: a trainer, its arguments, and what is done to it before it trains."""
+
+    kind: str = "dpo"
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    lora: str = ""
+    """`new`: adapters that the trainer makes; `old`: a model that has some already."""
+    ranks: int = 1
+    plant: Plant | None = None
+    images: bool = False
+    """A vision-language model, and an image in each prompt."""
+    reference: str = ""
+    """`copy`: a copy is given to the trainer; `other`: another model."""
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A run with a mistake, and the rule that finds it."""
+
+    run: Run
+    rule: str
+    severity: str = "error"
+    also: tuple[str, ...] = ()
+    """Other rules that find it as well."""
+
+
+def _dpo(kind: str, **arguments: Any) -> Run:
+    return Run(arguments={"loss_type": kind, **arguments})
+
+
+_SIGMOIDS = ("hinge", "ipo", "nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down")
+HEALTHY: Mapping[str, Run] = {
+    "DPO": Run(),
+    "DPO, one micro-batch": Run(arguments={"gradient_accumulation_steps": 1}),
+    "DPO, four micro-batches": Run(arguments={"gradient_accumulation_steps": 4}),
+    "DPO, one pair a micro-batch": Run(arguments={"per_device_train_batch_size": 1}),
+    "DPO, a short step": Run(arguments={"gradient_accumulation_steps": 5, "max_steps": 6}),
+    "DPO, bfloat16 autocast": Run(arguments={"bf16": True}),
+    "DPO, beta 0.5": Run(arguments={"beta": 0.5}),
+    "DPO, a small rate": Run(arguments={"learning_rate": 1e-6}),
+    "DPO, a warm-up": Run(arguments={"warmup_steps": 2}),
+    "DPO, clipped": Run(arguments={"max_grad_norm": 1e-3}),
+    "DPO, LoRA": Run(lora="new"),
+    "DPO, LoRA, bfloat16 autocast": Run(lora="new", arguments={"bf16": True}),
+    "DPO, LoRA, a small rate": Run(lora="new", arguments={"learning_rate": 1e-6}),
+    "DPO, adapters that were trained": Run(lora="old"),
+    "DPO, a reference that is given": Run(reference="copy"),
+    "DPO, another model as its reference": Run(reference="other"),
+    "DPO, a reference that follows": Run(
+        arguments={"sync_ref_model": True, "ref_model_sync_steps": 1}
+    ),
+    "DPO, reference computed before": Run(arguments={"precompute_ref_log_probs": True}),
+    "DPO, rows cut off": Run(arguments={"max_length": 12}),
+    "DPO, no gradient checkpointing": Run(arguments={"gradient_checkpointing": False}),
+    "DPO, evaluated": Run(plant=mistakes.evaluate),
+    "DPO, two ranks": Run(ranks=2),
+    "DPO, images": Run(images=True),
+    "DPO, images, LoRA": Run(images=True, lora="new"),
+    **{f"DPO, {kind}": _dpo(kind) for kind in _SIGMOIDS},
+    "DPO, aot": _dpo("aot"),
+    "DPO, aot_unpaired": _dpo("aot_unpaired"),
+    "DPO, discopop": _dpo("discopop"),
+    "DPO, sigmoid_norm": _dpo("sigmoid_norm"),
+    "DPO, robust": _dpo("robust", label_smoothing=0.1),
+    "DPO, exo_pair": _dpo("exo_pair", label_smoothing=1e-3),
+    "DPO, label smoothing": Run(arguments={"label_smoothing": 0.1}),
+    "DPO, a loss of three (MPO)": Run(
+        arguments={"loss_type": ["sigmoid", "bco_pair", "sft"], "loss_weights": [0.8, 0.2, 1.0]}
+    ),
+    "DPO, with another divergence": Run(arguments={"f_divergence_type": "js_divergence"}),
+    "DPO, LD-DPO": Run(arguments={"ld_alpha": 0.5}),
+    "DPO, WPO": Run(arguments={"use_weighting": True}),
+    "KTO": Run("kto"),
+    "KTO, four micro-batches": Run("kto", {"gradient_accumulation_steps": 4}),
+    "KTO, LoRA": Run("kto", lora="new"),
+    "KTO, weights by label": Run("kto", {"desirable_weight": 1.5, "undesirable_weight": 0.5}),
+    "KTO, apo_zero_unpaired": Run("kto", {"loss_type": "apo_zero_unpaired"}),
+    "KTO, bfloat16 autocast": Run("kto", {"bf16": True}),
+    "CPO": Run("cpo"),
+    "CPO, four micro-batches": Run("cpo", {"gradient_accumulation_steps": 4}),
+    "CPO, answers are not copied": Run("cpo", {"cpo_alpha": 0.0}),
+    "CPO, SimPO": Run("cpo", {"loss_type": "simpo", "cpo_alpha": 0.0}),
+    "CPO, SimPO and copied answers": Run("cpo", {"loss_type": "simpo"}),
+    "CPO, ipo": Run("cpo", {"loss_type": "ipo"}),
+    "CPO, hinge": Run("cpo", {"loss_type": "hinge"}),
+    "CPO, AlphaPO": Run("cpo", {"loss_type": "alphapo", "alpha": 0.1}),
+    "CPO, label smoothing": Run("cpo", {"label_smoothing": 0.1}),
+    "CPO, bfloat16 autocast": Run("cpo", {"bf16": True}),
+    "ORPO": Run("orpo"),
+    "ORPO, four micro-batches": Run("orpo", {"gradient_accumulation_steps": 4}),
+    "ORPO, LoRA": Run("orpo", lora="new"),
+    "GRPO": Run("grpo"),
+    "RLOO": Run("rloo"),
+}
+
+_SCALED, _SIDES, _REFERENCE = "preference-scaled", "preference-sides", "preference-reference"
+_FOUR = {"gradient_accumulation_steps": 4}
+_BOTH = ("placeholder-learnt",)
+
+
+def _scaled(kind: str, plant: Plant, severity: str = "error", **more: Any) -> Planted:
+    arguments = {**_FOUR, **more.pop("arguments", {})}
+    return Planted(Run(kind, arguments, plant=plant, **more), _SCALED, severity)
+
+
+PLANTED: Mapping[str, Planted] = {
+    "DPO, not divided by its micro-batches": _scaled("dpo", mistakes.not_divided),
+    "DPO, bfloat16, not divided by its micro-batches": _scaled(
+        "dpo", mistakes.not_divided, arguments={"bf16": True}
+    ),
+    "DPO, LoRA, not divided by its micro-batches": _scaled("dpo", mistakes.not_divided, lora="new"),
+    "DPO, divided twice": _scaled("dpo", mistakes.divided_twice),
+    "DPO, hinge, not divided by its micro-batches": _scaled(
+        "dpo", mistakes.not_divided, arguments={"loss_type": "hinge"}
+    ),
+    "DPO, ipo, not divided by its micro-batches": _scaled(
+        "dpo", mistakes.not_divided, arguments={"loss_type": "ipo"}
+    ),
+    "DPO, two ranks, multiplied by them": _scaled("dpo", mistakes.times_ranks, ranks=2),
+    "DPO, another beta": _scaled("dpo", mistakes.another_beta, "warning"),
+    "DPO, a sum over pairs": _scaled("dpo", mistakes.sum_over_pairs, "warning"),
+    "KTO, not divided by its micro-batches": _scaled("kto", mistakes.not_divided),
+    "KTO, another beta": _scaled("kto", mistakes.another_beta, "warning"),
+    "CPO, not divided by its micro-batches": _scaled("cpo", mistakes.not_divided),
+    "CPO, another beta": _scaled("cpo", mistakes.another_beta, "warning"),
+    "CPO, SimPO, not divided by its micro-batches": _scaled(
+        "cpo", mistakes.not_divided, arguments={"loss_type": "simpo", "cpo_alpha": 0.0}
+    ),
+    "ORPO, not divided by its micro-batches": _scaled("orpo", mistakes.not_divided),
+    "ORPO, another beta": _scaled("orpo", mistakes.another_beta, "warning"),
+    "DPO, sides swapped by the collator": Planted(Run(plant=mistakes.swapped), _SIDES),
+    "DPO, sides swapped in the loss": Planted(Run(plant=mistakes.negated), _SIDES),
+    "DPO, both sides up": Planted(Run(plant=mistakes.both_up), _SIDES),
+    "DPO, means for sums": Planted(Run(plant=mistakes.means), _SIDES),
+    "DPO, one side twice": Planted(
+        Run(plant=mistakes.one_side_twice), _SIDES, "warning", also=(_SCALED,)
+    ),
+    "DPO, prompts judged": Planted(Run(plant=mistakes.prompts), _SIDES),
+    "DPO, padding judged": Planted(Run(plant=mistakes.padding), _SIDES, also=_BOTH),
+    "DPO, images of another pair": Planted(Run(images=True, plant=mistakes.images_crossed), _SIDES),
+    "DPO, each image twice running": Planted(
+        Run(images=True, plant=mistakes.images_repeated), _SIDES, "warning"
+    ),
+    "DPO, one image for all": Planted(
+        Run(images=True, plant=mistakes.one_image), _SIDES, "warning"
+    ),
+    "DPO, images of one side alone": Planted(
+        Run(images=True, plant=mistakes.other_images), _SIDES, "warning"
+    ),
+    "DPO, the chosen answer on both sides": Planted(
+        Run(plant=mistakes.chosen_twice), _SIDES, "warning"
+    ),
+    "KTO, labels swapped": Planted(Run("kto", plant=mistakes.labels_swapped), _SIDES),
+    "KTO, means for sums": Planted(Run("kto", plant=mistakes.means), _SIDES),
+    "KTO, prompts judged": Planted(Run("kto", plant=mistakes.prompts), _SIDES),
+    "CPO, SimPO of sums": Planted(
+        Run("cpo", {"loss_type": "simpo", "cpo_alpha": 0.0}, plant=mistakes.simpo_of_sums), _SIDES
+    ),
+    "DPO, the policy as its reference": Planted(Run(plant=mistakes.itself), _REFERENCE),
+    "DPO, a reference that shares layers": Planted(Run(plant=mistakes.shares), _REFERENCE),
+    "DPO, a reference that is copied anew": Planted(Run(plant=mistakes.copied_anew), _REFERENCE),
+    "DPO, a reference that is trained": Planted(Run(plant=mistakes.trained), _REFERENCE),
+    "DPO, a reference that drifts": Planted(Run(plant=mistakes.drifts), _REFERENCE, "warning"),
+    "DPO, the policy's own log-probabilities": Planted(Run(plant=mistakes.own_logps), _REFERENCE),
+    "DPO, LoRA, a reference with its adapters": Planted(
+        Run(lora="new", plant=mistakes.adapters_on), _REFERENCE
+    ),
+    "KTO, LoRA, a reference with its adapters": Planted(
+        Run("kto", lora="new", plant=mistakes.adapters_on), _REFERENCE
+    ),
+    "KTO, the policy as its reference": Planted(Run("kto", plant=mistakes.itself), _REFERENCE),
+}

@@ -1,0 +1,380 @@
+"""Losses of preferences: the weight of each pair against β and the trainer's other arguments."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from vtool.diagnostics import Diagnostic, Rule
+from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
+from vtool.watch.conclusions.engine import engine_of
+from vtool.watch.conclusions.preference_losses import Answer, Batch, PreferenceLoss
+from vtool.watch.conclusions.preference_rows import (
+    JudgedBatch,
+    JudgedRow,
+    judged_batches,
+    loss_of,
+    no_preference,
+)
+from vtool.watch.facts import Facts
+
+SCALED = Rule(
+    name="preference-scaled",
+    code="VT917",
+    summary="The weights of a preference's pairs are not what β and the pairs of the step give.",
+    why=(
+        "Where the policy is still its reference, each answer token of a DPO pair weighs β/2 over"
+        " the pairs of the step. A loss that is not divided by the accumulation weighs k times as"
+        " much: it is clipped at every step, and the learning rate means something else (trl#2615,"
+        " TRL 0.12 and 0.13: DPO, KTO, CPO, BCO, ORPO)."
+    ),
+    bad="beta=0.1, and weights of 0.05 for each of 4 pairs in 4 micro-batches",
+    good="0.0125: 0.1 / 2 / 4",
+    fix=(
+        "Divide the loss once by the micro-batches of the step, and give the loss the β of the"
+        " arguments. In TRL 0.12 and 0.13, use one micro-batch a step, or a later release."
+    ),
+)
+
+NO_PAIRS = "the halves of no micro-batch begin with the same ids: they are no pairs that are known"
+_NEAR = 0.02
+"""The relative error of what becomes of a gradient on its way."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ratio:
+    """How many times a row's weight is what the arguments give."""
+
+    times: float
+    tokens: int
+    batch: JudgedBatch
+    by_length: bool
+    is_copied: bool
+    """Part of the weight is of a loss that copies chosen answers."""
+
+
+def expected_weights(
+    loss: PreferenceLoss, smoothing: float, batch: JudgedBatch
+) -> Iterator[tuple[JudgedRow, float, float]]:
+    """Yield the rows of a micro-batch with their weight, and the one that arguments give."""
+    whole = batch.batch(loss)
+    if whole is None:
+        return
+    if not loss.is_paired:
+        for row in batch.rows.values():
+            weight = row.weight
+            one = Answer(row.tokens, 0.0)
+            pair = loss.weights(smoothing, whole, one, one)
+            if weight is not None and pair is not None:
+                yield row, weight, pair[0] if weight > 0 else pair[1]
+        return
+    for first, second in batch.pairs:
+        yield from _of_pair(loss, smoothing, whole, batch.rows.get(first), batch.rows.get(second))
+
+
+def _of_pair(
+    loss: PreferenceLoss,
+    smoothing: float,
+    whole: Batch,
+    up: JudgedRow | None,
+    down: JudgedRow | None,
+) -> Iterator[tuple[JudgedRow, float, float]]:
+    chosen, rejected = (row.answer if row else None for row in (up, down))
+    if (loss.is_free or loss.is_by_length) and (chosen is None or rejected is None):
+        return
+    weights = [row.weight if row else None for row in (up, down)]
+    if loss.method == "orpo" and up is not None and chosen is not None:
+        if up.lower is None:  # whole rows are copied, of which the answers are judged
+            return
+        tokens, logp = up.lower
+        chosen = Answer(chosen.tokens - tokens, chosen.logp - logp)
+        weights[0] = up.most
+    none = Answer(1, 0.0)
+    pair = loss.weights(smoothing, whole, chosen or none, rejected or none)
+    if pair is None:
+        return
+    for row, weight, due in zip((up, down), weights, pair, strict=True):
+        if row is not None and weight is not None:
+            yield row, weight, due
+
+
+def _ratios(
+    facts: Facts, loss: PreferenceLoss, smoothing: float, batches: Sequence[JudgedBatch]
+) -> list[_Ratio]:
+    found = []
+    for batch in batches:
+        for row, weight, due in expected_weights(loss, smoothing, batch):
+            if due:
+                times = weight / due * batch.passes
+                copied = (
+                    due > 0
+                    and loss.is_paired
+                    and loss.copied(batch.batch(loss) or Batch(1, 1), Answer(row.tokens, 0.0))
+                )
+                found.append(_Ratio(times, row.tokens, batch, loss.is_by_length, bool(copied)))
+    return found
+
+
+def _is_one(ratios: Sequence[_Ratio], times: float) -> bool:
+    return all(abs(one.times / times - 1) <= one.batch.tolerance for one in ratios)
+
+
+def _even(ratios: Sequence[_Ratio], power: int = 0) -> bool:
+    """Return whether all ratios are equal, with each answer's tokens to some power."""
+    values = [one.times * one.tokens**power for one in ratios]
+    middle = median(values)
+    return middle != 0 and all(
+        abs(value / middle - 1) <= one.batch.tolerance
+        for value, one in zip(values, ratios, strict=True)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The weights of pairs whose due size is known, against it."""
+
+    ratios: tuple[_Ratio, ...]
+    """Of the smoothing that fits best."""
+    state: str
+    """`right`, `even` (all the same times what is due), `by-length`, `by-sum`, or `apart`."""
+
+    @property
+    def times(self) -> float:
+        """How many times the weights are what is due."""
+        return median(one.times for one in self.ratios)
+
+
+def read_pairs(facts: Facts, loss: PreferenceLoss, batches: Sequence[JudgedBatch]) -> Reading:
+    """Hold weights against what is due: of the first step alone, where there is a reference."""
+    exact = list(batches) if loss.is_free else [b for b in batches if b.micro.step == 0]
+    best = Reading((), "none")
+    order = ("right", "even", "by-length", "by-sum", "apart", "none")
+    for smoothing in loss.smoothings:
+        ratios = _ratios(facts, loss, smoothing, exact)
+        if not ratios:
+            continue
+        reading = Reading(tuple(ratios), _state(ratios))
+        if order.index(reading.state) < order.index(best.state):
+            best = reading
+    return best
+
+
+def _state(ratios: Sequence[_Ratio]) -> str:
+    if _is_one(ratios, 1.0):
+        return "right"
+    if _even(ratios):
+        return "even"
+    if len({one.tokens for one in ratios}) > 1 and not any(one.is_copied for one in ratios):
+        fine = not any(one.batch.is_coarse for one in ratios)
+        if fine and _even(ratios, 1) and not ratios[0].by_length:
+            return "by-length"
+        if fine and _even(ratios, -1) and ratios[0].by_length:
+            return "by-sum"
+    return "apart"
+
+
+def _scaled(facts: Facts) -> CheckOutcome:
+    if why := no_preference(facts):
+        return CheckOutcome(not_run=why, measured=_measured_alone(facts))
+    loss = loss_of(facts)
+    assert loss is not None
+    if loss.unknown:
+        return CheckOutcome(not_run=loss.unknown)
+    batches = [batch for batch in judged_batches(facts, loss) if batch.rows]
+    if not batches:
+        return CheckOutcome(not_run=NO_PAIRS)
+    if odd := _other_passes(loss, batches):
+        return CheckOutcome(not_run=odd)
+    return _against_due(facts, loss, batches)
+
+
+def _against_due(
+    facts: Facts, loss: PreferenceLoss, batches: Sequence[JudgedBatch]
+) -> CheckOutcome:
+    reading = read_pairs(facts, loss, batches)
+    if not reading.ratios:
+        return CheckOutcome(not_run="no weight of a row could be measured")
+    ratios = reading.ratios
+    measured = {
+        "times what is due": f"{reading.times:.6g}",
+        "β": loss.beta,
+        "pairs of a micro-batch": batches[0].size // (2 if loss.is_paired else 1),
+        "micro-batches": batches[0].passes,
+    }
+    looked: dict[Unit, int] = {
+        "rows": len(ratios),
+        "micro-batches": len({id(one.batch) for one in ratios}),
+        "steps": len({one.batch.micro.step for one in ratios}),
+    }
+    if (finding := _finding(facts, loss, reading, batches)) is not None:
+        return CheckOutcome((finding,), measured=measured)
+    if reading.state == "right" and (finding := _arrives_scaled(facts, batches)):
+        return CheckOutcome((finding,), measured=measured)
+    if reading.state in ("right", "even"):  # even: divided later, on the way to the optimizer
+        noise = max(one.batch.noise for one in ratios)
+        return CheckOutcome(looked_at=looked, noise=noise, measured=measured)
+    if reading.state in ("by-length", "by-sum"):
+        return CheckOutcome(not_run="answers are weighed by their lengths", measured=measured)
+    low, high = (pick(one.times for one in ratios) for pick in (min, max))
+    why = (
+        f"weights of the first step are {low:.4g} to {high:.4g} times what is due where a policy is"
+        " its reference: it is another model, or an argument is not known here"
+    )
+    return CheckOutcome(not_run=why, measured=measured)
+
+
+def _measured_alone(facts: Facts) -> dict[str, float | str]:
+    """Return the β that the first step shows by itself, where a trainer is not known."""
+    micros = [micro for micro in facts.micros if micro.step == 0 and micro.is_read]
+    if not micros or not facts.is_judged:
+        return {}
+    sizes = [
+        abs(float(row["median"]))
+        for micro in micros
+        for row in micro.fact.get("per_row") or ()
+        if row.get("median")
+    ]
+    shapes = {int(next(iter(micro.fact.get("shape") or (0,)))) for micro in micros}
+    paired = all(micro.fact.get("pairs") for micro in micros)
+    if not sizes or len(shapes) != 1 or not paired or max(sizes) > (1 + 1e-3) * min(sizes):
+        return {}
+    pairs = shapes.pop() // 2 * sum(micro.rank == micros[0].rank for micro in micros)
+    return {"β, if this is DPO": f"{2 * median(sizes) * pairs:.6g}"}
+
+
+def _other_passes(loss: PreferenceLoss, batches: Sequence[JudgedBatch]) -> str | None:
+    """Return why the passes of a step are not its micro-batches."""
+    asked = int(loss.number("gradient_accumulation_steps", 0))
+    if not asked:
+        return "the trainer's arguments do not say how many micro-batches a step has"
+    if any(batch.passes > asked for batch in batches):
+        most = max(batch.passes for batch in batches)
+        return (
+            f"a step has {most} passes, and {asked} micro-batches: sides have passes of their own"
+        )
+    return None
+
+
+def _finding(
+    facts: Facts, loss: PreferenceLoss, reading: Reading, batches: Sequence[JudgedBatch]
+) -> Diagnostic | None:
+    if reading.state == "even":
+        return _of_one_size(facts, loss, reading)
+    if reading.state == "apart" and loss.is_free:
+        return _of_other_margins(loss, reading)
+    return _beyond(loss, batches)
+
+
+def _of_one_size(facts: Facts, loss: PreferenceLoss, reading: Reading) -> Diagnostic | None:
+    """Say by what all weights are too large, or too small."""
+    times, first = abs(reading.times), reading.ratios[0].batch
+    passes, world = first.passes, facts.world
+    coarse = any(one.batch.is_coarse for one in reading.ratios)
+    near = 0.1 if coarse else first.tolerance
+    arrived = _factor(facts, first.micro.step)
+    if arrived is not None and abs(arrived * times - 1) <= _NEAR:
+        return None  # it is divided on the way to the optimizer
+    what, of = ("pairs", " of a pair") if loss.is_paired else ("rows", "")
+    summary = (
+        f"each token{of} weighs {times:.4g} times what β = {loss.beta:g} and the {what} of the step"
+        " give"
+    )
+    for count, name in ((passes, "micro-batches"), (world, "ranks"), (passes * world, "passes")):
+        if count > 1 and abs(times / count - 1) <= near:
+            message = f"{summary}: the step has {count} {name}, and is not divided by them"
+            return found(SCALED, message)
+        if count > 1 and abs(times * count - 1) <= near:
+            return found(SCALED, f"{summary}: it is divided by its {count} {name} twice")
+    asked = int(loss.number("gradient_accumulation_steps", 0))
+    if passes < asked and abs(times * asked / passes - 1) <= near:
+        return None  # a short step, divided by the micro-batches of a whole one
+    if coarse and 1 / 1.5 < times < 1.5:
+        return None
+    return found(SCALED, f"{summary}{_other_beta(loss, times)}", severity="warning")
+
+
+def _of_other_margins(loss: PreferenceLoss, reading: Reading) -> Diagnostic | None:
+    """Say that weights are not those of the policy's own log-probabilities."""
+    passes = reading.ratios[0].batch.passes
+    for one_size in (passes, 1 / passes):
+        if passes > 1 and _is_one(reading.ratios, one_size):
+            return found(SCALED, f"weights are {one_size:.4g} times what is due")
+    if any(one.batch.is_coarse for one in reading.ratios):
+        return None  # margins of 16 bits are rounded too
+    times = [one.times for one in reading.ratios if not one.is_copied] or [
+        one.times for one in reading.ratios
+    ]
+    message = (
+        f"weights are {min(times):.4g} to {max(times):.4g} times what β = {loss.beta:g} and the"
+        " log-probabilities of the answers give: the loss has another β, or another margin"
+    )
+    return found(SCALED, message, severity="warning")
+
+
+def _other_beta(loss: PreferenceLoss, times: float) -> str:
+    if len(loss.kinds) > 1:
+        return ""
+    inverse = loss.kinds[0] in ("ipo", "sppo_hard")
+    beta = loss.beta / times if inverse else loss.beta * times
+    return f": β is {beta:.4g} in the loss"
+
+
+def _beyond(loss: PreferenceLoss, batches: Sequence[JudgedBatch]) -> Diagnostic | None:
+    """Look for weights that no margin allows."""
+    most = loss.most()
+    if most is None or loss.framework:
+        return None
+    worst, where = 0.0, batches[0]
+    for batch in batches:
+        whole = batch.batch(loss)
+        if whole is None:
+            continue
+        for at, row in batch.rows.items():
+            if row.weight is None:
+                continue
+            besides = 0.0
+            if loss.is_paired and at < batch.size // 2:
+                besides = loss.copied(whole, Answer(row.tokens, 0.0))
+            size = abs(row.weight) * batch.passes - besides
+            bound = most[0 if row.weight > 0 else 1] / whole.pairs
+            over = size / bound / (1 + batch.tolerance)
+            if over > worst:
+                worst, where = over, batch
+    if worst <= 1:
+        return None
+    message = (
+        f"a token weighs {worst:.4g} times the most that β = {loss.beta:g} allows for any margin,"
+        f" in {where.micro}"
+    )
+    if where.passes > 1:
+        message += f": the step has {where.passes} micro-batches, by which it may not be divided"
+    return found(SCALED, message)
+
+
+def _factor(facts: Facts, step: int) -> float | None:
+    """Return what becomes of gradients on their way to the optimizer, of the mean over ranks."""
+    engine = engine_of(facts, step)
+    if engine is None or engine.misfit > engine.tolerance:
+        return None
+    return abs(engine.factor) * facts.world
+
+
+def _arrives_scaled(facts: Facts, batches: Sequence[JudgedBatch]) -> Diagnostic | None:
+    """Look for gradients that come several times as large to the optimizer."""
+    passes, world = batches[0].passes, facts.world
+    steps = sorted({batch.micro.step for batch in batches})
+    factors = [factor for step in steps if (factor := _factor(facts, step)) is not None]
+    if len(factors) < len(steps):
+        return None
+    names = {passes * world: "passes", world: "ranks", passes: "micro-batches"}
+    for times, name in names.items():
+        if times > 1 and all(math.isclose(one, times, rel_tol=0.01) for one in factors):
+            message = (
+                f"the optimizer gets {times} times the gradient of the pairs: there are {times}"
+                f" {name}, and it is not divided by them"
+            )
+            return found(SCALED, message)
+    return None
+
+
+CHECKS = (WatchCheck(SCALED, "learnt", _scaled, {"rows": 1, "micro-batches": 1}, most_noise=0.25),)
