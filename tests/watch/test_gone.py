@@ -83,7 +83,8 @@ def test_a_part_that_is_gone_in_every_step_is_a_warning(tmp_path: Path) -> None:
 
 def test_parts_that_take_turns_are_healthy(tmp_path: Path) -> None:
     def turns(step: int, rank: int) -> Fact:
-        return {"left": {"tensors": 9, "gone": [f"layer {step % 2}"], "n_gone": 1}}
+        gone = [f"layer {layer}" for layer in range(5) if layer != step]  # more layers than steps
+        return {"left": {"tensors": 9, "gone": gone, "n_gone": 4}}
 
     assert of(with_arrived(tmp_path, turns), RULE) == []
 

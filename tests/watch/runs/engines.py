@@ -36,8 +36,19 @@ def queries(model: Any, step: int, rank: int) -> None:
 def layers_in_turn(model: Any, step: int, rank: int) -> None:
     """Leave one layer its gradients, another one in each step."""
     for number, layer in enumerate(model.model.layers):
-        if number != step % 2:
+        if number != step % len(model.model.layers):
             layer.zero_grad()
+
+
+def train_in_turn(model: Any, optimizer: Any, step: int) -> None:
+    """Freeze all layers but one, another one in each step."""
+    for number, layer in enumerate(model.model.layers):
+        layer.requires_grad_(number == (step + 1) % len(model.model.layers))
+
+
+def first_alone(model: Any) -> None:
+    for layer in model.model.layers[1:]:
+        layer.requires_grad_(False)
 
 
 def clip_own_shards(limit: float) -> Any:
@@ -62,12 +73,21 @@ def of_zero(own: list[Any], lr: float) -> Any:
     return ZeroRedundancyOptimizer(own, torch.optim.AdamW, lr=lr)
 
 
+_SIX = {"num_hidden_layers": 6, "layer_types": ["full_attention"] * 6}
+
+
 def _fsdp2(**settings: Any) -> Recipe:
     return Recipe(**{"world": 2, "engine": "fsdp2", "reduce": "at the last", **settings})
 
 
 HEALTHY: dict[str, Recipe] = {
     "one layer's gradients left in turn": Recipe(before_step=layers_in_turn),
+    "gradients of one of six layers left in turn": Recipe(before_step=layers_in_turn, config=_SIX),
+    "one of six layers trained in turn": Recipe(
+        made=lambda model, optimizer: first_alone(model),
+        after_step=train_in_turn,
+        config=_SIX,
+    ),
     "DDP, reduced once a step": Recipe(world=2, reduce="at the last", accumulate=3),
     "DDP, gradients are views of buckets": Recipe(world=2, reduce="at the last", bucket_views=True),
     "DDP, ZeroRedundancyOptimizer": Recipe(world=2, optimizer=of_zero),
