@@ -34,7 +34,8 @@ def _must_see() -> Iterator[str]:
 
 
 def _of(unit: str, count: int) -> str:
-    return unit if count > 1 else unit.removesuffix("es") if unit.endswith("ches") else unit[:-1]
+    one = unit[:-2] if unit.endswith(("ches", "sses")) else unit[:-1]
+    return unit if count > 1 else one
 
 
 def _lines() -> Iterator[str]:

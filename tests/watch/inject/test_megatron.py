@@ -63,3 +63,25 @@ def test_a_mean_of_means_is_found(tmp_path: Path, megatron_forks: Forks, kind: s
     ((rule, message),) = [(one.rule, one.message) for one in result.findings]
     assert rule == "token-weights-differ"
     assert "1.4444 times" in message  # 13 / 9 learnt tokens of the two micro-batches
+
+
+@pytest.mark.parametrize("kind", ["shared", "bf16"])
+def test_shares_and_float32_copies_are_read_and_not_changed(
+    tmp_path: Path, megatron_forks: Forks, kind: str
+) -> None:
+    facts = tmp_path / "facts"
+    assert run(megatron_forks, facts, kind) == run(megatron_forks, None, kind)
+    assert tiny.facts(facts, "error") == []
+    (result,) = conclude_folder(facts, kind, None)
+    assert (result.verdict, result.findings) == ("clean", ())
+
+
+@pytest.mark.parametrize("kind", ["data", "tensor", "shared", "bf16"])
+def test_buffers_that_are_zeroed_before_the_step_are_found(
+    tmp_path: Path, megatron_forks: Forks, kind: str
+) -> None:
+    run(megatron_forks, tmp_path / "facts", kind, "zeroed")
+    (result,) = conclude_folder(tmp_path / "facts", kind, None)
+    ((rule, severity, message),) = [(x.rule, x.severity, x.message) for x in result.findings]
+    assert (rule, severity) == ("parameter-without-gradient", "error")
+    assert "something zeroes them between backward() and step()" in message

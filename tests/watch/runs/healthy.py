@@ -4,6 +4,7 @@ from tests.watch.runs import (
     attention,
     changes,
     copies,
+    engines,
     frozen,
     masks,
     optimizers,
@@ -17,6 +18,7 @@ from tests.watch.runs import (
 from tests.watch.runs.loop import FAMILIES, Recipe
 
 RUNS: dict[str, Recipe] = {
+    **engines.HEALTHY,
     **{f"{family}, float32": Recipe(family=family) for family in FAMILIES},
     **{
         f"{family}, bfloat16 autocast": Recipe(family=family, autocast=True)

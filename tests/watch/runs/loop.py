@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,19 @@ class Recipe:
     made: Callable[[Any, Any], None] = lambda model, optimizer: None
     reduced: bool = True
     """DDP reduces gradients over ranks."""
+    reduce: str = ""
+    """Passes whose gradients are reduced over ranks, by the engine's own switch.
+
+    All of them; `at the last` of a step; `never`; `outside of layers`, for these at the last.
+    """
+    bucket_views: bool = False
+    """DDP's gradients are views of its buckets."""
+    mixed: tuple[str | None, str | None] = None, None
+    """FSDP2's dtypes: to compute in, and to reduce gradients in."""
+    mesh: tuple[int, int] | None = None
+    """FSDP2's replicas, and the ranks of each."""
+    reshard: bool | None = None
+    """FSDP2 frees whole weights after the forward pass."""
     after_backward: Callable[[Any, int, int], None] = lambda model, step, index: None
     before_step: Callable[[Any, int, int], None] = lambda model, step, rank: None
     after_step: Callable[[Any, Any, int], None] = lambda model, optimizer, step: None
@@ -337,14 +351,44 @@ def _engine(recipe: Recipe, model: Any) -> Any:
     if recipe.world == 1:
         return model
     if recipe.engine == "ddp" and recipe.reduced:
-        return torch.nn.parallel.DistributedDataParallel(model)
+        return torch.nn.parallel.DistributedDataParallel(
+            model, gradient_as_bucket_view=recipe.bucket_views
+        )
     if recipe.engine == "fsdp2":
-        from torch.distributed.fsdp import fully_shard
-
-        for layer in model.model.layers:
-            fully_shard(layer)
-        fully_shard(model)
+        _shard(recipe, model)
     return model
+
+
+def _shard(recipe: Recipe, model: Any) -> None:
+    """Shard a model's weights over ranks with FSDP2."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    dtypes = [getattr(torch, name) if name else None for name in recipe.mixed]
+    given: dict[str, Any] = {"mp_policy": MixedPrecisionPolicy(*dtypes)}
+    if recipe.reshard is not None:
+        given["reshard_after_forward"] = recipe.reshard
+    if recipe.mesh is not None:
+        names = ("replicate", "shard")
+        given["mesh"] = init_device_mesh("cpu", recipe.mesh, mesh_dim_names=names)
+    for layer in model.model.layers:
+        fully_shard(layer, **given)
+    fully_shard(model, **given)
+
+
+def _reduction(recipe: Recipe, run: Any, last: bool) -> Any:
+    """Switch the reduction of a pass's gradients on or off, and return a context for the pass."""
+    if recipe.world == 1 or not recipe.reduce:
+        return nullcontext()
+    on = last and recipe.reduce != "never"
+    if recipe.engine == "ddp":
+        return nullcontext() if on else run.no_sync()
+    run.set_requires_gradient_sync(on)
+    if recipe.reduce == "outside of layers":
+        for layer in run.model.layers:
+            layer.set_requires_gradient_sync(False)
+    return nullcontext()
 
 
 def _step(
@@ -365,11 +409,12 @@ def _step(
         dist.all_reduce(total)
     for index, batch in enumerate(waiting):
         given = {key: value for key, value in batch.items() if key != "labels"}
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=recipe.autocast):
-            logits = run(**given, use_cache=False).logits
-        summed = (recipe.loss or cross_entropy)(logits, batch["labels"], model)
         divisor = (recipe.divide or over_all)(tokens, index, int(total), recipe.world)
-        (summed / divisor).backward()
+        with _reduction(recipe, run, last=index == len(waiting) - 1):
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=recipe.autocast):
+                logits = run(**given, use_cache=False).logits
+            summed = (recipe.loss or cross_entropy)(logits, batch["labels"], model)
+            (summed / divisor).backward()
         recipe.after_backward(model, step, index)
     if recipe.clip:
         torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)

@@ -3,6 +3,7 @@
 from tests.watch.runs import (
     attention,
     changes,
+    engines,
     frozen,
     grids,
     losses,
@@ -21,6 +22,7 @@ from tests.watch.runs.loop import END
 
 RUNS: dict[str, Planted] = {
     **scales.PLANTED,
+    **engines.PLANTED,
     "labels shifted twice": error("targets-not-next", collated=changes.shifted_labels),
     "labels shifted twice, bfloat16 autocast": error(
         "targets-not-next", collated=changes.shifted_labels, autocast=True

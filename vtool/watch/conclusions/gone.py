@@ -21,6 +21,8 @@ _PART_HELP = (
     "look for zero_grad() or p.grad = None between backward() and step(); if these are not to be"
     " trained, requires_grad_(False) says so, and saves their backward pass"
 )
+SAME = 0.8
+"""The share of the tensors without a gradient that must be the same ones in each step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,8 @@ def partly_zeroed(facts: Facts) -> Gone | None:
     names = [name for name in left[0]["gone"] if all(name in one["gone"] for one in left)]
     if not names or any(one["tensors"] == one["n_gone"] for one in left):
         return None
+    if len(names) < SAME * len({name for one in left for name in one["gone"]}):
+        return None  # parts take turns
     most = min(int(one["n_gone"]) for one in left)
     of = max(int(one["tensors"]) for one in left)
     listed = ", ".join(names[:3]) + (f" and {most - 3} more" if most > 3 else "")

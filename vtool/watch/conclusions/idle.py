@@ -3,7 +3,7 @@
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.arrived import first_names, not_arrived
 from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
-from vtool.watch.conclusions.gone import partly_zeroed, waiting_in_engine, zeroed_before_step
+from vtool.watch.conclusions.gone import SAME, partly_zeroed, waiting_in_engine, zeroed_before_step
 from vtool.watch.facts import Facts, listed
 
 NO_GRADIENT = Rule(
@@ -48,7 +48,10 @@ def _idle(facts: Facts) -> list[str]:
     taught = any(micro.supervised for micro in facts.micros)
     if not taught and not all(one["norm"] for one in arrived):
         return []
-    idle = set.intersection(*(set(one["idle"]) for one in arrived))
+    seen = [set(one["idle"]) for one in arrived]
+    idle = set.intersection(*seen)
+    if len(idle) < SAME * len(set.union(*seen)):
+        return []  # layers take turns
     return [layer for layer in arrived[0]["idle"] if layer in idle]
 
 

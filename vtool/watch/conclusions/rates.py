@@ -1,5 +1,6 @@
 """The learning rates of the steps that were looked at."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 from vtool.watch.facts import Fact, Facts
@@ -116,15 +117,19 @@ def groups_without_rate(facts: Facts) -> list[tuple[int, int]]:
 
 
 def steps_without_moments(facts: Facts) -> int:
-    """Return in how many steps AdamW had no moments of an earlier one; 0 where it had some."""
+    """Return in how many steps AdamW had no moments of an earlier one; 0 where it had some.
+
+    Of tensors that were stepped before: where layers take turns, each has its first step late.
+    """
     ages = [
-        (int(one["step"]), int(tensor["age"]))
+        (int(one["step"]), name, int(tensor["age"]))
         for one in facts.of("stepped")
-        for tensor in (one["reference"] or {}).values()
+        for name, tensor in (one["reference"] or {}).items()
         if tensor["age"] is not None
     ]
-    steps = len({step for step, _ in ages})
-    return steps if steps > 2 and not any(age for _, age in ages) else 0
+    stepped = Counter(name for _, name in {(step, name) for step, name, _ in ages})
+    steps = max(stepped.values(), default=0)
+    return steps if steps > 2 and not any(age for _, _, age in ages) else 0
 
 
 def on_the_way(facts: Facts, step: int) -> str | None:

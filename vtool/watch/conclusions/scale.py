@@ -8,6 +8,7 @@ from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.arrived import gradients_differ
 from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
 from vtool.watch.conclusions.engine import engine_of, norm_of
+from vtool.watch.conclusions.gone import zeroed_before_step
 from vtool.watch.conclusions.layers import arrival_of
 from vtool.watch.conclusions.learnt import nothing_read
 from vtool.watch.conclusions.weights import is_even, micros_by_step
@@ -133,6 +134,8 @@ def _no_scale(facts: Facts) -> str | None:
         return f"{facts.judged}: their sum is no mean"
     if shared := facts.not_data_parallel:
         return f"ranks share their rows ({shared})"
+    if zeroed_before_step(facts):
+        return "no gradient comes to the optimizer"
     return "each rank has another gradient" if gradients_differ(facts) else None
 
 
