@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from tests.watch.runs.expected import Planted, error
 from tests.watch.runs.loop import Batch, Row
 
 
@@ -101,3 +102,58 @@ def first_step_of_one_length(rows: list[Row]) -> list[Row]:
         return {key: [*values[: width - 2], *values[-2:]] for key, values in row.items()}
 
     return [short(row) if at < 4 else row for at, row in enumerate(rows)]
+
+
+PLANTED: dict[str, Planted] = {
+    "causal where there is no padding": error("targets-seen", built=padding_alone),
+    "causal where there is no padding, padded on the left": error(
+        "targets-seen", built=padding_alone, padding="left"
+    ),
+    "causal where there is no padding, eager attention": error(
+        "targets-seen", built=padding_alone, attention="eager"
+    ),
+    "causal where there is no padding, bfloat16 autocast": error(
+        "targets-seen", built=padding_alone, autocast=True
+    ),
+    "causal where there is no padding, bfloat16 weights, eager attention": error(
+        "targets-seen",
+        built=padding_alone,
+        attention="eager",
+        dtype="bfloat16",
+        lr=0.05,
+    ),
+    "causal where there is no padding, llama, padding in the second step": error(
+        "targets-seen",
+        family="llama",
+        built=padding_alone,
+        data=first_step_of_one_length,
+    ),
+    "causal where there is no padding, mixtral": error(
+        "targets-seen", built=padding_alone, family="mixtral"
+    ),
+    "causal in rows without padding alone": error("targets-seen", built=causal_where_full, batch=3),
+    "the next token seen where there is padding": error(
+        "targets-seen", built=next_seen_where_padded
+    ),
+    "the next token seen where there is padding, bfloat16 autocast": error(
+        "targets-seen", built=next_seen_where_padded, autocast=True
+    ),
+    "transformers' Trainer, causal where there is no padding": error(
+        "targets-seen", trainer="hf", built=padding_alone
+    ),
+    "LoRA, causal where there is no padding": error(
+        "targets-seen", adapters=True, built=padding_alone
+    ),
+    "packed, each text sees all of itself": error("targets-seen", packed=True, built=blocks),
+    "packed, each text sees all of itself, bfloat16 autocast": error(
+        "targets-seen", packed=True, built=blocks, autocast=True
+    ),
+    "packed, a mask of four dimensions that is not causal within texts": error(
+        "targets-seen", packed=True, collated=blocks_seen_whole
+    ),
+    "a mask of four dimensions that is causal in rows without padding": error(
+        "targets-seen",
+        collated=four_dimensions_where_padded,
+        data=first_step_of_one_length,
+    ),
+}

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from tests.watch.runs import changes, masks
+from tests.watch.runs.expected import Planted, error, warning
 from tests.watch.runs.loop import Batch, Row
 
 
@@ -174,3 +176,62 @@ def one_batch(rank: int, world: int, count: int) -> list[int]:
 
 def two_batches(rank: int, world: int, count: int) -> list[int]:
     return [0, 1, 2, 3, 4, 5, 6, 7] * (count // 8)
+
+
+PLANTED: dict[str, Planted] = {
+    "a rate that a schedule has at nought": warning(
+        "parameter-stopped-moving",
+        made=warms_up_by_whole_numbers,
+        after_step=next_rate,
+    ),
+    "a rate that falls to nought after a step": warning(
+        "parameter-stopped-moving",
+        made=falls_to_nought,
+        after_step=next_rate,
+        steps=6,
+        every=1,
+    ),
+    "adapters merged by hand and never unmerged": error(
+        "frozen-parameter-moved", adapters=True, after_step=merge_by_hand
+    ),
+    "adapters merged by hand and never unmerged, bfloat16 weights": error(
+        "frozen-parameter-moved",
+        adapters=True,
+        dtype="bfloat16",
+        lr=0.05,
+        after_step=merge_by_hand,
+    ),
+    "adapters merged, and training goes on": error(
+        "frozen-parameter-moved",
+        adapters=True,
+        built=takes_gradients,
+        after_step=merge_and_go_on,
+    ),
+    "the base trained beside adapters": warning(
+        "base-trained-beside-adapters", adapters=True, built=thaw_all
+    ),
+    "a layer frozen in mid-run with its gradients": error(
+        "frozen-parameter-moved", after_step=freeze_with_gradients, zero=False
+    ),
+    "a layer thawed in mid-run that is in no group": error(
+        "parameter-in-no-group",
+        built=changes.freeze_first_layer,
+        after_step=thaw_first_layer,
+    ),
+    "packed, the first token of each text learnt": warning(
+        "targets-cross-documents", packed=True, collated=whole_texts
+    ),
+    "packed, a mask of four dimensions, the first token of each text learnt": warning(
+        "targets-cross-documents",
+        packed=True,
+        collated=lambda batch: masks.blocks(whole_texts(batch)),
+    ),
+    "one batch in every step": warning("same-batch-every-step", steps=5, order=one_batch),
+    "one batch in every step, DDP": warning(
+        "same-batch-every-step",
+        steps=5,
+        world=2,
+        order=lambda rank, world, count: [rank, 2 + rank, 4 + rank, 6 + rank] * (count // 8),
+    ),
+    "two batches in turn": warning("same-batch-every-step", steps=6, order=two_batches),
+}

@@ -22,6 +22,8 @@ from tests.watch.runs.loop import END
 
 RUNS: dict[str, Planted] = {
     **scales.PLANTED,
+    **attention.PLANTED,
+    **frozen.PLANTED,
     **engines.PLANTED,
     "labels shifted twice": error("targets-not-next", collated=changes.shifted_labels),
     "labels shifted twice, bfloat16 autocast": error(
@@ -401,118 +403,8 @@ RUNS: dict[str, Planted] = {
     "attention that is not causal": error(
         "targets-seen", built=masks.not_causal, collated=changes.no_mask, batch=1
     ),
-    "causal where there is no padding": error("targets-seen", built=attention.padding_alone),
-    "causal where there is no padding, padded on the left": error(
-        "targets-seen", built=attention.padding_alone, padding="left"
-    ),
-    "causal where there is no padding, eager attention": error(
-        "targets-seen", built=attention.padding_alone, attention="eager"
-    ),
-    "causal where there is no padding, bfloat16 autocast": error(
-        "targets-seen", built=attention.padding_alone, autocast=True
-    ),
-    "causal where there is no padding, bfloat16 weights, eager attention": error(
-        "targets-seen",
-        built=attention.padding_alone,
-        attention="eager",
-        dtype="bfloat16",
-        lr=0.05,
-    ),
-    "causal where there is no padding, llama, padding in the second step": error(
-        "targets-seen",
-        family="llama",
-        built=attention.padding_alone,
-        data=attention.first_step_of_one_length,
-    ),
-    "causal where there is no padding, mixtral": error(
-        "targets-seen", built=attention.padding_alone, family="mixtral"
-    ),
-    "causal in rows without padding alone": error(
-        "targets-seen", built=attention.causal_where_full, batch=3
-    ),
-    "the next token seen where there is padding": error(
-        "targets-seen", built=attention.next_seen_where_padded
-    ),
-    "the next token seen where there is padding, bfloat16 autocast": error(
-        "targets-seen", built=attention.next_seen_where_padded, autocast=True
-    ),
-    "transformers' Trainer, causal where there is no padding": error(
-        "targets-seen", trainer="hf", built=attention.padding_alone
-    ),
-    "LoRA, causal where there is no padding": error(
-        "targets-seen", adapters=True, built=attention.padding_alone
-    ),
-    "packed, each text sees all of itself": error(
-        "targets-seen", packed=True, built=attention.blocks
-    ),
-    "packed, each text sees all of itself, bfloat16 autocast": error(
-        "targets-seen", packed=True, built=attention.blocks, autocast=True
-    ),
-    "packed, a mask of four dimensions that is not causal within texts": error(
-        "targets-seen", packed=True, collated=attention.blocks_seen_whole
-    ),
-    "a mask of four dimensions that is causal in rows without padding": error(
-        "targets-seen",
-        collated=attention.four_dimensions_where_padded,
-        data=attention.first_step_of_one_length,
-    ),
     "positions two apart": error("row-positions-differ", collated=changes.stretched_positions),
     "a position twice": error("row-positions-differ", collated=changes.one_position_twice),
-    "a rate that a schedule has at nought": warning(
-        "parameter-stopped-moving",
-        made=frozen.warms_up_by_whole_numbers,
-        after_step=frozen.next_rate,
-    ),
-    "a rate that falls to nought after a step": warning(
-        "parameter-stopped-moving",
-        made=frozen.falls_to_nought,
-        after_step=frozen.next_rate,
-        steps=6,
-        every=1,
-    ),
-    "adapters merged by hand and never unmerged": error(
-        "frozen-parameter-moved", adapters=True, after_step=frozen.merge_by_hand
-    ),
-    "adapters merged by hand and never unmerged, bfloat16 weights": error(
-        "frozen-parameter-moved",
-        adapters=True,
-        dtype="bfloat16",
-        lr=0.05,
-        after_step=frozen.merge_by_hand,
-    ),
-    "adapters merged, and training goes on": error(
-        "frozen-parameter-moved",
-        adapters=True,
-        built=frozen.takes_gradients,
-        after_step=frozen.merge_and_go_on,
-    ),
-    "the base trained beside adapters": warning(
-        "base-trained-beside-adapters", adapters=True, built=frozen.thaw_all
-    ),
-    "a layer frozen in mid-run with its gradients": error(
-        "frozen-parameter-moved", after_step=frozen.freeze_with_gradients, zero=False
-    ),
-    "a layer thawed in mid-run that is in no group": error(
-        "parameter-in-no-group",
-        built=changes.freeze_first_layer,
-        after_step=frozen.thaw_first_layer,
-    ),
-    "packed, the first token of each text learnt": warning(
-        "targets-cross-documents", packed=True, collated=frozen.whole_texts
-    ),
-    "packed, a mask of four dimensions, the first token of each text learnt": warning(
-        "targets-cross-documents",
-        packed=True,
-        collated=lambda batch: masks.blocks(frozen.whole_texts(batch)),
-    ),
-    "one batch in every step": warning("same-batch-every-step", steps=5, order=frozen.one_batch),
-    "one batch in every step, DDP": warning(
-        "same-batch-every-step",
-        steps=5,
-        world=2,
-        order=lambda rank, world, count: [rank, 2 + rank, 4 + rank, 6 + rank] * (count // 8),
-    ),
-    "two batches in turn": warning("same-batch-every-step", steps=6, order=frozen.two_batches),
     "rows drawn with replacement": warning(
         "rows-seen-unevenly", epochs=True, order=changes.with_replacement, batch=1
     ),
