@@ -103,6 +103,9 @@ _LEFT_OUT = Rule(
 )
 
 
+CERTAIN_OF_EVERY = "the model is certain of every token: no weight can be measured"
+
+
 def read_micros(facts: Facts) -> tuple[MicroPass, ...]:
     """Return the micro-batches whose loss is read: their weights and targets are known."""
     return tuple(micro for micro in facts.micros if micro.supervised and micro.is_read)
@@ -130,6 +133,8 @@ def _targets(facts: Facts) -> CheckOutcome:
     looked = [micro for micro in read_micros(facts) if micro.not_next is not None]
     if not looked:
         return CheckOutcome(not_run="the ids of the rows were not seen")
+    if not any(micro.measured for micro in looked):
+        return CheckOutcome(not_run=CERTAIN_OF_EVERY)
     tokens = sum(micro.supervised for micro in looked)
     wrong = sum(micro.not_next or 0 for micro in looked)
     measured = {"tokens": tokens, "not the next": wrong}

@@ -43,6 +43,7 @@ _LOST_HELP = (
     "divide by the tokens that are learnt; look for micro-batches that are skipped between forward"
     " and backward, or whose loss is multiplied by zero"
 )
+_MOST_NOISE = 0.25
 _SILENT = ("no backward pass", "no position has a gradient")
 """Why a pass taught nothing: it may have been counted all the same."""
 
@@ -139,13 +140,20 @@ def _no_scale(facts: Facts) -> str | None:
     return "each rank has another gradient" if gradients_differ(facts) else None
 
 
+def _not_comparable(scales: Sequence[_Scale]) -> str | None:
+    if not scales:
+        return "not every learnt token of a step could be measured"
+    noise = max(one.tolerance for one in scales)
+    if noise > _MOST_NOISE:  # it would be that of any number of micro-batches
+        return f"the scale is known to {noise:.0%} alone"
+    return "the gradient has the other sign" if any(one.times < 0 for one in scales) else None
+
+
 def _scaled(facts: Facts) -> CheckOutcome:
-    if why := _no_scale(facts):
+    scales: list[_Scale] = []
+    why = _no_scale(facts) or _not_comparable(scales := _scales(facts))
+    if why:
         return CheckOutcome(not_run=why)
-    scales = _scales(facts)
-    if not scales or any(one.times < 0 for one in scales):
-        unmeasured = "not every learnt token of a step could be measured"
-        return CheckOutcome(not_run="the gradient has the other sign" if scales else unmeasured)
     measured = {f"step {one.step + 1}": f"{one.times:.6g}" for one in scales}
     finding = (
         _too_large(facts, scales)
@@ -420,4 +428,4 @@ def _other_scale(scales: Sequence[_Scale]) -> Diagnostic | None:
     return found(_SCALED, message, help=help, severity="note")
 
 
-CHECKS = (WatchCheck(_SCALED, "learnt", _scaled, {"steps": 1}, most_noise=0.25),)
+CHECKS = (WatchCheck(_SCALED, "learnt", _scaled, {"steps": 1}, most_noise=_MOST_NOISE),)

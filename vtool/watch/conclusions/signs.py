@@ -7,7 +7,7 @@ from typing import Literal
 from vtool.diagnostics import Rule
 from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
 from vtool.watch.conclusions.layers import arrival_of
-from vtool.watch.conclusions.learnt import nothing_read, read_micros
+from vtool.watch.conclusions.learnt import CERTAIN_OF_EVERY, nothing_read, read_micros
 from vtool.watch.conclusions.weights import is_even_by_a_rule
 from vtool.watch.facts import Facts, MicroPass
 
@@ -124,9 +124,7 @@ def all_negative(facts: Facts) -> CheckOutcome:
     }
     signs = {step: _of_weights(each) for step, each in steps.items()}
     if not any(micro.measured for micro in micros):
-        return CheckOutcome(
-            not_run="the model is certain of every token: no weight can be measured"
-        )
+        return CheckOutcome(not_run=CERTAIN_OF_EVERY)
     directions = {
         step: -sign if is_sign_flipped(facts, step) else sign for step, sign in signs.items()
     }

@@ -12,7 +12,7 @@ from statistics import median
 
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
-from vtool.watch.conclusions.learnt import nothing_read
+from vtool.watch.conclusions.learnt import CERTAIN_OF_EVERY, nothing_read
 from vtool.watch.facts import Facts, LearntRow, MicroPass
 
 DIFFER = Rule(
@@ -53,7 +53,6 @@ _OF_SUMS = 0.05
 """The relative error of sums that may be compared."""
 _FEW = 1 / 3
 """The share of a micro-batch's tokens that may have other weights than its median token."""
-_CERTAIN_OF_EVERY = "the model is certain of every token: no weight can be measured"
 
 
 def micros_by_step(facts: Facts) -> dict[int, list[MicroPass]]:
@@ -290,7 +289,7 @@ def _differ(facts: Facts) -> CheckOutcome:
         step: micros for step, micros in steps.items() if all(micro.measured for micro in micros)
     }
     if not known:
-        return CheckOutcome(not_run=_CERTAIN_OF_EVERY if steps else not_whole(facts))
+        return CheckOutcome(not_run=CERTAIN_OF_EVERY if steps else not_whole(facts))
     told: dict[str, Diagnostic] = {}
     for step, micros in known.items():
         for kind, one in _differ_in_step(step, micros).items():
