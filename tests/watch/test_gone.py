@@ -12,7 +12,7 @@ NONE: Fact = {"n_no_gradient": 9, "left": {"tensors": 9, "gone": ["a"], "n_gone"
 
 
 def with_arrived(tmp_path: Path, change: Any, world: int = 1, moved: bool = False) -> Result:
-    """Return what follows from facts of which `change` (step, rank) changed `arrived`."""
+    """Return the result of facts of which `change` (step, rank) changed `arrived`."""
     facts = [dict(one) for one in healthy(world)]
     for one in facts:
         if one["kind"] == "arrived":

@@ -1,4 +1,4 @@
-"""What a check of the watch reads, and its facts without a part of that.
+"""The facts that a check of the watch reads, and the same without a part of them.
 
 A check that has passed must not pass again where a fact that it read is not there, where steps are
 missing, or where numbers are estimated with more noise than it allows.
@@ -98,7 +98,7 @@ def without_kind(facts: Facts, kind: str) -> Facts:
 
 
 def first_steps(facts: Facts, count: int) -> Facts:
-    """Return what a run of fewer watched steps would have left."""
+    """Return the facts that a run of fewer watched steps would have left."""
     kept = {
         kind: ones
         if kind in ("model", "skipped", "error")
@@ -130,7 +130,7 @@ def _wide(value: Any) -> Any:
 
 
 def still_passes(check: WatchCheck, facts: Facts) -> Iterator[str]:
-    """Yield what was taken from the facts of a check that passes, without it noticing."""
+    """Yield each part of the facts that a check passes without."""
     if check.outcome(facts).state != "passed":
         return
     reads = reads_of(check, facts)

@@ -15,7 +15,7 @@ from vtool.watch.facts import Facts
 from vtool.watch.page_facts import page_facts
 from vtool.watch.reading import UNENDED, Watched, read_facts
 from vtool.watch.turns import find_turns, load_tokenizer
-from vtool.watch.verdict import judge, unlooked
+from vtool.watch.verdict import run_verdict, unlooked
 
 
 def conclude_folder(
@@ -120,7 +120,7 @@ def conclude_model(facts: Facts, subject: str, watched: Watched) -> Result:
         return Result(subject, "not-run", checks, tuple(findings), details)
     if missing := unlooked(outcomes):
         details["watch"] = {**details.get("watch", {}), "unlooked": list(missing)}
-    return Result(subject, judge(outcomes), checks, tuple(findings), details)
+    return Result(subject, run_verdict(outcomes), checks, tuple(findings), details)
 
 
 def _cut_short(facts: Facts, watched: Watched) -> str | None:

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vtool.watch.conclusions.engine import engine_of
-from vtool.watch.facts import Facts, MicroPass, Tokens
+from vtool.watch.facts import Facts
+from vtool.watch.micro_pass import MicroPass, Tokens
 from vtool.watch.reading import Watched
 from vtool.watch.token_texts import token_text, token_texts
 

@@ -5,8 +5,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vtool.watch.facts import Fact, Facts
+from vtool.watch.facts import Facts
 from vtool.watch.folder import FACTS
+from vtool.watch.micro_pass import Fact
 
 _FORMAT = 1
 UNENDED = "killed, a full disk, or still running"

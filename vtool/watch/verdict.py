@@ -16,7 +16,7 @@ def unlooked(outcomes: Mapping[str, CheckOutcome]) -> tuple[str, ...]:
     return tuple(name for name in outcomes if name in missing & needed)
 
 
-def judge(outcomes: Mapping[str, CheckOutcome]) -> Verdict:
+def run_verdict(outcomes: Mapping[str, CheckOutcome]) -> Verdict:
     """Return the verdict: errors before warnings, before a flagship that could not look."""
     severities = {finding.severity for one in outcomes.values() for finding in one.findings}
     if "error" in severities:

@@ -1,4 +1,4 @@
-"""Where gradients are between backward and step, in each setting of the engines that run here."""
+"""Places of gradients between backward and step, in each setting of the engines that run here."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,11 @@ from torch import nn
 
 from tests.watch.forks import Forks
 from tests.watch.inject import tiny
-from vtool.watch.inject.vtool_watch.kept_gradients import KeptGradients, engine_of, gradient_of
+from vtool.watch.inject.vtool_watch.kept_gradients import (
+    KeptGradients,
+    engine_that_keeps,
+    gradient_of,
+)
 from vtool.watch.inject.vtool_watch.model import describe_model
 
 SCRIPT = Path(__file__).parent / "kept_loop.py"
@@ -89,10 +93,10 @@ def test_megatrons_buffer_is_a_place() -> None:
 
 
 def test_deepspeeds_marks_are_read() -> None:
-    """As DeepSpeed 0.19 has them: a mapping of each parameter, and lists by group."""
+    """Give parameters what DeepSpeed 0.19 does: a mapping of each parameter, and lists by group."""
     model, kept = _model()
     weight: Any = model.lm_head.weight
-    assert engine_of(kept.found) is None
+    assert engine_that_keeps(kept.found) is None
     groups: dict[int, Any] = {0: None}
     weight._hp_mapping = SimpleNamespace(
         gradient_dict=groups, offload_gradient_dict=None, param_group_index=0
@@ -102,7 +106,7 @@ def test_deepspeeds_marks_are_read() -> None:
     assert not kept.are_gone(taught=True)  # it has them elsewhere until the step's last pass
     groups[0] = [torch.zeros(4), torch.ones(4)]
     assert kept.nonzero() == ["lm_head.weight"]
-    assert "DeepSpeed" in str(engine_of(kept.found))
+    assert "DeepSpeed" in str(engine_that_keeps(kept.found))
 
 
 def test_deepspeeds_third_stage_has_them_until_the_step() -> None:

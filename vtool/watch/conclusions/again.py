@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from vtool.diagnostics import Rule
 from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
-from vtool.watch.facts import Fact, Facts
+from vtool.watch.facts import Facts
+from vtool.watch.micro_pass import Fact
 
 EVERY_STEP = Rule(
     name="same-batch-every-step",

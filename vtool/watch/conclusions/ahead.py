@@ -6,7 +6,8 @@ from vtool.diagnostics import Rule
 from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
 from vtool.watch.conclusions.kinds import OTHER, kinds_seen, micro_batches_of
 from vtool.watch.conclusions.learnt import nothing_read, read_micros
-from vtool.watch.facts import Fact, Facts, listed
+from vtool.watch.facts import Facts
+from vtool.watch.micro_pass import Fact, not_null
 
 SEEN = Rule(
     name="targets-seen",
@@ -55,7 +56,7 @@ def _seen(facts: Facts) -> CheckOutcome:
 
 def tested_batches(facts: Facts) -> list[Fact]:
     """Return the micro-batches that were computed again with other tokens."""
-    return [one for one in facts.of("causal") if not listed(one, "dropout") and one["repeats"]]
+    return [one for one in facts.of("causal") if not not_null(one, "dropout") and one["repeats"]]
 
 
 def is_seen(one: Fact) -> bool:

@@ -6,7 +6,8 @@ from vtool.diagnostics import Rule
 from vtool.watch.conclusions.ahead import is_seen, tested_batches
 from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
 from vtool.watch.conclusions.kinds import kinds_seen, micro_batches_of
-from vtool.watch.facts import Fact, Facts, listed
+from vtool.watch.facts import Facts
+from vtool.watch.micro_pass import Fact, not_null
 
 CHANGES = Rule(
     name="row-changes-in-batch",
@@ -72,7 +73,7 @@ def _why_not(facts: Facts) -> str:
 
 def _is_steady(one: Fact) -> bool:
     """Return whether the batch would be the same if computed once more."""
-    return not listed(one, "dropout") and one["repeats"] is not False
+    return not not_null(one, "dropout") and one["repeats"] is not False
 
 
 def _unsteady(one: Fact) -> str:
@@ -239,7 +240,7 @@ def _image_positions(facts: Facts) -> CheckOutcome:
     if not known:
         why = "no row with images of a model with M-RoPE was looked at"
         return CheckOutcome(not_run=next(iter(facts.errors_of("placed")), why))
-    wrong = [each for each in known if listed(each[1], "wrong")]
+    wrong = [each for each in known if not_null(each[1], "wrong")]
     if not wrong:
         return CheckOutcome(looked_at={"texts": len(known)}, measured={"documents": len(known)})
     one, text = wrong[0]

@@ -19,7 +19,8 @@ from vtool.watch.conclusions.rates import (
 )
 from vtool.watch.conclusions.shards import HELP as SHARDS_HELP
 from vtool.watch.conclusions.shards import shards_apart
-from vtool.watch.facts import Facts, listed
+from vtool.watch.facts import Facts
+from vtool.watch.micro_pass import not_null
 
 RANKS_DIFFER = Rule(
     name="gradients-differ-between-ranks",
@@ -115,7 +116,7 @@ def not_comparable(facts: Facts, kind: str, what: str) -> str | None:
     """Return why ranks are not to be compared with each other, or None."""
     if facts.not_data_parallel:
         return f"ranks share the model ({facts.not_data_parallel})"
-    if any(listed(one, "sharded") for one in facts.of(kind)):
+    if any(not_null(one, "sharded") for one in facts.of(kind)):
         return f"{what} are shards: each rank has others"
     return None
 
@@ -125,7 +126,7 @@ def gradients_differ(facts: Facts) -> bool:
     if not_comparable(facts, "arrived", "gradients"):
         return False
     return any(
-        len({listed(one, "digest") for one in ones}) > 1 for _, ones in facts.by_step("arrived")
+        len({not_null(one, "digest") for one in ones}) > 1 for _, ones in facts.by_step("arrived")
     )
 
 
@@ -174,7 +175,7 @@ def _ranks_differ(facts: Facts) -> CheckOutcome:
     if why := facts.no_gradients or not_comparable(facts, "arrived", "gradients"):
         return CheckOutcome(not_run=why)
     for step, ones in facts.by_step("arrived"):
-        digests = Counter(listed(one, "digest") for one in ones)
+        digests = Counter(not_null(one, "digest") for one in ones)
         if len(digests) < 2:
             continue
         first = ones[0]["tensors"]
@@ -248,7 +249,7 @@ def _not_finite(facts: Facts) -> CheckOutcome:
     if why := not_arrived(facts) or facts.no_gradients:
         return CheckOutcome(not_run=why)
     for one in facts.of("arrived"):
-        if names := listed(one, "nonfinite"):
+        if names := not_null(one, "nonfinite"):
             count = int(one["n_nonfinite"])
             message = (
                 f"step {int(one['step']) + 1}, rank {one['rank']}: {first_names(names, count)}"
@@ -336,7 +337,7 @@ def lost_updates(facts: Facts) -> CheckOutcome:
     ]
     if not references:
         return CheckOutcome(not_run=never_had_rate(facts) or _no_reference(facts))
-    dtypes = [str(listed(each[2], "dtype")) for each in references]
+    dtypes = [str(not_null(each[2], "dtype")) for each in references]
     coarse = [each for each, dtype in zip(references, dtypes, strict=True) if "16" in dtype]
     if not coarse:  # an update that float32 loses is one of a rate that is nearly zero
         return CheckOutcome(

@@ -94,7 +94,7 @@ class WatchCheck:
         return self.rule.name
 
     def outcome(self, facts: Facts) -> CheckOutcome:
-        """Return what it concludes; not run where it saw less than it must have seen to pass."""
+        """Return its outcome: not run where it saw less than it must have seen to pass."""
         try:
             outcome = self.conclude(facts)
         except DAMAGED as error:

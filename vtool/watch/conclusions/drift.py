@@ -11,7 +11,8 @@ from vtool.watch.conclusions.arrived import (
 )
 from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
 from vtool.watch.conclusions.rates import groups_without_rate, on_the_way, without_rate
-from vtool.watch.facts import Fact, Facts, listed
+from vtool.watch.facts import Facts
+from vtool.watch.micro_pass import Fact, not_null
 
 DRIFT = Rule(
     name="replicas-drift",
@@ -58,7 +59,7 @@ def _drift(facts: Facts) -> CheckOutcome:
     if gradients_differ(facts):
         return CheckOutcome(not_run="each rank has another gradient: weights differ by that")
     for step, ones in facts.by_step("drift"):
-        if len({listed(one, "digest") for one in ones}) < 2:
+        if len({not_null(one, "digest") for one in ones}) < 2:
             continue
         first = ones[0]["tensors"]
         names = [
@@ -106,7 +107,7 @@ def _not_compared(facts: Facts) -> str | None:
     looked = facts.of("drift")
     if not looked:
         return "no later step was looked at (--every)"
-    if any(listed(one, "nonfinite") for one in facts.of("arrived")):
+    if any(not_null(one, "nonfinite") for one in facts.of("arrived")):
         return "gradients are not finite: weights are no numbers from then on"
     if facts.owns_nothing:
         return "the optimizer has none of the model's parameters"
@@ -176,7 +177,7 @@ def _stuck(facts: Facts) -> CheckOutcome:
     excused = None
     looked = []
     for one in facts.of("drift"):
-        way = on_the_way(facts, int(one["step"])) if listed(one, "stuck") else None
+        way = on_the_way(facts, int(one["step"])) if not_null(one, "stuck") else None
         excused = way or excused
         if one["compared"] and way is None:
             looked.append(one)

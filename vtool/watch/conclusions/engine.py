@@ -4,7 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vtool.watch.facts import FLOAT32_ROUNDING, Fact, Facts
+from vtool.watch.facts import Facts
+from vtool.watch.micro_pass import FLOAT32_ROUNDING, Fact
 
 BFLOAT16_ROUNDING = 2.0**-8
 """A rounding to bfloat16, with which DDP's compression hooks and some engines add up gradients."""

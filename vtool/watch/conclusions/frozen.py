@@ -3,7 +3,8 @@
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.arrived import first_names
 from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
-from vtool.watch.facts import Fact, Facts, listed
+from vtool.watch.facts import Facts
+from vtool.watch.micro_pass import Fact, not_null
 
 FROZEN_MOVED = Rule(
     name="frozen-parameter-moved",
@@ -52,13 +53,13 @@ def _merged(one: Fact) -> Diagnostic | None:
     about, step = one["adapters"], int(one["step"]) + 1
     if about is None:
         return None
-    if merged := listed(about, "merged"):
+    if merged := not_null(about, "merged"):
         message = (
             f"in step {step} adapters are merged into {first_names(merged, about['n_merged'])}:"
             " they are trained no more, and the base weights are not the ones that are frozen"
         )
         return found(FROZEN_MOVED, message, help=_MERGED)
-    if not listed(about, "n_moved"):
+    if not not_null(about, "n_moved"):
         return None
     names = first_names(about["moved"], int(about["n_moved"]))
     share = about["share"]
@@ -76,7 +77,7 @@ def _merged(one: Fact) -> Diagnostic | None:
 
 
 def _in_the_step(one: Fact) -> Diagnostic | None:
-    names = listed(one, "frozen_that_moved")
+    names = not_null(one, "frozen_that_moved")
     if not names:
         return None
     count = int(one["n_frozen_that_moved"])
@@ -116,7 +117,7 @@ def _base_trained(facts: Facts) -> CheckOutcome:
     if not about:
         return CheckOutcome(not_run="the model has no adapters")
     for one, each in about:
-        if names := listed(each, "base_trained"):
+        if names := not_null(each, "base_trained"):
             count = int(each["n_base_trained"])
             message = (
                 f"in step {int(one['step']) + 1} the optimizer has {count} of the"

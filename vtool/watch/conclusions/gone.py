@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from vtool.watch.facts import Fact, Facts
+from vtool.watch.facts import Facts
+from vtool.watch.micro_pass import Fact
 
 _ZEROED_HELP = (
     "call zero_grad() after optimizer.step(), or before the first backward() of a step: not between"
@@ -21,7 +22,7 @@ _PART_HELP = (
     "look for zero_grad() or p.grad = None between backward() and step(); if these are not to be"
     " trained, requires_grad_(False) says so, and saves their backward pass"
 )
-SAME = 0.8
+IN_EACH_STEP = 0.8
 """The share of the tensors without a gradient that must be the same ones in each step."""
 
 
@@ -106,7 +107,7 @@ def partly_zeroed(facts: Facts) -> Gone | None:
     names = [name for name in left[0]["gone"] if all(name in one["gone"] for one in left)]
     if not names or any(one["tensors"] == one["n_gone"] for one in left):
         return None
-    if len(names) < SAME * len({name for one in left for name in one["gone"]}):
+    if len(names) < IN_EACH_STEP * len({name for one in left for name in one["gone"]}):
         return None  # parts take turns
     most = min(int(one["n_gone"]) for one in left)
     of = max(int(one["tensors"]) for one in left)

@@ -3,8 +3,14 @@
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.arrived import first_names, not_arrived
 from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
-from vtool.watch.conclusions.gone import SAME, partly_zeroed, waiting_in_engine, zeroed_before_step
-from vtool.watch.facts import Facts, listed
+from vtool.watch.conclusions.gone import (
+    IN_EACH_STEP,
+    partly_zeroed,
+    waiting_in_engine,
+    zeroed_before_step,
+)
+from vtool.watch.facts import Facts
+from vtool.watch.micro_pass import not_null
 
 NO_GRADIENT = Rule(
     name="parameter-without-gradient",
@@ -42,7 +48,7 @@ def _never_run(facts: Facts) -> bool:
 
 def _idle(facts: Facts) -> list[str]:
     """Return the layers without a gradient in each of several steps in which others have one."""
-    arrived = [one for one in facts.of("arrived") if listed(one, "idle") is not None]
+    arrived = [one for one in facts.of("arrived") if not_null(one, "idle") is not None]
     if len({int(one["step"]) for one in arrived}) < 2 or facts.not_data_parallel:
         return []
     taught = any(micro.supervised for micro in facts.micros)
@@ -50,21 +56,21 @@ def _idle(facts: Facts) -> list[str]:
         return []
     seen = [set(one["idle"]) for one in arrived]
     idle = set.intersection(*seen)
-    if len(idle) < SAME * len(set.union(*seen)):
+    if len(idle) < IN_EACH_STEP * len(set.union(*seen)):
         return []  # layers take turns
     return [layer for layer in arrived[0]["idle"] if layer in idle]
 
 
 def _blind(facts: Facts) -> int:
     """Return how many layers see images, where rows have some and none of them has a gradient."""
-    looked = [listed(one, "of_images") for one in facts.of("arrived")]
-    seen = [one for one in looked if listed(one, "layers")]
+    looked = [not_null(one, "of_images") for one in facts.of("arrived")]
+    seen = [one for one in looked if not_null(one, "layers")]
     steps = {int(one["step"]) for one in facts.of("arrived")}
     pixels = {int(one["step"]) for one in facts.of("rows") if one["pixels"]}
     if len(steps) < 2 or not seen or not steps <= pixels or facts.not_data_parallel:
         return 0
     layers = max(int(one["layers"]) for one in seen)
-    return layers if all(one["layers"] == listed(one, "idle") for one in seen) else 0
+    return layers if all(one["layers"] == not_null(one, "idle") for one in seen) else 0
 
 
 def _no_gradient(facts: Facts) -> CheckOutcome:

@@ -4,7 +4,8 @@ from vtool.diagnostics import Rule
 from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
 from vtool.watch.conclusions.learnt import nothing_read, read_micros
 from vtool.watch.conclusions.signs import all_negative, is_sign_flipped
-from vtool.watch.facts import Facts, MicroPass
+from vtool.watch.facts import Facts
+from vtool.watch.micro_pass import MicroPass
 
 JUDGED = Rule(
     name="rows-judged",

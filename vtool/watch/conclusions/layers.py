@@ -8,7 +8,8 @@ from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.arrived import gradients_differ
 from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
 from vtool.watch.conclusions.engine import GradientChange, engine_of
-from vtool.watch.facts import FLOAT32_ROUNDING, Facts, listed
+from vtool.watch.facts import Facts
+from vtool.watch.micro_pass import FLOAT32_ROUNDING, not_null
 
 APART = Rule(
     name="layers-scaled-apart",
@@ -64,7 +65,7 @@ def _layers(facts: Facts, step: int) -> dict[str, _Layer]:
             continue
         factor = sum(a * b for a, b in zip(now, left, strict=True)) / square
         rest = math.sqrt(sum((a - factor * b) ** 2 for a, b in zip(now, left, strict=True)))
-        tolerance = _tolerance(str(listed(tensors[0], "dtype")))
+        tolerance = _tolerance(str(not_null(tensors[0], "dtype")))
         if rest <= tolerance * size:
             known[name] = _Layer(factor, math.sqrt(square), tolerance)
     return known
@@ -109,8 +110,8 @@ def norms_apart(facts: Facts) -> NormsApart | None:
     return NormsApart(*pairs[0], len(pairs))
 
 
-def arrival_of(facts: Facts, step: int) -> GradientChange | None:
-    """Return what became of the whole gradient, by the norms or else by tensors of each layer.
+def whole_change(facts: Facts, step: int) -> GradientChange | None:
+    """Return the change of the whole gradient, by the norms or else by tensors of each layer.
 
     None where neither was seen: then the loss alone is known, and not what came of it.
     """

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
 from vtool.watch.conclusions.row_ends import known_padding, looked_at, unnamed_padding
-from vtool.watch.facts import Facts, MicroPass
+from vtool.watch.facts import Facts
+from vtool.watch.micro_pass import MicroPass
 
 TARGETS = Rule(
     name="targets-not-next",

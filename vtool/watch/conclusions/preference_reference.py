@@ -12,7 +12,8 @@ from vtool.watch.conclusions.preference_rows import (
     loss_of,
     no_preference,
 )
-from vtool.watch.facts import Fact, Facts
+from vtool.watch.facts import Facts
+from vtool.watch.micro_pass import Fact
 
 REFERENCE = Rule(
     name="preference-reference",

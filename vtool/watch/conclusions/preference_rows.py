@@ -8,7 +8,8 @@ from typing import Any
 from vtool.watch.conclusions.learnt import nothing_read, read_micros
 from vtool.watch.conclusions.preference_losses import Answer, Batch, PreferenceLoss
 from vtool.watch.conclusions.signs import is_sign_flipped
-from vtool.watch.facts import Fact, Facts, MicroPass
+from vtool.watch.facts import Facts
+from vtool.watch.micro_pass import Fact, MicroPass
 
 _MOST_ROWS = 64
 """Rows of a micro-batch that are written one by one."""

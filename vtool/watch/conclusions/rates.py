@@ -3,7 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from vtool.watch.facts import Fact, Facts
+from vtool.watch.facts import Facts
+from vtool.watch.micro_pass import Fact
 
 _ENDS_AT = 1e-12
 """The part of its highest rate that no schedule ends at: a cosine has as much at step 1,000,000."""

@@ -8,7 +8,8 @@ nowhere else in a row over and over. A text may well end in "!!!!", and code has
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from vtool.watch.facts import Facts, MicroPass
+from vtool.watch.facts import Facts
+from vtool.watch.micro_pass import MicroPass
 from vtool.watch.token_texts import token_text
 
 _LEAST_ROWS, _LEAST_RUNS, _LEAST_LEFT_OUT = 2, 2, 2

@@ -9,10 +9,11 @@ from vtool.watch.conclusions.arrived import gradients_differ
 from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
 from vtool.watch.conclusions.engine import engine_of, norm_of
 from vtool.watch.conclusions.gone import zeroed_before_step
-from vtool.watch.conclusions.layers import arrival_of
+from vtool.watch.conclusions.layers import whole_change
 from vtool.watch.conclusions.learnt import nothing_read
 from vtool.watch.conclusions.weights import is_even, micros_by_step
-from vtool.watch.facts import Facts, MicroPass
+from vtool.watch.facts import Facts
+from vtool.watch.micro_pass import MicroPass
 
 _SCALED = Rule(
     name="gradient-scaled",
@@ -45,7 +46,7 @@ _LOST_HELP = (
 )
 _MOST_NOISE = 0.25
 _SILENT = ("no backward pass", "no position has a gradient")
-"""Why a pass taught nothing: it may have been counted all the same."""
+"""Reasons why a pass taught nothing: it may have been counted all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +65,9 @@ class _Scale:
     scaled: float
     """Times of the loss, with what a scaler has multiplied it by."""
     of: str
-    """What the times are of, in words."""
+    """The gradient that the times are of, in words."""
     has_arrived: bool
-    """What became of the gradient on the way to the optimizer was seen."""
+    """True where the way of the gradient to the optimizer was seen."""
     silent: int
     """Passes in which nothing is learnt."""
     token: float | None
@@ -88,7 +89,7 @@ def _scale_of_step(facts: Facts, step: int, micros: Sequence[MicroPass]) -> _Sca
     if facts.world != len({int(one["rank"]) for one in passes}):
         return None
     each = len(micros) // max(1, len({micro.rank for micro in micros}))
-    of_loss, arrival = total / facts.world, arrival_of(facts, step)
+    of_loss, arrival = total / facts.world, whole_change(facts, step)
     scaled = of_loss * float(micros[0].fact["loss_scale"])
     arrived = [one for one in facts.of("arrived") if int(one["step"]) == step]
     scalers = tuple({float(by) for one in arrived for by in one["scalers"]} - {1.0})

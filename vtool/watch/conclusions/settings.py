@@ -2,7 +2,8 @@
 
 from vtool.diagnostics import Rule
 from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
-from vtool.watch.facts import Facts, listed
+from vtool.watch.facts import Facts
+from vtool.watch.micro_pass import not_null
 
 DECAY = Rule(
     name="decay-on-norms",
@@ -70,11 +71,13 @@ def _untied(facts: Facts) -> CheckOutcome:
     model = facts.model
     if model["tie_meant"] is None:
         return CheckOutcome(not_run="the model's config does not say whether its head is tied")
-    if listed(model, "sharded") or model["mesh"] or listed(model, "adapters"):
+    if not_null(model, "sharded") or model["mesh"] or not_null(model, "adapters"):
         kept = "an adapter may hold the head" if model["adapters"] else "weights are in pieces"
         return CheckOutcome(not_run=kept)
-    if bool(model["tie_meant"]) == bool(listed(model, "tied")):
-        return CheckOutcome(looked_at={"models": 1}, measured={"tied": bool(listed(model, "tied"))})
+    if bool(model["tie_meant"]) == bool(not_null(model, "tied")):
+        return CheckOutcome(
+            looked_at={"models": 1}, measured={"tied": bool(not_null(model, "tied"))}
+        )
     if model["tied"]:
         does, says = "is the matrix of the embeddings", "tie_word_embeddings=False"
     else:

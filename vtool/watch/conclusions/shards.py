@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vtool.watch.conclusions.engine import engine_of
-from vtool.watch.facts import Fact, Facts
+from vtool.watch.facts import Facts
+from vtool.watch.micro_pass import Fact
 
 _LEAST, _LEAST_OF_COARSE, _DEVIATIONS = 2e-3, 2e-2, 8.0
 """The least difference of factors that counts, relative and in deviations of what is measured."""

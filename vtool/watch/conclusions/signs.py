@@ -6,10 +6,11 @@ from typing import Literal
 
 from vtool.diagnostics import Rule
 from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
-from vtool.watch.conclusions.layers import arrival_of
+from vtool.watch.conclusions.layers import whole_change
 from vtool.watch.conclusions.learnt import CERTAIN_OF_EVERY, nothing_read, read_micros
 from vtool.watch.conclusions.weights import is_even_by_a_rule
-from vtool.watch.facts import Facts, MicroPass
+from vtool.watch.facts import Facts
+from vtool.watch.micro_pass import MicroPass
 
 UNLEARNT = Rule(
     name="tokens-unlearnt",
@@ -40,7 +41,7 @@ def _of_weights(micros: Sequence[MicroPass]) -> WeightSign:
 
 def is_negated(facts: Facts, step: int) -> bool:
     """Return whether gradients came to the optimizer with the other sign."""
-    arrival = arrival_of(facts, step)
+    arrival = whole_change(facts, step)
     return arrival is not None and arrival.misfit <= arrival.tolerance and arrival.factor < 0
 
 
@@ -135,7 +136,7 @@ def all_negative(facts: Facts) -> CheckOutcome:
     }
     if any(one >= 0 for one in directions.values()):
         stepped = {int(one["step"]) for one in facts.of("stepped") if one["groups"]}
-        unseen = [one for one in steps if arrival_of(facts, one) is None or one not in stepped]
+        unseen = [one for one in steps if whole_change(facts, one) is None or one not in stepped]
         if unseen:
             why = f"the way of the gradient of step {unseen[0] + 1} to the weights was not seen"
             return CheckOutcome(not_run=why, measured=measured)

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from vtool.diagnostics import Rule
 from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
 from vtool.watch.conclusions.learnt import nothing_read
-from vtool.watch.facts import Fact, Facts
+from vtool.watch.facts import Facts
+from vtool.watch.micro_pass import Fact
 
 SILENT = Rule(
     name="rank-learns-nothing",

@@ -5,7 +5,8 @@ from itertools import pairwise
 from vtool.diagnostics import Rule
 from vtool.watch.conclusions.arrived import not_arrived
 from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
-from vtool.watch.facts import Fact, Facts, listed
+from vtool.watch.facts import Facts
+from vtool.watch.micro_pass import Fact, not_null
 
 TWICE = Rule(
     name="gradient-stepped-twice",
@@ -26,7 +27,7 @@ def _twice(facts: Facts) -> CheckOutcome:
     if why := not_arrived(facts) or facts.no_gradients:
         return CheckOutcome(not_run=why)
     for one in facts.of("stepped"):
-        if others := listed(one, "others"):
+        if others := not_null(one, "others"):
             name, tensors = next(iter(others.items()))
             message = (
                 f"up to step {int(one['step']) + 1} {tensors} tensors are stepped with the same"

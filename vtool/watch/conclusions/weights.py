@@ -13,7 +13,8 @@ from statistics import median
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
 from vtool.watch.conclusions.learnt import CERTAIN_OF_EVERY, nothing_read
-from vtool.watch.facts import Facts, LearntRow, MicroPass
+from vtool.watch.facts import Facts
+from vtool.watch.micro_pass import EVEN_WITHIN, LearntRow, MicroPass
 
 DIFFER = Rule(
     name="token-weights-differ",
@@ -47,8 +48,6 @@ _POSITIONS_HELP = (
 )
 
 
-_SAME = 1e-3
-"""A ratio of weights that nobody would ask for on purpose."""
 _OF_SUMS = 0.05
 """The relative error of sums that may be compared."""
 _FEW = 1 / 3
@@ -234,7 +233,7 @@ def _compared(micros: Sequence[MicroPass]) -> list[_Relative]:
 
 
 def _differ_in_step(step: int, micros: Sequence[MicroPass]) -> Mapping[str, Diagnostic]:
-    """Return what differs between micro-batches, and within one."""
+    """Return the findings about micro-batches, and about tokens within one."""
     where = f"in step {step + 1}"
     if _by_row(micros):
         message = (
@@ -273,7 +272,7 @@ def _between(where: str, micros: Sequence[MicroPass]) -> Diagnostic | None:
         by, help = explained
         return found(DIFFER, f"{summary}: each weighs {by}", help=help)
     message = f"{summary}; by no rule that is known here"
-    if ratio - 1 <= _SAME:
+    if ratio - 1 <= EVEN_WITHIN:
         return None
     return found(DIFFER, message, severity="note" if uneven else "warning")
 

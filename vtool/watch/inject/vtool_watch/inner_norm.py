@@ -63,7 +63,7 @@ class InnerNorm:
         self._held = held
 
     def take(self) -> dict[str, Any] | None:
-        """Return what the pass just seen will have recorded after its backward pass."""
+        """Return the record that the pass just seen fills in its backward pass."""
         held, self._held = self._held, None
         return held
 

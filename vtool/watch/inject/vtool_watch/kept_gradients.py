@@ -1,4 +1,4 @@
-"""Where each engine keeps a gradient between a backward pass and the optimizer's step.
+"""The places where each engine keeps a gradient between a backward pass and the optimizer's step.
 
 Between two passes, and at the step, a gradient need not be in `.grad`. `KEEPERS` is the table of
 places, one line for each engine; docs/watch.md has it in words, with how each line was tested. What
@@ -45,12 +45,12 @@ class Keeper:
 
 
 def _of_parameter(parameter: Any, record: Any) -> Iterator[Any]:
-    """Yield what torch, DDP and ZeroRedundancyOptimizer have: DDP's buckets are written back."""
+    """Yield the gradient of torch, DDP and ZeroRedundancyOptimizer: buckets are written back."""
     yield parameter.grad if parameter.is_leaf else None
 
 
 def _of_fsdp2(parameter: Any, record: Any) -> Iterator[Any]:
-    """Yield what FSDP2 has: reduced, or waiting where synchronization is off."""
+    """Yield the gradients of FSDP2: reduced, or waiting where synchronization is off."""
     if record is not None:
         yield record.sharded.grad
         yield from record.waiting()
@@ -89,7 +89,7 @@ def _of_deepspeed(parameter: Any, record: Any) -> Iterator[Any]:
         own = getattr(zero, "params_in_partition", {group: ()})[group]
         yield from (each for one, each in zip(own, kept or ()) if one is parameter)
     stage3 = getattr(parameter, "_z3_optimizer", None)
-    # its buffer stays after the step; what the step is to have is listed until then
+    # its buffer stays after the step; what the step is to have is not_null until then
     if stage3 is not None and any(stage3.averaged_gradients.values()):
         name = "_DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition"
         yield getattr(stage3, name, {}).get(parameter.ds_id)
@@ -194,7 +194,7 @@ class KeptGradients:
             self._witness = next(
                 ((p, record) for _, p, record in some if self._has(p, record)), None
             )
-            return self._witness is None and taught and engine_of(self.found) is None
+            return self._witness is None and taught and engine_that_keeps(self.found) is None
         if self._has(*self._witness):
             return False
         self._witness = None
@@ -240,7 +240,7 @@ class KeptGradients:
         mine = {id(p) for p in self.found.model.parameters()}
         own = [p for group in optimizer.param_groups for p in group["params"]]
         copies = [p for p in own if id(p) not in mine]
-        if engine := engine_of(self.found):
+        if engine := engine_that_keeps(self.found):
             return engine
         if is_shared_out(optimizer):
             return "Megatron-core's distributed optimizer"
@@ -251,7 +251,7 @@ class KeptGradients:
         return None
 
 
-def engine_of(found: FoundModel) -> str | None:
+def engine_that_keeps(found: FoundModel) -> str | None:
     """Return the engine that takes gradients out of `.grad`, by its own marks on parameters."""
     for parameter in found.model.parameters():
         if hasattr(parameter, "ds_id"):

@@ -43,7 +43,7 @@ class PassRecord:
     """`on`, or `off` in evaluation mode; None: the model has none."""
     seen: KeptBatch | None
     inner: dict[str, Any] | None = None
-    """What `InnerNorm` records of the pass."""
+    """The record of `InnerNorm` for the pass."""
     window: int = 0
     version: int = 0
     """The number of changes of the weights so far."""

@@ -40,13 +40,13 @@ def row_ends(
         # a place teaches the one behind it
         places = columns >= length - 1 - run[:, None] if column else columns < run[:, None] - 1
         there = live & places & (columns < length - 1)
-        listed: list[list[int | None]] = []
+        not_null: list[list[int | None]] = []
         for row in ((there.sum(1) >= REPEATED) & (run >= REPEATED)).nonzero()[:, 0].tolist():
             read = there[row] & sure[row] & (target[row] == token[row])
             out = None if hidden is None else int((there[row] & hidden[row]).sum())
             counts = int(run[row]), int(there[row].sum()), int(read.sum()), out
-            listed.append([int(token[row]), *counts])
-        found[name] = listed
+            not_null.append([int(token[row]), *counts])
+        found[name] = not_null
     tokens = {int(one[0]) for one in (*found["ends"], *found["begins"])}
     found["within"] = {str(token): _rows_within(ids, token, behind, before) for token in tokens}
     return found
