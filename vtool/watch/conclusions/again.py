@@ -109,6 +109,22 @@ def same_batches(facts: Facts) -> Cycle | None:
     return None if shown >= data - left_out else found
 
 
+def _same_within_steps(facts: Facts) -> str | None:
+    """Look for steps whose micro-batches all have the same rows."""
+    steps: dict[tuple[int, int], list[tuple[str, ...]]] = {}
+    for line in facts.of("rows"):
+        place = int(line["step"]), int(line["rank"])
+        steps.setdefault(place, []).append(tuple(sorted(line["rows"])))
+    counts = {len(batches) for batches in steps.values()}
+    if len({step for step, _ in steps}) < _LEAST or min(counts) < 2 or facts.is_judged:
+        return None
+    if any(len(set(batches)) > 1 for batches in steps.values()):
+        return None
+    return (
+        f"in each of {len({step for step, _ in steps})} steps all micro-batches have the same rows"
+    )
+
+
 def _same(facts: Facts) -> CheckOutcome:
     if not facts.of("rows"):
         return CheckOutcome(not_run=facts.skipped("ledger") or "no row was seen")
@@ -117,6 +133,8 @@ def _same(facts: Facts) -> CheckOutcome:
         len({int(one["step"]) for one in facts.of("rows") if int(one["rank"]) == rank})
         for rank in facts.ranks
     )
+    if within := _same_within_steps(facts):
+        return CheckOutcome((found(EVERY_STEP, within),))
     if (one := same_batches(facts)) is None:
         few = f"it takes {least} steps, and the run had {steps}" if steps < least else None
         return CheckOutcome(not_run=few, looked_at={"steps": steps, "rows": _shown(facts)})

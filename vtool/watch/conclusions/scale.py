@@ -173,7 +173,7 @@ def _scaled(facts: Facts) -> CheckOutcome:
         return CheckOutcome(not_run=why, measured=measured)
     is_clipped = _is_clipped(scales)
     if not finding and not is_clipped:
-        finding = _sum_of_tokens(scales) or _varies(scales)
+        finding = _sum_of_tokens(scales) or _varies(facts, scales)
     if finding or not is_clipped:
         looked_at: dict[Unit, int] = {"steps": len(scales)}
         noise = max(one.tolerance for one in scales)
@@ -379,7 +379,7 @@ def _sum_of_tokens(scales: Sequence[_Scale]) -> Diagnostic | None:
     return found(_SCALED, message, help=help, severity="note")
 
 
-def _varies(scales: Sequence[_Scale]) -> Diagnostic | None:
+def _varies(facts: Facts, scales: Sequence[_Scale]) -> Diagnostic | None:
     """Look for a scale that is another one in each step, and that clipping does not explain."""
     # where tokens weigh differently, that is why the loss is no mean, and another rule's
     of_weights = all(
@@ -388,12 +388,17 @@ def _varies(scales: Sequence[_Scale]) -> Diagnostic | None:
     )
     if of_weights or _explained_by_clipping(scales):
         return None
-    loses = all(one.of_loss < 1 - one.tolerance and one.token is not None for one in scales)
+    loses = any(one.of_loss < 1 - one.tolerance for one in scales) and not any(
+        one.of_loss > 1 + one.tolerance or one.token is None for one in scales
+    )
     of = [one.of_loss if loses else one.times for one in scales]
     message = (
         f"the gradient is {_in_words(of)} times that of the mean over a step's tokens, another"
         " number in each step, and by no rule that is known here"
     )
+    thrown = [str(one["why"]) for one in facts.of("skipped") if "thrown away" in str(one["why"])]
+    if loses and thrown:
+        message += f"; {thrown[0]}"
     help = (
         "look for rows or micro-batches that are counted in the loss's divisor and not learnt"
         if loses

@@ -7,7 +7,7 @@ within a micro-batch is told beside it.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from vtool.diagnostics import Diagnostic, Rule
@@ -224,6 +224,29 @@ def is_even(micros: Sequence[MicroPass]) -> bool:
     return _spread([(micro.weight, micro.tolerance) for micro in micros]) == 1
 
 
+def _certain(
+    scaled: Sequence[_Relative], micros: Sequence[MicroPass], ratio: float
+) -> tuple[str, str] | None:
+    """Return the rule, where numbers are fine enough to choose between rules.
+
+    Where tokens of a micro-batch differ too, coarse numbers fit several.
+    """
+    noise = 2 * max(one.tolerance for one in scaled)
+    uneven = any(micro.is_uneven for micro in micros)
+    if uneven and (noise >= ratio - 1 or _nearly_by_row(micros)):
+        return None
+    return _explained(scaled)
+
+
+def _scattered(one: _Relative) -> _Relative:
+    """Return how a micro-batch compares, if weights within it move its median as well."""
+    micro = one.micro
+    if not micro.is_uneven or micro.weight <= 0:
+        return one
+    scatter = 1.5 * (micro.high - micro.low) / micro.weight / math.sqrt(micro.measured)
+    return replace(one, tolerance=one.tolerance + scatter)
+
+
 def _compared(micros: Sequence[MicroPass]) -> list[_Relative]:
     """Return each micro-batch that can be compared with the one that has most tokens."""
     reference = max(micros, key=lambda micro: (not micro.is_uneven, micro.measured))
@@ -265,10 +288,9 @@ def _between(where: str, micros: Sequence[MicroPass]) -> Diagnostic | None:
     counts += f" on {ranks} ranks" if ranks > 1 else ""
     summary = f"{where} some tokens weigh {ratio:.4f} times others, over {counts}"
     uneven = any(micro.is_uneven for micro in micros)
-    noise = 2 * max(one.tolerance for one in scaled)
-    # where tokens of a micro-batch differ too, coarse numbers fit several rules
-    is_certain = not uneven or (noise < ratio - 1 and not _nearly_by_row(micros))
-    if is_certain and (explained := _explained(scaled)):
+    if explained := _certain(scaled, micros, ratio) or _certain(
+        [_scattered(one) for one in scaled], micros, ratio
+    ):
         by, help = explained
         return found(DIFFER, f"{summary}: each weighs {by}", help=help)
     message = f"{summary}; by no rule that is known here"

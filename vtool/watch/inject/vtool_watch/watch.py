@@ -285,7 +285,7 @@ class Watch:
             for record in records:
                 record.why, record.alone, record.g = "weights changed before the step", {}, None
         elif dropped:
-            self.skip("learnt", f"{len(dropped)} passes whose gradients were thrown away")
+            self.skip("learnt", f"passes whose gradients were thrown away: {len(dropped)}")
         if not records:
             self.skip("learnt", self._why_no_pass())
         self._preference.look(self, optimizer, records)
