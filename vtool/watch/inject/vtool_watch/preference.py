@@ -12,7 +12,7 @@ import torch
 from .digests import digests, sampled_checksum
 from .learnt import PassRecord
 from .model import FoundModel, local_shard
-from .rows import token_mask
+from .sides import Sides
 
 _METHODS = {
     "DPOTrainer": "dpo",
@@ -25,11 +25,21 @@ _OTHERS = ("OnlineDPOTrainer", "NashMDTrainer", "XPOTrainer")
 """Trainers that make their answers themselves: their pairs are not those of a data set."""
 _ARGUMENTS = (
     "beta", "loss_type", "loss_weights", "label_smoothing", "gradient_accumulation_steps",
-    "per_device_train_batch_size", "reference_free", "precompute_ref_log_probs", "sync_ref_model",
+    "reference_free", "precompute_ref_log_probs", "sync_ref_model",
     "ld_alpha", "f_divergence_type", "use_weighting", "rpo_alpha", "desirable_weight",
-    "undesirable_weight", "cpo_alpha", "simpo_gamma", "alpha", "discopop_tau", "padding_free",
-    "prompt_sample_size", "use_liger_loss", "use_liger_kernel",
+    "undesirable_weight", "cpo_alpha", "simpo_gamma", "alpha", "discopop_tau",
 )  # fmt: skip
+_OF_TRAINER = (
+    "beta", "label_smoothing", "desirable_weight", "undesirable_weight", "simpo_gamma", "cpo_alpha",
+)  # fmt: skip
+"""Arguments of which a trainer has a copy, which its loss reads."""
+_LOSSES = (
+    "compute_loss", "_compute_loss", "_compute_loss_liger", "get_batch_loss_metrics", "dpo_loss",
+    "kto_loss", "cpo_loss", "bco_loss", "odds_ratio_loss", "get_batch_logps", "forward",
+    "concatenated_forward", "concatenated_inputs", "compute_reference_log_probs",
+    "compute_ref_log_probs", "compute_preference_loss",
+)  # fmt: skip
+"""Methods that make the loss of a batch."""
 _OF_LLAMAFACTORY = {
     "pref_beta": "beta",
     "pref_loss": "loss_type",
@@ -41,7 +51,7 @@ _OF_LLAMAFACTORY = {
     "kto_chosen_weight": "desirable_weight",
     "kto_rejected_weight": "undesirable_weight",
 }
-_TENSORS, _ROWS, _PASSES, _CANDIDATES = 64, 64, 4, 256
+_TENSORS = 64
 _FOLLOWS = ("SyncRefModelCallback", "BEMACallback")
 """Callbacks that move a reference on purpose."""
 
@@ -53,44 +63,82 @@ class PreferenceTrainer:
         self._found = found
         self._trainer: Any = None
         """A weak reference to it, once it has been looked for."""
+        self._sides: Sides | None = None
         self._first: dict[str, str] = {}
         """Digests of the reference at the first look."""
+        self._ran: int | None = None
+        """Passes of a reference that is a model, since the last look; None: not counted."""
+        self._handle: Any = None
 
     def look(self, watch: Any, optimizer: Any, records: list[PassRecord]) -> None:
         """Write a `preference` before a step, where such a trainer is alive."""
         try:
             if self._trainer is None:
-                trainer = _find(self._found)
+                trainer, why = _find(self._found, optimizer)
                 self._trainer = (lambda: None) if trainer is None else weakref.ref(trainer)
+                if why:
+                    watch.skip("preference", why)
             trainer = self._trainer()
             if trainer is None:
                 return
             kind, method = _kind(type(trainer))
+            self._sides = self._sides or Sides(trainer)
+            arguments = _arguments(trainer)
             watch.say(
                 "preference",
                 trainer=f"{kind.__module__}.{kind.__qualname__}",
-                own=None if type(trainer) is kind else f"{type(trainer).__module__}",
+                own=_own(type(trainer), kind),
+                overridden=_overridden(trainer),
                 method=method,
-                arguments=_arguments(trainer),
+                arguments=arguments,
+                changed=_changed(trainer, arguments),
                 reference=self._reference(trainer, optimizer),
-                sides=_Sides(trainer).of(records) if watch.step == 0 else [],
+                sides=self._sides.of(records),
             )
+            self._count(trainer, is_next=watch.settings.looks_at(watch.step + 1))
         except Exception as error:  # of a trainer of another kind: the rest is looked at
             watch.skip("preference", f"{type(error).__name__}: {error}"[:200])
+
+    def _count(self, trainer: Any, *, is_next: bool) -> None:
+        """Count the passes of the reference's own backbone until the next look."""
+        from .capture import Hook
+
+        if self._handle is not None:
+            self._handle.remove()
+        self._ran = self._handle = None
+        model = _unwrapped(getattr(trainer, "ref_model", None))
+        if model is None or not is_next:
+            return
+        names = {_bare(n) for n, m in self._found.model.named_modules() if m is self._found.base}
+        backbone = next((m for n, m in model.named_modules() if _bare(n) in names), None)
+        if backbone is None or backbone is self._found.base:
+            return
+
+        def run(*_: Any) -> None:
+            self._ran = (self._ran or 0) + 1
+
+        self._ran, self._handle = 0, backbone.register_forward_hook(Hook(run))
 
     def _reference(self, trainer: Any, optimizer: Any) -> dict[str, Any]:
         """Return the facts about the reference: a model or an adapter of its own, or neither."""
         policy = dict(self._found.model.named_parameters())
         trained = {n: p for n, p in policy.items() if p.requires_grad}
         model = _unwrapped(getattr(trainer, "ref_model", None))
-        if model is None:
-            adapter = {n: p for n, p in policy.items() if ".ref." in n}
-            kind = "adapter" if adapter else "adapter off" if _has_adapter(policy) else "none"
-            own, names = adapter, {n: n.replace(".ref.", ".default.") for n in adapter}
-        else:
+        own: dict[str, Any] = {}
+        names: dict[str, str] = {}
+        if model is not None:
             kind, own = "model", dict(model.named_parameters())
             bare = {_bare(n): n for n in policy}
             names = {n: bare[_bare(n)] for n in own if _bare(n) in bare}
+        elif any(".ref." in n for n in policy):
+            kind, own = "adapter", {n: p for n, p in policy.items() if ".ref." in n}
+            names = {n: n.replace(".ref.", ".default.") for n in own}
+        elif _has_adapter(policy):  # what is left where they are turned off, and is trained
+            adapters = set(getattr(self._found.model, "peft_config", None) or ()) | {"default"}
+            kind = "adapter off"
+            own = {n: p for n, p in trained.items() if not adapters & set(n.split("."))}
+        else:
+            kind = "none"
         owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
         memory = {where for p in trained.values() if (where := _memory(p)) is not None}
         learnt = [n for n, p in own.items() if id(p) in owned]
@@ -111,34 +159,77 @@ class PreferenceTrainer:
             "moved": len(moved),
             "compared": len(policies),
             "equal": sum(now[n] == value for n, value in policies.items()),
+            "ran": self._ran,
             "follows": [n for each in callbacks if (n := type(each).__name__) in _FOLLOWS],
         }
 
 
-def _find(found: FoundModel) -> Any:
-    """Return the trainer of preferences alive that trains this model."""
+def _find(found: FoundModel, optimizer: Any) -> tuple[Any, str | None]:
+    """Return the trainer of preferences that trains this model, or why it is not known which."""
     if not any(name.startswith("trl.") and name.endswith("_trainer") for name in sys.modules):
-        return None
+        return None, None
     mine = {id(p) for p in found.model.parameters()}
+    known: dict[int, bool] = {}  # by the class's id: a metaclass may hash it in its own way
+    fit = []
     for each in gc.get_objects():
-        if not _kind(type(each))[1]:
+        own = type(each)
+        if id(own) not in known:
+            known[id(own)] = bool(_kind(own)[1])
+        if not known[id(own)]:
             continue
         model = getattr(each, "model", None)
         if isinstance(model, torch.nn.Module) and any(id(p) in mine for p in model.parameters()):
-            return each
-    return None
+            fit.append(each)
+    fit = [each for each in fit if _steps(each, optimizer)] or fit
+    fit = [each for each in fit if getattr(each, "is_in_train", False)] or fit
+    if len(fit) > 1 and any(_arguments(each) != _arguments(fit[0]) for each in fit):
+        return None, f"{len(fit)} trainers of preferences have this model, with other arguments"
+    return (fit[0] if fit else None), None
+
+
+def _steps(trainer: Any, optimizer: Any) -> bool:
+    """Return whether a trainer has this optimizer, itself or wrapped."""
+    mine, theirs = ({id(each) for each in _inner(one)} for one in (optimizer, getattr(trainer, "optimizer", None)))
+    return bool(mine & theirs)
+
+
+def _inner(optimizer: Any) -> list[Any]:
+    found = []
+    for _ in range(4):
+        if optimizer is None:
+            break
+        found.append(optimizer)
+        optimizer = getattr(optimizer, "optimizer", None)
+    return found
 
 
 def _kind(own: type) -> tuple[type, str]:
     """Return the class of TRL's that a trainer is of, and its method; no method for any other."""
-    for kind in own.__mro__ if "Trainer" in own.__name__ else ():
-        if not str(kind.__module__).startswith("trl."):  # a metaclass may have another one
+    for kind in type.__getattribute__(own, "__mro__"):
+        # an heir may have any name; a metaclass may have another module
+        if not str(type.__getattribute__(kind, "__module__")).startswith("trl."):
             continue
         if kind.__name__ in _OTHERS:
             break
         if method := _METHODS.get(kind.__name__):
             return kind, method
     return own, ""
+
+
+def _own(own: type, kind: type) -> str | None:
+    """Return the module of the first heir of TRL's class: a framework's, before a user's own."""
+    heirs = [each for each in own.__mro__ if each is not kind and issubclass(each, kind)]
+    return str(heirs[-1].__module__) if heirs else None
+
+
+def _overridden(trainer: Any) -> list[str]:
+    """Return the methods that make the loss and are not TRL's, wherever they are defined."""
+    found = set(_LOSSES) & set(vars(trainer))
+    for kind in type(trainer).__mro__:
+        if str(kind.__module__).startswith("trl."):
+            break
+        found |= set(_LOSSES) & set(vars(kind))
+    return sorted(found)
 
 
 def _unwrapped(model: Any) -> Any:
@@ -198,121 +289,11 @@ def _arguments(trainer: Any) -> dict[str, Any]:
     return given
 
 
-class _Sides:
-    """The answers of a trainer's data set, by which rows of a batch are told apart.
-
-    Of each column only the lengths are read, and the few rows that are as long as one of the
-    batch's. What the data set makes of its rows is not run.
-    """
-
-    def __init__(self, trainer: Any) -> None:
-        self._table: Any = getattr(getattr(trainer, "train_dataset", None), "data", None)
-        self._names = set(getattr(self._table, "column_names", ()))
-        self._lengths: dict[str, list[int]] = {}
-
-    def of(self, records: list[PassRecord]) -> list[dict[str, Any]]:
-        """Return, for the first passes, each row's side and the length of its prompt.
-
-        The side is 1 for a chosen or desirable answer, −1 for the other, and 0 where it is not
-        known; the length is null then.
-        """
-        found = []
-        for number, record in enumerate(records[:_PASSES]):
-            if self._table is None or record.seen is None:
-                continue
-            ids = record.seen.ids.cpu()
-            keep = token_mask(record.seen.inputs, ids)
-            rows = [row[mask].tolist() for row, mask in zip(ids[:_ROWS], keep)]
-            known = [self._of_row(row) for row in rows]
-            if any(side for side, _ in known):
-                fact = {"micro": number, "side": [side for side, _ in known]}
-                found.append({**fact, "prompt": [prompt for _, prompt in known]})
-        return found
-
-    def _first_of(self, *names: str) -> str | None:
-        return next((name for name in names if name in self._names), None)
-
-    def _of_row(self, row: list[int]) -> tuple[int, int | None]:
-        prompt = self._first_of("prompt_ids", "prompt_input_ids")
-        answers = {
-            1: self._first_of("chosen_ids", "chosen_input_ids"),
-            -1: self._first_of("rejected_ids", "rejected_input_ids"),
-        }
-        if answers[1] and answers[-1]:
-            sides = {side: self._prompt(name, prompt, row) for side, name in answers.items()}
-            there = [side for side, at in sides.items() if at is not None]
-            return (there[0], sides[there[0]]) if len(there) == 1 else (0, None)
-        answer = self._first_of("completion_ids", "completion_input_ids", "input_ids")
-        label = self._first_of("label", "kto_tags")
-        if answer and label:
-            labels: set[bool] = set()
-            at = self._prompt(answer, prompt, row, label, labels)
-            if at is not None and len(labels) == 1:
-                return (1 if labels.pop() else -1), at
-        return 0, None
-
-    def _prompt(
-        self,
-        name: str | None,
-        prompt: str | None,
-        row: list[int],
-        label: str | None = None,
-        labels: set[bool] | None = None,
-    ) -> int | None:
-        """Return the length of the prompt of a row, as the table has it; None: it has no such row.
-
-        Args:
-            name: the column of answers, with or without their prompts.
-            prompt: the column of prompts.
-            row: ids of a row of a batch.
-            label: the column that says whether an answer is a good one.
-            labels: where the labels of the rows found are put.
-        """
-        assert name is not None
-        masks = self._first_of(name.replace("input_ids", "labels"), "labels")
-        masks = masks if masks != label and name.endswith("input_ids") else None
-        answer, before = self._sizes(name), self._sizes(prompt) if prompt else None
-        found, tried = None, 0
-        for at, size in enumerate(answer):
-            whole = size + (before[at] if before else 0)
-            if len(row) not in (size, whole, size + 1, whole + 1, whole + 2):
-                continue
-            tried += 1
-            if tried > _CANDIDATES:
-                break
-            ids = list(self._value(name, at))
-            asked = list(self._value(prompt, at)) if prompt else []
-            length = self._begin(row, ids, asked)
-            if length is None:
-                continue
-            if masks:  # whole rows: what is learnt of them is in their labels
-                given = list(self._value(masks, at))
-                if len(given) == len(ids):
-                    length = len(row) - sum(each != -100 for each in given)
-            found = length if found is None else min(found, length)
-            if labels is not None:
-                labels.add(bool(self._value(label or "", at)))
-        return found
-
-    @staticmethod
-    def _begin(row: list[int], ids: list[int], asked: list[int]) -> int | None:
-        """Return where the answer begins in a row that ends with it, or is it; None: it is not."""
-        if not ids:
-            return None
-        for text in (asked + ids, ids):
-            off = len(row) - len(text)
-            if 0 <= off <= 2 and row[off:] == text:  # a begin token may be added
-                return off + (len(asked) if text[: len(asked)] == asked else 0)
-        return None
-
-    def _sizes(self, name: str) -> list[int]:
-        if name not in self._lengths:
-            sizes: list[int] = []
-            for chunk in self._table.column(name).chunks:
-                ends = chunk.offsets.to_pylist()
-                sizes += [end - begin for begin, end in zip(ends, ends[1:])]
-            self._lengths[name] = sizes
-        return self._lengths[name]
-
-    def _value(self, name: str, at: int) -> Any:
-        return self._table.column(name)[at].as_py()
+def _changed(trainer: Any, arguments: dict[str, Any]) -> dict[str, float]:
+    """Return the numbers that the trainer has, and its loss reads, in place of its arguments."""
+    found = {}
+    for name in _OF_TRAINER:
+        own, given = _plain(getattr(trainer, name, None)), arguments.get(name)
+        if type(own) in (int, float) and type(given) in (int, float) and own != given:
+            found[name] = own
+    return found
