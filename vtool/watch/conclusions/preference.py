@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from vtool.diagnostics import Diagnostic, Rule
@@ -15,6 +15,7 @@ from vtool.watch.conclusions.preference_rows import (
     judged_batches,
     loss_of,
     no_preference,
+    unpaired,
 )
 from vtool.watch.facts import Facts
 
@@ -36,7 +37,6 @@ SCALED = Rule(
     ),
 )
 
-NO_PAIRS = "the halves of no micro-batch begin with the same ids: they are no pairs that are known"
 _NEAR = 0.02
 """The relative error of what becomes of a gradient on its way."""
 
@@ -49,6 +49,7 @@ class _Ratio:
     tokens: int
     batch: JudgedBatch
     by_length: bool
+    is_up: bool
     is_copied: bool
     """Part of the weight is of a loss that copies chosen answers."""
 
@@ -61,12 +62,12 @@ def expected_weights(
     if whole is None:
         return
     if not loss.is_paired:
-        for row in batch.rows.values():
+        for at, row in batch.rows.items():
             weight = row.weight
             one = Answer(row.tokens, 0.0)
             pair = loss.weights(smoothing, whole, one, one)
             if weight is not None and pair is not None:
-                yield row, weight, pair[0] if weight > 0 else pair[1]
+                yield row, weight, pair[0] if (batch.sides[at] or weight) > 0 else pair[1]
         return
     for first, second in batch.pairs:
         yield from _of_pair(loss, smoothing, whole, batch.rows.get(first), batch.rows.get(second))
@@ -105,13 +106,15 @@ def _ratios(
     for batch in batches:
         for row, weight, due in expected_weights(loss, smoothing, batch):
             if due:
-                times = weight / due * batch.passes
+                times = abs(weight / due) * batch.passes
                 copied = (
                     due > 0
                     and loss.is_paired
                     and loss.copied(batch.batch(loss) or Batch(1, 1), Answer(row.tokens, 0.0))
                 )
-                found.append(_Ratio(times, row.tokens, batch, loss.is_by_length, bool(copied)))
+                found.append(
+                    _Ratio(times, row.tokens, batch, loss.is_by_length, due > 0, bool(copied))
+                )
     return found
 
 
@@ -143,6 +146,11 @@ class Reading:
         """How many times the weights are what is due."""
         return median(one.times for one in self.ratios)
 
+    @property
+    def is_certain(self) -> bool:
+        """Return whether margins are known: those of the policy alone, or of its reference."""
+        return all(one.batch.is_at_reference or one.batch.is_free for one in self.ratios)
+
 
 def read_pairs(facts: Facts, loss: PreferenceLoss, batches: Sequence[JudgedBatch]) -> Reading:
     """Hold weights against what is due: of the first step alone, where there is a reference."""
@@ -153,24 +161,50 @@ def read_pairs(facts: Facts, loss: PreferenceLoss, batches: Sequence[JudgedBatch
         ratios = _ratios(facts, loss, smoothing, exact)
         if not ratios:
             continue
-        reading = Reading(tuple(ratios), _state(ratios))
+        reading = Reading(tuple(ratios), "apart")
+        reading = replace(reading, state=_state(loss, reading, facts.world))
         if order.index(reading.state) < order.index(best.state):
             best = reading
     return best
 
 
-def _state(ratios: Sequence[_Ratio]) -> str:
+def _state(loss: PreferenceLoss, reading: Reading, world: int) -> str:
+    ratios, first = reading.ratios, reading.ratios[0].batch
     if _is_one(ratios, 1.0):
         return "right"
-    if _even(ratios):
+    lengths = {one.tokens for one in ratios}
+    counts = {count for count, _ in _divisors(loss, first, world)}
+    copied = any(one.is_copied for one in ratios)
+    fine = reading.is_certain or not any(one.batch.is_coarse for one in ratios)
+    by_sum = ratios[0].by_length
+    power = -1 if by_sum else 1
+    if len(lengths) == 1 and not copied and fine and lengths.isdisjoint({1} | counts):
+        near = all(abs(one.times * one.tokens**power - 1) <= one.batch.tolerance for one in ratios)
+        if near:
+            return "by-sum" if by_sum else "by-length"
+    # a single pair is always even: its margin may be any, where the policy is not its reference
+    if _even(ratios) and (reading.is_certain or len(ratios) > 2):
         return "even"
-    if len({one.tokens for one in ratios}) > 1 and not any(one.is_copied for one in ratios):
-        fine = not any(one.batch.is_coarse for one in ratios)
-        if fine and _even(ratios, 1) and not ratios[0].by_length:
-            return "by-length"
-        if fine and _even(ratios, -1) and ratios[0].by_length:
-            return "by-sum"
+    if len(lengths) > 1 and not copied and fine and _even(ratios, power):
+        return "by-sum" if by_sum else "by-length"
     return "apart"
+
+
+def _divisors(loss: PreferenceLoss, batch: JudgedBatch, world: int) -> list[tuple[int, str]]:
+    """Return the counts that a loss may be divided by, with their names."""
+    passes = batch.passes
+    pairs = batch.size // (2 if loss.is_paired else 1)
+    what = "pairs" if loss.is_paired else "rows"
+    return [
+        (count, name)
+        for count, name in (
+            (passes, "micro-batches"),
+            (world, "ranks"),
+            (passes * world, "passes"),
+            (pairs, f"{what} in each micro-batch"),
+        )
+        if count > 1
+    ]
 
 
 def _scaled(facts: Facts) -> CheckOutcome:
@@ -179,14 +213,28 @@ def _scaled(facts: Facts) -> CheckOutcome:
         return CheckOutcome(not_run=why, measured=alone, applies=bool(alone), is_needed=True)
     loss = loss_of(facts)
     assert loss is not None
+    changed = tuple(_changed(facts))
     if loss.unknown:
-        return CheckOutcome(not_run=loss.unknown, is_needed=True)
-    batches = [batch for batch in judged_batches(facts, loss) if batch.rows]
-    if not batches:
-        return CheckOutcome(not_run=NO_PAIRS, is_needed=True)
-    if odd := _other_passes(loss, batches):
-        return CheckOutcome(not_run=odd, is_needed=True)
-    return _against_due(facts, loss, batches)
+        return CheckOutcome(changed, not_run=loss.unknown, is_needed=True)
+    batches = judged_batches(facts, loss)
+    if odd := unpaired(facts, loss, batches):
+        return CheckOutcome(changed, not_run=odd, is_needed=True)
+    outcome = _against_due(facts, loss, [batch for batch in batches if batch.rows])
+    return replace(outcome, findings=(*changed, *outcome.findings))
+
+
+def _changed(facts: Facts) -> Iterator[Diagnostic]:
+    """Look for a trainer whose β is not that of its arguments when it begins."""
+    for fact in facts.of("preference")[:1]:
+        if int(fact["step"]):
+            continue
+        for name, value in fact["changed"].items():
+            given = fact["arguments"][name]
+            message = (
+                f"the trainer's {name} is {value:g}, and its arguments have {given:g}: the loss is"
+                " that of the trainer's"
+            )
+            yield found(SCALED, message, severity="note" if fact["own"] else "warning")
 
 
 def _against_due(
@@ -207,12 +255,19 @@ def _against_due(
         "micro-batches": len({id(one.batch) for one in ratios}),
         "steps": len({one.batch.micro.step for one in ratios}),
     }
-    if (finding := _finding(facts, loss, reading, batches)) is not None:
+    noise = max(one.batch.noise for one in ratios)
+    finding, explained = None, reading.state == "right"
+    if explained:
+        finding = _arrives_scaled(facts, batches)
+    elif reading.state == "even":
+        explained = _is_divided_later(facts, loss, reading)
+        finding = None if explained else _of_one_size(facts, loss, reading)
+    elif reading.state == "apart":
+        finding = _of_other_margins(loss, reading)
+    finding = finding or (None if explained else _beyond(loss, batches))
+    if finding is not None:
         return CheckOutcome((finding,), measured=measured)
-    if reading.state == "right" and (finding := _arrives_scaled(facts, batches)):
-        return CheckOutcome((finding,), measured=measured)
-    if reading.state in ("right", "even"):  # even: divided later, on the way to the optimizer
-        noise = max(one.batch.noise for one in ratios)
+    if explained:
         return CheckOutcome(looked_at=looked, noise=noise, measured=measured)
     if reading.state in ("by-length", "by-sum"):
         why = "answers are weighed by their lengths"
@@ -220,9 +275,17 @@ def _against_due(
     low, high = (pick(one.times for one in ratios) for pick in (min, max))
     why = (
         f"weights of the first step are {low:.4g} to {high:.4g} times what is due where a policy is"
-        " its reference: it is another model, or an argument is not known here"
+        " its reference: "
+    ) + (
+        f"the trainer has a loss of its own ({_overridden(facts)})"
+        if loss.is_own
+        else "it is another model, something is dropped out, or an argument is not known here"
     )
     return CheckOutcome(not_run=why, measured=measured, is_needed=True)
+
+
+def _overridden(facts: Facts) -> str:
+    return ", ".join(map(str, facts.of("preference")[0]["overridden"]))
 
 
 def _measured_alone(facts: Facts) -> dict[str, float | str]:
@@ -244,73 +307,82 @@ def _measured_alone(facts: Facts) -> dict[str, float | str]:
     return {"β, if this is DPO": f"{2 * median(sizes) * pairs:.6g}"}
 
 
-def _other_passes(loss: PreferenceLoss, batches: Sequence[JudgedBatch]) -> str | None:
-    """Return why the passes of a step are not its micro-batches."""
+def _is_divided_later(facts: Facts, loss: PreferenceLoss, reading: Reading) -> bool:
+    """Return whether weights are too large because something divides them after the passes."""
+    times, first = reading.times, reading.ratios[0].batch
+    arrived = _factor(facts, first.micro.step)
+    if arrived is not None and abs(arrived * times - 1) <= _NEAR:
+        return True
     asked = int(loss.number("gradient_accumulation_steps", 0))
-    if not asked:
-        return "the trainer's arguments do not say how many micro-batches a step has"
-    if any(batch.passes > asked for batch in batches):
-        most = max(batch.passes for batch in batches)
-        return (
-            f"a step has {most} passes, and {asked} micro-batches: sides have passes of their own"
-        )
-    return None
-
-
-def _finding(
-    facts: Facts, loss: PreferenceLoss, reading: Reading, batches: Sequence[JudgedBatch]
-) -> Diagnostic | None:
-    if reading.state == "even":
-        return _of_one_size(facts, loss, reading)
-    if reading.state == "apart" and loss.is_free:
-        return _of_other_margins(loss, reading)
-    return _beyond(loss, batches)
+    # a short step, divided by the micro-batches of a whole one
+    return first.passes < asked and abs(times * asked / first.passes - 1) <= first.tolerance
 
 
 def _of_one_size(facts: Facts, loss: PreferenceLoss, reading: Reading) -> Diagnostic | None:
     """Say by what all weights are too large, or too small."""
-    times, first = abs(reading.times), reading.ratios[0].batch
-    passes, world = first.passes, facts.world
-    coarse = any(one.batch.is_coarse for one in reading.ratios)
-    near = 0.1 if coarse else first.tolerance
-    arrived = _factor(facts, first.micro.step)
-    if arrived is not None and abs(arrived * times - 1) <= _NEAR:
-        return None  # it is divided on the way to the optimizer
+    times, first = reading.times, reading.ratios[0].batch
     what, of = ("pairs", " of a pair") if loss.is_paired else ("rows", "")
     summary = (
         f"each token{of} weighs {times:.4g} times what β = {loss.beta:g} and the {what} of the step"
         " give"
     )
-    for count, name in ((passes, "micro-batches"), (world, "ranks"), (passes * world, "passes")):
-        if count > 1 and abs(times / count - 1) <= near:
+    for count, name in _divisors(loss, first, facts.world):
+        severity = {"severity": "warning"} if "each" in name else {}
+        if abs(times / count - 1) <= first.tolerance:
             message = f"{summary}: the step has {count} {name}, and is not divided by them"
-            return found(SCALED, message)
-        if count > 1 and abs(times * count - 1) <= near:
-            return found(SCALED, f"{summary}: it is divided by its {count} {name} twice")
-    asked = int(loss.number("gradient_accumulation_steps", 0))
-    if passes < asked and abs(times * asked / passes - 1) <= near:
-        return None  # a short step, divided by the micro-batches of a whole one
-    if coarse and 1 / 1.5 < times < 1.5:
+            return found(SCALED, message, **severity)
+        if abs(times * count - 1) <= first.tolerance:
+            return found(
+                SCALED, f"{summary}: it is divided by its {count} {name} twice", **severity
+            )
+    coarse = any(one.batch.is_coarse for one in reading.ratios)
+    if loss.is_own or (coarse and (not reading.is_certain or 1 / 1.2 < times < 1.2)):
         return None
     return found(SCALED, f"{summary}{_other_beta(loss, times)}", severity="warning")
 
 
 def _of_other_margins(loss: PreferenceLoss, reading: Reading) -> Diagnostic | None:
-    """Say that weights are not those of the policy's own log-probabilities."""
+    """Say that weights are not those of the margins that are known."""
+    if not reading.is_certain:
+        return None
     passes = reading.ratios[0].batch.passes
     for one_size in (passes, 1 / passes):
         if passes > 1 and _is_one(reading.ratios, one_size):
             return found(SCALED, f"weights are {one_size:.4g} times what is due")
-    if any(one.batch.is_coarse for one in reading.ratios):
+    if loss.is_own or any(one.batch.is_coarse for one in reading.ratios):
         return None  # margins of 16 bits are rounded too
+    return found(SCALED, message, severity="warning") if (message := _odd(loss, reading)) else None
+
+
+def _odd(loss: PreferenceLoss, reading: Reading) -> str | None:
     times = [one.times for one in reading.ratios if not one.is_copied] or [
         one.times for one in reading.ratios
     ]
-    message = (
-        f"weights are {min(times):.4g} to {max(times):.4g} times what β = {loss.beta:g} and the"
-        " log-probabilities of the answers give: the loss has another β, or another margin"
+    summary = f"weights are {min(times):.4g} to {max(times):.4g} times what β = {loss.beta:g} and"
+    if loss.is_free:
+        return (
+            f"{summary} the log-probabilities of the answers give: the loss has another β, or"
+            " another margin"
+        )
+    is_plain = loss.method == "dpo" and loss.is_symmetric and loss.is_monotone and loss.is_sloped
+    if not is_plain or _by_side(reading):
+        return None
+    return (
+        f"{summary} margins of 0 give, though the policy is its reference in this step: what is"
+        " taken for the reference's log-probabilities is not theirs, or not those of the same rows"
     )
-    return found(SCALED, message, severity="warning")
+
+
+def _by_side(reading: Reading) -> bool:
+    """Return whether the sides of pairs have different sizes, which is a matter of sides."""
+    sizes: dict[bool, list[float]] = {True: [], False: []}
+    for one in reading.ratios:
+        sizes[one.is_up].append(one.times)
+    ups, downs = (sorted(sizes[key]) for key in (True, False))
+    near = max(one.batch.tolerance for one in reading.ratios)
+    return len(ups) != len(downs) or any(
+        abs(a / b - 1) > 2 * near for a, b in zip(ups, downs, strict=True)
+    )
 
 
 def _other_beta(loss: PreferenceLoss, times: float) -> str:
@@ -324,18 +396,19 @@ def _other_beta(loss: PreferenceLoss, times: float) -> str:
 def _beyond(loss: PreferenceLoss, batches: Sequence[JudgedBatch]) -> Diagnostic | None:
     """Look for weights that no margin allows."""
     most = loss.most()
-    if most is None or loss.framework:
+    if most is None or loss.is_own:
         return None
     worst, where = 0.0, batches[0]
     for batch in batches:
         whole = batch.batch(loss)
         if whole is None:
             continue
+        chosen = {up for up, _ in batch.pairs}
         for at, row in batch.rows.items():
             if row.weight is None:
                 continue
             besides = 0.0
-            if loss.is_paired and at < batch.size // 2:
+            if at in chosen:
                 besides = loss.copied(whole, Answer(row.tokens, 0.0))
             size = abs(row.weight) * batch.passes - besides
             bound = most[0 if row.weight > 0 else 1] / whole.pairs
@@ -348,7 +421,7 @@ def _beyond(loss: PreferenceLoss, batches: Sequence[JudgedBatch]) -> Diagnostic 
         f"a token weighs {worst:.4g} times the most that β = {loss.beta:g} allows for any margin,"
         f" in {where.micro}"
     )
-    if where.passes > 1:
+    if worst <= where.passes:
         message += f": the step has {where.passes} micro-batches, by which it may not be divided"
     return found(SCALED, message)
 

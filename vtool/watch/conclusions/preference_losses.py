@@ -19,7 +19,7 @@ SYMMETRIC = frozenset(
 """Losses of the difference of both sides alone, in every step."""
 _MONOTONE = frozenset(
     {"sigmoid", "hinge", "sigmoid_norm", "simpo", "bco_pair", "apo_zero", "aot", "aot_unpaired"}
-    | {"kto", "apo_zero_unpaired", "bco", "kto_pair", "orpo"}
+    | {"kto", "apo_zero_unpaired", "bco", "orpo"}
 )
 """Losses that push chosen answers up and rejected ones down, whatever the margin."""
 _SLOPED = frozenset({"sigmoid", "robust", "ipo", "sigmoid_norm", "bco_pair", "sppo_hard", "bco"})
@@ -35,9 +35,6 @@ class Answer:
 
     tokens: int
     logp: float
-    prompt_logp: float = 0.0
-    """Of the part of its row that is learnt with another weight."""
-    prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +52,8 @@ class PreferenceLoss:
 
     method: str
     arguments: Mapping[str, Any]
-    framework: str = ""
-    """The package of a trainer that is an heir of TRL's, and may add terms of its own."""
+    is_own: bool = False
+    """Methods that make it are not TRL's: it may have terms of its own."""
 
     def number(self, name: str, default: float = 0.0) -> float:
         """Return an argument that is a number."""
@@ -138,7 +135,6 @@ class PreferenceLoss:
         arguments = self.arguments
         reasons = {
             "use_weighting gives each pair a weight of its own": arguments.get("use_weighting"),
-            "padding_free makes one row of a batch": arguments.get("padding_free"),
             "ld_alpha gives tokens of one answer different weights": arguments.get("ld_alpha")
             not in (None, 1.0),
             "alpha makes another reward of the log-probabilities (AlphaPO)": self.number("alpha"),
@@ -254,7 +250,6 @@ _AT_REFERENCE: Mapping[str, Callable[[PreferenceLoss, float], Coefficients | Non
     "bco_pair": lambda loss, e: _both(loss.beta / 2),
     "sppo_hard": lambda loss, e: _both(1 / loss.beta),
     "aot": lambda loss, e: _both(loss.beta / 2 * (1 - 2 * e)),
-    "aot_pair": lambda loss, e: _both(loss.beta / 2 * (1 - 2 * e)),
     "aot_unpaired": lambda loss, e: _both(loss.beta / 2 * (1 - 2 * e)),
     "apo_zero": lambda loss, e: _both(loss.beta / 4),
     "apo_down": lambda loss, e: (0.0, -loss.beta / 4),
@@ -274,7 +269,6 @@ _MOST = {
     "kto": 0.25,
     "apo_zero_unpaired": 0.25,
     "aot": 1.0,
-    "aot_pair": 1.0,
     "aot_unpaired": 1.0,
 }
 """Of β, the greatest size of a coefficient."""

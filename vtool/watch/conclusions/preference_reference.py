@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from vtool.diagnostics import Diagnostic, Rule
-from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
-from vtool.watch.conclusions.preference import expected_weights
+from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
+from vtool.watch.conclusions.preference import expected_weights, read_pairs
 from vtool.watch.conclusions.preference_losses import PreferenceLoss
 from vtool.watch.conclusions.preference_rows import (
     JudgedBatch,
@@ -45,7 +45,10 @@ def _reference(facts: Facts) -> CheckOutcome:
         return CheckOutcome(not_run=why)
     batches = [batch for batch in judged_batches(facts, loss) if batch.rows]
     if finding := (
-        _itself(looks) or _moves(looks) or _twins(facts, looks) or _no_margin(facts, loss, batches)
+        _itself(looks)
+        or _moves(looks)
+        or _twins(facts, loss, looks)
+        or _no_margin(facts, loss, batches)
     ):
         return CheckOutcome((finding,))
     return _looked_at(facts, loss, batches, looks)
@@ -66,25 +69,31 @@ def _looked_at(
     later = {int(fact["step"]) for fact in looks} - {0}
     if not later:
         return CheckOutcome(not_run="one step alone was read: the policy is its reference still")
-    moving = _with_margins(loss, batches)
-    if loss.arguments.get("precompute_ref_log_probs"):
-        why = "what the reference says was computed before the run, and no margin is seen"
-        if not moving:
-            return CheckOutcome(not_run=why)
-        return CheckOutcome(looked_at={"steps": len(later) + 1, "rows": moving})
+    looked: dict[Unit, int] = {"steps": len(later) + 1}
     tensors = max(int(fact["reference"]["tensors"]) for fact in looks)
     kinds = {str(fact["reference"]["kind"]) for fact in looks}
-    if kinds == {"model"}:
-        return CheckOutcome(looked_at={"steps": len(later) + 1, "tensors": tensors})
-    passes = [one for one in facts.of("micro") if one.get("reference") and int(one["step"]) > 0]
-    if not passes:
-        return CheckOutcome(not_run="no pass of the same rows without gradients was seen")
-    return CheckOutcome(looked_at={"steps": len(later) + 1, "passes": len(passes)})
+    why = None
+    if moving := _with_margins(facts, loss, batches):
+        looked["rows"] = moving
+    elif loss.arguments.get("precompute_ref_log_probs"):
+        why = "what the reference says was computed before the run, and no margin is seen"
+    elif kinds == {"model"}:
+        looked["tensors"] = tensors
+        if not all(fact["reference"]["ran"] for fact in looks if int(fact["step"]) > 0):
+            why = "no pass of the model that is the reference was seen"
+    else:
+        looked["passes"] = sum(
+            bool(one["reference"] and one["reference"]["apart"] and int(one["step"]))
+            for one in facts.of("micro")
+        )
+        if not looked["passes"]:
+            why = "no pass without gradients was seen of the same rows, and of other weights"
+    return CheckOutcome(not_run=why, looked_at=looked)
 
 
-def _with_margins(loss: PreferenceLoss, batches: Sequence[JudgedBatch]) -> int:
+def _with_margins(facts: Facts, loss: PreferenceLoss, batches: Sequence[JudgedBatch]) -> int:
     """Count the rows whose weight is that of a margin which is not 0."""
-    if loss.unknown or not loss.is_sloped:
+    if loss.unknown or not loss.is_sloped or read_pairs(facts, loss, batches).state != "right":
         return 0
     return sum(
         abs(weight / due * batch.passes - 1) > batch.tolerance
@@ -135,9 +144,13 @@ def _rate(facts: Facts, step: int) -> float:
     return max((float(group.get("lr") or 0) for group in groups), default=0.0)
 
 
-def _twins(facts: Facts, looks: Sequence[Fact]) -> Diagnostic | None:
+def _twins(facts: Facts, loss: PreferenceLoss, looks: Sequence[Fact]) -> Diagnostic | None:
     """Look for a reference that the policy's own model computes, as the policy."""
-    if any(fact["reference"]["kind"] == "model" for fact in looks):
+    is_model = any(fact["reference"]["kind"] == "model" for fact in looks)
+    if is_model and (
+        loss.arguments.get("precompute_ref_log_probs")
+        or any(fact["reference"]["ran"] != 0 for fact in looks if int(fact["step"]) > 0)
+    ):
         return None
     micros = [micro for micro in facts.micros if micro.step > 0 and micro.fact.get("reference")]
     if not micros:
@@ -155,7 +168,8 @@ def _twins(facts: Facts, looks: Sequence[Fact]) -> Diagnostic | None:
         return None
     message = (
         f"in {len(micros)} micro-batches after the first step the reference's hidden states are the"
-        " policy's, to the bit: it is computed by the policy, with its adapters"
+        " policy's, to the bit: it is computed by the policy"
+        + (", and the reference's own model is not run" if is_model else ", with its adapters")
     )
     return found(REFERENCE, message)
 

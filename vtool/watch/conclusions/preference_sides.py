@@ -5,18 +5,14 @@ from dataclasses import dataclass
 
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
-from vtool.watch.conclusions.preference import (
-    NO_PAIRS,
-    Reading,
-    expected_weights,
-    read_pairs,
-)
+from vtool.watch.conclusions.preference import Reading, expected_weights, read_pairs
 from vtool.watch.conclusions.preference_losses import Answer, PreferenceLoss
 from vtool.watch.conclusions.preference_rows import (
     JudgedBatch,
     judged_batches,
     loss_of,
     no_preference,
+    unpaired,
 )
 from vtool.watch.facts import Facts
 
@@ -39,8 +35,6 @@ SIDES = Rule(
 )
 _LEFT = 0.05
 """Of a weight that is partly a copied answer's, the least other part that is compared."""
-_LEAST = 3
-"""Tokens of a prompt that both sides begin with, where the data set does not say how long it is."""
 
 
 def _sides(facts: Facts) -> CheckOutcome:
@@ -48,42 +42,65 @@ def _sides(facts: Facts) -> CheckOutcome:
         return CheckOutcome(not_run=why)
     loss = loss_of(facts)
     assert loss is not None
-    batches = [batch for batch in judged_batches(facts, loss) if batch.rows]
-    if not batches:
-        return CheckOutcome(not_run=NO_PAIRS)
+    every = judged_batches(facts, loss)
+    if why := unpaired(facts, loss, every):
+        return CheckOutcome(not_run=why)
+    batches = [batch for batch in every if batch.rows]
     looks = (_signs, _sizes, _prompts, _padding, _images, _alike)
     findings = [finding for look in looks if (finding := look(facts, loss, batches)) is not None]
-    rows = sum(len(batch.rows) for batch in batches)
-    known = sum(side != 0 for batch in batches for side in batch.sides)
-    measured = {"rows": rows, "known by the data set": known}
+    known = sum(len(_known(loss, batch)) for batch in batches)
+    rows = [row for batch in batches for row in batch.rows.values()]
+    measured = {"rows": len(rows), "known by the data set": known}
     if findings:
-        return CheckOutcome(tuple(findings), looked_at={"rows": rows}, measured=measured)
-    if why := _unseen(loss, batches):
+        return CheckOutcome(tuple(findings), looked_at={"rows": len(rows)}, measured=measured)
+    if why := _unseen(facts, loss, batches, known):
         return CheckOutcome(not_run=why, measured=measured)
-    every = [row for batch in batches for row in batch.rows.values()]
     looked: dict[Unit, int] = {
-        "rows": sum(row.weight is not None for row in every),
-        "texts": sum(None not in (row.first, row.behind) for row in every),
+        "rows": known,
+        "texts": sum(
+            batch.prompts[at] is not None and None not in (row.first, row.behind)
+            for batch in batches
+            for at, row in batch.rows.items()
+        ),
         "micro-batches": len(batches),
     }
     noise = max(batch.noise for batch in batches)
     return CheckOutcome(looked_at=looked, noise=noise, measured=measured)
 
 
-def _unseen(loss: PreferenceLoss, batches: Sequence[JudgedBatch]) -> str | None:
+def _known(loss: PreferenceLoss, batch: JudgedBatch) -> frozenset[int]:
+    """Return the rows that were measured, and whose side the data set shows."""
+    measured = {at for at, row in batch.rows.items() if row.weight is not None}
+    if loss.is_paired:  # both sides of a pair, or none
+        return frozenset(at for pair in batch.known_pairs if measured >= {*pair} for at in pair)
+    return frozenset(at for at in measured if batch.sides[at])
+
+
+def _unseen(
+    facts: Facts, loss: PreferenceLoss, batches: Sequence[JudgedBatch], known: int
+) -> str | None:
+    """Return why nothing has passed, though nothing was found."""
     if loss.unknown and not loss.is_monotone:
         return loss.unknown
-    if not any(any(batch.sides) for batch in batches) and not loss.is_paired:
+    rows = sum(batch.size for batch in batches)
+    if not known:
         return "the data set does not show which answers are the good ones"
+    if known * 2 < rows:
+        return f"the data set shows of {known} of {rows} rows alone whether they are the good ones"
+    if any(one.get("pixels") for one in facts.of("rows")):
+        return "both sides have the same images; whether they are those of the prompt is not known"
+    if loss.is_own and read_pairs(facts, loss, batches).state not in ("right", "even"):
+        return "the trainer has a loss of its own: how much each side is to weigh is not known"
     return None
 
 
 def _due(loss: PreferenceLoss, batch: JudgedBatch) -> Mapping[int, int]:
-    """Return the sign that is due to each row, as batches are laid out: the chosen half first."""
+    """Return the sign that is due to each row of a pair, or to each answer with a label."""
     if not loss.is_paired:
-        return dict.fromkeys(batch.rows, 1)  # of a good answer
+        return {at: batch.sides[at] for at in batch.rows if batch.sides[at]}
+    sides = {row: side for pair in batch.pairs for row, side in zip(pair, (1, -1), strict=True)}
     if loss.is_monotone:
-        return {at: 1 if at < batch.size // 2 else -1 for at in batch.rows}
+        return sides
     due = {
         id(row): 1 if size > 0 else -1
         for row, _, size in expected_weights(loss, loss.smoothings[0], batch)
@@ -92,62 +109,48 @@ def _due(loss: PreferenceLoss, batch: JudgedBatch) -> Mapping[int, int]:
     return {at: due[id(row)] for at, row in batch.rows.items() if id(row) in due}
 
 
-def _wrong_ways(loss: PreferenceLoss, batch: JudgedBatch) -> Mapping[int, bool]:
-    """Return for each row whether it is pushed the wrong way: by the data set, or by its half."""
-    wrong = {}
-    for at, due in _due(loss, batch).items():
-        weight, side = batch.rows[at].weight, batch.sides[at]
-        if not weight:
-            continue
-        if not loss.is_paired:
-            if side:
-                wrong[at] = (weight > 0) != (side > 0)
-            continue
-        layout = 1 if at < batch.size // 2 else -1
-        wrong[at] = (weight > 0) != (due * layout * (side or layout) > 0)
-    return wrong
-
-
 def _signs(facts: Facts, loss: PreferenceLoss, batches: Sequence[JudgedBatch]) -> Diagnostic | None:
-    if loss.unknown and not loss.is_monotone:
-        return None
-    looked = batches
+    looked = list(batches)
     if not loss.is_monotone:  # the sign of a weight depends on the margin
-        if not loss.is_free and read_pairs(facts, loss, batches).state not in ("right", "even"):
-            return None
-        looked = [batch for batch in batches if loss.is_free or batch.micro.step == 0]
-    swapped = lone = wrong_rows = known = seen = 0
+        known = not loss.unknown and (
+            loss.is_free or read_pairs(facts, loss, batches).state in ("right", "even")
+        )
+        looked = [one for one in batches if known and (loss.is_free or one.micro.step == 0)]
+    seen = wrong = lone = pairs = 0
+    by_layout = False
     for batch in looked:
-        wrong, alike = _wrong_ways(loss, batch), batch.alike_rows()
-        wrong = {at: is_wrong for at, is_wrong in wrong.items() if at not in alike}
-        seen += len(wrong)
-        known += sum(batch.sides[at] != 0 for at in wrong)
-        wrong_rows += sum(is_wrong and batch.sides[at] != 0 for at, is_wrong in wrong.items())
-        if loss.is_paired:
-            both = [(wrong[a], wrong[b]) for a, b in batch.pairs if a in wrong and b in wrong]
-            swapped += sum(a and b for a, b in both)
-            lone += sum(a != b for a, b in both)
+        alike = batch.alike_rows()
+        is_wrong = {
+            at: (weight > 0) != (due > 0)
+            for at, due in _due(loss, batch).items()
+            if at not in alike and at in batch.rows and (weight := batch.rows[at].weight)
+        }
+        by_layout |= loss.is_paired and not batch.known_pairs
+        seen, wrong = seen + len(is_wrong), wrong + sum(is_wrong.values())
+        for a, b in batch.pairs if loss.is_paired else ():
+            pairs += a in is_wrong and b in is_wrong
+            lone += a in is_wrong and b in is_wrong and is_wrong[a] != is_wrong[b]
+    if not wrong or (loss.is_own and max(wrong, 2 * lone) < seen):
+        return None  # a loss of its own may push some answers another way, but not all
     if lone:
-        return found(SIDES, f"both sides of {lone} pairs are pushed the same way")
-    if wrong_rows:
+        return found(SIDES, f"both sides of {lone} of {pairs} pairs are pushed the same way")
+    if not by_layout:
         good, bad = ("chosen", "rejected") if loss.is_paired else ("desirable", "undesirable")
         message = (
-            f"{wrong_rows} of {known} answers are pushed the wrong way: those that the data set has"
+            f"{wrong} of {seen} answers are pushed the wrong way: those that the data set has"
             f" as {bad} up, those that it has as {good} down"
         )
         return found(SIDES, message)
-    if swapped and swapped * 2 == seen:
-        message = (
-            f"in all {swapped} pairs the first half of the batch, which is chosen in TRL, is pushed"
-            " down, and the second one up"
-        )
-        return found(SIDES, message, severity="warning")
-    return None
+    message = (
+        f"in {wrong // 2} of {pairs} pairs the first half of the batch, which is chosen in TRL, is"
+        " pushed down, and the second one up"
+    )
+    return found(SIDES, message, severity="warning") if wrong == seen else None
 
 
 def _sizes(facts: Facts, loss: PreferenceLoss, batches: Sequence[JudgedBatch]) -> Diagnostic | None:
     """Look for means in place of sums, the reverse, and sides of different size."""
-    if loss.unknown or loss.is_mixed:
+    if loss.unknown or loss.is_mixed or loss.is_own:
         return None
     reading = read_pairs(facts, loss, batches)
     what = f"{'/'.join(loss.kinds)} is a loss of"
@@ -202,8 +205,6 @@ def _compared(
 def _unequal(
     loss: PreferenceLoss, batches: Sequence[JudgedBatch], reading: Reading
 ) -> Diagnostic | None:
-    if loss.framework and reading.state not in ("right", "even"):
-        return None
     due = 1 if loss.is_by_length else 0
     pairs = list(_compared(loss, batches, reading))
     off = [pair for pair in pairs if not pair.is_one(due)]
@@ -231,19 +232,12 @@ def _prompts(
     copies_prompts = loss.method == "orpo" or loss.arguments.get("rpo_alpha") is not None
     judged, rows, tokens = 0, 0, 0
     for batch in batches:
-        shared = batch.prefix() if loss.is_paired else 0
+        copied = {up for up, _ in batch.pairs} if copies_prompts else ()
         for at, row in batch.rows.items():
-            if copies_prompts and at < batch.size // 2:
-                continue
-            if row.first is None:
-                continue
             prompt = batch.prompts[at]
-            if prompt is None:
-                if any(one is not None for one in batch.prompts) or shared < _LEAST:
-                    continue
-                left = shared - row.first if row.first <= 1 else 0
-            else:
-                left = prompt - max(row.first, 1)
+            if at in copied or row.first is None or prompt is None:
+                continue
+            left = prompt - max(row.first, 1)
             rows += 1
             if left > 0:
                 judged, tokens = judged + 1, tokens + left

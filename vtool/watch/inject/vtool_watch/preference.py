@@ -40,6 +40,8 @@ _LOSSES = (
     "compute_ref_log_probs", "compute_preference_loss",
 )  # fmt: skip
 """Methods that make the loss of a batch."""
+_KNOWN = ("trl.", "llamafactory.", "transformers.", "builtins")
+"""Packages whose losses are known, or that make none."""
 _OF_LLAMAFACTORY = {
     "pref_beta": "beta",
     "pref_loss": "loss_type",
@@ -189,7 +191,10 @@ def _find(found: FoundModel, optimizer: Any) -> tuple[Any, str | None]:
 
 def _steps(trainer: Any, optimizer: Any) -> bool:
     """Return whether a trainer has this optimizer, itself or wrapped."""
-    mine, theirs = ({id(each) for each in _inner(one)} for one in (optimizer, getattr(trainer, "optimizer", None)))
+    mine, theirs = (
+        {id(each) for each in _inner(one)}
+        for one in (optimizer, getattr(trainer, "optimizer", None))
+    )
     return bool(mine & theirs)
 
 
@@ -223,12 +228,11 @@ def _own(own: type, kind: type) -> str | None:
 
 
 def _overridden(trainer: Any) -> list[str]:
-    """Return the methods that make the loss and are not TRL's, wherever they are defined."""
+    """Return the methods that make the loss and are not those known, wherever they are defined."""
     found = set(_LOSSES) & set(vars(trainer))
     for kind in type(trainer).__mro__:
-        if str(kind.__module__).startswith("trl."):
-            break
-        found |= set(_LOSSES) & set(vars(kind))
+        if not str(kind.__module__).startswith(_KNOWN):
+            found |= set(_LOSSES) & set(vars(kind))
     return sorted(found)
 
 

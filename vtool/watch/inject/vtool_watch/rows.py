@@ -114,7 +114,15 @@ def pair_facts(ids: Tensor, keep: Tensor) -> list[dict[str, Any]] | None:
         apart = (a[:size] != b[:size]).nonzero()
         prefix = int(apart[0, 0]) if len(apart) else size
         alike = prefix == len(a) == len(b)
-        found.append({"rows": [row, other], "prefix": prefix, "alike": alike})
+        found.append({"rows": [row, other], "prefix": prefix, "alike": alike, "all": 0})
+    first = ids[0][keep[0]]
+    shared = len(first)
+    for row in range(1, min(ids.shape[0], _MOST_ROWS)):
+        own = ids[row][keep[row]][:shared]
+        apart = (own != first[: len(own)]).nonzero()
+        shared = int(apart[0, 0]) if len(apart) else len(own)
+    for each in found:
+        each["all"] = shared
     return found if sum(each["prefix"] > 0 for each in found) * 2 > half else None
 
 

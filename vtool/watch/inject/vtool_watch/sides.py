@@ -12,8 +12,6 @@ _ROWS, _PASSES, _CANDIDATES, _MOST_TEXTS = 64, 64, 64, 400_000
 _END = 16
 """Ids at its end by which a text is found."""
 
-Match = "tuple[int, int, int]"  # row of the data set, side, length of the prompt
-
 
 class Sides:
     """The answers of a trainer's data set, by which rows of a batch are told apart.
@@ -72,7 +70,7 @@ class Sides:
 
     def _matches(self, name: str, prompt: str | None, row: list[int]) -> list[tuple[int, int]]:
         """Return the rows of the table that are this text, with the lengths of their prompts."""
-        found = []
+        found: list[tuple[int, int]] = []
         cuts = [None, self._cut] if self._cut and len(row) == self._cut else [None]
         for cut in cuts:
             for at in self._candidates(name, prompt, row, cut):
