@@ -23,15 +23,10 @@ RULES = ("preference-scaled", "preference-sides", "preference-reference")
 CORNERS = (
     "healthy: DPO",
     "healthy: DPO, LoRA",
-    "healthy: KTO, four micro-batches",
     "healthy: CPO",
-    "healthy: ORPO",
     "healthy: GRPO",
     "planted: DPO, not divided by its micro-batches",
-    "planted: DPO, means for sums",
     "planted: DPO, prompts judged",
-    "planted: DPO, LoRA, a reference with its adapters",
-    "planted: CPO, another beta",
     "planted: KTO, labels swapped",
 )
 OTHERS = tuple(
