@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -33,8 +34,10 @@ def is_given_up(optimizer: Any) -> bool:
     return isinstance(overflow, Tensor) and bool(overflow != 0)
 
 
-def gradient_facts(found: FoundModel, divisor: float) -> dict[str, Any]:
-    """Return the fields of `arrived` that need this process's gradients alone.
+def gradient_facts(found: FoundModel, divisor: float) -> tuple[dict[str, Any], set[str]]:
+    """Return the fields of `arrived` that need this process's gradients alone, and what has any.
+
+    The names are those of trained parameters whose gradient is not 0.
 
     Args:
         divisor: what the step will divide them by.
@@ -43,21 +46,17 @@ def gradient_facts(found: FoundModel, divisor: float) -> dict[str, Any]:
     given = [(n, gradient_of(p)) for n, p in named]
     with_gradient = [(n, g) for n, g in given if g is not None]
     none = [n for n, g in given if g is None]
-    flags = []
-    for _, gradient in with_gradient:
-        g = local_shard(gradient)
-        g = g._values() if g.is_sparse else g
-        wide = widest(g.device)
-        whole = g.to(wide).pow(2).sum() if g.numel() < 1 << 24 else g.norm(dtype=torch.float32) ** 2
-        values = whole, (g != 0).any(), g.isfinite().all()
-        flags.append(torch.stack([each.to(wide) for each in values]))
-    seen = _together(flags)
+    parts = [local_shard(gradient) for _, gradient in with_gradient]
+    parts = [g._values() if g.is_sparse else g for g in parts]
+    squares = _together([_square(g) for g in parts])
     names = [n for n, _ in with_gradient]
-    zero = [n for n, row in zip(names, seen) if row[1] == 0]
-    bad = [n for n, row in zip(names, seen) if row[2] == 0]
+    seen = list(zip(names, parts, squares))
+    # a square may be rounded to 0, or overflow: those alone are looked at again
+    zero = [n for n, g, square in seen if square == 0 and not bool((g != 0).any())]
+    bad = [n for n, g, square in seen if not math.isfinite(square) and not _is_finite(g)]
     each = digests([sampled_checksum(_dense(local_shard(g))) for _, g in with_gradient])
-    return {
-        "norm": sum(row[0] for row in seen) ** 0.5 / divisor,
+    fact = {
+        "norm": sum(squares) ** 0.5 / divisor,
         "digest": digest_of_bytes("".join(each).encode()),
         "tensors": dict(list(zip(names, each))[:_TENSORS]),
         "sharded": holds_shards(found.model),
@@ -70,6 +69,7 @@ def gradient_facts(found: FoundModel, divisor: float) -> dict[str, Any]:
         "nonfinite": bad[:MOST_NAMES],
         "n_nonfinite": len(bad),
     }
+    return fact, {*names} - {*zero}
 
 
 def _idle(found: FoundModel, trained: list[str], without: set[str]) -> dict[str, Any]:
@@ -92,13 +92,23 @@ def _dense(tensor: Tensor) -> Tensor:
     return tensor.to_dense() if tensor.is_sparse else tensor
 
 
-def _together(rows: list[Tensor]) -> list[list[float]]:
-    if not rows:
+def _square(part: Tensor) -> Tensor:
+    """Return the square of a gradient's norm; of a large one without a copy in 64 bits."""
+    if part.numel() >= 1 << 24:
+        return part.norm(dtype=torch.float32).to(widest(part.device)) ** 2
+    return part.to(widest(part.device)).pow(2).sum()
+
+
+def _is_finite(part: Tensor) -> bool:
+    return bool(part.isfinite().all())
+
+
+def _together(values: list[Tensor]) -> list[float]:
+    if not values:
         return []
-    devices = {row.device for row in rows}
-    if len(devices) > 1:
-        rows = [row.cpu() for row in rows]
-    return [[float(x) for x in row] for row in torch.stack(rows).cpu().tolist()]
+    if len({value.device for value in values}) > 1:
+        values = [value.cpu() for value in values]
+    return [float(value) for value in torch.stack(values).cpu().tolist()]
 
 
 def norm_facts(
@@ -279,16 +289,22 @@ def as_number(value: Any) -> float | None:
         return None
 
 
-def moving(found: FoundModel, optimizer: Any) -> set[str]:
-    """Return names of parameters with a gradient and a rate: a step is to move them."""
+def with_a_rate(found: FoundModel, optimizer: Any) -> set[str]:
+    """Return names of parameters that an optimizer has with a learning rate."""
     going = {
         id(p)
         for group in optimizer.param_groups
         if as_number(group.get("lr")) != 0  # None: the optimizer finds a rate itself
         for p in group["params"]
     }
-    given = {n: gradient_of(p) for n, p in found.model.named_parameters() if id(p) in going}
-    return {n for n, g in given.items() if g is not None and bool((local_shard(g) != 0).any())}
+    return {n for n, p in found.model.named_parameters() if id(p) in going}
+
+
+def weight_digests(found: FoundModel) -> dict[str, str]:
+    """Return the digest of each parameter; of a large one, of some of its elements."""
+    named = list(found.model.named_parameters())
+    each = digests([sampled_checksum(local_shard(p)) for _, p in named])
+    return dict(zip([n for n, _ in named], each))
 
 
 class WeightDigests:
@@ -297,16 +313,18 @@ class WeightDigests:
     def __init__(self) -> None:
         self.before: dict[str, str] = {}
 
-    def facts(self, found: FoundModel, moving: set[str]) -> dict[str, Any]:
-        """Return the fields of `drift`; `moving`: names that had a gradient and a learning rate."""
-        named = list(found.model.named_parameters())
-        each = digests([sampled_checksum(local_shard(p)) for _, p in named])
-        now = dict(zip([n for n, _ in named], each))
+    def facts(self, found: FoundModel, now: dict[str, str], moving: set[str]) -> dict[str, Any]:
+        """Return the fields of `drift`.
+
+        Args:
+            now: each parameter's digest.
+            moving: names that had a gradient and a learning rate.
+        """
         compared = [n for n in now if n in moving and n in self.before]
         stuck = [n for n in compared if self.before[n] == now[n]]
         self.before = now
         return {
-            "digest": digest_of_bytes("".join(each).encode()),
+            "digest": digest_of_bytes("".join(now.values()).encode()),
             "tensors": dict(list(now.items())[:_TENSORS]),
             "sharded": holds_shards(found.model),
             "stuck": stuck[:MOST_NAMES],

@@ -181,6 +181,10 @@ class KeptGradients:
         """Return names of trained parameters of which some place has a gradient that is not 0."""
         return [n for n, p, record in self._some(most) if self._has(p, record)]
 
+    def is_anywhere(self) -> bool:
+        """Return whether any of some trained parameters has a gradient that is not 0."""
+        return any(self._has(p, record) for _, p, record in self._some(MOST_PLACES))
+
     def are_gone(self, taught: bool) -> bool:
         """Return whether what the last passes left is thrown away: no step will have it.
 

@@ -68,9 +68,9 @@ def documents(inputs: dict[str, Any], ids: Tensor) -> list[Document]:
     mask, bounds = inputs.get("attention_mask"), inputs.get("cu_seq_lens_q")
     numbered = isinstance(mask, Tensor) and mask.shape == ids.shape and int(mask.max()) > 1
     packed = isinstance(bounds, Tensor) and ids.shape[0] == 1
-    if not packed and not numbered and inputs.get("position_ids") is None:
+    if not packed and not numbered:
         whole = _unbroken(keep)
-        if whole is not None:
+        if whole is not None and not _starts_again(inputs.get("position_ids"), keep):
             return whole
     found = []
     for row in range(ids.shape[0]):
@@ -143,16 +143,32 @@ def _unbroken(keep: Tensor) -> list[Document] | None:
     return found
 
 
-def _starts(positions: Any, row: int, at: Tensor, shape: torch.Size) -> Tensor | None:
-    """Return where positions start again among the places of a row; None: nowhere."""
-    if not isinstance(positions, Tensor) or positions.shape[-1] != shape[-1]:
+def _positions(positions: Any, length: int) -> tuple[Tensor, bool] | None:
+    """Return the positions of rows (or of all rows), and whether images do not repeat them."""
+    if not isinstance(positions, Tensor) or positions.shape[-1] != length:
         return None
     text = positions.dim() == 2 or positions.shape[0] == 4  # four axes: text first, then M-RoPE
     if positions.dim() == 3:
         positions = positions[0]
-    if positions.dim() != 2:
+    return (positions.cpu(), text) if positions.dim() == 2 else None
+
+
+def _starts_again(positions: Any, keep: Tensor) -> bool:
+    """Return whether positions start again in any row."""
+    known = _positions(positions, keep.shape[1])
+    if known is None:
+        return False
+    p, text = known
+    again = p[:, 1:] <= p[:, :-1] if text else p[:, 1:] < p[:, :-1]
+    return bool((again & keep[:, 1:] & keep[:, :-1]).any())
+
+
+def _starts(positions: Any, row: int, at: Tensor, shape: torch.Size) -> Tensor | None:
+    """Return where positions start again among the places of a row; None: nowhere."""
+    known = _positions(positions, shape[-1])
+    if known is None:
         return None
-    p = positions[min(row, positions.shape[0] - 1)].cpu()[at]
+    p, text = known[0][min(row, len(known[0]) - 1)][at], known[1]
     again = p[1:] <= p[:-1] if text else p[1:] < p[:-1]
     if not bool(again.any()):
         return None

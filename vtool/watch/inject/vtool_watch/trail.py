@@ -58,16 +58,18 @@ class WeightTrail:
             "written": _written(moved, was, made, self._was) if to is None else None,
         }
 
-    def behind(self, step: int, found: FoundModel, optimizer: Any) -> bool | None:
+    def behind(self, step: int, found: FoundModel, weights: dict[str, str]) -> bool | None:
         """Record the digests and some values of the weights that a step has written.
 
         Return whether it has changed any of them; None where none were recorded before.
+
+        Args:
+            weights: the digest of each parameter after the step.
         """
-        self._behind = step, _digests(found, optimizer)
-        self._made = _coordinates(found, self._behind[1])
-        then, now = self._before.get(step, {}), self._behind[1]
-        both = then.keys() & now.keys()
-        return any(then[n] != now[n] for n in both) if both else None
+        then = self._before.get(step, {})
+        now = {name: weights[name] for name in then if name in weights}
+        self._behind, self._made = (step, now), _coordinates(found, now)
+        return any(then[n] != now[n] for n in now) if now else None
 
 
 def _coordinates(found: FoundModel, names: dict[str, str]) -> dict[str, Tensor]:

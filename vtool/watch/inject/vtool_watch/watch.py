@@ -68,6 +68,8 @@ class Watch:
         self._frozen = Frozen(found, self.skip)
         self._reference: arrival.AdamWReference | None = None
         self._weights = arrival.WeightDigests()
+        self._pushed: set[str] = set()
+        """Trained parameters whose gradient is not 0 before the step."""
         self._moving: set[str] | None = None
         self._before: list[str] | None = None
         self._kept = KeptGradients(found)
@@ -275,7 +277,7 @@ class Watch:
         half = any("torch.float16" in (r.dtype, r.autocast) for r in records)
         scale = loss_scale(optimizer) if half else 1.0
         last = max((r.window for r in records), default=0)
-        visible = bool(self._kept.nonzero())
+        visible = self._kept.is_anywhere()
         dropped = [r for r in records if r.window != last] if visible else []
         moved = len({r.version for r in records}) > 1
         if dropped:
@@ -291,6 +293,7 @@ class Watch:
         self._preference.look(self, optimizer, records)
         total = self._learnt(records, head, scale)
         self._undone = self._trail.before(self.step, self.found, optimizer)
+        self._pushed = set()
         try:
             divisor = arrival.left_to_divide(optimizer)
             off = half or not 0.5 < total < 2  # else the loss is a mean, as it is
@@ -354,7 +357,7 @@ class Watch:
         divisor: float,
         scalers: list[float],
     ) -> None:
-        fact = arrival.gradient_facts(self.found, divisor)
+        fact, self._pushed = arrival.gradient_facts(self.found, divisor)
         fact.update(self._kept.facts(optimizer, fact), left=self._left.lost(optimizer))
         fact["scalers"], fact["accumulating"] = scalers, is_accumulating()
         fact["sharded"] = fact["sharded"] or self._shared_out
@@ -444,18 +447,19 @@ class Watch:
 
     def _stepped(self, optimizer: Any, reference: arrival.AdamWReference) -> None:
         frozen, groups = self._frozen.facts(), arrival.group_facts(self.found, optimizer)
+        now = arrival.weight_digests(self.found)
         self.say(
             "stepped",
-            moved=self._trail.behind(self.step, self.found, optimizer),
+            moved=self._trail.behind(self.step, self.found, now),
             reference=reference.facts(),
             groups=groups,
             schedule=schedule_of(optimizer) if all(g.get("lr") == 0 for g in groups) else None,
             others=self._by_others(),
             **frozen,
         )
-        moving = arrival.moving(self.found, optimizer)
+        moving = self._pushed & arrival.with_a_rate(self.found, optimizer)
         since = moving if self._moving is None else moving & self._moving
-        drift = self._weights.facts(self.found, since)
+        drift = self._weights.facts(self.found, now, since)
         drift["sharded"] = drift["sharded"] or self._shared_out
         self.say("drift", **drift)
         self._moving = moving
