@@ -251,3 +251,28 @@ def test_a_mask_of_another_row_has_padding_where_it_leaves_text_out(
     specials = {"0": {"in_inputs": padding, "learnt": 0}}
     result = conclude(tmp_path, changed(healthy(), on("micro", left_out=2, specials=specials)))
     assert rules(result) == {"masked-tokens-learnt": severity}
+
+
+@pytest.mark.parametrize(
+    ("accumulating", "times", "found"),
+    [
+        ((True, True, False), 0.2, "warning"),
+        ((True, True, False), 1.0, None),  # whatever accelerate holds it for, it is the mean
+        ((False, False, False), 1.0, None),
+        ((None, None, None), 1.0, None),  # accelerate is not used
+    ],
+)
+def test_steps_in_the_middle_of_an_accumulation_are_found_where_the_loss_is_divided_for_all_of_it(
+    tmp_path: Path, accumulating: tuple[bool | None, ...], times: float, found: str | None
+) -> None:
+    """accelerator.prepare(model) without the optimizer: it steps after each micro-batch."""
+
+    def hold(fact: Fact) -> None:
+        if fact["kind"] == "arrived":
+            fact["accumulating"] = accumulating[fact["step"]]
+
+    result = conclude(tmp_path, changed(changed(healthy(), weigh(lambda _: times * MEAN)), hold))
+    assert rules(result) == ({"gradient-scaled": found} if found else {})
+    if found:
+        assert "2 of 3 steps" in result.findings[0].message
+        assert "prepare the optimizer too" in str(result.findings[0].help)
