@@ -340,10 +340,10 @@ def audit(rows: str | PathLike[str], *overrides: str) -> "Ledger":
     from vtool.config.environment.packages import require_training
 
     require_training("vtool.audit")
-    from vtool.config.load import load_rows_file
+    from vtool.config.load import load_run
     from vtool.libraries import libraries_prepared
 
-    run = load_rows_file(str(rows), overrides).run
+    run = load_run(str(rows), overrides).run
     with libraries_prepared():
         from vtool.data.detect import detected
         from vtool.verification.rows import audit_rows

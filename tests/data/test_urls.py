@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.rows import chat, picture, write_rows
-from vtool.config.load import load_rows_file
+from vtool.config.load import load_run
 from vtool.config.schema import MessagesSource
 from vtool.data import urls
 from vtool.data.detect import detected
@@ -94,7 +94,7 @@ def test_an_audit_reads_it_where_the_setting_names_its_host(tmp_path: Path, web:
     address = web.gives("/a.png", (200, {}, picture(tmp_path / "a.png").read_bytes()))
     path = write_rows(tmp_path / "rows.jsonl", [chat("<image>?", "b") | {"images": [address]}])
     for hosts, kept, asked in (("", 0, 0), (f"'{web.host}'", 1, 1)):
-        run = detected(load_rows_file(str(path), [f"data.allow_urls=[{hosts}]"]).run)
+        run = detected(load_run(str(path), [f"data.allow_urls=[{hosts}]"]).run)
         (audit,) = audit_rows(run)
         assert (len(audit.ledger.kept), len(web.asked)) == (kept, asked)
 

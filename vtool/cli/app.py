@@ -3,9 +3,10 @@
 `vtool --help` answers at once: each command imports what it needs when it runs.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from vtool.cli.chat import chat
 from vtool.cli.command import Command, LongCommand, OwnProcess
@@ -27,29 +28,45 @@ from vtool.cli.verify import verify
 from vtool.cli.watch import WatchCommand, watch
 from vtool.version import __version__
 
+
+
+class InOrderOfUse(TyperGroup):
+    """Lists its commands as they are registered, groups of them too."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the commands' names: `train`, a group, comes first."""
+        return ["train", *(name for name in super().list_commands(ctx) if name != "train")]
+
+
 app = typer.Typer(
     name="vtool",
+    cls=InOrderOfUse,
     help="Fine-tune vision-language models, and prove that nothing went silently wrong.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(train, name="train")
-app.command(cls=Command)(validate_config)
-app.command(cls=LongCommand)(load_check)
-app.command(cls=LongCommand)(plan)
-app.command(cls=ExitAtOnceCommand)(verify)
-app.command(cls=Command)(convert)
-app.command(cls=WatchCommand, options_metavar="[OPTIONS] -- COMMAND…")(watch)
-app.command(cls=LongCommand)(export)
-app.command(cls=LongCommand)(predict)
-app.command(cls=LongCommand)(chat)
-app.command(cls=LongCommand)(serve)
-app.command(cls=ExitAtOnceCommand)(evaluate)
-app.command(cls=LongCommand)(report)
-app.command(cls=Command)(explain)
-app.command(cls=LongCommand)(doctor)
+app.add_typer(train, name="train", short_help="Train a model, or resume a run that was stopped.")
+# summaries of at most 57 characters are whole in a terminal of 80
+for function, kind, summary in (
+    (verify, ExitAtOnceCommand, "Audit rows, and prove a recipe's numbers in seconds."),
+    (watch, WatchCommand, "Show what any trainer teaches, read from its gradients."),
+    (load_check, LongCommand, "Check that every weight lands, whatever loads it."),
+    (validate_config, Command, "Check a recipe's settings, each and together."),
+    (evaluate, ExitAtOnceCommand, "Score a model's answers to rows, with 95 % intervals."),
+    (predict, LongCommand, "Ask a model about images, or every row of a file."),
+    (chat, LongCommand, "Chat with a model about images and videos."),
+    (serve, LongCommand, "Serve a model with vLLM."),
+    (export, LongCommand, "Write a run's checkpoint as a Hugging Face folder."),
+    (report, LongCommand, "Write a page of a run, or of several side by side."),
+    (convert, Command, "Convert rows of any layout to `messages`."),
+    (plan, LongCommand, "Say what each GPU will need, and whether it fits."),
+    (doctor, LongCommand, "Say what this machine can run, and what to install."),
+    (explain, Command, "Explain a rule, a setting, a recipe or a known bug."),
+):
+    options = "[OPTIONS] -- COMMAND…" if kind is WatchCommand else "[OPTIONS]"
+    app.command(cls=kind, short_help=summary, options_metavar=options)(function)
 
 
 def _version(requested: bool) -> None:

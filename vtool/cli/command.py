@@ -14,6 +14,10 @@ class OwnProcess:
 class Command(TyperCommand):
     """A command that uses libraries in its own process, and is short unless it is `--live`."""
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the parts of its usage: what a metavar repeats already is not repeated again."""
+        return [_tidy(piece) for piece in super().collect_usage_pieces(ctx)]
+
     def takes_long(self, ctx: Any) -> bool:
         """Return whether it takes seconds: it then says that it has begun."""
         return bool(ctx.params.get("live"))
@@ -34,6 +38,14 @@ class LongCommand(Command):
 
     def takes_long(self, ctx: Any) -> bool:
         return True
+
+
+def _tidy(piece: str) -> str:
+    """Return one argument as usages write it: `RUN…`, and not `{RUN…}...`."""
+    named = piece.removesuffix("...") if "…" in piece else piece
+    if named[:1] + named[-1:] == "{}" and "|" not in named:
+        return named[1:-1]
+    return named[1:-1] if named != piece and named[:1] + named[-1:] == "[]" else named
 
 
 def _first_word(ctx: Any) -> str:

@@ -156,18 +156,12 @@ def _print_settings(topic: str) -> None:
     from vtool.diagnostics.near_miss import did_you_mean, ending, near, overlapping, same_words
 
     name = ".".join(part for part in topic.split(".") if not part.isdigit())
+    kind, _, inside = name.partition(".")
+    name = inside if kind in RECIPE_KINDS and inside else name
     settings = [setting for schema in RECIPE_KINDS.values() for setting in all_settings(schema)]
     if found := [setting for setting in settings if setting.name == name]:
         _print_setting(found)
-        for group in dict.fromkeys(group for setting in found for group in setting.groups):
-            several = len(found[0].groups) > 1
-            typer.echo(f"\n{group.__name__}: {(group.__doc__ or '').strip()}\n" if several else "")
-            for setting in (
-                setting
-                for setting in settings
-                if setting.owner is group and setting.name.rpartition(".")[0] == name
-            ):
-                _print_setting([setting], "  ")
+        _print_groups(found[0], [each for each in settings if each.name.startswith(f"{name}.")])
         return
     word = topic.lstrip("-").partition("=")[0].replace("-", "_")
     if said := counterpart_of(word):
@@ -191,16 +185,55 @@ def _print_settings(topic: str) -> None:
     raise typer.Exit(2)
 
 
+def _print_groups(setting: "Setting", inside: "Sequence[Setting]") -> None:
+    """Print what is in each kind of a group; what all kinds have, once and before."""
+    kinds = setting.groups
+    own = [each for each in inside if each.name.rpartition(".")[0] == setting.name]
+    has = [{each.leaf for each in own if each.owner is kind} for kind in kinds]
+    shared = set.intersection(*has) if len(kinds) > 1 else set()
+    if shared:
+        typer.echo("\nIn all of them:\n")
+        for leaf in dict.fromkeys(each.leaf for each in own if each.leaf in shared):
+            _print_setting([each for each in own if each.leaf == leaf], "  ")
+    for kind in kinds:
+        rest = [each for each in own if each.owner is kind and each.leaf not in shared]
+        if not shared:
+            typer.echo("")
+        elif rest:
+            typer.echo(f"\n{_tag_of(kind)}: {_first_line(kind)}\n")
+        for each in rest:
+            _print_setting([each], "  ")
+
+
+def _tag_of(kind: type) -> str:
+    """Return the word that tells a kind of group apart, as `format: messages`."""
+    from vtool.config.settings import choices
+
+    fields = kind.model_fields.items()  # type: ignore[attr-defined]
+    tags = [(n, found[0]) for n, field in fields if len(found := choices(field.annotation)) == 1]
+    return f"{tags[0][0]}: {tags[0][1]}" if tags else kind.__name__
+
+
+def _first_line(kind: type) -> str:
+    return " ".join((kind.__doc__ or "").strip().partition("\n\n")[0].split())
+
+
 def _print_setting(found: "Sequence[Setting]", indent: str = "") -> None:
     """Print the type, the default and the description of a setting.
 
     It is given once for each kind of its group that has it.
     """
+    from vtool.config.settings import choices
+
     takes = " or ".join(dict.fromkeys(setting.takes for setting in found))
     facts = "; ".join(part for part in (takes, _default(found[0])) if part)
     typer.echo(f"{indent}{found[0].name}: {facts}")
     for text in dict.fromkeys(setting.doc for setting in found if setting.doc):
         typer.echo(f"{indent}  {' '.join(text.split())}")
+    words = [choices(setting.field.annotation) for setting in found]
+    if len(found) > 1 and all(len(each) == 1 for each in words):  # it tells kinds of groups apart
+        for (word,), setting in zip(words, found, strict=True):
+            typer.echo(f"{indent}  `{word}`: {_first_line(setting.owner)}")
 
 
 def _default(setting: "Setting") -> str:

@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 def plan(
     recipe: Annotated[
-        str, typer.Argument(autocompletion=complete.recipe, help="A recipe's name, or a YAML file.")
+        str,
+        typer.Argument(
+            autocompletion=complete.rows_or_recipe,
+            metavar="RECIPE|ROWS",
+            help="A recipe's name, a YAML file, or a file or a folder of rows.",
+        ),
     ],
     overrides: Annotated[
         list[str] | None,

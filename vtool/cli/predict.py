@@ -80,7 +80,7 @@ def predict(
     The answer, or a line of JSON for each row, is all that goes to standard output.
     """
     from vtool.cli.common import begin_with_training, exit_on_findings, print_findings
-    from vtool.config.load import names_rows
+    from vtool.config.rows_recipe import names_rows
     from vtool.diagnostics import Findings
 
     given = files or []

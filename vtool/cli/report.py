@@ -13,7 +13,7 @@ def report(
         list[Path],
         typer.Argument(
             autocompletion=complete.runs_and_sweeps,
-            metavar="RUN...",
+            metavar="RUN…",
             help="Folders of runs, the name of a sweep, or an evaluation's folder.",
             show_default=False,
         ),

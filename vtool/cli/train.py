@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from vtool.config.load import Loaded
 
 
+_NO_MODEL = (
+    "model.path is not given: this trains a tiny model with random weights, to see that all works;"
+    " model.path=FOLDER fine-tunes yours"
+)
+
+
 class TrainGroup(TyperGroup):
     """The group `vtool train`, which is often given the recipe itself."""
 
@@ -39,10 +45,18 @@ def train() -> None:
     """Train a model."""
 
 
-@app.command(cls=LongCommand)
+@app.command(
+    cls=LongCommand,
+    short_help="Fine-tune a vision-language model on rows, or resume a run.",
+)
 def sft(
     recipe: Annotated[
-        str, typer.Argument(autocompletion=complete.recipe, help="A recipe's name, or a YAML file.")
+        str,
+        typer.Argument(
+            autocompletion=complete.rows_or_recipe,
+            metavar="RECIPE|ROWS",
+            help="A recipe's name, a YAML file, or a file or a folder of rows.",
+        ),
     ],
     overrides: Annotated[
         list[str] | None,
@@ -84,6 +98,7 @@ def sft(
         from vtool.cli.common import exit_on_findings
         from vtool.config.environment.packages import require_training
         from vtool.config.load import effective_yaml, load_run
+        from vtool.config.rows_recipe import names_rows
         from vtool.diagnostics import Findings
         from vtool.hub.download import download_absent
 
@@ -104,6 +119,8 @@ def sft(
                 raise
             loaded = load_run(recipe, settings)
         require_training("vtool train")
+        if names_rows(recipe) and loaded.run.model.starts_from == "random":
+            typer.echo(_NO_MODEL, err=True)
         _check_processes(loaded)
         for note in loaded.notes:
             typer.echo(f"{note.severity}[{note.rule} {note.code}]: {note.message}", err=True)

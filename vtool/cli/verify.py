@@ -87,7 +87,8 @@ def verify(
     """
     from vtool.cli.common import begin_with_training, exit_on_findings, print_results
     from vtool.cli.load_check import can_write
-    from vtool.config.load import load_rows_file, load_run, names_rows
+    from vtool.config.load import load_run
+    from vtool.config.rows_recipe import names_rows
     from vtool.diagnostics.render import MACHINE
     from vtool.diagnostics.result import exit_code
     from vtool.verification.proofs import proof_names
@@ -105,7 +106,7 @@ def verify(
                 full_size=full_size,
             )
             given = [*(overrides or ()), *["data.audit_cache=renew"] * fresh]
-            run = (load_rows_file if rows_only else load_run)(subject, given).run
+            run = load_run(subject, given).run
             begin_with_training("vtool verify")
             from vtool.data.detect import detected
             from vtool.verification.rows import audit_rows

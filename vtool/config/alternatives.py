@@ -9,6 +9,7 @@ from vtool.config.origins import Origins
 _PAIRS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("optim", {"warmup_steps": 0, "warmup_ratio": None}),
     ("train", {"steps": None, "epochs": None}),
+    ("model", {"path": None, "size": None}),
 )
 
 

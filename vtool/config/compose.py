@@ -23,6 +23,7 @@ from vtool.config.recipe_paths import resolve_recipe_paths
 from vtool.config.recipe_source import Composer, LeavesFolder, RecipeSource
 from vtool.config.references import is_masked, resolve_references, unmasked
 from vtool.config.resources import RecipeFile, find_recipe, group_names, refuse_link
+from vtool.config.rows_recipe import spell_out_rows
 from vtool.config.schema import Run
 from vtool.config.shipped import recipe_names, shipped_folder
 from vtool.config.yaml_positions import YamlFile, read_yaml
@@ -66,6 +67,7 @@ def compose_recipe(recipe: str, overrides: Sequence[str], *, trusted: bool = Tru
     typed = [(_keys(override.key_or_group), override.value()) for override in applied]
     origins = layered(layers, typed)
     values, unread, notes = _resolved(config, origins, trusted)
+    spell_out_rows(values)
     resolve_recipe_paths(values, origins)
     unset_overridden(values, [*(layered([each], []) for each in layers), layered([], typed)])
     return Composed(

@@ -9,6 +9,7 @@ import inspect
 from typing import Any
 
 from vtool.config.schema import RECIPE_KINDS, Settings
+from vtool.config.schema.formats import FORMATS
 from vtool.config.settings import Setting, docstrings
 
 Schema = dict[str, Any]
@@ -42,6 +43,11 @@ _REFERENCE_TEXT: Schema = {
     "type": "string",
     "pattern": r"\$\{|^\?\?\?$",
     "description": "Left open, or a reference to another setting.",
+}
+_ROWS_FILE: Schema = {
+    "type": "string",
+    "minLength": 1,
+    "description": "A file or a folder of rows, whose layout is detected.",
 }
 _REFERENCE: Schema = {"$ref": "#/definitions/open"}
 
@@ -145,9 +151,11 @@ def _field(setting: Setting, plain: Schema, definitions: dict[str, Schema]) -> S
             definitions[group.__name__] = _object((group,), definitions, whole=True)
             entries.append({"$ref": f"#/definitions/{group.__name__}"})
         bounds = {key: plain[key] for key in ("minItems", "maxItems") if key in plain}
+        file = [_ROWS_FILE] if groups == FORMATS else []
         return {
             "anyOf": [
-                {"type": "array", "items": {"anyOf": [*entries, _REFERENCE]}, **bounds},
+                {"type": "array", "items": {"anyOf": [*entries, *file, _REFERENCE]}, **bounds},
+                *file,
                 _REFERENCE,
             ]
         }

@@ -16,18 +16,13 @@ from vtool.config.environment import packages
 from vtool.config.foreign import rules as foreign
 from vtool.config.foreign.theirs import ForeignRecipe
 from vtool.config.hub_model import with_hub_folder
+from vtool.config.model_folder import with_family_of_folder
 from vtool.config.origins import Origins
-from vtool.config.overrides import quoted
 from vtool.config.path_settings import without_impossible_paths, without_outside_paths
 from vtool.config.resources import refuse_link
+from vtool.config.rows_recipe import more_rows, names_rows, of_subject, recipe_of_rows
 from vtool.config.schema import LoadCheck, Run, Settings
 from vtool.config.schema.base import NotValid
-from vtool.config.schema.formats.entry import (
-    ROWS_SUFFIXES,
-    TABLE_SUFFIXES,
-    has_rows_files,
-)
-from vtool.config.shipped import recipe_names
 from vtool.config.validate import CheckedRecipe, schema_of, validate
 from vtool.diagnostics import RULES, Diagnostic, Findings, rules_recipe
 
@@ -38,10 +33,6 @@ RECIPE_RULES = (*(rule.name for rule in rules_recipe.RULES), *_SETTINGS_RULES)
 """Rules that every recipe is checked against, in the order of their codes."""
 ALWAYS_CHECKED = (*RECIPE_RULES, *packages.RELEASE_RULES)
 """Rules of `RECIPE_RULES`, and those about what is installed on this machine."""
-
-
-ROWS_RECIPE = "rows"
-"""The recipe of a file of rows: its tokenizer is trained on the rows, unless model.path has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,45 +79,12 @@ class Examined:
 def load_run(recipe: str, overrides: Sequence[str] = ()) -> Loaded:
     """Compose, validate and cross-check a shipped recipe by its name, or a YAML file by its path.
 
+    A file or a folder of rows takes the place of a recipe (`rows_recipe`).
+
     Raises:
         Findings: all findings, at once; `fatal` where it could not be read.
     """
     return _of_kind("sft", recipe, overrides)
-
-
-def names_rows(subject: str) -> bool:
-    """Return whether a command's subject is rows and no recipe: a file by its name, or a folder."""
-    return subject.endswith(ROWS_SUFFIXES + TABLE_SUFFIXES) or (
-        subject not in recipe_names() and os.path.isdir(subject) and has_rows_files(subject)
-    )
-
-
-def load_rows_file(file: str, overrides: Sequence[str] = ()) -> Loaded:
-    """Compose and check the recipe for a file or a folder of rows: `ROWS_RECIPE`, over that.
-
-    Its format is left to `vtool.data.detect.detected`.
-
-    Raises:
-        Findings: as `load_run`; fatal where there is no such file.
-    """
-    source = f"data.train=[{{format:auto,path:{quoted(file)}}}]"
-    try:
-        return load_run(ROWS_RECIPE, [source, *overrides])
-    except Findings as found:
-        reported = [_of_subject(one) for one in found.diagnostics]
-        absent = any(
-            one is not before for one, before in zip(reported, found.diagnostics, strict=True)
-        )
-        raise Findings(reported, fatal=found.fatal or absent) from None
-
-
-def _of_subject(finding: Diagnostic) -> Diagnostic:
-    """Return a finding on the absence of a command's subject without the setting it became."""
-    name = "data.train.0.path"
-    if (finding.rule, finding.parameter) != ("path-not-found", name):
-        return finding
-    message = finding.message.removeprefix(f"{name}: ")
-    return replace(finding, message=message, parameter=None, origin=None)
 
 
 def load_load_check(recipe: str, overrides: Sequence[str] = ()) -> Loaded:
@@ -137,7 +95,8 @@ def load_load_check(recipe: str, overrides: Sequence[str] = ()) -> Loaded:
 def _of_kind(kind: str, recipe: str, overrides: Sequence[str]) -> Loaded:
     examined = examine(recipe, overrides)
     if examined.loaded is None:
-        raise Findings(examined.findings)
+        absent = names_rows(recipe) and not os.path.exists(recipe)
+        raise Findings(examined.findings, fatal=absent)
     found = examined.loaded.plain["kind"]
     if found != kind:
         raise Findings(
@@ -167,8 +126,15 @@ def examine(recipe: str, overrides: Sequence[str] = (), *, trusted: bool = True)
     Raises:
         Findings: `fatal`, where it could not be read.
     """
-    _, examined = _checked(_named(compose_recipe(recipe, overrides, trusted=trusted)), trusted)
-    return examined
+    if more := list(more_rows(recipe, overrides)):
+        raise Findings(more, fatal=True)
+    if not names_rows(recipe):
+        _, examined = _checked(_named(compose_recipe(recipe, overrides, trusted=trusted)), trusted)
+        return examined
+    rows = recipe_of_rows(recipe, overrides)
+    composed = compose_recipe(rows.recipe, rows.overrides, trusted=trusted)
+    _, examined = _checked(_named(composed, rows.name), trusted)
+    return replace(examined, findings=tuple(of_subject(one) for one in examined.findings))
 
 
 def read_foreign(path: Path, trainer: str, *, trusted: bool = True) -> ForeignRecipe:
@@ -252,6 +218,9 @@ def _checked(composed: Composed, trusted: bool = True) -> tuple[Loaded | None, E
         else:
             run, notes = without_outside_paths(run, composed.origins, composed.file.path)
             stages.append(_Stage(findings=notes))
+        made, origins = with_family_of_folder(run, composed.origins)
+        settings, run = made if settings is run else settings, made
+        composed = replace(composed, origins=origins)
         outcome = rules.run_rules(run, composed.origins)
         stages += [
             _Stage(_SETTINGS_RULES, outcome.findings, outcome.missed, outcome.reasons),
@@ -341,10 +310,10 @@ def effective_yaml(loaded: Loaded) -> str:
     return as_yaml(loaded.plain, loaded.origins)
 
 
-def _named(composed: Composed) -> Composed:
-    """Name a run after its recipe, where it has no name."""
+def _named(composed: Composed, name: str | None = None) -> Composed:
+    """Name a run after its recipe, or otherwise, where it has no name."""
     run = composed.values.get("run", {})
     if schema_of(composed.values) is not Run or not isinstance(run, dict) or "name" in run:
         return composed
-    named = {**composed.values, "run": {"name": composed.file.name, **run}}
+    named = {**composed.values, "run": {"name": name or composed.file.name, **run}}
     return replace(composed, values=named)

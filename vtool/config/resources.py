@@ -1,9 +1,11 @@
 """The files of recipes: shipped ones, in a package or next to it in a checkout, or the user's."""
 
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from vtool.config.schema.formats.entry import ROWS_SUFFIXES
 from vtool.config.shipped import recipe_names, shipped_folder
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
@@ -42,6 +44,8 @@ def find_recipe(recipe: str) -> RecipeFile:
     path = Path(recipe)
     try:
         if path.is_file():
+            if path.suffix in _SCRIPTS:
+                raise _no_recipe(*_script(path))
             return RecipeFile(path)
         there = path.exists()
     except OSError as error:
@@ -50,14 +54,7 @@ def find_recipe(recipe: str) -> RecipeFile:
             fatal=True,
         ) from error
     if there and recipe:
-        raise Findings(
-            Diagnostic(
-                "unreadable-file",
-                f"`{recipe}` is not a file",
-                help="give a YAML file, or the name of a recipe",
-            ),
-            fatal=True,
-        )
+        raise _no_recipe(*_folder(path))
     raise Findings(
         Diagnostic(
             "unknown-recipe",
@@ -66,6 +63,38 @@ def find_recipe(recipe: str) -> RecipeFile:
         ),
         fatal=True,
     )
+
+
+BEGIN_WITH_DEFAULTS = (
+    "begin the recipe with `defaults: [rows, _self_]`, and write only what differs from that"
+    " recipe: `vtool validate-config rows --show` prints its settings"
+)
+_SCRIPTS = {".py": "python", ".sh": "bash"}
+
+
+def _no_recipe(what: str, help: str) -> Findings:
+    return Findings(Diagnostic("unreadable-file", what, help=help), fatal=True)
+
+
+def _script(path: Path) -> tuple[str, str]:
+    what = f"`{path}` is a script, and no recipe"
+    run = shlex.join([_SCRIPTS[path.suffix], str(path)])
+    return what, f"vtool watch -- {run} shows what its training really teaches"
+
+
+def _folder(path: Path) -> tuple[str, str]:
+    """Return what a folder is that is given as a recipe, and what to type instead."""
+    name = shlex.quote(str(path))
+    if (path / "config.yaml").is_file():
+        recipe = shlex.quote(str(path / "config.yaml"))
+        return f"`{path}` is the folder of a run", f"its recipe is {recipe}"
+    if (path / "config.json").is_file():
+        help = f"vtool train sft my.jsonl model.path={name} fine-tunes it; vtool load-check {name}"
+        return f"`{path}` is the folder of a model, and no recipe", f"{help} looks at its weights"
+    if not path.is_dir():
+        return f"`{path}` is not a file", "give a YAML file, or the name of a recipe"
+    help = "give a YAML file, the name of a recipe, or rows: a file, or the folder that has them"
+    return f"`{path}` is a folder without files of rows ({', '.join(ROWS_SUFFIXES)})", help
 
 
 def refuse_link(path: Path) -> None:

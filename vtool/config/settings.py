@@ -71,6 +71,12 @@ class Setting:
         return own or next((inspect.cleandoc(group.__doc__ or "") for group in self.groups), "")
 
 
+_REFUSED = frozenset(
+    f"data.{split}.{leaf}" for split in ("validation", "test") for leaf in ("weight", "repeat")
+)
+"""Settings that an entry has in one place and is refused in another (`mixture-conflict`)."""
+
+
 def all_settings(owner: type[Settings] = Run, prefix: str = "") -> Iterator[Setting]:
     """Yield every setting and group, in the order of the schema."""
     return iter(_settings_of(owner, prefix))
@@ -84,7 +90,7 @@ def _settings_of(owner: type[Settings], prefix: str) -> tuple[Setting, ...]:
         found.append(setting)
         for group in setting.groups:
             found += _settings_of(group, f"{setting.name}.")
-    return tuple(found)
+    return tuple(setting for setting in found if setting.name not in _REFUSED)
 
 
 def arrival_of(owner: type[Settings], field: FieldInfo) -> Arrival | None:

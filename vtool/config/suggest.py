@@ -59,6 +59,9 @@ def better_value(spot: Spot, given: object, origin: Origin | None) -> str | None
 
 
 def _inside_of_group(name: str, given: object) -> str:
+    group, _, number = name.rpartition(".")
+    if group in _HOW_TO_GIVE and number.isdigit():
+        return "write a file or a folder of rows, or a group: {format: messages, path: my.jsonl}"
     inside = _inside(name)
     exact = [
         f"{setting.name}={given}"
@@ -71,6 +74,8 @@ def _inside_of_group(name: str, given: object) -> str:
 
 
 def _as_list(name: str, given: object) -> str | None:
+    if name in _HOW_TO_GIVE:
+        return _HOW_TO_GIVE[name]
     entries = [setting for setting in _inside(name) if choices(setting.field.annotation)]
     if entries and not isinstance(given, dict):
         return (
@@ -178,8 +183,27 @@ def doubtful_places(spot: Spot) -> set[tuple[str, ...]]:
     return meant
 
 
+_HOW_TO_GIVE = {
+    "model.path": (
+        "model.path=FOLDER, with the model's config.json, tokenizer, image processor and"
+        " safetensors; or its name on the Hugging Face Hub, as in"
+        " model.path=Qwen/Qwen2.5-VL-7B-Instruct, which is downloaded once"
+    ),
+    **{
+        f"data.{split}": (
+            f"data.{split}=my.jsonl, a file or a folder of rows, whose layout is detected; of"
+            f" several, a list: data.{split}=[a.jsonl,b.json]"
+        )
+        for split in ("train", "validation", "test")
+    },
+}
+"""By setting, what is written there, where its type says little."""
+
+
 def what_it_needs(name: str, accepted: str) -> str:
     """Return how to give a setting, or a group, that is missing."""
+    if name in _HOW_TO_GIVE:
+        return _HOW_TO_GIVE[name]
     inside = _inside(name) if accepted == "a group of settings" else []
     required = [setting.name for setting in inside if setting.required]
     if inside:

@@ -12,7 +12,7 @@ from vtool.config.compose import Composed
 from vtool.config.limits import MOST_FINDINGS
 from vtool.config.origins import COMMAND_LINE, Key, Origins
 from vtool.config.partial import partial
-from vtool.config.resources import shown_path
+from vtool.config.resources import BEGIN_WITH_DEFAULTS, shown_path
 from vtool.config.schema import RECIPE_KINDS, Run, Settings
 from vtool.config.settings import Spot, all_settings, choices, find_spot, nullable, takes
 from vtool.config.suggest import (
@@ -47,6 +47,8 @@ _HIDES = {
     "model_attributes_type",
     "tuple_type",
 }
+_LEAST_MISSING = 3
+"""A recipe without these extends no other; with fewer, it lacks a group alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +110,28 @@ def validate(composed: Composed) -> CheckedRecipe:
     if more := len(unset) + len(wrong) - len(capped[0]) - len(capped[1]):
         message = f"{more} more settings have findings like these"
         listed.append(Diagnostic(listed[-1].rule, message, "mend those above first"))
+    listed = _without_defaults(listed, composed)
     return CheckedRecipe(
         partial(schema, values, broken, doubts, strange),
         frozenset(schema.model_fields) - {keys[0] for keys in (*broken, *doubts, *strange)},
         tuple(listed),
         not any(each["type"] in _HIDES for each in errors),
     )
+
+
+def _without_defaults(findings: list[Diagnostic], composed: Composed) -> list[Diagnostic]:
+    """Say once that a recipe extends no other, in the place of each group that it lacks."""
+    own = shown_path(composed.file.path)
+    files = {place.value.file for place in composed.origins.places.values()}
+    missing = [
+        one for one in findings if one.rule == "missing-key" and "." not in (one.parameter or ".")
+    ]
+    if len(missing) < _LEAST_MISSING or not files <= {own, COMMAND_LINE.file}:
+        return findings
+    names = [f"`{one.parameter}`" for one in missing]
+    message = f"{own} has no `defaults:`, and lacks {', '.join(names[:-1])} and {names[-1]}"
+    first = Diagnostic("missing-key", message, BEGIN_WITH_DEFAULTS, None, Origin(own))
+    return [first, *(one for one in findings if one not in missing)]
 
 
 def _is_unknown(error: ErrorDetails, keys: Key, unknown: Collection[Key]) -> bool:
@@ -190,6 +208,8 @@ def _unknown_choice(error: ErrorDetails, spot: Spot, origins: Origins) -> Diagno
         else (spot.name, error["input"])
     )
     help = did_you_mean(near(given, words)) if isinstance(given, str) else None
+    if len(words) == 1 and not nullable(spot.annotation):
+        help = f"only `{words[0]}` is built: leave `{name}` out"
     if name == "model.family":
         help = f"{help}; {ANOTHER_FAMILY}" if help else ANOTHER_FAMILY
     null = ", or null" if nullable(spot.annotation) else ""

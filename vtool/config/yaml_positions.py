@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from vtool.config.limits import DEEPEST, MOST_BYTES, MOST_DIGITS, MOST_VALUES
-from vtool.config.resources import shown_path
+from vtool.config.resources import BEGIN_WITH_DEFAULTS, shown_path
 from vtool.diagnostics import Diagnostic, Findings, Origin
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -70,7 +70,7 @@ def read_yaml(path: Path) -> YamlFile:
     except yaml.YAMLError as error:
         raise not_yaml(name, error, text) from error
     if root is None:
-        raise _refused("bad-yaml", f"{name} has no settings", Origin(name))
+        raise _refused("bad-yaml", f"{name} has no settings", Origin(name), BEGIN_WITH_DEFAULTS)
     if not isinstance(root, yaml.MappingNode):
         raise _refused(
             "bad-yaml",
@@ -269,8 +269,8 @@ def _too_deep(name: str, origin: Origin | None = None) -> Findings:
     )
 
 
-def _refused(rule: str, message: str, origin: Origin) -> Findings:
-    return Findings(Diagnostic(rule, message, origin=origin), fatal=True)
+def _refused(rule: str, message: str, origin: Origin, help: str | None = None) -> Findings:
+    return Findings(Diagnostic(rule, message, help, origin=origin), fatal=True)
 
 
 def _place(name: str, mark: Any) -> Origin:

@@ -9,6 +9,7 @@ from typing import Any
 from vtool.config.schema import Run, Source
 from vtool.config.schema.formats import FORMATS
 from vtool.config.schema.formats.auto import AutoSource
+from vtool.config.schema.formats.entry import rows_bytes
 from vtool.data.chats import OTHER_TASKS
 from vtool.data.containers.arrow import SPLITS, STATE
 from vtool.data.containers.records import JoinedRows, Records, open_records
@@ -159,10 +160,11 @@ def _fitting(record: Mapping[str, Any]) -> list[str]:
 def _nothing(records: Records, unknown: Mapping[int, Mapping[str, Any]], path: str) -> Findings:
     """Return the exception for rows of no known layout."""
     if not unknown:
-        why = "has no row" if not len(records) else "has no row among the first that can be read"
-        finding = Diagnostic(
-            "layout-not-certain", f"{path} {why}", _write("messages", path), origin=Origin(path)
-        )
+        why, help = "has no row among the first that can be read", _write("messages", path)
+        if not len(records):
+            why, help = "has no row", "look at what has written it; rows are one JSON object a line"
+            why = "is empty, of 0 bytes" if not rows_bytes(path) else why
+        finding = Diagnostic("layout-not-certain", f"{path} {why}", help, origin=Origin(path))
         return NothingReadable(finding)
     index, record = next(islice(unknown.items(), 1))
     name = records.name(index)

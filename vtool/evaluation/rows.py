@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from vtool.config.load import load_rows_file, load_run, names_rows
+from vtool.config.load import load_run
+from vtool.config.rows_recipe import names_rows
 from vtool.config.schema import Run
 from vtool.data.audit import Ledger, build_ledger, set_digests
 from vtool.data.audit_cache import audit_split, usual_cache
@@ -55,7 +56,7 @@ def load_settings(subject: str, given: Sequence[str]) -> Run:
         Findings: as `load_run`; `no-rows`, of a recipe without a test split.
     """
     if names_rows(subject):
-        return detected(load_rows_file(subject, given).run)
+        return detected(load_run(subject, given).run)
     run = load_run(subject, given).run
     if not run.data.has(_SPLIT):
         message = f"{subject} has no test split: neither data.test nor data.split.test"

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import xxhash
 
-from vtool.config.load import names_rows
+from vtool.config.rows_recipe import names_rows
 from vtool.config.schema import Run
 from vtool.devices import place
 from vtool.diagnostics import Findings

@@ -108,7 +108,10 @@ class Data(Settings):
 
     arrival: ClassVar = ActsLater()
     train: tuple[Source, ...] = Field(min_length=1)
-    """The rows to train on."""
+    """The rows to train on: a file or a folder of rows, or a list of these and of sources.
+
+    The layout of a file is detected: `my.jsonl` means `[{format: auto, path: my.jsonl}]`.
+    """
     validation: tuple[Source, ...] = ()
     """The rows to evaluate on while training, and at the end."""
     test: tuple[Source, ...] = ()

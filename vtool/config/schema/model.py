@@ -46,7 +46,12 @@ class Model(Settings):
 
     arrival: ClassVar = ActsLater()
     family: Annotated[FamilyName, _BY_CONFIG] = "qwen2_5_vl"
-    """The model family."""
+    """The model family: Qwen2-VL, Qwen2.5-VL, Qwen3-VL, with experts too, Qwen3.5, or GLM-4.1V.
+
+    With `path`, it is found in the folder's config.json, unless a recipe of yours says it. Other
+    models are not trained; `vtool watch` looks at what any trainer teaches them, `vtool load-check`
+    at their weights.
+    """
     path: str | None = Field(default=None, min_length=1)
     """A Hugging Face folder: config.json, tokenizer, image processor, safetensors. Or the name of a
     model on the hub, as ORGANIZATION/NAME or ORGANIZATION/NAME@REVISION; a folder that is there
@@ -64,7 +69,7 @@ class Model(Settings):
     init: Literal["pretrained", "random"] | None = None
     """The source of the weights. Default: `pretrained` with a path, else `random`."""
     size: Annotated[Literal["tiny"] | None, _BY_CONFIG] = None
-    """The size of a random model."""
+    """The size of a random model; a later `path` takes its place."""
     dtype: Annotated[
         Literal["float32", "bfloat16", "float64"], ReadBack("vtool.engines.contract:Engine.observe")
     ] = "float32"

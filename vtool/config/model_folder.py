@@ -1,0 +1,40 @@
+"""The family of a model's folder, in the place of the one that a shipped recipe begins with."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from vtool.config.origins import Origins, ValuePosition
+from vtool.config.resources import opened
+from vtool.config.schema import Run
+from vtool.config.schema.base import NotValid
+from vtool.diagnostics import Origin
+from vtool.families import FAMILIES
+from vtool.families.images import read_json
+
+_NAME = ("model", "family")
+
+
+def with_family_of_folder(run: Run, origins: Origins) -> tuple[Run, Origins]:
+    """Return a run whose model.family is what the config.json of model.path says.
+
+    A family that the user chose, in a file or on the command line, is left as it is: where it is
+    another one, a rule refuses it.
+    """
+    try:
+        path, family = run.model.path, run.model.family
+    except NotValid:
+        return run, origins
+    chosen = origins.of(".".join(_NAME))
+    shipped = chosen is None or opened(chosen.file) != Path(chosen.file)
+    if path is None or not shipped:
+        return run, origins
+    file = Path(path) / "config.json"
+    config = read_json(file)
+    found = config.get("model_type") if isinstance(config, Mapping) else None
+    if not isinstance(found, str) or found not in FAMILIES or found == family:
+        return run, origins
+    made = run.model_copy(update={"model": run.model.model_copy(update={"family": found})})
+    there = Origin(str(file))
+    place = ValuePosition(there, there, "value")
+    return made, replace(origins, places={**origins.places, _NAME: place})

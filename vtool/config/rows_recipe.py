@@ -1,0 +1,110 @@
+"""The recipe of a file or folder of rows that a command is given in the place of a recipe."""
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vtool.config.overrides import quoted
+from vtool.config.schema.formats.entry import ROWS_SUFFIXES, TABLE_SUFFIXES, has_rows_files
+from vtool.config.shipped import recipe_names
+from vtool.diagnostics import Diagnostic
+
+ROWS_RECIPE, FINETUNE_RECIPE = "rows", "finetune"
+"""The recipes of rows: with a tiny model, whose tokenizer is trained on them; with `model.path`."""
+SPLITS = ("train", "validation", "test")
+_OF_OTHER_FOLDERS = ("config.json", "config.yaml")
+
+
+@dataclass(frozen=True, slots=True)
+class RowsRecipe:
+    """What is composed for a file of rows."""
+
+    recipe: str
+    overrides: tuple[str, ...]
+    name: str
+    """The name of its run."""
+
+
+def names_rows(subject: str) -> bool:
+    """Return whether a command's subject is rows and no recipe: a file by its name, or a folder."""
+    if subject.endswith(ROWS_SUFFIXES + TABLE_SUFFIXES):
+        return True
+    if subject in recipe_names() or not os.path.isdir(subject):
+        return False
+    # a model's files are JSON too, and so are some of a run's
+    other = any(os.path.exists(os.path.join(subject, name)) for name in _OF_OTHER_FOLDERS)
+    return not other and has_rows_files(subject)
+
+
+def recipe_of_rows(file: str, overrides: Sequence[str]) -> RowsRecipe:
+    """Return the recipe that trains on a file of rows, and its overrides.
+
+    The format of the rows is left to `vtool.data.detect`.
+    """
+    with_model = any(text.lstrip("+").startswith("model.path=") for text in overrides)
+    null = any(text.lstrip("+") == "model.path=null" for text in overrides)
+    recipe = FINETUNE_RECIPE if with_model and not null else ROWS_RECIPE
+    source = f"data.train=[{{format:auto,path:{quoted(file)}}}]"
+    return RowsRecipe(recipe, (source, *overrides), Path(os.path.abspath(file)).stem or recipe)
+
+
+def of_subject(finding: Diagnostic) -> Diagnostic:
+    """Return a finding on the absence of a command's subject without the setting it became."""
+    name = "data.train.0.path"
+    if (finding.rule, finding.parameter) != ("path-not-found", name):
+        return finding
+    message = finding.message.removeprefix(f"{name}: ")
+    return replace(finding, message=message, parameter=None, origin=None)
+
+
+def spell_out_rows(values: dict[str, Any]) -> None:
+    """Replace `data.train: FILE` and `[FILE]` by sources whose format is detected, in place."""
+    data = values.get("data")
+    if not isinstance(data, dict):
+        return
+    for split in SPLITS:
+        given = data.get(split)
+        if isinstance(given, str) and given not in ("", "???"):
+            data[split] = [_detected(given)]
+        elif isinstance(given, list):
+            data[split] = [_detected(each) if isinstance(each, str) else each for each in given]
+
+
+def _detected(path: str) -> Any:
+    return {"format": "auto", "path": path} if path not in ("", "???") else path
+
+
+def more_rows(recipe: str, overrides: Sequence[str]) -> Iterator[Diagnostic]:
+    """Look for files of rows among the overrides: as a recipe, a command takes one alone."""
+    files = [each for each in overrides if _is_there(each)]
+    if not files:
+        return
+    if names_rows(recipe):
+        files = [recipe, *files]
+        message = f"{_listed(files)} are {len(files)} files of rows: a command takes one"
+        help = f"several are a list, in a recipe: {ROWS_RECIPE} {_as_typed(files)}"
+    else:
+        message = f"{_listed(files)} is not KEY=VALUE, but a file of rows, beside a recipe"
+        help = f"the rows of a recipe are its data.train: {recipe} {_as_typed(files)}"
+    yield Diagnostic("bad-override", message, help)
+
+
+def _listed(files: Sequence[str]) -> str:
+    return ", ".join(f"`{each}`" for each in files)
+
+
+def _as_typed(files: Sequence[str]) -> str:
+    """Return the rows of a recipe as they are typed in a shell."""
+    plain = all(re.fullmatch(r"[\w./-]+", each) for each in files)
+    listed = ",".join(each if plain else quoted(each) for each in files)
+    return f"'data.train=[{listed}]'" if plain else f'"data.train=[{listed}]"'
+
+
+def _is_there(text: str) -> bool:
+    with suppress(OSError, ValueError):
+        return names_rows(text) and os.path.exists(text)
+    return False
