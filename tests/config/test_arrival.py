@@ -43,10 +43,6 @@ TESTS: dict[str, str] = {
         "tests/data/test_mixture.py::test_an_epoch_has_what_weights_and_repeats_say",
     ),
     **dict.fromkeys(
-        (f"data.{split}.{name}" for split in ("validation", "test") for name in _PARTS),
-        "tests/config/test_mixture_rules.py::test_rows_that_are_evaluated_have_no_part",
-    ),
-    **dict.fromkeys(
         (f"data.{split}.limit" for split in ("train", "validation", "test")),
         "tests/data/test_mixture.py::"
         "test_a_limit_takes_rows_from_all_over_and_a_higher_one_the_same_and_more",

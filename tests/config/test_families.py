@@ -51,9 +51,9 @@ def test_an_unknown_family_is_refused_with_near_names_and_what_a_new_one_needs()
     assert (finding.rule, finding.parameter) == ("unknown-choice", "model.family")
     assert finding.help is not None
     assert finding.help.startswith("did you mean `qwen3_vl`")
-    assert "vtool/families" in finding.help
+    assert "vtool trains no other model yet" in finding.help
     assert 'CONTRIBUTING.md, "A model family"' in finding.help
-    assert "CONTRIBUTING.md" in str(only("model.family=llava").help)
+    assert "vtool watch -- python train.py" in str(only("model.family=llava").help)
 
 
 def test_a_folder_of_another_family_is_refused_with_what_to_set(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_folder_of_another_family_is_refused_with_what_to_set(tmp_path: Path) 
     finding = only(folder(tmp_path, "llava"))
     assert finding.rule == "not-a-model-folder"
     assert ", ".join(FAMILIES) in str(finding.help)
-    assert "CONTRIBUTING.md" in str(finding.help)
+    assert "vtool watch -- python train.py" in str(finding.help)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

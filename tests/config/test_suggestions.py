@@ -11,6 +11,11 @@ from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.near_miss import near
 from vtool.engines.registry import ENGINES
 
+ROWS_HELP = (
+    "data.train=my.jsonl, a file or a folder of rows, whose layout is detected; of several, a list:"
+    " data.train=[a.jsonl,b.json]"
+)
+
 
 def finding(override: str) -> Diagnostic:
     (found,) = (each for each in examine("digits", [override]).findings if each.severity == "error")
@@ -113,10 +118,22 @@ def test_a_setting_of_another_engine_is_distinguished() -> None:
         ("optim.clip_norm=none", "wrong-type", "a number above 0, or null", "write null"),
         ("optim.lr='1e-3'", "wrong-type", "a number above 0", "without quotes it is a number"),
         (
-            "data.train=digits",
+            "data.train=5",
             "wrong-type",
             "a list that is not empty, each entry a group of settings",
-            "write a list of groups: [{format: digits, …}]",
+            ROWS_HELP,
+        ),
+        (
+            "data.train=[5]",
+            "wrong-type",
+            "a group of settings",
+            "write a file or a folder of rows, or a group: {format: messages, path: my.jsonl}",
+        ),
+        (
+            "optim.name=sgd",
+            "unknown-choice",
+            "adamw",
+            "only `adamw` is built: leave `optim.name` out",
         ),
         ("data.drop_model_inputs=pixel_values", "wrong-type", None, "write a list: [pixel_values]"),
         (
@@ -134,7 +151,7 @@ def test_a_setting_of_another_engine_is_distinguished() -> None:
         ("optim.betas=[0.9,1]", "out-of-range", "a number of at least 0 and below 1", None),
         ("data.workers=many", "wrong-type", "an integer of at least 0, or `auto`, or null", None),
         ("data.workers=-1", "out-of-range", "an integer of at least 0, or `auto`, or null", None),
-        ("data.train=[]", "out-of-range", None, "write a list of groups: [{format: digits, …}]"),
+        ("data.train=[]", "out-of-range", None, ROWS_HELP),
     ],
 )
 def test_a_value_that_does_not_fit_is_answered_with_what_does(

@@ -29,7 +29,6 @@ from vtool.cli.watch import WatchCommand, watch
 from vtool.version import __version__
 
 
-
 class InOrderOfUse(TyperGroup):
     """Lists its commands as they are registered, groups of them too."""
 

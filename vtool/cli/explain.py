@@ -186,7 +186,7 @@ def _print_settings(topic: str) -> None:
 
 
 def _print_groups(setting: "Setting", inside: "Sequence[Setting]") -> None:
-    """Print what is in each kind of a group; what all kinds have, once and before."""
+    """Print the settings of each kind of a group, after those that all kinds have."""
     kinds = setting.groups
     own = [each for each in inside if each.name.rpartition(".")[0] == setting.name]
     has = [{each.leaf for each in own if each.owner is kind} for kind in kinds]

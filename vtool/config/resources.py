@@ -66,8 +66,8 @@ def find_recipe(recipe: str) -> RecipeFile:
 
 
 BEGIN_WITH_DEFAULTS = (
-    "begin the recipe with `defaults: [rows, _self_]`, and write only what differs from that"
-    " recipe: `vtool validate-config rows --show` prints its settings"
+    "begin the recipe with `defaults: [finetune, _self_]`, and write only what differs from that"
+    " recipe: `vtool explain finetune` prints its settings"
 )
 _SCRIPTS = {".py": "python", ".sh": "bash"}
 
@@ -83,7 +83,7 @@ def _script(path: Path) -> tuple[str, str]:
 
 
 def _folder(path: Path) -> tuple[str, str]:
-    """Return what a folder is that is given as a recipe, and what to type instead."""
+    """Return the message, and the help, on a folder in the place of a recipe."""
     name = shlex.quote(str(path))
     if (path / "config.yaml").is_file():
         recipe = shlex.quote(str(path / "config.yaml"))

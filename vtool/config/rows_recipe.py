@@ -15,13 +15,13 @@ from vtool.diagnostics import Diagnostic
 
 ROWS_RECIPE, FINETUNE_RECIPE = "rows", "finetune"
 """The recipes of rows: with a tiny model, whose tokenizer is trained on them; with `model.path`."""
-SPLITS = ("train", "validation", "test")
+_SPLITS = ("train", "validation", "test")
 _OF_OTHER_FOLDERS = ("config.json", "config.yaml")
 
 
 @dataclass(frozen=True, slots=True)
 class RowsRecipe:
-    """What is composed for a file of rows."""
+    """A recipe and overrides that train on a file of rows."""
 
     recipe: str
     overrides: tuple[str, ...]
@@ -66,7 +66,7 @@ def spell_out_rows(values: dict[str, Any]) -> None:
     data = values.get("data")
     if not isinstance(data, dict):
         return
-    for split in SPLITS:
+    for split in _SPLITS:
         given = data.get(split)
         if isinstance(given, str) and given not in ("", "???"):
             data[split] = [_detected(given)]

@@ -13,8 +13,8 @@ from vtool.diagnostics import Origin
 from vtool.diagnostics.near_miss import did_you_mean, ending, near, overlapping, same_words
 
 ANOTHER_FAMILY = (
-    "another family needs a folder in vtool/families: its classes of transformers, its patch sizes,"
-    ' its token ids, its linear layers and a tiny size (CONTRIBUTING.md, "A model family")'
+    "vtool trains no other model yet: `vtool watch -- python train.py` shows what another trainer"
+    " teaches it, and `vtool load-check FOLDER` whether its weights land"
 )
 """Help for a family that vtool does not have."""
 

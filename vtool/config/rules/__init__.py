@@ -28,6 +28,7 @@ SETTINGS_RULES: tuple[SettingsRule, ...] = (
     training.steps_or_epochs,
     training.warmup_too_long,
     training.two_warmups,
+    training.rate_of_random_weights,
     training.evaluation_without_data,
     best.best_without_validation,
     best.metric_not_computed,

@@ -3,8 +3,10 @@
 from collections.abc import Iterator
 
 from vtool.config.origins import Origins
+from vtool.config.resources import opened
 from vtool.config.rules.rule import settings_rule
 from vtool.config.schema import Run
+from vtool.config.shipped import shipped_folder
 from vtool.diagnostics import Diagnostic, Rule
 
 
@@ -101,6 +103,39 @@ def two_warmups(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             "optim.warmup_ratio",
             origins.near("optim.warmup_ratio"),
         )
+
+
+@settings_rule(
+    Rule(
+        name="rate-of-random-weights",
+        code="VT252",
+        severity="warning",
+        summary="A trained model begins with the learning rate of a recipe for random weights.",
+        why=(
+            "The rate of `rows`, 1e-3, is for a tiny model that knows nothing yet: it overwrites"
+            " what a trained model has learnt, while the loss falls."
+        ),
+        bad="vtool validate-config rows data.train=rows/train.jsonl model.path=models/qwen",
+        good="vtool validate-config rows/train.jsonl model.path=models/qwen",
+        fix="Set optim.lr, such as 1e-5 for all weights; or extend `finetune`.",
+    ),
+)
+def rate_of_random_weights(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """Check that the rate of a shipped recipe for random weights is not left with model.path."""
+    origin = origins.of("optim.lr")
+    if origin is None or run.model.starts_from == "random" or run.lora is not None:
+        return
+    if opened(origin.file) != shipped_folder("recipes") / "rows.yaml":
+        return
+    yield Diagnostic(
+        "rate-of-random-weights",
+        f"optim.lr is {run.optim.lr:g}, of {origin.file}, which is for random weights; model.path"
+        " has trained ones",
+        "set optim.lr=1e-5, or one that you know to be right",
+        "optim.lr",
+        origin,
+        seen=f"{run.optim.lr:g}",
+    )
 
 
 @settings_rule(

@@ -84,9 +84,9 @@ class LoadCheck(Settings):
 
     `owned`: tensors in memory of their own, which all others are compared with; it is always there.
     `reusable_buffer`: a ring of buffers, each destroyed when the next one is asked for. `bucketed`:
-    lists of tensors, a call each, as weight synchronization sends them. `shuffled`: another order. `sglang_marked`: as
-    SGLang's update of weights hands them over. `safetensors`, `runai`, `runai_distributed` and
-    `fastsafetensors`: these libraries' own readers, where they are installed.
+    lists of tensors, a call each, as weight synchronization sends them. `shuffled`: another order.
+    `sglang_marked`: as SGLang's update of weights hands them over. `safetensors`, `runai`,
+    `runai_distributed` and `fastsafetensors`: these libraries' own readers, where they are there.
     """
     slots: int = Field(default=1, ge=1)
     """Buffers of the ring of `reusable_buffer`:

@@ -1,0 +1,209 @@
+"""Rows in the place of a recipe, and files in the place of sources; a model's family by its folder."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vtool.config.load import examine, load_run
+from vtool.config.schema.formats.auto import AutoSource
+from vtool.diagnostics import Diagnostic, Findings
+
+ROW = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]}
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def rows(name: str) -> str:
+    file = Path(name)
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(ROW))
+    return name
+
+
+def model(name: str, family: str) -> str:
+    """Return the setting of a folder with the config.json of a family."""
+    Path(name).mkdir()
+    config: dict[str, Any] = {"model_type": family, "vision_config": {"patch_size": 16}}
+    Path(name, "config.json").write_text(json.dumps({**config, "hidden_size": 128}))
+    return f"model.path={name}"
+
+
+def refused(subject: str, *overrides: str) -> tuple[Diagnostic, bool]:
+    with pytest.raises(Findings) as caught:
+        load_run(subject, overrides)
+    (finding,) = caught.value.diagnostics
+    return finding, caught.value.fatal
+
+
+@pytest.mark.parametrize(
+    ("subject", "run"),
+    [
+        ("good.json", "good"),
+        ("rows/good.jsonl", "good"),
+        ("a=b,c.jsonl", "a=b,c"),
+        ("my rows's.jsonl", "my rows's"),
+    ],
+)
+def test_a_file_of_rows_is_trained_on_as_a_recipe_is(subject: str, run: str) -> None:
+    loaded = load_run(rows(subject), ["train.epochs=1"]).run
+    assert loaded.data.train == (AutoSource(format="auto", path=subject),)
+    assert (loaded.run.name, loaded.model.starts_from, loaded.train.epochs) == (run, "random", 1)
+
+
+def test_a_folder_of_rows_is_too() -> None:
+    rows("shards/a.jsonl")
+    loaded = load_run("shards").run
+    assert loaded.data.train == (AutoSource(format="auto", path="shards"),)
+    assert loaded.run.name == "shards"
+
+
+def test_with_a_model_it_is_fine_tuned_at_a_rate_for_trained_weights() -> None:
+    loaded = load_run(rows("good.json"), [model("mine", "qwen3_vl")])
+    run = loaded.run
+    assert (run.model.starts_from, run.model.size, run.model.family) == (
+        "pretrained",
+        None,
+        "qwen3_vl",
+    )
+    assert (run.optim.lr, run.model.dtype) == (1e-5, "bfloat16")
+    assert [one.rule for one in loaded.notes] == []
+
+
+@pytest.mark.parametrize("written", ["{0}", "[{0}]", "[{{format: auto, path: {0}}}]"])
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_a_file_in_the_place_of_a_list_of_sources_has_its_layout_detected(
+    split: str, written: str
+) -> None:
+    rows("good.json")
+    given = f"data.{split}={written.format('good.json')}"
+    found = load_run("digits", [given]).run.data.splits[split]
+    assert found == (AutoSource(format="auto", path="good.json"),)
+
+
+def test_files_and_sources_may_stand_in_one_list() -> None:
+    given = f"data.train=[{rows('a.json')}, {{format: messages, path: {rows('b.jsonl')}}}]"
+    found = load_run("rows", [given]).run.data.train
+    assert [(each.format, each.files()["path"]) for each in found] == [
+        ("auto", "a.json"),
+        ("messages", "b.jsonl"),
+    ]
+
+
+def test_a_path_in_a_recipe_is_relative_to_it_where_it_begins_with_a_dot(tmp_path: Path) -> None:
+    rows("mine/good.json")
+    Path("mine/recipe.yaml").write_text("defaults: [rows, _self_]\ndata: {train: ./good.json}\n")
+    assert load_run("mine/recipe.yaml").run.data.train[0].files()["path"] == "mine/good.json"
+
+
+def test_a_file_that_is_not_there_is_named_without_the_setting_it_became() -> None:
+    rows("good.json")
+    finding, fatal = refused("goood.json")
+    assert (finding.rule, finding.parameter, fatal) == ("path-not-found", None, True)
+    assert finding.message.startswith("goood.json is not there")
+    assert finding.help == "did you mean `good.json`?"
+
+
+def test_two_files_of_rows_are_answered_with_a_list() -> None:
+    finding, fatal = refused(rows("a.json"), rows("b.jsonl"))
+    assert (finding.rule, fatal) == ("bad-override", True)
+    assert finding.message == "`a.json`, `b.jsonl` are 2 files of rows: a command takes one"
+    assert str(finding.help).endswith("rows 'data.train=[a.json,b.jsonl]'")
+
+
+def test_a_file_of_rows_behind_a_recipe_is_answered_with_the_setting() -> None:
+    finding, fatal = refused("digits", rows("my rows.json"))
+    assert (finding.rule, fatal) == ("bad-override", True)
+    assert "is not KEY=VALUE, but a file of rows, beside a recipe" in finding.message
+    assert str(finding.help).endswith("""digits "data.train=['my rows.json']\"""")
+
+
+@pytest.mark.parametrize(
+    ("files", "message", "help"),
+    [
+        ([], "`it` is a folder without files of rows", "rows: a file, or the folder that has them"),
+        (
+            ["a.png"],
+            "`it` is a folder without files of rows",
+            "a file, or the folder that has them",
+        ),
+        (
+            ["config.json", "tokenizer.json"],
+            "`it` is the folder of a model, and no recipe",
+            "vtool train sft my.jsonl model.path=it fine-tunes it; vtool load-check it",
+        ),
+        (
+            ["config.yaml", "data.json"],
+            "`it` is the folder of a run",
+            "its recipe is it/config.yaml",
+        ),
+    ],
+)
+def test_a_folder_that_has_no_rows_is_named_as_what_it_is(
+    files: list[str], message: str, help: str
+) -> None:
+    Path("it").mkdir()
+    for file in files:
+        Path("it", file).write_text("{}")
+    finding, fatal = refused("it")
+    assert (finding.rule, fatal) == ("unreadable-file", True)
+    assert finding.message.startswith(message)
+    assert help in str(finding.help)
+
+
+@pytest.mark.parametrize(("name", "run"), [("train.py", "python"), ("train.sh", "bash")])
+def test_a_script_is_answered_with_the_watch(name: str, run: str) -> None:
+    Path(name).write_text("print(1)")
+    finding, fatal = refused(name)
+    assert (finding.message, fatal) == (f"`{name}` is a script, and no recipe", True)
+    assert str(finding.help).startswith(f"vtool watch -- {run} {name} ")
+
+
+def test_an_empty_recipe_and_one_that_extends_no_other_are_told_to_begin_with_one() -> None:
+    Path("empty.yaml").touch()
+    finding, fatal = refused("empty.yaml")
+    assert (finding.rule, fatal) == ("bad-yaml", True)
+    assert str(finding.help).startswith("begin the recipe with `defaults: [finetune, _self_]`")
+    Path("mine.yaml").write_text("optim: {name: sgd, lr: 1.0e-4}\n")
+    first, second, _ = examine("mine.yaml").findings
+    assert first.message == "mine.yaml has no `defaults:`, and lacks `kind`, `data` and `train`"
+    assert first.help == finding.help
+    assert second.help == "only `adamw` is built: leave `optim.name` out"
+
+
+def test_the_family_is_that_of_the_folder_unless_a_recipe_of_ones_own_says_it() -> None:
+    given = [model("mine", "qwen3_vl"), "optim.lr=1e-5"]
+    loaded = load_run("rows", [f"data.train={rows('good.json')}", *given])
+    assert loaded.run.model.family == loaded.plain["model"]["family"] == "qwen3_vl"
+    origin = loaded.origins.of("model.family")
+    assert origin is not None
+    assert origin.file == "mine/config.json"
+    finding, _ = refused("good.json", *given, "model.family=qwen2_5_vl")
+    assert finding.rule == "not-a-model-folder"
+    assert finding.help == "set model.family=qwen3_vl, or give another folder"
+
+
+def test_another_family_is_answered_with_what_vtool_does_for_it() -> None:
+    finding, _ = refused(rows("good.json"), model("gemma", "gemma3"))
+    assert finding.message.startswith("gemma is a model of type gemma3")
+    assert "`vtool watch -- python train.py`" in str(finding.help)
+    assert "vtool/families" not in str(finding.help)
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ([], ["rate-of-random-weights"]),
+        (["optim.lr=1e-3"], []),
+        (["lora={rank: 8}"], []),
+    ],
+)
+def test_a_rate_for_random_weights_is_not_left_with_a_trained_model(
+    given: list[str], found: list[str]
+) -> None:
+    given = [f"data.train={rows('good.json')}", model("mine", "qwen2_5_vl"), *given]
+    assert [one.rule for one in examine("rows", given).findings] == found
