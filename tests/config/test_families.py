@@ -52,7 +52,6 @@ def test_an_unknown_family_is_refused_with_near_names_and_what_a_new_one_needs()
     assert finding.help is not None
     assert finding.help.startswith("did you mean `qwen3_vl`")
     assert "vtool trains no other model yet" in finding.help
-    assert 'CONTRIBUTING.md, "A model family"' in finding.help
     assert "vtool watch -- python train.py" in str(only("model.family=llava").help)
 
 

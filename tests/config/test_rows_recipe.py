@@ -1,4 +1,4 @@
-"""Rows in the place of a recipe, and files in the place of sources; a model's family by its folder."""
+"""Rows in the place of a recipe, files in that of sources; a model's family by its folder."""
 
 import json
 from pathlib import Path
