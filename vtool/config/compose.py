@@ -23,7 +23,7 @@ from vtool.config.recipe_paths import resolve_recipe_paths
 from vtool.config.recipe_source import Composer, LeavesFolder, RecipeSource
 from vtool.config.references import is_masked, resolve_references, unmasked
 from vtool.config.resources import RecipeFile, find_recipe, group_names, refuse_link
-from vtool.config.rows_recipe import spell_out_rows
+from vtool.config.rows_recipe import more_rows, names_rows, recipe_of_rows, spell_out_rows
 from vtool.config.schema import Run
 from vtool.config.shipped import recipe_names, shipped_folder
 from vtool.config.yaml_positions import YamlFile, read_yaml
@@ -43,10 +43,12 @@ class Composed:
     """Overrides that could not be applied, and choices of a group that it does not have."""
     unknown: frozenset[Key] = frozenset()
     """Places whose values cannot be known: of a group without its file, of a variable not read."""
+    name: str = ""
+    """The name of its run, unless it sets one."""
 
 
 def compose_recipe(recipe: str, overrides: Sequence[str], *, trusted: bool = True) -> Composed:
-    """Compose a shipped recipe, or a YAML file, with `KEY=VALUE` on top.
+    """Compose a shipped recipe, or a YAML file, with `KEY=VALUE` on top; of rows, theirs.
 
     Args:
         trusted: False for the recipe of a stranger: no environment variable is read, and no file
@@ -55,6 +57,11 @@ def compose_recipe(recipe: str, overrides: Sequence[str], *, trusted: bool = Tru
     Raises:
         Findings: VT001 to VT007, `fatal`.
     """
+    if more := list(more_rows(recipe, overrides)):
+        raise Findings(more, fatal=True)
+    rows = recipe_of_rows(recipe, overrides) if names_rows(recipe) else None
+    if rows:
+        recipe, overrides = rows.recipe, rows.overrides
     file = find_recipe(recipe)
     if not trusted:
         refuse_link(file.path)
@@ -76,6 +83,7 @@ def compose_recipe(recipe: str, overrides: Sequence[str], *, trusted: bool = Tru
         origins,
         (*(finding for _, finding in missing), *findings, *notes),
         unread.union(group for group, _ in missing),
+        rows.name if rows else file.name,
     )
 
 

@@ -20,7 +20,7 @@ from vtool.config.model_folder import with_family_of_folder
 from vtool.config.origins import Origins
 from vtool.config.path_settings import without_impossible_paths, without_outside_paths
 from vtool.config.resources import refuse_link
-from vtool.config.rows_recipe import more_rows, names_rows, of_subject, recipe_of_rows
+from vtool.config.rows_recipe import names_rows, of_subject
 from vtool.config.schema import LoadCheck, Run, Settings
 from vtool.config.schema.base import NotValid
 from vtool.config.validate import CheckedRecipe, schema_of, validate
@@ -126,15 +126,10 @@ def examine(recipe: str, overrides: Sequence[str] = (), *, trusted: bool = True)
     Raises:
         Findings: `fatal`, where it could not be read.
     """
-    if more := list(more_rows(recipe, overrides)):
-        raise Findings(more, fatal=True)
-    if not names_rows(recipe):
-        _, examined = _checked(_named(compose_recipe(recipe, overrides, trusted=trusted)), trusted)
-        return examined
-    rows = recipe_of_rows(recipe, overrides)
-    composed = compose_recipe(rows.recipe, rows.overrides, trusted=trusted)
-    _, examined = _checked(_named(composed, rows.name), trusted)
-    return replace(examined, findings=tuple(of_subject(one) for one in examined.findings))
+    _, examined = _checked(_named(compose_recipe(recipe, overrides, trusted=trusted)), trusted)
+    if names_rows(recipe):
+        return replace(examined, findings=tuple(of_subject(one) for one in examined.findings))
+    return examined
 
 
 def read_foreign(path: Path, trainer: str, *, trusted: bool = True) -> ForeignRecipe:
@@ -310,10 +305,10 @@ def effective_yaml(loaded: Loaded) -> str:
     return as_yaml(loaded.plain, loaded.origins)
 
 
-def _named(composed: Composed, name: str | None = None) -> Composed:
-    """Name a run after its recipe, or otherwise, where it has no name."""
+def _named(composed: Composed) -> Composed:
+    """Name a run after its recipe, or its rows, where it has no name."""
     run = composed.values.get("run", {})
     if schema_of(composed.values) is not Run or not isinstance(run, dict) or "name" in run:
         return composed
-    named = {**composed.values, "run": {"name": name or composed.file.name, **run}}
+    named = {**composed.values, "run": {"name": composed.name or composed.file.name, **run}}
     return replace(composed, values=named)
