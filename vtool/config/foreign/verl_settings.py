@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vtool.config.foreign.words import NO_COUNTERPART
+from vtool.config.foreign.word import NO_COUNTERPART
 
 
 @dataclass(frozen=True, slots=True)
