@@ -95,7 +95,7 @@ class Translation:
             known = name in theirs.given or (name in _DEFAULTED and name in self.trainer.fields)
             if word.convert is None or word.ours is None or not known:
                 continue
-            if name in (*_ADAPTERS, *_TOGETHER, self.trainer.length_word):
+            if name in (*_ADAPTERS, *_TOGETHER, "max_length", "cutoff_len"):
                 continue
             self.put(word.ours, name, word.convert)
         if self.trainer.adapters(theirs.given):

@@ -104,6 +104,10 @@ AXOLOTL_WORDS: Mapping[str, Word] = {
     "use_wandb": Word("tracking", _TRACKER),
     "wandb_name": Word("run.name"),
     "mlflow_experiment_name": Word("tracking", "tracking=[{kind: mlflow, experiment: …}]"),
+    "use_mlflow": Word("tracking", "tracking=[{kind: mlflow, experiment: …}]"),
+    "use_trackio": Word("tracking", "tracking=[{kind: trackio, project: …}]"),
+    "trackio_project_name": Word("tracking", "tracking=[{kind: trackio, project: …}]"),
+    "freeze_mm_modules": Word("model.freeze", "parts that are not trained: vision, projector, …"),
     "use_tensorboard": Word("tracking", "tracking=[{kind: tensorboard}]"),
     "liger_fused_linear_cross_entropy": Word(None, "the loss is computed by torch"),
 }
