@@ -11,7 +11,9 @@ import pytest
 from tests.commands import run_vtool
 from tests.config.foreign.record_trainers import TABLE, record
 from vtool.config.foreign.convert import as_recipe
+from vtool.config.foreign.more_words import AXOLOTL_WORDS, PEFT_WORDS, VERL_WORDS
 from vtool.config.foreign.trainers import TRAINERS, looks_visual
+from vtool.config.foreign.verl_settings import VERL_NAMES
 from vtool.config.foreign.words import WORDS
 from vtool.config.load import examine, examine_foreign, read_foreign
 from vtool.config.schema import RECIPE_KINDS
@@ -303,7 +305,7 @@ def test_words_of_earlier_releases_and_what_follows_from_others_are_converted(
 @pytest.mark.parametrize(
     ("trainer", "line"),
     [
-        ("trl", "eval_strategy: steps"),
+        ("trl", "eval_strategy: epoch"),
         ("trl", "save_strategy: best"),
         ("trl", "no_such_setting: 3"),
         ("llamafactory", "save_strategy: epoch"),
@@ -420,8 +422,14 @@ def test_every_word_is_of_a_trainer_and_names_a_setting() -> None:
     assert {word.ours for word in WORDS.values() if word.ours} <= settings
     theirs = {name for trainer in TRAINERS.values() for name in trainer.fields}
     earlier = {"train_type", "max_seq_length", "save_safetensors", "evaluation_strategy"}
-    assert WORDS.keys() - theirs == earlier
+    others = {*VERL_WORDS, *AXOLOTL_WORDS, *PEFT_WORDS}
+    assert others & theirs == set()
+    assert {*VERL_WORDS} - PLAIN_NAMES == {"partial_pretrain", "warmup_steps_ratio"}  # earlier
+    assert WORDS.keys() - theirs - others == earlier
     assert all(word.ours or word.how for word in WORDS.values())
+
+
+PLAIN_NAMES = {name.rpartition(".")[2] for name in VERL_NAMES}
 
 
 def test_a_model_that_sees_images_is_known_by_its_folder_or_its_name() -> None:

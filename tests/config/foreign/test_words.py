@@ -1,6 +1,7 @@
 """Each word of other trainers: what a message answers, and where a converted recipe has it."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from vtool.config.foreign.convert import as_recipe
 from vtool.config.foreign.trainers import TRAINERS
 from vtool.config.foreign.words import WORDS
 from vtool.config.load import examine, read_foreign
+from vtool.diagnostics import Diagnostic
 
 ADAPTERS = {"trl": "use_peft: true", "llamafactory": "finetuning_type: lora", "ms-swift": ""}
 EVALUATED = {
@@ -362,23 +364,65 @@ def test_a_model_that_is_not_here_is_said_as_that_and_keeps_its_name(
         assert "no counterpart" not in said
 
 
-@pytest.mark.parametrize("word", [word for word, known in WORDS.items() if known.ours])
-def test_the_answer_to_an_unknown_key_is_its_counterpart(word: str) -> None:
-    ours = WORDS[word].ours
-    assert ours is not None
-    groups = ("optim", "model", "lora", "data")
-    group = next(name for name in groups if ours.partition(".")[0] != name)
-    said = []
+ANSWERED = [(word, known.ours) for word, known in WORDS.items() if known.ours]
+BATCH = 8
+"""The words of other trainers inside of one unknown group that are answered."""
+
+
+def helps(findings: Iterable[Diagnostic]) -> list[str]:
+    return [one.help or "" for one in findings if one.severity == "error"]
+
+
+def is_named(ours: str, said: list[str]) -> bool:
+    return any(f"`{ours}`" in help or f"`{ours}=" in help for help in said)
+
+
+@pytest.mark.parametrize("start", range(0, len(ANSWERED), BATCH))
+def test_the_answer_to_an_unknown_key_is_its_counterpart(start: int) -> None:
+    words = ANSWERED[start : start + BATCH]
+    inner = ", ".join(f"{word}: x" for word, _ in words)
     for text in (
-        f"{word}: x",
-        f"{group}: {{{word}: x}}",
-        f"trainer: {{{word}: x, other: 1}}",
-        f"training_args: {{inner: {{{word}: x}}}}",
+        "\n".join(f"{word}: x" for word, _ in words),
+        f"trainer: {{{inner}, other: 1}}",
+        f"training_args: {{inner: {{{inner}}}}}",
     ):
         Path("mine.yaml").write_text(f"defaults: [digits]\n{text}\n")
-        said.append(examine("mine.yaml").findings)
-    for override in (f"{word}=x", f"trainer.{word}=x", f"{group}.{word}=x"):
-        said.append(examine("digits", [override]).findings)
-    for findings in said:
-        helps = [one.help or "" for one in findings if one.severity == "error"]
-        assert any(f"`{ours}`" in help or f"`{ours}=" in help for help in helps), helps
+        said = helps(examine("mine.yaml").findings)
+        assert [ours for _, ours in words if not is_named(ours, said)] == [], text
+    for above in ("", "trainer.", "evaluation."):
+        given = [f"{above}{word}=x" for word, ours in words if not ours.startswith(above or " ")]
+        said = helps(examine("digits", given).findings)
+        meant = [ours for _, ours in words if not ours.startswith(above or " ")]
+        assert [ours for ours in meant if not is_named(ours, said)] == [], given
+
+
+@pytest.mark.parametrize("start", range(0, len(ANSWERED), BATCH))
+def test_a_word_in_another_group_of_ours_is_answered_too(start: int) -> None:
+    words = ANSWERED[start : start + BATCH]
+    for group in ("optim", "model"):
+        inside = [(word, ours) for word, ours in words if not ours.startswith(group)]
+        inner = ", ".join(f"{word}: x" for word, _ in inside)
+        Path("mine.yaml").write_text(f"defaults: [digits]\n{group}: {{{inner}}}\n")
+        said = helps(examine("mine.yaml").findings)
+        assert [ours for _, ours in inside if not is_named(ours, said)] == []
+
+
+def test_a_group_that_is_only_misspelt_is_answered_by_its_name() -> None:
+    Path("mine.yaml").write_text("defaults: [digits]\ndat: {workers: 1, packing: none}\n")
+    assert helps(examine("mine.yaml").findings) == ["did you mean `data`?"]
+    Path("mine.yaml").write_text("defaults: [digits]\noptimizer: {lr: 1}\n")
+    assert helps(examine("mine.yaml").findings) == ["did you mean `optim`?"]
+
+
+def test_a_name_with_dots_in_a_file_is_answered_by_our_groups() -> None:
+    Path("mine.yaml").write_text("defaults: [digits]\ntrainer.save_freq: 3\n")
+    assert helps(examine("mine.yaml").findings) == [
+        "in a file, groups are nested: `checkpoint: {every_steps: …}`"
+    ]
+
+
+def test_a_word_that_is_a_group_of_ours_is_answered_by_what_is_in_it() -> None:
+    Path("mine.yaml").write_text("defaults: [digits]\nmodel: Qwen/Qwen2.5-VL-3B-Instruct\n")
+    wanted = ["did you mean `model.path=Qwen/Qwen2.5-VL-3B-Instruct`?"]
+    assert helps(examine("mine.yaml").findings) == wanted
+    assert helps(examine("digits", ["model=Qwen/Qwen2.5-VL-3B-Instruct"]).findings) == wanted
