@@ -114,12 +114,7 @@ def meant_key(spot: Spot, given: object = None) -> str:
     if others := _of_another_kind(spot):
         words = dict.fromkeys(word for _, found in others for word in found)
         return f"`{key}` is a setting of {others[0][0]}: {', '.join(words)}"
-    if words_inside := _words_inside(spot, given):
-        if len(set(words_inside.values())) == 1:
-            return did_you_mean([*words_inside.values()][:1]) or ""
-        said = (f"`{name}` is `{ours}`" for name, ours in words_inside.items())
-        return f"here {', '.join(said)}"
-    if answer := _of_another_trainer(spot, given):
+    if answer := _inside_or_itself(spot, given):
         return answer
     leaves = [name for owner in spot.owners for name in owner.model_fields]
     return did_you_mean(likely_meant(spot, given)[:3]) or (
@@ -127,6 +122,16 @@ def meant_key(spot: Spot, given: object = None) -> str:
         if group
         else f"a recipe has the groups {', '.join(leaves)}"
     )
+
+
+def _inside_or_itself(spot: Spot, given: object) -> str | None:
+    """Return what words of other trainers mean here: those inside of a group, or the key."""
+    inside = _words_inside(spot, given)
+    if not inside:
+        return _of_another_trainer(spot, given)
+    if len(meant := set(inside.values())) == 1:
+        return did_you_mean([*meant])
+    return f"here {', '.join(f'`{name}` is `{ours}`' for name, ours in inside.items())}"
 
 
 def _nested(outer: str, inner: str) -> str:
@@ -174,7 +179,9 @@ def _words_inside(spot: Spot, given: object) -> dict[str, str]:
             continue
         for key, inner in value.items():
             name, ours = f"{above}.{key}", _ours_of(spot, str(key))
-            in_order = any(f"{group}{name.removeprefix(spot.name)}" in everything for group in meant)
+            in_order = any(
+                f"{group}{name.removeprefix(spot.name)}" in everything for group in meant
+            )
             if ours is not None and not in_order:
                 found[name] = ours
             else:

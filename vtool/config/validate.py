@@ -103,7 +103,9 @@ def validate(composed: Composed) -> CheckedRecipe:
             broken.add(spot.keys)
         else:
             strange.add(spot.keys)
-            doubts |= doubtful_places(spot, each["input"]) if number < MOST_FINDINGS else {spot.keys[:1]}
+            doubts |= (
+                doubtful_places(spot, each["input"]) if number < MOST_FINDINGS else {spot.keys[:1]}
+            )
     listed = sorted(findings.values(), key=_order)
     if more := len(unset) + len(wrong) - len(capped[0]) - len(capped[1]):
         message = f"{more} more settings have findings like these"

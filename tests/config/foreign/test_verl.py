@@ -387,7 +387,10 @@ def test_every_setting_of_a_table_and_every_word_is_one_of_these() -> None:
     ends = {name.rpartition(".")[2] for name in ARRIVES}
     # of earlier releases, of groups that go through as they are, and of what nothing reads there
     others = {"partial_pretrain", "warmup_steps_ratio", "n_gpus_per_node"}
-    assert VERL_WORDS.keys() - ends == others | {"override_ddp_config", "override_transformer_config"}
+    assert VERL_WORDS.keys() - ends == others | {
+        "override_ddp_config",
+        "override_transformer_config",
+    }
 
 
 def test_a_share_of_warm_up_is_kept_where_the_run_has_no_number_of_steps() -> None:

@@ -263,7 +263,9 @@ def test_a_setting_arrives_in_the_recipe_that_is_converted(trainer: str, word: s
     values, text = written(trainer, f"{beside}\n{word}: {value}\n")
     found = at(values, ours)
     if isinstance(expected, list) and None in expected:  # of two, the other is the default
-        found = [one if known is not None else None for one, known in zip(found, expected, strict=True)]
+        found = [
+            one if known is not None else None for one, known in zip(found, expected, strict=True)
+        ]
     assert found == expected
     assert f"# {word}: " not in text
 

@@ -53,9 +53,7 @@ def _put_lengths(the: "Translation") -> None:
             the.theirs.put("data.on_overlong", _OVERLONG[treatment], name)
         else:
             the.theirs.judged.discard(name)
-    packed = [
-        name for name in ("packing", "neat_packing", "padding_free") if the.theirs.take(name)
-    ]
+    packed = [name for name in ("packing", "neat_packing", "padding_free") if the.theirs.take(name)]
     most = the.theirs.given.get("packing_length") or longest
     if packed and isinstance(most, int):
         size = the.theirs.values.get("data", {}).pop("micro_batch_size", 1)

@@ -266,9 +266,7 @@ class Translation:
         bits = next((name for name in ("quantization_bit", "quant_bits") if given.get(name)), None)
         asked = "load_in_4bit" if given.get("load_in_4bit") is True else bits
         method = given.get("quant_method") or given.get("quantization_method", "bnb")
-        kinds = (
-            given.get(name, value.get(name)) for name in ("quantization_type", _QUANTIZED[6])
-        )
+        kinds = (given.get(name, value.get(name)) for name in ("quantization_type", _QUANTIZED[6]))
         if asked is None or (asked == bits and given[bits] != 4):
             return
         if method == "bnb" and next((kind for kind in kinds if kind), "nf4") == "nf4":

@@ -38,7 +38,9 @@ from vtool.hub.names import hub_name
 
 _DDP, _TRANSFORMER = "engine.override_ddp_config", "engine.override_transformer_config"
 _SHARED = "engine.use_distributed_optimizer"
-_WORDS = {same.ours: same.theirs for table in (RUN, MEGATRON_LORA, LORA, FSDP, MEGATRON) for same in table}
+_WORDS = {
+    same.ours: same.theirs for table in (RUN, MEGATRON_LORA, LORA, FSDP, MEGATRON) for same in table
+}
 
 
 def read_verl(path: Path, *, read_environment: bool = True) -> ForeignRecipe:
@@ -225,9 +227,11 @@ def _limits(theirs: ForeignFile) -> None:
     """Take over how many rows are read, where they are of one file."""
     for name, split in (("train_max_samples", "train"), ("val_max_samples", "validation")):
         most, sources = theirs.given.get(f"data.{name}"), theirs.values["data"].get(split)
-        if _is_number(most) and most <= 0:
+        if not isinstance(most, int):
+            continue
+        if most <= 0:
             theirs.judged.add(f"data.{name}")
-        elif isinstance(most, int) and sources and len(sources) == 1:
+        elif sources and len(sources) == 1:
             theirs.judged.add(f"data.{name}")
             sources[0]["limit"] = most
 

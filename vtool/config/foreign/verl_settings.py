@@ -180,8 +180,9 @@ _SINGLE = {
     "model": (
         "hf_config_path tokenizer_path trust_remote_code custom_chat_template external_lib"
         " enable_activation_offload use_remove_padding lora_adapter_path use_liger"
-        " use_fused_kernels local_path lora.type lora.merge lora.target_modules lora.exclude_modules"
-        " lora.dropout_position lora.lora_A_init_method lora.lora_B_init_method"
+        " use_fused_kernels local_path lora.type lora.merge lora.target_modules"
+        " lora.exclude_modules lora.dropout_position lora.lora_A_init_method"
+        " lora.lora_B_init_method"
         " lora.a2a_experimental lora.dtype lora.adapter_path lora.freeze_vision_model"
         " lora.freeze_vision_projection lora.freeze_language_model"
     ),

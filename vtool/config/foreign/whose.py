@@ -24,7 +24,8 @@ _AXOLOTL = """
     image_resize_algorithm loss_watchdog_threshold loss_watchdog_patience eval_table_size
     eval_max_new_tokens eval_sample_packing bfloat16 tokenizer_config max_grad_norm adam_beta1
     adam_beta2 adam_epsilon torch_compile dataloader_num_workers lora_mlp_kernel lora_qkv_kernel
-    lora_o_kernel cut_cross_entropy liger_rope liger_rms_norm liger_glu_activation is_llama_derived_model
+    lora_o_kernel cut_cross_entropy liger_rope liger_rms_norm liger_glu_activation
+    is_llama_derived_model
 """
 _ALONE = ("data.train_files", "model.partial_pretrain")
 """Settings of verl that say by themselves whose the recipe is."""
@@ -56,9 +57,7 @@ def trainer_of(values: Mapping[Any, Any]) -> str | None:
     scores = {name: sum(key in words for key in found) for name, words in known.items()}
     best, second = sorted(scores, key=lambda name: -scores[name])[:2]
     others = set().union(*(words for name, words in known.items() if name != best))
-    is_clear = scores[best] > scores[second] and any(
-        key in known[best] - others for key in found
-    )
+    is_clear = scores[best] > scores[second] and any(key in known[best] - others for key in found)
     enough = scores[best] >= max(_LEAST, _SHARE * len(given))
     return best if is_clear and enough else None
 

@@ -75,9 +75,7 @@ family_name = one_of_these({name: name for name in FAMILIES})
 NARROW_ADAMW = ("adamw_torch_8bit", "adamw_8bit", "adamw_bnb_8bit")
 """Names of AdamW with states of 8 bit: torchao's, and twice bitsandbytes'."""
 adamw_name = one_of_these(
-    dict.fromkeys(
-        ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw", *NARROW_ADAMW), "adamw"
-    )
+    dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw", *NARROW_ADAMW), "adamw")
 )
 best_score = one_of_these(
     {

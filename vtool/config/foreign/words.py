@@ -186,9 +186,7 @@ WORDS: Mapping[str, Word] = {
     "val_dataset": Word("data.validation", "a list, as data.train is"),
     "eval_dataset": Word("data.validation", "a list, as data.train is"),
     "val_size": Word("data.split.validation", _HELD_BACK),
-    "split_dataset_ratio": Word(
-        "data.split.validation", _HELD_BACK
-    ),
+    "split_dataset_ratio": Word("data.split.validation", _HELD_BACK),
     "dataset_train_split": Word("data.train", "a list of rows' files"),
     "dataset_test_split": Word("data.validation", "a list, as data.train is"),
     "dataset_config": Word("data.train", "a list of rows' files"),
@@ -237,9 +235,7 @@ WORDS: Mapping[str, Word] = {
         one_of_these({"true": "use", "false": None}),
     ),
     "lazy_tokenize": Word(None, "rows are encoded as they are needed"),
-    "packing_strategy": Word(
-        "data.packing", _PACKED
-    ),
+    "packing_strategy": Word("data.packing", _PACKED),
     "overwrite_cache": Word(
         "data.audit_cache",
         "--fresh audits every row again",
