@@ -125,7 +125,7 @@ def meant_key(spot: Spot, given: object = None) -> str:
 
 
 def _inside_or_itself(spot: Spot, given: object) -> str | None:
-    """Return what words of other trainers mean here: those inside of a group, or the key."""
+    """Answer words of other trainers: those inside of a group, or else the key itself."""
     inside = _words_inside(spot, given)
     if not inside:
         return _of_another_trainer(spot, given)

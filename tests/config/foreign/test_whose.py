@@ -1,4 +1,4 @@
-"""Whose recipe a mapping is: the public examples of each trainer, and what is none of them."""
+"""Recognition of a recipe: the public examples of each trainer, and files of nobody."""
 
 from pathlib import Path
 from typing import Any

@@ -9,7 +9,7 @@ _STAGES = {f"zero{stage}": stage for stage in range(4)}
 """The files of DeepSpeed that ms-swift has by name, `_offload` left out."""
 
 
-def engine_of(word: str, value: Any) -> dict[str, Any] | None:
+def sharding_engine(word: str, value: Any) -> dict[str, Any] | None:
     """Return the settings `engine` for the value of `deepspeed` or `fsdp`; None: it is off."""
     return _of_deepspeed(value) if word == "deepspeed" else _of_fsdp(value)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from vtool.config.foreign import hf_rows
 from vtool.config.foreign.hf_script import PROCESSES_VARIABLE
-from vtool.config.foreign.hf_sharing import engine_of
+from vtool.config.foreign.hf_sharing import sharding_engine
 from vtool.config.foreign.named_model import look_at_model
 from vtool.config.foreign.theirs import ForeignFile, listed_words
 from vtool.config.foreign.trainers import ForeignTrainer
@@ -302,7 +302,7 @@ class Translation:
         four_bits = "base_dtype" in values.get("lora", {})
         for word in () if four_bits else ("deepspeed", "fsdp"):
             value = self.theirs.given.get(word)
-            if value and "engine" not in values and (engine := engine_of(word, value)):
+            if value and "engine" not in values and (engine := sharding_engine(word, value)):
                 self.theirs.judged.add(word)
                 for name, setting in engine.items():
                     self.theirs.put(f"engine.{name}", setting, word)

@@ -32,11 +32,11 @@ class NamedModel:
     is_known: bool = False
     """True where its config.json was read."""
     absent: tuple[str, str] | None = None
-    """Why it was not read, and what to do."""
+    """The reason that it was not read, and what to do."""
 
 
 def look_at_model(named: Any, revision: Any = None, *, trusted: bool = True) -> NamedModel:
-    """Return what is known of a model; nothing is downloaded.
+    """Look at the folder of a model, or at the cache of the hub; nothing is downloaded.
 
     Args:
         named: a folder, or a name of a hub.
