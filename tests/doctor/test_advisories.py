@@ -10,7 +10,7 @@ import yaml
 from packaging.version import Version
 
 from tests.doctor import advisories_page
-from vtool.cli.validate_config import ReadableTrainer
+from vtool.cli.readable_trainer import ReadableTrainer
 from vtool.doctor.advisories import (
     ADVISORIES_FILE,
     FROM,

@@ -20,6 +20,7 @@ from vtool.hub.download import download
 from vtool.hub.names import HubName, hub_name
 
 NAME = "org/digits"
+OR_ELSE = "; or give its folder: model.path=FOLDER"
 MODEL = (f"model.path={NAME}", "model.size=null")
 
 
@@ -84,10 +85,10 @@ def test_checking_downloads_nothing_and_says_the_command(hub: Hub, tmp_path: Pat
     output = vtool(tmp_path, "validate-config", "digits", *MODEL, status=1)
     assert f"error[hub-model-absent VT850]: {NAME} is no folder here" in output
     assert "1 failed, " in output.rpartition("; checks: ")[2]
-    assert f"help: hf download {NAME}\n" in output
+    assert f"help: hf download {NAME}{OR_ELSE}\n" in output
     pinned = (f"model.path={NAME}@v1", "model.size=null")
     output = vtool(tmp_path, "validate-config", "digits", *pinned, status=1)
-    assert f"help: hf download {NAME} --revision v1\n" in output
+    assert f"help: hf download {NAME} --revision v1{OR_ELSE}\n" in output
     assert hub.asked == []
 
 
@@ -170,7 +171,7 @@ def test_half_a_download_is_reported_and_resumed(hub: Hub, tmp_path: Path) -> No
     recipe = ("digits", "model.path=org/broken", "model.size=null")
     output = vtool(tmp_path, "validate-config", *recipe, status=1)
     assert "error[hub-incomplete VT853]: org/broken" in output
-    assert "help: hf download org/broken\n" in output
+    assert f"help: hf download org/broken{OR_ELSE}\n" in output
     hub.fails_after = None
     downloaded(tmp_path, "predict", "org/broken", "--question", "Which digit is shown?")
     vtool(tmp_path, "validate-config", *recipe)

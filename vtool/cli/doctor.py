@@ -6,7 +6,7 @@ import typer
 
 from vtool.cli import complete
 from vtool.cli.formats import OutputFormat
-from vtool.cli.validate_config import ReadableTrainer
+from vtool.cli.readable_trainer import READABLE, ReadableTrainer, readable_trainer, trainers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,6 +44,9 @@ def doctor(
         ReadableTrainer | None,
         typer.Option(
             "--from",
+            parser=readable_trainer,
+            autocompletion=trainers,
+            metavar=READABLE,
             help=(
                 "RECIPE is a configuration file of this trainer: look only for known"
                 " silent bugs that concern it."

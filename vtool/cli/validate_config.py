@@ -2,27 +2,18 @@
 
 import sys
 from collections.abc import Sequence
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vtool.cli import complete
 from vtool.cli.formats import OutputFormat
+from vtool.cli.readable_trainer import READABLE, ReadableTrainer, readable_trainer, trainers
 from vtool.cli.startup import no_collections
 
 if TYPE_CHECKING:
     from vtool.config.load import Loaded
     from vtool.diagnostics.result import Result
-
-
-class ReadableTrainer(StrEnum):
-    """A trainer whose recipes can be read."""
-
-    VERL = "verl"
-    TRL = "trl"
-    LLAMA_FACTORY = "llamafactory"
-    MS_SWIFT = "ms-swift"
 
 
 def validate_config(
@@ -58,6 +49,9 @@ def validate_config(
         ReadableTrainer | None,
         typer.Option(
             "--from",
+            parser=readable_trainer,
+            autocompletion=trainers,
+            metavar=READABLE,
             help=(
                 "RECIPE is a configuration file of this trainer: check the settings"
                 " that vtool has too."

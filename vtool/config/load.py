@@ -28,6 +28,7 @@ from vtool.diagnostics import RULES, Diagnostic, Findings, rules_recipe
 
 FOREIGN_RULES = tuple(rule.name for rule in foreign.RULES)
 """Rules about recipes of other trainers."""
+_NOT_LOOKED_AT = ("no-counterpart", "not-on-this-machine")
 _SETTINGS_RULES = tuple(rule.name for rule in sorted(rules.RULES, key=lambda rule: rule.code))
 RECIPE_RULES = (*(rule.name for rule in rules_recipe.RULES), *_SETTINGS_RULES)
 """Rules that every recipe is checked against, in the order of their codes."""
@@ -153,7 +154,7 @@ def examine_foreign(path: Path, *, trainer: str = "verl", trusted: bool = True) 
     """Check a recipe of another SFT trainer by our rules, in the words of its own file.
 
     Args:
-        trainer: verl, trl, llama-factory or ms-swift.
+        trainer: verl, trl, llamafactory or ms-swift.
         trusted: False for the recipe of a stranger.
 
     Raises:
@@ -170,6 +171,7 @@ def examine_foreign(path: Path, *, trainer: str = "verl", trusted: bool = True) 
         "data.train",
         "data.global_batch_size",
     } - reading.names.keys()
+    unknown |= set(reading.open)
     findings = (
         *(
             in_their_words(one, reading.names, of_verl=trainer == "verl")
@@ -179,7 +181,7 @@ def examine_foreign(path: Path, *, trainer: str = "verl", trusted: bool = True) 
         *reading.findings,
     )
     failed = {one.rule for one in findings if one.severity == "error"}
-    unjudged = {one.rule for one in findings if one.rule == "no-counterpart"}
+    unjudged = {one.rule for one in findings if one.rule in _NOT_LOOKED_AT}
     checks = {
         name: "passed" if state == "failed" else state for name, state in examined.checks.items()
     } | dict.fromkeys(FOREIGN_RULES, "passed")

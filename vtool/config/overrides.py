@@ -13,6 +13,7 @@ from hydra.errors import HydraException
 from vtool.config.limits import DEEPEST, LONGEST_OVERRIDE, MOST_DIGITS
 from vtool.config.origins import COMMAND_LINE
 from vtool.config.recipe_source import Composer
+from vtool.config.suggest import meant_inside
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
 from vtool.words import first_line
@@ -134,6 +135,7 @@ def choose_groups(
                 ),
                 (
                     did_you_mean([f"{group}={option}" for option in near(str(choice), options)])
+                    or did_you_mean([one for one in [meant_inside(group, choice)] if one])
                     or f"there are: {', '.join(options)}"
                 ),
                 group,

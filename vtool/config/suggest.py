@@ -12,6 +12,8 @@ from vtool.config.settings import Setting, Spot, all_settings, choices, nullable
 from vtool.diagnostics import Origin
 from vtool.diagnostics.near_miss import did_you_mean, ending, near, overlapping, same_words
 
+_MOST_WORDS = 8
+"""The most words of other trainers inside of an unknown group that are answered."""
 ANOTHER_FAMILY = (
     "vtool trains no other model yet: `vtool watch -- python train.py` shows what another trainer"
     " teaches it, and `vtool load-check FOLDER` whether its weights land"
@@ -58,11 +60,23 @@ def better_value(spot: Spot, given: object, origin: Origin | None) -> str | None
     return help
 
 
+def meant_inside(group: str, given: object) -> str | None:
+    """Return the setting inside of a group that other trainers call by the group's name.
+
+    `model: Qwen/Qwen2.5-VL-3B-Instruct` is how ms-swift says `model.path`.
+    """
+    ours = WORDS[group].ours if group in WORDS else None
+    named = isinstance(given, str) and ours is not None and ours.startswith(f"{group}.")
+    return f"{ours}={given}" if named else None
+
+
 def _inside_of_group(name: str, given: object) -> str:
     group, _, number = name.rpartition(".")
     if group in _HOW_TO_GIVE and number.isdigit():
         return "write a file or a folder of rows, or a group: {format: messages, path: my.jsonl}"
     inside = _inside(name)
+    if meant := meant_inside(name, given):
+        return f"did you mean `{meant}`?"
     exact = [
         f"{setting.name}={given}"
         for setting in inside
@@ -89,39 +103,95 @@ def _as_list(name: str, given: object) -> str | None:
     )
 
 
-def meant_key(spot: Spot) -> str:
-    """Return a question about the settings that an unknown key may have been meant for."""
+def meant_key(spot: Spot, given: object = None) -> str:
+    """Return a question about the settings that an unknown key may have been meant for.
+
+    Args:
+        spot: the place of the key.
+        given: its value.
+    """
     key, group = spot.keys[-1], ".".join(spot.keys[:-1])
     if spot.owners == (DdpConfig,) and (answer := of_another_release(key)):
         return answer
     if "." in key:
-        outer, _, inner = key.partition(".")
-        return f"in a file, groups are nested: `{outer}: {{{inner}: …}}`"
+        outer, _, inner = (_ours_of(spot, key.rpartition(".")[2]) or key).rpartition(".")
+        return f"in a file, groups are nested: `{_nested(outer, inner)}`"
     if others := _of_another_kind(spot):
         words = dict.fromkeys(word for _, found in others for word in found)
         return f"`{key}` is a setting of {others[0][0]}: {', '.join(words)}"
-    if answer := _of_another_trainer(spot):
+    if answer := _inside_or_itself(spot, given):
         return answer
     leaves = [name for owner in spot.owners for name in owner.model_fields]
-    return did_you_mean(likely_meant(spot)[:3]) or (
+    return did_you_mean(likely_meant(spot, given)[:3]) or (
         f"`{group}` has the settings {', '.join(leaves)}"
         if group
         else f"a recipe has the groups {', '.join(leaves)}"
     )
 
 
-def _of_another_trainer(spot: Spot) -> str | None:
-    """Return the setting here for a key of other trainers, where its name does not show it."""
+def _inside_or_itself(spot: Spot, given: object) -> str | None:
+    """Answer words of other trainers: those inside of a group, or else the key itself."""
+    inside = _words_inside(spot, given)
+    if not inside:
+        return _of_another_trainer(spot, given)
+    if len(meant := set(inside.values())) == 1:
+        return did_you_mean([*meant])
+    return f"here {', '.join(f'`{name}` is `{ours}`' for name, ours in inside.items())}"
+
+
+def _nested(outer: str, inner: str) -> str:
+    """Return a setting as a file has it: `optim: {groups: {vision: {lr: …}}}`."""
+    text = f"{inner}: …"
+    for group in reversed(outer.split(".") if outer else []):
+        text = f"{group}: {{{text}}}"
+    return text
+
+
+def _ours_of(spot: Spot, word: str) -> str | None:
+    """Return the setting here for a word of other trainers."""
+    known = WORDS.get(word) if spot.root is Run else None
+    return known.ours if known else None
+
+
+def _of_another_trainer(spot: Spot, given: object) -> str | None:
+    """Return the setting here for a key of other trainers."""
     key = spot.keys[-1]
-    word = WORDS.get(key)
-    if word is None or spot.root is not Run or (word.ours or "").rpartition(".")[2] == key:
+    word = WORDS.get(key) if spot.root is Run else None
+    if word is None:
         return None
     if word.ours is None:
         return counterpart_of(key)
     group = word.ours.partition(".")[0]
-    if len(spot.keys) == 1 and group in near(key, [*Run.model_fields]):
+    if isinstance(given, dict) and len(spot.keys) == 1 and group in near(key, [*Run.model_fields]):
         return None  # `optimizer: {lr: …}` is the group's name, written out
     return f"did you mean `{word.ours}`?" + (f" ({word.how})" if word.how else "")
+
+
+def _words_inside(spot: Spot, given: object) -> dict[str, str]:
+    """Return the words of other trainers inside of an unknown group, with the settings here.
+
+    None, where all that is inside are settings of the group that its name is near to.
+    """
+    if not isinstance(given, dict) or len(spot.keys) > 1 or spot.root is not Run:
+        return {}
+    found: dict[str, str] = {}
+    everything, _ = _settings(Run)
+    meant = near(spot.keys[-1], [*Run.model_fields])
+    ways: list[tuple[str, object]] = [(spot.name, given)]
+    while ways and len(found) < _MOST_WORDS:
+        above, value = ways.pop(0)
+        if not isinstance(value, dict):
+            continue
+        for key, inner in value.items():
+            name, ours = f"{above}.{key}", _ours_of(spot, str(key))
+            in_order = any(
+                f"{group}{name.removeprefix(spot.name)}" in everything for group in meant
+            )
+            if ours is not None and not in_order:
+                found[name] = ours
+            else:
+                ways.append((name, inner))
+    return found
 
 
 def _of_another_kind(spot: Spot) -> list[tuple[str, tuple[str, ...]]]:
@@ -137,10 +207,12 @@ def _of_another_kind(spot: Spot) -> list[tuple[str, tuple[str, ...]]]:
     ]
 
 
-def likely_meant(spot: Spot) -> list[str]:
+def likely_meant(spot: Spot, given: object = None) -> list[str]:
     """Return the settings that an unknown key may have been meant for, likeliest first."""
     key, group = spot.keys[-1], ".".join(spot.keys[:-1])
-    if _of_another_trainer(spot):
+    if words := _words_inside(spot, given):
+        return list(dict.fromkeys(words.values()))
+    if _of_another_trainer(spot, given):
         return [ours] if (ours := WORDS[key].ours) else []
     prefix = f"{group}." if group else ""
     leaves = [name for owner in spot.owners for name in owner.model_fields]
@@ -169,15 +241,16 @@ def _settings(root: type[Settings]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     )
 
 
-def doubtful_places(spot: Spot) -> set[tuple[str, ...]]:
+def doubtful_places(spot: Spot, given: object = None) -> set[tuple[str, ...]]:
     """Return the places of the settings that an unknown key may have been meant for.
 
     All of its group, where that cannot be guessed. Where one is written, it is not in doubt.
     """
     group = spot.keys[:-1]
     if "." in spot.keys[-1]:
-        return {(*group, *spot.keys[-1].split("."))}
-    meant = {tuple(name.split(".")) for name in likely_meant(spot)}
+        ours = _ours_of(spot, spot.keys[-1].rpartition(".")[2])
+        return {tuple(ours.split(".")) if ours else (*group, *spot.keys[-1].split("."))}
+    meant = {tuple(name.split(".")) for name in likely_meant(spot, given)}
     if _of_another_kind(spot) or not meant:
         return meant | ({group} if group else set())
     return meant

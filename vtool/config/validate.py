@@ -105,7 +105,9 @@ def validate(composed: Composed) -> CheckedRecipe:
             broken.add(spot.keys)
         else:
             strange.add(spot.keys)
-            doubts |= doubtful_places(spot) if number < MOST_FINDINGS else {spot.keys[:1]}
+            doubts |= (
+                doubtful_places(spot, each["input"]) if number < MOST_FINDINGS else {spot.keys[:1]}
+            )
     listed = sorted(findings.values(), key=_order)
     if more := len(unset) + len(wrong) - len(capped[0]) - len(capped[1]):
         message = f"{more} more settings have findings like these"
@@ -161,7 +163,7 @@ def _finding(error: ErrorDetails, composed: Composed) -> Diagnostic:
         return Diagnostic(
             "unknown-key",
             f"there is no setting `{name}`",
-            meant_key(spot),
+            meant_key(spot, error["input"]),
             name,
             place.key if place else None,
             seen=_seen(error["input"]),

@@ -91,7 +91,9 @@ def absent(
     model: HubName, message: str, parameter: str | None, rule: str = "hub-model-absent"
 ) -> Findings:
     """Return the finding of a model that is not there, with the command that downloads it."""
-    finding = Diagnostic(rule, message, f"{model.download}", parameter, seen=str(model))
+    or_else = f"; or give its folder: {parameter}=FOLDER" if parameter else ""
+    help = f"{model.download}{or_else}"
+    finding = Diagnostic(rule, message, help, parameter, seen=str(model))
     return Findings(finding, fatal=True)
 
 

@@ -5,9 +5,11 @@ import re
 from pathlib import Path
 
 from tests.config.foreign.record_trainers import TABLE
+from vtool.config.foreign.more_words import AXOLOTL_WORDS, PEFT_WORDS, VERL_WORDS
 from vtool.config.foreign.trainers import TRAINERS
 from vtool.config.foreign.words import WORDS
 
+_OTHERS = {"peft": PEFT_WORDS, "verl": VERL_WORDS, "axolotl": AXOLOTL_WORDS}
 PAGE = Path(__file__).parents[3] / "docs/coming-from.md"
 
 
@@ -38,7 +40,9 @@ def _words() -> str:
     lines = ["| there | of | here | |", "|---|---|---|---|"]
     for name, word in WORDS.items():
         of = [trainer.title for trainer in TRAINERS.values() if name in trainer.fields]
-        whose = "all" if len(of) == len(TRAINERS) else ", ".join(of) or "earlier releases"
+        of = ["all"] if len(of) == len(TRAINERS) else of
+        of += [title for title, words in _OTHERS.items() if name in words]
+        whose = ", ".join(of) or "earlier releases"
         ours = f"`{word.ours}`" if word.ours else "–"
         lines.append(f"| `{name}` | {whose} | {ours} | {word.how} |")
     return "\n".join(lines) + "\n"

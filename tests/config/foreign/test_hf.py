@@ -11,7 +11,9 @@ import pytest
 from tests.commands import run_vtool
 from tests.config.foreign.record_trainers import TABLE, record
 from vtool.config.foreign.convert import as_recipe
+from vtool.config.foreign.more_words import AXOLOTL_WORDS, PEFT_WORDS, VERL_WORDS
 from vtool.config.foreign.trainers import TRAINERS, looks_visual
+from vtool.config.foreign.verl_settings import VERL_NAMES
 from vtool.config.foreign.words import WORDS
 from vtool.config.load import examine, examine_foreign, read_foreign
 from vtool.config.schema import RECIPE_KINDS
@@ -303,7 +305,7 @@ def test_words_of_earlier_releases_and_what_follows_from_others_are_converted(
 @pytest.mark.parametrize(
     ("trainer", "line"),
     [
-        ("trl", "eval_strategy: steps"),
+        ("trl", "eval_strategy: epoch"),
         ("trl", "save_strategy: best"),
         ("trl", "no_such_setting: 3"),
         ("llamafactory", "save_strategy: epoch"),
@@ -410,7 +412,7 @@ def test_the_command_prints_the_recipe_alone_on_standard_output() -> None:
     done = run_vtool(Path(), "validate-config", "--from", "trl", "theirs.yaml", "--convert")
     assert done.status == 0, done.stderr
     assert done.stdout.startswith("# From theirs.yaml, a recipe of trl.")
-    assert "no-counterpart" in done.stderr
+    assert "not-on-this-machine" in done.stderr
     for wrong in (["digits", "--convert"], ["--from", "trl", "theirs.yaml", "--convert", "--show"]):
         assert run_vtool(Path(), "validate-config", *wrong).status == 2
 
@@ -420,8 +422,15 @@ def test_every_word_is_of_a_trainer_and_names_a_setting() -> None:
     assert {word.ours for word in WORDS.values() if word.ours} <= settings
     theirs = {name for trainer in TRAINERS.values() for name in trainer.fields}
     earlier = {"train_type", "max_seq_length", "save_safetensors", "evaluation_strategy"}
-    assert WORDS.keys() - theirs == earlier
+    others = {*VERL_WORDS, *AXOLOTL_WORDS, *PEFT_WORDS}
+    assert others & theirs == set()
+    whole = {"override_ddp_config", "override_transformer_config"}
+    assert {*VERL_WORDS} - PLAIN_NAMES - whole == {"partial_pretrain", "warmup_steps_ratio"}
+    assert WORDS.keys() - theirs - others == earlier
     assert all(word.ours or word.how for word in WORDS.values())
+
+
+PLAIN_NAMES = {name.rpartition(".")[2] for name in VERL_NAMES}
 
 
 def test_a_model_that_sees_images_is_known_by_its_folder_or_its_name() -> None:

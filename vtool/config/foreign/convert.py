@@ -5,15 +5,20 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vtool.config.foreign.theirs import ForeignRecipe
+from vtool.config.foreign.theirs import LEFT_OPEN, ForeignRecipe
 from vtool.config.foreign.words import WORDS
 from vtool.diagnostics.printable import printable
 from vtool.hub.names import hub_name
 
 _OPEN = (
-    ("model", "path", "a folder with config.json", ("model", "model_name_or_path")),
+    ("model", "path", "a folder with config.json", ("model", "model_name_or_path", "model.path")),
     ("data", "global_batch_size", "rows of a step, over all processes", ()),
-    ("data", "train", "a list of rows' files", ("dataset", "dataset_name")),
+    (
+        "data",
+        "train",
+        "a list of rows' files",
+        ("dataset", "dataset_name", "datasets", "data.train_files"),
+    ),
 )
 """The settings that no recipe runs without, and their words: they may name what is not here."""
 
@@ -31,6 +36,8 @@ def as_recipe(reading: ForeignRecipe, title: str) -> str:
             if name == "path" and there and hub_name(there[0]):
                 value = _OnHub(there[0])
             values[group] = {name: value, **inner}
+    if values["data"].get("validation") == LEFT_OPEN:
+        values["data"] = values["data"] | {"validation": _open_validation(left, reading)}
     path = reading.composed.file.path
     lines = [f"# From {printable(path.name)}, a recipe of {title}. Their words are on the right."]
     lines += [f"# {note}." for note in reading.notes]
@@ -39,6 +46,15 @@ def as_recipe(reading: ForeignRecipe, title: str) -> str:
         lines += ["", "# Not said here:"]
         lines += [f"# {printable(line)}" for line in map(_left, left.items())]
     return "\n".join(lines) + "\n"
+
+
+def _open_validation(left: dict[str, Any], reading: ForeignRecipe) -> "_Open":
+    """Return the value for rows to evaluate on that are not here, and take their name away."""
+    word = reading.names["data.validation"]
+    if word == "dataset_test_split":
+        split = left.pop(word, "test")
+        return _Open(f"a list of rows' files; there the split {split} of the same data set")
+    return _Open(f"a list of rows' files; there {left.pop(word, word)}")
 
 
 class _Open(str):

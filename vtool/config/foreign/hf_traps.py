@@ -74,6 +74,14 @@ def _of_all(look: _Look) -> Iterator[Diagnostic]:
             + ("ms-swift refuses it" if refused else "transformers takes the ratio"),
             "leave one of them out",
         )
+    for name in ("warmup_ratio", "warmup_steps"):
+        if look["lr_scheduler_type"] == "constant" and look.is_given(name) and look[name]:
+            yield look.at(
+                _DEAD,
+                name,
+                f"{name} is set, but lr_scheduler_type is constant: transformers makes no warm-up",
+                "set lr_scheduler_type: constant_with_warmup, or leave it out",
+            )
     for name, strategy in (("eval_steps", "eval_strategy"), ("save_steps", "save_strategy")):
         chosen = look[strategy]
         if look.is_given(name) and chosen in ("no", "epoch", False):

@@ -1,14 +1,17 @@
 """A file of another trainer's settings, and what becomes of it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vtool.config.compose import Composed
 from vtool.config.foreign.verl_settings import SameSetting
-from vtool.config.foreign.words import NO_COUNTERPART
+from vtool.config.foreign.word import NO_COUNTERPART
 from vtool.config.origins import Key, ValuePosition
 from vtool.diagnostics import Diagnostic
+
+LEFT_OPEN = "???"
+"""The value of a setting that the user must give: their recipe names what is not here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,17 @@ class ForeignRecipe:
     notes: tuple[str, ...] = ()
     """Sentences about the recipe that they become."""
 
+    @property
+    def open(self) -> tuple[str, ...]:
+        """The settings of ours that are left to the user, since they name what is not here."""
+        return tuple(
+            f"{group}.{name}"
+            for group, inner in self.composed.values.items()
+            if isinstance(inner, Mapping)
+            for name, value in inner.items()
+            if value == LEFT_OPEN
+        )
+
 
 @dataclass(slots=True)
 class ForeignFile:
@@ -37,6 +51,8 @@ class ForeignFile:
     """Ours, nested."""
     origins: dict[Key, ValuePosition] = field(default_factory=dict)
     judged: set[str] = field(default_factory=set)
+    absent: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """By their setting: why what it names is not on this machine, and what to do."""
     names: dict[str, str] = field(default_factory=dict)
     """By our setting, the name of theirs."""
 
@@ -80,3 +96,21 @@ class ForeignFile:
         self.judged.add(name)
         place = self.places.get(name)
         return Diagnostic(rule, message, help, name, place.value if place else None)
+
+
+def absent_findings(theirs: ForeignFile) -> Iterator[Diagnostic]:
+    """Yield a note on each model, adapter or rows' file that is not on this machine."""
+    for name, (why, help) in theirs.absent.items():
+        message = f"{name}: {why}; what depends on it is not checked"
+        place = theirs.places.get(name)
+        origin = place.value if place else None
+        yield Diagnostic("not-on-this-machine", message, help, name, origin)
+
+
+def listed_words(value: Any) -> list[str]:
+    """Return a list, or text with commas, as a list."""
+    if value is None:
+        return []
+    if isinstance(value, list | tuple):
+        return [str(each) for each in value]
+    return [part.strip() for part in str(value).split(",") if part.strip()]

@@ -63,15 +63,21 @@ class ForeignTrainer:
     def replaced(self, word: str) -> str | None:
         """Return the setting that replaced one of an earlier release, by its old name."""
         found = _REPLACED.get(word)
-        return found[1] if found and (found[0] is None or found[0] in self.fields) else None
+        return found[1] if found and (found[0] is None or self._means(found[0])) else None
 
     def successor(self, word: str) -> str | None:
         """Return the word that now means what one of an earlier release meant."""
         found = _REPLACED.get(word)
         takes_its_values = found and word not in self.fields and word != "group_by_length"
-        return found[0] if found and takes_its_values and found[0] in self.fields else None
+        return found[0] if found and takes_its_values and self._means(found[0]) else None
+
+    def _means(self, word: str | None) -> bool:
+        """Return whether a word means here what it means to most."""
+        return word in self.fields and (word not in _LENGTHS or word == self.length_word)
 
 
+_LENGTHS = ("max_length", "cutoff_len")
+"""Words for the longest row; LLaMA-Factory's `max_length` is that of what it generates."""
 _GONE = "transformers has taken it away"
 _REPLACED: dict[str, tuple[str | None, str]] = {
     "warmup_ratio": ("warmup_steps", f"{_GONE}: `warmup_steps` below 1 is a share of all steps"),

@@ -3,23 +3,24 @@
 Findings give places in verl's own file.
 """
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import yaml
 
 from vtool.config.compose import Composed
 from vtool.config.foreign.given import read_given
-from vtool.config.foreign.theirs import ForeignFile, ForeignRecipe
+from vtool.config.foreign.named_model import look_at_model
+from vtool.config.foreign.theirs import ForeignFile, ForeignRecipe, absent_findings
 from vtool.config.foreign.verl_settings import (
     FSDP,
     LORA,
     MEGATRON,
+    MEGATRON_LORA,
     RUN,
     UNREAD,
     VERL_NAMES,
@@ -27,16 +28,19 @@ from vtool.config.foreign.verl_settings import (
 )
 from vtool.config.origins import Origins
 from vtool.config.resources import RecipeFile
-from vtool.config.schema import Model
 from vtool.config.schema.megatron import TransformerConfig
 from vtool.config.schema.profiler import OFF
+from vtool.config.schema.tracking import TRACKERS
 from vtool.config.yaml_positions import YamlFile, read_yaml
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
+from vtool.hub.names import hub_name
 
 _DDP, _TRANSFORMER = "engine.override_ddp_config", "engine.override_transformer_config"
 _SHARED = "engine.use_distributed_optimizer"
-_WORDS = {same.ours: same.theirs for table in (RUN, LORA, FSDP, MEGATRON) for same in table}
+_WORDS = {
+    same.ours: same.theirs for table in (RUN, MEGATRON_LORA, LORA, FSDP, MEGATRON) for same in table
+}
 
 
 def read_verl(path: Path, *, read_environment: bool = True) -> ForeignRecipe:
@@ -73,13 +77,15 @@ def read_verl(path: Path, *, read_environment: bool = True) -> ForeignRecipe:
         )
     theirs = ForeignFile(given, places)
     theirs.values["kind"] = "sft"
-    findings = [*_unread(theirs), *_translate(theirs, _is_megatron(file, given)), *_unknown(theirs)]
+    findings = [*_unread(theirs), *_translate(theirs, _is_megatron(file, given), read_environment)]
+    findings += [*_unknown(theirs), *absent_findings(theirs)]
     left = [
         name
         for name in theirs.given
         if name not in theirs.judged and not name.endswith("_target_") and theirs.given[name] != {}
     ]
-    findings += _without_counterpart(theirs, left)
+    unsaid = [name for name in left if name not in theirs.absent]
+    findings += _without_counterpart(theirs, unsaid)
     return ForeignRecipe(
         Composed(RecipeFile(path), theirs.values, Origins(theirs.origins)),
         tuple(findings),
@@ -131,7 +137,7 @@ def _is_megatron(file: YamlFile, given: Mapping[str, Any]) -> bool:
     )
 
 
-def _translate(theirs: ForeignFile, megatron: bool) -> Iterator[Diagnostic]:
+def _translate(theirs: ForeignFile, megatron: bool, trusted: bool) -> Iterator[Diagnostic]:
     take, put = theirs.take, theirs.put
     theirs.map(RUN)
     put("engine.kind", "megatron" if megatron else "fsdp2", "engine.strategy")
@@ -143,18 +149,15 @@ def _translate(theirs: ForeignFile, megatron: bool) -> Iterator[Diagnostic]:
         theirs.map(FSDP)
     if not _is_number(rank := take("model.lora_rank", 0)) or rank > 0:
         theirs.map(LORA)
-    _model(theirs)
+    elif megatron and theirs.given.get("model.lora.rank"):
+        theirs.map(MEGATRON_LORA)
+    _model(theirs, trusted)
     yield from _lengths(theirs)
-    yield from _micro_batches(theirs)
+    yield from _micro_batches(theirs, megatron)
     steps, epochs = take("trainer.total_training_steps"), take("trainer.total_epochs", 4)
     put("train.steps", steps, "trainer.total_training_steps")
     put("train.epochs", None if steps else epochs, "trainer.total_epochs")
-    ratio = take("optim.lr_warmup_steps_ratio", 0.0)
-    if ratio and "warmup_steps" not in theirs.values.get("optim", {}):
-        if _is_number(steps) and _is_number(ratio):
-            put("optim.warmup_steps", int(ratio * steps), "optim.lr_warmup_steps_ratio")
-        else:
-            theirs.judged.discard("optim.lr_warmup_steps_ratio")
+    _optimizer(theirs, steps, megatron)
     mode = take("trainer.resume_mode", "auto")
     put(
         "checkpoint.resume",
@@ -162,7 +165,75 @@ def _translate(theirs: ForeignFile, megatron: bool) -> Iterator[Diagnostic]:
         or "auto",
         "trainer.resume_mode",
     )
+    _trackers(theirs)
+    _adapter(theirs)
+    _limits(theirs)
     yield from _profiler(theirs)
+
+
+def _optimizer(theirs: ForeignFile, steps: Any, megatron: bool) -> None:
+    optim, name = theirs.values["optim"], "optim.lr_warmup_steps_ratio"
+    ratio = theirs.take(name, 0.0)
+    if ratio and "warmup_steps" not in optim:
+        if not _is_number(ratio):
+            theirs.judged.discard(name)
+        elif _is_number(steps):
+            theirs.put("optim.warmup_steps", int(ratio * steps), name)
+        else:
+            theirs.put("optim.warmup_ratio", ratio, name)
+    if str(theirs.given.get("optim.optimizer")).lower() == "adamw8bit":
+        theirs.put("optim.states", "8bit", "optim.optimizer")
+    style = theirs.given.get("optim.warmup_style")
+    if not megatron and style in ("constant", "cosine"):  # verl's own name of earlier releases
+        theirs.judged.add("optim.warmup_style")
+        theirs.put("optim.schedule", style, "optim.warmup_style")
+    floor, highest = theirs.given.get("optim.min_lr"), optim.get("lr")
+    if megatron and _is_number(floor) and _is_number(highest) and highest > 0:
+        theirs.judged.add("optim.min_lr")
+        theirs.put("optim.min_lr_ratio", floor / highest, "optim.min_lr")
+
+
+def _trackers(theirs: ForeignFile) -> None:
+    """Translate `trainer.logger`: what prints is of no concern here."""
+    asked = theirs.take("trainer.logger", [])
+    names = [str(one) for one in asked] if isinstance(asked, list) else [str(asked)]
+    trackers: list[dict[str, Any]] = [{"kind": name} for name in names if name in TRACKERS]
+    project = theirs.given.get("trainer.project_name")
+    for tracker in trackers:
+        named = {"wandb": "project", "trackio": "project", "mlflow": "experiment"}
+        if project is not None and (setting := named.get(tracker["kind"])):
+            theirs.judged.add("trainer.project_name")
+            tracker[setting] = str(project)
+    if trackers:
+        theirs.put("tracking", trackers, "trainer.logger")
+    if set(names) - {"console", "file", *TRACKERS}:
+        theirs.judged.discard("trainer.logger")
+
+
+def _adapter(theirs: ForeignFile) -> None:
+    name = "model.lora_adapter_path"
+    path = theirs.given.get(name)
+    if path is None or not theirs.values.get("lora"):
+        return
+    folder = Path(str(path)).expanduser()
+    if folder.exists():
+        theirs.judged.add(name)
+        theirs.put("train.from", str(folder), name)
+    else:
+        theirs.absent[name] = (f"{path} is no folder here", "train.from=FOLDER")
+
+
+def _limits(theirs: ForeignFile) -> None:
+    """Take over how many rows are read, where they are of one file."""
+    for name, split in (("train_max_samples", "train"), ("val_max_samples", "validation")):
+        most, sources = theirs.given.get(f"data.{name}"), theirs.values["data"].get(split)
+        if not isinstance(most, int):
+            continue
+        if most <= 0:
+            theirs.judged.add(f"data.{name}")
+        elif sources and len(sources) == 1:
+            theirs.judged.add(f"data.{name}")
+            sources[0]["limit"] = most
 
 
 def _profiler(theirs: ForeignFile) -> Iterator[Diagnostic]:
@@ -216,20 +287,22 @@ def _megatron(theirs: ForeignFile) -> Iterator[Diagnostic]:
         )
 
 
-def _model(theirs: ForeignFile) -> None:
-    """Return the family of a model's folder; None for a name on a hub, or another family."""
+def _model(theirs: ForeignFile, trusted: bool) -> None:
+    """Translate the model's path, with the family that it is of.
+
+    It stays theirs, where it is one of another family, or the name of one that is not here.
+    """
     path = theirs.values.get("model", {}).get("path")
     if path is None:
         return
-    folder = Path(str(path)).expanduser()
-    theirs.values["model"]["path"] = str(folder)
-    try:
-        kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
-    except (OSError, ValueError, AttributeError):
-        kind = None
-    if kind in get_args(Model.model_fields["family"].annotation):
-        theirs.put("model.family", kind, "model.path")
-    elif kind is not None or (not folder.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", str(path))):
+    look = look_at_model(path, trusted=trusted)
+    theirs.values["model"]["path"] = look.path
+    if look.family is not None:
+        theirs.put("model.family", look.family, "model.path")
+    on_hub = look.absent is not None and hub_name(str(path)) is not None
+    if on_hub and look.absent is not None:
+        theirs.absent["model.path"] = look.absent
+    if on_hub or (look.is_known and look.family is None):
         del theirs.names["model.path"]
         theirs.judged.discard("model.path")
 
@@ -261,11 +334,12 @@ def _lengths(theirs: ForeignFile) -> Iterator[Diagnostic]:
         theirs.judged.discard("data.truncation")
 
 
-def _micro_batches(theirs: ForeignFile) -> Iterator[Diagnostic]:
-    name = "data.micro_batch_size_per_gpu"
+def _micro_batches(theirs: ForeignFile, megatron: bool) -> Iterator[Diagnostic]:
+    name, budget = "data.micro_batch_size_per_gpu", "data.max_token_len_per_gpu"
     if not theirs.take("data.use_dynamic_bsz", True):
         theirs.put("data.micro_batch_size", theirs.take(name, 4), name)
-    elif name in theirs.given:
+        return
+    if name in theirs.given:
         yield theirs.find(
             "setting-without-reader",
             name,
@@ -273,6 +347,10 @@ def _micro_batches(theirs: ForeignFile) -> Iterator[Diagnostic]:
             " data.max_token_len_per_gpu in its place",
             "leave it out, or set data.use_dynamic_bsz=false",
         )
+    if megatron or not {"data.use_dynamic_bsz", budget} & theirs.given.keys():
+        return
+    theirs.put("data.packing", "token_budget", "data.use_dynamic_bsz")
+    theirs.put("data.micro_batch_tokens", theirs.take(budget, 8192), budget)
 
 
 def _unread(theirs: ForeignFile) -> Iterator[Diagnostic]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vtool.config.foreign.words import NO_COUNTERPART
+from vtool.config.foreign.word import NO_COUNTERPART
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,7 @@ RUN = (
     SameSetting("data.val_files", "data.validation", _rows),
     SameSetting("data.train_batch_size", "data.global_batch_size", default=256),
     SameSetting("data.max_length", "data.max_length", default=1024),
+    SameSetting("data.num_workers", "data.workers"),
     SameSetting("trainer.experiment_name", "run.name", default="test"),
     SameSetting("trainer.default_local_dir", "run.dir"),
     SameSetting("trainer.save_freq", "checkpoint.every_steps", _positive),
@@ -92,13 +93,19 @@ LORA = (
 FSDP = (
     SameSetting("engine.reshard_after_forward", "engine.reshard_after_forward"),
     SameSetting("engine.offload_policy", "engine.cpu_offload"),
-    SameSetting("optim.optimizer", "optim.name", _one_of(adamw="adamw")),
+    SameSetting("optim.optimizer", "optim.name", _one_of(adamw="adamw", adamw8bit="adamw")),
+    SameSetting("optim.min_lr_ratio", "optim.min_lr_ratio"),
     SameSetting(
         "optim.lr_scheduler_type",
         "optim.schedule",
         _one_of(constant="constant", cosine="cosine"),
         default="constant",
     ),
+)
+MEGATRON_LORA = (
+    SameSetting("model.lora.rank", "lora.rank"),
+    SameSetting("model.lora.alpha", "lora.alpha", default=32),
+    SameSetting("model.lora.dropout", "lora.dropout"),
 )
 MEGATRON = (
     SameSetting("engine.tensor_model_parallel_size", "engine.parallel.tensor"),
@@ -158,21 +165,26 @@ _GROUPS = (
     ),
     *("model.fused_kernel_options", "model.tiled_mlp", "model.mtp", "model.override_config"),
     *("engine.wrap_policy", "engine.override_mcore_model_config", "engine.mixed_precision"),
+    *("engine.qat", "engine.turbo_config", "engine.router_replay"),
 )
 _SINGLE = {
     "data": (
         "micro_batch_size_per_gpu max_token_len_per_gpu use_dynamic_bsz train_max_samples"
         " val_max_samples messages_key tools_key enable_thinking_key pad_mode truncation"
-        " ignore_input_ids_mismatch image_key video_key num_workers"
+        " ignore_input_ids_mismatch image_key video_key enable_thinking_default"
     ),
     "trainer": (
         "default_hdfs_dir project_name total_epochs total_training_steps logger resume_mode"
-        " resume_from_path profile_interval"
+        " resume_from_path profile_interval balance_batch"
     ),
     "model": (
         "hf_config_path tokenizer_path trust_remote_code custom_chat_template external_lib"
         " enable_activation_offload use_remove_padding lora_adapter_path use_liger"
-        " use_fused_kernels local_path"
+        " use_fused_kernels local_path lora.type lora.merge lora.target_modules"
+        " lora.exclude_modules lora.dropout_position lora.lora_A_init_method"
+        " lora.lora_B_init_method"
+        " lora.a2a_experimental lora.dtype lora.adapter_path lora.freeze_vision_model"
+        " lora.freeze_vision_projection lora.freeze_language_model"
     ),
     "engine": (
         "strategy param_offload grad_offload optimizer_offload expert_model_parallel_size"
@@ -182,16 +194,24 @@ _SINGLE = {
         " full_determinism ulysses_sequence_parallel_size entropy_from_logits_with_chunking"
         " use_torch_compile entropy_checkpointing use_dynamic_bsz max_token_len_per_gpu"
         " micro_batch_size_per_gpu infer_max_token_len_per_gpu infer_micro_batch_size_per_gpu"
-        " use_fused_kernels"
+        " use_fused_kernels entropy_from_logits_chunk_size use_no_sync_for_gradient_accumulation"
+        " pad_to_length pad_to_length_bucket dynamic_context_parallel max_seqlen_per_dp_cp_rank"
+        " dist_ckpt_optim_fully_reshardable distrib_optim_fully_reshardable_mem_efficient"
+        " pad_bshd_to_minibatch_max use_megatron_fsdp"
     ),
     "optim": (
-        "optimizer_impl lr_warmup_steps_ratio total_training_steps min_lr_ratio num_cycles"
+        "optimizer_impl lr_warmup_steps_ratio total_training_steps num_cycles"
         " warmup_style lr_warmup_init lr_decay_steps min_lr weight_decay_incr_style"
         " lr_wsd_decay_style lr_wsd_decay_steps use_checkpoint_opt_param_scheduler"
+        " zero_indexed_step use_precision_aware_optimizer main_grads_dtype exp_avg_dtype"
+        " exp_avg_sq_dtype use_layer_wise_distributed_optimizer muon_momentum muon_nesterov"
+        " muon_split_qkv muon_scale_mode muon_coefficient_type muon_num_ns_steps muon_tp_mode"
+        " muon_fp32_matmul_prec muon_extra_scale_factor muon_scalar_optimizer"
+        " muon_match_adamw_update_rms"
     ),
 }
 VERL_NAMES = frozenset(
-    {same.theirs for table in (RUN, LORA, FSDP, MEGATRON) for same in table}
+    {same.theirs for table in (RUN, LORA, FSDP, MEGATRON_LORA, MEGATRON) for same in table}
     | set(UNREAD)
     | {f"{group}.{name}" for group, names in _SINGLE.items() for name in names.split()}
 )

@@ -5,78 +5,32 @@ translates by them. Which trainer has which word is in `trainer_fields.json`, re
 dataclasses.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
 
+from vtool.config.foreign.more_words import AXOLOTL_WORDS, PEFT_WORDS, VERL_WORDS
 from vtool.config.foreign.trainers import TRAINERS
+from vtool.config.foreign.word import (
+    Word,
+    adamw_name,
+    as_it_is,
+    attention_name,
+    best_score,
+    family_name,
+    one_of_these,
+    positive_number,
+    schedule_name,
+    whole_steps,
+)
 from vtool.config.schema.tracking import TRACKERS
-
-NO_COUNTERPART = object()
-"""Stands in the place of a value that has no counterpart."""
-
-
-@dataclass(frozen=True, slots=True)
-class Word:
-    """A setting of other trainers."""
-
-    ours: str | None
-    """The setting that means the same here, or the nearest to it; None where there is none."""
-    how: str = ""
-    """A note of what is to be known of it, or why there is none."""
-    convert: Callable[[Any], Any] | None = None
-    """To our value: None where theirs says nothing, `NO_COUNTERPART` where we have none for it.
-
-    None in the place of the function where several settings together make one.
-    """
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-def _positive(value: Any) -> Any:
-    """Return a number of steps; 0 and below is off."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return NO_COUNTERPART
-    return value if value > 0 else None
-
-
-def _whole(value: Any) -> Any:
-    """Return steps as a whole number; a share of all steps is none."""
-    if not isinstance(value, int | float) or 0 < value < 1:
-        return NO_COUNTERPART
-    return int(value) if value > 0 else None
-
-
-def _schedule(value: Any) -> Any:
-    words = {
-        "cosine": "cosine",
-        "linear": "linear",
-        "constant": "constant",
-        "constant_with_warmup": "constant",
-        "warmup_stable_decay": "wsd",
-        "cosine_with_min_lr": "cosine",
-    }
-    return words.get(str(value), NO_COUNTERPART)
-
-
-NARROW_ADAMW = ("adamw_torch_8bit", "adamw_8bit", "adamw_bnb_8bit")
-"""Names of AdamW with states of 8 bit: torchao's, and twice bitsandbytes'."""
-
-
-def _adamw(value: Any) -> Any:
-    names = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw", *NARROW_ADAMW)
-    return "adamw" if str(value) in names else NO_COUNTERPART
-
 
 _SIZES = "data.global_batch_size counts the rows of a step, over all processes and micro-batches"
 _STEPS = "a number of optimizer steps; -1 there means: by epochs"
 _TRACK = f"a list of trackers: tracking=[{{kind: NAME}}], of {', '.join(TRACKERS)}"
-_HUB = "models and rows are read from folders on this machine; nothing is sent while it trains"
+_HUB = "a folder, or the name of a model on the hub: model.path=ORGANIZATION/NAME"
+_OFFLINE = "nothing is sent while it trains"
 _ADAPTER = "train.from=RUN begins a new run with the adapter of RUN"
 _ENGINE = "engine=fsdp2 shards weights, gradients and optimizer state with torch's own FSDP2"
-_QUANTIZED = "only the base of adapters can be in 4 bits: lora.base_dtype=nf4 (QLoRA)"
+_QUANTIZED = "lora.base_dtype=nf4 (QLoRA): the base of adapters in 4 bits, and nothing else"
 _LAST = "checkpoint.every_steps writes checkpoints; the newest and the best are kept"
 _FROZEN = "model.freeze says which parts are not trained: vision, projector, language"
 _TEMPLATE = "the chat template is the tokenizer's own, of model.path"
@@ -86,6 +40,9 @@ _SHUFFLED = "rows are in another order in each epoch, by run.seed"
 _LOGGED = "a tracker's own variables say it: WANDB_PROJECT, or tracking=[{kind: wandb, project: …}]"
 _LAYOUT = "found from the rows: {format: auto, path: …}; docs/data.md has the layouts"
 _COMPILED = "the model is not compiled"
+_ROWS = "a list: data.train=[{format: messages, path: rows.jsonl}]"
+_PACKED = "data.packing=token_budget with data.micro_batch_tokens"
+_HELD_BACK = "the share of rows held back, by what is in them"
 
 WORDS: Mapping[str, Word] = {
     # rows of a step
@@ -96,9 +53,9 @@ WORDS: Mapping[str, Word] = {
         "data.global_batch_size",
         _SIZES + "; micro-batches follow from data.micro_batch_size",
     ),
-    "per_device_eval_batch_size": Word("evaluation.batch_size", convert=_positive),
+    "per_device_eval_batch_size": Word("evaluation.batch_size", convert=positive_number),
     "auto_find_batch_size": Word("data.micro_batch_size", "data.micro_batch_size=auto"),
-    "dataloader_num_workers": Word("data.workers", convert=lambda value: value),
+    "dataloader_num_workers": Word("data.workers", convert=as_it_is),
     "dataloader_drop_last": Word(
         None, "no row is left out: the last step of an epoch may have fewer"
     ),
@@ -112,38 +69,42 @@ WORDS: Mapping[str, Word] = {
     ),
     "group_by_length": Word("data.packing", "data.packing=token_budget puts rows into one"),
     # length
-    "num_train_epochs": Word("train.epochs", "", _positive),
-    "max_steps": Word("train.steps", _STEPS, _positive),
+    "num_train_epochs": Word("train.epochs", "", positive_number),
+    "max_steps": Word("train.steps", _STEPS, positive_number),
     "logging_steps": Word(None, "metrics.jsonl has a line for every step"),
     "logging_first_step": Word(None, "metrics.jsonl has a line for every step"),
     "logging_strategy": Word(None, "metrics.jsonl has a line for every step"),
     # optimizer
-    "learning_rate": Word("optim.lr", "", _same),
+    "learning_rate": Word("optim.lr", "", as_it_is),
     "weight_decay": Word(
-        "optim.weight_decay", "of tensors with two or more dimensions only", _same
+        "optim.weight_decay", "of tensors with two or more dimensions only", as_it_is
     ),
     "adam_beta1": Word("optim.betas", "a list of two: optim.betas=[0.9,0.95]"),
     "adam_beta2": Word("optim.betas", "a list of two: optim.betas=[0.9,0.95]"),
-    "adam_epsilon": Word("optim.eps", "", _same),
-    "max_grad_norm": Word("optim.clip_norm", "null is off", _positive),
+    "adam_epsilon": Word("optim.eps", "", as_it_is),
+    "max_grad_norm": Word("optim.clip_norm", "null is off; there 0 is"),
     "optim": Word(
         "optim.name",
         "AdamW, in torch's fused form; adamw_torch_8bit and adamw_8bit: optim.states=8bit as well",
-        _adamw,
+        adamw_name,
     ),
     "lr_scheduler_type": Word(
-        "optim.schedule", "cosine, linear, wsd or constant, each with a warm-up", _schedule
+        "optim.schedule", "cosine, linear, wsd or constant, each with a warm-up", schedule_name
     ),
     "lr_scheduler_kwargs": Word("optim.min_lr_ratio", "the floor, as a part of optim.lr"),
-    "warmup_ratio": Word("optim.warmup_ratio", "", _same),
+    "warmup_ratio": Word("optim.warmup_ratio", "", as_it_is),
     "warmup_steps": Word(
-        "optim.warmup_steps", "below 1 it is a share there: optim.warmup_ratio", _whole
+        "optim.warmup_steps", "below 1 it is a share there: optim.warmup_ratio", whole_steps
     ),
-    "vit_lr": Word("optim.groups.vision.lr", "", _same),
-    "aligner_lr": Word("optim.groups.projector.lr", "", _same),
+    "vit_lr": Word("optim.groups.vision.lr", "", as_it_is),
+    "aligner_lr": Word("optim.groups.projector.lr", "", as_it_is),
     "loraplus_lr_ratio": Word(None, "A and B have one rate; optim.groups gives parts their own"),
     "lorap_lr_ratio": Word(None, "A and B have one rate; optim.groups gives parts their own"),
     "use_galore": Word("optim.name", "AdamW is the one that there is"),
+    "use_apollo": Word("optim.name", "AdamW is the one that there is"),
+    "use_badam": Word("optim.name", "AdamW is the one that there is"),
+    "use_muon": Word("optim.name", "AdamW is the one that there is"),
+    "use_adam_mini": Word("optim.name", "AdamW is the one that there is"),
     "optimizer": Word("optim.name", "AdamW is the one that there is"),
     "tf32": Word(None, "torch's own default is kept; model.dtype=bfloat16 is the fast one"),
     "torch_compile": Word(None, _COMPILED),
@@ -153,10 +114,10 @@ WORDS: Mapping[str, Word] = {
     "enable_liger_kernel": Word(None, "the loss is computed by torch, and proved by vtool verify"),
     "use_unsloth": Word(None, "no kernels of other packages are used"),
     # model
-    "model": Word("model.path", _HUB, _same),
-    "model_name_or_path": Word("model.path", _HUB, _same),
-    "model_type": Word("model.family", "found from model.path there"),
-    "model_revision": Word("model.revision", "", _same),
+    "model": Word("model.path", _HUB, as_it_is),
+    "model_name_or_path": Word("model.path", _HUB, as_it_is),
+    "model_type": Word("model.family", "found from model.path there", family_name),
+    "model_revision": Word("model.revision", "", as_it_is),
     "template": Word(None, _TEMPLATE),
     "system": Word(None, _SYSTEM),
     "default_system": Word(None, _SYSTEM),
@@ -170,9 +131,9 @@ WORDS: Mapping[str, Word] = {
     "bf16": Word("model.dtype", "model.dtype=bfloat16 computes in it; weights stay in float32"),
     "fp16": Word("model.dtype", "float16 needs a scaled loss: take bfloat16"),
     "pure_bf16": Word("model.dtype", "model.dtype=bfloat16; weights stay in float32"),
-    "attn_impl": Word("model.attention", _ATTENTION),
-    "attn_implementation": Word("model.attention", _ATTENTION),
-    "flash_attn": Word("model.attention", _ATTENTION),
+    "attn_impl": Word("model.attention", _ATTENTION, attention_name),
+    "attn_implementation": Word("model.attention", _ATTENTION, attention_name),
+    "flash_attn": Word("model.attention", _ATTENTION, attention_name),
     "gradient_checkpointing": Word("model.gradient_checkpointing", "", bool),
     "disable_gradient_checkpointing": Word("model.gradient_checkpointing", "the opposite"),
     "gradient_checkpointing_kwargs": Word(
@@ -190,20 +151,22 @@ WORDS: Mapping[str, Word] = {
     "freeze_vision_tower": Word("model.freeze.vision", _FROZEN, bool),
     "freeze_multi_modal_projector": Word("model.freeze.projector", _FROZEN, bool),
     "freeze_language_model": Word("model.freeze.language", _FROZEN, bool),
-    "load_in_4bit": Word(None, _QUANTIZED),
-    "load_in_8bit": Word(None, _QUANTIZED),
-    "quantization_bit": Word(None, _QUANTIZED),
-    "quant_bits": Word(None, _QUANTIZED),
-    "quant_method": Word(None, _QUANTIZED),
+    "load_in_4bit": Word("lora.base_dtype", _QUANTIZED),
+    "quantization_type": Word("lora.base_dtype", _QUANTIZED),
+    "bnb_4bit_quant_type": Word("lora.base_dtype", _QUANTIZED),
+    "load_in_8bit": Word(None, "the base of adapters is in 4 bits, lora.base_dtype=nf4, or whole"),
+    "quantization_bit": Word("lora.base_dtype", _QUANTIZED),
+    "quant_bits": Word("lora.base_dtype", _QUANTIZED),
+    "quant_method": Word("lora.base_dtype", _QUANTIZED),
     # adapters
     "use_peft": Word("lora", "a group: lora={rank: 16} trains adapters, lora=null the weights"),
     "finetuning_type": Word("lora", "a group: lora={rank: 16}; lora=null is `full`"),
     "tuner_type": Word("lora", "a group: lora={rank: 16}; lora=null is `full`"),
     "train_type": Word("lora", "a group: lora={rank: 16}; lora=null is `full`"),
-    "lora_r": Word("lora.rank", "", _same),
-    "lora_rank": Word("lora.rank", "", _same),
-    "lora_alpha": Word("lora.alpha", "twice the rank unless it is given", _same),
-    "lora_dropout": Word("lora.dropout", "", _same),
+    "lora_r": Word("lora.rank", "", as_it_is),
+    "lora_rank": Word("lora.rank", "", as_it_is),
+    "lora_alpha": Word("lora.alpha", "twice the rank unless it is given", as_it_is),
+    "lora_dropout": Word("lora.dropout", "", as_it_is),
     "use_dora": Word("lora.dora", "", bool),
     "use_rslora": Word("lora.rslora", "", bool),
     "lora_target": Word("lora.targets", "ends of names; null is all linear layers"),
@@ -217,15 +180,13 @@ WORDS: Mapping[str, Word] = {
     "adapter_name_or_path": Word("train.from", _ADAPTER),
     "adapters": Word("train.from", _ADAPTER),
     # rows
-    "dataset": Word("data.train", "a list: data.train=[{format: messages, path: rows.jsonl}]"),
-    "dataset_name": Word("data.train", "a list: data.train=[{format: messages, path: rows.jsonl}]"),
+    "dataset": Word("data.train", _ROWS),
+    "dataset_name": Word("data.train", _ROWS),
     "dataset_dir": Word("data.train", "format llama_factory: the path is dataset_info.json"),
     "val_dataset": Word("data.validation", "a list, as data.train is"),
     "eval_dataset": Word("data.validation", "a list, as data.train is"),
-    "val_size": Word("data.split.validation", "the share of rows held back, by what is in them"),
-    "split_dataset_ratio": Word(
-        "data.split.validation", "the share of rows held back, by what is in them"
-    ),
+    "val_size": Word("data.split.validation", _HELD_BACK),
+    "split_dataset_ratio": Word("data.split.validation", _HELD_BACK),
     "dataset_train_split": Word("data.train", "a list of rows' files"),
     "dataset_test_split": Word("data.validation", "a list, as data.train is"),
     "dataset_config": Word("data.train", "a list of rows' files"),
@@ -240,26 +201,26 @@ WORDS: Mapping[str, Word] = {
     "max_samples": Word("data.train", "limit of a source: {format: …, path: …, limit: 1000}"),
     "interleave_probs": Word("data.train", "weight of each source"),
     "cutoff_len": Word(
-        "data.max_length", "longer rows are errors unless data.on_overlong says otherwise", _same
+        "data.max_length", "longer rows are errors unless data.on_overlong says otherwise", as_it_is
     ),
     "max_length": Word(
-        "data.max_length", "longer rows are errors unless data.on_overlong says otherwise", _same
+        "data.max_length", "longer rows are errors unless data.on_overlong says otherwise", as_it_is
     ),
     "max_seq_length": Word(
-        "data.max_length", "longer rows are errors unless data.on_overlong says otherwise", _same
+        "data.max_length", "longer rows are errors unless data.on_overlong says otherwise", as_it_is
     ),
     "truncation_strategy": Word("data.on_overlong", "error, drop or truncate"),
     "truncation_mode": Word("data.on_overlong", "error, drop or truncate"),
-    "packing": Word("data.packing", "data.packing=token_budget with data.micro_batch_tokens"),
-    "neat_packing": Word("data.packing", "data.packing=token_budget with data.micro_batch_tokens"),
-    "padding_free": Word("data.packing", "data.packing=token_budget with data.micro_batch_tokens"),
-    "image_max_pixels": Word("data.image.max_pixels", "", _same),
-    "image_min_pixels": Word("data.image.min_pixels", "", _same),
-    "max_pixels": Word("data.image.max_pixels", "", _same),
-    "video_min_pixels": Word("data.video.min_pixels", "", _same),
-    "video_maxlen": Word("data.video.max_frames", "", _same),
-    "video_max_pixels": Word("data.video.max_pixels", "", _same),
-    "video_fps": Word("data.video.fps", "", _same),
+    "packing": Word("data.packing", _PACKED),
+    "neat_packing": Word("data.packing", _PACKED),
+    "padding_free": Word("data.packing", _PACKED),
+    "image_max_pixels": Word("data.image.max_pixels", "", as_it_is),
+    "image_min_pixels": Word("data.image.min_pixels", "", as_it_is),
+    "max_pixels": Word("data.image.max_pixels", "", as_it_is),
+    "video_min_pixels": Word("data.video.min_pixels", "", as_it_is),
+    "video_maxlen": Word("data.video.max_frames", "", as_it_is),
+    "video_max_pixels": Word("data.video.max_pixels", "", as_it_is),
+    "video_fps": Word("data.video.fps", "", as_it_is),
     "assistant_only_loss": Word(None, "answers alone are learnt; weight: 0 leaves one out"),
     "completion_only_loss": Word(None, "answers alone are learnt; weight: 0 leaves one out"),
     "train_on_prompt": Word(None, "answers alone are learnt"),
@@ -268,19 +229,25 @@ WORDS: Mapping[str, Word] = {
     "streaming": Word(None, "rows are read as they are needed; all are audited before a step"),
     "preprocessing_num_workers": Word("data.workers", "rows are encoded while the model trains"),
     "dataset_num_proc": Word("data.workers", "rows are encoded while the model trains"),
-    "load_from_cache_file": Word("data.audit_cache", "--fresh audits every row again"),
-    "lazy_tokenize": Word(None, "rows are encoded as they are needed"),
-    "packing_strategy": Word(
-        "data.packing", "data.packing=token_budget with data.micro_batch_tokens"
+    "load_from_cache_file": Word(
+        "data.audit_cache",
+        "--fresh audits every row again",
+        one_of_these({"true": "use", "false": None}),
     ),
-    "overwrite_cache": Word("data.audit_cache", "--fresh audits every row again"),
+    "lazy_tokenize": Word(None, "rows are encoded as they are needed"),
+    "packing_strategy": Word("data.packing", _PACKED),
+    "overwrite_cache": Word(
+        "data.audit_cache",
+        "--fresh audits every row again",
+        one_of_these({"true": "renew", "false": None}),
+    ),
     "remove_unused_columns": Word(
         None, "keys of a row that are not known are refused, not removed"
     ),
     # run
-    "output_dir": Word("run.dir", "", _same),
-    "run_name": Word("run.name", "", _same),
-    "seed": Word("run.seed", "", _same),
+    "output_dir": Word("run.dir", "", as_it_is),
+    "run_name": Word("run.name", "", as_it_is),
+    "seed": Word("run.seed", "", as_it_is),
     "data_seed": Word("run.seed", "one seed for weights, dropout and the order of rows"),
     "report_to": Word("tracking", _TRACK),
     "project": Word("tracking", _LOGGED),
@@ -290,22 +257,36 @@ WORDS: Mapping[str, Word] = {
         "checkpoint.resume", "a run that is there is resumed; nothing is overwritten"
     ),
     "resume_from_checkpoint": Word("checkpoint.resume", "auto resumes in the run's own folder"),
-    "save_steps": Word("checkpoint.every_steps", "", _positive),
+    "save_steps": Word("checkpoint.every_steps", "", positive_number),
     "save_strategy": Word("checkpoint.every_steps", _LAST),
-    "save_total_limit": Word("checkpoint.keep_last", "", _positive),
+    "save_total_limit": Word("checkpoint.keep_last", "", positive_number),
     "save_only_model": Word(None, "a checkpoint has everything; the export has the weights alone"),
     "save_safetensors": Word(None, "all weights are safetensors"),
-    "eval_steps": Word("evaluation.every_steps", "", _whole),
+    "eval_steps": Word("evaluation.every_steps", "", whole_steps),
     "eval_strategy": Word("evaluation.every_steps", "by steps; null is off"),
     "evaluation_strategy": Word("evaluation.every_steps", "by steps; null is off"),
     "load_best_model_at_end": Word(
         "checkpoint.keep_best", "checkpoint.keep_best.metric=validation_nll exports the best"
     ),
-    "metric_for_best_model": Word("checkpoint.keep_best.metric", "validation_nll and others"),
-    "greater_is_better": Word("checkpoint.keep_best.mode", "min or max"),
-    "early_stopping_steps": Word("evaluation.early_stopping.patience"),
-    "early_stop_interval": Word("evaluation.early_stopping.patience"),
-    "max_new_tokens": Word("evaluation.generate.max_new_tokens", "", _same),
+    "metric_for_best_model": Word(
+        "checkpoint.keep_best.metric", "validation_nll and others", best_score
+    ),
+    "greater_is_better": Word(
+        "checkpoint.keep_best.mode",
+        "min or max",
+        one_of_these({"true": "max", "false": "min"}),
+    ),
+    "early_stopping_steps": Word(
+        "evaluation.early_stopping.patience",
+        "evaluations without a better score; evaluation.early_stopping.metric says which score",
+        positive_number,
+    ),
+    "early_stop_interval": Word(
+        "evaluation.early_stopping.patience",
+        "evaluations without a better score; evaluation.early_stopping.metric says which score",
+        positive_number,
+    ),
+    "max_new_tokens": Word("evaluation.generate.max_new_tokens", "", as_it_is),
     "predict_with_generate": Word(
         "evaluation.generate.max_new_tokens", "answers are generated at each evaluation"
     ),
@@ -317,14 +298,28 @@ WORDS: Mapping[str, Word] = {
     "ddp_find_unused_parameters": Word(
         None, "parameters without a gradient in a step are left out of the reduction by itself"
     ),
-    "push_to_hub": Word(None, "nothing is sent while it trains"),
-    "hub_model_id": Word(None, "nothing is sent while it trains"),
-    "use_hf": Word(None, _HUB),
+    "push_to_hub": Word(None, _OFFLINE),
+    "hub_model_id": Word(None, _OFFLINE),
+    "use_hf": Word(None, _OFFLINE),
     "plot_loss": Word(None, "vtool report RUN draws it"),
     "include_num_input_tokens_seen": Word(None, "metrics.jsonl has tokens of every step"),
     "do_train": Word(None, "vtool train sft always trains"),
     "do_eval": Word("evaluation.every_steps", "validation rows are scored where there are any"),
     "stage": Word("kind", "sft is the one that there is"),
+    # of TRL, LLaMA-Factory or ms-swift, and less common
+    "datasets": Word("data.train", _ROWS),
+    "test_split_size": Word("data.split.validation", _HELD_BACK),
+    "stopping_strategy": Word(
+        "data.train", "weight of each source: the one that is used up first ends the epoch"
+    ),
+    "packing_length": Word("data.micro_batch_tokens", _PACKED),
+    "use_cpu": Word("device.kind", "auto, cpu, cuda or npu", one_of_these({"true": "cpu"})),
+    "ddp_bucket_cap_mb": Word("engine.bucket_cap_mb", "of engine=ddp", as_it_is),
+    "enable_torch_profiler": Word("profiler", "profiler={tool: torch, profile_interval: [5, 7]}"),
+    "loss_type": Word(None, "the loss is the NLL of the supervised tokens"),
+    **PEFT_WORDS,
+    **VERL_WORDS,
+    **AXOLOTL_WORDS,
 }
 
 

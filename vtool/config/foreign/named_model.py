@@ -1,0 +1,84 @@
+"""The model that another trainer's recipe names: a folder, or a name of a hub; and its family."""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from vtool.config.schema import Model
+from vtool.diagnostics import Findings
+from vtool.hub.cache import find_cached_model
+from vtool.hub.names import hub_name
+
+_FAMILIES = (
+    (r"qwen2\.5-?vl", "qwen2_5_vl"),
+    (r"qwen2-?vl", "qwen2_vl"),
+    (r"qwen3-?vl\b.*-a\d+b", "qwen3_vl_moe"),
+    (r"qwen3-?vl", "qwen3_vl"),
+    (r"qwen3\.5(?!.*-a\d+b)", "qwen3_5"),
+    (r"glm-4\.1v", "glm4v"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedModel:
+    """A model, as far as this machine knows it."""
+
+    path: str
+    """The folder, or the name of a model in the hub's cache, as `model.path` takes it."""
+    family: str | None = None
+    """The family here, by its config.json or else by its name; None for another model."""
+    is_known: bool = False
+    """True where its config.json was read."""
+    absent: tuple[str, str] | None = None
+    """The reason that it was not read, and what to do."""
+
+
+def look_at_model(named: Any, revision: Any = None, *, trusted: bool = True) -> NamedModel:
+    """Look at the folder of a model, or at the cache of the hub; nothing is downloaded.
+
+    Args:
+        named: a folder, or a name of a hub.
+        revision: a branch, a tag or a commit of the hub's model.
+        trusted: False for the recipe of a stranger, whose names are not looked up.
+    """
+    text = str(named)
+    folder = Path(text).expanduser()
+    kind = _kind(folder)
+    on_hub = None if kind else hub_name(text, revision if isinstance(revision, str) else None)
+    if kind is not None:
+        return NamedModel(str(folder), _family(kind), is_known=True)
+    if on_hub is None:
+        why = "has no config.json that can be read" if folder.exists() else "is not there"
+        return NamedModel(
+            str(folder), _guessed(text), absent=(f"{text} {why}", "model.path=FOLDER")
+        )
+    help = f"{on_hub.download}; or give its folder: model.path=FOLDER"
+    if not trusted:
+        why = f"{on_hub} is no folder here, and the cache of the hub was not looked at"
+        return NamedModel(text, _guessed(text), absent=(why, help))
+    try:
+        kind = _kind(find_cached_model(on_hub).folder)
+    except Findings as findings:
+        why = findings.diagnostics[0].message
+        return NamedModel(text, _guessed(text), absent=(why, help))
+    return NamedModel(text, _family(kind), is_known=True)
+
+
+def _kind(folder: Path) -> str | None:
+    try:
+        kind = json.loads((folder / "config.json").read_text("utf-8")).get("model_type")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None
+    return str(kind) if kind else None
+
+
+def _family(kind: str | None) -> str | None:
+    return kind if kind in get_args(Model.model_fields["family"].annotation) else None
+
+
+def _guessed(name: str) -> str | None:
+    """Return the family that a name such as `Qwen2.5-VL-3B-Instruct` says."""
+    last = name.rstrip("/").rpartition("/")[2].lower()
+    return next((family for known, family in _FAMILIES if re.search(known, last)), None)
