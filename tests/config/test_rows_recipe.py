@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from vtool.config.load import examine, load_run
 from vtool.config.schema.formats.auto import AutoSource
@@ -207,3 +208,57 @@ def test_a_rate_for_random_weights_is_not_left_with_a_trained_model(
 ) -> None:
     given = [f"data.train={rows('good.json')}", model("mine", "qwen2_5_vl"), *given]
     assert [one.rule for one in examine("rows", given).findings] == found
+
+
+LLAMA_FACTORY = """
+model_name_or_path: Qwen/Qwen2.5-VL-7B-Instruct
+stage: sft
+do_train: true
+finetuning_type: lora
+lora_traget: all
+dataset: mllm_demo
+template: qwen2_vl
+cutoff_len: 2048
+output_dir: saves/lora
+"""
+VERL = """
+data: {train_files: train.parquet, train_batch_size: 32, max_length: 1024}
+model: {partial_pretrain: Qwen/Qwen2.5-VL-3B-Instruct}
+optim: {lr: 1.0e-5}
+trainer: {total_epochs: 3}
+"""
+AXOLOTL = """
+base_model: HuggingFaceTB/SmolVLM-500M-Instruct
+datasets: [{path: llava-instruct, type: chat_template}]
+adapter: lora
+sequence_len: 8192
+micro_batch_size: 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "title", "help"),
+    [
+        ("lf.yaml", LLAMA_FACTORY, "LLaMA-Factory", "validate-config --from llamafactory lf.yaml"),
+        ("verl.yaml", VERL, "verl", "validate-config --from verl verl.yaml checks it; with"),
+        ("axo.yml", AXOLOTL, "axolotl", "vtool watch -- axolotl train axo.yml"),
+    ],
+)
+def test_a_recipe_of_another_trainer_is_named_once_a_typo_in_it_too(
+    name: str, text: str, title: str, help: str
+) -> None:
+    Path(name).write_text(text)
+    finding, fatal = refused(name, "train.steps=3")
+    assert (finding.rule, fatal) == ("recipe-of-another-trainer", True)
+    assert finding.message == f"`{name}` is a recipe of {title}, and not of vtool"
+    assert help in str(finding.help)
+
+
+def test_a_recipe_of_another_trainer_in_json_is_taken_for_no_row() -> None:
+    Path("lf.json").write_text(json.dumps(yaml.safe_load(LLAMA_FACTORY)))
+    assert refused("lf.json")[0].rule == "recipe-of-another-trainer"
+
+
+def test_a_recipe_that_has_a_few_words_of_another_trainer_is_still_one_of_ours() -> None:
+    Path("mine.yaml").write_text("defaults: [digits, _self_]\nlearning_rate: 1\nlora_rank: 8\n")
+    assert {one.rule for one in examine("mine.yaml").findings} == {"unknown-key"}

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from vtool.config.alternatives import unset_overridden
+from vtool.config.foreign.refuse import refuse_foreign
 from vtool.config.limits import MOST_FINDINGS
 from vtool.config.origins import COMMAND_LINE, Key, Layer, Origins, layered
 from vtool.config.overrides import choose_groups, parse_overrides
@@ -23,7 +24,13 @@ from vtool.config.recipe_paths import resolve_recipe_paths
 from vtool.config.recipe_source import Composer, LeavesFolder, RecipeSource
 from vtool.config.references import is_masked, resolve_references, unmasked
 from vtool.config.resources import RecipeFile, find_recipe, group_names, refuse_link
-from vtool.config.rows_recipe import more_rows, names_rows, recipe_of_rows, spell_out_rows
+from vtool.config.rows_recipe import (
+    more_rows,
+    names_rows,
+    recipe_of_rows,
+    small_json,
+    spell_out_rows,
+)
 from vtool.config.schema import Run
 from vtool.config.shipped import recipe_names, shipped_folder
 from vtool.config.yaml_positions import YamlFile, read_yaml
@@ -61,11 +68,13 @@ def compose_recipe(recipe: str, overrides: Sequence[str], *, trusted: bool = Tru
         raise Findings(more, fatal=True)
     rows = recipe_of_rows(recipe, overrides) if names_rows(recipe) else None
     if rows:
+        refuse_foreign(recipe, small_json(recipe))
         recipe, overrides = rows.recipe, rows.overrides
     file = find_recipe(recipe)
     if not trusted:
         refuse_link(file.path)
-    read_yaml(file.path)  # before the overrides, which may refer to what is wrong with it
+    # before the overrides, which may refer to what is wrong with it
+    refuse_foreign(recipe, read_yaml(file.path).text)
     given = parse_overrides(overrides)
     with _hydra_as_of("1.3"):
         composer = Composer(file.path, trusted=trusted)

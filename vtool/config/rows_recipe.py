@@ -16,6 +16,7 @@ from vtool.diagnostics import Diagnostic
 ROWS_RECIPE, FINETUNE_RECIPE = "rows", "finetune"
 """The recipes of rows: with a tiny model, whose tokenizer is trained on them; with `model.path`."""
 _SPLITS = ("train", "validation", "test")
+_LARGEST_RECIPE = 1 << 16
 _OF_OTHER_FOLDERS = ("config.json", "config.yaml")
 
 
@@ -50,6 +51,14 @@ def recipe_of_rows(file: str, overrides: Sequence[str]) -> RowsRecipe:
     recipe = FINETUNE_RECIPE if with_model and not null else ROWS_RECIPE
     source = f"data.train=[{{format:auto,path:{quoted(file)}}}]"
     return RowsRecipe(recipe, (source, *overrides), Path(os.path.abspath(file)).stem or recipe)
+
+
+def small_json(file: str) -> str:
+    """Return the text of a small JSON file, which may be a recipe of LLaMA-Factory; else nothing."""
+    with suppress(OSError, ValueError):
+        if file.endswith(".json") and os.path.getsize(file) <= _LARGEST_RECIPE:
+            return Path(file).read_text(encoding="utf-8")
+    return ""
 
 
 def of_subject(finding: Diagnostic) -> Diagnostic:

@@ -53,6 +53,15 @@ _CANNOT_READ = (
         fix="Give a YAML file in UTF-8 that you may read.",
     ),
     Rule(
+        name="recipe-of-another-trainer",
+        code="VT009",
+        summary="A recipe is one of LLaMA-Factory, ms-swift, TRL, verl or axolotl.",
+        why="Each of its settings would be unknown, and a finding for each says less than this.",
+        bad="vtool validate-config ./lora_sft.yaml, which begins with `stage: sft`",
+        good="vtool validate-config --from llamafactory ./lora_sft.yaml",
+        fix="Read it with --from, or let --convert print it as a recipe of vtool.",
+    ),
+    Rule(
         name="unknown-group-choice",
         code="VT005",
         summary="A group of settings has no file of this name in configs/.",

@@ -1,0 +1,43 @@
+"""A recipe of another trainer in the place of one of vtool's: it is named, and what reads it."""
+
+import shlex
+from collections.abc import Mapping
+
+import yaml
+
+from vtool.config.foreign.trainers import TRAINERS
+from vtool.config.foreign.whose import trainer_of
+from vtool.diagnostics import Diagnostic, Findings, Origin
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+NOT_READ = frozenset({"axolotl"})
+"""Trainers whose recipes are recognized, and not read."""
+
+
+def refuse_foreign(recipe: str, text: str) -> None:
+    """Refuse the recipe of another trainer, in the place of a finding for each of its settings.
+
+    Args:
+        text: what is in the file, as YAML.
+
+    Raises:
+        Findings: `recipe-of-another-trainer`, fatal.
+    """
+    try:
+        values = yaml.load(text, _LOADER)
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError):  # for others to say
+        return
+    name = trainer_of(values) if isinstance(values, Mapping) else None
+    if name is None:
+        return
+    given, title = shlex.quote(recipe), TRAINERS[name].title if name in TRAINERS else name
+    if name in NOT_READ:
+        help = f"docs/coming-from.md has the words of both; vtool watch -- {name} train {given}"
+        help += " shows what it really teaches"
+    else:
+        help = f"vtool validate-config --from {name} {given} checks it; with --convert, it prints"
+        help += " it as a recipe of vtool"
+    message = f"`{recipe}` is a recipe of {title}, and not of vtool"
+    raise Findings(
+        Diagnostic("recipe-of-another-trainer", message, help, origin=Origin(recipe)), fatal=True
+    )
