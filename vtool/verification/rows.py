@@ -13,6 +13,7 @@ from vtool.data.chat import IGNORED
 from vtool.data.ledgers import SplitAudit, build_ledgers, with_held_back
 from vtool.data.loader import EncodedRows
 from vtool.data.near import FEWEST_WORDS, NearDuplicates, find_near, near_duplicate_findings
+from vtool.data.row import short_names
 from vtool.data.row_audits import RowAudits
 from vtool.data.sources import Rows, open_splits
 from vtool.devices import own_cores
@@ -156,7 +157,7 @@ def _find_rows(rows: Rows, row_names: Sequence[str]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for index in range(len(rows) if row_names else 0):
         name = rows.name(index)
-        for matching in {name, name.rpartition(":")[2]} & set(row_names):
+        for matching in short_names(name) & set(row_names):
             found.setdefault(matching, []).append(index)
     return found
 
