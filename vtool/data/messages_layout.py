@@ -236,7 +236,9 @@ def _message(message: Any, number: int, place: Place, malformed: Malformed) -> d
     elif content is None and len(message) > 2:
         parts = content
     elif content is None and role == "assistant":
-        raise malformed(f'{where}, the assistant\'s, has no answer: "content" is null', NO_ANSWER)
+        raise malformed(
+            f'{where}, the assistant\'s, has no answer: "content" is null or not there', NO_ANSWER
+        )
     else:
         what = f'"content" of {where} must be text or a list of parts; here it is'
         raise malformed(f"{what} {shown_value(content)}")

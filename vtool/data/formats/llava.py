@@ -54,7 +54,7 @@ class Llava(ChatReader):
         if not isinstance(turns, list) or not turns:
             help = "write format: messages" if "messages" in record else _EXAMPLE
             seen = f"; here it is {shown_value(turns)}" if turns is not None else ""
-        raise malformed(f'there is no list "conversations" with a turn{seen}', help)
+            raise malformed(f'there is no list "conversations" with a turn{seen}', help)
         if "messages" in record:
             raise malformed('the row has both "conversations" and "messages"')
         made = {
