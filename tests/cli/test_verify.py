@@ -199,11 +199,31 @@ def test_a_row_is_not_shown_where_rows_are_not_audited(left_out: tuple[str, ...]
     assert f"which {left_out[0]} leaves out" in finding["message"]
 
 
-def test_a_row_that_is_not_there_exits_2() -> None:
-    write_rows(Path("rows.jsonl"), [GOOD])
-    code, _, err = run("rows.jsonl", "--row", "9")
-    assert code == 2
-    assert "there is no row 9" in err
+def test_a_row_that_is_not_there_is_found_next_to_the_audit() -> None:
+    write_rows(Path("rows.jsonl"), [GOOD, TWO, "{"])
+    code, out, err = run("rows.jsonl", "--row", "17", "--row", "2")
+    assert (code, err.count("error")) == (1, 0)
+    assert "data.train: 3 rows = 2 usable + 1 not" in out
+    assert "error[broken-row VT601]: rows.jsonl:3 is not JSON" in out
+    assert (
+        "error[unknown-row VT620]: there is no row 17\n"
+        "  help: rows are named rows.jsonl:1 to rows.jsonl:3\n" in out
+    )
+    assert result_of([GOOD], "--row", "17")["checks"]["unknown-row"] == "failed"
+    assert "unknown-row" not in result_of([GOOD], "--row", "1")["checks"]
+
+
+@pytest.mark.parametrize("asked", ["2", "rows.json row 2"])
+def test_a_row_of_an_array_is_shown_by_its_number_and_by_the_name_that_is_printed(
+    asked: str,
+) -> None:
+    Path("rows.json").write_text(json.dumps([GOOD, {"messages": 7}]))
+    code, out, _ = run("rows.json", "--row", asked)
+    assert code == 1
+    assert "rows.json:2" not in out
+    assert "\n    rows.json row 2       -  none: rows.json row 2: " in out
+    assert "rows.json row 2: \"messages\" must be a list with at least one message; here it is 7" in out
+    assert "  --> rows.json\n" in out, "the file has one line: no line is this row's alone"
 
 
 def test_a_long_answer_is_shortened_in_the_table_and_whole_in_json() -> None:

@@ -38,7 +38,7 @@ def verify(
     ] = None,
     row: Annotated[
         list[str] | None,
-        typer.Option(help="Also show this row, by its line number or its name; may be repeated."),
+        typer.Option(help="Also show this row, by its number or its name; may be repeated."),
     ] = None,
     only: Annotated[
         list[str] | None,

@@ -1,6 +1,7 @@
 """The files of recipes: shipped ones, in a package or next to it in a checkout, or the user's."""
 
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,14 +51,7 @@ def find_recipe(recipe: str) -> RecipeFile:
             fatal=True,
         ) from error
     if there and recipe:
-        raise Findings(
-            Diagnostic(
-                "unreadable-file",
-                f"`{recipe}` is not a file",
-                help="give a YAML file, or the name of a recipe",
-            ),
-            fatal=True,
-        )
+        raise Findings(_no_file(recipe, path), fatal=True)
     raise Findings(
         Diagnostic(
             "unknown-recipe",
@@ -66,6 +60,27 @@ def find_recipe(recipe: str) -> RecipeFile:
         ),
         fatal=True,
     )
+
+
+def _no_file(recipe: str, path: Path) -> Diagnostic:
+    """Return the finding for what is there and is no file, with what it is."""
+    what, help = "not a file", "give a YAML file, or the name of a recipe"
+    if path.is_dir():
+        what = "a folder, not a recipe"
+    if has_model_files(path):
+        what, given = "a model's folder, not a recipe", shlex.quote(recipe)
+        help = (
+            f"to check its weights: vtool load-check {given}; to audit rows with its tokenizer:"
+            f" vtool verify ROWS model.path={given}; to train it, behind a recipe:"
+            f" model.path={given}"
+        )
+    return Diagnostic("unreadable-file", f"`{recipe}` is {what}", help)
+
+
+def has_model_files(folder: Path) -> bool:
+    """Return whether a folder is a model's or an adapter's, by its files."""
+    names = ("config.json", "adapter_config.json", "*.safetensors")
+    return any(next(folder.glob(name), None) for name in names)
 
 
 def refuse_link(path: Path) -> None:

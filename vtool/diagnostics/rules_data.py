@@ -418,8 +418,8 @@ RULES = (
         bad="vtool verify my.jsonl --row 900, where my.jsonl has 100 lines",
         good="vtool verify my.jsonl --row 90",
         fix=(
-            "Give a line's number, or a row's name as findings write it: --row my.jsonl:90. Blank"
-            " lines are no rows."
+            "Give a line's number (of an array, Parquet or Arrow: the row's number), or a row's name"
+            " as findings write it: --row my.jsonl:90. Blank lines are no rows."
         ),
     ),
     Rule(

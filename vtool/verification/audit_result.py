@@ -11,6 +11,9 @@ from vtool.verification.rows import Audit
 _OF_GROUPS = "missing-group"
 """A rule that rows are checked by only where the recipe names a key."""
 
+_OF_NAMES = "unknown-row"
+"""A rule that is checked only where a row is asked for."""
+
 
 def rules_of(stage: str) -> tuple[str, ...]:
     """Return the rules that the audit checks at a stage; it reports those that found nothing."""
@@ -58,6 +61,8 @@ def audit_result(subject: str, audit: Audit, settings: Data) -> Result:
             rule: "failed" if rule in warned else "not-run" if rule in reasons else otherwise
             for rule in rules_of("references")
         }
+    if _OF_NAMES in failed:
+        checks[_OF_NAMES] = "failed"
     reasons |= {
         rule: f"rows dropped: {count}" for rule, count in dropped.items() if rule not in failed
     }

@@ -82,7 +82,7 @@ def test_pictures_inside_of_every_container_are_those_of_files(
             row = rows.row(index)
             assert row.images == [(tmp_path / f"{index}.png").read_bytes()], path
             assert row.messages[1]["content"] == f"No {index}."
-        assert rows.name(3) == f"{path.name}:4"
+        assert rows.name(3) == f"{path.name} row 4"
         again = pickle.loads(pickle.dumps(rows))
         assert again.row(5).messages == rows.row(5).messages
         assert len(pickle.dumps(rows)) < 5_000, "a worker maps the file itself"
