@@ -222,7 +222,9 @@ def test_a_row_of_an_array_is_shown_by_its_number_and_by_the_name_that_is_printe
     assert code == 1
     assert "rows.json:2" not in out
     assert "\n    rows.json row 2       -  none: rows.json row 2: " in out
-    assert "rows.json row 2: \"messages\" must be a list with at least one message; here it is 7" in out
+    assert (
+        'rows.json row 2: "messages" must be a list with at least one message; here it is 7' in out
+    )
     assert "  --> rows.json\n" in out, "the file has one line: no line is this row's alone"
 
 

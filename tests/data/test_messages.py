@@ -140,7 +140,7 @@ def test_a_line_cut_off_is_a_broken_row_with_its_column(tmp_path: Path) -> None:
         (
             {"messages": [{"role": "no\x1b[31m", "content": "a"}]},
             "malformed-messages",
-            "\"role\" of turn 1 must be one of system, user, assistant, tool; here it is 'no\\x1b[31m'",
+            "of turn 1 must be one of system, user, assistant, tool; here it is 'no\\x1b[31m'",
         ),
         (chat([{"type": "audio", "audio": "a.wav"}], "b"), "malformed-messages", "audio"),
         (

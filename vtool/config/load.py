@@ -19,7 +19,7 @@ from vtool.config.hub_model import with_hub_folder
 from vtool.config.origins import Origins
 from vtool.config.overrides import quoted
 from vtool.config.path_settings import without_impossible_paths, without_outside_paths
-from vtool.config.resources import refuse_link
+from vtool.config.resources import has_model_files, model_folder_given, refuse_link
 from vtool.config.schema import LoadCheck, Run, Settings
 from vtool.config.schema.base import NotValid
 from vtool.config.schema.formats.entry import (
@@ -107,8 +107,10 @@ def load_rows_file(file: str, overrides: Sequence[str] = ()) -> Loaded:
     Its format is left to `vtool.data.detect.detected`.
 
     Raises:
-        Findings: as `load_run`; fatal where there is no such file.
+        Findings: as `load_run`; fatal where there is no such file, or it is a model's folder.
     """
+    if has_model_files(Path(file)):
+        raise Findings(model_folder_given(file), fatal=True)
     source = f"data.train=[{{format:auto,path:{quoted(file)}}}]"
     try:
         return load_run(ROWS_RECIPE, [source, *overrides])

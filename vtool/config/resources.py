@@ -1,5 +1,6 @@
 """The files of recipes: shipped ones, in a package or next to it in a checkout, or the user's."""
 
+import json
 import os
 import shlex
 from dataclasses import dataclass
@@ -8,6 +9,9 @@ from pathlib import Path
 from vtool.config.shipped import recipe_names, shipped_folder
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
+
+WEIGHTS = ".safetensors"
+"""The suffix of files of weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,7 @@ def find_recipe(recipe: str) -> RecipeFile:
         return RecipeFile(shipped_folder("recipes") / f"{recipe}.yaml")
     path = Path(recipe)
     try:
-        if path.is_file():
+        if path.is_file() and path.suffix != WEIGHTS:
             return RecipeFile(path)
         there = path.exists()
     except OSError as error:
@@ -64,23 +68,39 @@ def find_recipe(recipe: str) -> RecipeFile:
 
 def _no_file(recipe: str, path: Path) -> Diagnostic:
     """Return the finding for what is there and is no file, with what it is."""
-    what, help = "not a file", "give a YAML file, or the name of a recipe"
-    if path.is_dir():
-        what = "a folder, not a recipe"
     if has_model_files(path):
-        what, given = "a model's folder, not a recipe", shlex.quote(recipe)
-        help = (
-            f"to check its weights: vtool load-check {given}; to audit rows with its tokenizer:"
-            f" vtool verify ROWS model.path={given}; to train it, behind a recipe:"
-            f" model.path={given}"
-        )
+        return model_folder_given(recipe)
+    given = shlex.quote(recipe)
+    if path.suffix == WEIGHTS and path.is_file():
+        help = f"to check that they load: vtool load-check {given}"
+        return Diagnostic("unreadable-file", f"`{recipe}` has weights, and is no recipe", help)
+    what = "a folder, not a recipe" if path.is_dir() else "not a file"
+    help = "give a YAML file, or the name of a recipe"
     return Diagnostic("unreadable-file", f"`{recipe}` is {what}", help)
 
 
 def has_model_files(folder: Path) -> bool:
-    """Return whether a folder is a model's or an adapter's, by its files."""
-    names = ("config.json", "adapter_config.json", "*.safetensors")
-    return any(next(folder.glob(name), None) for name in names)
+    """Return whether a path is the folder of a model or an adapter, by its files."""
+    try:
+        if any(next(folder.glob(name), None) for name in ("adapter_config.json", f"*{WEIGHTS}")):
+            return True
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError, RecursionError):  # also for a path that no file can have
+        return False
+    return isinstance(config, dict) and not config.keys().isdisjoint(
+        ("model_type", "architectures")
+    )
+
+
+def model_folder_given(folder: str) -> Diagnostic:
+    """Return the finding for a model's folder in the place of a recipe or of rows."""
+    given = shlex.quote(folder)
+    help = (
+        f"to check its weights: vtool load-check {given}; to audit rows with its tokenizer: vtool"
+        f" verify ROWS model.path={given}; to train it, behind a recipe: model.path={given}"
+    )
+    message = f"`{folder}` is a model's folder, not a recipe and not rows"
+    return Diagnostic("unreadable-file", message, help)
 
 
 def refuse_link(path: Path) -> None:

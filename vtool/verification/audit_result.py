@@ -20,11 +20,16 @@ def rules_of(stage: str) -> tuple[str, ...]:
     return tuple(rule.name for rule in RULES.values() if rule.stage == stage)
 
 
-def audit_result(subject: str, audit: Audit, settings: Data) -> Result:
+def audit_result(
+    subject: str, audit: Audit, settings: Data, tokenizer: str | None = None
+) -> Result:
     """Return the verdict on a split.
 
     In addition to its rules, `details` has `ledger` (with the tokens of each usable row) and
     `rows`, the rows shown; for a page, `look`.
+
+    Args:
+        tokenizer: what tokens are counted with, where it is not the tokenizer of a model.
     """
     failed = {finding.rule for finding in audit.findings if finding.severity != "note"}
     dropped = audit.ledger.dropped_by_rule
@@ -78,6 +83,7 @@ def audit_result(subject: str, audit: Audit, settings: Data) -> Result:
             }
             for shown in audit.shown
         },
+        **({"tokenizer": {"is": tokenizer}} if tokenizer else {}),
         **({"look": dict(audit.look)} if audit.look else {}),
     }
     errors = any(finding.severity == "error" for finding in audit.findings)
