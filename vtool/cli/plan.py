@@ -52,13 +52,15 @@ def plan(
     peak: Annotated[
         float | None,
         typer.Option(
-            metavar="TFLOPS", help="Peak TFLOP/s of a GPU; the answer is the time of a step."
+            metavar="TFLOPS",
+            help="Peak TFLOP/s of a GPU; the answer is the time of a step and of the run.",
         ),
     ] = None,
     price: Annotated[
         float | None,
         typer.Option(
-            metavar="MONEY", help="With --peak: price of a GPU per hour; the answer is the cost."
+            metavar="MONEY",
+            help="With --peak: price of a GPU-hour; the answer is the price of the run.",
         ),
     ] = None,
     format: Annotated[

@@ -27,9 +27,11 @@ from vtool.config.schema.formats.entry import (
     TABLE_SUFFIXES,
     has_rows_files,
 )
+from vtool.config.schema.formats.names import source_names
 from vtool.config.shipped import recipe_names
 from vtool.config.validate import CheckedRecipe, schema_of, validate
 from vtool.diagnostics import RULES, Diagnostic, Findings, rules_recipe
+from vtool.diagnostics.printable import printable
 
 FOREIGN_RULES = tuple(rule.name for rule in foreign.RULES)
 """Rules about recipes of other trainers."""
@@ -44,7 +46,7 @@ ROWS_RECIPE = "rows"
 """The recipe of a file of rows: its tokenizer is trained on the rows, unless model.path has one."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Loaded:
     """A recipe that can be run."""
 
@@ -54,6 +56,26 @@ class Loaded:
     origins: Origins
     notes: tuple[Diagnostic, ...] = ()
     """Findings that do not stand against running it."""
+
+    def __repr__(self) -> str:
+        if not isinstance(self.settings, Run):
+            return f"<a recipe of kind {self.settings.kind}; .settings has all of it>"
+        run = self.settings
+        model = run.model.path or f"size {run.model.size}, random weights"
+        sources = [
+            f"{split}: {', '.join(source_names(entries)[:3])}{' …' * (len(entries) > 3)}"
+            for split, entries in run.data.splits.items()
+            if entries
+        ]
+        steps = f"{run.train.steps:,}" if run.train.steps else f"of {run.train.epochs} epochs,"
+        lines = (
+            f"<{run.run.name}: {run.model.family}, {model}, {run.model.dtype}",
+            f"engine: {run.engine.kind}, processes: {run.launch.nproc or 1}",
+            f"rows: {'; '.join(sources)}",
+            f"steps: {steps} of {run.data.global_batch_size} rows",
+            f"folder: {run.folder}>",
+        )
+        return "\n  ".join(map(printable, lines))
 
     @property
     def run(self) -> Run:
