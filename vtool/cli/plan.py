@@ -53,14 +53,14 @@ def plan(
         float | None,
         typer.Option(
             metavar="TFLOPS",
-            help="Peak TFLOP/s of a GPU; the answer is the time of a step and of the run.",
+            help="Peak TFLOP/s of a GPU; the answer is the time of a step, and the run's.",
         ),
     ] = None,
     price: Annotated[
         float | None,
         typer.Option(
             metavar="MONEY",
-            help="With --peak: price of a GPU-hour; the answer is the price of the run.",
+            help="With --peak: price of a GPU-hour; the answer is what the run costs.",
         ),
     ] = None,
     format: Annotated[

@@ -59,7 +59,7 @@ class Loaded:
 
     def __repr__(self) -> str:
         if not isinstance(self.settings, Run):
-            return f"<a recipe of kind {self.settings.kind}; .settings has all of it>"
+            return f"<a recipe of kind {self.plain['kind']}; .settings has all of it>"
         run = self.settings
         model = run.model.path or f"size {run.model.size}, random weights"
         sources = [

@@ -56,8 +56,8 @@ def lines(plan: MemoryPlan) -> Iterator[str]:
         if asked.price is not None:
             paid = asked.price * asked.gpus * seconds / 3600
             yield (
-                f"price: {most}{_money(paid)} for {steps:,} steps on {plural(asked.gpus, 'GPU')}, at"
-                f" {asked.price:,g} a GPU-hour"
+                f"price: {most}{_money(paid)} for {steps:,} steps on"
+                f" {plural(asked.gpus, 'GPU')}, at {asked.price:,g} a GPU-hour"
             )
     yield verdict(plan)
 
