@@ -67,12 +67,13 @@ class Loaded:
             for split, entries in run.data.splits.items()
             if entries
         ]
-        steps = f"{run.train.steps:,}" if run.train.steps else f"of {run.train.epochs} epochs,"
+        train = run.train
+        length = f"{train.steps:,}" if train.steps else f"{train.epochs:g} epochs"
         lines = (
             f"<{run.run.name}: {run.model.family}, {model}, {run.model.dtype}",
             f"engine: {run.engine.kind}, processes: {run.launch.nproc or 1}",
             f"rows: {'; '.join(sources)}",
-            f"steps: {steps} of {run.data.global_batch_size} rows",
+            f"steps: {length}, rows a step: {run.data.global_batch_size}",
             f"folder: {run.folder}>",
         )
         return "\n  ".join(map(printable, lines))
