@@ -180,8 +180,10 @@ def train(run: "Loaded", *, preflight: bool = True) -> TrainingResult:
         from vtool.engines.ranks import Ranks
         from vtool.training.launch import launch
         from vtool.training.session import RunRequest
+        from vtool.training.start import check_folder
         from vtool.verification.preflight import preflight_record
 
+        check_folder(run.run, run.plain)
         proofs = preflight_record(run.run, enabled=preflight)
         request = RunRequest(run.run, run.plain, effective_yaml(run), run.origins, proofs)
         saved = _SavedFindings(folder / "findings")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import vtool
 from tests.rows import chat, write_rows
 from vtool.cli.app import app
 from vtool.cli.exit_at_once import ExitAtOnce
@@ -46,6 +47,45 @@ def test_good_rows_show_their_spans_and_why_something_was_not_looked_for() -> No
     assert "'Bye<|im_end|>'" in table[3]
     assert "not run: overlong-row, answer-cut-off (data.max_length is not given)\n" in out
     assert "because of the above" not in out
+
+
+def test_rows_without_a_model_say_what_counts_their_tokens() -> None:
+    write_rows(Path("rows.jsonl"), [GOOD])
+    _, out, _ = run("rows.jsonl")
+    assert (
+        "  tokens are counted with a tiny built-in qwen2_5_vl tokenizer, trained on these rows:"
+        " lengths will differ with your model; to count with its tokenizer, add model.path=FOLDER\n"
+        in out
+    )
+    made = vtool.train(vtool.load("rows", ROWS, *TINY))
+    _, out, _ = run("rows.jsonl", f"model.path={made.folder / 'export'}")
+    assert "1 usable" in out
+    assert "tokens are counted with" not in out
+
+
+ROWS = "data.train=[{format: messages, path: rows.jsonl}]"
+TINY = ("train={steps: 1, epochs: null}", "optim.warmup_steps=0", "data.global_batch_size=1")
+
+
+@pytest.mark.parametrize(
+    "files", [{"config.json": '{"model_type": "qwen2_vl"}'}, {"a.safetensors": ""}]
+)
+def test_the_folder_of_a_model_is_called_one(files: dict[str, str]) -> None:
+    Path("model").mkdir()
+    for name, text in files.items():
+        Path("model", name).write_text(text)
+    code, _, err = run("model")
+    assert code == 2
+    assert "`model` is a model's folder, and no recipe" in err
+    assert "to check its weights: vtool load-check model; to audit rows with its tokenizer:" in err
+    assert "vtool verify ROWS model.path=model;" in err
+
+
+def test_a_file_of_weights_and_any_other_folder_say_what_they_are() -> None:
+    Path("a.safetensors").write_bytes(b"\x08")
+    assert "`a.safetensors` has weights, and is no recipe" in run("a.safetensors")[2]
+    Path("empty").mkdir()
+    assert "`empty` is a folder without files of rows" in run("empty")[2]
 
 
 def test_with_a_length_all_that_can_be_is_looked_for() -> None:
@@ -199,11 +239,33 @@ def test_a_row_is_not_shown_where_rows_are_not_audited(left_out: tuple[str, ...]
     assert f"which {left_out[0]} leaves out" in finding["message"]
 
 
-def test_a_row_that_is_not_there_exits_2() -> None:
-    write_rows(Path("rows.jsonl"), [GOOD])
-    code, _, err = run("rows.jsonl", "--row", "9")
-    assert code == 2
-    assert "there is no row 9" in err
+def test_a_row_that_is_not_there_is_found_next_to_the_audit() -> None:
+    write_rows(Path("rows.jsonl"), [GOOD, TWO, "{"])
+    code, out, err = run("rows.jsonl", "--row", "17", "--row", "2")
+    assert (code, err.count("error")) == (1, 0)
+    assert "data.train: 3 rows = 2 usable + 1 not" in out
+    assert "error[broken-row VT601]: rows.jsonl:3 is not JSON" in out
+    assert (
+        "error[unknown-row VT620]: there is no row 17\n"
+        "  help: rows are named rows.jsonl:1 to rows.jsonl:3\n" in out
+    )
+    assert result_of([GOOD], "--row", "17")["checks"]["unknown-row"] == "failed"
+    assert "unknown-row" not in result_of([GOOD], "--row", "1")["checks"]
+
+
+@pytest.mark.parametrize("asked", ["2", "rows.json row 2"])
+def test_a_row_of_an_array_is_shown_by_its_number_and_by_the_name_that_is_printed(
+    asked: str,
+) -> None:
+    Path("rows.json").write_text(json.dumps([GOOD, {"messages": 7}]))
+    code, out, _ = run("rows.json", "--row", asked)
+    assert code == 1
+    assert "rows.json:2" not in out
+    assert "\n    rows.json row 2       -  none: rows.json row 2: " in out
+    assert (
+        'rows.json row 2: "messages" must be a list with at least one message; here it is 7' in out
+    )
+    assert "  --> rows.json\n" in out, "the file has one line: no line is this row's alone"
 
 
 def test_a_long_answer_is_shortened_in_the_table_and_whole_in_json() -> None:
@@ -242,6 +304,11 @@ def test_a_recipe_that_is_not_proved_is_not_trained_unless_asked(
     assert refused.output.count("error[") == 1
     assert "nothing has been trained" in refused.output
     assert not (tmp_path / "runs").exists()
+    Path("mine").mkdir()
+    Path("mine/notes.txt").touch()
+    taken = CliRunner().invoke(app, [*wrong, "run.dir=mine"])
+    assert "run-folder-not-empty" in taken.output
+    assert "positions-differ" not in taken.output, "the folder is looked at before the proofs"
     trained = CliRunner().invoke(app, [*wrong, "--no-preflight"])
     assert trained.exit_code == 0, trained.output
     record = json.loads((tmp_path / "runs/digits/proofs.json").read_text())

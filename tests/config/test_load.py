@@ -416,3 +416,23 @@ def test_infinity_is_answered_with_finite() -> None:
         refused("digits", "optim.lr=inf")[0].message
         == "`optim.lr` takes a finite number above 0, not Infinity"
     )
+
+
+def test_a_recipe_is_printed_in_five_lines() -> None:
+    assert repr(load_run("digits")).splitlines() == [
+        "<digits: qwen2_5_vl, size tiny, random weights, float32",
+        "  engine: ddp, processes: 1",
+        "  rows: train: digits-train; validation: digits-validation; test: digits-test",
+        "  steps: 600, rows a step: 32",
+        "  folder: runs/digits>",
+    ]
+
+
+def test_a_recipe_of_many_sources_and_of_weight_loading_is_printed_short(tmp_path: Path) -> None:
+    for number in range(9):
+        (tmp_path / f"{number}.jsonl").touch()
+    many = ", ".join(f"{{format: messages, path: {tmp_path}/{n}.jsonl}}" for n in range(9))
+    text = repr(load_run("rows", [f"data.train=[{many}]", "train={steps: null, epochs: 2}"]))
+    assert "\n  rows: train: 0.jsonl, 1.jsonl, 2.jsonl …\n" in text
+    assert "\n  steps: 2 epochs, rows a step: 8\n" in text
+    assert len(text.splitlines()) == 5

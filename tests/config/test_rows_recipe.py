@@ -134,8 +134,8 @@ def test_a_file_of_rows_behind_a_recipe_is_answered_with_the_setting() -> None:
         ),
         (
             ["config.json", "tokenizer.json"],
-            "`it` is the folder of a model, and no recipe",
-            "vtool train sft my.jsonl model.path=it fine-tunes it; vtool load-check it",
+            "`it` is a model's folder, and no recipe",
+            "vtool train sft ROWS model.path=it fine-tunes it, vtool verify ROWS model.path=it",
         ),
         (
             ["config.yaml", "data.json"],
@@ -149,7 +149,7 @@ def test_a_folder_that_has_no_rows_is_named_as_what_it_is(
 ) -> None:
     Path("it").mkdir()
     for file in files:
-        Path("it", file).write_text("{}")
+        Path("it", file).write_text('{"model_type": "llama"}')
     finding, fatal = refused("it")
     assert (finding.rule, fatal) == ("unreadable-file", True)
     assert finding.message.startswith(message)

@@ -50,7 +50,11 @@ def test_a_key_that_is_not_read_is_refused_unless_the_source_ignores_it(tmp_path
     ("row", "rule", "words"),
     [
         ({"instruction": "a", "output": ["b"]}, "malformed-messages", '"output" must be text'),
-        ({"instruction": "a"}, "malformed-messages", '"output" must be text; here it is None'),
+        (
+            {"instruction": "a"},
+            "malformed-messages",
+            'the row has no answer: "output" is null or not there',
+        ),
         (
             {"instruction": "a", "output": "b", "history": [["q"]]},
             "malformed-messages",

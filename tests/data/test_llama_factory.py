@@ -76,7 +76,7 @@ def test_a_column_that_the_entry_does_not_name_is_refused_and_not_left_out(tmp_p
     finding = refused(tmp_path, SHAREGPT, {"conversations": turns, "images": ["a.png"]})
     assert (finding.rule, finding.message) == (
         "unread-key",
-        'x.json:1 has a key that is not read: "images"',
+        'x.json row 1 has a key that is not read: "images"',
     )
 
 

@@ -84,10 +84,10 @@ def test_rows_of_an_array_are_found_wherever_it_is_cut(
     (tmp_path / "rows.json").write_text(text, encoding="utf-8")
     found = Llava(str(tmp_path / "rows.json"))
     assert [found.record(index) for index in range(len(found))] == rows
-    assert [found.name(index) for index in range(4)] == [f"rows.json:{n}" for n in (1, 2, 3, 4)]
+    assert [found.name(index) for index in range(4)] == [f"rows.json row {n}" for n in (1, 2, 3, 4)]
     opening = [n for n, line in enumerate(text.split("\n"), 1) if line == "  {"]
     lines = [found.origin(index).line for index in range(4)]
-    assert lines == (opening if layout == {"indent": 2} else [2] * 4)
+    assert lines == (opening if layout == {"indent": 2} else [None] * 4)
 
 
 def test_an_array_without_rows_has_none(tmp_path: Path) -> None:
@@ -125,9 +125,10 @@ def test_text_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "rule", "words"),
     [
-        (7, "broken-row", "rows.json:2 is JSON, but no object: int"),
+        (7, "broken-row", "rows.json row 2 is JSON, but no object: 7"),
         ({"id": "1"}, "malformed-messages", 'there is no list "conversations"'),
-        ({"conversations": []}, "malformed-messages", 'there is no list "conversations"'),
+        ({"conversations": []}, "malformed-messages", "with a turn; here it is []"),
+        (talk("a", None), "malformed-messages", "turn 2, the assistant's, has no answer"),
         (chat("a", "b"), "malformed-messages", 'there is no list "conversations"'),
         (chat("a", "b") | talk("a", "b"), "malformed-messages", 'and "messages"'),
         ({"conversations": ["a"]}, "malformed-messages", "here it is 'a'"),
@@ -159,7 +160,7 @@ def test_what_cannot_be_understood_is_named(
     found, message, place = finding_of(path)
     assert found == rule
     assert words in message
-    assert "rows.json:2" in message
+    assert "rows.json row 2" in message
     assert int(place.split(":")[1]) > 2
 
 

@@ -128,12 +128,20 @@ def test_a_line_cut_off_is_a_broken_row_with_its_column(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "rule", "words"),
     [
-        ("7", "broken-row", "int"),
+        ("7", "broken-row", "is JSON, but no object: 7"),
         ({"text": "Hi"}, "malformed-messages", '"messages"'),
         ({"messages": []}, "malformed-messages", '"messages"'),
         ({"messages": [{"role": "human", "content": "Hi"}]}, "malformed-messages", "human"),
-        ({"messages": [{"role": "user", "content": 7}]}, "malformed-messages", "a number"),
-        ({"messages": [{"role": "user", "content": None}]}, "malformed-messages", "null"),
+        ({"messages": [{"role": "user", "content": 7}]}, "malformed-messages", "here it is 7"),
+        ({"messages": "x" * 300}, "malformed-messages", "at least one message; here it is 'xxx"),
+        ({"messages": [{"role": "user", "content": None}]}, "malformed-messages", "is null"),
+        (chat("a", None), "malformed-messages", 'has no answer: "content" is null or not there'),
+        (chat("a", "b") | {"images": {"a": 1}}, "malformed-messages", "here it is {'a': 1}"),
+        (
+            {"messages": [{"role": "no\x1b[31m", "content": "a"}]},
+            "malformed-messages",
+            "of turn 1 must be one of system, user, assistant, tool; here it is 'no\\x1b[31m'",
+        ),
         (chat([{"type": "audio", "audio": "a.wav"}], "b"), "malformed-messages", "audio"),
         (
             chat("a", "b") | {"videos": ["a.mp4"]},
@@ -149,7 +157,7 @@ def test_a_line_cut_off_is_a_broken_row_with_its_column(tmp_path: Path) -> None:
         ),
         (chat([{"type": "image", "image": 7}], "b"), "malformed-messages", "7"),
         (turned({"weight": 2}), "malformed-messages", '"weight" is 0 or 1; here it is 2'),
-        (turned({"weight": True}), "malformed-messages", "here it is True"),
+        (turned({"weight": True}), "malformed-messages", "here it is true"),
         (turned({"weight": "0"}), "malformed-messages", "here it is '0'"),
         (turned({"loss": False}), "malformed-messages", '"loss"'),
         (turned({"image": "a.png"}), "malformed-messages", '"image"'),
@@ -262,7 +270,7 @@ def test_rows_of_an_array_are_those_of_lines(tmp_path: Path, indent: int | None)
     array = Messages(str(tmp_path / "rows.json"))
     lines = Messages(str(write_rows(tmp_path / "rows.jsonl", rows)))
     assert [array.row(n).messages for n in (0, 1)] == [lines.row(n).messages for n in (0, 1)]
-    assert array.name(1) == "rows.json:2"
+    assert array.name(1) == "rows.json row 2"
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ def turned(role: str = "assistant", **keys: Any) -> dict[str, Any]:
         (turned("user", loss=True), "malformed-messages", "only turns of the assistant are learnt"),
         (turned(loss=True, loss_scale=0), "malformed-messages", "which differ"),
         (turned("tool_call"), "malformed-messages", "call of a tool as text"),
+        ({"query": "a", "response": None}, "malformed-messages", 'no answer: "response" is null'),
         ({"query": "a", "response": ["b", "c"]}, "malformed-messages", '"response" must be text'),
         ({"query": "a", "response": "b", "rejected_response": "c"}, "not-for-training", "pair"),
         ({"query": "a", "response": "b", "label": True}, "not-for-training", "judgement"),

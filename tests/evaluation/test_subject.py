@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from vtool.evaluation.subject import find_folder
+from vtool.diagnostics import Findings
+from vtool.evaluation.subject import find_folder, open_model
 
 
 @pytest.fixture
@@ -32,3 +33,17 @@ def test_the_folder_of_a_model_or_a_run_comes_before_the_run_of_its_name(
     Path("shapes").mkdir()
     Path("shapes", name).touch()
     assert find_folder("shapes") == Path("shapes")
+
+
+def test_a_folder_that_is_no_models_is_not_asked_to_be_exported(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    with pytest.raises(Findings) as caught:
+        open_model("etc")
+    (finding,) = caught.value.diagnostics
+    assert finding.message.startswith("etc is not the folder of a model or a run: it has no config")
+    Path(run, "checkpoints").mkdir()
+    with pytest.raises(Findings) as caught:
+        open_model("shapes")
+    (finding,) = caught.value.diagnostics
+    assert finding.message == "runs/shapes has no exported model"
+    assert (finding.help or "").endswith("vtool export runs/shapes")

@@ -38,6 +38,16 @@ def plan_of(device: int, memory: int | None, *changes: Change) -> MemoryPlan:
     )
 
 
+def test_time_and_price_are_of_the_run_and_say_of_what() -> None:
+    made = plan_of(GIB, None)  # 4 micro-batches of 1 TFLOP, at 40% of 1 TFLOP/s: 10 s
+    text = "\n".join(lines(replace(made, steps=3600)))
+    assert "time: 10 s a step, 10.0 h for 3,600 steps, at 40% MFU\n" in text
+    assert "price: 60.00 for 3,600 steps on 2 GPUs, at 3 a GPU-hour\n" in text
+    assert "10 s a step, 2.8 h for 1,000 steps" in "\n".join(lines(made))
+    cheap = replace(made, asked=replace(made.asked, price=1e-4))
+    assert "price: less than 0.01 for 1,000 steps" in "\n".join(lines(cheap))
+
+
 def test_what_fits_leaves_room_for_the_driver() -> None:
     room = 80 * GIB - OVERHEAD
     assert plan_of(room, 80 * GIB).fits

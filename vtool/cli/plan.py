@@ -57,13 +57,15 @@ def plan(
     peak: Annotated[
         float | None,
         typer.Option(
-            metavar="TFLOPS", help="Peak TFLOP/s of a GPU; the answer is the time of a step."
+            metavar="TFLOPS",
+            help="Peak TFLOP/s of a GPU; the answer is the time of a step, and the run's.",
         ),
     ] = None,
     price: Annotated[
         float | None,
         typer.Option(
-            metavar="MONEY", help="With --peak: price of a GPU per hour; the answer is the cost."
+            metavar="MONEY",
+            help="With --peak: price of a GPU-hour; the answer is what the run costs.",
         ),
     ] = None,
     format: Annotated[

@@ -129,6 +129,9 @@ def sft(
         kept += [] if loaded.run.checkpoint.resume == "auto" else ["checkpoint.resume=auto"]
         kept += ["--no-preflight"] * no_preflight
         command = shlex.join(["vtool", "train", "sft", recipe, *kept])
+        from vtool.training.start import check_folder
+
+        check_folder(loaded.run, loaded.plain)
         proofs = _make_proofs(loaded, enabled=not no_preflight)
         _train(loaded, effective_yaml(loaded), command, proofs)
 

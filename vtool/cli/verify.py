@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 SPAN_WIDTH = 60
 """Characters of a span's text in the table."""
+_MADE_HERE = (
+    "tokens are counted with a tiny built-in {} tokenizer, trained on these rows: lengths will"
+    " differ with your model; to count with its tokenizer, add model.path=FOLDER"
+)
 
 
 def verify(
@@ -38,7 +42,7 @@ def verify(
     ] = None,
     row: Annotated[
         list[str] | None,
-        typer.Option(help="Also show this row, by its line number or its name; may be repeated."),
+        typer.Option(help="Also show this row, by its number or its name; may be repeated."),
     ] = None,
     only: Annotated[
         list[str] | None,
@@ -115,7 +119,9 @@ def verify(
             audits = (
                 [] if only or fast else audit_rows(run, row or [], look=html is not None, near=near)
             )
-        results = [_audit_result(subject, audit, run, readable, len(audits)) for audit in audits]
+        results = [
+            _audit_result(subject, audit, run, readable, len(audits), rows_only) for audit in audits
+        ]
         if not rows_only:
             about = f"{subject}: proofs" if audits else subject
             results.append(_proofs_result(about, run, proofs, readable, fast, full_size))
@@ -212,14 +218,17 @@ def _of_audit(row: list[str] | None, html: Path | None, near: bool) -> tuple[str
 
 
 def _audit_result(
-    subject: str, audit: "Audit", run: "Run", readable: bool, audits: int
+    subject: str, audit: "Audit", run: "Run", readable: bool, audits: int, rows_only: bool
 ) -> "Result":
     from vtool.verification.audit_result import audit_result
 
+    # a recipe without model.path trains a tokenizer too: there it is the run's
+    made_here = rows_only and run.model.path is None
+    tokenizer = _MADE_HERE.format(run.model.family) if made_here else None
     if readable:
-        _print_ledger(audit)
+        _print_ledger(audit, tokenizer)
     name = subject if audits == 1 else f"{subject}: data.{audit.split}"
-    return audit_result(name, audit, run.data)
+    return audit_result(name, audit, run.data, tokenizer)
 
 
 def _proofs_result(
@@ -244,7 +253,7 @@ def _proofs_result(
     return proofs_result(subject, proved)
 
 
-def _print_ledger(audit: "Audit") -> None:
+def _print_ledger(audit: "Audit", tokenizer: str | None) -> None:
     """Print the counts and lengths of a split, what was dropped, and the rows shown."""
     import statistics
 
@@ -278,6 +287,8 @@ def _print_ledger(audit: "Audit") -> None:
             f"  tokens a row: {lengths}; {ledger.supervised_tokens} of {sum(ledger.lengths)}"
             " supervised"
         )
+        if tokenizer:
+            typer.echo(f"  {tokenizer}")
     for counts in audit.measured.values():
         counted = ", ".join(f"{count:,} {name}" for name, count in counts.items())
         typer.echo(f"  by their answers: {counted}")

@@ -23,8 +23,10 @@ from vtool.config.resources import refuse_link
 from vtool.config.rows_recipe import names_rows, of_subject
 from vtool.config.schema import LoadCheck, Run, Settings
 from vtool.config.schema.base import NotValid
+from vtool.config.schema.formats.names import source_names
 from vtool.config.validate import CheckedRecipe, schema_of, validate
 from vtool.diagnostics import RULES, Diagnostic, Findings, rules_recipe
+from vtool.diagnostics.printable import printable
 
 FOREIGN_RULES = tuple(rule.name for rule in foreign.RULES)
 """Rules about recipes of other trainers."""
@@ -36,7 +38,7 @@ ALWAYS_CHECKED = (*RECIPE_RULES, *packages.RELEASE_RULES)
 """Rules of `RECIPE_RULES`, and those about what is installed on this machine."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Loaded:
     """A recipe that can be run."""
 
@@ -46,6 +48,27 @@ class Loaded:
     origins: Origins
     notes: tuple[Diagnostic, ...] = ()
     """Findings that do not stand against running it."""
+
+    def __repr__(self) -> str:
+        if not isinstance(self.settings, Run):
+            return f"<a recipe of kind {self.plain['kind']}; .settings has all of it>"
+        run = self.settings
+        model = run.model.path or f"size {run.model.size}, random weights"
+        sources = [
+            f"{split}: {', '.join(source_names(entries)[:3])}{' …' * (len(entries) > 3)}"
+            for split, entries in run.data.splits.items()
+            if entries
+        ]
+        train = run.train
+        length = f"{train.steps:,}" if train.steps else f"{train.epochs:g} epochs"
+        lines = (
+            f"<{run.run.name}: {run.model.family}, {model}, {run.model.dtype}",
+            f"engine: {run.engine.kind}, processes: {run.launch.nproc or 1}",
+            f"rows: {'; '.join(sources)}",
+            f"steps: {length}, rows a step: {run.data.global_batch_size}",
+            f"folder: {run.folder}>",
+        )
+        return "\n  ".join(map(printable, lines))
 
     @property
     def run(self) -> Run:

@@ -1,11 +1,10 @@
 """The files of recipes: shipped ones, in a package or next to it in a checkout, or the user's."""
 
 import os
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from vtool.config.schema.formats.entry import ROWS_SUFFIXES
+from vtool.config.given_for_recipe import NOT_RECIPES, given_for_recipe
 from vtool.config.shipped import recipe_names, shipped_folder
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
@@ -43,9 +42,7 @@ def find_recipe(recipe: str) -> RecipeFile:
         return RecipeFile(shipped_folder("recipes") / f"{recipe}.yaml")
     path = Path(recipe)
     try:
-        if path.is_file():
-            if path.suffix in _SCRIPTS:
-                raise _no_recipe(*_script(path))
+        if path.is_file() and path.suffix not in NOT_RECIPES:
             return RecipeFile(path)
         there = path.exists()
     except OSError as error:
@@ -54,7 +51,7 @@ def find_recipe(recipe: str) -> RecipeFile:
             fatal=True,
         ) from error
     if there and recipe:
-        raise _no_recipe(*_folder(path))
+        raise Findings(given_for_recipe(recipe, path), fatal=True)
     raise Findings(
         Diagnostic(
             "unknown-recipe",
@@ -69,32 +66,6 @@ BEGIN_WITH_DEFAULTS = (
     "begin the recipe with `defaults: [finetune, _self_]`, and write only what differs from that"
     " recipe: `vtool explain finetune` prints its settings"
 )
-_SCRIPTS = {".py": "python", ".sh": "bash"}
-
-
-def _no_recipe(what: str, help: str) -> Findings:
-    return Findings(Diagnostic("unreadable-file", what, help=help), fatal=True)
-
-
-def _script(path: Path) -> tuple[str, str]:
-    what = f"`{path}` is a script, and no recipe"
-    run = shlex.join([_SCRIPTS[path.suffix], str(path)])
-    return what, f"vtool watch -- {run} shows what its training really teaches"
-
-
-def _folder(path: Path) -> tuple[str, str]:
-    """Return the message, and the help, on a folder in the place of a recipe."""
-    name = shlex.quote(str(path))
-    if (path / "config.yaml").is_file():
-        recipe = shlex.quote(str(path / "config.yaml"))
-        return f"`{path}` is the folder of a run", f"its recipe is {recipe}"
-    if (path / "config.json").is_file():
-        help = f"vtool train sft my.jsonl model.path={name} fine-tunes it; vtool load-check {name}"
-        return f"`{path}` is the folder of a model, and no recipe", f"{help} looks at its weights"
-    if not path.is_dir():
-        return f"`{path}` is not a file", "give a YAML file, or the name of a recipe"
-    help = "give a YAML file, the name of a recipe, or rows: a file, or the folder that has them"
-    return f"`{path}` is a folder without files of rows ({', '.join(ROWS_SUFFIXES)})", help
 
 
 def refuse_link(path: Path) -> None:

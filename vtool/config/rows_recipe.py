@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from vtool.config.given_for_recipe import has_model_files
 from vtool.config.overrides import quoted
 from vtool.config.schema.formats.entry import ROWS_SUFFIXES, TABLE_SUFFIXES, has_rows_files
 from vtool.config.shipped import recipe_names
@@ -17,7 +18,6 @@ ROWS_RECIPE, FINETUNE_RECIPE = "rows", "finetune"
 """The recipes of rows: with a tiny model, whose tokenizer is trained on them; with `model.path`."""
 _SPLITS = ("train", "validation", "test")
 _LARGEST_RECIPE = 1 << 16
-_OF_OTHER_FOLDERS = ("config.json", "config.yaml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ def names_rows(subject: str) -> bool:
     if subject in recipe_names() or not os.path.isdir(subject):
         return False
     # a model's files are JSON too, and so are some of a run's
-    other = any(os.path.exists(os.path.join(subject, name)) for name in _OF_OTHER_FOLDERS)
+    other = os.path.exists(os.path.join(subject, "config.yaml")) or has_model_files(Path(subject))
     return not other and has_rows_files(subject)
 
 
@@ -54,7 +54,7 @@ def recipe_of_rows(file: str, overrides: Sequence[str]) -> RowsRecipe:
 
 
 def small_json(file: str) -> str:
-    """Return the text of a small JSON file, which may be a recipe of LLaMA-Factory; else nothing."""
+    """Return the text of a small JSON file, which may be another trainer's recipe; or nothing."""
     with suppress(OSError, ValueError):
         if file.endswith(".json") and os.path.getsize(file) <= _LARGEST_RECIPE:
             return Path(file).read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ from vtool.config.schema.formats.entry import MIXTURE_SETTINGS, RowsEntry
 from vtool.data.containers.columns import read_json_text
 from vtool.data.containers.records import open_records
 from vtool.data.groups import group_of_value
-from vtool.data.messages_layout import Malformed, parse_row
+from vtool.data.messages_layout import NO_ANSWER, Malformed, parse_row
 from vtool.data.row import Row, refuse, shown_value
 from vtool.data.urls import UrlCache
 from vtool.diagnostics import Findings, Origin
@@ -263,7 +263,7 @@ def exchanges(
         if not isinstance(pair, list | tuple) or len(pair) != 2:
             raise malformed(f'"{what}" has {shown_value(pair)}, which is no pair of two texts')
         yield {"role": "user", "content": text(pair[0], what, malformed)}
-        yield {"role": "assistant", "content": text(pair[1], what, malformed)}
+        yield {"role": "assistant", "content": answer_text(pair[1], what, malformed)}
 
 
 def text(value: Any, what: str, malformed: Malformed) -> str:
@@ -275,6 +275,17 @@ def text(value: Any, what: str, malformed: Malformed) -> str:
     if not isinstance(value, str):
         raise malformed(f'"{what}" must be text; here it is {shown_value(value)}')
     return value
+
+
+def answer_text(value: Any, what: str, malformed: Malformed) -> str:
+    """Return an answer, which must be text.
+
+    Raises:
+        Findings: `malformed-messages`.
+    """
+    if value is None:
+        raise malformed(f'the row has no answer: "{what}" is null or not there', NO_ANSWER)
+    return text(value, what, malformed)
 
 
 def not_for_training(malformed: Malformed, what: str, help: str | None = None) -> Findings:

@@ -11,14 +11,15 @@ from typing import Any
 from vtool.data.containers.files import not_readable
 from vtool.data.containers.json_array import LARGEST_ROW, find_elements, is_array
 from vtool.data.containers.places import Places, find_lines
-from vtool.data.row import refuse
+from vtool.data.row import name_by_number, refuse, shown_value
 from vtool.diagnostics import Origin
 
 
 class JsonLines:
     """The JSON objects of a file: one a line, blank lines being none, or the elements of an array.
 
-    A row of an array goes by its number in it, from 1. A row costs 24 bytes of memory; its text
+    A row of an array goes by its number in it, from 1 (`rows.json row 8`), and one of a line by its
+    line (`rows.jsonl:8`). A row costs 24 bytes of memory; its text
     is read again each time.
     """
 
@@ -53,7 +54,10 @@ class JsonLines:
         return len(self.places)
 
     def name(self, index: int) -> str:
-        return f"{self.label}:{self.places[index].number}"
+        number = self.places[index].number
+        if self.places.by_line:
+            return f"{self.label}:{number}"
+        return name_by_number(self.label, number)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_descriptor": None}
@@ -70,8 +74,14 @@ class JsonLines:
         return os.pread(self._descriptor, place.size, place.start).rstrip()
 
     def origin(self, index: int) -> Origin:
-        """Return the place of row `index`, for findings."""
-        return Origin(str(self.path), self.places[index].line)
+        """Return the place of row `index`, for findings.
+
+        It has no line where other rows of an array begin in the same one: the file may have one
+        line in all.
+        """
+        lines, line = self.places.lines, self.places[index].line
+        shared = not self.places.by_line and lines[max(0, index - 1) : index + 2].count(line) > 1
+        return Origin(str(self.path), None if shared else line)
 
     def record(self, index: int) -> dict[str, Any]:
         """Return row `index` as an object.
@@ -125,7 +135,7 @@ def row_object(text: bytes, name: str, origin: Origin) -> dict[str, Any]:
         place = Origin(origin.file, origin.line, column)
         raise refuse("broken-row", f"{name} is not JSON: {why}", place) from error
     if not isinstance(record, dict):
-        message = f"{name} is JSON, but no object: {type(record).__name__}"
+        message = f"{name} is JSON, but no object: {shown_value(record)}"
         raise refuse("broken-row", message, origin)
     return record
 

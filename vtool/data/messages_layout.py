@@ -25,6 +25,7 @@ Given `image` or `video`, its location, and what else its part says.
 _EXAMPLE = (
     'write "messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]'
 )
+NO_ANSWER = "write the answer, or remove the row: there is nothing to learn from it"
 _NO_SOUND = "vtool trains on text, images and videos without their sound: remove the row"
 # Keys that carry something in other layouts. Training without it would say nothing, so that each is
 # refused, with what to write instead.
@@ -97,7 +98,11 @@ def parse_row(
     _check_slips(record, "row", "the row", malformed)
     messages = record.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise malformed('there is no list "messages" with at least one message', _EXAMPLE)
+        what = 'there is no "messages"'
+        if messages is not None:
+            seen = shown_value(messages)
+            what = f'"messages" must be a list with at least one message; here it is {seen}'
+        raise malformed(what, _EXAMPLE)
     listed = {
         "image": _listed(record, "image", "cat.png", malformed),
         "video": _listed(record, "video", "clip.mp4", malformed),
@@ -159,7 +164,8 @@ def _listed(
     if one and many:
         raise malformed(f'the row has both "{kind}" and "{kind}s"', f'write "{kind}s" alone')
     if many and not isinstance(many, list):
-        raise malformed(f'"{kind}s" must be a list', f'write "{kind}s": ["{example}"]')
+        what = f'"{kind}s" must be a list; here it is {shown_value(many)}'
+        raise malformed(what, f'write "{kind}s": ["{example}"]')
     return many or (one if isinstance(one, list) else [one] if one else [])
 
 
@@ -180,18 +186,6 @@ class Malformed:
 
     def __call__(self, what: str, help: str | None = None) -> Findings:
         return refuse("malformed-messages", f"{self.name}: {what}", self.origin, help=help)
-
-
-def _word(value: Any) -> str:
-    """Return JSON's name of a value's type."""
-    words = {
-        dict: "an object",
-        list: "a list",
-        str: "text",
-        bool: "true or false",
-        type(None): "null",
-    }
-    return words.get(type(value), "a number")
 
 
 def _are_objects(value: Any) -> bool:
@@ -217,9 +211,8 @@ def _check_characters(messages: list[dict[str, Any]], tools: Any, malformed: Mal
 def _message(message: Any, number: int, place: Place, malformed: Malformed) -> dict[str, Any]:
     if not isinstance(message, dict) or message.get("role") not in _ROLES:
         role = message.get("role") if isinstance(message, dict) else message
-        raise malformed(
-            f"a message's role must be one of {', '.join(_ROLES)}; here it is {shown_value(role)}"
-        )
+        what = f'"role" of turn {number} must be one of {", ".join(_ROLES)}; here it is'
+        raise malformed(f"{what} {shown_value(role)}")
     role, content, where = message["role"], message.get("content"), f"turn {number}"
     _check_slips(message, "message", where, malformed)
     for key, instead in _OF_MESSAGES.items():
@@ -242,8 +235,13 @@ def _message(message: Any, number: int, place: Place, malformed: Malformed) -> d
     # a tool call: the chat template knows what to do with the other keys
     elif content is None and len(message) > 2:
         parts = content
+    elif content is None and role == "assistant":
+        raise malformed(
+            f'{where}, the assistant\'s, has no answer: "content" is null or not there', NO_ANSWER
+        )
     else:
-        raise malformed(f"content must be text or a list of parts; here it is {_word(content)}")
+        what = f'"content" of {where} must be text or a list of parts; here it is'
+        raise malformed(f"{what} {shown_value(content)}")
     made = {**message, "content": parts}
     visual = (
         [part["type"] for part in parts if part["type"] != "text"]

@@ -8,7 +8,18 @@ from typing import Any, ClassVar, Protocol
 
 from vtool.diagnostics import Diagnostic, Findings, Origin
 
-_SHORT = Repr()
+
+class _InJson(Repr):
+    """Short texts of values, in which null, true and false are called what JSON calls them."""
+
+    def repr_NoneType(self, value: None, level: int) -> str:  # noqa: N802 (the type's name)
+        return "null"
+
+    def repr_bool(self, value: bool, level: int) -> str:
+        return "true" if value else "false"
+
+
+_SHORT = _InJson()
 _SHORT.maxstring = _SHORT.maxother = 80
 
 
@@ -126,6 +137,19 @@ def refuse(
 ) -> Findings:
     """Return the exception for one thing that is wrong with one row."""
     return Findings(Diagnostic(rule, message, origin=origin, parameter=parameter, help=help))
+
+
+def name_by_number(label: str, number: int) -> str:
+    """Return the name of a row of a file whose rows are no lines, by its number from 1.
+
+    A line of a file is `label:number`; this is written otherwise, so that nobody looks there.
+    """
+    return f"{label} row {number}"
+
+
+def short_names(name: str) -> set[str]:
+    """Return a row's name, and what it has behind the file's: a line, a number or a key."""
+    return {name, name.rpartition(":")[2], name.rpartition(" row ")[2]}
 
 
 def shown_value(value: object) -> str:

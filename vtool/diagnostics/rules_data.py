@@ -418,8 +418,8 @@ RULES = (
         bad="vtool verify my.jsonl --row 900, where my.jsonl has 100 lines",
         good="vtool verify my.jsonl --row 90",
         fix=(
-            "Give a line's number, or a row's name as findings write it: --row my.jsonl:90. Blank"
-            " lines are no rows."
+            "Give a row's name as findings write it, such as my.jsonl:90 or 'my.json row 90', or"
+            " its number alone: of its line, or in an array its own. Blank lines are no rows."
         ),
     ),
     Rule(

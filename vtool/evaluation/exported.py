@@ -49,13 +49,7 @@ def find_export(run: Path, base: Path | None = None) -> Export:
         None,
     )
     if folder is None:
-        message = f"{run} has no exported model"
-        raise Findings(
-            Diagnostic(
-                "not-a-run", message, help="write one from its newest checkpoint: vtool export RUN"
-            ),
-            fatal=True,
-        )
+        raise Findings(_no_model(run), fatal=True)
     if not (folder / CONFIG).exists():
         base = folder
     elif base is None:
@@ -78,6 +72,16 @@ def find_export(run: Path, base: Path | None = None) -> Export:
             fatal=True,
         )
     return Export(folder, base, family_name)
+
+
+def _no_model(folder: Path) -> Diagnostic:
+    """Return the finding for a folder without a model: a run's before its export, or any other."""
+    if any((folder / name).exists() for name in ("config.yaml", "checkpoints")):
+        help = f"write one from its newest checkpoint: vtool export {shlex.quote(str(folder))}"
+        return Diagnostic("not-a-run", f"{folder} has no exported model", help)
+    message = f"{folder} is not the folder of a model or a run: it has no config.json,"
+    help = "name a run, an export, an adapter's folder, or a model's (config.json, *.safetensors)"
+    return Diagnostic("not-a-run", f"{message} {CONFIG} or config.yaml", help)
 
 
 def load_exported(run: Path, export: Export | None = None) -> Any:

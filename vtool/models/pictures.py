@@ -110,6 +110,27 @@ class PictureReader:
             width, height = image.size
             return int(width), int(height)
 
+    def small(self, given: Any, side: int) -> tuple[tuple[int, int], Any]:
+        """Return a picture's upright size, and a copy of it in a square of `side` pixels.
+
+        A JPEG of any size is decoded at a part of it.
+
+        Raises:
+            What `read` raises.
+        """
+        with _opened(given) as image:
+            if getattr(image, "format", None) == "JPEG":
+                size = image.size
+                image.draft("RGB", (2 * side, 2 * side))
+                if image.getexif().get(_ORIENTATION) in _ON_ITS_SIDE:
+                    size = size[::-1]
+                small = PIL.ImageOps.exif_transpose(image).convert("RGB")
+            else:
+                small = self.read(given)[0].copy()
+                size = small.size
+        small.thumbnail((side, side))
+        return size, small
+
     def _narrowed(self, image: Any, tags: Mapping[int, Any]) -> tuple[Any, list[str]]:
         """Return a picture of wide values with 8 bits of grey, and what was lost by it.
 

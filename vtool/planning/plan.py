@@ -86,6 +86,8 @@ class MemoryPlan:
     """The rows of a rank in a step; of packed rows, at most."""
     idle: int = 0
     """The ranks that a step has no row for: they compute another's for nothing."""
+    steps: int | None = None
+    """The steps of the run; None where its rows decide."""
     choice: Choice | None = None
     """The blocks that compute again, where `model.gradient_checkpointing` is `auto`."""
     changes: tuple[Change, ...] = field(default=())
@@ -190,6 +192,7 @@ def make_plan(run: Run, asked: PlanQuestion) -> MemoryPlan:
         micro_batches=passes,
         rows=passes if shape.packed else run.rows_of_rank(asked.gpus),
         idle=max(0, asked.gpus - run.data.global_batch_size),
+        steps=run.train.steps,
         choice=choice,
     )
     if plan.fits is not False:

@@ -34,7 +34,7 @@ def lines(plan: MemoryPlan) -> Iterator[str]:
     most = "at most " if plan.shape.packed else ""
     yield (
         f"a step: {most}{plural(plan.micro_batches, 'micro-batch', 'micro-batches')} a rank,"
-        f" {most}{size(step.sent)} sent by each; {step.flops / 1e12:,.3g} TFLOP a micro-batch"
+        f" {most}{size(step.sent)} sent by each rank; {step.flops / 1e12:,.3g} TFLOP a micro-batch"
     )
     if plan.idle:
         yield (
@@ -43,14 +43,22 @@ def lines(plan: MemoryPlan) -> Iterator[str]:
         )
     feeding, per = plan.feeding(), "second" if plan.seconds else "step"
     yield (
-        f"the loader of each rank gives {most}{_count(feeding['images'], 'image')} and"
+        f"the loader of each rank must give {most}{_count(feeding['images'], 'image')} and"
         f" {_count(feeding['tokens'], 'token')} a {per}"
     )
     if plan.seconds is not None:
-        cost = ""
+        steps = plan.steps or 1000
+        seconds = steps * plan.seconds
+        yield (
+            f"time: {most}{_time(plan.seconds)} a step, {_time(seconds)} for {steps:,} steps, at"
+            f" {MFU:.0%} MFU"
+        )
         if asked.price is not None:
-            cost = f", {asked.price * asked.gpus * plan.seconds / 3600:,.4g} for all GPUs"
-        yield f"{most}{plan.seconds:,.3g} s a step{cost}, at {MFU:.0%} of the peak arithmetic"
+            paid = asked.price * asked.gpus * seconds / 3600
+            yield (
+                f"price: {most}{_money(paid)} for {steps:,} steps on"
+                f" {plural(asked.gpus, 'GPU')}, at {asked.price:,g} a GPU-hour"
+            )
     yield verdict(plan)
 
 
@@ -93,6 +101,18 @@ def _of_choice(choice: Choice) -> str:
         return f"{name} is none: it fits without"
     again = f"{choice.blocks} of {choice.of} blocks compute again, those of the tower first"
     return f"{name} is {choice.setting}: {again}; with none, {size(choice.without)} on the device"
+
+
+def _time(seconds: float) -> str:
+    """Say a duration with three digits."""
+    for unit, size_of, most in (("ms", 0.001, 1), ("s", 1, 120), ("min", 60, 7200)):
+        if seconds < most:
+            return f"{seconds / size_of:.3g} {unit}"
+    return f"{seconds / 3600:,.1f} h"
+
+
+def _money(paid: float) -> str:
+    return "less than 0.01" if 0 < paid < 0.01 else f"{paid:,.2f}"
 
 
 def _count(number: float, noun: str) -> str:

@@ -19,6 +19,7 @@ from vtool.models.model_class import MODELING_RECORD
 from vtool.training.checkpoint import checkpoints, step_of
 from vtool.training.metrics import read_metric_lines, step_of_line
 from vtool.training.own_folder import (
+    LOCK,
     check_own,
     check_place,
     open_lock,
@@ -61,15 +62,51 @@ class RunFolder:
             Findings: `run-folder-not-empty`, `run-folder-unwritable`, `run-in-use`; nothing there
                 is touched.
         """
-        try:
+        with self._usable():
             check_place(self.path)
             self.path.mkdir(parents=True, exist_ok=True)
             check_own(self.path)
             lock = open_lock(self.path)
+        self._take(lock)
+        self._lock = lock
+        try:
+            with self.writing():
+                write_marker(self.path)
         except Findings:
+            self.unlock()
             raise
-        except (OSError, ValueError) as error:  # a ValueError of a name that no file can have
-            raise Findings(self._unusable(error)) from error
+
+    def look(self) -> None:
+        """Check what `lock` checks, and leave no trace: nothing is made or held.
+
+        Raises:
+            Findings: as `lock`.
+        """
+        with self._usable():
+            check_place(self.path)
+            here = self.path.absolute()
+            there = next(one for one in (here, *here.parents) if one.exists())
+            if not there.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            if not os.access(there, os.W_OK | os.X_OK):
+                frozen = os.statvfs(there).f_flag & os.ST_RDONLY
+                number = errno.EROFS if frozen else errno.EACCES
+                raise OSError(number, os.strerror(number))
+            if there != here:
+                return
+            check_own(self.path)
+            if not (self.path / LOCK).exists():
+                return
+            lock = open_lock(self.path)
+        self._take(lock)
+        lock.close()
+
+    def _take(self, lock: IO[str]) -> None:
+        """Lock an opened file, which is closed where another process holds it.
+
+        Raises:
+            Findings: `run-folder-unwritable`, `run-in-use`.
+        """
         # `vtool report` takes the lock for a moment, to see whether anybody trains here.
         for left in reversed(range(10)):
             try:
@@ -92,13 +129,20 @@ class RunFolder:
                         Diagnostic("run-in-use", message, parameter="run.dir")
                     ) from error
                 time.sleep(0.02)
-        self._lock = lock
+
+    @contextmanager
+    def _usable(self) -> Iterator[None]:
+        """Turn what the system says of the folder into a finding.
+
+        Raises:
+            Findings: `run-folder-unwritable`.
+        """
         try:
-            with self.writing():
-                write_marker(self.path)
+            yield
         except Findings:
-            self.unlock()
             raise
+        except (OSError, ValueError) as error:  # a ValueError of a name that no file can have
+            raise Findings(self._unusable(error)) from error
 
     def _unusable(self, error: OSError | ValueError) -> Diagnostic:
         name = str(self.path.absolute())

@@ -106,15 +106,7 @@ def _find_start(
     if not folder.config.exists():
         _check_nothing_is_there(folder)
         return _from(named, run, effective, digests) if named else Start(None)
-    written = _read(folder)
-    extended = None
-    if changed := setting_differences(written, effective):
-        if resume != "extend" or not only_length(changed):
-            raise Findings(folder_taken(folder.path, changed, run))
-        extended = written.get("train")
-    if resume == "never":
-        message = f"{folder.path} holds this run already, and checkpoint.resume is never"
-        raise Findings(Diagnostic("run-folder-taken", message, parameter="checkpoint.resume"))
+    written, extended = _begun_settings(folder, run, effective)
     if folder.result.exists():
         _check_result(folder)
         if extended is None:
@@ -150,6 +142,44 @@ def _find_start(
         extended=extended,
         from_nothing=first_resume in OF_ITS_OWN,
     )
+
+
+def _begun_settings(
+    folder: RunFolder, run: Run, effective: Mapping[str, Any]
+) -> tuple[dict[str, Any], Any]:
+    """Return the settings of the run in a folder, and those of its length where it is extended.
+
+    Raises:
+        Findings: `run-folder-taken`, `not-a-run`.
+    """
+    resume, written, extended = run.checkpoint.resume, _read(folder), None
+    if changed := setting_differences(written, effective):
+        if resume != "extend" or not only_length(changed):
+            raise Findings(folder_taken(folder.path, changed, run))
+        extended = written.get("train")
+    if resume == "never":
+        message = f"{folder.path} holds this run already, and checkpoint.resume is never"
+        raise Findings(Diagnostic("run-folder-taken", message, parameter="checkpoint.resume"))
+    return written, extended
+
+
+def check_folder(run: Run, effective: Mapping[str, Any]) -> None:
+    """Check that a run can begin or resume in its folder, before its proofs take their time.
+
+    Nothing is written, and no checkpoint is read. The run itself looks again, under its lock; of
+    several ranks, the first one speaks for all.
+
+    Raises:
+        Findings: those of `RunFolder.lock`, `run-folder-taken`, `not-a-run`.
+    """
+    if os.environ.get("RANK", "0") not in ("0", ""):
+        return
+    folder = RunFolder(run.folder)
+    folder.look()
+    if folder.config.exists():
+        _begun_settings(folder, run, effective)
+    else:
+        _check_nothing_is_there(folder)
 
 
 def _check_nothing_is_there(folder: RunFolder) -> None:

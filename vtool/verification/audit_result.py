@@ -11,17 +11,25 @@ from vtool.verification.rows import Audit
 _OF_GROUPS = "missing-group"
 """A rule that rows are checked by only where the recipe names a key."""
 
+_OF_NAMES = "unknown-row"
+"""A rule that is checked only where a row is asked for."""
+
 
 def rules_of(stage: str) -> tuple[str, ...]:
     """Return the rules that the audit checks at a stage; it reports those that found nothing."""
     return tuple(rule.name for rule in RULES.values() if rule.stage == stage)
 
 
-def audit_result(subject: str, audit: Audit, settings: Data) -> Result:
+def audit_result(
+    subject: str, audit: Audit, settings: Data, tokenizer: str | None = None
+) -> Result:
     """Return the verdict on a split.
 
     In addition to its rules, `details` has `ledger` (with the tokens of each usable row) and
     `rows`, the rows shown; for a page, `look`.
+
+    Args:
+        tokenizer: what tokens are counted with, where it is not the tokenizer of a model.
     """
     failed = {finding.rule for finding in audit.findings if finding.severity != "note"}
     dropped = audit.ledger.dropped_by_rule
@@ -58,6 +66,8 @@ def audit_result(subject: str, audit: Audit, settings: Data) -> Result:
             rule: "failed" if rule in warned else "not-run" if rule in reasons else otherwise
             for rule in rules_of("references")
         }
+    if _OF_NAMES in failed:
+        checks[_OF_NAMES] = "failed"
     reasons |= {
         rule: f"rows dropped: {count}" for rule, count in dropped.items() if rule not in failed
     }
@@ -73,6 +83,7 @@ def audit_result(subject: str, audit: Audit, settings: Data) -> Result:
             }
             for shown in audit.shown
         },
+        **({"tokenizer": {"is": tokenizer}} if tokenizer else {}),
         **({"look": dict(audit.look)} if audit.look else {}),
     }
     errors = any(finding.severity == "error" for finding in audit.findings)

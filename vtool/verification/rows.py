@@ -13,10 +13,11 @@ from vtool.data.chat import IGNORED
 from vtool.data.ledgers import SplitAudit, build_ledgers, with_held_back
 from vtool.data.loader import EncodedRows
 from vtool.data.near import FEWEST_WORDS, NearDuplicates, find_near, near_duplicate_findings
+from vtool.data.row import short_names
 from vtool.data.row_audits import RowAudits
 from vtool.data.sources import Rows, open_splits
 from vtool.devices import own_cores
-from vtool.diagnostics import Diagnostic, Findings
+from vtool.diagnostics import Diagnostic
 from vtool.models.processor import new_processor
 from vtool.training.setup import read_texts
 from vtool.verification.pieces import render_example
@@ -77,17 +78,14 @@ def audit_rows(
         near: compare the rows' answers with each other.
 
     Raises:
-        Findings: where a file or the model's folder cannot be read at all; `unknown-row`, where a
-            row is asked for that is not there.
+        Findings: where a file or the model's folder cannot be read at all. A row that is asked for
+            and is not there is a finding of the first audit: `unknown-row`.
     """
     sources = open_splits(run.data)
     texts = [] if run.model.path else read_texts(sources["train"])
     processor = new_processor(run.model, run.data.image, texts, run.data.video)
     found = {split: _find_rows(source, row_names) for split, source in sources.items()}
-    if missing := [name for name in row_names if not any(name in rows for rows in found.values())]:
-        raise Findings(
-            [Diagnostic("unknown-row", f"there is no row {name}") for name in missing], fatal=True
-        )
+    unknown = _unknown_rows(sources, row_names, found)
     rows = {split: EncodedRows(source, processor, run.data) for split, source in sources.items()}
     audits = {split: _audit_all(run, each) for split, each in rows.items()}
     rows = with_held_back(run.data, rows)
@@ -107,7 +105,27 @@ def audit_rows(
         )
         for split, audited in built.items()
     ]
+    made[0] = replace(made[0], findings=(*made[0].findings, *unknown))
     return [_with_near(audit, compared) for audit in made]
+
+
+def _unknown_rows(
+    sources: Mapping[str, Rows],
+    row_names: Sequence[str],
+    found: Mapping[str, Mapping[str, Sequence[int]]],
+) -> list[Diagnostic]:
+    """Return a finding for each name that no row has, with the names that there are."""
+    there = [
+        f"{rows.name(0)} to {rows.name(len(rows) - 1)}" if len(rows) > 1 else rows.name(0)
+        for rows in sources.values()
+        if len(rows)
+    ]
+    help = f"rows are named {', '.join(there)}" if there else None
+    return [
+        Diagnostic("unknown-row", f"there is no row {name}", help)
+        for name in row_names
+        if not any(name in rows for rows in found.values())
+    ]
 
 
 def _with_near(audit: Audit, compared: NearDuplicates | None) -> Audit:
@@ -156,7 +174,7 @@ def _find_rows(rows: Rows, row_names: Sequence[str]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for index in range(len(rows) if row_names else 0):
         name = rows.name(index)
-        for matching in {name, name.rpartition(":")[2]} & set(row_names):
+        for matching in short_names(name) & set(row_names):
             found.setdefault(matching, []).append(index)
     return found
 

@@ -24,6 +24,7 @@ from vtool.data.row_audits import RowAudits
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.verification.pieces import pieces
 from vtool.verification.spread import histogram
+from vtool.verification.thumbnails import Thumbnails
 
 FEW = 3
 """Rows that are shown of each kind; of those that cannot be used, of each rule."""
@@ -137,17 +138,17 @@ def _groups(
     rows: EncodedRows, audits: RowAudits
 ) -> Iterator[tuple[str, int, Iterator[dict[str, Any]]]]:
     """Yield kinds of rows: the name of each, how many there are, and the few that are shown."""
-    table = audits.usable
+    table, small = audits.usable, Thumbnails(rows)
     by_length = np.argsort(table["tokens"], kind="stable")
-    yield "first", len(table), _shown(rows, table["index"][:FEW].tolist())
-    yield "longest", len(table), _shown(rows, table["index"][by_length[::-1][:FEW]].tolist())
-    yield "shortest", len(table), _shown(rows, table["index"][by_length[:FEW]].tolist())
+    yield "first", len(table), _shown(rows, small, table["index"][:FEW].tolist())
+    yield "longest", len(table), _shown(rows, small, table["index"][by_length[::-1][:FEW]].tolist())
+    yield "shortest", len(table), _shown(rows, small, table["index"][by_length[:FEW]].tolist())
     again, first = repeated(table)
     yield (
         "repeated",
         len(again),
         (
-            _usable(rows, int(table["index"][at]))
+            _usable(rows, small, int(table["index"][at]))
             | {"same_as": rows.rows.name(int(table["index"][before]))}
             for at, before in zip(again[:FEW].tolist(), first[:FEW].tolist(), strict=True)
         ),
@@ -160,24 +161,28 @@ def _groups(
     yield (
         "unusable",
         len(audits.findings),
-        (_unusable(rows, index, audits.findings[index]) for index in unusable),
+        (_unusable(rows, small, index, audits.findings[index]) for index in unusable),
     )
 
 
-def _shown(rows: EncodedRows, indices: Sequence[int]) -> Iterator[dict[str, Any]]:
-    return (_usable(rows, index) for index in indices)
+def _shown(
+    rows: EncodedRows, small: Thumbnails, indices: Sequence[int]
+) -> Iterator[dict[str, Any]]:
+    return (_usable(rows, small, index) for index in indices)
 
 
-def _usable(rows: EncodedRows, index: int) -> dict[str, Any]:
+def _usable(rows: EncodedRows, small: Thumbnails, index: int) -> dict[str, Any]:
     try:
-        return _tokens(rows, index)
+        return _tokens(rows, index) | small.of(index)
     except Findings as findings:  # it has changed since its audit
-        return _unusable(rows, index, findings.diagnostics[0])
+        return _unusable(rows, small, index, findings.diagnostics[0])
 
 
-def _unusable(rows: EncodedRows, index: int, finding: Diagnostic) -> dict[str, Any]:
+def _unusable(
+    rows: EncodedRows, small: Thumbnails, index: int, finding: Diagnostic
+) -> dict[str, Any]:
     """Return a row with as much of it as can be had: its tokens, its texts, or the reason alone."""
-    problem = {"problem": finding.message, "rule": finding.rule}
+    problem = {"problem": finding.message, "rule": finding.rule, **small.of(index)}
     try:
         return _tokens(rows, index) | problem
     except Exception:  # what the reason says

@@ -31,7 +31,7 @@ def test_a_folders_files_are_one_source_in_the_order_of_their_names(tmp_path: Pa
     (tmp_path / "loop").symlink_to(tmp_path)
     rows = open_rows("messages", tmp_path)
     assert [rows.row(n).messages[1]["content"] for n in range(3)] == ["1", "2", "3"]
-    assert [rows.name(n) for n in range(3)] == ["a.json:1", "a.json:2", "b.jsonl:1"]
+    assert [rows.name(n) for n in range(3)] == ["a.json row 1", "a.json row 2", "b.jsonl:1"]
     before = rows.describe()
     assert before["rows"] == 3
     write_rows(tmp_path / "b.jsonl", [chat("c", "4")])

@@ -82,7 +82,7 @@ def test_pictures_inside_of_every_container_are_those_of_files(
             row = rows.row(index)
             assert row.images == [(tmp_path / f"{index}.png").read_bytes()], path
             assert row.messages[1]["content"] == f"No {index}."
-        assert rows.name(3) == f"{path.name}:4"
+        assert rows.name(3) == f"{path.name} row 4"
         again = pickle.loads(pickle.dumps(rows))
         assert again.row(5).messages == rows.row(5).messages
         assert len(pickle.dumps(rows)) < 5_000, "a worker maps the file itself"
@@ -170,7 +170,7 @@ def test_arguments_that_arrow_has_merged_are_refused(tmp_path: Path) -> None:
     merged = pa.table({"messages": [called({"city": "Bonn"}), called({"n": 1})]})
     reported = finding(write(tmp_path / "merged.parquet", merged), row=1)
     assert reported.rule == "merged-by-arrow"
-    assert "merged.parquet:2" in reported.message
+    assert "merged.parquet row 2" in reported.message
     same = pa.table({"messages": [called({"n": 2}), called({"n": 1})]})
     row = opened(write(tmp_path / "same.parquet", same)).row(1)
     assert row.messages[1]["tool_calls"] == [{"function": {"name": "f", "arguments": {"n": 1}}}]
@@ -202,7 +202,7 @@ def test_a_group_that_cannot_be_read_is_a_finding_of_its_rows_alone(
     assert [rows.row(n).messages[1]["content"] for n in (0, 2, 6)] == ["No 0.", "No 2.", "No 6."]
     reported = finding(path, row=4)
     assert reported.rule == "broken-row"
-    assert "rows.parquet:5 is in row group 1 of" in reported.message
+    assert "rows.parquet row 5 is in row group 1 of" in reported.message
     assert "(rows 4 to 6)" in reported.message
 
 

@@ -84,6 +84,28 @@ def test_images_are_counted_and_their_sizes_are_the_files() -> None:
     assert f"<|image_pad|> × {one['end'] - one['start']}" in text
 
 
+def test_a_rows_images_are_shown_small_and_a_damaged_one_says_so() -> None:
+    picture(Path("whole.png"), 60, 30)
+    picture(Path("cut.png"))
+    Path("cut.png").write_bytes(Path("cut.png").read_bytes()[:900])
+    both = chat("<image><image>Which?", "a") | {"images": ["whole.png", "cut.png"]}
+    many = chat("<image>" * 9, "b") | {"images": ["whole.png"] * 9}
+    page, _ = verified([many, both])
+    elements = Elements(page)
+    shown = elements.having("img")
+    assert "image 1 of 9: whole.png, 60 × 30 pixels" in [one["alt"] for one in shown]
+    assert all(re.match(r"data:image/jpeg;base64,/9j/[\w+/]+=*$", one["src"]) for one in shown)
+    assert "5 more images not shown" in elements.text
+    unusable = elements.text.partition("Rows that cannot be used")[2]
+    assert "image 2 of 2: cut.png is not shown: " in unusable
+    assert "image 1 of 2: whole.png, 60 × 30 pixels" in page.partition("Rows that cannot be")[2]
+
+
+def test_the_page_says_what_counts_tokens() -> None:
+    words = "Tokens are counted with a tiny built-in qwen2_5_vl tokenizer, trained on these rows"
+    assert words in Elements(verified(numbered(2))[0]).text
+
+
 def test_rows_that_are_there_before_and_rows_that_cannot_be_used_say_why() -> None:
     rows = [
         *numbered(6),
@@ -124,7 +146,7 @@ def test_what_was_not_looked_at_stands_on_the_page() -> None:
     text = Elements(verified(numbered(60))[0]).text
     assert "There are no rows of data.validation and no rows of data.test" in text
     assert "Of 60 rows, at most 9 are shown; all were audited." in text
-    assert "The images and videos themselves are not on this page." in text
+    assert "Videos" not in text
     assert "not run" in text
     assert "data.max_length is not given" in text
 
@@ -224,3 +246,5 @@ def test_nothing_is_wider_than_the_window(tmp_path: Path, width: int) -> None:
     assert measured["window"] == width
     assert measured["page"] <= width
     assert measured["wide"] == []
+    assert measured["images"] > 0
+    assert measured["broken"] == 0

@@ -7,6 +7,7 @@ from typing import Any
 
 from vtool.data.containers.columns import from_columns, pyarrow
 from vtool.data.containers.files import digest_of_files, not_readable, unreadable_file
+from vtool.data.row import name_by_number
 from vtool.diagnostics import Diagnostic, Findings, Origin
 from vtool.words import first_line
 
@@ -59,7 +60,7 @@ class ArrowRows:
         return int(self.rows)
 
     def name(self, index: int) -> str:
-        return f"{self.label}:{index + 1}"
+        return name_by_number(self.label, index + 1)
 
     def origin(self, index: int) -> Origin:
         """Return the place of row `index`, for findings."""

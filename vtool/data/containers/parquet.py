@@ -14,7 +14,7 @@ from vtool.data.containers.arrow import check_same_columns
 from vtool.data.containers.arrow_copy import copy_to_arrow, map_copy, mark_of
 from vtool.data.containers.columns import from_columns, pyarrow
 from vtool.data.containers.files import digest_of_files, not_readable, unreadable_file
-from vtool.data.row import refuse
+from vtool.data.row import name_by_number, refuse
 from vtool.diagnostics import Origin
 from vtool.words import first_line
 
@@ -80,7 +80,7 @@ class ParquetRows:
         return self.ends[-1] if self.ends else 0
 
     def name(self, index: int) -> str:
-        return f"{self.label}:{index + 1}"
+        return name_by_number(self.label, index + 1)
 
     def origin(self, index: int) -> Origin:
         """Return the place of row `index`, for findings."""

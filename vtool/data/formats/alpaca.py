@@ -7,7 +7,16 @@ question and its answer; these answers are learnt too, as LLaMA-Factory does.
 from collections.abc import Mapping
 from typing import Any
 
-from vtool.data.chats import VISUALS, ColumnsReader, check_keys, exchanges, text, tools, visuals
+from vtool.data.chats import (
+    VISUALS,
+    ColumnsReader,
+    answer_text,
+    check_keys,
+    exchanges,
+    text,
+    tools,
+    visuals,
+)
 from vtool.data.messages_layout import Malformed
 
 _READ = ("instruction", "input", "output", "system", "history", "tools", *VISUALS)
@@ -38,7 +47,7 @@ def from_instruction(record: Mapping[str, Any], malformed: Malformed) -> dict[st
     asked = [text(record.get("instruction"), "instruction", malformed)]
     if record.get("input"):
         asked.append(text(record["input"], "input", malformed))
-    answer = text(record.get("output"), "output", malformed)
+    answer = answer_text(record.get("output"), "output", malformed)
     pairs = record.get("history") or []
     messages = [*exchanges(pairs, "history", malformed, record.get("system"))]
     messages += exchanges([("\n".join(filter(None, asked)), answer)], "output", malformed)

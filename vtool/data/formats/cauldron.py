@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any, Literal
 
-from vtool.data.chats import ColumnsReader, check_keys, text, visuals
+from vtool.data.chats import ColumnsReader, answer_text, check_keys, text, visuals
 from vtool.data.messages_layout import TAG, Malformed
 from vtool.data.row import shown_value
 from vtool.diagnostics import Origin
@@ -86,7 +86,8 @@ class Cauldron(ColumnsReader):
             if not isinstance(each, Mapping):
                 raise malformed(f'"texts" has {shown_value(each)}, which is no question and answer')
             check_keys(each, _OF_TEXTS, self.ignore, malformed)
-            question, answer = (text(each.get(key), f"texts.{key}", malformed) for key in _OF_TEXTS)
+            question = text(each.get("user"), "texts.user", malformed)
+            answer = answer_text(each.get("assistant"), "texts.assistant", malformed)
             if TAG in question:
                 raise malformed(f"question {number} has {TAG} as text; the images are shown first")
             messages += [

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vtool.data.chats import ColumnsReader, check_keys, text, tools, visuals
+from vtool.data.chats import ColumnsReader, answer_text, check_keys, text, tools, visuals
 from vtool.data.containers.files import not_readable, unreadable_file
 from vtool.data.formats.alpaca import from_instruction
 from vtool.data.messages_layout import Malformed
@@ -129,7 +129,8 @@ class LlamaFactory(ColumnsReader):
             if role == "system" and (number > 1 or "system" in named):
                 raise malformed(f"turn {number} is a second system turn, or a late one")
             check_keys(turn, (tags["role_tag"], tags["content_tag"]), self.ignore, malformed)
-            content = text(turn.get(tags["content_tag"]), tags["content_tag"], malformed)
+            read = answer_text if role == "assistant" else text
+            content = read(turn.get(tags["content_tag"]), tags["content_tag"], malformed)
             yield {"role": role, "content": content}
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vtool.data.chats import VISUALS, ChatReader
-from vtool.data.messages_layout import Malformed
+from vtool.data.messages_layout import NO_ANSWER, Malformed
 from vtool.data.row import shown_value
 
 _ROLES = {"system": "system", "human": "user", "user": "user", "gpt": "assistant"}
@@ -53,7 +53,8 @@ class Llava(ChatReader):
         turns = record.get("conversations")
         if not isinstance(turns, list) or not turns:
             help = "write format: messages" if "messages" in record else _EXAMPLE
-            raise malformed('there is no list "conversations" with a turn', help)
+            seen = f"; here it is {shown_value(turns)}" if turns is not None else ""
+            raise malformed(f'there is no list "conversations" with a turn{seen}', help)
         if "messages" in record:
             raise malformed('the row has both "conversations" and "messages"')
         made = {
@@ -82,6 +83,9 @@ def _message(turn: Any, number: int, malformed: Malformed) -> dict[str, Any]:
     for key, instead in (("role", "from"), ("content", "value")):
         if key in turn:
             raise malformed(f'turn {number} has "{key}", which is not read', f'write "{instead}"')
+    if turn.get("value") is None and _ROLES[speaker] == "assistant":
+        what = f'turn {number}, the assistant\'s, has no answer: "value" is null or not there'
+        raise malformed(what, NO_ANSWER)
     if not isinstance(turn.get("value"), str):
         raise malformed(
             f'"value" of turn {number} must be text; here it is {shown_value(turn.get("value"))}'

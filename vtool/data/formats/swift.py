@@ -56,6 +56,8 @@ class Swift(ColumnsReader):
             raise not_for_training(malformed, _OBJECTS, help)
         check_keys(record, self.reads, self.ignore, malformed)
         shapes = [key for key in ("messages", "response", "conversation") if record.get(key)]
+        if not shapes and "response" in record:  # null, or empty
+            shapes = ["response"]
         if len(shapes) != 1:
             what = " and ".join(f'"{key}"' for key in shapes) or "none of them"
             raise malformed(

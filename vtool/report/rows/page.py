@@ -66,6 +66,7 @@ def _part(result: Mapping[str, Any], place: int) -> dict[str, Any]:
         "findings": findings_of(result),
         "checks": checks_of(result),
         "look": look,
+        "tokenizer": result.get("details", {}).get("tokenizer", {}).get("is"),
         "headline": _headline(look) if look else [],
         "charts": _charts(look) if look else [],
         "budgets": look["budgets"] if look else None,
@@ -178,7 +179,7 @@ def _row(row: Mapping[str, Any]) -> dict[str, Any]:
         facts += [plural(row["videos"], "video")] if row["videos"] else []
         facts += ["truncated"] if row["truncated"] else []
     return {
-        **dict.fromkeys(("same_as", "problem", "rule", "gap")),
+        **dict.fromkeys(("same_as", "problem", "rule", "gap", "thumbnails", "more_images")),
         **row,
         "pieces": pieces,
         "texts": [(role, _lines(text)) for role, text in row.get("texts", ())],
@@ -202,8 +203,6 @@ def _not_shown(look: Mapping[str, Any]) -> Iterator[str]:
         )
     if pictures["unread"]:
         yield f"Sizes that could not be read now: {pictures['unread']:,}."
-    if look["videos"]["sum"]:
-        yield "Sizes and lengths of videos are not on this page."
     if budgets is None:
         yield "Token budgets are of data.train alone."
     elif budgets["steps"] < budgets["of"]:
@@ -216,4 +215,5 @@ def _not_shown(look: Mapping[str, Any]) -> Iterator[str]:
     shown = sum(len(group["rows"]) for group in look["groups"])
     if shown < look["rows"]:
         yield f"Of {plural(look['rows'], 'row')}, at most {shown:,} are shown; all were audited."
-    yield "The images and videos themselves are not on this page."
+    if look["videos"]["sum"]:
+        yield "Videos are not on this page, nor their sizes and lengths."

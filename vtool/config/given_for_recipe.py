@@ -1,0 +1,59 @@
+"""Files and folders that are given in the place of a recipe: what each is, and what reads it."""
+
+import json
+import shlex
+from pathlib import Path
+
+from vtool.config.schema.formats.entry import ROWS_SUFFIXES
+from vtool.diagnostics import Diagnostic
+
+_WEIGHTS = ".safetensors"
+_SCRIPTS = {".py": "python", ".sh": "bash"}
+NOT_RECIPES = frozenset({_WEIGHTS, *_SCRIPTS})
+"""Suffixes of files that are no recipes."""
+
+
+def given_for_recipe(recipe: str, path: Path) -> Diagnostic:
+    """Return the finding for what is there and is no recipe.
+
+    Args:
+        recipe: as the user has typed it.
+    """
+    given = shlex.quote(recipe)
+    what, help = "is not a file", "give a YAML file, or the name of a recipe"
+    if path.suffix in _SCRIPTS and path.is_file():
+        what = "is a script, and no recipe"
+        run = shlex.join([_SCRIPTS[path.suffix], recipe])
+        help = f"vtool watch -- {run} shows what its training really teaches"
+    elif path.is_file():
+        what = "has weights, and is no recipe"
+        help = f"vtool load-check {given} checks that they load"
+    elif (path / "config.yaml").is_file():
+        what = "is the folder of a run, and no recipe"
+        help = f"its recipe is {shlex.quote(str(path / 'config.yaml'))}"
+    elif has_model_files(path):
+        what = "is a model's folder, and no recipe"
+        help = (
+            f"vtool train sft ROWS model.path={given} fine-tunes it, vtool verify ROWS"
+            f" model.path={given} audits rows with its tokenizer, vtool load-check {given} checks"
+            " its weights"
+        )
+    elif path.is_dir():
+        what = f"is a folder without files of rows ({', '.join(ROWS_SUFFIXES)})"
+        help = (
+            "give a YAML file, the name of a recipe, or rows: a file, or the folder that has them"
+        )
+    return Diagnostic("unreadable-file", f"`{recipe}` {what}", help)
+
+
+def has_model_files(folder: Path) -> bool:
+    """Return whether a path is the folder of a model or an adapter, by its files."""
+    try:
+        if any(next(folder.glob(name), None) for name in ("adapter_config.json", f"*{_WEIGHTS}")):
+            return True
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError, RecursionError):  # also for a path that no file can have
+        return False
+    return isinstance(config, dict) and not config.keys().isdisjoint(
+        ("model_type", "architectures")
+    )
