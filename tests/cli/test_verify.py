@@ -77,8 +77,8 @@ def test_the_folder_of_a_model_is_called_one(files: dict[str, str]) -> None:
     code, _, err = run("model")
     assert code == 2
     assert "`model` is a model's folder, and no recipe" in err
-    assert "to check its weights: vtool load-check model; to audit rows with its tokenizer:" in err
-    assert "vtool verify ROWS model.path=model;" in err
+    assert "vtool load-check model checks its weights" in err
+    assert "vtool verify ROWS model.path=model audits rows with its tokenizer" in err
 
 
 def test_a_file_of_weights_and_any_other_folder_say_what_they_are() -> None:

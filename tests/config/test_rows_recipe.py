@@ -126,11 +126,11 @@ def test_a_file_of_rows_behind_a_recipe_is_answered_with_the_setting() -> None:
 @pytest.mark.parametrize(
     ("files", "message", "help"),
     [
-        ([], "`it` is a folder without files of rows", "rows: a file, or the folder that has them"),
+        ([], "`it` is a folder without files of rows", "rows: a file or the folder of some"),
         (
             ["a.png"],
             "`it` is a folder without files of rows",
-            "a file, or the folder that has them",
+            "a file or the folder of some",
         ),
         (
             ["config.json", "tokenizer.json"],
