@@ -195,6 +195,7 @@ def examine_foreign(path: Path, *, trainer: str = "verl", trusted: bool = True) 
         "data.global_batch_size",
     } - reading.names.keys()
     unknown |= set(reading.open)
+    unknown |= {"model.revision"} if "model.path" in unknown else set()  # a revision of that model
     findings = (
         *(
             in_their_words(one, reading.names, of_verl=trainer == "verl")

@@ -366,6 +366,16 @@ def test_a_model_that_is_not_here_is_said_as_that_and_keeps_its_name(
         assert "no counterpart" not in said
 
 
+def test_a_revision_of_a_model_that_is_not_here_is_no_mistake() -> None:
+    text = "model_name_or_path: org/unheard-of\nmodel_revision: main\ndo_train: true\n"
+    Path("theirs.yaml").write_text(text)
+    done = run_vtool(Path(), "validate-config", "--from", "llamafactory", "theirs.yaml")
+    assert done.status == 0
+    said = done.stdout + done.stderr
+    assert "help: hf download org/unheard-of --revision main; or give its folder" in said
+    assert "error" not in said
+
+
 ANSWERED = [(word, known.ours) for word, known in WORDS.items() if known.ours]
 BATCH = 8
 """The words of other trainers inside of one unknown group that are answered."""
