@@ -10,7 +10,7 @@ from vtool.config.shipped import recipe_names, shipped_folder
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
 
-WEIGHTS = ".safetensors"
+WEIGHTS_SUFFIX = ".safetensors"
 """The suffix of files of weights."""
 
 
@@ -46,7 +46,7 @@ def find_recipe(recipe: str) -> RecipeFile:
         return RecipeFile(shipped_folder("recipes") / f"{recipe}.yaml")
     path = Path(recipe)
     try:
-        if path.is_file() and path.suffix != WEIGHTS:
+        if path.is_file() and path.suffix != WEIGHTS_SUFFIX:
             return RecipeFile(path)
         there = path.exists()
     except OSError as error:
@@ -71,7 +71,7 @@ def _no_file(recipe: str, path: Path) -> Diagnostic:
     if has_model_files(path):
         return model_folder_given(recipe)
     given = shlex.quote(recipe)
-    if path.suffix == WEIGHTS and path.is_file():
+    if path.suffix == WEIGHTS_SUFFIX and path.is_file():
         help = f"to check that they load: vtool load-check {given}"
         return Diagnostic("unreadable-file", f"`{recipe}` has weights, and is no recipe", help)
     what = "a folder, not a recipe" if path.is_dir() else "not a file"
@@ -82,7 +82,9 @@ def _no_file(recipe: str, path: Path) -> Diagnostic:
 def has_model_files(folder: Path) -> bool:
     """Return whether a path is the folder of a model or an adapter, by its files."""
     try:
-        if any(next(folder.glob(name), None) for name in ("adapter_config.json", f"*{WEIGHTS}")):
+        if any(
+            next(folder.glob(name), None) for name in ("adapter_config.json", f"*{WEIGHTS_SUFFIX}")
+        ):
             return True
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError, RecursionError):  # also for a path that no file can have
