@@ -41,7 +41,8 @@ def test_an_error_is_the_exit_status_of_a_run_that_finished(
         return outcome
 
     monkeypatch.setattr(launch, "launch", launched)
-    done = CliRunner().invoke(app, ["train", "sft", "digits", f"run.dir={tmp_path}"])
+    command = ["train", "sft", "digits", f"run.dir={tmp_path / 'run'}", "--no-preflight"]
+    done = CliRunner().invoke(app, command)
     assert done.exit_code == code
     assert "the disk was full" in done.stderr
     assert ("report: " in done.stdout) is (signal is None)

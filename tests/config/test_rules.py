@@ -52,6 +52,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path(f"models/twice/{one}.index.json").write_text(json.dumps(index))
     Path("models/my_model.py").write_text("class MyModel: ...\n")
     Path("recipes/digits.yaml").write_text("defaults: [digits]\n")
+    Path("lora_sft.yaml").write_text("stage: sft\ntemplate: qwen2_vl\nfinetuning_type: lora\n")
 
 
 def findings(*arguments: str) -> tuple[Diagnostic, ...]:

@@ -109,7 +109,7 @@ def test_one_is_said_in_the_singular() -> None:
     assert "logits: 1 chunk, " in text
     several = "\n".join(lines(plan_of(GIB, None)))
     assert "a step: 4 micro-batches a rank" in several
-    assert "gives 0 images and 25.6 tokens a second" in several
+    assert "must give 0 images and 25.6 tokens a second" in several
 
 
 def test_ranks_that_have_no_row_are_reported_and_not_proposed() -> None:

@@ -3,12 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.rows import chat, mixed_rows, write_rows
 from tests.runs import encoded, messages, request
 from vtool.data.chat import IGNORED
-from vtool.diagnostics import Findings
 from vtool.verification.rows import FIRST_ROWS, TurnSpan, audit_rows
 
 TWO_TURNS = {
@@ -58,13 +55,13 @@ def test_the_first_rows_are_shown_and_those_asked_for(tmp_path: Path) -> None:
     assert audit.shown[-1].spans == ()
 
 
-def test_a_row_that_is_not_there_cannot_be_shown(tmp_path: Path) -> None:
-    with pytest.raises(Findings) as caught:
-        audited(tmp_path, [TWO_TURNS], row_names=("1", "2", "x"))
-    assert [finding.message for finding in caught.value.diagnostics] == [
-        "there is no row 2",
-        "there is no row x",
+def test_a_row_that_is_not_there_is_a_finding_next_to_those_that_are(tmp_path: Path) -> None:
+    audit = audited(tmp_path, [TWO_TURNS], row_names=("1", "2", "x"))
+    assert [(finding.message, finding.help) for finding in audit.findings] == [
+        ("there is no row 2", "rows are named rows.jsonl:1"),
+        ("there is no row x", "rows are named rows.jsonl:1"),
     ]
+    assert [shown.row for shown in audit.shown] == ["rows.jsonl:1"]
 
 
 def test_answers_that_evaluation_would_cut_off_are_a_warning(tmp_path: Path) -> None:

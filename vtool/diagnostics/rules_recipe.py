@@ -58,7 +58,7 @@ _CANNOT_READ = (
         summary="A recipe is one of LLaMA-Factory, ms-swift, TRL, verl or axolotl.",
         why="Each of its settings would be unknown, and a finding for each says less than this.",
         bad="vtool validate-config ./lora_sft.yaml, which begins with `stage: sft`",
-        good="vtool validate-config --from llamafactory ./lora_sft.yaml",
+        good="vtool validate-config ./recipes/digits.yaml",
         fix="Read it with --from, or let --convert print it as a recipe of vtool.",
     ),
     Rule(

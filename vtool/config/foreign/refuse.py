@@ -10,8 +10,18 @@ from vtool.config.foreign.whose import trainer_of
 from vtool.diagnostics import Diagnostic, Findings, Origin
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-NOT_READ = frozenset({"axolotl"})
+_NOT_READ = frozenset({"axolotl"})
 """Trainers whose recipes are recognized, and not read."""
+# what PyYAML raises of values that are not what their tags say
+_UNREADABLE = (
+    yaml.YAMLError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
 
 
 def refuse_foreign(recipe: str, text: str) -> None:
@@ -25,13 +35,13 @@ def refuse_foreign(recipe: str, text: str) -> None:
     """
     try:
         values = yaml.load(text, _LOADER)
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError):  # for others to say
+    except _UNREADABLE:  # for others to say
         return
     name = trainer_of(values) if isinstance(values, Mapping) else None
     if name is None:
         return
     given, title = shlex.quote(recipe), TRAINERS[name].title if name in TRAINERS else name
-    if name in NOT_READ:
+    if name in _NOT_READ:
         help = f"docs/coming-from.md has the words of both; vtool watch -- {name} train {given}"
         help += " shows what it really teaches"
     else:
