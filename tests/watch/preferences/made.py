@@ -58,6 +58,27 @@ def pairs(count: int = 24, prompt: int = 3, seed: int = 0) -> list[dict[str, Any
     ]
 
 
+def with_a_template(rows: list[dict[str, Any]]) -> Dataset:
+    """Return pairs whose prompts begin with the same words."""
+    shared = " ".join(f"w{k}" for k in range(20, 32))
+    return Dataset.from_list([{**row, "prompt": f"{shared} {row['prompt']}"} for row in rows])
+
+
+def with_a_begin(rows: list[dict[str, Any]]) -> Dataset:
+    """Return pairs whose prompts begin with one word that is the same."""
+    return Dataset.from_list([{**row, "prompt": f"w20 {row['prompt']}"} for row in rows])
+
+
+def streamed(rows: list[dict[str, Any]]) -> Any:
+    """Return a data set that is read once, from which the watch reads nothing."""
+    return Dataset.from_list(rows).to_iterable_dataset()
+
+
+def many(rows: list[dict[str, Any]]) -> Dataset:
+    """Return very many pairs."""
+    return Dataset.from_list(pairs(12_000))
+
+
 def with_images(rows: list[dict[str, Any]]) -> Dataset:
     """Return pairs about a picture each, as chats."""
     draw = random.Random(1)

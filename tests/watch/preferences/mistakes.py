@@ -102,6 +102,36 @@ def swapped(setting: Setting) -> None:
     setting.collated(change)
 
 
+def sometimes_swapped(setting: Setting) -> None:
+    seen: list[int] = []
+
+    def change(batch: dict[str, Any]) -> None:
+        seen.append(1)
+        if len(seen) % 3 == 0:
+            for name in ("input_ids", "attention_mask", "completion_mask"):
+                chosen, rejected = batch[name].chunk(2)
+                batch[name] = torch.cat([rejected, chosen])
+
+    setting.collated(change)
+
+
+def beta_in_the_loss(setting: Setting) -> None:
+    setting.log_probs(lambda logp, learnt: 1.4 * logp)
+
+
+def norms_trained(setting: Setting) -> None:
+    for name, p in setting.trainer.model.named_parameters():
+        p.requires_grad_(p.requires_grad or "norm" in name)
+
+
+def all_images_crossed(setting: Setting) -> None:
+    def change(batch: dict[str, Any]) -> None:
+        chosen, rejected = batch["pixel_values"].chunk(2)
+        batch["pixel_values"] = torch.cat([chosen.roll(1, 0), rejected.roll(1, 0)])
+
+    setting.collated(change)
+
+
 def negated(setting: Setting) -> None:
     setting.log_probs(lambda logp, learnt: -logp)
 

@@ -8,7 +8,8 @@ from statistics import median
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
 from vtool.watch.conclusions.engine import engine_of
-from vtool.watch.conclusions.preference_losses import Answer, Batch, PreferenceLoss
+from vtool.watch.conclusions.preference_loops import measured_pairs
+from vtool.watch.conclusions.preference_losses import Answer, AnswerBatch, PreferenceLoss
 from vtool.watch.conclusions.preference_rows import (
     JudgedBatch,
     JudgedRow,
@@ -19,7 +20,7 @@ from vtool.watch.conclusions.preference_rows import (
 )
 from vtool.watch.facts import Facts
 
-SCALED = Rule(
+OFF_SCALE = Rule(
     name="preference-scaled",
     code="VT917",
     summary="The weights of a preference's pairs are not what β and the pairs of the step give.",
@@ -43,7 +44,7 @@ _NEAR = 0.02
 
 @dataclass(frozen=True, slots=True)
 class _Ratio:
-    """How many times a row's weight is what the arguments give."""
+    """A row's weight, over the one that arguments give."""
 
     times: float
     tokens: int
@@ -76,7 +77,7 @@ def expected_weights(
 def _of_pair(
     loss: PreferenceLoss,
     smoothing: float,
-    whole: Batch,
+    whole: AnswerBatch,
     up: JudgedRow | None,
     down: JudgedRow | None,
 ) -> Iterator[tuple[JudgedRow, float, float]]:
@@ -110,7 +111,7 @@ def _ratios(
                 copied = (
                     due > 0
                     and loss.is_paired
-                    and loss.copied(batch.batch(loss) or Batch(1, 1), Answer(row.tokens, 0.0))
+                    and loss.copied(batch.batch(loss) or AnswerBatch(1, 1), Answer(row.tokens, 0.0))
                 )
                 found.append(
                     _Ratio(times, row.tokens, batch, loss.is_by_length, due > 0, bool(copied))
@@ -137,13 +138,13 @@ class Reading:
     """The weights of pairs whose due size is known, against it."""
 
     ratios: tuple[_Ratio, ...]
-    """Of the smoothing that fits best."""
+    """Ratios of the rows, with the smoothing that fits best."""
     state: str
     """`right`, `even` (all the same times what is due), `by-length`, `by-sum`, or `apart`."""
 
     @property
     def times(self) -> float:
-        """How many times the weights are what is due."""
+        """The weights, over those that are due."""
         return median(one.times for one in self.ratios)
 
     @property
@@ -209,7 +210,7 @@ def _divisors(loss: PreferenceLoss, batch: JudgedBatch, world: int) -> list[tupl
 
 def _scaled(facts: Facts) -> CheckOutcome:
     if why := no_preference(facts):
-        alone = _measured_alone(facts)
+        alone = {} if facts.skipped("preference") else measured_pairs(facts)
         return CheckOutcome(not_run=why, measured=alone, applies=bool(alone), is_needed=True)
     loss = loss_of(facts)
     assert loss is not None
@@ -234,7 +235,7 @@ def _changed(facts: Facts) -> Iterator[Diagnostic]:
                 f"the trainer's {name} is {value:g}, and its arguments have {given:g}: the loss is"
                 " that of the trainer's"
             )
-            yield found(SCALED, message, severity="note" if fact["own"] else "warning")
+            yield found(OFF_SCALE, message, severity="note" if fact["own"] else "warning")
 
 
 def _against_due(
@@ -288,25 +289,6 @@ def _overridden(facts: Facts) -> str:
     return ", ".join(map(str, facts.of("preference")[0]["overridden"]))
 
 
-def _measured_alone(facts: Facts) -> dict[str, float | str]:
-    """Return the β that the first step shows by itself, where a trainer is not known."""
-    micros = [micro for micro in facts.micros if micro.step == 0 and micro.is_read]
-    if not micros or not facts.is_judged:
-        return {}
-    sizes = [
-        abs(float(row["median"]))
-        for micro in micros
-        for row in micro.fact.get("per_row") or ()
-        if row.get("median")
-    ]
-    shapes = {int(next(iter(micro.fact.get("shape") or (0,)))) for micro in micros}
-    paired = all(micro.fact.get("pairs") for micro in micros)
-    if not sizes or len(shapes) != 1 or not paired or max(sizes) > (1 + 1e-3) * min(sizes):
-        return {}
-    pairs = shapes.pop() // 2 * sum(micro.rank == micros[0].rank for micro in micros)
-    return {"β, if this is DPO": f"{2 * median(sizes) * pairs:.6g}"}
-
-
 def _is_divided_later(facts: Facts, loss: PreferenceLoss, reading: Reading) -> bool:
     """Return whether weights are too large because something divides them after the passes."""
     times, first = reading.times, reading.ratios[0].batch
@@ -330,15 +312,15 @@ def _of_one_size(facts: Facts, loss: PreferenceLoss, reading: Reading) -> Diagno
         severity = {"severity": "warning"} if "each" in name else {}
         if abs(times / count - 1) <= first.tolerance:
             message = f"{summary}: the step has {count} {name}, and is not divided by them"
-            return found(SCALED, message, **severity)
+            return found(OFF_SCALE, message, **severity)
         if abs(times * count - 1) <= first.tolerance:
             return found(
-                SCALED, f"{summary}: it is divided by its {count} {name} twice", **severity
+                OFF_SCALE, f"{summary}: it is divided by its {count} {name} twice", **severity
             )
     coarse = any(one.batch.is_coarse for one in reading.ratios)
     if loss.is_own or (coarse and (not reading.is_certain or 1 / 1.2 < times < 1.2)):
         return None
-    return found(SCALED, f"{summary}{_other_beta(loss, times)}", severity="warning")
+    return found(OFF_SCALE, f"{summary}{_other_beta(loss, times)}", severity="warning")
 
 
 def _of_other_margins(loss: PreferenceLoss, reading: Reading) -> Diagnostic | None:
@@ -348,10 +330,12 @@ def _of_other_margins(loss: PreferenceLoss, reading: Reading) -> Diagnostic | No
     passes = reading.ratios[0].batch.passes
     for one_size in (passes, 1 / passes):
         if passes > 1 and _is_one(reading.ratios, one_size):
-            return found(SCALED, f"weights are {one_size:.4g} times what is due")
+            return found(OFF_SCALE, f"weights are {one_size:.4g} times what is due")
     if loss.is_own or any(one.batch.is_coarse for one in reading.ratios):
         return None  # margins of 16 bits are rounded too
-    return found(SCALED, message, severity="warning") if (message := _odd(loss, reading)) else None
+    return (
+        found(OFF_SCALE, message, severity="warning") if (message := _odd(loss, reading)) else None
+    )
 
 
 def _odd(loss: PreferenceLoss, reading: Reading) -> str | None:
@@ -423,11 +407,11 @@ def _beyond(loss: PreferenceLoss, batches: Sequence[JudgedBatch]) -> Diagnostic 
     )
     if worst <= where.passes:
         message += f": the step has {where.passes} micro-batches, by which it may not be divided"
-    return found(SCALED, message)
+    return found(OFF_SCALE, message)
 
 
 def _factor(facts: Facts, step: int) -> float | None:
-    """Return what becomes of gradients on their way to the optimizer, of the mean over ranks."""
+    """Return the factor of gradients on their way to the optimizer, of the mean over ranks."""
     engine = engine_of(facts, step)
     if engine is None or engine.misfit > engine.tolerance:
         return None
@@ -448,8 +432,10 @@ def _arrives_scaled(facts: Facts, batches: Sequence[JudgedBatch]) -> Diagnostic 
                 f"the optimizer gets {times} times the gradient of the pairs: there are {times}"
                 f" {name}, and it is not divided by them"
             )
-            return found(SCALED, message)
+            return found(OFF_SCALE, message)
     return None
 
 
-CHECKS = (WatchCheck(SCALED, "learnt", _scaled, {"rows": 1, "micro-batches": 1}, most_noise=0.25),)
+CHECKS = (
+    WatchCheck(OFF_SCALE, "learnt", _scaled, {"rows": 1, "micro-batches": 1}, most_noise=0.25),
+)

@@ -31,7 +31,7 @@ REFERENCE = Rule(
     ),
 )
 _SURE = 20.0
-"""How many times rounding a difference must be, for its absence to say something."""
+"""The least size of a difference, over rounding, for its absence to say something."""
 _ROUNDING_16 = 2.0**-8
 
 

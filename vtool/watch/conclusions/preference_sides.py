@@ -34,7 +34,7 @@ SIDES = Rule(
     ),
 )
 _LEFT = 0.05
-"""Of a weight that is partly a copied answer's, the least other part that is compared."""
+"""The least part of a weight, beside that of a copied answer, that is compared."""
 
 
 def _sides(facts: Facts) -> CheckOutcome:
@@ -171,7 +171,7 @@ def _sizes(facts: Facts, loss: PreferenceLoss, batches: Sequence[JudgedBatch]) -
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """How many times a token of the chosen side weighs one of the rejected side."""
+    """A token of the chosen side, over one of the rejected side."""
 
     times: float
     lengths: float
