@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.watch import tiny_llava
-from tests.watch.preferences import made, runs
+from tests.watch.preferences import loops, made, runs
 from tests.watch.preferences.mistakes import Setting
 from tests.watch.preferences.runs import Run
 from tests.watch.runs.__main__ import place
@@ -54,12 +54,15 @@ def named() -> dict[str, Run]:
     }
 
 
-def train(run: Run, folder: Path, model_folder: Path) -> None:
+def train(run: Run, folder: Path, model_folder: Path) -> None:  # noqa: PLR0912
     """Train as the run says."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoProcessor, LlavaForConditionalGeneration, Qwen2ForCausalLM
 
     kind = run.kind
+    if kind == "loop":
+        loops.train(Qwen2ForCausalLM.from_pretrained(model_folder), run.arguments["how"])
+        return
     module = import_module(f"trl.experimental.{kind}" if kind in ("cpo", "orpo") else "trl")
     trainer, config = (getattr(module, f"{kind.upper()}{end}") for end in ("Trainer", "Config"))
     if run.heir is not None:

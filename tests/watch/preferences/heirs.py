@@ -183,3 +183,29 @@ def means(kind: type) -> type:
     total = "per_token_logps.sum(dim=1)"
     mean = "per_token_logps.sum(dim=1) / shift_completion_mask.sum(dim=1)"
     return _edited(kind, (total, mean))
+
+
+def ipo_of_sums(kind: type) -> type:
+    return _edited(
+        kind,
+        ("chosen_scores / chosen_mask.sum(dim=1).clamp(min=1.0)", "chosen_scores"),
+        ("rejected_scores / rejected_mask.sum(dim=1).clamp(min=1.0)", "rejected_scores"),
+    )
+
+
+def _with_average(kind: type, average: bool) -> type:
+    made = kind.get_batch_logps  # type: ignore[attr-defined]
+
+    def logps(*given: Any, average_log_prob: bool = False, **named: Any) -> Any:
+        return made(*given, average_log_prob=average, **named)
+
+    kind.get_batch_logps = staticmethod(logps)  # type: ignore[attr-defined]
+    return kind
+
+
+def means_of_cpo(kind: type) -> type:
+    return _with_average(kind, average=True)
+
+
+def sums_of_orpo(kind: type) -> type:
+    return _with_average(kind, average=False)

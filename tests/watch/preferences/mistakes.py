@@ -160,6 +160,39 @@ def prompts(setting: Setting) -> None:
     setting.collated(lambda batch: batch.update(completion_mask=batch["attention_mask"].clone()))
 
 
+def some_prompts(setting: Setting) -> None:
+    def change(batch: dict[str, Any]) -> None:
+        batch["completion_mask"][::2] = batch["attention_mask"][::2]
+
+    setting.collated(change)
+
+
+def prompts_of_chosen(setting: Setting) -> None:
+    def change(batch: dict[str, Any]) -> None:
+        half = len(batch["input_ids"]) // 2
+        batch["completion_mask"][:half] = batch["attention_mask"][:half]
+
+    setting.collated(change)
+
+
+def labels_of_prompts(setting: Setting) -> None:
+    def change(batch: dict[str, Any]) -> None:
+        for side in ("chosen", "rejected"):
+            shown = batch[f"{side}_attention_mask"] == 1
+            batch[f"{side}_labels"] = batch[f"{side}_input_ids"].where(shown, -100)
+
+    setting.collated(change)
+
+
+def columns_swapped(setting: Setting) -> None:
+    def change(batch: dict[str, Any]) -> None:
+        for name in [n for n in batch if n.startswith("chosen")]:
+            other = name.replace("chosen", "rejected")
+            batch[name], batch[other] = batch[other], batch[name]
+
+    setting.collated(change)
+
+
 def padding(setting: Setting) -> None:
     setting.collated(
         lambda batch: batch.update(completion_mask=(batch["completion_mask"].cumsum(1) > 0).long())

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from tests.watch.preferences import heirs, made, mistakes
+from tests.watch.preferences import heirs, loops, made, mistakes
 from tests.watch.preferences.mistakes import Setting
 
 Plant = Callable[[Setting], None]
@@ -188,7 +188,6 @@ PLANTED: Mapping[str, Planted] = {
     "DPO, bfloat16, another beta in the loss": _scaled(
         "dpo", mistakes.beta_in_the_loss, "warning", arguments={"bf16": True}
     ),
-    "DPO, another beta, label smoothing": _edited(heirs.beta_is(0.8), {"label_smoothing": 0.1}),
     "DPO, references crossed": _edited(heirs.references_crossed),
     "DPO, divided by its tokens": _edited(heirs.divided_by_tokens),
     "DPO, divided by its pairs twice": _edited(heirs.divided_by_pairs),
@@ -199,7 +198,7 @@ PLANTED: Mapping[str, Planted] = {
             heir=heirs.weights_exchanged,
         ),
         _SCALED,
-        "warning",
+        "error",
     ),
     "DPO, a sum over pairs": _scaled("dpo", mistakes.sum_over_pairs, "warning"),
     "KTO, not divided by its micro-batches": _scaled("kto", mistakes.not_divided),
@@ -246,6 +245,28 @@ PLANTED: Mapping[str, Planted] = {
     "KTO, labels swapped": Planted(Run("kto", plant=mistakes.labels_swapped), _SIDES),
     "KTO, means for sums": Planted(Run("kto", plant=mistakes.means), _SIDES),
     "KTO, prompts judged": Planted(Run("kto", plant=mistakes.prompts), _SIDES),
+    "KTO, padding judged": Planted(Run("kto", plant=mistakes.padding), _SIDES, also=_BOTH),
+    "KTO, some prompts judged": Planted(Run("kto", plant=mistakes.some_prompts), _SIDES),
+    "DPO, some prompts judged": Planted(Run(plant=mistakes.some_prompts), _SIDES),
+    "DPO, prompts of one side judged": Planted(Run(plant=mistakes.prompts_of_chosen), _SIDES),
+    "DPO, LoRA, sides swapped": Planted(Run(lora="new", plant=mistakes.swapped), _SIDES),
+    "DPO, bfloat16, sides swapped": Planted(
+        Run(arguments={"bf16": True}, plant=mistakes.swapped), _SIDES
+    ),
+    "DPO, ipo of sums": Planted(
+        Run(arguments={"loss_type": "ipo"}, heir=heirs.ipo_of_sums), _SIDES
+    ),
+    "DPO, hinge, means for sums": Planted(
+        Run(arguments={"loss_type": "hinge"}, heir=heirs.means), _SIDES
+    ),
+    "CPO, sides swapped": Planted(Run("cpo", plant=mistakes.columns_swapped), _SIDES),
+    "ORPO, sides swapped": Planted(Run("orpo", plant=mistakes.columns_swapped), _SIDES),
+    "CPO, SimPO, sides swapped": Planted(
+        Run("cpo", {"loss_type": "simpo"}, plant=mistakes.columns_swapped), _SIDES
+    ),
+    "CPO, prompts judged": Planted(Run("cpo", plant=mistakes.labels_of_prompts), _SIDES),
+    "CPO, means for sums": Planted(Run("cpo", {"cpo_alpha": 0.0}, heir=heirs.means_of_cpo), _SIDES),
+    "ORPO, sums for means": Planted(Run("orpo", heir=heirs.sums_of_orpo), _SCALED, "warning"),
     "CPO, SimPO of sums": Planted(
         Run("cpo", {"loss_type": "simpo", "cpo_alpha": 0.0}, plant=mistakes.simpo_of_sums), _SIDES
     ),
@@ -267,7 +288,9 @@ PLANTED: Mapping[str, Planted] = {
     "KTO, the policy as its reference": Planted(Run("kto", plant=mistakes.itself), _REFERENCE),
 }
 
+_RULES = (_SCALED, _SIDES, _REFERENCE)
 UNSEEN: Mapping[str, Unseen] = {
+    **{f"a loop, {how}": Unseen(Run("loop", {"how": how}), _RULES) for how in loops.LAYOUTS},
     "DPO, the policy as the reference of a loss of its own": Unseen(
         Run(heir=heirs.of_itself), (_REFERENCE,)
     ),
@@ -276,6 +299,9 @@ UNSEEN: Mapping[str, Unseen] = {
     ),
     "DPO, bfloat16, a detached pass as the reference": Unseen(
         Run(arguments={"bf16": True}, heir=heirs.of_a_detached_pass), (_REFERENCE,)
+    ),
+    "DPO, another beta, label smoothing": Unseen(
+        Run(arguments={"label_smoothing": 0.1}, heir=heirs.beta_is(0.8)), (_SCALED,)
     ),
     "DPO, streamed, sides swapped": Unseen(
         Run(rows=made.streamed, plant=mistakes.swapped), (_SIDES,)

@@ -95,6 +95,7 @@ def judge(folder: Path, name: str) -> None:
     if kind == "unseen":
         rules = runs.UNSEEN[short].rules
         assert [n for n in rules if result.checks[n] == "passed"] == [], result
+        assert result.verdict != "clean", result
         return
     is_found(result, runs.PLANTED[short])
 

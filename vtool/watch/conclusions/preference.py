@@ -139,6 +139,7 @@ class Reading:
 
     ratios: tuple[_Ratio, ...]
     """Ratios of the rows, with the smoothing that fits best."""
+    smoothing: float
     state: str
     """`right`, `even` (all the same times what is due), `by-length`, `by-sum`, or `apart`."""
 
@@ -156,13 +157,13 @@ class Reading:
 def read_pairs(facts: Facts, loss: PreferenceLoss, batches: Sequence[JudgedBatch]) -> Reading:
     """Hold weights against what is due: of the first step alone, where there is a reference."""
     exact = list(batches) if loss.is_free else [b for b in batches if b.micro.step == 0]
-    best = Reading((), "none")
+    best = Reading((), 0.0, "none")
     order = ("right", "even", "by-length", "by-sum", "apart", "none")
     for smoothing in loss.smoothings:
         ratios = _ratios(facts, loss, smoothing, exact)
         if not ratios:
             continue
-        reading = Reading(tuple(ratios), "apart")
+        reading = Reading(tuple(ratios), smoothing, "apart")
         reading = replace(reading, state=_state(loss, reading, facts.world))
         if order.index(reading.state) < order.index(best.state):
             best = reading
@@ -257,19 +258,23 @@ def _against_due(
         "steps": len({one.batch.micro.step for one in ratios}),
     }
     noise = max(one.batch.noise for one in ratios)
-    finding, explained = None, reading.state == "right"
+    is_other = reading.smoothing != loss.smoothings[0]
+    finding, explained = None, reading.state == "right" and not is_other
     if explained:
         finding = _arrives_scaled(facts, batches)
     elif reading.state == "even":
         explained = _is_divided_later(facts, loss, reading)
-        finding = None if explained else _of_one_size(facts, loss, reading)
+        finding = None if explained else _by_tokens(reading) or _of_one_size(facts, loss, reading)
     elif reading.state == "apart":
-        finding = _of_other_margins(loss, reading)
+        finding = _exchanged(facts, loss, batches) or _of_other_margins(loss, reading)
     finding = finding or (None if explained else _beyond(loss, batches))
     if finding is not None:
         return CheckOutcome((finding,), measured=measured)
     if explained:
         return CheckOutcome(looked_at=looked, noise=noise, measured=measured)
+    if reading.state == "right":
+        why = "whether the loss has label_smoothing in it differs between releases"
+        return CheckOutcome(not_run=why, measured=measured, is_needed=True)
     if reading.state in ("by-length", "by-sum"):
         why = "answers are weighed by their lengths"
         return CheckOutcome(not_run=why, measured=measured, is_needed=True)
@@ -308,25 +313,68 @@ def _of_one_size(facts: Facts, loss: PreferenceLoss, reading: Reading) -> Diagno
         f"each token{of} weighs {times:.4g} times what β = {loss.beta:g} and the {what} of the step"
         " give"
     )
-    for count, name in _divisors(loss, first, facts.world):
-        severity = {"severity": "warning"} if "each" in name else {}
-        if abs(times / count - 1) <= first.tolerance:
-            message = f"{summary}: the step has {count} {name}, and is not divided by them"
-            return found(OFF_SCALE, message, **severity)
-        if abs(times * count - 1) <= first.tolerance:
-            return found(
-                OFF_SCALE, f"{summary}: it is divided by its {count} {name} twice", **severity
+    counts = _divisors(loss, first, facts.world)
+    for is_twice in (False, True):
+        size = 1 / times if is_twice else times
+        named = [f"{n} {name}" for n, name in counts if abs(size / n - 1) <= first.tolerance]
+        if named:
+            either = " (or ".join(named) + ")" * (len(named) - 1)
+            message = (
+                f"{summary}: it is divided by its {either} twice"
+                if is_twice
+                else f"{summary}: the step has {either}, and is not divided by them"
             )
+            severity = {"severity": "warning"} if "each" in named[0] else {}
+            return found(OFF_SCALE, message, **severity)
     coarse = any(one.batch.is_coarse for one in reading.ratios)
     if loss.is_own or (coarse and (not reading.is_certain or 1 / 1.2 < times < 1.2)):
         return None
     return found(OFF_SCALE, f"{summary}{_other_beta(loss, times)}", severity="warning")
 
 
+def _by_tokens(reading: Reading) -> Diagnostic | None:
+    """Look for a loss that is divided by the learnt tokens of each micro-batch."""
+    for is_sum in (False, True):
+        times = [
+            one.times
+            * sum(row.tokens for row in one.batch.rows.values())
+            / (len(one.batch.pairs or one.batch.rows) if is_sum else 1)
+            for one in reading.ratios
+        ]
+        if all(
+            abs(a - 1) <= one.batch.tolerance for a, one in zip(times, reading.ratios, strict=True)
+        ):
+            message = (
+                f"weights are {reading.times:.4g} times what is due: the loss of each micro-batch"
+                f" is divided by its learnt tokens{'' if is_sum else ' too'}"
+            )
+            return found(OFF_SCALE, message, severity="warning")
+    return None
+
+
+def _exchanged(
+    facts: Facts, loss: PreferenceLoss, batches: Sequence[JudgedBatch]
+) -> Diagnostic | None:
+    """Look for KTO's weights of its two labels, each in place of the other."""
+    good, bad = (loss.number(f"{name}desirable_weight", 1.0) for name in ("", "un"))
+    if loss.method != "kto" or good == bad:
+        return None
+    given = {**loss.arguments, "desirable_weight": bad, "undesirable_weight": good}
+    if read_pairs(facts, replace(loss, arguments=given), batches).state != "right":
+        return None
+    message = (
+        f"desirable answers have the weight {bad:g} of undesirable ones, and those {good:g}: the"
+        " two arguments are exchanged"
+    )
+    return found(OFF_SCALE, message)
+
+
 def _of_other_margins(loss: PreferenceLoss, reading: Reading) -> Diagnostic | None:
     """Say that weights are not those of the margins that are known."""
     if not reading.is_certain:
         return None
+    if finding := _by_tokens(reading):
+        return finding
     passes = reading.ratios[0].batch.passes
     for one_size in (passes, 1 / passes):
         if passes > 1 and _is_one(reading.ratios, one_size):

@@ -37,12 +37,12 @@ _ROUNDING_16 = 2.0**-8
 
 def _reference(facts: Facts) -> CheckOutcome:
     if why := no_preference(facts):
-        return CheckOutcome(not_run=why)
+        return CheckOutcome(not_run=why, applies=False)
     loss = loss_of(facts)
     assert loss is not None
     looks = [fact for fact in facts.of("preference") if fact.get("reference")]
     if why := _none_of_its_own(loss, looks):
-        return CheckOutcome(not_run=why)
+        return CheckOutcome(not_run=why, applies=False)
     batches = [batch for batch in judged_batches(facts, loss) if batch.rows]
     if finding := (
         _itself(looks)
@@ -68,7 +68,8 @@ def _looked_at(
 ) -> CheckOutcome:
     later = {int(fact["step"]) for fact in looks} - {0}
     if not later:
-        return CheckOutcome(not_run="one step alone was read: the policy is its reference still")
+        why = "one step alone was read: the policy is its reference still"
+        return CheckOutcome(not_run=why, is_needed=True)
     looked: dict[Unit, int] = {"steps": len(later) + 1}
     tensors = max(int(fact["reference"]["tensors"]) for fact in looks)
     kinds = {str(fact["reference"]["kind"]) for fact in looks}
@@ -88,7 +89,7 @@ def _looked_at(
         )
         if not looked["passes"]:
             why = "no pass without gradients was seen of the same rows, and of other weights"
-    return CheckOutcome(not_run=why, looked_at=looked)
+    return CheckOutcome(not_run=why, looked_at=looked, is_needed=True)
 
 
 def _with_margins(facts: Facts, loss: PreferenceLoss, batches: Sequence[JudgedBatch]) -> int:

@@ -39,12 +39,12 @@ _LEFT = 0.05
 
 def _sides(facts: Facts) -> CheckOutcome:
     if why := no_preference(facts):
-        return CheckOutcome(not_run=why)
+        return CheckOutcome(not_run=why, applies=False)
     loss = loss_of(facts)
     assert loss is not None
     every = judged_batches(facts, loss)
     if why := unpaired(facts, loss, every):
-        return CheckOutcome(not_run=why)
+        return CheckOutcome(not_run=why, is_needed=True)
     batches = [batch for batch in every if batch.rows]
     looks = (_signs, _sizes, _prompts, _padding, _images, _alike)
     findings = [finding for look in looks if (finding := look(facts, loss, batches)) is not None]
@@ -54,7 +54,7 @@ def _sides(facts: Facts) -> CheckOutcome:
     if findings:
         return CheckOutcome(tuple(findings), looked_at={"rows": len(rows)}, measured=measured)
     if why := _unseen(facts, loss, batches, known):
-        return CheckOutcome(not_run=why, measured=measured)
+        return CheckOutcome(not_run=why, measured=measured, is_needed=True)
     looked: dict[Unit, int] = {
         "rows": known,
         "texts": sum(

@@ -106,7 +106,8 @@ class Sides:
         return order[low:high].tolist() if high - low <= _CANDIDATES else []
 
     def _keys(self, name: str, prompt: str | None, cut: int | None) -> Tensor:
-        before = (self._last(prompt, None), self._sizes(prompt)) if prompt else None
+        apart = prompt is not None and not self._has_prompts(name, prompt)
+        before = (self._last(prompt, None), self._sizes(prompt)) if apart and prompt else None
         keep = self._sizes(name)
         if cut is not None:
             keep = torch.minimum(keep, (cut - (before[1] if before else 0 * keep)).clamp_min(0))
@@ -116,6 +117,14 @@ class Sides:
             if before is not None and len(short):
                 last[short, : _END - size] = before[0][short, size:]
         return _hashed(last)
+
+    def _has_prompts(self, name: str, prompt: str) -> bool:
+        """Return whether answers have their prompts in them, as CPO's and ORPO's."""
+        some = [
+            (self._value(name, at), self._value(prompt, at))
+            for at in range(min(4, len(self._table)))
+        ]
+        return all(asked and ids[: len(asked)] == asked for ids, asked in some)
 
     def _parts(self, name: str) -> list[tuple[Tensor, Tensor]]:
         """Return offsets and values of a column's chunks."""
