@@ -1,5 +1,6 @@
 """Heirs of TRL's trainers, with a loss of their own or with batches that are laid out otherwise."""
 
+import copy
 import inspect
 from typing import Any
 
@@ -209,3 +210,34 @@ def means_of_cpo(kind: type) -> type:
 
 def sums_of_orpo(kind: type) -> type:
     return _with_average(kind, average=False)
+
+
+def in_bfloat16(kind: type) -> type:
+    class Coarse(kind):  # type: ignore[misc, valid-type]
+        def __init__(self, model: Any, **named: Any) -> None:
+            super().__init__(model=model.to(torch.bfloat16), **named)
+            if getattr(self, "ref_model", None) is not None:
+                self.ref_model.to(torch.bfloat16)
+
+    return Coarse
+
+
+def drops_out(kind: type) -> type:
+    class DropsOut(kind):  # type: ignore[misc, valid-type]
+        def __init__(self, model: Any, **named: Any) -> None:
+            for layer in model.model.layers:
+                layer.self_attn.attention_dropout = 0.3
+                layer.mlp = torch.nn.Sequential(layer.mlp, torch.nn.Dropout(0.3))
+            super().__init__(model=model, **named)
+
+    return DropsOut
+
+
+def ties(kind: type) -> type:
+    class Tied(kind):  # type: ignore[misc, valid-type]
+        def __init__(self, model: Any, **named: Any) -> None:
+            model.config.tie_word_embeddings = True
+            model.lm_head.weight = model.model.embed_tokens.weight
+            super().__init__(model=model, ref_model=copy.deepcopy(model), **named)
+
+    return Tied

@@ -119,6 +119,13 @@ def beta_in_the_loss(setting: Setting) -> None:
     setting.log_probs(lambda logp, learnt: 1.4 * logp)
 
 
+def reference_of_others(setting: Setting) -> None:
+    def change(batch: dict[str, Any]) -> None:
+        batch["ref_chosen_logps"] = batch["ref_chosen_logps"].roll(1)
+
+    setting.collated(change)
+
+
 def norms_trained(setting: Setting) -> None:
     for name, p in setting.trainer.model.named_parameters():
         p.requires_grad_(p.requires_grad or "norm" in name)

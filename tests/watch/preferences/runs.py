@@ -148,6 +148,40 @@ HEALTHY: Mapping[str, Run] = {
     "DPO, copied answers in a loss of its own": Run(heir=heirs.copies_too),
     "DPO, copied answers in a loss of its own, one pass": Run(heir=heirs.copies_in_one_pass),
     "DPO, streamed": Run(rows=made.streamed),
+    "DPO, LoRA, bfloat16 weights": Run(heir=heirs.in_bfloat16, lora="new"),
+    "DPO, dropout": Run(arguments={"disable_dropout": False}, heir=heirs.drops_out),
+    "DPO, LoRA, dropout": Run(
+        arguments={"disable_dropout": False}, heir=heirs.drops_out, lora="new"
+    ),
+    "DPO, prompts that come again": Run(rows=made.with_few_prompts),
+    "DPO, answers on both sides": Run(rows=made.with_answers_of_both_sides),
+    "DPO, answers of a word": Run(rows=made.with_short_answers),
+    "DPO, answers of one length": Run(rows=made.with_even_answers),
+    "DPO, no prompt of its own": Run(rows=made.with_implicit_prompts),
+    "DPO, copied answers": Run(arguments={"loss_type": ["sigmoid", "sft"]}),
+    "DPO, cut at the begin": Run(arguments={"max_length": 12, "truncation_mode": "keep_end"}),
+    "DPO, alpha_divergence": Run(arguments={"f_divergence_type": "alpha_divergence"}),
+    "DPO, LoRA, reference computed before": Run(
+        arguments={"precompute_ref_log_probs": True}, lora="new"
+    ),
+    "DPO, LoRA, two ranks": Run(ranks=2, lora="new"),
+    "DPO, tied embeddings": Run(heir=heirs.ties),
+    "KTO, reference computed before": Run("kto", {"precompute_ref_log_probs": True}),
+    "KTO, one micro-batch": Run("kto", {"gradient_accumulation_steps": 1}),
+    "KTO, streamed": Run("kto", rows=lambda rows: made.data("kto", rows).to_iterable_dataset()),
+    "KTO, answers of both labels": Run(
+        "kto", rows=lambda rows: made.data("kto", [*made.with_answers_of_both_sides(rows)])
+    ),
+    "KTO, two ranks": Run("kto", ranks=2),
+    "CPO, LoRA": Run("cpo", lora="new"),
+    "CPO, one pair a step": Run(
+        "cpo", {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}
+    ),
+    "ORPO, bfloat16 autocast": Run("orpo", {"bf16": True}),
+    "ORPO, one pair a step": Run(
+        "orpo", {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}
+    ),
+    "CPO, two ranks": Run("cpo", ranks=2),
     "DPO, very many rows": Run(rows=made.many),
     "DPO, 80 rows": Run(arguments={"per_device_train_batch_size": 40}, rows=made.many),
     "GRPO": Run("grpo"),
@@ -276,6 +310,23 @@ PLANTED: Mapping[str, Planted] = {
     "DPO, a reference that is trained": Planted(Run(plant=mistakes.trained), _REFERENCE),
     "DPO, a reference that drifts": Planted(Run(plant=mistakes.drifts), _REFERENCE, "warning"),
     "DPO, the policy's own log-probabilities": Planted(Run(plant=mistakes.own_logps), _REFERENCE),
+    "KTO, bfloat16, another beta": Planted(
+        Run("kto", {"bf16": True}, plant=mistakes.beta_in_the_loss), _SCALED, "warning"
+    ),
+    "CPO, bfloat16, not divided by its micro-batches": _scaled(
+        "cpo", mistakes.not_divided, arguments={"bf16": True}
+    ),
+    "DPO, half of beta": Planted(Run(heir=heirs.beta_is(0.5)), _SCALED, "error"),
+    "DPO, four micro-batches, beta a fifth too large": _edited(heirs.beta_is(1.2)),
+    "DPO, LoRA, one pair a step, another beta": Planted(
+        Run(
+            arguments={"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1},
+            lora="new",
+            heir=heirs.beta_is(3),
+        ),
+        _SCALED,
+        "warning",
+    ),
     "DPO, LoRA, norms trained beside": Planted(
         Run(lora="new", plant=mistakes.norms_trained), _REFERENCE
     ),
@@ -302,6 +353,10 @@ UNSEEN: Mapping[str, Unseen] = {
     ),
     "DPO, another beta, label smoothing": Unseen(
         Run(arguments={"label_smoothing": 0.1}, heir=heirs.beta_is(0.8)), (_SCALED,)
+    ),
+    "DPO, reference of other rows": Unseen(
+        Run(arguments={"precompute_ref_log_probs": True}, plant=mistakes.reference_of_others),
+        (_SCALED, _REFERENCE),
     ),
     "DPO, streamed, sides swapped": Unseen(
         Run(rows=made.streamed, plant=mistakes.swapped), (_SIDES,)

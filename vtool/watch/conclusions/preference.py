@@ -2,17 +2,21 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from statistics import median
+from dataclasses import replace
 
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
 from vtool.watch.conclusions.engine import engine_of
 from vtool.watch.conclusions.preference_loops import measured_pairs
-from vtool.watch.conclusions.preference_losses import Answer, AnswerBatch, PreferenceLoss
+from vtool.watch.conclusions.preference_losses import Answer, PreferenceLoss
+from vtool.watch.conclusions.preference_reading import (
+    Reading,
+    are_all,
+    divisors,
+    read_pairs,
+)
 from vtool.watch.conclusions.preference_rows import (
     JudgedBatch,
-    JudgedRow,
     judged_batches,
     loss_of,
     no_preference,
@@ -42,173 +46,6 @@ _NEAR = 0.02
 """The relative error of what becomes of a gradient on its way."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Ratio:
-    """A row's weight, over the one that arguments give."""
-
-    times: float
-    tokens: int
-    batch: JudgedBatch
-    by_length: bool
-    is_up: bool
-    is_copied: bool
-    """Part of the weight is of a loss that copies chosen answers."""
-
-
-def expected_weights(
-    loss: PreferenceLoss, smoothing: float, batch: JudgedBatch
-) -> Iterator[tuple[JudgedRow, float, float]]:
-    """Yield the rows of a micro-batch with their weight, and the one that arguments give."""
-    whole = batch.batch(loss)
-    if whole is None:
-        return
-    if not loss.is_paired:
-        for at, row in batch.rows.items():
-            weight = row.weight
-            one = Answer(row.tokens, 0.0)
-            pair = loss.weights(smoothing, whole, one, one)
-            if weight is not None and pair is not None:
-                yield row, weight, pair[0] if (batch.sides[at] or weight) > 0 else pair[1]
-        return
-    for first, second in batch.pairs:
-        yield from _of_pair(loss, smoothing, whole, batch.rows.get(first), batch.rows.get(second))
-
-
-def _of_pair(
-    loss: PreferenceLoss,
-    smoothing: float,
-    whole: AnswerBatch,
-    up: JudgedRow | None,
-    down: JudgedRow | None,
-) -> Iterator[tuple[JudgedRow, float, float]]:
-    chosen, rejected = (row.answer if row else None for row in (up, down))
-    if (loss.is_free or loss.is_by_length) and (chosen is None or rejected is None):
-        return
-    weights = [row.weight if row else None for row in (up, down)]
-    if loss.method == "orpo" and up is not None and chosen is not None:
-        if up.lower is None:  # whole rows are copied, of which the answers are judged
-            return
-        tokens, logp = up.lower
-        chosen = Answer(chosen.tokens - tokens, chosen.logp - logp)
-        weights[0] = up.most
-    none = Answer(1, 0.0)
-    pair = loss.weights(smoothing, whole, chosen or none, rejected or none)
-    if pair is None:
-        return
-    for row, weight, due in zip((up, down), weights, pair, strict=True):
-        if row is not None and weight is not None:
-            yield row, weight, due
-
-
-def _ratios(
-    facts: Facts, loss: PreferenceLoss, smoothing: float, batches: Sequence[JudgedBatch]
-) -> list[_Ratio]:
-    found = []
-    for batch in batches:
-        for row, weight, due in expected_weights(loss, smoothing, batch):
-            if due:
-                times = abs(weight / due) * batch.passes
-                copied = (
-                    due > 0
-                    and loss.is_paired
-                    and loss.copied(batch.batch(loss) or AnswerBatch(1, 1), Answer(row.tokens, 0.0))
-                )
-                found.append(
-                    _Ratio(times, row.tokens, batch, loss.is_by_length, due > 0, bool(copied))
-                )
-    return found
-
-
-def _is_one(ratios: Sequence[_Ratio], times: float) -> bool:
-    return all(abs(one.times / times - 1) <= one.batch.tolerance for one in ratios)
-
-
-def _even(ratios: Sequence[_Ratio], power: int = 0) -> bool:
-    """Return whether all ratios are equal, with each answer's tokens to some power."""
-    values = [one.times * one.tokens**power for one in ratios]
-    middle = median(values)
-    return middle != 0 and all(
-        abs(value / middle - 1) <= one.batch.tolerance
-        for value, one in zip(values, ratios, strict=True)
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """The weights of pairs whose due size is known, against it."""
-
-    ratios: tuple[_Ratio, ...]
-    """Ratios of the rows, with the smoothing that fits best."""
-    smoothing: float
-    state: str
-    """`right`, `even` (all the same times what is due), `by-length`, `by-sum`, or `apart`."""
-
-    @property
-    def times(self) -> float:
-        """The weights, over those that are due."""
-        return median(one.times for one in self.ratios)
-
-    @property
-    def is_certain(self) -> bool:
-        """Return whether margins are known: those of the policy alone, or of its reference."""
-        return all(one.batch.is_at_reference or one.batch.is_free for one in self.ratios)
-
-
-def read_pairs(facts: Facts, loss: PreferenceLoss, batches: Sequence[JudgedBatch]) -> Reading:
-    """Hold weights against what is due: of the first step alone, where there is a reference."""
-    exact = list(batches) if loss.is_free else [b for b in batches if b.micro.step == 0]
-    best = Reading((), 0.0, "none")
-    order = ("right", "even", "by-length", "by-sum", "apart", "none")
-    for smoothing in loss.smoothings:
-        ratios = _ratios(facts, loss, smoothing, exact)
-        if not ratios:
-            continue
-        reading = Reading(tuple(ratios), smoothing, "apart")
-        reading = replace(reading, state=_state(loss, reading, facts.world))
-        if order.index(reading.state) < order.index(best.state):
-            best = reading
-    return best
-
-
-def _state(loss: PreferenceLoss, reading: Reading, world: int) -> str:
-    ratios, first = reading.ratios, reading.ratios[0].batch
-    if _is_one(ratios, 1.0):
-        return "right"
-    lengths = {one.tokens for one in ratios}
-    counts = {count for count, _ in _divisors(loss, first, world)}
-    copied = any(one.is_copied for one in ratios)
-    fine = reading.is_certain or not any(one.batch.is_coarse for one in ratios)
-    by_sum = ratios[0].by_length
-    power = -1 if by_sum else 1
-    if len(lengths) == 1 and not copied and fine and lengths.isdisjoint({1} | counts):
-        near = all(abs(one.times * one.tokens**power - 1) <= one.batch.tolerance for one in ratios)
-        if near:
-            return "by-sum" if by_sum else "by-length"
-    # a single pair is always even: its margin may be any, where the policy is not its reference
-    if _even(ratios) and (reading.is_certain or len(ratios) > 2):
-        return "even"
-    if len(lengths) > 1 and not copied and fine and _even(ratios, power):
-        return "by-sum" if by_sum else "by-length"
-    return "apart"
-
-
-def _divisors(loss: PreferenceLoss, batch: JudgedBatch, world: int) -> list[tuple[int, str]]:
-    """Return the counts that a loss may be divided by, with their names."""
-    passes = batch.passes
-    pairs = batch.size // (2 if loss.is_paired else 1)
-    what = "pairs" if loss.is_paired else "rows"
-    return [
-        (count, name)
-        for count, name in (
-            (passes, "micro-batches"),
-            (world, "ranks"),
-            (passes * world, "passes"),
-            (pairs, f"{what} in each micro-batch"),
-        )
-        if count > 1
-    ]
-
-
 def _scaled(facts: Facts) -> CheckOutcome:
     if why := no_preference(facts):
         alone = {} if facts.skipped("preference") else measured_pairs(facts)
@@ -236,7 +73,8 @@ def _changed(facts: Facts) -> Iterator[Diagnostic]:
                 f"the trainer's {name} is {value:g}, and its arguments have {given:g}: the loss is"
                 " that of the trainer's"
             )
-            yield found(OFF_SCALE, message, severity="note" if fact["own"] else "warning")
+            known = str(fact["own"] or "trl.").startswith(("trl.", "llamafactory."))
+            yield found(OFF_SCALE, message, severity="warning" if known else "note")
 
 
 def _against_due(
@@ -269,6 +107,8 @@ def _against_due(
         finding = _exchanged(facts, loss, batches) or _of_other_margins(loss, reading)
     finding = finding or (None if explained else _beyond(loss, batches))
     if finding is not None:
+        if kind := _other_kind(facts, loss, batches):
+            finding = replace(finding, message=f"{finding.message}; {kind}")
         return CheckOutcome((finding,), measured=measured)
     if explained:
         return CheckOutcome(looked_at=looked, noise=noise, measured=measured)
@@ -294,6 +134,16 @@ def _overridden(facts: Facts) -> str:
     return ", ".join(map(str, facts.of("preference")[0]["overridden"]))
 
 
+def _other_kind(facts: Facts, loss: PreferenceLoss, batches: Sequence[JudgedBatch]) -> str | None:
+    """Return which other kind of loss has these weights."""
+    for kind in ("sigmoid", "sigmoid_norm", "hinge", "ipo"):
+        other = replace(loss, arguments={**loss.arguments, "loss_type": kind})
+        is_other = loss.method == "dpo" and not loss.is_free and kind not in loss.kinds
+        if is_other and read_pairs(facts, other, batches).state == "right":
+            return f"loss_type {kind} has these weights"
+    return None
+
+
 def _is_divided_later(facts: Facts, loss: PreferenceLoss, reading: Reading) -> bool:
     """Return whether weights are too large because something divides them after the passes."""
     times, first = reading.times, reading.ratios[0].batch
@@ -313,23 +163,24 @@ def _of_one_size(facts: Facts, loss: PreferenceLoss, reading: Reading) -> Diagno
         f"each token{of} weighs {times:.4g} times what β = {loss.beta:g} and the {what} of the step"
         " give"
     )
-    counts = _divisors(loss, first, facts.world)
+    other = _other_beta(loss, times)
     for is_twice in (False, True):
         size = 1 / times if is_twice else times
+        counts = divisors(loss, first, facts.world)
         named = [f"{n} {name}" for n, name in counts if abs(size / n - 1) <= first.tolerance]
         if named:
-            either = " (or ".join(named) + ")" * (len(named) - 1)
             message = (
-                f"{summary}: it is divided by its {either} twice"
+                f"{summary}: it is divided by its {named[0]} twice"
                 if is_twice
-                else f"{summary}: the step has {either}, and is not divided by them"
+                else f"{summary}: the step has {named[0]}, and is not divided by them"
             )
+            message += f" (or {'; '.join(filter(None, [*named[1:], other]))})"
             severity = {"severity": "warning"} if "each" in named[0] else {}
             return found(OFF_SCALE, message, **severity)
     coarse = any(one.batch.is_coarse for one in reading.ratios)
     if loss.is_own or (coarse and (not reading.is_certain or 1 / 1.2 < times < 1.2)):
         return None
-    return found(OFF_SCALE, f"{summary}{_other_beta(loss, times)}", severity="warning")
+    return found(OFF_SCALE, f"{summary}: {other}", severity="warning")
 
 
 def _by_tokens(reading: Reading) -> Diagnostic | None:
@@ -377,7 +228,7 @@ def _of_other_margins(loss: PreferenceLoss, reading: Reading) -> Diagnostic | No
         return finding
     passes = reading.ratios[0].batch.passes
     for one_size in (passes, 1 / passes):
-        if passes > 1 and _is_one(reading.ratios, one_size):
+        if passes > 1 and are_all(reading.ratios, one_size):
             return found(OFF_SCALE, f"weights are {one_size:.4g} times what is due")
     if loss.is_own or any(one.batch.is_coarse for one in reading.ratios):
         return None  # margins of 16 bits are rounded too
@@ -418,11 +269,9 @@ def _by_side(reading: Reading) -> bool:
 
 
 def _other_beta(loss: PreferenceLoss, times: float) -> str:
-    if len(loss.kinds) > 1:
-        return ""
     inverse = loss.kinds[0] in ("ipo", "sppo_hard")
     beta = loss.beta / times if inverse else loss.beta * times
-    return f": β is {beta:.4g} in the loss"
+    return f"β is {beta:.4g} in the loss" if len(loss.kinds) == 1 else "something multiplies it"
 
 
 def _beyond(loss: PreferenceLoss, batches: Sequence[JudgedBatch]) -> Diagnostic | None:

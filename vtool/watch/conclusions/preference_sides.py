@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
-from vtool.watch.conclusions.preference import Reading, expected_weights, read_pairs
 from vtool.watch.conclusions.preference_losses import Answer, PreferenceLoss
+from vtool.watch.conclusions.preference_reading import Reading, expected_weights, read_pairs
 from vtool.watch.conclusions.preference_rows import (
     JudgedBatch,
     judged_batches,

@@ -75,7 +75,7 @@ class Sides:
     def _matches(self, name: str, prompt: str | None, row: list[int]) -> list[tuple[int, int]]:
         """Return the rows of the table that are this text, with the lengths of their prompts."""
         found: list[tuple[int, int]] = []
-        cuts = [None, self._cut] if self._cut and len(row) == self._cut else [None]
+        cuts = [None, self._cut, -self._cut] if self._cut and len(row) == self._cut else [None]
         for cut in cuts:
             for at in self._candidates(name, prompt, row, cut):
                 ids = list(self._value(name, at))
@@ -109,13 +109,15 @@ class Sides:
         apart = prompt is not None and not self._has_prompts(name, prompt)
         before = (self._last(prompt, None), self._sizes(prompt)) if apart and prompt else None
         keep = self._sizes(name)
-        if cut is not None:
+        if cut is not None and cut > 0:
             keep = torch.minimum(keep, (cut - (before[1] if before else 0 * keep)).clamp_min(0))
         last = self._last(name, keep)
         for size in range(_END if before else 0):  # a short answer: the prompt's end comes before
             short = (keep == size).nonzero()[:, 0]
             if before is not None and len(short):
                 last[short, : _END - size] = before[0][short, size:]
+        if cut is not None and cut < 0:  # its end is kept
+            last[:, : max(0, _END + cut)] = -1
         return _hashed(last)
 
     def _has_prompts(self, name: str, prompt: str) -> bool:
