@@ -241,3 +241,39 @@ def ties(kind: type) -> type:
             super().__init__(model=model, ref_model=copy.deepcopy(model), **named)
 
     return Tied
+
+
+def beta_of_its_own(kind: type) -> type:
+    class Other(kind):  # type: ignore[misc, valid-type]
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            self.beta = 0.3
+
+    return Other
+
+
+def _with_loss(kind: type, of: Any) -> type:
+    """Return an heir whose loss is that of two batches of log-probabilities."""
+
+    class Own(kind):  # type: ignore[misc, valid-type]
+        def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
+            x = _margins(self, model, inputs, of)
+            return -F.logsigmoid(self.beta * x).mean()
+
+    return Own
+
+
+def equal(kind: type) -> type:
+    return _with_loss(kind, lambda of, batch: _logps(of, batch, slice(None)).chunk(2))
+
+
+def swaps(kind: type) -> type:
+    return _with_loss(kind, lambda of, batch: _logps(of, batch, slice(None)).chunk(2)[::-1])
+
+
+def means_in_its_own(kind: type) -> type:
+    def both(of: Any, batch: Any) -> Any:
+        sizes = batch["completion_mask"][:, 1:].sum(1)
+        return (_logps(of, batch, slice(None)) / sizes).chunk(2)
+
+    return _with_loss(kind, both)

@@ -115,6 +115,17 @@ def sometimes_swapped(setting: Setting) -> None:
     setting.collated(change)
 
 
+def sometimes_prompts(setting: Setting) -> None:
+    seen: list[int] = []
+
+    def change(batch: dict[str, Any]) -> None:
+        seen.append(1)
+        if len(seen) % 4 == 0:
+            batch["completion_mask"] = batch["attention_mask"].clone()
+
+    setting.collated(change)
+
+
 def beta_in_the_loss(setting: Setting) -> None:
     setting.log_probs(lambda logp, learnt: 1.4 * logp)
 

@@ -148,6 +148,7 @@ HEALTHY: Mapping[str, Run] = {
     "DPO, copied answers in a loss of its own": Run(heir=heirs.copies_too),
     "DPO, copied answers in a loss of its own, one pass": Run(heir=heirs.copies_in_one_pass),
     "DPO, streamed": Run(rows=made.streamed),
+    "DPO, the same loss in an heir": Run(heir=heirs.equal),
     "DPO, LoRA, bfloat16 weights": Run(heir=heirs.in_bfloat16, lora="new"),
     "DPO, dropout": Run(arguments={"disable_dropout": False}, heir=heirs.drops_out),
     "DPO, LoRA, dropout": Run(
@@ -282,6 +283,14 @@ PLANTED: Mapping[str, Planted] = {
     "KTO, padding judged": Planted(Run("kto", plant=mistakes.padding), _SIDES, also=_BOTH),
     "KTO, some prompts judged": Planted(Run("kto", plant=mistakes.some_prompts), _SIDES),
     "DPO, some prompts judged": Planted(Run(plant=mistakes.some_prompts), _SIDES),
+    "DPO, prompts judged in some micro-batches": Planted(
+        Run(arguments=_FOUR, plant=mistakes.sometimes_prompts), _SIDES
+    ),
+    "DPO, another beta in the trainer of an heir": Planted(
+        Run(heir=heirs.beta_of_its_own), _SCALED, "warning"
+    ),
+    "DPO, means in a loss of its own": Planted(Run(heir=heirs.means_in_its_own), _SIDES, "warning"),
+    "DPO, sides swapped in a loss of its own": Planted(Run(heir=heirs.swaps), _SIDES),
     "DPO, prompts of one side judged": Planted(Run(plant=mistakes.prompts_of_chosen), _SIDES),
     "DPO, LoRA, sides swapped": Planted(Run(lora="new", plant=mistakes.swapped), _SIDES),
     "DPO, bfloat16, sides swapped": Planted(
@@ -357,6 +366,9 @@ UNSEEN: Mapping[str, Unseen] = {
     "DPO, reference of other rows": Unseen(
         Run(arguments={"precompute_ref_log_probs": True}, plant=mistakes.reference_of_others),
         (_SCALED, _REFERENCE),
+    ),
+    "DPO, sides swapped in some micro-batches, in a loss of its own": Unseen(
+        Run(arguments=_FOUR, heir=heirs.equal, plant=mistakes.sometimes_swapped), (_SIDES,)
     ),
     "DPO, streamed, sides swapped": Unseen(
         Run(rows=made.streamed, plant=mistakes.swapped), (_SIDES,)

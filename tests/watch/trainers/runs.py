@@ -195,7 +195,9 @@ LLAMAFACTORY_PREFERENCES = {
     "LLaMA-Factory, SimPO, sides swapped": llamafactory(
         JUDGED, _SIDES, mistake="swapped", **_DPO, pref_loss="simpo"
     ),
-    "LLaMA-Factory, DPO, prompts judged": llamafactory(JUDGED, _SIDES, mistake="prompts", **_DPO),
+    "LLaMA-Factory, DPO, prompts judged": llamafactory(
+        JUDGED, WHOLE, _SIDES, mistake="prompts", **_DPO
+    ),
     "LLaMA-Factory, KTO, labels swapped": llamafactory(
         JUDGED, _SIDES, mistake="labels_swapped", **_KTO
     ),

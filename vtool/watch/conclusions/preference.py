@@ -73,8 +73,7 @@ def _changed(facts: Facts) -> Iterator[Diagnostic]:
                 f"the trainer's {name} is {value:g}, and its arguments have {given:g}: the loss is"
                 " that of the trainer's"
             )
-            known = str(fact["own"] or "trl.").startswith(("trl.", "llamafactory."))
-            yield found(OFF_SCALE, message, severity="warning" if known else "note")
+            yield found(OFF_SCALE, message, severity="note" if fact["overridden"] else "warning")
 
 
 def _against_due(
