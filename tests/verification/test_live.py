@@ -249,6 +249,7 @@ RECIPES = {
     "digits_lora": (),
     "digits_fsdp2": (),
     "rows": LARGE[1:2],
+    "finetune": LARGE[:2],
     **{f"qwen2_5_vl_7b_{name}": LARGE for name in ("fsdp2", "lora", "qlora", "npu", "megatron")},
     "digits_megatron": (),
 }

@@ -53,15 +53,6 @@ _CANNOT_READ = (
         fix="Give a YAML file in UTF-8 that you may read.",
     ),
     Rule(
-        name="recipe-of-another-trainer",
-        code="VT009",
-        summary="A recipe is one of LLaMA-Factory, ms-swift, TRL, verl or axolotl.",
-        why="Each of its settings would be unknown, and a finding for each says less than this.",
-        bad="vtool validate-config ./lora_sft.yaml, which begins with `stage: sft`",
-        good="vtool validate-config ./recipes/digits.yaml",
-        fix="Read it with --from, or let --convert print it as a recipe of vtool.",
-    ),
-    Rule(
         name="unknown-group-choice",
         code="VT005",
         summary="A group of settings has no file of this name in configs/.",
@@ -115,6 +106,15 @@ _CANNOT_READ = (
         good="vtool validate-config --untrusted digits run.dir=runs/mine",
         fix="Nothing need be done. Without --untrusted it is checked, where the recipe is trusted.",
         severity="note",
+    ),
+    Rule(
+        name="recipe-of-another-trainer",
+        code="VT009",
+        summary="A recipe is one of LLaMA-Factory, ms-swift, TRL, verl or axolotl.",
+        why="Each of its settings would be unknown, and a finding for each says less than this.",
+        bad="vtool validate-config ./lora_sft.yaml, which begins with `stage: sft`",
+        good="vtool validate-config ./recipes/digits.yaml",
+        fix="Read it with --from, or let --convert print it as a recipe of vtool.",
     ),
 )
 
