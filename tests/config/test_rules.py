@@ -100,7 +100,7 @@ def test_every_rule_of_settings_that_a_file_has_is_listed_once() -> None:
 
 def test_a_recipe_is_checked_against_every_rule_about_recipes_but_those_about_processes() -> None:
     of_other_trainers = {"setting-without-reader", "setting-dropped", "no-counterpart"}
-    of_other_trainers |= {"silent-trap", "refused-there"}
+    of_other_trainers |= {"silent-trap", "refused-there", "not-on-this-machine"}
     about_recipes = {rule.name for rule in RULES.values() if rule.code < "VT3"}
     assert set(RECIPE_RULES) == about_recipes - {"launch-conflict", *of_other_trainers}
     assert [RULES[name].code for name in RECIPE_RULES] == sorted(
