@@ -136,3 +136,10 @@ def test_one_setting_is_taken_out_of_a_group_or_of_a_list() -> None:
     with pytest.raises(NotValid):
         _ = taken.data.train[0].split  # type: ignore[union-attr]
     assert run.model.path is None
+
+
+def test_true_and_false_are_read_beside_a_setting_that_is_broken() -> None:
+    """The words for them are made by a validator that stands beside the type."""
+    for value in ("true", "false"):
+        found = rules(f"model.gradient_checkpointing={value}", "model.dtype=float31")
+        assert found == ["unknown-choice"]

@@ -6,7 +6,7 @@ So a rule runs wherever all that it reads is valid, and no default stands in for
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
@@ -100,5 +100,8 @@ class _Builder:
     def whole(field: FieldInfo, values: Mapping[str, Any], name: str) -> Any:
         if name not in values:
             return _HOLE if field.is_required() else field.get_default(call_default_factory=True)
-        adapter: TypeAdapter[Any] = TypeAdapter(cast(Any, field.annotation))
+        kind = cast(Any, field.annotation)
+        # true and false of model.gradient_checkpointing are read by what is in the metadata
+        annotated = Annotated[kind, *field.metadata] if field.metadata else kind
+        adapter: TypeAdapter[Any] = TypeAdapter(cast(Any, annotated))
         return adapter.validate_json(json.dumps(values[name], default=repr))

@@ -10,8 +10,9 @@ import pytest
 from tests.commands import run_vtool
 from vtool.config.foreign.convert import as_recipe
 from vtool.config.foreign.trainers import TRAINERS
+from vtool.config.foreign.verl_settings import VERL_NAMES
 from vtool.config.foreign.words import WORDS
-from vtool.config.load import examine, read_foreign
+from vtool.config.load import examine, examine_foreign, read_foreign
 from vtool.diagnostics import Diagnostic
 
 ADAPTERS = {"trl": "use_peft: true", "llamafactory": "finetuning_type: lora", "ms-swift": ""}
@@ -438,3 +439,23 @@ def test_a_word_that_is_a_group_of_ours_is_answered_by_what_is_in_it() -> None:
     wanted = ["did you mean `model.path=Qwen/Qwen2.5-VL-3B-Instruct`?"]
     assert helps(examine("mine.yaml").findings) == wanted
     assert helps(examine("digits", ["model=Qwen/Qwen2.5-VL-3B-Instruct"]).findings) == wanted
+
+
+@pytest.mark.parametrize("value", ["[1, {a: b}]", "{a: b}", "x", "-1", "1.5", "'4'", "[]", "true"])
+def test_no_value_of_any_word_ends_in_a_traceback(value: str) -> None:
+    for trainer in TRAINERS:
+        for number in (0, 1):  # with and without what makes the others count
+            more = f"{ADAPTERS[trainer]}\n{EVALUATED[trainer]}\n" if number else ""
+            words = [word for name, word in of_trainers() if name == trainer]
+            text = "".join(f"{word}: {value}\n" for word in words if f"{word}:" not in more)
+            written(trainer, more + text)
+            examine_foreign(Path("theirs.yaml"), trainer=trainer)
+    groups: dict[str, list[str]] = {}
+    for name in sorted(VERL_NAMES):
+        group, _, last = name.partition(".")
+        if last and "." not in last:
+            groups.setdefault(group, []).append(f"{last}: {value}")
+    for strategy in ("fsdp", "megatron"):
+        text = "\n".join(f"{group}: {{{', '.join(inner)}}}" for group, inner in groups.items())
+        written("verl", text.replace(f"strategy: {value}", f"strategy: {strategy}"))
+        examine_foreign(Path("theirs.yaml"), trainer="verl")
