@@ -89,7 +89,6 @@ OF_PREFERENCES = {
     "micro.shape",
     "micro.tolerance",  # margins are compared, not single weights
     "preference.method",  # none is known of this loss
-    "preference.own",  # nothing is overridden
     "preference.reference.follows",  # the reference is another object
     "preference.reference.same",
     "rows.images",
