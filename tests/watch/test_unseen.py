@@ -81,6 +81,10 @@ NULL = {
 THEIRS = ("preference.arguments.", "preference.sides")
 """Settings and columns of another project's trainer, which a release of it may not have."""
 OF_PREFERENCES = {
+    "micro.dropout",  # the model has none
+    "micro.reference",  # the reference is another model
+    "preference.reference.kind",  # margins show that it is another one
+    "preference.reference.ran",
     "micro.pairs",  # the reference's own passes show more
     "micro.pairs.alike",
     "micro.per_row",
