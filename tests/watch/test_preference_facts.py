@@ -70,7 +70,6 @@ def run(
         one = {
             "kind": "preference",
             "trainer": "trl.trainer.dpo_trainer.DPOTrainer",
-            "own": None,
             "overridden": list(overridden),
             "method": "dpo",
             "arguments": dict(arguments),

@@ -81,6 +81,10 @@ NULL = {
 THEIRS = ("preference.arguments.", "preference.sides")
 """Settings and columns of another project's trainer, which a release of it may not have."""
 OF_PREFERENCES = {
+    "micro.dropout",  # the model has none
+    "micro.reference",  # the reference is another model
+    "preference.reference.kind",  # margins show that it is another one
+    "preference.reference.ran",
     "micro.pairs",  # the reference's own passes show more
     "micro.pairs.alike",
     "micro.per_row",
@@ -89,7 +93,6 @@ OF_PREFERENCES = {
     "micro.shape",
     "micro.tolerance",  # margins are compared, not single weights
     "preference.method",  # none is known of this loss
-    "preference.own",  # nothing is overridden
     "preference.reference.follows",  # the reference is another object
     "preference.reference.same",
     "rows.images",
@@ -104,6 +107,7 @@ MAY_LACK = {
     "special-token-doubled": {"micro"},
     "gradients-differ-between-ranks": {"micro"},
     "gradient-of-other-rows": {"micro"},
+    "gradient-scaled": {"stepped"},  # the sign, which is that of `tokens-unlearnt`
     "gradient-stepped-twice": {"micro", "rows"},
     "layers-scaled-apart": {"micro"},
     "parameter-in-no-group": {"stepped"},

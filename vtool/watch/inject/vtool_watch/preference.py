@@ -94,7 +94,6 @@ class PreferenceTrainer:
             watch.say(
                 "preference",
                 trainer=f"{kind.__module__}.{kind.__qualname__}",
-                own=_own(type(trainer), kind),
                 overridden=_overridden(trainer),
                 method=method,
                 arguments=arguments,
@@ -225,12 +224,6 @@ def _kind(own: type) -> tuple[type, str]:
         if method := _METHODS.get(kind.__name__):
             return kind, method
     return own, ""
-
-
-def _own(own: type, kind: type) -> str | None:
-    """Return the module of the first heir of TRL's class: a framework's, before a user's own."""
-    heirs = [each for each in own.__mro__ if each is not kind and issubclass(each, kind)]
-    return str(heirs[-1].__module__) if heirs else None
 
 
 def _overridden(trainer: Any) -> list[str]:
