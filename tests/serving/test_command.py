@@ -225,7 +225,7 @@ def test_an_interrupted_run_is_exported_first(trained: tuple[Path, str], tmp_pat
     shutil.copytree(trained[0] / "runs/digits", tmp_path / "run", symlinks=True)
     shutil.rmtree(tmp_path / "run/export")
     output = vtool(tmp_path, "serve", "run", "--print", status=2)
-    assert "write one from its newest checkpoint: vtool export RUN" in output
+    assert "write one from its newest checkpoint: vtool export run" in output
     done = run_vtool(tmp_path, "serve", "run", "--port", str(free_port()), "--", "--fail")
     assert "run has no export yet: vtool export run" in done.stderr
     assert (tmp_path / "run/export/model.safetensors").exists()

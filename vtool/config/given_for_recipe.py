@@ -41,7 +41,7 @@ def given_for_recipe(recipe: str, path: Path) -> Diagnostic:
     elif path.is_dir():
         what = f"is a folder without files of rows ({', '.join(ROWS_SUFFIXES)})"
         help = (
-            "give a YAML file, the name of a recipe, or rows: a file, or the folder that has them"
+            "give a YAML file, the name of a recipe, or rows: a file or the folder of some"
         )
     return Diagnostic("unreadable-file", f"`{recipe}` {what}", help)
 
