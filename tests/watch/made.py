@@ -175,6 +175,7 @@ def healthy(world: int = 1, steps: int = 3) -> list[Fact]:
                     "digest": f"g{step}",
                     "tensors": {"a": f"a{step}", "b": f"b{step}"},
                     "sharded": False,
+                    "whole": None,
                     "no_gradient": [],
                     "n_no_gradient": 0,
                     "zero_gradient": [],

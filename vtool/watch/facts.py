@@ -86,8 +86,9 @@ class Facts:
             looks[int(one["rank"])] += 1
         if any(len(each) > 1 for each in digests.values()):
             return True
-        in_pieces = any(one.get("sharded") for one in self.of("drift"))
-        return None if in_pieces or max(looks.values(), default=0) < 2 else False
+        # ZeRO's and FSDP1's pieces come and go; DTensors, which have a mesh, stay where they are
+        come_and_go = any(one["sharded"] for one in self.of("drift")) and not self.model["mesh"]
+        return None if come_and_go or max(looks.values(), default=0) < 2 else False
 
     @property
     def no_gradients(self) -> str | None:

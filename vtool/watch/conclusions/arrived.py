@@ -1,7 +1,6 @@
 """The gradients as the optimizer gets them, and the step that it takes with them."""
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 
 from vtool.diagnostics import Diagnostic, Rule
@@ -16,6 +15,12 @@ from vtool.watch.conclusions.rates import (
     never_had_rate,
     on_the_way,
     steps_without_moments,
+)
+from vtool.watch.conclusions.replicas import (
+    gradients_differ,
+    names_apart,
+    not_comparable,
+    shards_beside,
 )
 from vtool.watch.conclusions.shards import HELP as SHARDS_HELP
 from vtool.watch.conclusions.shards import shards_apart
@@ -109,25 +114,14 @@ NO_GROUP = Rule(
 _LEAST, _REST = 0.005, 0.02
 """The part of a step that is left, and the part of that which rounding may have moved."""
 _AVERAGE = "keep averages apart, and swap them in for evaluation alone"
+_NOT_REDUCED = (
+    "parameters that fully_shard ignores (ignored_params) are whole on each rank, and nobody"
+    " reduces their gradients: all-reduce them before the step, or do not ignore them"
+)
+_MADE_LATER = (
+    "make the optimizer after the model is sharded: fully_shard() replaces parameters by others"
+)
 _WRITES = "nothing, if weights are projected, pruned or averaged on purpose"
-
-
-def not_comparable(facts: Facts, kind: str, what: str) -> str | None:
-    """Return why ranks are not to be compared with each other, or None."""
-    if facts.not_data_parallel:
-        return f"ranks share the model ({facts.not_data_parallel})"
-    if any(not_null(one, "sharded") for one in facts.of(kind)):
-        return f"{what} are shards: each rank has others"
-    return None
-
-
-def gradients_differ(facts: Facts) -> bool:
-    """Return whether ranks that hold the same weights have different gradients in a step."""
-    if not_comparable(facts, "arrived", "gradients"):
-        return False
-    return any(
-        len({not_null(one, "digest") for one in ones}) > 1 for _, ones in facts.by_step("arrived")
-    )
 
 
 def _thrown_away(facts: Facts) -> tuple[int, int] | None:
@@ -175,22 +169,19 @@ def _ranks_differ(facts: Facts) -> CheckOutcome:
     if why := facts.no_gradients or not_comparable(facts, "arrived", "gradients"):
         return CheckOutcome(not_run=why)
     for step, ones in facts.by_step("arrived"):
-        digests = Counter(not_null(one, "digest") for one in ones)
-        if len(digests) < 2:
+        if (names := names_apart(facts, ones)) is None:
             continue
-        first = ones[0]["tensors"]
-        names = [
-            name for name in first if any(one["tensors"].get(name) != first[name] for one in ones)
-        ]
         named = f": {first_names(names, len(names))}" if names else ""
-        message = f"in step {step + 1} {len(ones)} ranks have {len(digests)} gradients{named}"
-        return CheckOutcome((found(RANKS_DIFFER, message),))
+        digests = len({str(one["digest"]) for one in ones})
+        message = f"in step {step + 1} {len(ones)} ranks have {digests} gradients{named}"
+        help = _NOT_REDUCED if shards_beside(facts, ones) else None
+        return CheckOutcome((found(RANKS_DIFFER, message, help=help),))
     looked_at: dict[Unit, int] = {
         "steps": len({one["step"] for one in arrived}),
         "ranks": len({one["rank"] for one in arrived}),
         "tensors": min(len(one["tensors"]) for one in arrived),
     }
-    return CheckOutcome(looked_at=looked_at)
+    return CheckOutcome(looked_at=looked_at, not_run=shards_beside(facts, arrived))
 
 
 def _other_gradient(facts: Facts) -> CheckOutcome:
@@ -388,6 +379,7 @@ def _no_group(facts: Facts) -> CheckOutcome:
     if facts.owns_nothing and facts.weights_move is not False:
         has = "copies" if facts.weights_move else "none"
         return CheckOutcome(not_run=f"the optimizer has {has} of the model's parameters")
+    help = _MADE_LATER if facts.owns_nothing and not_null(facts.model, "sharded") else None
     most = max(int(one["n_in_no_group"]) for one in models)
     message = (
         f"{first_names(sorted(common), most)}; the optimizer is {facts.model.get('optimizer')}"
@@ -395,10 +387,10 @@ def _no_group(facts: Facts) -> CheckOutcome:
     without = [set(one.get("no_gradient") or ()) for one in facts.of("arrived")]
     if without and all(common <= names for names in without):
         message += "; nothing gives it a gradient either"
-        help = "nothing, if it is not used: requires_grad_(False) says so"
-        note = found(NO_GROUP, message, help=help, severity="note")
+        unused = "nothing, if it is not used: requires_grad_(False) says so"
+        note = found(NO_GROUP, message, help=unused, severity="note")
         return CheckOutcome((note,), looked_at={"tensors": int(facts.model["trainable"])})
-    return CheckOutcome((found(NO_GROUP, message),))
+    return CheckOutcome((found(NO_GROUP, message, help=help),))
 
 
 CHECKS = (

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from vtool.diagnostics import Diagnostic, Rule
-from vtool.watch.conclusions.arrived import gradients_differ
 from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
 from vtool.watch.conclusions.engine import GradientChange, engine_of
+from vtool.watch.conclusions.replicas import gradients_differ
 from vtool.watch.facts import Facts
 from vtool.watch.micro_pass import FLOAT32_ROUNDING, not_null
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from statistics import median
 
 from vtool.diagnostics import Diagnostic, Rule
-from vtool.watch.conclusions.arrived import gradients_differ
 from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
 from vtool.watch.conclusions.engine import engine_of, norm_of
 from vtool.watch.conclusions.gone import zeroed_before_step
 from vtool.watch.conclusions.layers import whole_change
 from vtool.watch.conclusions.learnt import nothing_read
+from vtool.watch.conclusions.replicas import gradients_differ
 from vtool.watch.conclusions.weights import is_even, micros_by_step
 from vtool.watch.facts import Facts
 from vtool.watch.micro_pass import MicroPass

@@ -360,7 +360,8 @@ class Watch:
         fact, self._pushed = arrival.gradient_facts(self.found, divisor)
         fact.update(self._kept.facts(optimizer, fact), left=self._left.lost(optimizer))
         fact["scalers"], fact["accumulating"] = scalers, is_accumulating()
-        fact["sharded"] = fact["sharded"] or self._shared_out
+        if self._shared_out:
+            fact["sharded"], fact["whole"] = True, None
         fact["gradients_before"], self._before = self._before, None
         fact["undone"] = self._undone
         fact["layers"], fact["changes"] = self._left.facts(divisor), self._left.changes()
