@@ -128,6 +128,9 @@ RUNS: dict[str, Recipe] = {
     "an average with older weights, as of Lookahead": Recipe(
         made=weights.remember, after_step=weights.average
     ),
+    "an average with older weights every second step": Recipe(
+        made=steps.remember_first, after_step=steps.average_every(2), steps=7
+    ),
     "a frozen layer": Recipe(built=changes.freeze_first_layer),
     "frozen embeddings": Recipe(built=changes.freeze_embeddings),
     "LoRA": Recipe(adapters=True),

@@ -285,6 +285,9 @@ RUNS: dict[str, Planted] = {
     "an average copied back between steps": warning(
         "step-not-the-optimizers", made=steps.remember_first, after_step=steps.average_back
     ),
+    "an average copied back between steps, that begins as a copy": warning(
+        "step-not-the-optimizers", after_step=steps.average_back, steps=6
+    ),
     "weights shrunk between steps": note(
         "step-not-the-optimizers", after_step=changes.shrink_weights
     ),

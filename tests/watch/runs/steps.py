@@ -55,6 +55,16 @@ def average_back(model: Any, optimizer: Any, step: int) -> None:
             p.copy_(average)
 
 
+def average_every(steps: int) -> Any:
+    """Write the average back every few steps."""
+
+    def back(model: Any, optimizer: Any, step: int) -> None:
+        if step % steps == steps - 1:
+            average_back(model, optimizer, step)
+
+    return back
+
+
 def remember_first(model: Any, optimizer: Any) -> None:
     """Begin the average with the weights before the first step."""
     model.__dict__["_average"] = [p.detach().clone() for p in model.parameters()]

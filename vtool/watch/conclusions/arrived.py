@@ -25,7 +25,7 @@ from vtool.watch.conclusions.replicas import (
 from vtool.watch.conclusions.shards import HELP as SHARDS_HELP
 from vtool.watch.conclusions.shards import shards_apart
 from vtool.watch.facts import Facts
-from vtool.watch.micro_pass import not_null
+from vtool.watch.micro_pass import Fact, not_null
 
 RANKS_DIFFER = Rule(
     name="gradients-differ-between-ranks",
@@ -251,25 +251,51 @@ def _not_finite(facts: Facts) -> CheckOutcome:
     return CheckOutcome(looked_at={"steps": steps, "tensors": tensors})
 
 
+def _writes_between(facts: Facts) -> dict[int, Fact | None]:
+    """Return what was written before each step that was looked at, and followed; None: nothing."""
+    steps: dict[int, list[Fact | None]] = {}
+    for one in (*facts.of("arrived"), *facts.of("followed")):
+        if one["undone"]:
+            steps.setdefault(int(one["step"]), []).append(one["undone"]["written"])
+    return {
+        step: ones[0] if all(one and one["tensors"] * 2 >= one["of"] for one in ones) else None
+        for step, ones in sorted(steps.items())
+    }
+
+
 def _written(facts: Facts) -> Diagnostic | None:
-    """Look for something that takes a part of each step back, or writes weights otherwise."""
-    looked = [one["undone"] for one in facts.of("arrived") if one["undone"]]
-    if len(looked) < 2:
+    """Look for something that takes a part of each step back, or writes weights otherwise.
+
+    An average that begins as a copy of the weights changes nothing where it is written first.
+    """
+    looked = _writes_between(facts)
+    writes = [one for one in looked.values() if one]
+    if len(writes) < 2 or not all([*looked.values()][1:]):
         return None
-    written = [one["written"] for one in looked]
-    if any(not one or one["tensors"] * 2 < one["of"] for one in written):
-        return None
-    shares = [float(one["share"]) for one in written if one]
-    if all(one and one["rest"] <= _REST and _LEAST < one["share"] < 1 - _LEAST for one in written):
+    steps = f"before each of {len(writes)} steps"
+    if len(writes) < len(looked):
+        steps += f" from step {[*looked][1] + 1} on"
+    if all(one["rest"] <= _REST and _LEAST < one["share"] < 1 - _LEAST for one in writes):
+        shares = [float(one["share"]) for one in writes]
         message = (
-            f"before each of {len(looked)} steps, of what the last one changed only"
-            f" {min(shares):.1%} is left: an average is written back into the weights that train"
+            f"{steps}, of what the last one changed only {min(shares):.1%} is left: an average is"
+            " written back into the weights that train"
         )
         return found(NOT_ADAM, message, help=_AVERAGE, severity="warning")
-    message = (
-        f"before each of {len(looked)} steps something other than the optimizer writes weights"
-    )
+    message = f"{steps} something other than the optimizer writes weights"
     return found(NOT_ADAM, message, help=_WRITES, severity="note")
+
+
+def _written_at_times(facts: Facts) -> str | None:
+    """Return before how many steps weights were written, where it is some and not all of them."""
+    looked = [*_writes_between(facts).values()]
+    writes = sum(map(bool, looked))
+    if not writes or (writes > 1 and all(looked[1:])):
+        return None
+    return (
+        f"before {writes} of {len(looked)} steps something other than the optimizer writes weights:"
+        " an average every few steps, or a trial"
+    )
 
 
 def _begins_anew(facts: Facts) -> Diagnostic | None:
@@ -301,7 +327,10 @@ def _not_adam(facts: Facts) -> CheckOutcome:
         one = _begins_anew(facts) or written
         steps = len({int(each["step"]) for each, _, _ in references})
         looked_at: dict[Unit, int] = {"steps": steps, "tensors": tensors}
-        return CheckOutcome((one,) if one else (), looked_at=looked_at, measured=measured)
+        at_times = _written_at_times(facts)
+        return CheckOutcome(
+            (one,) if one else (), not_run=at_times, looked_at=looked_at, measured=measured
+        )
     message = (
         f"{worst[1]} is {off:.3g} units in the last place away from AdamW's step"
         f" {int(worst[0]['step']) + 1} in float64 (rounding allows 16)"

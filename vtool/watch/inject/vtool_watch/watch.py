@@ -158,6 +158,7 @@ class Watch:
             self.fail("ledger", error)
         if not looked or unseen or self._given_up:
             self.capture.take()
+            self._follow(optimizer)
             return
         begin = time.perf_counter()
         head = self._whole_head()  # ranks agree on it: also where this rank's watch is off
@@ -170,6 +171,16 @@ class Watch:
         except Exception as error:
             self.fail("before_step", error)
         self.seconds += time.perf_counter() - begin
+
+    def _follow(self, optimizer: Any) -> None:
+        """Look whether weights were written since the last step, and at nothing else."""
+        if self.off or not self._trail.follows(self.step):
+            return
+        try:
+            with torch.no_grad():
+                self.say("followed", undone=self._trail.before(self.step, self.found, optimizer))
+        except Exception as error:
+            self.fail("before_step", error)
 
     def other_step(self, name: str, tensors: int) -> None:
         """Note that another optimizer steps with parameters of this one's."""
@@ -438,6 +449,9 @@ class Watch:
             if reference is not None and not self.off:
                 with torch.no_grad():
                     self._stepped(optimizer, reference)
+            elif self._trail.follows(self.step) and not self.off:
+                with torch.no_grad():
+                    self._trail.behind_followed(self.step, self.found, optimizer)
         except Exception as error:
             self.fail("after_step", error)
         self.step += 1
