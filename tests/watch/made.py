@@ -155,7 +155,7 @@ def healthy(world: int = 1, steps: int = 3) -> list[Fact]:
             of_step: list[Fact] = []
             for index, lengths in enumerate(LENGTHS):
                 loader = {"loader": "DataLoader", "rows": rows, "batch": 2, "drop_last": False}
-                data = [{**loader, "sampler": "None", "shuffled": False, "packed": None}]
+                data = [{**loader, "sampler": "None", "shuffled": False, "packed": None, "copies": None}]
                 of_step.append(
                     {
                         "kind": "rows",

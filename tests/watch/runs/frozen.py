@@ -184,6 +184,9 @@ PLANTED: dict[str, Planted] = {
         made=warms_up_by_whole_numbers,
         after_step=next_rate,
     ),
+    "a schedule that begins at nought and is never stepped": warning(
+        "parameter-stopped-moving", made=warms_up, steps=5
+    ),
     "a rate that falls to nought after a step": warning(
         "parameter-stopped-moving",
         made=falls_to_nought,

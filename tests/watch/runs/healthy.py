@@ -116,7 +116,7 @@ RUNS: dict[str, Recipe] = {
     ),
     "a schedule that begins at nought": Recipe(made=frozen.warms_up, after_step=frozen.next_rate),
     "a schedule that begins at nought, stepped once an epoch": Recipe(
-        made=frozen.warms_up, after_step=frozen.next_rate_after_an_epoch
+        made=frozen.warms_up, after_step=frozen.next_rate_after_an_epoch, steps=12
     ),
     "packed, whole texts learnt but for their first token": Recipe(
         packed=True, collated=frozen.first_tokens_masked
@@ -235,6 +235,12 @@ RUNS: dict[str, Recipe] = {
     "DDP, 2 ranks, clipped": Recipe(world=2, clip=0.1),
     "DDP, 2 ranks, packed": Recipe(world=2, packed=True),
     "DDP, 2 ranks, LoRA": Recipe(world=2, adapters=True),
+    "DDP, 2 ranks, four epochs of a DistributedSampler that fills up": Recipe(
+        world=2, steps=6, order=orders.padded, data=lambda rows: rows[:-3]
+    ),
+    "DDP, 2 ranks, texts that are in the data twice": Recipe(
+        world=2, steps=6, data=changes.repeated
+    ),
     "DDP, 2 ranks, two epochs": Recipe(world=2, epochs=True, order=changes.shared),
     "FSDP2, 2 ranks": Recipe(world=2, engine="fsdp2"),
     "FSDP2, 2 ranks, packed": Recipe(world=2, engine="fsdp2", packed=True),

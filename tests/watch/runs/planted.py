@@ -414,7 +414,7 @@ RUNS: dict[str, Planted] = {
     "a row repeated in one of two epochs, and another left out": warning(
         "rows-seen-unevenly", epochs=True, order=orders.one_for_another
     ),
-    "a row repeated in each epoch, and another left out": note(
+    "a row repeated in each epoch, and another left out": warning(
         "rows-seen-unevenly", epochs=True, order=orders.always_one_for_another
     ),
     "the same rows left out of three epochs": warning(
@@ -425,6 +425,12 @@ RUNS: dict[str, Planted] = {
     ),
     "two epochs in one shuffled order": warning(
         "epochs-in-one-order", epochs=True, shuffled=True, order=changes.shuffled
+    ),
+    "each row twice in an epoch, and half of them left out": warning(
+        "rows-seen-unevenly", epochs=True, order=orders.pairs_of_half
+    ),
+    "shares of ranks that overlap": warning(
+        "ranks-see-same-rows", world=2, steps=6, order=orders.overlapping
     ),
     "the same rows on each rank": error("ranks-see-same-rows", world=2, order=changes.all_rows),
 }

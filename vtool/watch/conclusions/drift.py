@@ -43,6 +43,7 @@ _NO_RATE = (
     "look at the rate that the optimizer is made with, and at what the schedule makes of it: a"
     " warm-up that divides with //, a number of steps that is too small"
 )
+_NEVER_STEPPED = "call the schedule's step() after each optimizer.step(), or once an epoch"
 _WAITS = "nothing, if the schedule is stepped once an epoch: it trains from then on"
 _FROZEN_BY_RATE = "nothing, if it is raised later; requires_grad_(False) freezes for good"
 _ROUNDED = (
@@ -143,7 +144,8 @@ def _put_back(facts: Facts) -> Diagnostic | None:
 def _without_rate(facts: Facts) -> Diagnostic | None:
     """Look for groups whose learning rate is 0 in every step."""
     if (seen := without_rate(facts)) and seen.is_certain:
-        return found(STUCK, str(seen), help=_NO_RATE)
+        never = seen.ended and seen.schedule and not seen.scheduled
+        return found(STUCK, str(seen), help=_NEVER_STEPPED if never else _NO_RATE)
     if seen and not seen.moved:
         return None
     steps = len({int(one["step"]) for one in facts.of("stepped")})

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from . import arrival
-from .alive import is_accumulating, loss_scale, scales, schedule_of, trainer_facts
+from .alive import is_accumulating, loss_scale, scales, trainer_facts
 from .batches import BatchLooks
 from .capture import Capture, is_in_backward
+from .end_rate import RateFollower
 from .facts import FactWriter, rank_and_world
 from .frozen import Frozen
 from .inner_norm import sum_of
@@ -73,7 +74,7 @@ class Watch:
         self._moving: set[str] | None = None
         self._before: list[str] | None = None
         self._kept = KeptGradients(found)
-        self._trail = WeightTrail()
+        self._trail, self._rate = WeightTrail(), RateFollower()
         self._preference = PreferenceTrainer(found)
         self._passes = 0, 0
         """Passes of the model before the last step but one, and before the last."""
@@ -421,6 +422,8 @@ class Watch:
                     why = "its optimizer made no step that could be seen (a compiled one is not)"
                     self.writer.write("blind", why=f"{self._name} was run, but {why}")
                 self._write_ledger()
+                if (rate := self._rate.fact(self.step)) is not None:
+                    self.say("rate_ended", **rate)
         except Exception as error:
             self.fail("ledger", error)
         self.capture.close()
@@ -456,6 +459,7 @@ class Watch:
             self.fail("after_step", error)
         self.step += 1
         try:
+            self._rate.count(optimizer)
             self._aim()
         except Exception as error:
             self.fail("aim", error)
@@ -468,7 +472,7 @@ class Watch:
             moved=self._trail.behind(self.step, self.found, now),
             reference=reference.facts(),
             groups=groups,
-            schedule=schedule_of(optimizer) if all(g.get("lr") == 0 for g in groups) else None,
+            schedule=self._rate.look(optimizer),
             others=self._by_others(),
             **frozen,
         )
