@@ -155,7 +155,9 @@ def healthy(world: int = 1, steps: int = 3) -> list[Fact]:
             of_step: list[Fact] = []
             for index, lengths in enumerate(LENGTHS):
                 loader = {"loader": "DataLoader", "rows": rows, "batch": 2, "drop_last": False}
-                data = [{**loader, "sampler": "None", "shuffled": False, "packed": None, "copies": None}]
+                data = [
+                    {**loader, "sampler": "None", "shuffled": False, "packed": None, "copies": None}
+                ]
                 of_step.append(
                     {
                         "kind": "rows",
@@ -176,6 +178,7 @@ def healthy(world: int = 1, steps: int = 3) -> list[Fact]:
                     "tensors": {"a": f"a{step}", "b": f"b{step}"},
                     "sharded": False,
                     "whole": None,
+                    "hooked": {"names": [], "count": 0},
                     "no_gradient": [],
                     "n_no_gradient": 0,
                     "zero_gradient": [],

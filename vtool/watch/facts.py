@@ -102,6 +102,19 @@ class Facts:
         return None
 
     @property
+    def hooked(self) -> str | None:
+        """Say which parameters have hooks that may change gradients before anybody sees them."""
+        for one in self.of("arrived"):
+            if count := int(one["hooked"]["count"]):
+                names = ", ".join(one["hooked"]["names"][:3]) + (", …" if count > 3 else "")
+                have = "parameter has a hook" if count == 1 else "parameters have hooks"
+                return (
+                    f"{count} {have} on {'its gradient' if count == 1 else 'their gradients'}"
+                    f" ({names}), which may change it before it can be seen"
+                )
+        return None
+
+    @property
     def micros(self) -> tuple[MicroPass, ...]:
         """All forward and backward passes that were read, in order."""
         return tuple(

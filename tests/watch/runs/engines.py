@@ -33,6 +33,17 @@ def queries(model: Any, step: int, rank: int) -> None:
             parameter.grad.zero_()
 
 
+def tenth(part: str) -> Any:
+    """Make gradients of some parameters a tenth, between backward() and step()."""
+
+    def shrink(model: Any, step: int, rank: int) -> None:
+        for name, parameter in model.named_parameters():
+            if part in name and parameter.grad is not None:
+                parameter.grad.mul_(0.1)
+
+    return shrink
+
+
 def layers_in_turn(model: Any, step: int, rank: int) -> None:
     """Leave one layer its gradients, another one in each step."""
     for number, layer in enumerate(model.model.layers):
@@ -155,6 +166,7 @@ HEALTHY: dict[str, Recipe] = {
     "FSDP2, 3 ranks, bfloat16": _fsdp2(mixed=("bfloat16", "float32"), world=3, accumulate=3),
 }
 _NONE, _APART = "parameter-without-gradient", "gradients-differ-between-ranks"
+_SCALED = "layers-scaled-apart"
 PLANTED: dict[str, Planted] = {
     "gradients zeroed before the step": error(_NONE, before_step=zeroed),
     "gradients set to zeros before the step": error(_NONE, before_step=set_to_zeros),
@@ -162,6 +174,22 @@ PLANTED: dict[str, Planted] = {
     "gradients zeroed before one of three steps": warning(_NONE, before_step=zeroed_once),
     "gradients of every second parameter taken away": warning(_NONE, before_step=second_halves),
     "gradients of the queries set to zeros": warning(_NONE, before_step=queries),
+    "gradients of the embeddings a tenth": warning(_SCALED, before_step=tenth("embed")),
+    "gradients of the embeddings a tenth, DDP, clipped": warning(
+        _SCALED, before_step=tenth("embed"), world=2, clip=0.1
+    ),
+    "gradients of tied embeddings a tenth, bfloat16 weights": warning(
+        _SCALED,
+        before_step=tenth("embed"),
+        config={"tie_word_embeddings": True},
+        dtype="bfloat16",
+        lr=0.05,
+    ),
+    "gradients of a layer's MLP a tenth": warning(_SCALED, before_step=tenth("1.mlp")),
+    "gradients of a layer's attention matrices a tenth, llama": warning(
+        _SCALED, before_step=tenth("0.self_attn"), family="llama"
+    ),
+    "gradients of the head a tenth": warning(_SCALED, before_step=tenth("lm_head")),
     "gradients zeroed before the step, DDP": error(_NONE, before_step=zeroed, world=2),
     "gradients zeroed before the step, ZeroRedundancyOptimizer": error(
         _NONE, before_step=zeroed, world=2, optimizer=of_zero

@@ -8,7 +8,7 @@ from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
 from vtool.watch.conclusions.engine import engine_of, norm_of
 from vtool.watch.conclusions.gone import zeroed_before_step
-from vtool.watch.conclusions.layers import whole_change
+from vtool.watch.conclusions.layers import is_scaled_in_part, whole_change
 from vtool.watch.conclusions.learnt import nothing_read
 from vtool.watch.conclusions.replicas import gradients_differ
 from vtool.watch.conclusions.weights import is_even, micros_by_step
@@ -174,11 +174,19 @@ def _scaled(facts: Facts) -> CheckOutcome:
     is_clipped = _is_clipped(scales)
     if not finding and not is_clipped:
         finding = _sum_of_tokens(scales) or _varies(facts, scales)
+        if finding and finding.severity == "note" and is_scaled_in_part(facts):
+            why = "layers are scaled apart: sizes of the whole gradient do not show clipping"
+            return CheckOutcome(not_run=why, measured=measured)
     if finding or not is_clipped:
         looked_at: dict[Unit, int] = {"steps": len(scales)}
         noise = max(one.tolerance for one in scales)
-        found_in = (finding,) if finding else ()
-        return CheckOutcome(found_in, looked_at=looked_at, noise=noise, measured=measured)
+        return CheckOutcome(
+            (finding,) if finding else (),
+            not_run=facts.hooked,
+            looked_at=looked_at,
+            noise=noise,
+            measured=measured,
+        )
     if _is_clipped_alone(facts) and (
         finding := _too_large_unclipped(facts, scales)
         or _short_step(scales, [one.of_loss for one in scales])

@@ -79,7 +79,6 @@ class WeightTrail:
         self._behind, self._made = (step, now), _coordinates(found, now)
         return any(then[n] != now[n] for n in now) if now else None
 
-
     def behind_followed(self, step: int, found: FoundModel, optimizer: Any) -> None:
         """Record the weights that a step has written that is followed alone."""
         self.behind(step, found, _digests(found, optimizer))

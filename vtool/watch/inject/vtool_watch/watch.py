@@ -16,6 +16,7 @@ from .capture import Capture, is_in_backward
 from .end_rate import RateFollower
 from .facts import FactWriter, rank_and_world
 from .frozen import Frozen
+from .hooked import hooked_gradients
 from .inner_norm import sum_of
 from .kept_gradients import KeptGradients, gradient_of
 from .learnt import PassRecord, micro_facts, next_ids, rounding
@@ -375,7 +376,7 @@ class Watch:
         if self._shared_out:
             fact["sharded"], fact["whole"] = True, None
         fact["gradients_before"], self._before = self._before, None
-        fact["undone"] = self._undone
+        fact["undone"], fact["hooked"] = self._undone, hooked_gradients(self.found)
         fact["layers"], fact["changes"] = self._left.facts(divisor), self._left.changes()
         none = ("norm_name", "norm_at", "norm_sum", "norm_gradient")
         fact.update(dict.fromkeys((*none, "engine_factor", "engine_misfit", "inner")))
