@@ -39,11 +39,11 @@ def shown(
 def sampled(rows: int, world: int, epochs: int) -> list[list[int]]:
     """Return the order of each rank, by torch's own sampler."""
     orders: list[list[int]] = [[] for _ in range(world)]
-    for rank, order in enumerate(orders):
+    for rank in range(world):
         sampler = DistributedSampler(range(rows), world, rank)
         for epoch in range(epochs):
             sampler.set_epoch(epoch)
-            order += sampler
+            orders[rank] += sampler
     return orders
 
 

@@ -144,12 +144,12 @@ class GradSamples:
             now = None if gradient is None else self._some(name, gradient)
             if now is None or now.shape != before.shape or now.device != before.device:
                 continue
+            pair = torch.stack([before, now])
             if name == self._rows:  # by what has arrived, which is the same on all ranks
                 at = now.nonzero().flatten()
-                at = at[evenly_spaced(len(at), _COORDINATES, at.device)]
-                before, now = before[at], now[at]
-            if len(now):
-                pairs[name], dtypes[name] = to_float64(torch.stack([before, now])), before.dtype
+                pair = pair[:, at[evenly_spaced(len(at), _COORDINATES, at.device)]]
+            if pair.numel():
+                pairs[name], dtypes[name] = to_float64(pair), before.dtype
         found = {}
         for name, (before, now) in zip(pairs, _read([*pairs.values()])):
             found[name] = {
