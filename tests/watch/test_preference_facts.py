@@ -10,7 +10,7 @@ from tests.watch.made import Fact, micro, model
 from tests.watch.unseen import blurred, changed, null, remove, without_kind
 from vtool.watch.conclusions import preference, preference_reference, preference_sides
 from vtool.watch.conclusions.check import CheckOutcome, WatchCheck
-from vtool.watch.conclusions.preference_losses import Answer, Batch, PreferenceLoss
+from vtool.watch.conclusions.preference_losses import Answer, AnswerBatch, PreferenceLoss
 from vtool.watch.facts import Facts
 
 (SCALED,) = preference.CHECKS
@@ -48,6 +48,7 @@ def pass_of(index: int, weight: float, by_length: bool = False) -> Fact:
     pairs = [
         {"rows": [k, k + half], "prefix": PROMPT, "alike": False, "all": 0} for k in range(half)
     ]
+    fact["dropout"] = "off"
     return {**fact, "pairs": pairs, "reference": None, "measured_weight": [-weight, 0, 0, weight]}
 
 
@@ -171,7 +172,7 @@ def test_a_reference_does_not_pass_without_a_fact(name: str) -> None:
 def test_orpo_of_llamafactory_copies_each_answer() -> None:
     loss = PreferenceLoss("dpo", {"beta": 0.1, "loss_type": "orpo"})
     assert loss.is_free
-    pair = loss.weights(0.0, Batch(2, 20), Answer(10, -40.0), Answer(10, -40.0))
+    pair = loss.weights(0.0, AnswerBatch(2, 20), Answer(10, -40.0), Answer(10, -40.0))
     assert pair is not None
     assert pair[0] == pytest.approx(1 / 20 + 0.1 / 2 / 20 / (1 - 2.718281828**-4), rel=1e-6)
     assert pair[1] == pytest.approx(1 / 20 - pair[0])

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.watch import tiny_llava
-from tests.watch.preferences import made, runs
+from tests.watch.preferences import loops, made, runs
 from tests.watch.preferences.mistakes import Setting
 from tests.watch.preferences.runs import Run
 from tests.watch.runs.__main__ import place
@@ -50,17 +50,23 @@ def named() -> dict[str, Run]:
     return {
         **{f"healthy: {name}": run for name, run in runs.HEALTHY.items()},
         **{f"planted: {name}": one.run for name, one in runs.PLANTED.items()},
+        **{f"unseen: {name}": one.run for name, one in runs.UNSEEN.items()},
     }
 
 
-def train(run: Run, folder: Path, model_folder: Path) -> None:
+def train(run: Run, folder: Path, model_folder: Path) -> None:  # noqa: PLR0912
     """Train as the run says."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoProcessor, LlavaForConditionalGeneration, Qwen2ForCausalLM
 
     kind = run.kind
+    if kind == "loop":
+        loops.train(Qwen2ForCausalLM.from_pretrained(model_folder), run.arguments["how"])
+        return
     module = import_module(f"trl.experimental.{kind}" if kind in ("cpo", "orpo") else "trl")
     trainer, config = (getattr(module, f"{kind.upper()}{end}") for end in ("Trainer", "Config"))
+    if run.heir is not None:
+        trainer = run.heir(trainer)
     if run.images:
         model_folder = model_folder.parent / "llava"
     kind_of_model: Any = LlavaForConditionalGeneration if run.images else Qwen2ForCausalLM
@@ -87,7 +93,15 @@ def train(run: Run, folder: Path, model_folder: Path) -> None:
     elif run.images:
         rows, arguments["max_length"] = made.with_images(made.pairs()), None
     else:
-        rows = made.data(kind, made.pairs())
+        rows = made.data(kind, made.pairs()) if run.rows is None else run.rows(made.pairs())
+    if run.before is not None:
+        other = trainer(
+            model=model,
+            args=config(**{**arguments, "max_steps": 1, **run.before}),
+            train_dataset=rows,
+            processing_class=made.tokenizer(),
+        )
+        other.train()
     own = trainer(
         model=model,
         args=config(**arguments),

@@ -58,6 +58,81 @@ def pairs(count: int = 24, prompt: int = 3, seed: int = 0) -> list[dict[str, Any
     ]
 
 
+def with_a_template(rows: list[dict[str, Any]]) -> Dataset:
+    """Return pairs whose prompts begin with the same words."""
+    shared = " ".join(f"w{k}" for k in range(20, 32))
+    return Dataset.from_list([{**row, "prompt": f"{shared} {row['prompt']}"} for row in rows])
+
+
+def with_a_begin(rows: list[dict[str, Any]]) -> Dataset:
+    """Return pairs whose prompts begin with one word that is the same."""
+    return Dataset.from_list([{**row, "prompt": f"w20 {row['prompt']}"} for row in rows])
+
+
+def with_few_prompts(rows: list[dict[str, Any]]) -> Dataset:
+    """Return pairs of which three have one prompt."""
+    return Dataset.from_list(
+        [{**row, "prompt": rows[k // 3]["prompt"]} for k, row in enumerate(rows)]
+    )
+
+
+def with_answers_of_both_sides(rows: list[dict[str, Any]]) -> Dataset:
+    """Return pairs whose good answer is the bad one of another pair with the same prompt."""
+    return Dataset.from_list(
+        [
+            {**two, "prompt": one["prompt"], **change}
+            for one, two in zip(rows[::2], rows[1::2], strict=True)
+            for change in ({}, {"chosen": two["rejected"], "rejected": one["chosen"]})
+        ]
+    )
+
+
+def with_short_answers(rows: list[dict[str, Any]]) -> Dataset:
+    """Return pairs whose answers are of one or two words."""
+    return Dataset.from_list(
+        [
+            {
+                **row,
+                "chosen": " " + row["chosen"].split()[0],
+                "rejected": " " + " ".join(row["rejected"].split()[:2]),
+            }
+            for row in rows
+        ]
+    )
+
+
+def with_even_answers(rows: list[dict[str, Any]]) -> Dataset:
+    """Return pairs whose answers have four words each."""
+    return Dataset.from_list(
+        [
+            {n: " ".join([*row[n].split(), *(4 * ["w9"])][:4]) for n in row}
+            | {
+                n: " " + " ".join([*row[n].split(), *(4 * ["w9"])][:4])
+                for n in row
+                if n != "prompt"
+            }
+            for row in rows
+        ]
+    )
+
+
+def with_implicit_prompts(rows: list[dict[str, Any]]) -> Dataset:
+    """Return pairs whose sides begin with their prompts."""
+    return Dataset.from_list(
+        [{side: row["prompt"] + row[side] for side in ("chosen", "rejected")} for row in rows]
+    )
+
+
+def streamed(rows: list[dict[str, Any]]) -> Any:
+    """Return a data set that is read once, from which the watch reads nothing."""
+    return Dataset.from_list(rows).to_iterable_dataset()
+
+
+def many(rows: list[dict[str, Any]]) -> Dataset:
+    """Return very many pairs."""
+    return Dataset.from_list(pairs(12_000))
+
+
 def with_images(rows: list[dict[str, Any]]) -> Dataset:
     """Return pairs about a picture each, as chats."""
     draw = random.Random(1)

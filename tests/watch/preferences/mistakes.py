@@ -102,6 +102,54 @@ def swapped(setting: Setting) -> None:
     setting.collated(change)
 
 
+def sometimes_swapped(setting: Setting) -> None:
+    seen: list[int] = []
+
+    def change(batch: dict[str, Any]) -> None:
+        seen.append(1)
+        if len(seen) % 3 == 0:
+            for name in ("input_ids", "attention_mask", "completion_mask"):
+                chosen, rejected = batch[name].chunk(2)
+                batch[name] = torch.cat([rejected, chosen])
+
+    setting.collated(change)
+
+
+def sometimes_prompts(setting: Setting) -> None:
+    seen: list[int] = []
+
+    def change(batch: dict[str, Any]) -> None:
+        seen.append(1)
+        if len(seen) % 4 == 0:
+            batch["completion_mask"] = batch["attention_mask"].clone()
+
+    setting.collated(change)
+
+
+def beta_in_the_loss(setting: Setting) -> None:
+    setting.log_probs(lambda logp, learnt: 1.4 * logp)
+
+
+def reference_of_others(setting: Setting) -> None:
+    def change(batch: dict[str, Any]) -> None:
+        batch["ref_chosen_logps"] = batch["ref_chosen_logps"].roll(1)
+
+    setting.collated(change)
+
+
+def norms_trained(setting: Setting) -> None:
+    for name, p in setting.trainer.model.named_parameters():
+        p.requires_grad_(p.requires_grad or "norm" in name)
+
+
+def all_images_crossed(setting: Setting) -> None:
+    def change(batch: dict[str, Any]) -> None:
+        chosen, rejected = batch["pixel_values"].chunk(2)
+        batch["pixel_values"] = torch.cat([chosen.roll(1, 0), rejected.roll(1, 0)])
+
+    setting.collated(change)
+
+
 def negated(setting: Setting) -> None:
     setting.log_probs(lambda logp, learnt: -logp)
 
@@ -128,6 +176,39 @@ def means(setting: Setting) -> None:
 
 def prompts(setting: Setting) -> None:
     setting.collated(lambda batch: batch.update(completion_mask=batch["attention_mask"].clone()))
+
+
+def some_prompts(setting: Setting) -> None:
+    def change(batch: dict[str, Any]) -> None:
+        batch["completion_mask"][::2] = batch["attention_mask"][::2]
+
+    setting.collated(change)
+
+
+def prompts_of_chosen(setting: Setting) -> None:
+    def change(batch: dict[str, Any]) -> None:
+        half = len(batch["input_ids"]) // 2
+        batch["completion_mask"][:half] = batch["attention_mask"][:half]
+
+    setting.collated(change)
+
+
+def labels_of_prompts(setting: Setting) -> None:
+    def change(batch: dict[str, Any]) -> None:
+        for side in ("chosen", "rejected"):
+            shown = batch[f"{side}_attention_mask"] == 1
+            batch[f"{side}_labels"] = batch[f"{side}_input_ids"].where(shown, -100)
+
+    setting.collated(change)
+
+
+def columns_swapped(setting: Setting) -> None:
+    def change(batch: dict[str, Any]) -> None:
+        for name in [n for n in batch if n.startswith("chosen")]:
+            other = name.replace("chosen", "rejected")
+            batch[name], batch[other] = batch[other], batch[name]
+
+    setting.collated(change)
 
 
 def padding(setting: Setting) -> None:

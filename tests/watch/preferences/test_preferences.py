@@ -34,6 +34,7 @@ OTHERS = tuple(
     for name in (
         *(f"healthy: {name}" for name in runs.HEALTHY),
         *(f"planted: {name}" for name in runs.PLANTED),
+        *(f"unseen: {name}" for name in runs.UNSEEN),
     )
     if name not in CORNERS
 )
@@ -90,6 +91,11 @@ def judge(folder: Path, name: str) -> None:
         assert [one for one in result.findings if one.severity != "note"] == []
         if name in PASSES:
             assert tuple(n for n in RULES if result.checks[n] == "passed") == PASSES[name], result
+        return
+    if kind == "unseen":
+        rules = runs.UNSEEN[short].rules
+        assert [n for n in rules if result.checks[n] == "passed"] == [], result
+        assert result.verdict != "clean", result
         return
     is_found(result, runs.PLANTED[short])
 

@@ -26,7 +26,9 @@ class Run:
         return BIN / self.trainer / "bin/python"
 
 
-def llamafactory(*found: tuple[str, str], ranks: int = 1, **settings: object) -> Run:
+def llamafactory(
+    *found: tuple[str, str], ranks: int = 1, mistake: str = "", **settings: object
+) -> Run:
     def command(made: Path, to: Path) -> list[str]:
         recipe = {
             "model_name_or_path": str(made / "model"),
@@ -49,6 +51,9 @@ def llamafactory(*found: tuple[str, str], ranks: int = 1, **settings: object) ->
         }
         to.mkdir()
         (to / "recipe.yaml").write_text(json.dumps(recipe))  # JSON is YAML
+        if mistake:
+            script = str(HERE / "llamafactory_preferences.py")
+            return [str(BIN / "llamafactory/bin/python"), script, mistake, str(to / "recipe.yaml")]
         return [str(BIN / "llamafactory/bin/llamafactory-cli"), "train", str(to / "recipe.yaml")]
 
     several = {"FORCE_TORCHRUN": "1", "NPROC_PER_NODE": str(ranks)} if ranks > 1 else {}
@@ -150,6 +155,62 @@ NOTHING = ("nothing-read", "note")
 NEXT_ROW = ("targets-not-next", "error")
 """The last position of a row learns the first token of the next one."""
 
+_DPO = {"stage": "dpo", "dataset": "pairs"}
+_KTO = {"stage": "kto", "dataset": "labels"}
+_ADAPTERS = {"finetuning_type": "lora", "lora_rank": 4}
+_OFF, _OTHER = ("preference-scaled", "error"), ("preference-scaled", "warning")
+_SIDES, _REFERENCE = ("preference-sides", "error"), ("preference-reference", "error")
+LLAMAFACTORY_PREFERENCES = {
+    "LLaMA-Factory, DPO": llamafactory(JUDGED, **_DPO),
+    "LLaMA-Factory, DPO, LoRA": llamafactory(JUDGED, **_DPO, **_ADAPTERS),
+    "LLaMA-Factory, DPO, bfloat16": llamafactory(JUDGED, **_DPO, bf16=True, use_cpu=True),
+    "LLaMA-Factory, DPO, pref_ftx": llamafactory(JUDGED, **_DPO, pref_ftx=1.0),
+    "LLaMA-Factory, DPO, dpo_label_smoothing": llamafactory(
+        JUDGED, **_DPO, dpo_label_smoothing=0.1
+    ),
+    "LLaMA-Factory, ORPO": llamafactory(JUDGED, **_DPO, pref_loss="orpo"),
+    "LLaMA-Factory, SimPO": llamafactory(JUDGED, **_DPO, pref_loss="simpo"),
+    "LLaMA-Factory, KTO": llamafactory(JUDGED, **_KTO),
+    "LLaMA-Factory, KTO, LoRA": llamafactory(JUDGED, **_KTO, **_ADAPTERS),
+    "LLaMA-Factory, KTO, weights": llamafactory(
+        JUDGED, **_KTO, kto_chosen_weight=1.5, kto_rejected_weight=0.5
+    ),
+    "LLaMA-Factory, kto_pair": llamafactory(JUDGED, **_DPO, pref_loss="kto_pair"),
+    # TRL 0.24 takes the kind of loss as an argument, which is not given: each is a sigmoid
+    "LLaMA-Factory, hinge": llamafactory(JUDGED, _OTHER, **_DPO, pref_loss="hinge"),
+    "LLaMA-Factory, ipo": llamafactory(JUDGED, _OTHER, **_DPO, pref_loss="ipo"),
+    "LLaMA-Factory, DPO, another beta": llamafactory(
+        JUDGED, _OTHER, mistake="another_beta", **_DPO
+    ),
+    "LLaMA-Factory, KTO, another beta": llamafactory(
+        JUDGED, _OTHER, mistake="another_beta", **_KTO
+    ),
+    "LLaMA-Factory, DPO, not divided": llamafactory(JUDGED, _OFF, mistake="not_divided", **_DPO),
+    "LLaMA-Factory, ORPO, not divided": llamafactory(
+        JUDGED, _OFF, mistake="not_divided", **_DPO, pref_loss="orpo"
+    ),
+    "LLaMA-Factory, KTO, not divided": llamafactory(JUDGED, _OFF, mistake="not_divided", **_KTO),
+    "LLaMA-Factory, DPO, means for sums": llamafactory(JUDGED, _SIDES, mistake="means", **_DPO),
+    "LLaMA-Factory, DPO, sides swapped": llamafactory(JUDGED, _SIDES, mistake="swapped", **_DPO),
+    "LLaMA-Factory, SimPO, sides swapped": llamafactory(
+        JUDGED, _SIDES, mistake="swapped", **_DPO, pref_loss="simpo"
+    ),
+    "LLaMA-Factory, DPO, prompts judged": llamafactory(
+        JUDGED, WHOLE, _SIDES, mistake="prompts", **_DPO
+    ),
+    "LLaMA-Factory, KTO, labels swapped": llamafactory(
+        JUDGED, _SIDES, mistake="labels_swapped", **_KTO
+    ),
+    "LLaMA-Factory, DPO, the policy as its reference": llamafactory(
+        JUDGED, _REFERENCE, mistake="itself", **_DPO
+    ),
+    "LLaMA-Factory, DPO, LoRA, the policy as its reference": llamafactory(
+        JUDGED, _REFERENCE, mistake="itself", **_DPO, **_ADAPTERS
+    ),
+    "LLaMA-Factory, KTO, the policy as its reference": llamafactory(
+        JUDGED, _REFERENCE, mistake="itself", **_KTO
+    ),
+}
 RUNS: dict[str, Run] = {
     "LLaMA-Factory": llamafactory(),
     "LLaMA-Factory, LoRA": llamafactory(finetuning_type="lora", lora_rank=4),
@@ -162,7 +223,7 @@ RUNS: dict[str, Run] = {
         MEANS, SMOOTHED, THRICE, label_smoothing_factor=0.1
     ),
     "LLaMA-Factory, use_dft_loss": llamafactory(WEIGHED, use_dft_loss=True),
-    "LLaMA-Factory, DPO": llamafactory(JUDGED, stage="dpo", dataset="pairs"),
+    **LLAMAFACTORY_PREFERENCES,
     "ms-swift": swift(),
     "ms-swift, LoRA": swift(tuner_type="lora", lora_rank=4),
     "ms-swift, bfloat16 weights": swift(STUCK, torch_dtype="bfloat16", bf16=True, use_cpu=True),

@@ -76,7 +76,22 @@ def make_chats(folder: Path) -> None:
     (folder / "chats.json").write_text(json.dumps(chats))
     (folder / "pairs.json").write_text(json.dumps(pairs))
     columns = {"prompt": "instruction", "query": "input", "chosen": "chosen"}
+    labels = [
+        {"instruction": q, "input": "", "output": each, "good": each is a}
+        for q, a, b in triples
+        for each in (a, b)
+    ]
+    (folder / "labels.json").write_text(json.dumps(labels))
     known = {
+        "labels": {
+            "file_name": "labels.json",
+            "columns": {
+                "prompt": "instruction",
+                "query": "input",
+                "response": "output",
+                "kto_tag": "good",
+            },
+        },
         "chats": {"file_name": "chats.json"},
         "pairs": {
             "file_name": "pairs.json",

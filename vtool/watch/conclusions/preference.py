@@ -2,16 +2,21 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from statistics import median
+from dataclasses import replace
 
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
 from vtool.watch.conclusions.engine import engine_of
-from vtool.watch.conclusions.preference_losses import Answer, Batch, PreferenceLoss
+from vtool.watch.conclusions.preference_loops import measured_pairs
+from vtool.watch.conclusions.preference_losses import Answer, PreferenceLoss
+from vtool.watch.conclusions.preference_reading import (
+    Reading,
+    are_all,
+    divisors,
+    read_pairs,
+)
 from vtool.watch.conclusions.preference_rows import (
     JudgedBatch,
-    JudgedRow,
     judged_batches,
     loss_of,
     no_preference,
@@ -19,7 +24,7 @@ from vtool.watch.conclusions.preference_rows import (
 )
 from vtool.watch.facts import Facts
 
-SCALED = Rule(
+OFF_SCALE = Rule(
     name="preference-scaled",
     code="VT917",
     summary="The weights of a preference's pairs are not what β and the pairs of the step give.",
@@ -41,175 +46,9 @@ _NEAR = 0.02
 """The relative error of what becomes of a gradient on its way."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Ratio:
-    """How many times a row's weight is what the arguments give."""
-
-    times: float
-    tokens: int
-    batch: JudgedBatch
-    by_length: bool
-    is_up: bool
-    is_copied: bool
-    """Part of the weight is of a loss that copies chosen answers."""
-
-
-def expected_weights(
-    loss: PreferenceLoss, smoothing: float, batch: JudgedBatch
-) -> Iterator[tuple[JudgedRow, float, float]]:
-    """Yield the rows of a micro-batch with their weight, and the one that arguments give."""
-    whole = batch.batch(loss)
-    if whole is None:
-        return
-    if not loss.is_paired:
-        for at, row in batch.rows.items():
-            weight = row.weight
-            one = Answer(row.tokens, 0.0)
-            pair = loss.weights(smoothing, whole, one, one)
-            if weight is not None and pair is not None:
-                yield row, weight, pair[0] if (batch.sides[at] or weight) > 0 else pair[1]
-        return
-    for first, second in batch.pairs:
-        yield from _of_pair(loss, smoothing, whole, batch.rows.get(first), batch.rows.get(second))
-
-
-def _of_pair(
-    loss: PreferenceLoss,
-    smoothing: float,
-    whole: Batch,
-    up: JudgedRow | None,
-    down: JudgedRow | None,
-) -> Iterator[tuple[JudgedRow, float, float]]:
-    chosen, rejected = (row.answer if row else None for row in (up, down))
-    if (loss.is_free or loss.is_by_length) and (chosen is None or rejected is None):
-        return
-    weights = [row.weight if row else None for row in (up, down)]
-    if loss.method == "orpo" and up is not None and chosen is not None:
-        if up.lower is None:  # whole rows are copied, of which the answers are judged
-            return
-        tokens, logp = up.lower
-        chosen = Answer(chosen.tokens - tokens, chosen.logp - logp)
-        weights[0] = up.most
-    none = Answer(1, 0.0)
-    pair = loss.weights(smoothing, whole, chosen or none, rejected or none)
-    if pair is None:
-        return
-    for row, weight, due in zip((up, down), weights, pair, strict=True):
-        if row is not None and weight is not None:
-            yield row, weight, due
-
-
-def _ratios(
-    facts: Facts, loss: PreferenceLoss, smoothing: float, batches: Sequence[JudgedBatch]
-) -> list[_Ratio]:
-    found = []
-    for batch in batches:
-        for row, weight, due in expected_weights(loss, smoothing, batch):
-            if due:
-                times = abs(weight / due) * batch.passes
-                copied = (
-                    due > 0
-                    and loss.is_paired
-                    and loss.copied(batch.batch(loss) or Batch(1, 1), Answer(row.tokens, 0.0))
-                )
-                found.append(
-                    _Ratio(times, row.tokens, batch, loss.is_by_length, due > 0, bool(copied))
-                )
-    return found
-
-
-def _is_one(ratios: Sequence[_Ratio], times: float) -> bool:
-    return all(abs(one.times / times - 1) <= one.batch.tolerance for one in ratios)
-
-
-def _even(ratios: Sequence[_Ratio], power: int = 0) -> bool:
-    """Return whether all ratios are equal, with each answer's tokens to some power."""
-    values = [one.times * one.tokens**power for one in ratios]
-    middle = median(values)
-    return middle != 0 and all(
-        abs(value / middle - 1) <= one.batch.tolerance
-        for value, one in zip(values, ratios, strict=True)
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """The weights of pairs whose due size is known, against it."""
-
-    ratios: tuple[_Ratio, ...]
-    """Of the smoothing that fits best."""
-    state: str
-    """`right`, `even` (all the same times what is due), `by-length`, `by-sum`, or `apart`."""
-
-    @property
-    def times(self) -> float:
-        """How many times the weights are what is due."""
-        return median(one.times for one in self.ratios)
-
-    @property
-    def is_certain(self) -> bool:
-        """Return whether margins are known: those of the policy alone, or of its reference."""
-        return all(one.batch.is_at_reference or one.batch.is_free for one in self.ratios)
-
-
-def read_pairs(facts: Facts, loss: PreferenceLoss, batches: Sequence[JudgedBatch]) -> Reading:
-    """Hold weights against what is due: of the first step alone, where there is a reference."""
-    exact = list(batches) if loss.is_free else [b for b in batches if b.micro.step == 0]
-    best = Reading((), "none")
-    order = ("right", "even", "by-length", "by-sum", "apart", "none")
-    for smoothing in loss.smoothings:
-        ratios = _ratios(facts, loss, smoothing, exact)
-        if not ratios:
-            continue
-        reading = Reading(tuple(ratios), "apart")
-        reading = replace(reading, state=_state(loss, reading, facts.world))
-        if order.index(reading.state) < order.index(best.state):
-            best = reading
-    return best
-
-
-def _state(loss: PreferenceLoss, reading: Reading, world: int) -> str:
-    ratios, first = reading.ratios, reading.ratios[0].batch
-    if _is_one(ratios, 1.0):
-        return "right"
-    lengths = {one.tokens for one in ratios}
-    counts = {count for count, _ in _divisors(loss, first, world)}
-    copied = any(one.is_copied for one in ratios)
-    fine = reading.is_certain or not any(one.batch.is_coarse for one in ratios)
-    by_sum = ratios[0].by_length
-    power = -1 if by_sum else 1
-    if len(lengths) == 1 and not copied and fine and lengths.isdisjoint({1} | counts):
-        near = all(abs(one.times * one.tokens**power - 1) <= one.batch.tolerance for one in ratios)
-        if near:
-            return "by-sum" if by_sum else "by-length"
-    # a single pair is always even: its margin may be any, where the policy is not its reference
-    if _even(ratios) and (reading.is_certain or len(ratios) > 2):
-        return "even"
-    if len(lengths) > 1 and not copied and fine and _even(ratios, power):
-        return "by-sum" if by_sum else "by-length"
-    return "apart"
-
-
-def _divisors(loss: PreferenceLoss, batch: JudgedBatch, world: int) -> list[tuple[int, str]]:
-    """Return the counts that a loss may be divided by, with their names."""
-    passes = batch.passes
-    pairs = batch.size // (2 if loss.is_paired else 1)
-    what = "pairs" if loss.is_paired else "rows"
-    return [
-        (count, name)
-        for count, name in (
-            (passes, "micro-batches"),
-            (world, "ranks"),
-            (passes * world, "passes"),
-            (pairs, f"{what} in each micro-batch"),
-        )
-        if count > 1
-    ]
-
-
 def _scaled(facts: Facts) -> CheckOutcome:
     if why := no_preference(facts):
-        alone = _measured_alone(facts)
+        alone = {} if facts.skipped("preference") else measured_pairs(facts)
         return CheckOutcome(not_run=why, measured=alone, applies=bool(alone), is_needed=True)
     loss = loss_of(facts)
     assert loss is not None
@@ -234,7 +73,7 @@ def _changed(facts: Facts) -> Iterator[Diagnostic]:
                 f"the trainer's {name} is {value:g}, and its arguments have {given:g}: the loss is"
                 " that of the trainer's"
             )
-            yield found(SCALED, message, severity="note" if fact["own"] else "warning")
+            yield found(OFF_SCALE, message, severity="note" if fact["overridden"] else "warning")
 
 
 def _against_due(
@@ -256,19 +95,25 @@ def _against_due(
         "steps": len({one.batch.micro.step for one in ratios}),
     }
     noise = max(one.batch.noise for one in ratios)
-    finding, explained = None, reading.state == "right"
+    is_other = reading.smoothing != loss.smoothings[0]
+    finding, explained = None, reading.state == "right" and not is_other
     if explained:
         finding = _arrives_scaled(facts, batches)
     elif reading.state == "even":
         explained = _is_divided_later(facts, loss, reading)
-        finding = None if explained else _of_one_size(facts, loss, reading)
+        finding = None if explained else _by_tokens(reading) or _of_one_size(facts, loss, reading)
     elif reading.state == "apart":
-        finding = _of_other_margins(loss, reading)
+        finding = _exchanged(facts, loss, batches) or _of_other_margins(loss, reading)
     finding = finding or (None if explained else _beyond(loss, batches))
     if finding is not None:
+        if kind := _other_kind(facts, loss, batches):
+            finding = replace(finding, message=f"{finding.message}; {kind}")
         return CheckOutcome((finding,), measured=measured)
     if explained:
         return CheckOutcome(looked_at=looked, noise=noise, measured=measured)
+    if reading.state == "right":
+        why = "whether the loss has label_smoothing in it differs between releases"
+        return CheckOutcome(not_run=why, measured=measured, is_needed=True)
     if reading.state in ("by-length", "by-sum"):
         why = "answers are weighed by their lengths"
         return CheckOutcome(not_run=why, measured=measured, is_needed=True)
@@ -288,23 +133,14 @@ def _overridden(facts: Facts) -> str:
     return ", ".join(map(str, facts.of("preference")[0]["overridden"]))
 
 
-def _measured_alone(facts: Facts) -> dict[str, float | str]:
-    """Return the β that the first step shows by itself, where a trainer is not known."""
-    micros = [micro for micro in facts.micros if micro.step == 0 and micro.is_read]
-    if not micros or not facts.is_judged:
-        return {}
-    sizes = [
-        abs(float(row["median"]))
-        for micro in micros
-        for row in micro.fact.get("per_row") or ()
-        if row.get("median")
-    ]
-    shapes = {int(next(iter(micro.fact.get("shape") or (0,)))) for micro in micros}
-    paired = all(micro.fact.get("pairs") for micro in micros)
-    if not sizes or len(shapes) != 1 or not paired or max(sizes) > (1 + 1e-3) * min(sizes):
-        return {}
-    pairs = shapes.pop() // 2 * sum(micro.rank == micros[0].rank for micro in micros)
-    return {"β, if this is DPO": f"{2 * median(sizes) * pairs:.6g}"}
+def _other_kind(facts: Facts, loss: PreferenceLoss, batches: Sequence[JudgedBatch]) -> str | None:
+    """Return which other kind of loss has these weights."""
+    for kind in ("sigmoid", "sigmoid_norm", "hinge", "ipo"):
+        other = replace(loss, arguments={**loss.arguments, "loss_type": kind})
+        is_other = loss.method == "dpo" and not loss.is_free and kind not in loss.kinds
+        if is_other and read_pairs(facts, other, batches).state == "right":
+            return f"loss_type {kind} has these weights"
+    return None
 
 
 def _is_divided_later(facts: Facts, loss: PreferenceLoss, reading: Reading) -> bool:
@@ -326,32 +162,78 @@ def _of_one_size(facts: Facts, loss: PreferenceLoss, reading: Reading) -> Diagno
         f"each token{of} weighs {times:.4g} times what β = {loss.beta:g} and the {what} of the step"
         " give"
     )
-    for count, name in _divisors(loss, first, facts.world):
-        severity = {"severity": "warning"} if "each" in name else {}
-        if abs(times / count - 1) <= first.tolerance:
-            message = f"{summary}: the step has {count} {name}, and is not divided by them"
-            return found(SCALED, message, **severity)
-        if abs(times * count - 1) <= first.tolerance:
-            return found(
-                SCALED, f"{summary}: it is divided by its {count} {name} twice", **severity
+    other = _other_beta(loss, times)
+    for is_twice in (False, True):
+        size = 1 / times if is_twice else times
+        counts = divisors(loss, first, facts.world)
+        named = [f"{n} {name}" for n, name in counts if abs(size / n - 1) <= first.tolerance]
+        if named:
+            message = (
+                f"{summary}: it is divided by its {named[0]} twice"
+                if is_twice
+                else f"{summary}: the step has {named[0]}, and is not divided by them"
             )
+            message += f" (or {'; '.join(filter(None, [*named[1:], other]))})"
+            severity = {"severity": "warning"} if "each" in named[0] else {}
+            return found(OFF_SCALE, message, **severity)
     coarse = any(one.batch.is_coarse for one in reading.ratios)
     if loss.is_own or (coarse and (not reading.is_certain or 1 / 1.2 < times < 1.2)):
         return None
-    return found(SCALED, f"{summary}{_other_beta(loss, times)}", severity="warning")
+    return found(OFF_SCALE, f"{summary}: {other}", severity="warning")
+
+
+def _by_tokens(reading: Reading) -> Diagnostic | None:
+    """Look for a loss that is divided by the learnt tokens of each micro-batch."""
+    for is_sum in (False, True):
+        times = [
+            one.times
+            * sum(row.tokens for row in one.batch.rows.values())
+            / (len(one.batch.pairs or one.batch.rows) if is_sum else 1)
+            for one in reading.ratios
+        ]
+        if all(
+            abs(a - 1) <= one.batch.tolerance for a, one in zip(times, reading.ratios, strict=True)
+        ):
+            message = (
+                f"weights are {reading.times:.4g} times what is due: the loss of each micro-batch"
+                f" is divided by its learnt tokens{'' if is_sum else ' too'}"
+            )
+            return found(OFF_SCALE, message, severity="warning")
+    return None
+
+
+def _exchanged(
+    facts: Facts, loss: PreferenceLoss, batches: Sequence[JudgedBatch]
+) -> Diagnostic | None:
+    """Look for KTO's weights of its two labels, each in place of the other."""
+    good, bad = (loss.number(f"{name}desirable_weight", 1.0) for name in ("", "un"))
+    if loss.method != "kto" or good == bad:
+        return None
+    given = {**loss.arguments, "desirable_weight": bad, "undesirable_weight": good}
+    if read_pairs(facts, replace(loss, arguments=given), batches).state != "right":
+        return None
+    message = (
+        f"desirable answers have the weight {bad:g} of undesirable ones, and those {good:g}: the"
+        " two arguments are exchanged"
+    )
+    return found(OFF_SCALE, message)
 
 
 def _of_other_margins(loss: PreferenceLoss, reading: Reading) -> Diagnostic | None:
     """Say that weights are not those of the margins that are known."""
     if not reading.is_certain:
         return None
+    if finding := _by_tokens(reading):
+        return finding
     passes = reading.ratios[0].batch.passes
     for one_size in (passes, 1 / passes):
-        if passes > 1 and _is_one(reading.ratios, one_size):
-            return found(SCALED, f"weights are {one_size:.4g} times what is due")
+        if passes > 1 and are_all(reading.ratios, one_size):
+            return found(OFF_SCALE, f"weights are {one_size:.4g} times what is due")
     if loss.is_own or any(one.batch.is_coarse for one in reading.ratios):
         return None  # margins of 16 bits are rounded too
-    return found(SCALED, message, severity="warning") if (message := _odd(loss, reading)) else None
+    return (
+        found(OFF_SCALE, message, severity="warning") if (message := _odd(loss, reading)) else None
+    )
 
 
 def _odd(loss: PreferenceLoss, reading: Reading) -> str | None:
@@ -386,11 +268,9 @@ def _by_side(reading: Reading) -> bool:
 
 
 def _other_beta(loss: PreferenceLoss, times: float) -> str:
-    if len(loss.kinds) > 1:
-        return ""
     inverse = loss.kinds[0] in ("ipo", "sppo_hard")
     beta = loss.beta / times if inverse else loss.beta * times
-    return f": β is {beta:.4g} in the loss"
+    return f"β is {beta:.4g} in the loss" if len(loss.kinds) == 1 else "something multiplies it"
 
 
 def _beyond(loss: PreferenceLoss, batches: Sequence[JudgedBatch]) -> Diagnostic | None:
@@ -423,11 +303,11 @@ def _beyond(loss: PreferenceLoss, batches: Sequence[JudgedBatch]) -> Diagnostic 
     )
     if worst <= where.passes:
         message += f": the step has {where.passes} micro-batches, by which it may not be divided"
-    return found(SCALED, message)
+    return found(OFF_SCALE, message)
 
 
 def _factor(facts: Facts, step: int) -> float | None:
-    """Return what becomes of gradients on their way to the optimizer, of the mean over ranks."""
+    """Return the factor of gradients on their way to the optimizer, of the mean over ranks."""
     engine = engine_of(facts, step)
     if engine is None or engine.misfit > engine.tolerance:
         return None
@@ -448,8 +328,10 @@ def _arrives_scaled(facts: Facts, batches: Sequence[JudgedBatch]) -> Diagnostic 
                 f"the optimizer gets {times} times the gradient of the pairs: there are {times}"
                 f" {name}, and it is not divided by them"
             )
-            return found(SCALED, message)
+            return found(OFF_SCALE, message)
     return None
 
 
-CHECKS = (WatchCheck(SCALED, "learnt", _scaled, {"rows": 1, "micro-batches": 1}, most_noise=0.25),)
+CHECKS = (
+    WatchCheck(OFF_SCALE, "learnt", _scaled, {"rows": 1, "micro-batches": 1}, most_noise=0.25),
+)

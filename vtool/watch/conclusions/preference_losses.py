@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Coefficients = tuple[float, float]
-"""Of a chosen and of a rejected answer's log-probability, for one pair."""
+"""Weights of a chosen and of a rejected answer's log-probability, for one pair."""
 
 BY_LENGTH = frozenset({"ipo", "simpo", "sigmoid_norm"})
 """Losses of the mean over an answer's tokens; all others are of their sum."""
@@ -31,14 +31,14 @@ _FREE = frozenset({"simpo", "orpo"})
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a pass says of one answer: its tokens, and their log-probabilities."""
+    """The tokens of one answer, and their log-probabilities."""
 
     tokens: int
     logp: float
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class AnswerBatch:
     """The answers of a micro-batch whose weights share a mean."""
 
     pairs: int
@@ -152,9 +152,11 @@ class PreferenceLoss:
 
     @property
     def smoothings(self) -> tuple[float, ...]:
-        """The label smoothing that may be in the loss: some trainers ignore it for some kinds."""
+        """The label smoothing in the loss; and what it may be, where releases differ in that."""
         given = self.number("label_smoothing")
-        return (given,) if given == 0 else (given, 0.0)
+        if given == 0 or not set(self.kinds) & {"sigmoid", "sigmoid_norm"}:
+            return (given,)
+        return (given, 0.0) if self.arguments.get("smooths_sigmoid", True) else (0.0, given)
 
     def most(self) -> Coefficients | None:
         """Return the greatest size that a pair's coefficients can have, for any margin."""
@@ -175,7 +177,7 @@ class PreferenceLoss:
         return (chosen * good, rejected * bad) if self.method == "kto" else (chosen, rejected)
 
     def weights(
-        self, smoothing: float, batch: Batch, chosen: Answer, rejected: Answer
+        self, smoothing: float, batch: AnswerBatch, chosen: Answer, rejected: Answer
     ) -> Coefficients | None:
         """Return the weight of each token of a pair's answers.
 
@@ -197,8 +199,8 @@ class PreferenceLoss:
             up, down = up + a, down + b
         return up + self.copied(batch, chosen), down
 
-    def copied(self, batch: Batch, chosen: Answer) -> float:
-        """Return what a chosen answer's tokens weigh besides, because the loss also copies them."""
+    def copied(self, batch: AnswerBatch, chosen: Answer) -> float:
+        """Return the weight that chosen tokens have besides, because the loss also copies them."""
         share = sum(
             factor for kind, factor in zip(self.kinds, self.factors, strict=False) if kind == "sft"
         )
@@ -271,7 +273,7 @@ _MOST = {
     "aot": 1.0,
     "aot_unpaired": 1.0,
 }
-"""Of β, the greatest size of a coefficient."""
+"""The greatest size of a coefficient, over β."""
 
 
 def _margin(loss: PreferenceLoss, chosen: Answer, rejected: Answer) -> float:

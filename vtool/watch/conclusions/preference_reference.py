@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
-from vtool.watch.conclusions.preference import expected_weights, read_pairs
 from vtool.watch.conclusions.preference_losses import PreferenceLoss
+from vtool.watch.conclusions.preference_reading import expected_weights, read_pairs
 from vtool.watch.conclusions.preference_rows import (
     JudgedBatch,
     judged_batches,
@@ -31,18 +31,18 @@ REFERENCE = Rule(
     ),
 )
 _SURE = 20.0
-"""How many times rounding a difference must be, for its absence to say something."""
+"""The least size of a difference, over rounding, for its absence to say something."""
 _ROUNDING_16 = 2.0**-8
 
 
 def _reference(facts: Facts) -> CheckOutcome:
     if why := no_preference(facts):
-        return CheckOutcome(not_run=why)
+        return CheckOutcome(not_run=why, applies=False)
     loss = loss_of(facts)
     assert loss is not None
     looks = [fact for fact in facts.of("preference") if fact.get("reference")]
     if why := _none_of_its_own(loss, looks):
-        return CheckOutcome(not_run=why)
+        return CheckOutcome(not_run=why, applies=False)
     batches = [batch for batch in judged_batches(facts, loss) if batch.rows]
     if finding := (
         _itself(looks)
@@ -68,7 +68,8 @@ def _looked_at(
 ) -> CheckOutcome:
     later = {int(fact["step"]) for fact in looks} - {0}
     if not later:
-        return CheckOutcome(not_run="one step alone was read: the policy is its reference still")
+        alone = "one step alone was read: the policy is its reference still"
+        return CheckOutcome(not_run=alone, is_needed=True)
     looked: dict[Unit, int] = {"steps": len(later) + 1}
     tensors = max(int(fact["reference"]["tensors"]) for fact in looks)
     kinds = {str(fact["reference"]["kind"]) for fact in looks}
@@ -88,7 +89,8 @@ def _looked_at(
         )
         if not looked["passes"]:
             why = "no pass without gradients was seen of the same rows, and of other weights"
-    return CheckOutcome(not_run=why, looked_at=looked)
+    is_fixed = bool(loss.arguments.get("precompute_ref_log_probs"))
+    return CheckOutcome(not_run=why, looked_at=looked, is_needed=not is_fixed)
 
 
 def _with_margins(facts: Facts, loss: PreferenceLoss, batches: Sequence[JudgedBatch]) -> int:
@@ -179,14 +181,14 @@ def _no_margin(
 ) -> Diagnostic | None:
     """Look for weights that stay those of the first step, though the policy has moved."""
     later = [batch for batch in batches if batch.micro.step > 0]
-    if loss.unknown or not loss.is_sloped or not later:
-        return None
-    if any(batch.is_coarse for batch in batches):
+    if loss.unknown or not loss.is_sloped or not later or any(one.is_coarse for one in batches):
         return None
     scale: float | None = None
-    for batch in batches:
+    for batch in sorted(batches, key=lambda one: one.micro.step):
         if batch.alike() and batch.micro.step > 0:
             return None
+        if scale is None and batch.micro.step > 0:
+            return None  # nothing was measured in the first step
         for _, weight, due in expected_weights(loss, loss.smoothings[0], batch):
             times = weight / due * batch.passes
             scale = times if scale is None else scale

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vtool.watch.conclusions.learnt import nothing_read, read_micros
-from vtool.watch.conclusions.preference_losses import Answer, Batch, PreferenceLoss
+from vtool.watch.conclusions.preference_losses import Answer, AnswerBatch, PreferenceLoss
 from vtool.watch.conclusions.signs import is_sign_flipped
 from vtool.watch.facts import Facts
 from vtool.watch.micro_pass import Fact, MicroPass
@@ -50,7 +50,7 @@ class JudgedRow:
 
     @property
     def answer(self) -> Answer | None:
-        """What its loss depends on; None where not every token of it was solved."""
+        """The tokens that its loss depends on; None where not every one was solved."""
         if int(self.fact["solved"]) < self.tokens or self.fact["logp"] is None:
             return None
         return Answer(self.tokens, float(self.fact["logp"]))
@@ -145,16 +145,16 @@ class JudgedBatch:
         """Return whether there are more rows than were written one by one."""
         return self.size > _MOST_ROWS
 
-    def batch(self, loss: PreferenceLoss) -> Batch | None:
-        """Return what all weights are divided by; None where not all rows are known."""
+    def batch(self, loss: PreferenceLoss) -> AnswerBatch | None:
+        """Return the counts that weights are divided by; None where not all rows are known."""
         if self.is_cut:
             return None
         if not loss.is_paired:
-            return Batch(self.size, 0)
+            return AnswerBatch(self.size, 0)
         tokens = [self.rows[up].tokens if up in self.rows else 0 for up, _ in self.pairs]
-        if len(tokens) * 2 != self.size and loss.copied(Batch(1, 1), Answer(1, 0.0)):
+        if len(tokens) * 2 != self.size and loss.copied(AnswerBatch(1, 1), Answer(1, 0.0)):
             return None  # what is copied is divided by the tokens of all chosen answers
-        return Batch(self.size // 2, sum(tokens))
+        return AnswerBatch(self.size // 2, sum(tokens))
 
     @property
     def known(self) -> Sequence[Mapping[str, Any]]:

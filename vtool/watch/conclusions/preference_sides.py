@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
-from vtool.watch.conclusions.preference import Reading, expected_weights, read_pairs
 from vtool.watch.conclusions.preference_losses import Answer, PreferenceLoss
+from vtool.watch.conclusions.preference_reading import Reading, expected_weights, read_pairs
 from vtool.watch.conclusions.preference_rows import (
     JudgedBatch,
     judged_batches,
@@ -34,17 +34,17 @@ SIDES = Rule(
     ),
 )
 _LEFT = 0.05
-"""Of a weight that is partly a copied answer's, the least other part that is compared."""
+"""The least part of a weight, beside that of a copied answer, that is compared."""
 
 
 def _sides(facts: Facts) -> CheckOutcome:
     if why := no_preference(facts):
-        return CheckOutcome(not_run=why)
+        return CheckOutcome(not_run=why, applies=False)
     loss = loss_of(facts)
     assert loss is not None
     every = judged_batches(facts, loss)
     if why := unpaired(facts, loss, every):
-        return CheckOutcome(not_run=why)
+        return CheckOutcome(not_run=why, is_needed=True)
     batches = [batch for batch in every if batch.rows]
     looks = (_signs, _sizes, _prompts, _padding, _images, _alike)
     findings = [finding for look in looks if (finding := look(facts, loss, batches)) is not None]
@@ -54,7 +54,7 @@ def _sides(facts: Facts) -> CheckOutcome:
     if findings:
         return CheckOutcome(tuple(findings), looked_at={"rows": len(rows)}, measured=measured)
     if why := _unseen(facts, loss, batches, known):
-        return CheckOutcome(not_run=why, measured=measured)
+        return CheckOutcome(not_run=why, measured=measured, is_needed=True)
     looked: dict[Unit, int] = {
         "rows": known,
         "texts": sum(
@@ -83,12 +83,13 @@ def _unseen(
     if loss.unknown and not loss.is_monotone:
         return loss.unknown
     rows = sum(batch.size for batch in batches)
-    if not known:
-        return "the data set does not show which answers are the good ones"
-    if known * 2 < rows:
-        return f"the data set shows of {known} of {rows} rows alone whether they are the good ones"
+    if known * 2 < rows or not known:
+        shown = f"of {known} of {rows} rows alone" if known else "of no row"
+        return f"the data set shows {shown} whether it is the good one"
     if any(one.get("pixels") for one in facts.of("rows")):
         return "both sides have the same images; whether they are those of the prompt is not known"
+    if wrong := _turned(facts, loss, batches).wrong:
+        return f"{wrong} answers are pushed the other way, and whether they should be is not known"
     if loss.is_own and read_pairs(facts, loss, batches).state not in ("right", "even"):
         return "the trainer has a loss of its own: how much each side is to weigh is not known"
     return None
@@ -109,15 +110,26 @@ def _due(loss: PreferenceLoss, batch: JudgedBatch) -> Mapping[int, int]:
     return {at: due[id(row)] for at, row in batch.rows.items() if id(row) in due}
 
 
-def _signs(facts: Facts, loss: PreferenceLoss, batches: Sequence[JudgedBatch]) -> Diagnostic | None:
+@dataclass(frozen=True, slots=True)
+class _Signs:
+    """Answers that are pushed the other way than is due."""
+
+    seen: int = 0
+    wrong: int = 0
+    pairs: int = 0
+    lone: int = 0
+    """Pairs of which one side alone is pushed the other way."""
+    by_layout: bool = False
+
+
+def _turned(facts: Facts, loss: PreferenceLoss, batches: Sequence[JudgedBatch]) -> _Signs:
     looked = list(batches)
     if not loss.is_monotone:  # the sign of a weight depends on the margin
         known = not loss.unknown and (
             loss.is_free or read_pairs(facts, loss, batches).state in ("right", "even")
         )
         looked = [one for one in batches if known and (loss.is_free or one.micro.step == 0)]
-    seen = wrong = lone = pairs = 0
-    by_layout = False
+    found = _Signs()
     for batch in looked:
         alike = batch.alike_rows()
         is_wrong = {
@@ -125,53 +137,71 @@ def _signs(facts: Facts, loss: PreferenceLoss, batches: Sequence[JudgedBatch]) -
             for at, due in _due(loss, batch).items()
             if at not in alike and at in batch.rows and (weight := batch.rows[at].weight)
         }
-        by_layout |= loss.is_paired and not batch.known_pairs
-        seen, wrong = seen + len(is_wrong), wrong + sum(is_wrong.values())
-        for a, b in batch.pairs if loss.is_paired else ():
-            pairs += a in is_wrong and b in is_wrong
-            lone += a in is_wrong and b in is_wrong and is_wrong[a] != is_wrong[b]
-    if not wrong or (loss.is_own and max(wrong, 2 * lone) < seen):
+        both = [
+            is_wrong[a] != is_wrong[b]
+            for a, b in (batch.pairs if loss.is_paired else ())
+            if a in is_wrong and b in is_wrong
+        ]
+        found = _Signs(
+            found.seen + len(is_wrong),
+            found.wrong + sum(is_wrong.values()),
+            found.pairs + len(both),
+            found.lone + sum(both),
+            found.by_layout or (loss.is_paired and not batch.known_pairs),
+        )
+    return found
+
+
+def _signs(facts: Facts, loss: PreferenceLoss, batches: Sequence[JudgedBatch]) -> Diagnostic | None:
+    one = _turned(facts, loss, batches)
+    if not one.wrong or (loss.is_own and max(one.wrong, 2 * one.lone) < one.seen):
         return None  # a loss of its own may push some answers another way, but not all
-    if lone:
-        return found(SIDES, f"both sides of {lone} of {pairs} pairs are pushed the same way")
-    if not by_layout:
+    if one.lone:
+        return found(
+            SIDES, f"both sides of {one.lone} of {one.pairs} pairs are pushed the same way"
+        )
+    if not one.by_layout:
         good, bad = ("chosen", "rejected") if loss.is_paired else ("desirable", "undesirable")
         message = (
-            f"{wrong} of {seen} answers are pushed the wrong way: those that the data set has"
-            f" as {bad} up, those that it has as {good} down"
+            f"{one.wrong} of {one.seen} answers are pushed the wrong way: those that the data set"
+            f" has as {bad} up, those that it has as {good} down"
         )
         return found(SIDES, message)
     message = (
-        f"in {wrong // 2} of {pairs} pairs the first half of the batch, which is chosen in TRL, is"
-        " pushed down, and the second one up"
+        f"in {one.wrong // 2} of {one.pairs} pairs the first half of the batch, which is chosen in"
+        " TRL, is pushed down, and the second one up"
     )
-    return found(SIDES, message, severity="warning") if wrong == seen else None
+    return found(SIDES, message, severity="warning") if one.wrong == one.seen else None
 
 
 def _sizes(facts: Facts, loss: PreferenceLoss, batches: Sequence[JudgedBatch]) -> Diagnostic | None:
     """Look for means in place of sums, the reverse, and sides of different size."""
-    if loss.unknown or loss.is_mixed or loss.is_own:
+    if loss.unknown or loss.is_mixed:
         return None
     reading = read_pairs(facts, loss, batches)
+    if loss.is_own and not reading.is_certain:
+        return None
+    severity = {"severity": "warning"} if loss.is_own else {}  # it may be meant
     what = f"{'/'.join(loss.kinds)} is a loss of"
     if reading.state == "by-length":
         message = (
             "each answer weighs the same, whatever its length: the mean of its tokens'"
             f" log-probabilities is judged, and {what} their sum"
         )
-        return found(SIDES, message)
+        return found(SIDES, message, **severity)
     if reading.state == "by-sum":
         message = (
             "each token weighs the same in answers of all lengths: the sum of log-probabilities is"
             f" judged, and {what} their mean"
         )
-        return found(SIDES, message)
-    return _unequal(loss, batches, reading) if loss.is_symmetric else None
+        return found(SIDES, message, **severity)
+    is_due = loss.is_symmetric and not loss.is_own
+    return _unequal(loss, batches, reading) if is_due else None
 
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """How many times a token of the chosen side weighs one of the rejected side."""
+    """A token of the chosen side, over one of the rejected side."""
 
     times: float
     lengths: float
@@ -241,7 +271,7 @@ def _prompts(
             rows += 1
             if left > 0:
                 judged, tokens = judged + 1, tokens + left
-    if not judged or judged * 2 < rows:
+    if not judged:
         return None
     message = (
         f"in {judged} of {rows} rows the prompt is judged with its answer: {tokens} tokens of"

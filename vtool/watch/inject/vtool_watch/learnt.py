@@ -62,7 +62,7 @@ class PassRecord:
     some: Tensor | None = None
     """Some of the hidden states, to compare those of a pass without gradients with."""
     apart: Tensor | None = None
-    """How far a pass of the same ids without gradients is from this one, of the states' norm."""
+    """The distance of a pass of the same ids without gradients, relative to the states' norm."""
     alone: dict[str, Any] = field(default_factory=dict)
     """For the first record of its kind: the inputs, the hidden states and the positions."""
 
@@ -418,9 +418,12 @@ def _lower(w: Tensor, logp: Tensor) -> dict[str, Any]:
 
 def _place_in_text(
     record: PassRecord, here: Tensor, row: int, texts: tuple[Tensor, Tensor] | None
-) -> dict[str, int | None]:
-    """Return where in its text a row's first target is, and how many are behind its mask's end."""
-    unknown = dict.fromkeys(("tokens", "first", "behind"))
+) -> dict[str, Any]:
+    """Return where in its text a row's first target is, and how many are behind its mask's end.
+
+    The text before the first target is its prompt, of which there is a digest.
+    """
+    unknown = dict.fromkeys(("tokens", "first", "behind", "prompt"))
     if texts is None or record.at is None:
         return unknown
     ids, keep = texts
@@ -431,9 +434,12 @@ def _place_in_text(
     first, last = int(inside[0]), int(inside[-1])
     places = keep[row].cumsum(0)[targets.clamp_max(ids.shape[1] - 1)] - 1
     text = (targets > first) & (targets <= last)
+    begin = int(places[text].min()) if bool(text.any()) else int(targets.min()) - first
+    prompt = ids[row][inside[: max(0, begin)]]
     return {
         "tokens": int(keep[row].sum()),
-        "first": int(places[text].min()) if bool(text.any()) else int(targets.min()) - first,
+        "first": begin,
+        "prompt": digest_of_bytes(tensor_bytes(prompt)) if len(prompt) > 1 else None,
         "behind": int((targets > last).sum()),
     }
 

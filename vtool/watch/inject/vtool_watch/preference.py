@@ -21,8 +21,9 @@ _METHODS = {
     "BCOTrainer": "bco",
     "ORPOTrainer": "orpo",
 }
-_OTHERS = ("OnlineDPOTrainer", "NashMDTrainer", "XPOTrainer")
+_OTHERS = ("OnlineDPOTrainer", "NashMDTrainer", "XPOTrainer", "GRPOTrainer", "RLOOTrainer")
 """Trainers that make their answers themselves: their pairs are not those of a data set."""
+_ONLINE = "online"
 _ARGUMENTS = (
     "beta", "loss_type", "loss_weights", "label_smoothing", "gradient_accumulation_steps",
     "reference_free", "precompute_ref_log_probs", "sync_ref_model",
@@ -35,7 +36,7 @@ _OF_TRAINER = (
 """Arguments of which a trainer has a copy, which its loss reads."""
 _LOSSES = (
     "compute_loss", "_compute_loss", "_compute_loss_liger", "get_batch_loss_metrics", "dpo_loss",
-    "kto_loss", "cpo_loss", "bco_loss", "odds_ratio_loss", "get_batch_logps", "forward",
+    "kto_loss", "cpo_loss", "bco_loss", "odds_ratio_loss", "forward",
     "concatenated_forward", "concatenated_inputs", "compute_reference_log_probs",
     "compute_ref_log_probs", "compute_preference_loss",
 )  # fmt: skip
@@ -59,12 +60,12 @@ _FOLLOWS = ("SyncRefModelCallback", "BEMACallback")
 
 
 class PreferenceTrainer:
-    """What is known of the trainer of a model, where it is one of preferences."""
+    """The trainer of a model, where it is one of preferences."""
 
     def __init__(self, found: FoundModel) -> None:
         self._found = found
         self._trainer: Any = None
-        """A weak reference to it, once it has been looked for."""
+        """The optimizer's id, and a weak reference to its trainer, once that was looked for."""
         self._sides: Sides | None = None
         self._first: dict[str, str] = {}
         """Digests of the reference at the first look."""
@@ -75,15 +76,19 @@ class PreferenceTrainer:
     def look(self, watch: Any, optimizer: Any, records: list[PassRecord]) -> None:
         """Write a `preference` before a step, where such a trainer is alive."""
         try:
-            if self._trainer is None:
+            if self._trainer is None or self._trainer[0] != id(optimizer):
                 trainer, why = _find(self._found, optimizer)
-                self._trainer = (lambda: None) if trainer is None else weakref.ref(trainer)
+                own = (lambda: None) if trainer is None else weakref.ref(trainer)
+                self._trainer, self._sides = (id(optimizer), own), None
                 if why:
                     watch.skip("preference", why)
-            trainer = self._trainer()
+            trainer = self._trainer[1]()
             if trainer is None:
                 return
             kind, method = _kind(type(trainer))
+            if method == _ONLINE:
+                watch.skip("preference", f"{kind.__name__} makes its answers itself")
+                return
             self._sides = self._sides or Sides(trainer)
             arguments = _arguments(trainer)
             watch.say(
@@ -182,8 +187,9 @@ def _find(found: FoundModel, optimizer: Any) -> tuple[Any, str | None]:
         model = getattr(each, "model", None)
         if isinstance(model, torch.nn.Module) and any(id(p) in mine for p in model.parameters()):
             fit.append(each)
-    fit = [each for each in fit if _steps(each, optimizer)] or fit
-    fit = [each for each in fit if getattr(each, "is_in_train", False)] or fit
+    fit = [each for each in fit if _steps(each, optimizer)] or [
+        each for each in fit if getattr(each, "is_in_train", False)
+    ]
     if len(fit) > 1 and any(_arguments(each) != _arguments(fit[0]) for each in fit):
         return None, f"{len(fit)} trainers of preferences have this model, with other arguments"
     return (fit[0] if fit else None), None
@@ -215,7 +221,7 @@ def _kind(own: type) -> tuple[type, str]:
         if not str(type.__getattribute__(kind, "__module__")).startswith("trl."):
             continue
         if kind.__name__ in _OTHERS:
-            break
+            return kind, _ONLINE
         if method := _METHODS.get(kind.__name__):
             return kind, method
     return own, ""
@@ -286,6 +292,8 @@ def _arguments(trainer: Any) -> dict[str, Any]:
     for name in ("beta", "loss_type", "label_smoothing"):
         if given.get(name) is None and getattr(trainer, name, None) is not None:
             given[name] = _plain(getattr(trainer, name))
+    # TRL's later releases smooth other kinds alone
+    given["smooths_sigmoid"] = any(hasattr(trainer, n) for n in ("dpo_loss", "cpo_loss"))
     other = getattr(trainer, "finetuning_args", None)
     for name, own in _OF_LLAMAFACTORY.items():
         if other is not None and hasattr(other, name):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from .learnt import PassRecord
 from .rows import token_mask
@@ -24,7 +28,7 @@ class Sides:
         self._table: Any = getattr(getattr(trainer, "train_dataset", None), "data", None)
         self._names = set(getattr(self._table, "column_names", ()))
         self._cut = getattr(getattr(trainer, "args", None), "max_length", None)
-        self._found: dict[Any, tuple[Any, Any]] = {}
+        self._found: dict[Any, Any] = {}
 
     def of(self, records: list[PassRecord]) -> list[dict[str, Any]]:
         """Return, for the passes of a step, each row's side, prompt and partner.
@@ -71,7 +75,7 @@ class Sides:
     def _matches(self, name: str, prompt: str | None, row: list[int]) -> list[tuple[int, int]]:
         """Return the rows of the table that are this text, with the lengths of their prompts."""
         found: list[tuple[int, int]] = []
-        cuts = [None, self._cut] if self._cut and len(row) == self._cut else [None]
+        cuts = [None, self._cut, -self._cut] if self._cut and len(row) == self._cut else [None]
         for cut in cuts:
             for at in self._candidates(name, prompt, row, cut):
                 ids = list(self._value(name, at))
@@ -94,68 +98,72 @@ class Sides:
         self, name: str, prompt: str | None, row: list[int], cut: int | None
     ) -> list[int]:
         """Return the rows of the table whose text ends as this one."""
-        import numpy as np
-
         if (name, cut) not in self._found:
-            keys = self._keys(name, prompt, cut)
-            order = np.argsort(keys, kind="stable")
-            self._found[name, cut] = keys[order], order
+            self._found[name, cut] = self._keys(name, prompt, cut).sort(stable=True)
         keys, order = self._found[name, cut]
-        last = np.array([[*[-1] * _END, *row][-_END:]], dtype=np.int64)
-        low, high = (np.searchsorted(keys, _hashed(last)[0], side) for side in ("left", "right"))
-        return [int(at) for at in order[low:high]] if high - low <= _CANDIDATES else []
+        own = _hashed(torch.tensor([[*[-1] * _END, *row][-_END:]], device="cpu"))
+        low, high = (int(torch.searchsorted(keys, own, right=right)) for right in (False, True))
+        return order[low:high].tolist() if high - low <= _CANDIDATES else []
 
-    def _keys(self, name: str, prompt: str | None, cut: int | None) -> Any:
-        import numpy as np
-
-        before = (self._last(prompt, None), self._sizes(prompt)) if prompt else None
+    def _keys(self, name: str, prompt: str | None, cut: int | None) -> Tensor:
+        apart = prompt is not None and not self._has_prompts(name, prompt)
+        before = (self._last(prompt, None), self._sizes(prompt)) if apart and prompt else None
         keep = self._sizes(name)
-        if cut is not None:
-            keep = np.clip(cut - (before[1] if before else 0), 0, keep)
+        if cut is not None and cut > 0:
+            keep = torch.minimum(keep, (cut - (before[1] if before else 0 * keep)).clamp_min(0))
         last = self._last(name, keep)
         for size in range(_END if before else 0):  # a short answer: the prompt's end comes before
-            short = np.nonzero(keep == size)[0]
+            short = (keep == size).nonzero()[:, 0]
             if before is not None and len(short):
                 last[short, : _END - size] = before[0][short, size:]
+        if cut is not None and cut < 0:  # its end is kept
+            last[:, : max(0, _END + cut)] = -1
         return _hashed(last)
 
-    def _parts(self, name: str) -> list[tuple[Any, Any]]:
-        """Return offsets and values of a column's chunks."""
-        return [
-            (chunk.offsets.to_numpy(), chunk.values.to_numpy(zero_copy_only=False))
-            for chunk in self._table.column(name).chunks
+    def _has_prompts(self, name: str, prompt: str) -> bool:
+        """Return whether answers have their prompts in them, as CPO's and ORPO's."""
+        some = [
+            (self._value(name, at), self._value(prompt, at))
+            for at in range(min(4, len(self._table)))
         ]
+        return all(asked and ids[: len(asked)] == asked for ids, asked in some)
 
-    def _sizes(self, name: str) -> Any:
-        import numpy as np
+    def _parts(self, name: str) -> list[tuple[Tensor, Tensor]]:
+        """Return offsets and values of a column's chunks."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they are not to be written to, and are not
+            return [
+                (
+                    torch.from_numpy(chunk.offsets.to_numpy()).long(),
+                    torch.from_numpy(chunk.values.to_numpy(zero_copy_only=False)),
+                )
+                for chunk in self._table.column(name).chunks
+            ]
 
-        parts = [np.diff(offsets) for offsets, _ in self._parts(name)]
-        return np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
+    def _sizes(self, name: str) -> Tensor:
+        parts = [offsets.diff() for offsets, _ in self._parts(name)]
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.long, device="cpu")
 
-    def _last(self, name: str, keep: Any) -> Any:
-        """Return the last ids of each text, of so many that are kept; −1 before its first."""
-        import numpy as np
-
-        found, done = [np.zeros((0, _END), np.int64)], 0
+    def _last(self, name: str, keep: Tensor | None) -> Tensor:
+        """Return the last ids of what is kept of each text; −1 before its first."""
+        found, done = [torch.zeros(0, _END, dtype=torch.long, device="cpu")], 0
         for offsets, values in self._parts(name):
-            begin, count = offsets[:-1].astype(np.int64), len(offsets) - 1
+            begin, count = offsets[:-1], len(offsets) - 1
             end = offsets[1:] if keep is None else begin + keep[done : done + count]
-            at = end[:, None] + np.arange(-_END, 0)[None]
+            at = end[:, None] + torch.arange(-_END, 0, device="cpu")[None]
             there = at >= begin[:, None]
-            ids = values[np.where(there, at, 0)] if len(values) else np.zeros_like(at)
-            found.append(np.where(there, ids, -1))
+            ids = values[at * there].long() if len(values) else torch.zeros_like(at)
+            found.append(ids.where(there, -1))
             done += count
-        return np.concatenate(found)
+        return torch.cat(found)
 
     def _value(self, name: str, at: int) -> Any:
         return self._table.column(name)[at].as_py()
 
 
-def _hashed(last: Any) -> Any:
-    import numpy as np
-
-    factors = np.array([pow(0x9E3779B97F4A7C15, k + 1, 1 << 64) for k in range(_END)], np.uint64)
-    return ((last + 2).astype(np.uint64) * factors).sum(1, dtype=np.uint64)
+def _hashed(last: Tensor) -> Tensor:
+    factors = [pow(0x9E3779B97F4A7C15, k + 1, 1 << 63) for k in range(_END)]
+    return ((last + 2) * torch.tensor(factors, device="cpu")).sum(1)
 
 
 def _begin(row: list[int], ids: list[int], asked: list[int], cut: int | None) -> int | None:
@@ -173,7 +181,7 @@ def _begin(row: list[int], ids: list[int], asked: list[int], cut: int | None) ->
 
 
 def _told_apart(rows: list[list[Any]], half: int) -> dict[str, list[Any]]:
-    """Return what is known of rows by the texts that they may be."""
+    """Tell rows apart by the texts that they may be."""
     told: dict[int, tuple[int, int]] = {}
     for row, matches in enumerate(rows):
         for other in (row + half, *range(row + 1, len(rows))):
