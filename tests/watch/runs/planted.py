@@ -251,6 +251,9 @@ RUNS: dict[str, Planted] = {
     "a micro-batch lost": error(
         "gradient-of-other-rows", after_backward=changes.lose_first_micro, accumulate=3
     ),
+    "each rank clipped by its own norm before ranks are reduced": error(
+        "gradient-of-other-rows", world=2, reduced=False, before_step=steps.clip_own
+    ),
     "noise on gradients": error("gradient-of-other-rows", before_step=changes.noise),
     "a gradient of other coordinates": error(
         "gradient-of-other-rows", before_step=changes.norm_elsewhere

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
+from vtool.watch.conclusions.clipped_ranks import clipped_ranks
 from vtool.watch.conclusions.engine import (
     BFLOAT16_ROUNDING,
     GradientChange,
@@ -113,6 +114,14 @@ NO_GROUP = Rule(
 )
 _LEAST, _REST = 0.005, 0.02
 """The part of a step that is left, and the part of that which rounding may have moved."""
+_CLIPPED_FIRST = (
+    "reduce gradients over ranks first, and clip them then, by one norm that is the same on each"
+    " rank (under DDP: after the backward pass of the step's last micro-batch)"
+)
+_GUARDED = (
+    "a guard leaves these steps out: look for what makes their loss infinite or no number (a row"
+    " without labels, an overflow in 16 bits, a logarithm of 0)"
+)
 _AVERAGE = "keep averages apart, and swap them in for evaluation alone"
 _NOT_REDUCED = (
     "parameters that fully_shard ignores (ignored_params) are whole on each rank, and nobody"
@@ -141,6 +150,27 @@ def _thrown_away(facts: Facts) -> tuple[int, int] | None:
         ]
         lost.append((len(here[0]) - len(here[1]), len(here[0])))
     return min(lost) if min(lost)[0] > 0 else None
+
+
+def _passes_lost(facts: Facts) -> Diagnostic | None:
+    """Look for passes that left nothing in every step."""
+    if not (lost := _thrown_away(facts)):
+        return None
+    message = (
+        f"in every step the gradients of {lost[0]} of {lost[1]} passes were thrown away before"
+        " the optimizer saw them"
+    )
+    if not _only_not_finite(facts):
+        return found(OTHER_GRADIENT, message)
+    message += ", each time with some that are infinite or no number"
+    return found(OTHER_GRADIENT, message, help=_GUARDED, severity="warning")
+
+
+def _only_not_finite(facts: Facts) -> bool:
+    """Return whether gradients were thrown away where some of them were not finite, and nowhere."""
+    why = [str(one["why"]) for one in facts.of("skipped") if one["what"] == "learnt"]
+    thrown = [one for one in why if "thrown away" in one]
+    return all("not finite" in one for one in thrown)
 
 
 def not_arrived(facts: Facts) -> str | None:
@@ -187,12 +217,8 @@ def _ranks_differ(facts: Facts) -> CheckOutcome:
 def _other_gradient(facts: Facts) -> CheckOutcome:
     if why := not_arrived(facts):
         return CheckOutcome(not_run=why)
-    if lost := _thrown_away(facts):
-        message = (
-            f"in every step the gradients of {lost[0]} of {lost[1]} passes were thrown away before"
-            " the optimizer saw them"
-        )
-        return CheckOutcome((found(OTHER_GRADIENT, message),))
+    if thrown := _passes_lost(facts):
+        return CheckOutcome((thrown,))
     if gradients_differ(facts) or shards_apart(facts):
         return CheckOutcome(not_run="each rank has another gradient")
     engines = {step: engine_of(facts, step) for step, _ in facts.by_step("arrived")}
@@ -224,15 +250,21 @@ def _other_gradient(facts: Facts) -> CheckOutcome:
 
 def _away(facts: Facts, step: int, engine: GradientChange) -> Diagnostic:
     arrived = [fact for fact in facts.of("arrived") if int(fact["step"]) == step]
+    before = any(fact.get("gradients_before") for fact in arrived)
+    if not before and (apart := clipped_ranks(facts, step, engine)):
+        return found(OTHER_GRADIENT, str(apart), help=_CLIPPED_FIRST)
     message = (
         f"in step {step + 1} the final norm's gradient is {engine.misfit:.2g} away from any"
         f" multiple of what the micro-batches left (rounding allows {engine.tolerance:.1g})"
     )
-    if any(fact.get("gradients_before") for fact in arrived):
+    if before:
         message += "; gradients were there before its first forward pass"
     elif facts.world > 1 and engine.misfit <= BFLOAT16_ROUNDING * math.sqrt(facts.world):
-        message += "; communication in 16 bits leaves as much"
-        return found(OTHER_GRADIENT, message, severity="note")
+        coarse = [str(one["reduced_in"]) for one in arrived] + [str(facts.model["dtype"])]
+        leaves = "leaves" if any("16" in dtype for dtype in coarse) else "would leave"
+        message += f"; communication in 16 bits {leaves} as much"
+        help = "look at hooks of the communication (bf16_compress_hook), and at what clips by rank"
+        return found(OTHER_GRADIENT, message, help=help, severity="note")
     return found(OTHER_GRADIENT, message)
 
 

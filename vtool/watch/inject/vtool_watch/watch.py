@@ -19,7 +19,7 @@ from .frozen import Frozen
 from .hooked import hooked_gradients
 from .inner_norm import sum_of
 from .kept_gradients import KeptGradients, gradient_of
-from .learnt import PassRecord, micro_facts, next_ids, rounding
+from .learnt import PassRecord, micro_facts, next_ids, rounding, thrown_away
 from .left import GradSamples
 from .megatron import is_shared_out
 from .model import (
@@ -300,7 +300,7 @@ class Watch:
             for record in records:
                 record.why, record.alone, record.g = "weights changed before the step", {}, None
         elif dropped:
-            self.skip("learnt", f"passes whose gradients were thrown away: {len(dropped)}")
+            self.skip("learnt", thrown_away(dropped))
         if not records:
             self.skip("learnt", self._why_no_pass())
         self._preference.look(self, optimizer, records)
