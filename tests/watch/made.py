@@ -22,6 +22,8 @@ ADAPTERS: Fact = {
     "trained": 2,
     "base_trained": [],
     "n_base_trained": 0,
+    "beside": [],
+    "n_beside": 0,
     "merged": [],
     "n_merged": 0,
     "moved": [],

@@ -108,6 +108,9 @@ RUNS: dict[str, Recipe] = {
         adapters=True, lora={"modules_to_save": ["embed_tokens", "lm_head"]}
     ),
     "LoRA, with its layers' biases": Recipe(adapters=True, lora={"bias": "lora_only"}),
+    "LoRA, matrices of a layer trained whole": Recipe(
+        adapters=True, lora={"modules_to_save": ["down_proj"]}
+    ),
     "LoRA, and norms": Recipe(adapters=True, built=frozen.thaw_norms),
     "LoRA, and some tokens": Recipe(adapters=True, lora={"trainable_token_indices": [30, 31]}),
     "a layer frozen in mid-run": Recipe(after_step=frozen.freeze_without_gradients),
