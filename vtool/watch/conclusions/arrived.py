@@ -284,7 +284,7 @@ def _not_finite(facts: Facts) -> CheckOutcome:
 
 
 def _writes_between(facts: Facts) -> dict[int, Fact | None]:
-    """Return what was written before each step that was looked at, and followed; None: nothing."""
+    """Return the writes before each step that was looked at, or followed; None: no write."""
     steps: dict[int, list[Fact | None]] = {}
     for one in (*facts.of("arrived"), *facts.of("followed")):
         if one["undone"]:

@@ -19,7 +19,7 @@ class ClippedRanks:
 
     step: int
     factors: tuple[float, ...]
-    """Of each rank's share in the mean over ranks."""
+    """Each rank's factor in the mean over ranks."""
 
     def __str__(self) -> str:
         named = [f"{factor:.4g} on rank {rank}" for rank, factor in enumerate(self.factors[:4])]

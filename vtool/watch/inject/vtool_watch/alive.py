@@ -140,7 +140,8 @@ def _copies(data: Any) -> int | None:
 
     None where it is too large, or where its own code would have to be run.
     """
-    if isinstance(data, list):
+    rows: list[Any]
+    if type(data) is list:
         rows = [row.get("input_ids") if isinstance(row, dict) else None for row in data[:_MOST]]
     elif _has_table(data) and len(data) <= _MOST and data.data.nbytes <= _BYTES:
         rows = data.data.column("input_ids").to_pylist()
@@ -157,7 +158,8 @@ def _has_table(data: Any) -> bool:
     """Return whether a data set is a table of ids, and its rows are those of the table."""
     names = getattr(data, "column_names", None)
     indices = getattr(data, "_indices", None)
-    return isinstance(names, list) and "input_ids" in names and indices is None
+    table = hasattr(data, "__len__") and hasattr(getattr(data, "data", None), "nbytes")
+    return table and isinstance(names, list) and "input_ids" in names and indices is None
 
 
 def _texts_of_a_row(data: Any) -> int | None:

@@ -104,7 +104,8 @@ def _dense(tensor: Tensor) -> Tensor:
 def _square(part: Tensor) -> Tensor:
     """Return the square of a gradient's norm; of a large one without a copy in 64 bits."""
     if part.numel() >= 1 << 24:
-        return part.norm(dtype=torch.float32).to(widest(part.device)) ** 2
+        norm: Tensor = part.norm(dtype=torch.float32).to(widest(part.device))
+        return norm * norm
     return part.to(widest(part.device)).pow(2).sum()
 
 
