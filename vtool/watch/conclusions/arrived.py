@@ -325,8 +325,8 @@ def _written_at_times(facts: Facts) -> str | None:
     if not writes or (writes > 1 and all(looked[1:])):
         return None
     return (
-        f"before {writes} of {len(looked)} steps something other than the optimizer writes weights:"
-        " an average every few steps, or a trial"
+        f"before {writes} of {len(looked)} steps something other than this optimizer writes"
+        " weights: another one, an average every few steps, a trial"
     )
 
 
