@@ -1,4 +1,4 @@
-"""Objects of other libraries that are alive: whether accelerate holds a step for an accumulation."""
+"""Objects of other libraries: whether accelerate holds a step for an accumulation."""
 
 import importlib.util
 import subprocess
