@@ -22,6 +22,8 @@ ADAPTERS: Fact = {
     "trained": 2,
     "base_trained": [],
     "n_base_trained": 0,
+    "beside": [],
+    "n_beside": 0,
     "merged": [],
     "n_merged": 0,
     "moved": [],
@@ -155,7 +157,9 @@ def healthy(world: int = 1, steps: int = 3) -> list[Fact]:
             of_step: list[Fact] = []
             for index, lengths in enumerate(LENGTHS):
                 loader = {"loader": "DataLoader", "rows": rows, "batch": 2, "drop_last": False}
-                data = [{**loader, "sampler": "None", "shuffled": False, "packed": None}]
+                data = [
+                    {**loader, "sampler": "None", "shuffled": False, "packed": None, "copies": None}
+                ]
                 of_step.append(
                     {
                         "kind": "rows",
@@ -175,6 +179,8 @@ def healthy(world: int = 1, steps: int = 3) -> list[Fact]:
                     "digest": f"g{step}",
                     "tensors": {"a": f"a{step}", "b": f"b{step}"},
                     "sharded": False,
+                    "whole": None,
+                    "hooked": {"names": [], "count": 0},
                     "no_gradient": [],
                     "n_no_gradient": 0,
                     "zero_gradient": [],

@@ -27,6 +27,12 @@ PLANTED: dict[str, tuple[int, Change, str, str]] = {
         "base-trained-beside-adapters",
         "warning",
     ),
+    "a matrix trained beside adapters": (
+        1,
+        on("stepped", adapters={**ADAPTERS, "beside": ["a"], "n_beside": 1}),
+        "base-trained-beside-adapters",
+        "warning",
+    ),
     "adapters merged into the base": (
         1,
         on("stepped", adapters={**ADAPTERS, "moved": ["a"], "n_moved": 1, "share": 1.0}),

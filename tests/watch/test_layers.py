@@ -46,6 +46,18 @@ def test_equal_batches_cannot_distinguish_a_factor_from_clipping(tmp_path: Path)
     assert conclude(tmp_path, changed(healthy(), same)).findings == ()
 
 
+def test_a_hook_on_a_gradient_is_no_pass(tmp_path: Path) -> None:
+    def hook(fact: Fact) -> None:
+        if fact["kind"] == "arrived":
+            fact["hooked"] = {"names": ["embed.weight"], "count": 1}
+
+    result = conclude(tmp_path, changed(healthy(), hook))
+    assert result.findings == ()
+    for name in ("layers-scaled-apart", "gradient-scaled"):
+        assert result.checks[name] == "not-run"
+        assert "(embed.weight)" in result.details[name]["reason"]
+
+
 def test_layers_that_were_not_seen_are_not_run(tmp_path: Path) -> None:
     def unseen(fact: Fact) -> None:
         if "layers" in fact:

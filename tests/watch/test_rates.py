@@ -129,6 +129,29 @@ def test_a_schedule_that_is_stepped_once_an_epoch_is_a_note_and_no_pass(tmp_path
     assert {result.checks[name] for name in NEED_A_RATE} == {"not-run"}
 
 
+@pytest.mark.parametrize(("made", "found"), [(6, "warning"), (None, "note")])
+def test_a_schedule_that_is_never_stepped_to_the_end_of_the_run_is_found(
+    tmp_path: Path, made: int | None, found: str
+) -> None:
+    def end(fact: Fact) -> list[Fact] | None:
+        if fact["kind"] != "ended" or made is None:
+            return None
+        about = {"kind_of_schedule": "LambdaLR", "scheduled": 0}
+        return [{**fact, "kind": "rate_ended", "model": 0, "steps": made, **about}, fact]
+
+    def rest(fact: Fact) -> None:
+        if fact["kind"] == "stepped":
+            fact["groups"] = [{"lr": 0.0, "initial_lr": 1e-3, "tensors": 9, "vectors": 0}]
+            fact["schedule"] = {"kind": "LambdaLR", "steps": 0}
+        if fact["kind"] == "drift":
+            fact["digest"] = "the same"
+
+    result = conclude(tmp_path, changed(changed(healthy(), rest), end))
+    assert rules(result) == {"parameter-stopped-moving": found}
+    said = [one.message for one in result.findings]
+    assert ("all 6 steps of the run" in said[0]) == (made == 6)
+
+
 def test_weights_that_stand_still_on_the_way_to_a_rate_are_no_pass(tmp_path: Path) -> None:
     result = conclude(tmp_path, with_rates((3e-8, 6e-8, 9e-8), dtype="torch.float32"))
     assert result.checks["parameter-stopped-moving"] == "not-run"

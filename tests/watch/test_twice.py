@@ -49,12 +49,32 @@ def test_weights_that_something_else_writes(
     assert rules(conclude(tmp_path, changed(healthy(), written(**fields)))) == found
 
 
-def test_an_average_that_is_taken_now_and_then_is_no_finding(tmp_path: Path) -> None:
-    def change(fact: Fact) -> None:
-        if fact["step"] == 2:
+@pytest.mark.parametrize(
+    ("steps", "found"),
+    [
+        ((2,), False),
+        ((2, 4), False),
+        ((2, 3), True),  # the first write was that of a copy
+        ((2, 3, 4), True),
+    ],
+)
+def test_an_average_that_is_taken_now_and_then_is_neither_found_nor_passed(
+    tmp_path: Path, steps: tuple[int, ...], found: bool
+) -> None:
+    def change(fact: Fact) -> list[Fact] | None:
+        if fact["step"] in steps:
             written()(fact)
+        if fact["kind"] != "arrived" or fact["step"] < 3:
+            return None
+        return [
+            {**{key: fact[key] for key in ("step", "rank", "model", "undone")}, "kind": "followed"}
+        ]
 
-    assert rules(conclude(tmp_path, changed(healthy(), change))) == {}
+    shown = changed(healthy(steps=max(*steps, 2) + 1), change)
+    kept = [f for f in shown if f["step"] < 3 or f["kind"] in ("followed", "rows", "ended")]
+    result = conclude(tmp_path, kept)
+    assert rules(result) == ({"step-not-the-optimizers": "warning"} if found else {})
+    assert result.checks["step-not-the-optimizers"] == ("failed" if found else "not-run")
 
 
 def test_tensors_that_are_put_back_before_each_step_are_found(tmp_path: Path) -> None:

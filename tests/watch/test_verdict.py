@@ -7,8 +7,9 @@ import pytest
 from tests.commands import vtool
 from tests.watch.made import Change, changed, healthy, on, write
 from tests.watch.test_conclusions import conclude
-from vtool.diagnostics.render import as_json
+from vtool.diagnostics.render import as_json, summary
 from vtool.report.watch.page import render_watch_page
+from vtool.watch.conclude import conclude_folder
 from vtool.watch.text import describe_results
 
 CERTAIN: Change = on("micro", measured=0, measured_weight=None, tolerance=None, by_target={})
@@ -36,6 +37,18 @@ def test_verdict_title_and_exit_status_say_one_thing(
     folder = write(tmp_path / "b", facts)
     said = vtool(folder, "watch", "--read", ".", "--fail-on", "error", status=status)
     assert ("not everything was looked at" in said) == (verdict == "incomplete")
+
+
+@pytest.mark.parametrize(
+    ("status", "verdict"), [(0, "clean"), (1, "incomplete"), (137, "incomplete"), (130, "clean")]
+)
+def test_a_command_that_failed_is_not_clean(tmp_path: Path, status: int, verdict: str) -> None:
+    write(tmp_path / "facts", healthy())
+    (result,) = conclude_folder(tmp_path / "facts", "python train.py", None, status)
+    assert result.verdict == verdict
+    said = summary([result], "watch")
+    begin = f"python train.py: the command ended with status {status}; no findings"
+    assert said.startswith(begin if status else "python train.py: no findings")
 
 
 def test_what_was_not_looked_at_is_named_with_its_reason(tmp_path: Path) -> None:

@@ -93,8 +93,10 @@ def summary(results: Sequence[Result], command: str = "") -> str:
         if counts[state]
     ]
     subject = f"{results[0].subject}: " if len(results) == 1 and results[0].subject else ""
+    ended = next((s for one in results if (s := one.details.get("command", {}).get("status"))), 0)
     return (
         subject
+        + (f"the command ended with status {ended}; " if ended else "")
         + (", ".join(found) or "no findings")
         + (f"; checks: {', '.join(states)}" if states else "")
     )

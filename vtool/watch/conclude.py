@@ -1,5 +1,6 @@
 """From a folder of facts to results: what was found, what holds, and what was not looked at."""
 
+import signal
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.diagnostics.result import Result
+from vtool.diagnostics.result import Result, Verdict
 from vtool.watch.conclusions import CHECKS, NOT_FACTS, NOTHING_READ
 from vtool.watch.conclusions.check import DAMAGED
 from vtool.watch.conclusions.learnt import nothing_read
@@ -53,7 +54,20 @@ def conclude(
     if status is None:
         return results
     command = {"command": {"status": status}}
-    return [replace(result, details={**result.details, **command}) for result in results]
+    return [
+        replace(
+            result,
+            verdict=_of_command(result.verdict, status),
+            details={**result.details, **command},
+        )
+        for result in results
+    ]
+
+
+def _of_command(verdict: Verdict, status: int) -> Verdict:
+    """Return the verdict: a command that failed is not clean, one that somebody ended may be."""
+    failed = status and status not in (128 + signal.SIGINT, 128 + signal.SIGTERM)
+    return "incomplete" if failed and verdict == "clean" else verdict
 
 
 def _conclude_models(

@@ -86,8 +86,9 @@ class Facts:
             looks[int(one["rank"])] += 1
         if any(len(each) > 1 for each in digests.values()):
             return True
-        in_pieces = any(one.get("sharded") for one in self.of("drift"))
-        return None if in_pieces or max(looks.values(), default=0) < 2 else False
+        # ZeRO's and FSDP1's pieces come and go; DTensors, which have a mesh, stay where they are
+        come_and_go = any(one["sharded"] for one in self.of("drift")) and not self.model["mesh"]
+        return None if come_and_go or max(looks.values(), default=0) < 2 else False
 
     @property
     def no_gradients(self) -> str | None:
@@ -98,6 +99,19 @@ class Facts:
             why = "no parameter has its gradient when the optimizer steps"
             kept_by = next((one["kept_by"] for one in arrived if one["kept_by"]), None)
             return f"{why}: {kept_by} keeps them apart" if kept_by else why
+        return None
+
+    @property
+    def hooked(self) -> str | None:
+        """Say which parameters have hooks that may change gradients before anybody sees them."""
+        for one in self.of("arrived"):
+            if count := int(one["hooked"]["count"]):
+                names = ", ".join(one["hooked"]["names"][:3]) + (", …" if count > 3 else "")
+                have = "parameter has a hook" if count == 1 else "parameters have hooks"
+                return (
+                    f"{count} {have} on {'its gradient' if count == 1 else 'their gradients'}"
+                    f" ({names}), which may change it before it can be seen"
+                )
         return None
 
     @property

@@ -1,4 +1,4 @@
-"""Objects of other libraries that are alive: accelerate's, in the midst of an accumulation."""
+"""Objects of other libraries: whether accelerate holds a step for an accumulation."""
 
 import importlib.util
 import subprocess

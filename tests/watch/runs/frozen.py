@@ -101,6 +101,12 @@ def thaw_all(model: Any) -> None:
     model.requires_grad_(True)
 
 
+def thaw_down(model: Any) -> None:
+    for name, parameter in model.named_parameters():
+        if "down_proj" in name:
+            parameter.requires_grad_(True)
+
+
 def thaw_norms(model: Any) -> None:
     for name, parameter in model.named_parameters():
         if "norm" in name:
@@ -184,6 +190,9 @@ PLANTED: dict[str, Planted] = {
         made=warms_up_by_whole_numbers,
         after_step=next_rate,
     ),
+    "a schedule that begins at nought and is never stepped": warning(
+        "parameter-stopped-moving", made=warms_up, steps=5
+    ),
     "a rate that falls to nought after a step": warning(
         "parameter-stopped-moving",
         made=falls_to_nought,
@@ -209,6 +218,9 @@ PLANTED: dict[str, Planted] = {
     ),
     "the base trained beside adapters": warning(
         "base-trained-beside-adapters", adapters=True, built=thaw_all
+    ),
+    "matrices that no adapter adapts trained beside adapters": warning(
+        "base-trained-beside-adapters", adapters=True, built=thaw_down
     ),
     "a layer frozen in mid-run with its gradients": error(
         "frozen-parameter-moved", after_step=freeze_with_gradients, zero=False

@@ -108,6 +108,9 @@ RUNS: dict[str, Recipe] = {
         adapters=True, lora={"modules_to_save": ["embed_tokens", "lm_head"]}
     ),
     "LoRA, with its layers' biases": Recipe(adapters=True, lora={"bias": "lora_only"}),
+    "LoRA, matrices of a layer trained whole": Recipe(
+        adapters=True, lora={"modules_to_save": ["down_proj"]}
+    ),
     "LoRA, and norms": Recipe(adapters=True, built=frozen.thaw_norms),
     "LoRA, and some tokens": Recipe(adapters=True, lora={"trainable_token_indices": [30, 31]}),
     "a layer frozen in mid-run": Recipe(after_step=frozen.freeze_without_gradients),
@@ -116,7 +119,7 @@ RUNS: dict[str, Recipe] = {
     ),
     "a schedule that begins at nought": Recipe(made=frozen.warms_up, after_step=frozen.next_rate),
     "a schedule that begins at nought, stepped once an epoch": Recipe(
-        made=frozen.warms_up, after_step=frozen.next_rate_after_an_epoch
+        made=frozen.warms_up, after_step=frozen.next_rate_after_an_epoch, steps=12
     ),
     "packed, whole texts learnt but for their first token": Recipe(
         packed=True, collated=frozen.first_tokens_masked
@@ -127,6 +130,9 @@ RUNS: dict[str, Recipe] = {
     ),
     "an average with older weights, as of Lookahead": Recipe(
         made=weights.remember, after_step=weights.average
+    ),
+    "an average with older weights every second step": Recipe(
+        made=steps.remember_first, after_step=steps.average_every(2), steps=7
     ),
     "a frozen layer": Recipe(built=changes.freeze_first_layer),
     "frozen embeddings": Recipe(built=changes.freeze_embeddings),
@@ -232,6 +238,12 @@ RUNS: dict[str, Recipe] = {
     "DDP, 2 ranks, clipped": Recipe(world=2, clip=0.1),
     "DDP, 2 ranks, packed": Recipe(world=2, packed=True),
     "DDP, 2 ranks, LoRA": Recipe(world=2, adapters=True),
+    "DDP, 2 ranks, four epochs of a DistributedSampler that fills up": Recipe(
+        world=2, steps=6, order=orders.padded, data=lambda rows: rows[:-3]
+    ),
+    "DDP, 2 ranks, texts that are in the data twice": Recipe(
+        world=2, steps=6, data=changes.repeated
+    ),
     "DDP, 2 ranks, two epochs": Recipe(world=2, epochs=True, order=changes.shared),
     "FSDP2, 2 ranks": Recipe(world=2, engine="fsdp2"),
     "FSDP2, 2 ranks, packed": Recipe(world=2, engine="fsdp2", packed=True),

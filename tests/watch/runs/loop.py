@@ -139,6 +139,8 @@ class Recipe:
     """FSDP2's dtypes: to compute in, and to reduce gradients in."""
     mesh: tuple[int, int] | None = None
     """FSDP2's replicas, and the ranks of each."""
+    ignored: Callable[[Any], set[Any]] = lambda model: set()
+    """Parameters that FSDP2 is to ignore."""
     reshard: bool | None = None
     """FSDP2 frees whole weights after the forward pass."""
     after_backward: Callable[[Any, int, int], None] = lambda model, step, index: None
@@ -366,7 +368,10 @@ def _shard(recipe: Recipe, model: Any) -> None:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     dtypes = [getattr(torch, name) if name else None for name in recipe.mixed]
-    given: dict[str, Any] = {"mp_policy": MixedPrecisionPolicy(*dtypes)}
+    given: dict[str, Any] = {
+        "mp_policy": MixedPrecisionPolicy(*dtypes),
+        "ignored_params": recipe.ignored(model),
+    }
     if recipe.reshard is not None:
         given["reshard_after_forward"] = recipe.reshard
     if recipe.mesh is not None:

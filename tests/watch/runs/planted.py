@@ -251,6 +251,9 @@ RUNS: dict[str, Planted] = {
     "a micro-batch lost": error(
         "gradient-of-other-rows", after_backward=changes.lose_first_micro, accumulate=3
     ),
+    "each rank clipped by its own norm before ranks are reduced": error(
+        "gradient-of-other-rows", world=2, reduced=False, before_step=steps.clip_own
+    ),
     "noise on gradients": error("gradient-of-other-rows", before_step=changes.noise),
     "a gradient of other coordinates": error(
         "gradient-of-other-rows", before_step=changes.norm_elsewhere
@@ -284,6 +287,9 @@ RUNS: dict[str, Planted] = {
     ),
     "an average copied back between steps": warning(
         "step-not-the-optimizers", made=steps.remember_first, after_step=steps.average_back
+    ),
+    "an average copied back between steps, that begins as a copy": warning(
+        "step-not-the-optimizers", after_step=steps.average_back, steps=6
     ),
     "weights shrunk between steps": note(
         "step-not-the-optimizers", after_step=changes.shrink_weights
@@ -411,7 +417,7 @@ RUNS: dict[str, Planted] = {
     "a row repeated in one of two epochs, and another left out": warning(
         "rows-seen-unevenly", epochs=True, order=orders.one_for_another
     ),
-    "a row repeated in each epoch, and another left out": note(
+    "a row repeated in each epoch, and another left out": warning(
         "rows-seen-unevenly", epochs=True, order=orders.always_one_for_another
     ),
     "the same rows left out of three epochs": warning(
@@ -422,6 +428,12 @@ RUNS: dict[str, Planted] = {
     ),
     "two epochs in one shuffled order": warning(
         "epochs-in-one-order", epochs=True, shuffled=True, order=changes.shuffled
+    ),
+    "each row twice in an epoch, and half of them left out": warning(
+        "rows-seen-unevenly", epochs=True, order=orders.pairs_of_half
+    ),
+    "shares of ranks that overlap": warning(
+        "ranks-see-same-rows", world=2, steps=6, order=orders.overlapping
     ),
     "the same rows on each rank": error("ranks-see-same-rows", world=2, order=changes.all_rows),
 }

@@ -55,6 +55,16 @@ def average_back(model: Any, optimizer: Any, step: int) -> None:
             p.copy_(average)
 
 
+def average_every(steps: int) -> Any:
+    """Write the average back every few steps."""
+
+    def back(model: Any, optimizer: Any, step: int) -> None:
+        if step % steps == steps - 1:
+            average_back(model, optimizer, step)
+
+    return back
+
+
 def remember_first(model: Any, optimizer: Any) -> None:
     """Begin the average with the weights before the first step."""
     model.__dict__["_average"] = [p.detach().clone() for p in model.parameters()]
@@ -149,6 +159,17 @@ def group_raised_later(own: list[Any], lr: float) -> Any:
 
 def throw_moments_away(model: Any, optimizer: Any, step: int) -> None:
     optimizer.state.clear()
+
+
+def clip_own(model: Any, step: int, rank: int) -> None:
+    """Clip each rank by its own norm, and average gradients over ranks then."""
+    import torch
+    import torch.distributed as dist
+
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
 
 
 def detach_images(model: Any) -> None:

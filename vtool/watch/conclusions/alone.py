@@ -62,6 +62,13 @@ IMAGES = Rule(
 )
 
 
+_LEFT = (
+    "rows are padded on the left, and the model is given no position_ids: where it counts places"
+    " itself (GPT-2), it counts the padding too. Give it position_ids ="
+    " (attention_mask.cumsum(-1) - 1).clamp(min=0), and look at the mask as well"
+)
+
+
 def _documents(facts: Facts) -> list[tuple[Fact, Fact]]:
     return [(one, document) for one in facts.of("alone") for document in one["documents"]]
 
@@ -209,7 +216,20 @@ def _changes(facts: Facts) -> CheckOutcome:
         f"{f', from its token {at} on' if at is not None else ''} (rounding allows"
         f" {document['tolerance']:.1g})"
     )
-    return CheckOutcome((found(CHANGES, message),), measured=measured)
+    help = _LEFT if all(_lacks_positions(facts, *each) for each in wrong) else None
+    return CheckOutcome((found(CHANGES, message, help=help),), measured=measured)
+
+
+def _lacks_positions(facts: Facts, one: Fact, document: Fact) -> bool:
+    """Return whether a row begins behind padding, with a mask and without positions."""
+    names = {
+        name
+        for micro in facts.micros
+        if (micro.step, micro.rank) == (int(one["step"]), int(one["rank"]))
+        for name in micro.fact["names"]
+    }
+    behind = one["batch"] == "padded" and int(document["begin"]) > 0
+    return behind and "attention_mask" in names and "position_ids" not in names
 
 
 def _positions(facts: Facts) -> CheckOutcome:

@@ -1,11 +1,11 @@
 """The gradients as the optimizer gets them, and the step that it takes with them."""
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
+from vtool.watch.conclusions.clipped_ranks import clipped_ranks
 from vtool.watch.conclusions.engine import (
     BFLOAT16_ROUNDING,
     GradientChange,
@@ -17,10 +17,16 @@ from vtool.watch.conclusions.rates import (
     on_the_way,
     steps_without_moments,
 )
+from vtool.watch.conclusions.replicas import (
+    gradients_differ,
+    names_apart,
+    not_comparable,
+    shards_beside,
+)
 from vtool.watch.conclusions.shards import HELP as SHARDS_HELP
 from vtool.watch.conclusions.shards import shards_apart
 from vtool.watch.facts import Facts
-from vtool.watch.micro_pass import not_null
+from vtool.watch.micro_pass import Fact, not_null
 
 RANKS_DIFFER = Rule(
     name="gradients-differ-between-ranks",
@@ -108,26 +114,23 @@ NO_GROUP = Rule(
 )
 _LEAST, _REST = 0.005, 0.02
 """The part of a step that is left, and the part of that which rounding may have moved."""
+_CLIPPED_FIRST = (
+    "reduce gradients over ranks first, and clip them then, by one norm that is the same on each"
+    " rank (under DDP: after the backward pass of the step's last micro-batch)"
+)
+_GUARDED = (
+    "a guard leaves these steps out: look for what makes their loss infinite or no number (a row"
+    " without labels, an overflow in 16 bits, a logarithm of 0)"
+)
 _AVERAGE = "keep averages apart, and swap them in for evaluation alone"
+_NOT_REDUCED = (
+    "parameters that fully_shard ignores (ignored_params) are whole on each rank, and nobody"
+    " reduces their gradients: all-reduce them before the step, or do not ignore them"
+)
+_MADE_LATER = (
+    "make the optimizer after the model is sharded: fully_shard() replaces parameters by others"
+)
 _WRITES = "nothing, if weights are projected, pruned or averaged on purpose"
-
-
-def not_comparable(facts: Facts, kind: str, what: str) -> str | None:
-    """Return why ranks are not to be compared with each other, or None."""
-    if facts.not_data_parallel:
-        return f"ranks share the model ({facts.not_data_parallel})"
-    if any(not_null(one, "sharded") for one in facts.of(kind)):
-        return f"{what} are shards: each rank has others"
-    return None
-
-
-def gradients_differ(facts: Facts) -> bool:
-    """Return whether ranks that hold the same weights have different gradients in a step."""
-    if not_comparable(facts, "arrived", "gradients"):
-        return False
-    return any(
-        len({not_null(one, "digest") for one in ones}) > 1 for _, ones in facts.by_step("arrived")
-    )
 
 
 def _thrown_away(facts: Facts) -> tuple[int, int] | None:
@@ -147,6 +150,27 @@ def _thrown_away(facts: Facts) -> tuple[int, int] | None:
         ]
         lost.append((len(here[0]) - len(here[1]), len(here[0])))
     return min(lost) if min(lost)[0] > 0 else None
+
+
+def _passes_lost(facts: Facts) -> Diagnostic | None:
+    """Look for passes that left nothing in every step."""
+    if not (lost := _thrown_away(facts)):
+        return None
+    message = (
+        f"in every step the gradients of {lost[0]} of {lost[1]} passes were thrown away before"
+        " the optimizer saw them"
+    )
+    if not _only_not_finite(facts):
+        return found(OTHER_GRADIENT, message)
+    message += ", each time with some that are infinite or no number"
+    return found(OTHER_GRADIENT, message, help=_GUARDED, severity="warning")
+
+
+def _only_not_finite(facts: Facts) -> bool:
+    """Return whether gradients were thrown away where some of them were not finite, and nowhere."""
+    why = [str(one["why"]) for one in facts.of("skipped") if one["what"] == "learnt"]
+    thrown = [one for one in why if "thrown away" in one]
+    return all("not finite" in one for one in thrown)
 
 
 def not_arrived(facts: Facts) -> str | None:
@@ -175,33 +199,26 @@ def _ranks_differ(facts: Facts) -> CheckOutcome:
     if why := facts.no_gradients or not_comparable(facts, "arrived", "gradients"):
         return CheckOutcome(not_run=why)
     for step, ones in facts.by_step("arrived"):
-        digests = Counter(not_null(one, "digest") for one in ones)
-        if len(digests) < 2:
+        if (names := names_apart(facts, ones)) is None:
             continue
-        first = ones[0]["tensors"]
-        names = [
-            name for name in first if any(one["tensors"].get(name) != first[name] for one in ones)
-        ]
         named = f": {first_names(names, len(names))}" if names else ""
-        message = f"in step {step + 1} {len(ones)} ranks have {len(digests)} gradients{named}"
-        return CheckOutcome((found(RANKS_DIFFER, message),))
+        digests = len({str(one["digest"]) for one in ones})
+        message = f"in step {step + 1} {len(ones)} ranks have {digests} gradients{named}"
+        help = _NOT_REDUCED if shards_beside(facts, ones) else None
+        return CheckOutcome((found(RANKS_DIFFER, message, help=help),))
     looked_at: dict[Unit, int] = {
         "steps": len({one["step"] for one in arrived}),
         "ranks": len({one["rank"] for one in arrived}),
         "tensors": min(len(one["tensors"]) for one in arrived),
     }
-    return CheckOutcome(looked_at=looked_at)
+    return CheckOutcome(looked_at=looked_at, not_run=shards_beside(facts, arrived))
 
 
 def _other_gradient(facts: Facts) -> CheckOutcome:
     if why := not_arrived(facts):
         return CheckOutcome(not_run=why)
-    if lost := _thrown_away(facts):
-        message = (
-            f"in every step the gradients of {lost[0]} of {lost[1]} passes were thrown away before"
-            " the optimizer saw them"
-        )
-        return CheckOutcome((found(OTHER_GRADIENT, message),))
+    if thrown := _passes_lost(facts):
+        return CheckOutcome((thrown,))
     if gradients_differ(facts) or shards_apart(facts):
         return CheckOutcome(not_run="each rank has another gradient")
     engines = {step: engine_of(facts, step) for step, _ in facts.by_step("arrived")}
@@ -233,15 +250,21 @@ def _other_gradient(facts: Facts) -> CheckOutcome:
 
 def _away(facts: Facts, step: int, engine: GradientChange) -> Diagnostic:
     arrived = [fact for fact in facts.of("arrived") if int(fact["step"]) == step]
+    before = any(fact.get("gradients_before") for fact in arrived)
+    if not before and (apart := clipped_ranks(facts, step, engine)):
+        return found(OTHER_GRADIENT, str(apart), help=_CLIPPED_FIRST)
     message = (
         f"in step {step + 1} the final norm's gradient is {engine.misfit:.2g} away from any"
         f" multiple of what the micro-batches left (rounding allows {engine.tolerance:.1g})"
     )
-    if any(fact.get("gradients_before") for fact in arrived):
+    if before:
         message += "; gradients were there before its first forward pass"
     elif facts.world > 1 and engine.misfit <= BFLOAT16_ROUNDING * math.sqrt(facts.world):
-        message += "; communication in 16 bits leaves as much"
-        return found(OTHER_GRADIENT, message, severity="note")
+        coarse = [str(one["reduced_in"]) for one in arrived] + [str(facts.model["dtype"])]
+        leaves = "leaves" if any("16" in dtype for dtype in coarse) else "would leave"
+        message += f"; communication in 16 bits {leaves} as much"
+        help = "look at hooks of the communication (bf16_compress_hook), and at what clips by rank"
+        return found(OTHER_GRADIENT, message, help=help, severity="note")
     return found(OTHER_GRADIENT, message)
 
 
@@ -260,25 +283,51 @@ def _not_finite(facts: Facts) -> CheckOutcome:
     return CheckOutcome(looked_at={"steps": steps, "tensors": tensors})
 
 
+def _writes_between(facts: Facts) -> dict[int, Fact | None]:
+    """Return the writes before each step that was looked at, or followed; None: no write."""
+    steps: dict[int, list[Fact | None]] = {}
+    for one in (*facts.of("arrived"), *facts.of("followed")):
+        if one["undone"]:
+            steps.setdefault(int(one["step"]), []).append(one["undone"]["written"])
+    return {
+        step: ones[0] if all(one and one["tensors"] * 2 >= one["of"] for one in ones) else None
+        for step, ones in sorted(steps.items())
+    }
+
+
 def _written(facts: Facts) -> Diagnostic | None:
-    """Look for something that takes a part of each step back, or writes weights otherwise."""
-    looked = [one["undone"] for one in facts.of("arrived") if one["undone"]]
-    if len(looked) < 2:
+    """Look for something that takes a part of each step back, or writes weights otherwise.
+
+    An average that begins as a copy of the weights changes nothing where it is written first.
+    """
+    looked = _writes_between(facts)
+    writes = [one for one in looked.values() if one]
+    if len(writes) < 2 or not all([*looked.values()][1:]):
         return None
-    written = [one["written"] for one in looked]
-    if any(not one or one["tensors"] * 2 < one["of"] for one in written):
-        return None
-    shares = [float(one["share"]) for one in written if one]
-    if all(one and one["rest"] <= _REST and _LEAST < one["share"] < 1 - _LEAST for one in written):
+    steps = f"before each of {len(writes)} steps"
+    if len(writes) < len(looked):
+        steps += f" from step {[*looked][1] + 1} on"
+    if all(one["rest"] <= _REST and _LEAST < one["share"] < 1 - _LEAST for one in writes):
+        shares = [float(one["share"]) for one in writes]
         message = (
-            f"before each of {len(looked)} steps, of what the last one changed only"
-            f" {min(shares):.1%} is left: an average is written back into the weights that train"
+            f"{steps}, of what the last one changed only {min(shares):.1%} is left: an average is"
+            " written back into the weights that train"
         )
         return found(NOT_ADAM, message, help=_AVERAGE, severity="warning")
-    message = (
-        f"before each of {len(looked)} steps something other than the optimizer writes weights"
-    )
+    message = f"{steps} something other than the optimizer writes weights"
     return found(NOT_ADAM, message, help=_WRITES, severity="note")
+
+
+def _written_at_times(facts: Facts) -> str | None:
+    """Return before how many steps weights were written, where it is some and not all of them."""
+    looked = [*_writes_between(facts).values()]
+    writes = sum(map(bool, looked))
+    if not writes or (writes > 1 and all(looked[1:])):
+        return None
+    return (
+        f"before {writes} of {len(looked)} steps something other than this optimizer writes"
+        " weights: another one, an average every few steps, a trial"
+    )
 
 
 def _begins_anew(facts: Facts) -> Diagnostic | None:
@@ -310,7 +359,10 @@ def _not_adam(facts: Facts) -> CheckOutcome:
         one = _begins_anew(facts) or written
         steps = len({int(each["step"]) for each, _, _ in references})
         looked_at: dict[Unit, int] = {"steps": steps, "tensors": tensors}
-        return CheckOutcome((one,) if one else (), looked_at=looked_at, measured=measured)
+        at_times = _written_at_times(facts)
+        return CheckOutcome(
+            (one,) if one else (), not_run=at_times, looked_at=looked_at, measured=measured
+        )
     message = (
         f"{worst[1]} is {off:.3g} units in the last place away from AdamW's step"
         f" {int(worst[0]['step']) + 1} in float64 (rounding allows 16)"
@@ -388,6 +440,7 @@ def _no_group(facts: Facts) -> CheckOutcome:
     if facts.owns_nothing and facts.weights_move is not False:
         has = "copies" if facts.weights_move else "none"
         return CheckOutcome(not_run=f"the optimizer has {has} of the model's parameters")
+    help = _MADE_LATER if facts.owns_nothing and not_null(facts.model, "sharded") else None
     most = max(int(one["n_in_no_group"]) for one in models)
     message = (
         f"{first_names(sorted(common), most)}; the optimizer is {facts.model.get('optimizer')}"
@@ -395,10 +448,10 @@ def _no_group(facts: Facts) -> CheckOutcome:
     without = [set(one.get("no_gradient") or ()) for one in facts.of("arrived")]
     if without and all(common <= names for names in without):
         message += "; nothing gives it a gradient either"
-        help = "nothing, if it is not used: requires_grad_(False) says so"
-        note = found(NO_GROUP, message, help=help, severity="note")
+        unused = "nothing, if it is not used: requires_grad_(False) says so"
+        note = found(NO_GROUP, message, help=unused, severity="note")
         return CheckOutcome((note,), looked_at={"tensors": int(facts.model["trainable"])})
-    return CheckOutcome((found(NO_GROUP, message),))
+    return CheckOutcome((found(NO_GROUP, message, help=help),))
 
 
 CHECKS = (

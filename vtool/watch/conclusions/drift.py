@@ -3,14 +3,15 @@
 from collections import Counter
 
 from vtool.diagnostics import Diagnostic, Rule
-from vtool.watch.conclusions.arrived import (
-    first_names,
-    gradients_differ,
-    lost_updates,
-    not_comparable,
-)
+from vtool.watch.conclusions.arrived import first_names, lost_updates
 from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
 from vtool.watch.conclusions.rates import groups_without_rate, on_the_way, without_rate
+from vtool.watch.conclusions.replicas import (
+    gradients_differ,
+    names_apart,
+    not_comparable,
+    shards_beside,
+)
 from vtool.watch.facts import Facts
 from vtool.watch.micro_pass import Fact, not_null
 
@@ -42,6 +43,7 @@ _NO_RATE = (
     "look at the rate that the optimizer is made with, and at what the schedule makes of it: a"
     " warm-up that divides with //, a number of steps that is too small"
 )
+_NEVER_STEPPED = "call the schedule's step() after each optimizer.step(), or once an epoch"
 _WAITS = "nothing, if the schedule is stepped once an epoch: it trains from then on"
 _FROZEN_BY_RATE = "nothing, if it is raised later; requires_grad_(False) freezes for good"
 _ROUNDED = (
@@ -56,15 +58,12 @@ def _drift(facts: Facts) -> CheckOutcome:
         return CheckOutcome(not_run=why)
     if len({one["rank"] for one in facts.of("drift")}) < 2:
         return CheckOutcome(not_run="one rank alone has this model")
-    if gradients_differ(facts):
+    differ = gradients_differ(facts)
+    if differ or any(names_apart(facts, ones) for _, ones in facts.by_step("arrived")):
         return CheckOutcome(not_run="each rank has another gradient: weights differ by that")
     for step, ones in facts.by_step("drift"):
-        if len({not_null(one, "digest") for one in ones}) < 2:
+        if (names := names_apart(facts, ones)) is None:
             continue
-        first = ones[0]["tensors"]
-        names = [
-            name for name in first if any(one["tensors"].get(name) != first[name] for one in ones)
-        ]
         message = (
             f"after step {step + 1} ranks differ in {first_names(names, len(names)) or 'weights'}"
         )
@@ -76,7 +75,7 @@ def _drift(facts: Facts) -> CheckOutcome:
         "ranks": len({one["rank"] for one in looked}),
         "tensors": min((len(one["tensors"]) for one in looked), default=0),
     }
-    return CheckOutcome(looked_at=looked_at)
+    return CheckOutcome(looked_at=looked_at, not_run=shards_beside(facts, facts.of("drift")))
 
 
 def _undone(facts: Facts) -> Diagnostic | None:
@@ -145,7 +144,8 @@ def _put_back(facts: Facts) -> Diagnostic | None:
 def _without_rate(facts: Facts) -> Diagnostic | None:
     """Look for groups whose learning rate is 0 in every step."""
     if (seen := without_rate(facts)) and seen.is_certain:
-        return found(STUCK, str(seen), help=_NO_RATE)
+        never = seen.ended and seen.schedule and not seen.scheduled
+        return found(STUCK, str(seen), help=_NEVER_STEPPED if never else _NO_RATE)
     if seen and not seen.moved:
         return None
     steps = len({int(one["step"]) for one in facts.of("stepped")})

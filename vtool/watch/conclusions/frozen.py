@@ -18,9 +18,9 @@ FROZEN_MOVED = Rule(
 BASE_TRAINED = Rule(
     name="base-trained-beside-adapters",
     code="VT937",
-    summary="Weights that adapters adapt are trained as well, beside their adapters.",
+    summary="Base weights of layers with adapters are trained as well, beside the adapters.",
     why=(
-        "What is saved and served are the adapters alone: what the weights below them have learnt"
+        "What is saved and served are the adapters alone: what the weights beside them have learnt"
         " is lost, and on the base as it was the adapters do something else. The optimizer also"
         " keeps the moments that adapters were to save."
     ),
@@ -123,6 +123,14 @@ def _base_trained(facts: Facts) -> CheckOutcome:
                 f"in step {int(one['step']) + 1} the optimizer has {count} of the"
                 f" {each['modules']} weights that adapters adapt, beside the adapters:"
                 f" {first_names(names, count)}"
+            )
+            return CheckOutcome((found(BASE_TRAINED, message),))
+        if names := not_null(each, "beside"):
+            count = int(each["n_beside"])
+            message = (
+                f"in step {int(one['step']) + 1} the optimizer has {count} matrices, in layers with"
+                f" adapters, that none adapts: {first_names(names, count)}; they are not in"
+                " modules_to_save, so what they learn is not saved with the adapters"
             )
             return CheckOutcome((found(BASE_TRAINED, message),))
     tensors = max(int(each["trained"]) for _, each in about)

@@ -41,7 +41,6 @@ def _never_run(facts: Facts) -> bool:
         and len(facts.of("arrived")) > 1
         and not facts.of("rows")
         and not facts.of("micro")
-        and not facts.model["sharded"]
         and facts.weights_move is False
     )
 

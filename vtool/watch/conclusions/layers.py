@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from vtool.diagnostics import Diagnostic, Rule
-from vtool.watch.conclusions.arrived import gradients_differ
 from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
 from vtool.watch.conclusions.engine import GradientChange, engine_of
+from vtool.watch.conclusions.replicas import gradients_differ
 from vtool.watch.facts import Facts
 from vtool.watch.micro_pass import FLOAT32_ROUNDING, not_null
 
@@ -143,6 +143,11 @@ def _not_comparable(facts: Facts) -> str | None:
     return "each rank has another gradient" if gradients_differ(facts) else None
 
 
+def is_scaled_in_part(facts: Facts) -> bool:
+    """Return whether some layers' gradients are multiplied behind the backward pass."""
+    return bool(_apart(facts).findings)
+
+
 def _apart(facts: Facts) -> CheckOutcome:
     if why := _not_comparable(facts):
         return CheckOutcome(not_run=why)
@@ -173,13 +178,17 @@ def _apart(facts: Facts) -> CheckOutcome:
             not_run=why if len(steps) > 1 else "it takes two steps", measured=measured
         )
     if not scaled:
-        return CheckOutcome(looked_at={"steps": len(steps), "tensors": looked}, measured=measured)
+        return CheckOutcome(
+            not_run=facts.hooked,
+            looked_at={"steps": len(steps), "tensors": looked},
+            measured=measured,
+        )
     first = next(iter(scaled))
     more = f" and {len(scaled) - 1} more" if len(scaled) > 1 else ""
     message = (
         f"in each of {len(steps)} steps, behind the backward pass the gradient of {first}{more} is"
-        f" multiplied by {scaled[first]:.4g}, and of {len(names) - len(scaled)} other tensors it is"
-        " not"
+        f" multiplied by {scaled[first]:.4g}, and of {len(names) - len(scaled)} other tensors that"
+        " were looked at it is not"
     )
     return CheckOutcome((found(APART, message),), measured=measured)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.again import same_batches
 from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
+from vtool.watch.conclusions.shared_rows import SHARES_HELP, overlapping_shares
 from vtool.watch.facts import Facts
 
 UNEVEN = Rule(
@@ -70,6 +71,8 @@ class RowCounts:
     """Rows of the data set, if one loader is known."""
     left_out: int
     """Rows that an epoch may leave out, because its last batch is not full."""
+    copies: int | None = None
+    """Rows of the data set that are copies of others, where it was small enough to look."""
     by_weights: bool = False
     """A WeightedRandomSampler draws them: unevenly, and on purpose."""
     fills_up: bool = False
@@ -119,7 +122,8 @@ def count_rows(facts: Facts) -> RowCounts:
     batch = int(loader["batch"] or 1) * facts.world
     by_weights = loader["sampler"] == "WeightedRandomSampler"
     left_out = batch - 1 if loader["drop_last"] else 0
-    return RowCounts(times, rows, left_out, by_weights, facts.world > 1 and rows % batch > 0)
+    fills_up = facts.world > 1 and rows % batch > 0
+    return RowCounts(times, rows, left_out, loader["copies"], by_weights, fills_up)
 
 
 def _uneven(facts: Facts) -> CheckOutcome:
@@ -150,6 +154,11 @@ def _too_few(counts: RowCounts, missing: int) -> Diagnostic:
         f"{counts.seen} rows were shown, of a data set of {counts.data}: {len(counts.times)}"
         f" different ones, one of them {most} times"
     )
+    few = counts.copies is not None and counts.copies < missing - counts.left_out
+    if few and not counts.by_weights:
+        has = f"has {counts.copies} copies" if counts.copies else "has no copy"
+        message = f"{shown}, and {missing} never: the data {has} of a row that would explain it"
+        return found(UNEVEN, message)
     if counts.by_weights or counts.is_of_duplicates:
         copies = f"as it would be where the data has {missing} rows more than once"
         message = f"{shown}; {'rows are drawn by weights' if counts.by_weights else copies}"
@@ -183,8 +192,12 @@ def _same(facts: Facts) -> CheckOutcome:
         for rank in facts.ranks
     }
     first, *others = by_rank.values()
+    counts = count_rows(facts)
     least = min(sum(rows.values()) for rows in by_rank.values())
     if sum(first.values()) < 2 or any(other != first for other in others):
+        if overlap := overlapping_shares(facts, counts.data, counts.copies):
+            one = found(SAME_ON_RANKS, overlap, help=SHARES_HELP, severity="warning")
+            return CheckOutcome((one,))
         looked_at: dict[Unit, int] = {"ranks": len(by_rank), "rows": least}
         return CheckOutcome(looked_at=looked_at, measured={"ranks": len(by_rank)})
     message = f"all {len(by_rank)} ranks were shown the same {sum(first.values())} rows"

@@ -29,6 +29,10 @@ class WithoutRate:
     """A schedule multiplies a rate of 0: there will never be one."""
     moved: bool
     """Weights moved in them: an optimizer may keep its rate elsewhere, or another one trains."""
+    ended: int = 0
+    """Steps of the whole run, if it has ended and none of them had a rate."""
+    scheduled: int | None = None
+    """Steps of the schedule at the last of them."""
 
     @property
     def is_certain(self) -> bool:
@@ -36,10 +40,16 @@ class WithoutRate:
 
         One that begins at 0 has a rate in the second step, or is not stepped in each.
         """
-        several = len(self.steps) > 2 and not self.is_waiting
+        several = len(self.steps) > 2 and (self.ended > 0 or not self.is_waiting)
         return not self.moved and (self.never or several or self.fell)
 
     def __str__(self) -> str:
+        if self.ended:
+            said = f"the learning rate of every group is 0 in all {self.ended} steps of the run"
+            if self.schedule is None:
+                return said
+            how = f"was stepped {self.scheduled} times" if self.scheduled else "was never stepped"
+            return f"{said}, and its schedule ({self.schedule}) {how}"
         since = "" if len(self.steps) == self.watched else f" from step {self.steps[0] + 1} on"
         count = len(self.steps)
         said = f"the learning rate of every group is 0 in {_each(count)}{since}"
@@ -69,6 +79,7 @@ def without_rate(facts: Facts) -> WithoutRate | None:
     rates = [group.get(name) or 0.0 for group in groups for name in ("lr", "initial_lr")]
     looked = [one for _, ones in zero for one in ones]
     schedules = [one["schedule"] for one in looked if one["schedule"] is not None]
+    ended = [one for one in facts.of("rate_ended") if len(zero) == len(steps)]
     counts = {(one["rank"], one["schedule"]["steps"]) for one in looked if one["schedule"]}
     return WithoutRate(
         steps=tuple(step for step, _ in zero),
@@ -79,6 +90,8 @@ def without_rate(facts: Facts) -> WithoutRate | None:
         is_waiting=len(zero) > 2 and 0 < len(counts) == len({rank for rank, _ in counts}),
         never=all(group.get("initial_lr") == 0 == group.get("lr") for group in groups),
         moved=_moved_in(facts, {step for step, _ in zero}),
+        ended=min((int(one["steps"]) for one in ended), default=0),
+        scheduled=next((one["scheduled"] for one in ended), None),
     )
 
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from statistics import median
 
 from vtool.diagnostics import Diagnostic, Rule
-from vtool.watch.conclusions.arrived import gradients_differ
 from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
 from vtool.watch.conclusions.engine import engine_of, norm_of
 from vtool.watch.conclusions.gone import zeroed_before_step
-from vtool.watch.conclusions.layers import whole_change
+from vtool.watch.conclusions.layers import is_scaled_in_part, whole_change
 from vtool.watch.conclusions.learnt import nothing_read
+from vtool.watch.conclusions.replicas import gradients_differ
 from vtool.watch.conclusions.weights import is_even, micros_by_step
 from vtool.watch.facts import Facts
 from vtool.watch.micro_pass import MicroPass
@@ -66,6 +66,8 @@ class _Scale:
     """Times of the loss, with what a scaler has multiplied it by."""
     of: str
     """The gradient that the times are of, in words."""
+    at: str
+    """The tensors at which its way was seen, in words; empty where it was not."""
     has_arrived: bool
     """True where the way of the gradient to the optimizer was seen."""
     silent: int
@@ -95,12 +97,13 @@ def _scale_of_step(facts: Facts, step: int, micros: Sequence[MicroPass]) -> _Sca
     scalers = tuple({float(by) for one in arrived for by in one["scalers"]} - {1.0})
     same = not any(micro.is_uneven for micro in micros) and is_even(micros)
     token = median(micro.weight for micro in micros) if same else None
-    times, norm, of = of_loss, None, "the gradient"
+    times, norm, of, at = of_loss, None, "the gradient", ""
     if arrival is not None and arrival.misfit <= arrival.tolerance:
         times, norm = total * arrival.factor, norm_of(facts, step)
         tolerance += arrival.tolerance
         inner = engine_of(facts, step, inner=True)
         alone = inner is None and engine_of(facts, step) is not None
+        at = _measured_at(facts, step)
         if alone and abs(times / of_loss - 1) > tolerance:
             of = f"the gradient of {facts.model['norm']}.weight, the only one that was looked at,"
     silent = sum(one["why"] in _SILENT for one in passes)
@@ -113,11 +116,21 @@ def _scale_of_step(facts: Facts, step: int, micros: Sequence[MicroPass]) -> _Sca
         norm=norm,
         scaled=scaled,
         of=of,
+        at=at,
         has_arrived=arrival is not None,
         silent=silent,
         token=token,
         scalers=scalers,
     )
+
+
+def _measured_at(facts: Facts, step: int) -> str:
+    """Say at which norms the way of the gradient was seen, or at how many other tensors."""
+    arrived = [one for one in facts.of("arrived") if int(one["step"]) == step]
+    names = [each["norm_name"] for one in arrived[:1] for each in (one, one["inner"]) if each]
+    if engine_of(facts, step) is not None and any(names):
+        return f" (measured at {' and '.join(str(name) for name in names if name)})"
+    return f" (measured at {len(arrived[0]['layers'] or ())} tensors)" if arrived else ""
 
 
 def _scales(facts: Facts) -> list[_Scale]:
@@ -174,11 +187,19 @@ def _scaled(facts: Facts) -> CheckOutcome:
     is_clipped = _is_clipped(scales)
     if not finding and not is_clipped:
         finding = _sum_of_tokens(scales) or _varies(facts, scales)
+        if finding and finding.severity == "note" and is_scaled_in_part(facts):
+            why = "layers are scaled apart: sizes of the whole gradient do not show clipping"
+            return CheckOutcome(not_run=why, measured=measured)
     if finding or not is_clipped:
         looked_at: dict[Unit, int] = {"steps": len(scales)}
         noise = max(one.tolerance for one in scales)
-        found_in = (finding,) if finding else ()
-        return CheckOutcome(found_in, looked_at=looked_at, noise=noise, measured=measured)
+        return CheckOutcome(
+            (finding,) if finding else (),
+            not_run=facts.hooked,
+            looked_at=looked_at,
+            noise=noise,
+            measured=measured,
+        )
     if _is_clipped_alone(facts) and (
         finding := _too_large_unclipped(facts, scales)
         or _short_step(scales, [one.of_loss for one in scales])
@@ -238,7 +259,7 @@ def _too_large(facts: Facts, scales: Sequence[_Scale]) -> Diagnostic | None:
 
 def _too_small(facts: Facts, scales: Sequence[_Scale]) -> Diagnostic | None:
     names = {scales[0].micro_batches: "micro-batches", facts.world: "ranks"}
-    if any(one.silent for one in scales):
+    if any(one.silent for one in scales) or _explained_by_clipping(scales):
         return None
     for times, name in names.items():
         # clipping, which makes a gradient smaller too, differs from step to step
@@ -267,6 +288,14 @@ def _short_step(scales: Sequence[_Scale], times: Sequence[float]) -> Diagnostic 
     whole = [here for one, here in zip(scales, times, strict=True) if one.micro_batches == most]
     if any(abs(here - 1) > found_at.tolerance for here in whole):
         return None
+    if found_at.silent:
+        message = (
+            f"the gradient of step {found_at.step + 1} is {found_at.micro_batches}/{most} of that"
+            f" of the mean over its tokens: it has {most} micro-batches, and"
+            f" {found_at.micro_batches} with a label that is learnt; the loss is divided by all of"
+            " them (a mean over no label is not a number)"
+        )
+        return found(_SCALED, message, help=_LOST_HELP, severity="warning")
     message = (
         f"the gradient of step {found_at.step + 1} is {found_at.micro_batches}/{most} of that of"
         f" the mean over its tokens: it has {found_at.micro_batches} micro-batches, and is divided"
@@ -393,8 +422,8 @@ def _varies(facts: Facts, scales: Sequence[_Scale]) -> Diagnostic | None:
     )
     of = [one.of_loss if loses else one.times for one in scales]
     message = (
-        f"the gradient is {_in_words(of)} times that of the mean over a step's tokens, another"
-        " number in each step, and by no rule that is known here"
+        f"the gradient{scales[0].at} is {_in_words(of)} times that of the mean over a step's"
+        " tokens, another number in each step, and by no rule that is known here"
     )
     thrown = [str(one["why"]) for one in facts.of("skipped") if "thrown away" in str(one["why"])]
     if loses and thrown:
@@ -411,7 +440,7 @@ def _varies(facts: Facts, scales: Sequence[_Scale]) -> Diagnostic | None:
 def _explained_by_clipping(scales: Sequence[_Scale]) -> bool:
     """Return whether each step is the mean's, or smaller and of the size that steps are cut to."""
     cut = [one for one in scales if not one.is_(1)]
-    if any(abs(one.of_loss - 1) > one.tolerance or one.times > 1 for one in cut):
+    if not cut or any(abs(one.of_loss - 1) > one.tolerance or one.times > 1 for one in cut):
         return False
     norms = [one.norm for one in cut if one.norm]
     if len(norms) < len(cut):
@@ -427,9 +456,12 @@ def _other_scale(scales: Sequence[_Scale]) -> Diagnostic | None:
     first = scales[0]
     if any(not one.is_(first.times) for one in scales) or first.is_(1):
         return None
-    if first.times < 1 and len(scales) < 2:
+    if first.times < 1 and (len(scales) < 2 or _explained_by_clipping(scales)):
         return None
-    message = f"{first.of} is {first.times:.4g} times that of the mean over a step's tokens"
+    times = sorted(one.times for one in scales)
+    low, high = f"{times[0]:.4g}", f"{times[-1]:.4g}"
+    said = low if low == high else f"{low} to {high}"
+    message = f"{first.of}{first.at} is {said} times that of the mean over a step's tokens"
     help = "nothing, if the loss is meant to be so; AdamW hardly sees it, clipping does"
     return found(_SCALED, message, help=help, severity="note")
 

@@ -22,6 +22,11 @@ _NAMES = 20
 _ADAPTS = re.compile(r"(^|_)(lora|dora|loha|lokr|hada|vera|adapter)(_|$|[A-Z])")
 
 
+_LAYER = re.compile(r"^(.*?\.\d+)\.")
+_SAVED = re.compile(r"modules_to_save|trainable_tokens")
+"""Names of what PEFT saves with the adapters."""
+
+
 @dataclass
 class AdaptedWeight:
     """A weight, and the module that adapts it."""
@@ -202,6 +207,23 @@ def _share(pairs: list[tuple[Tensor, list[Tensor]]]) -> float | None:
     return min(found)[1] if found else None
 
 
+def _beside(model: Any, live: list[AdaptedWeight], trained: list[Any]) -> list[str]:
+    """Return the trained matrices of layers with adapters that nothing adapts, and nobody saves.
+
+    Towers and projectors that are trained whole lie in no layer with adapters.
+    """
+    layers = {match.group(1) for one in live if (match := _LAYER.match(one.name))}
+    own = {id(p) for one in live for p in (one.weight, *one.own)}
+    ids = {id(p) for p in trained} - own
+    return [
+        name
+        for name, p in model.named_parameters()
+        if id(p) in ids and p.dim() > 1 and not _of(name)
+        if (match := _LAYER.match(name)) and match.group(1) in layers
+        if not _SAVED.search(name)
+    ]
+
+
 def adapter_facts(
     model: Any, weights: list[AdaptedWeight], owned: set[int], shared_out: bool
 ) -> dict[str, Any] | None:
@@ -221,12 +243,15 @@ def adapter_facts(
 
     live = [one for one in weights if any(trained(p) for p in one.own)]
     base = [one.name for one in live if trained(one.weight)]
+    beside = _beside(model, live, [p for p in model.parameters() if trained(p)])
     merged = [one.name for one in live if getattr(one.module, "merged", False) is True]
     return {
         "modules": len(weights),
         "trained": len(live),
         "base_trained": base[:_NAMES],
         "n_base_trained": len(base),
+        "beside": beside[:_NAMES],
+        "n_beside": len(beside),
         "merged": merged[:_NAMES],
         "n_merged": len(merged),
     }

@@ -14,6 +14,8 @@ _COUNTS = ("last_epoch", "last_batch_iteration", "num_steps")
 """Names for the steps of a schedule: torch's, DeepSpeed's, Megatron-core's."""
 _ROWS = 64
 """Rows of a data set that are looked at."""
+_MOST, _BYTES = 4096, 8 << 20
+"""Rows and bytes of a data set that are looked at whole."""
 _LENGTHS_OF_TEXTS = re.compile(r"(packed_)?(seq|sequence)s?_?(len|length)s?")
 """Columns of the lengths of packed texts: turns, words and images have lengths too."""
 
@@ -55,8 +57,14 @@ def is_accumulating() -> bool | None:
     return state["sync_gradients"] is False
 
 
-def schedule_of(optimizer: Any) -> dict[str, Any] | None:
-    """Return the schedule of an optimizer's rate, and how often it was stepped; None without one.
+def as_steps(schedule: Any) -> int | None:
+    """Return how often a schedule was stepped; None for what is no schedule."""
+    counts = (getattr(schedule, name, None) for name in _COUNTS)
+    return next((count for count in counts if isinstance(count, int)), None)
+
+
+def schedule_of(optimizer: Any) -> Any:
+    """Return the schedule of an optimizer's rate; None without one.
 
     Where schedules hold others, the outermost was stepped most.
     """
@@ -66,14 +74,13 @@ def schedule_of(optimizer: Any) -> dict[str, Any] | None:
             if "lr_scheduler" not in type(each).__module__ and not hasattr(type(each), "get_lr"):
                 continue
             theirs = getattr(getattr(each, "optimizer", None), "param_groups", None)
-            counts = (getattr(each, name, None) for name in _COUNTS)
-            steps = next((count for count in counts if isinstance(count, int)), None)
+            steps = as_steps(each)
             same = theirs is groups or (theirs and groups and theirs[0] is groups[0])
             if same and steps is not None:
-                found.append((steps, type(each).__name__))
+                found.append((steps, type(each).__name__, each))
         except Exception:  # a half-built one, a proxy
             continue
-    return {"kind": max(found)[1], "steps": max(found)[0]} if found else None
+    return max(found, key=lambda one: one[:2])[2] if found else None
 
 
 def trainer_facts() -> dict[str, Any]:
@@ -124,7 +131,35 @@ def _loader(kind: str, data: Any, settings: Any) -> dict[str, Any]:
         "drop_last": getattr(settings, "drop_last", None),
         "workers": getattr(settings, "num_workers", None),
         "packed": _texts_of_a_row(data),
+        "copies": _copies(data),
     }
+
+
+def _copies(data: Any) -> int | None:
+    """Return how many rows of a small data set are copies of others, by their ids.
+
+    None where it is too large, or where its own code would have to be run.
+    """
+    rows: list[Any]
+    if type(data) is list:
+        rows = [row.get("input_ids") if isinstance(row, dict) else None for row in data[:_MOST]]
+    elif _has_table(data) and len(data) <= _MOST and data.data.nbytes <= _BYTES:
+        rows = data.data.column("input_ids").to_pylist()
+    else:
+        return None
+    if len(rows) < len(data) or not all(isinstance(row, list) for row in rows):
+        return None
+    if sum(map(len, rows)) > _BYTES // 8:
+        return None
+    return len(rows) - len(set(map(tuple, rows)))
+
+
+def _has_table(data: Any) -> bool:
+    """Return whether a data set is a table of ids, and its rows are those of the table."""
+    names = getattr(data, "column_names", None)
+    indices = getattr(data, "_indices", None)
+    table = hasattr(data, "__len__") and hasattr(getattr(data, "data", None), "nbytes")
+    return table and isinstance(names, list) and "input_ids" in names and indices is None
 
 
 def _texts_of_a_row(data: Any) -> int | None:

@@ -60,6 +60,7 @@ def gradient_facts(found: FoundModel, divisor: float) -> tuple[dict[str, Any], s
         "digest": digest_of_bytes("".join(each).encode()),
         "tensors": dict(list(zip(names, each))[:_TENSORS]),
         "sharded": holds_shards(found.model),
+        "whole": _whole(named),
         "trained": len(named),
         "no_gradient": none[:MOST_NAMES],
         "n_no_gradient": len(none),
@@ -70,6 +71,14 @@ def gradient_facts(found: FoundModel, divisor: float) -> tuple[dict[str, Any], s
         "n_nonfinite": len(bad),
     }
     return fact, {*names} - {*zero}
+
+
+def _whole(named: list[tuple[str, Any]]) -> dict[str, str] | None:
+    """Return digests of the trained weights that this process has whole, beside DTensors."""
+    if not any(hasattr(p, "full_tensor") for _, p in named):
+        return None
+    whole = [(n, p) for n, p in named if not hasattr(p, "full_tensor")][:_TENSORS]
+    return dict(zip([n for n, _ in whole], digests([sampled_checksum(p) for _, p in whole])))
 
 
 def _idle(found: FoundModel, trained: list[str], without: set[str]) -> dict[str, Any]:
@@ -95,8 +104,8 @@ def _dense(tensor: Tensor) -> Tensor:
 def _square(part: Tensor) -> Tensor:
     """Return the square of a gradient's norm; of a large one without a copy in 64 bits."""
     if part.numel() >= 1 << 24:
-        norm: Tensor = part.norm(dtype=torch.float32)
-        return norm.to(widest(part.device)).square()
+        norm: Tensor = part.norm(dtype=torch.float32).to(widest(part.device))
+        return norm * norm
     return part.to(widest(part.device)).pow(2).sum()
 
 

@@ -67,6 +67,14 @@ class PassRecord:
     """For the first record of its kind: the inputs, the hidden states and the positions."""
 
 
+def thrown_away(records: list[PassRecord]) -> str:
+    """Say how many passes left gradients that were thrown away, and whether these were finite."""
+    bad = {r.window for r in records if r.g is not None and not bool(r.g.isfinite().all())}
+    every = bad == {r.window for r in records}
+    more = ", each time with some that are not finite" if every else ""
+    return f"passes whose gradients were thrown away: {len(records)}{more}"
+
+
 def rounding(record: PassRecord, weights: torch.dtype, solved_in: torch.dtype) -> float:
     """Return one rounding of the coarsest arithmetic that was used."""
     used = [record.dtype, str(weights)] + ([record.autocast] if record.autocast else [])

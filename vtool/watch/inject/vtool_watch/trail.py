@@ -11,6 +11,8 @@ from .digests import checksum, digests
 from .model import FoundModel, local_shard
 
 _TENSORS, ELEMENTS, STEPS, _COORDINATES, _NAMES = 64, 1 << 16, 8, 32, 20
+_FOLLOWED = 4
+"""Steps that are looked at further where weights were written before some, and not before all."""
 """Only tensors that are small enough to be read whole: some rows of an embedding may be put back on
 purpose."""
 
@@ -24,6 +26,13 @@ class WeightTrail:
         self._was: dict[str, Tensor] = {}
         self._made: dict[str, Tensor] = {}
         """Some coordinates before and after the last step."""
+        self._looks = self._writes = 0
+        self._to = -1
+        """The step up to which weights are followed."""
+
+    def follows(self, step: int) -> bool:
+        """Return whether a step that is not looked at is to be followed all the same."""
+        return 0 < self._writes < self._looks and step <= self._to
 
     def before(self, step: int, found: FoundModel, optimizer: Any) -> dict[str, Any] | None:
         """Return `undone` of `arrived`: to before which step the last one was undone.
@@ -51,12 +60,11 @@ class WeightTrail:
             ]
             to = max(earlier, default=None)
         back = [n for n in moved if now[n] == then[n] != behind[n]]
-        return {
-            "to": to,
-            "tensors": len(moved),
-            "back": back[:_NAMES],
-            "written": _written(moved, was, made, self._was) if to is None else None,
-        }
+        written = _written(moved, was, made, self._was) if to is None else None
+        if self._to < 0 and written is not None:
+            self._to = step + _FOLLOWED
+        self._looks, self._writes = self._looks + 1, self._writes + (written is not None)
+        return {"to": to, "tensors": len(moved), "back": back[:_NAMES], "written": written}
 
     def behind(self, step: int, found: FoundModel, weights: dict[str, str]) -> bool | None:
         """Record the digests and some values of the weights that a step has written.
@@ -70,6 +78,10 @@ class WeightTrail:
         now = {name: weights[name] for name in then if name in weights}
         self._behind, self._made = (step, now), _coordinates(found, now)
         return any(then[n] != now[n] for n in now) if now else None
+
+    def behind_followed(self, step: int, found: FoundModel, optimizer: Any) -> None:
+        """Record the weights that a step has written that is followed alone."""
+        self.behind(step, found, _digests(found, optimizer))
 
 
 def _coordinates(found: FoundModel, names: dict[str, str]) -> dict[str, Tensor]:

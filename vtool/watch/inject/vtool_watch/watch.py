@@ -10,14 +10,16 @@ from typing import Any
 import torch
 
 from . import arrival
-from .alive import is_accumulating, loss_scale, scales, schedule_of, trainer_facts
+from .alive import is_accumulating, loss_scale, scales, trainer_facts
 from .batches import BatchLooks
 from .capture import Capture, is_in_backward
+from .end_rate import RateFollower
 from .facts import FactWriter, rank_and_world
 from .frozen import Frozen
+from .hooked import hooked_gradients
 from .inner_norm import sum_of
 from .kept_gradients import KeptGradients, gradient_of
-from .learnt import PassRecord, micro_facts, next_ids, rounding
+from .learnt import PassRecord, micro_facts, next_ids, rounding, thrown_away
 from .left import GradSamples
 from .megatron import is_shared_out
 from .model import (
@@ -73,7 +75,7 @@ class Watch:
         self._moving: set[str] | None = None
         self._before: list[str] | None = None
         self._kept = KeptGradients(found)
-        self._trail = WeightTrail()
+        self._trail, self._rate = WeightTrail(), RateFollower()
         self._preference = PreferenceTrainer(found)
         self._passes = 0, 0
         """Passes of the model before the last step but one, and before the last."""
@@ -158,6 +160,7 @@ class Watch:
             self.fail("ledger", error)
         if not looked or unseen or self._given_up:
             self.capture.take()
+            self._follow(optimizer)
             return
         begin = time.perf_counter()
         head = self._whole_head()  # ranks agree on it: also where this rank's watch is off
@@ -170,6 +173,16 @@ class Watch:
         except Exception as error:
             self.fail("before_step", error)
         self.seconds += time.perf_counter() - begin
+
+    def _follow(self, optimizer: Any) -> None:
+        """Look whether weights were written since the last step, and at nothing else."""
+        if self.off or not self._trail.follows(self.step):
+            return
+        try:
+            with torch.no_grad():
+                self.say("followed", undone=self._trail.before(self.step, self.found, optimizer))
+        except Exception as error:
+            self.fail("before_step", error)
 
     def other_step(self, name: str, tensors: int) -> None:
         """Note that another optimizer steps with parameters of this one's."""
@@ -287,7 +300,7 @@ class Watch:
             for record in records:
                 record.why, record.alone, record.g = "weights changed before the step", {}, None
         elif dropped:
-            self.skip("learnt", f"passes whose gradients were thrown away: {len(dropped)}")
+            self.skip("learnt", thrown_away(dropped))
         if not records:
             self.skip("learnt", self._why_no_pass())
         self._preference.look(self, optimizer, records)
@@ -360,9 +373,10 @@ class Watch:
         fact, self._pushed = arrival.gradient_facts(self.found, divisor)
         fact.update(self._kept.facts(optimizer, fact), left=self._left.lost(optimizer))
         fact["scalers"], fact["accumulating"] = scalers, is_accumulating()
-        fact["sharded"] = fact["sharded"] or self._shared_out
+        if self._shared_out:
+            fact["sharded"], fact["whole"] = True, None
         fact["gradients_before"], self._before = self._before, None
-        fact["undone"] = self._undone
+        fact["undone"], fact["hooked"] = self._undone, hooked_gradients(self.found)
         fact["layers"], fact["changes"] = self._left.facts(divisor), self._left.changes()
         none = ("norm_name", "norm_at", "norm_sum", "norm_gradient")
         fact.update(dict.fromkeys((*none, "engine_factor", "engine_misfit", "inner")))
@@ -409,6 +423,8 @@ class Watch:
                     why = "its optimizer made no step that could be seen (a compiled one is not)"
                     self.writer.write("blind", why=f"{self._name} was run, but {why}")
                 self._write_ledger()
+                if (rate := self._rate.fact(self.step)) is not None:
+                    self.say("rate_ended", **rate)
         except Exception as error:
             self.fail("ledger", error)
         self.capture.close()
@@ -437,10 +453,14 @@ class Watch:
             if reference is not None and not self.off:
                 with torch.no_grad():
                     self._stepped(optimizer, reference)
+            elif self._trail.follows(self.step) and not self.off:
+                with torch.no_grad():
+                    self._trail.behind_followed(self.step, self.found, optimizer)
         except Exception as error:
             self.fail("after_step", error)
         self.step += 1
         try:
+            self._rate.count(optimizer)
             self._aim()
         except Exception as error:
             self.fail("aim", error)
@@ -453,7 +473,7 @@ class Watch:
             moved=self._trail.behind(self.step, self.found, now),
             reference=reference.facts(),
             groups=groups,
-            schedule=schedule_of(optimizer) if all(g.get("lr") == 0 for g in groups) else None,
+            schedule=self._rate.look(optimizer),
             others=self._by_others(),
             **frozen,
         )
