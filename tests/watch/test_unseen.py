@@ -48,9 +48,11 @@ NULL = {
     "arrived.engine_factor",  # there are several ranks
     "arrived.inner",  # there is no second norm, or it is frozen: layers are looked at
     "arrived.inner.norm_gradient",
+    "arrived.inner.norm_name",  # a word of the finding alone
     "arrived.inner.norm_sum",
     "arrived.kept_by",  # the gradient is where torch keeps it
     "arrived.left",  # single tensors were not seen on their way
+    "arrived.norm_name",
     "arrived.norm_gradient",  # the final norm is frozen: layers are looked at
     "arrived.norm_sum",
     "arrived.reduced_in",  # in the gradient's own dtype
@@ -66,6 +68,7 @@ NULL = {
     "model.norm",
     "process.world",
     "rows.data.batch",  # a batch sampler
+    "rows.data.copies",  # a data set that is too large, or makes its rows by code
     "rows.data.drop_last",
     "rows.data.packed",
     "rows.data.rows",

@@ -65,8 +65,9 @@ def is_read(facts: Path) -> None:
     for step in range(2):
         total = sum(f["sum"] for f in micro if f["step"] == step)
         assert total == pytest.approx(1, abs=rounding)
-    (alone,) = tiny.facts(facts, "alone")
-    assert alone["worst_over_tolerance"] < 1
+    alone = tiny.facts(facts, "alone")  # one of each kind: the first without padding, and with it
+    assert 0 < len(alone) <= 2
+    assert all(one["worst_over_tolerance"] < 1 for one in alone)
 
 
 @pytest.mark.full

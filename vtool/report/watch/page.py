@@ -74,6 +74,7 @@ def _model(result: Mapping[str, Any], number: int, several: bool) -> dict[str, A
         "steps": _steps(seen.get("bars", ())),
         "documents": _documents(seen.get("documents", ())),
         "checks": checks_of(result),
+        "noted": {each["rule"] for each in result["findings"] if each["severity"] == "note"},
     }
 
 
