@@ -113,19 +113,11 @@ def test_a_setting_of_another_engine_is_distinguished() -> None:
         ("optim.clip_norm=none", "wrong-type", "a number above 0, or null", "write null"),
         ("optim.lr='1e-3'", "wrong-type", "a number above 0", "without quotes it is a number"),
         (
-            "data.train=5",
+            "data.train=digits",
             "wrong-type",
             "a list that is not empty, each entry a group of settings",
-            "data.train=my.jsonl, a file or a folder of rows, whose layout is detected; of several,"
-            " a list: data.train=[a.jsonl,b.json]",
+            "write a list of groups: [{format: digits, …}]",
         ),
-        (
-            "data.train=[5]",
-            "wrong-type",
-            "a group of settings",
-            "write a file or a folder of rows, or a group: {format: messages, path: my.jsonl}",
-        ),
-        ("optim.name=sgd", "unknown-choice", "adamw", "only `adamw` is built: leave `optim.name` out"),
         ("data.drop_model_inputs=pixel_values", "wrong-type", None, "write a list: [pixel_values]"),
         (
             "optim.betas=[0.9]",
