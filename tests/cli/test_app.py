@@ -5,8 +5,9 @@ import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
-from vtool.cli.app import is_interrupt
+from vtool.cli.app import app, is_interrupt
 
 
 def _replace_an_interrupt() -> None:
@@ -59,3 +60,54 @@ def test_a_ctrl_c_that_code_in_c_has_replaced_by_its_own_error_is_no_traceback()
         [sys.executable, "-c", replaced], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (130, "stopped\n")
+
+
+HELP = {
+    "train": "Train a model, or resume a run that was stopped.",
+    "verify": "Audit rows, and prove a recipe's numbers in seconds.",
+    "watch": "Show what any trainer teaches, read from its gradients.",
+    "load-check": "Check that every weight lands, whatever loads it.",
+}
+
+
+def in_a_narrow_terminal(*arguments: str) -> str:
+    done = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "80"}, prog_name="vtool")
+    return done.output
+
+
+def test_the_help_shows_every_summary_whole_in_the_order_of_use() -> None:
+    listed = in_a_narrow_terminal("--help").partition("Commands:\n")[2].splitlines()
+    assert len(listed) == 15
+    assert [line.split(maxsplit=1) for line in listed[:4]] == [[*one] for one in HELP.items()]
+    assert [line for line in listed if line.endswith("...") or not line.endswith(".")] == []
+    assert max(map(len, listed)) <= 80
+
+
+@pytest.mark.parametrize(
+    ("command", "usage"),
+    [
+        (["train", "sft"], "vtool train sft [OPTIONS] {RECIPE|ROWS} [KEY=VALUE]..."),
+        (["validate-config"], "vtool validate-config [OPTIONS] RECIPE… [KEY=VALUE]…"),
+        (["load-check"], "vtool load-check [OPTIONS] SUBJECT… [KEY=VALUE]…"),
+        (["report"], "vtool report [OPTIONS] RUN…"),
+        (["watch"], "vtool watch [OPTIONS] -- COMMAND…"),
+        (["plan"], "vtool plan [OPTIONS] {RECIPE|ROWS} [KEY=VALUE]..."),
+    ],
+)
+def test_a_usage_has_no_doubled_ellipsis(command: list[str], usage: str) -> None:
+    assert in_a_narrow_terminal(*command, "--help").splitlines()[0] == f"Usage: {usage}"
+
+
+@pytest.mark.parametrize(
+    ("option", "setting"),
+    [("--epochs", ": train.epochs=…"), ("--learning-rate", ": optim.lr=…"), ("--zzz", "")],
+)
+def test_an_option_of_another_trainer_is_answered_with_the_setting(
+    option: str, setting: str
+) -> None:
+    said = in_a_narrow_terminal("train", "sft", "digits", option, "3")
+    assert said.splitlines()[-1].endswith(f"{option}; settings are KEY=VALUE{setting}")
+
+
+def test_another_kind_of_training_is_no_command() -> None:
+    assert "supervised fine-tuning alone is built" in in_a_narrow_terminal("train", "dpo", "digits")

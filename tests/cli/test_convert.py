@@ -31,7 +31,7 @@ def test_what_was_read_and_what_was_left_is_reported() -> None:
     code, out, _ = run("rows.json", "rows.parquet")
     assert code == 0
     assert out.splitlines()[:3] == [
-        "2 rows of LLaVA conversations; 2 written to rows.parquet",
+        "2 rows of LLaVA or ShareGPT conversations; 2 written to rows.parquet",
         "  read: conversations (2)",
         "  left out, as it says nothing to the model: id (2)",
     ]

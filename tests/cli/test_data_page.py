@@ -96,7 +96,7 @@ def test_a_newcomers_file_trains_the_demos_model_with_one_setting(
     tmp_path: Path, make: Any
 ) -> None:
     out = run(tmp_path, "train", "sft", "rows", f"data.train=[{make()}]", *SHORT)
-    kind = "LLaVA conversations" if make is sharegpt else "messages"
+    kind = "LLaVA or ShareGPT conversations" if make is sharegpt else "messages"
     assert re.search(rf"data\.train: [12] rows? of {kind}\n", out)
     result = json.loads((tmp_path / "runs/rows/result.json").read_text())
     assert result["status"] == "finished"

@@ -207,12 +207,12 @@ def test_the_layout_of_rows_is_found_and_said() -> None:
     Path("rows.json").write_text(json.dumps([TALK] * 3))
     code, out, _ = run("rows.json")
     assert code == 0
-    assert "data.train: 3 rows of LLaVA conversations\n" in out
+    assert "data.train: 3 rows of LLaVA or ShareGPT conversations\n" in out
     Path("my_rows").mkdir()
     write_rows(Path("my_rows/a.jsonl"), [TALK])
     code, out, _ = run("my_rows")
     assert code == 0
-    assert "data.train: 1 row of LLaVA conversations\n" in out
+    assert "data.train: 1 row of LLaVA or ShareGPT conversations\n" in out
 
 
 def test_rows_of_two_layouts_are_refused_and_none_is_read_as_another() -> None:

@@ -113,7 +113,15 @@ def test_two_files_of_rows_are_answered_with_a_list() -> None:
     finding, fatal = refused(rows("a.json"), rows("b.jsonl"))
     assert (finding.rule, fatal) == ("bad-override", True)
     assert finding.message == "`a.json`, `b.jsonl` are 2 files of rows: a command takes one"
-    assert str(finding.help).endswith("rows 'data.train=[a.json,b.jsonl]'")
+    assert str(finding.help).endswith("vtool train sft rows 'data.train=[a.json,b.jsonl]'")
+    finding, _ = refused("a.json", "b.jsonl", "model.path=mine")
+    assert str(finding.help).endswith("vtool train sft finetune 'data.train=[a.json,b.jsonl]'")
+
+
+def test_rows_that_a_setting_would_take_the_place_of_are_not_dropped_silently() -> None:
+    finding, fatal = refused(rows("a.json"), f"data.train={rows('b.json')}")
+    assert (finding.rule, fatal) == ("bad-override", True)
+    assert finding.message == "`a.json` and `data.train=b.json` both say what is trained on"
 
 
 def test_a_file_of_rows_behind_a_recipe_is_answered_with_the_setting() -> None:
@@ -149,7 +157,7 @@ def test_a_folder_that_has_no_rows_is_named_as_what_it_is(
 ) -> None:
     Path("it").mkdir()
     for file in files:
-        Path("it", file).write_text('{"model_type": "llama"}')
+        Path("it", file).write_text('{"model_type": "qwen2_vl"}')
     finding, fatal = refused("it")
     assert (finding.rule, fatal) == ("unreadable-file", True)
     assert finding.message.startswith(message)
@@ -162,6 +170,28 @@ def test_a_script_is_answered_with_the_watch(name: str, run: str) -> None:
     finding, fatal = refused(name)
     assert (finding.message, fatal) == (f"`{name}` is a script, and no recipe", True)
     assert str(finding.help).startswith(f"vtool watch -- {run} {name} ")
+
+
+@pytest.mark.parametrize(
+    ("text", "trainer"),
+    [
+        ("llamafactory-cli train lf.yaml", "llamafactory"),
+        ("swift sft --model Qwen/Qwen2.5-VL-7B-Instruct", "ms-swift"),
+    ],
+)
+def test_a_script_that_starts_a_trainer_is_answered_with_what_reads_it(
+    text: str, trainer: str
+) -> None:
+    Path("train.sh").write_text(f"set -e\n{text}\n")
+    finding, _ = refused("train.sh")
+    assert f"vtool validate-config --from {trainer} train.sh" in str(finding.help)
+
+
+def test_the_folder_of_a_model_that_is_not_trained_says_what_is_done_for_it() -> None:
+    model("gemma", "gemma3")
+    finding, _ = refused("gemma")
+    assert finding.message == "`gemma` is a model's folder, and no recipe"
+    assert str(finding.help).startswith("it is a model of type gemma3: vtool trains no other")
 
 
 def test_an_empty_recipe_and_one_that_extends_no_other_are_told_to_begin_with_one() -> None:

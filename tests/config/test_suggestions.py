@@ -135,6 +135,13 @@ def test_a_setting_of_another_engine_is_distinguished() -> None:
             "adamw",
             "only `adamw` is built: leave `optim.name` out",
         ),
+        ("model.dtype=bf16", "unknown-choice", None, "write bfloat16"),
+        (
+            "model.dtype=fp16",
+            "unknown-choice",
+            None,
+            "float16 is not built, whose gradients need scaling; bfloat16 takes as few bytes",
+        ),
         ("data.drop_model_inputs=pixel_values", "wrong-type", None, "write a list: [pixel_values]"),
         (
             "optim.betas=[0.9]",

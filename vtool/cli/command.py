@@ -14,6 +14,22 @@ class OwnProcess:
 class Command(TyperCommand):
     """A command that uses libraries in its own process, and is short unless it is `--live`."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments; an option that is a setting elsewhere is answered with the setting.
+
+        Raises:
+            NoSuchOption: as click does.
+        """
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:  # click's, which typer has under a name of its own
+            name = getattr(error, "option_name", None)
+            if name and any(each.name == "overrides" for each in self.params):
+                wrong: Any = error
+                wrong.message += f"; settings are KEY=VALUE{_as_setting(name)}"
+                wrong.possibilities = []
+            raise
+
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the parts of its usage: what a metavar repeats already is not repeated again."""
         return [_tidy(piece) for piece in super().collect_usage_pieces(ctx)]
@@ -38,6 +54,18 @@ class LongCommand(Command):
 
     def takes_long(self, ctx: Any) -> bool:
         return True
+
+
+def _as_setting(option: str) -> str:
+    """Return `: train.epochs=…` for an option such as `--epochs`; nothing where that is unknown."""
+    from vtool.config.foreign.words import WORDS
+    from vtool.config.settings import all_settings
+    from vtool.diagnostics.near_miss import ending
+
+    word = option.lstrip("-").replace("-", "_")
+    names = [setting.name for setting in all_settings() if not setting.groups]
+    ours = WORDS[word].ours if word in WORDS else next(iter(ending(word, names)), None)
+    return f": {ours}=…" if ours else ""
 
 
 def _tidy(piece: str) -> str:

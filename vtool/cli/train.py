@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from vtool.config.load import Loaded
 
 
+_OTHER_TRAINING = frozenset(
+    ("pretrain", "pt", "cpt", "dpo", "kto", "orpo", "cpo", "simpo", "rm", "reward", "ppo", "grpo")
+)
 _NO_MODEL = (
     "model.path is not given: this trains a tiny model with random weights, to see that all works;"
     " model.path=FOLDER fine-tunes yours"
@@ -33,6 +36,11 @@ class TrainGroup(TyperGroup):
             meant = f"vtool train sft {shlex.join(args)}"
             if args[0] == "sweep":
                 meant = "a sweep is vtool train sft RECIPE -m KEY=A,B, one run for each value"
+            elif args[0] in _OTHER_TRAINING:
+                meant = (
+                    "supervised fine-tuning alone is built, `vtool train sft`; of other trainers"
+                )
+                meant += ", `vtool watch` shows what they teach"
             ctx.fail(f"there is no command train {args[0]}: {meant}")
         return super().resolve_command(ctx, args)
 

@@ -1,14 +1,22 @@
 """Files and folders that are given in the place of a recipe: what each is, and what reads it."""
 
-import json
 import shlex
 from pathlib import Path
 
 from vtool.config.schema.formats.entry import ROWS_SUFFIXES
 from vtool.diagnostics import Diagnostic
+from vtool.families import FAMILIES
+from vtool.families.images import read_json
 
 _WEIGHTS = ".safetensors"
 _SCRIPTS = {".py": "python", ".sh": "bash"}
+_STARTS = (("llamafactory-cli", "llamafactory"), ("swift sft", "ms-swift"), ("trl sft", "trl"))
+_MOST_TEXT = 1 << 16
+ANOTHER_FAMILY = (
+    "vtool trains no other model yet: `vtool watch -- python train.py` shows what another trainer"
+    " teaches it, and `vtool load-check FOLDER` whether its weights land"
+)
+"""Help for a family that vtool does not have."""
 NOT_RECIPES = frozenset({_WEIGHTS, *_SCRIPTS})
 """Suffixes of files that are no recipes."""
 
@@ -25,6 +33,8 @@ def given_for_recipe(recipe: str, path: Path) -> Diagnostic:
         what = "is a script, and no recipe"
         run = shlex.join([_SCRIPTS[path.suffix], recipe])
         help = f"vtool watch -- {run} shows what its training really teaches"
+        if trainer := _started_by(path):
+            help += f"; vtool validate-config --from {trainer} {given} checks its settings"
     elif path.is_file():
         what = "has weights, and is no recipe"
         help = f"vtool load-check {given} checks that they load"
@@ -32,18 +42,33 @@ def given_for_recipe(recipe: str, path: Path) -> Diagnostic:
         what = "is the folder of a run, and no recipe"
         help = f"its recipe is {shlex.quote(str(path / 'config.yaml'))}"
     elif has_model_files(path):
-        what = "is a model's folder, and no recipe"
+        what, kind = "is a model's folder, and no recipe", _kind(path)
         help = (
             f"vtool train sft ROWS model.path={given} fine-tunes it, vtool verify ROWS"
             f" model.path={given} audits rows with its tokenizer, vtool load-check {given} checks"
             " its weights"
         )
+        if kind and kind not in FAMILIES:
+            help = f"it is a model of type {kind}: {ANOTHER_FAMILY}"
     elif path.is_dir():
         what = f"is a folder without files of rows ({', '.join(ROWS_SUFFIXES)})"
-        help = (
-            "give a YAML file, the name of a recipe, or rows: a file or the folder of some"
-        )
+        help = "give a YAML file, the name of a recipe, or rows: a file or the folder of some"
     return Diagnostic("unreadable-file", f"`{recipe}` {what}", help)
+
+
+def _started_by(script: Path) -> str | None:
+    """Return the trainer that a script of a shell starts, as `--from` takes its name."""
+    try:
+        text = script.read_text(encoding="utf-8")[:_MOST_TEXT] if script.suffix == ".sh" else ""
+    except (OSError, ValueError):
+        return None
+    return next((name for words, name in _STARTS if words in text), None)
+
+
+def _kind(folder: Path) -> str | None:
+    config = read_json(folder / "config.json")
+    found = config.get("model_type") if isinstance(config, dict) else None
+    return found if isinstance(found, str) else None
 
 
 def has_model_files(folder: Path) -> bool:
@@ -51,9 +76,9 @@ def has_model_files(folder: Path) -> bool:
     try:
         if any(next(folder.glob(name), None) for name in ("adapter_config.json", f"*{_WEIGHTS}")):
             return True
-        config = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError, RecursionError):  # also for a path that no file can have
+    except (OSError, ValueError):  # also for a path that no file can have
         return False
+    config = read_json(folder / "config.json")
     return isinstance(config, dict) and not config.keys().isdisjoint(
         ("model_type", "architectures")
     )

@@ -18,6 +18,9 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
 from vtool.words import first_line
 
+_OF_THE_GRAMMAR = ("mismatched input", "no viable", "extraneous input", "token recognition")
+"""Beginnings of messages of the parser, which name its own tokens."""
+
 
 def parse_overrides(texts: Sequence[str]) -> list[Override]:
     """Parse every argument as an override that may set any key; the schema judges the keys later.
@@ -73,8 +76,13 @@ def _unparsable(text: str, error: Exception) -> Diagnostic:
             f"`{text}` cannot be read: an entry of a list is numbered after a dot",
             f"write {dotted}={value}",
         )
+    if value.endswith(","):
+        return _bad(f"`{text}` cannot be read: it ends with a comma", f"write {key}={value[:-1]}")
+    why = first_line(error)
+    if why.startswith(_OF_THE_GRAMMAR):
+        why = "its value has characters that need quotes"
     return _bad(
-        f"`{text}` cannot be read: {first_line(error)}",
+        f"`{text}` cannot be read: {why}",
         f"quote the value, for vtool and for the shell: {_as_typed(key, value)}",
     )
 

@@ -46,9 +46,7 @@ def recipe_of_rows(file: str, overrides: Sequence[str]) -> RowsRecipe:
 
     The format of the rows is left to `vtool.data.detect`.
     """
-    with_model = any(text.lstrip("+").startswith("model.path=") for text in overrides)
-    null = any(text.lstrip("+") == "model.path=null" for text in overrides)
-    recipe = FINETUNE_RECIPE if with_model and not null else ROWS_RECIPE
+    recipe = FINETUNE_RECIPE if _has_model(overrides) else ROWS_RECIPE
     source = f"data.train=[{{format:auto,path:{quoted(file)}}}]"
     return RowsRecipe(recipe, (source, *overrides), Path(os.path.abspath(file)).stem or recipe)
 
@@ -90,16 +88,31 @@ def _detected(path: str) -> Any:
 def more_rows(recipe: str, overrides: Sequence[str]) -> Iterator[Diagnostic]:
     """Look for files of rows among the overrides: as a recipe, a command takes one alone."""
     files = [each for each in overrides if _is_there(each)]
-    if not files:
+    of_rows = names_rows(recipe)
+    again = [each for each in overrides if each.lstrip("+").startswith(("data.train=", "data="))]
+    if of_rows and again and not files:
+        message = f"`{recipe}` and `{again[0]}` both say what is trained on"
+        help = f"leave one out; {_several(overrides)} {_as_typed([recipe, 'more.jsonl'])}"
+    elif not files:
         return
-    if names_rows(recipe):
+    elif of_rows:
         files = [recipe, *files]
         message = f"{_listed(files)} are {len(files)} files of rows: a command takes one"
-        help = f"several are a list, in a recipe: {ROWS_RECIPE} {_as_typed(files)}"
+        help = f"{_several(overrides)} {_as_typed(files)}"
     else:
         message = f"{_listed(files)} is not KEY=VALUE, but a file of rows, beside a recipe"
         help = f"the rows of a recipe are its data.train: {recipe} {_as_typed(files)}"
     yield Diagnostic("bad-override", message, help)
+
+
+def _several(overrides: Sequence[str]) -> str:
+    recipe = FINETUNE_RECIPE if _has_model(overrides) else ROWS_RECIPE
+    return f"several files are a list behind a recipe: vtool train sft {recipe}"
+
+
+def _has_model(overrides: Sequence[str]) -> bool:
+    given = [text.lstrip("+") for text in overrides]
+    return any(text.startswith("model.path=") for text in given) and "model.path=null" not in given
 
 
 def _listed(files: Sequence[str]) -> str:

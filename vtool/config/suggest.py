@@ -6,7 +6,7 @@ from functools import cache
 from vtool.config.foreign.words import WORDS, counterpart_of
 from vtool.config.megatron_versions import of_another_release
 from vtool.config.origins import COMMAND_LINE
-from vtool.config.schema import Run, Settings
+from vtool.config.schema import RECIPE_KINDS, Run, Settings
 from vtool.config.schema.megatron import DdpConfig
 from vtool.config.settings import Setting, Spot, all_settings, choices, nullable, takes
 from vtool.diagnostics import Origin
@@ -14,11 +14,6 @@ from vtool.diagnostics.near_miss import did_you_mean, ending, near, overlapping,
 
 _MOST_WORDS = 8
 """The most words of other trainers inside of an unknown group that are answered."""
-ANOTHER_FAMILY = (
-    "vtool trains no other model yet: `vtool watch -- python train.py` shows what another trainer"
-    " teaches it, and `vtool load-check FOLDER` whether its weights land"
-)
-"""Help for a family that vtool does not have."""
 
 
 def better_value(spot: Spot, given: object, origin: Origin | None) -> str | None:
@@ -113,6 +108,10 @@ def meant_key(spot: Spot, given: object = None) -> str:
     key, group = spot.keys[-1], ".".join(spot.keys[:-1])
     if spot.owners == (DdpConfig,) and (answer := of_another_release(key)):
         return answer
+    if len(spot.keys) == 1 and key in RECIPE_KINDS:
+        return (
+            f"settings of a recipe of kind {key} stand at its top: `sources`, not `{key}.sources`"
+        )
     if "." in key:
         outer, _, inner = (_ours_of(spot, key.rpartition(".")[2]) or key).rpartition(".")
         return f"in a file, groups are nested: `{_nested(outer, inner)}`"

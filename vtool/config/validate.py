@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from vtool.config.compose import Composed
+from vtool.config.given_for_recipe import ANOTHER_FAMILY
 from vtool.config.limits import MOST_FINDINGS
 from vtool.config.origins import COMMAND_LINE, Key, Origins
 from vtool.config.partial import partial
@@ -16,7 +17,6 @@ from vtool.config.resources import BEGIN_WITH_DEFAULTS, shown_path
 from vtool.config.schema import RECIPE_KINDS, Run, Settings
 from vtool.config.settings import Spot, all_settings, choices, find_spot, nullable, takes
 from vtool.config.suggest import (
-    ANOTHER_FAMILY,
     better_value,
     doubtful_places,
     meant_key,
@@ -25,6 +25,7 @@ from vtool.config.suggest import (
 from vtool.diagnostics import Diagnostic, Origin
 from vtool.diagnostics.near_miss import did_you_mean, near, one_of
 
+_SAME_DTYPE = {"bf16": "bfloat16", "fp32": "float32", "fp64": "float64", "double": "float64"}
 _CHOICE = {"literal_error", "union_tag_invalid"}
 _MISSING = {"missing", "union_tag_not_found"}
 _RANGE = {
@@ -210,6 +211,10 @@ def _unknown_choice(error: ErrorDetails, spot: Spot, origins: Origins) -> Diagno
         else (spot.name, error["input"])
     )
     help = did_you_mean(near(given, words)) if isinstance(given, str) else None
+    if isinstance(given, str) and (meant := _SAME_DTYPE.get(given.lower())) in words:
+        help = f"write {meant}"
+    elif given in ("fp16", "float16", "half") and "bfloat16" in words:
+        help = "float16 is not built, whose gradients need scaling; bfloat16 takes as few bytes"
     if len(words) == 1 and not nullable(spot.annotation):
         help = f"only `{words[0]}` is built: leave `{name}` out"
     if name == "model.family":

@@ -51,7 +51,7 @@ class ChatReader(ABC):
     reads: Collection[str]
     """The keys of a row that are read."""
     words: ClassVar[str]
-    """The layout as a sentence has it, behind a number of rows: `LLaVA conversations`."""
+    """The layout as a sentence has it, behind a number of rows: `Alpaca instructions`."""
 
     def __init__(
         self,

@@ -21,6 +21,10 @@ _LOOKED_AT = 100
 """The rows at the beginning that are looked at, of each file of a folder."""
 _OF_SWIFT = {"response", "conversation"}
 """Keys of ms-swift's other shapes: with `messages` too, a row has two."""
+_MESSAGES = (
+    '{"messages": [{"role": "user", "content": "<image>What is this?"}, {"role": "assistant",'
+    ' "content": "A cat."}], "images": ["cat.png"]}'
+)
 _PACKED = "a list of rows: unpack it, a row each"
 
 
@@ -98,11 +102,13 @@ def _readable(path: str) -> Source | None:
     try:
         return detect(path)
     except NothingReadable:
+        if rows_bytes(path) == 0:
+            raise
         return None
 
 
 def describe_source(source: Mapping[str, Any]) -> str:
-    """Return a source's `describe` as words: 12 rows of LLaVA conversations.
+    """Return a source's `describe` as words: 12 rows of LLaVA or ShareGPT conversations.
 
     Empty for rows without a layout.
     """
@@ -178,8 +184,8 @@ def _nothing(records: Records, unknown: Mapping[int, Mapping[str, Any]], path: s
             return _uncertain(records, index, f'{name}: "{layout}" has {_PACKED}', None)
     keys = ", ".join(list(record)[:10]) or "none"
     help = _in_info(Path(path)) or (
-        f"name the format: {_write('FORMAT', path)}; formats are"
-        f" {', '.join(layout.format for layout in LAYOUTS)}"
+        f"write rows as {_MESSAGES}; or name the format, if it is one of"
+        f" {', '.join(layout.format for layout in LAYOUTS)}: {_write('FORMAT', path)}"
     )
     return _uncertain(records, index, f"{name} is of no known layout: its keys are {keys}", help)
 

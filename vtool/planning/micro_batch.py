@@ -63,7 +63,10 @@ def shape_of(run: Run, world: int, tokens: int | None = None, images: int | None
             most = data.micro_batch_tokens if tokens is None else share * tokens
             tokens = min(data.micro_batch_tokens, most)
     if tokens is None:
-        raise ValueError("the recipe does not bound its rows: set data.max_length, or --tokens")
+        raise ValueError(
+            "the recipe does not bound its rows: add --tokens N, the length of the longest, which"
+            " `vtool verify` prints (tokens a row: … to N), or set data.max_length"
+        )
     sizes = FAMILIES[run.model.family].patches
     merged = sizes.merge_size
     pixels = data.image.max_pixels or _folder_pixels(run)

@@ -19,6 +19,10 @@ _FAMILIES = (
     (r"qwen3\.5(?!.*-a\d+b)", "qwen3_5"),
     (r"glm-4\.1v", "glm4v"),
 )
+_OTHER_NAME = (
+    "its name is of no family that vtool trains (Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5,"
+    " GLM-4.1V): `vtool watch` shows what its own trainer teaches it"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,8 @@ def look_at_model(named: Any, revision: Any = None, *, trusted: bool = True) -> 
             str(folder), _guessed(text), absent=(f"{text} {why}", "model.path=FOLDER")
         )
     help = f"{on_hub.download}; or give its folder: model.path=FOLDER"
+    if _guessed(text) is None:
+        help = f"{_OTHER_NAME}; {help}"
     if not trusted:
         why = f"{on_hub} is no folder here, and the cache of the hub was not looked at"
         return NamedModel(text, _guessed(text), absent=(why, help))

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from vtool.config.given_for_recipe import ANOTHER_FAMILY
 from vtool.config.origins import Origins
 from vtool.config.rules.rule import settings_rule
 from vtool.config.schema import Run
-from vtool.config.suggest import ANOTHER_FAMILY
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.families import FAMILIES
 from vtool.families.images import (

@@ -26,7 +26,7 @@ class Llava(ChatReader):
 
     format = "llava"
     reads = ("conversations", "system", "tools", *VISUALS)
-    words = "LLaVA conversations"
+    words = "LLaVA or ShareGPT conversations"
 
     def __init__(
         self, path: str, image_folder: str | None = None, label: str | None = None, **more: Any
