@@ -89,7 +89,7 @@ def more_rows(recipe: str, overrides: Sequence[str]) -> Iterator[Diagnostic]:
     """Look for files of rows among the overrides: as a recipe, a command takes one alone."""
     files = [each for each in overrides if _is_there(each)]
     of_rows = names_rows(recipe)
-    again = [each for each in overrides if each.lstrip("+").startswith(("data.train=", "data="))]
+    again = [each for each in overrides if _replaces(recipe, each)]
     if of_rows and again and not files:
         message = f"`{recipe}` and `{again[0]}` both say what is trained on"
         help = f"leave one out; {_several(overrides)} {_as_typed([recipe, 'more.jsonl'])}"
@@ -103,6 +103,15 @@ def more_rows(recipe: str, overrides: Sequence[str]) -> Iterator[Diagnostic]:
         message = f"{_listed(files)} is not KEY=VALUE, but a file of rows, beside a recipe"
         help = f"the rows of a recipe are its data.train: {recipe} {_as_typed(files)}"
     yield Diagnostic("bad-override", message, help)
+
+
+def _replaces(file: str, override: str) -> bool:
+    """Return whether an override has other rows in the place of a file, and not its format alone.
+
+    LLaMA-Factory's format has the path of another file, which names this one.
+    """
+    of_rows = override.lstrip("+").startswith(("data.train=", "data={train"))
+    return of_rows and Path(file).name not in override and "llama_factory" not in override
 
 
 def _several(overrides: Sequence[str]) -> str:
