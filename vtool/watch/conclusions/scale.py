@@ -45,6 +45,7 @@ _LOST_HELP = (
     " and backward, or whose loss is multiplied by zero"
 )
 _MOST_NOISE = 0.25
+_ROUNDED_TO_16 = 2.0**-6
 _SILENT = ("no backward pass", "no position has a gradient")
 """Reasons why a pass taught nothing: it may have been counted all the same."""
 
@@ -76,6 +77,8 @@ class _Scale:
     """The weight of each token, where all weigh the same; None where they differ."""
     scalers: tuple[float, ...]
     """The factors of the loss scalers alive."""
+    norms_apart: float
+    """The most by which the sizes of gradients that are clipped to one limit differ."""
 
     def is_(self, times: float) -> bool:
         return abs(self.times / times - 1) <= self.tolerance
@@ -121,6 +124,8 @@ def _scale_of_step(facts: Facts, step: int, micros: Sequence[MicroPass]) -> _Sca
         silent=silent,
         token=token,
         scalers=scalers,
+        # of gradients in 16 bits, sizes and the factor of clipping are rounded to 16 bits too
+        norms_apart=_ROUNDED_TO_16 if any(micro.is_coarse for micro in micros) else 1e-4,
     )
 
 
@@ -445,11 +450,11 @@ def _explained_by_clipping(scales: Sequence[_Scale]) -> bool:
     norms = [one.norm for one in cut if one.norm]
     if len(norms) < len(cut):
         return False
-    limit = max(norms)
-    if any(norm < limit * (1 - 1e-4) for norm in norms):
+    limit, near = max(norms), max(one.norms_apart for one in cut)
+    if any(norm < limit * (1 - near) for norm in norms):
         return False
     others = [one.norm for one in scales if one.is_(1) and one.norm]
-    return all(norm <= limit * (1 + 1e-4) for norm in others)
+    return all(norm <= limit * (1 + near) for norm in others)
 
 
 def _other_scale(scales: Sequence[_Scale]) -> Diagnostic | None:
