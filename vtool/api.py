@@ -32,7 +32,7 @@ def load(recipe: str | PathLike[str], *overrides: str) -> "Loaded":
     """Compose and check a recipe, as `vtool validate-config` does.
 
     Args:
-        recipe: the name of a shipped recipe, or the path of a YAML file.
+        recipe: the name of a shipped recipe, or the path of a YAML file, or of rows.
         overrides: settings that take the place of the recipe's, such as `"train.steps=30"`.
 
     Returns:

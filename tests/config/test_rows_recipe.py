@@ -122,6 +122,32 @@ def test_rows_that_a_setting_would_take_the_place_of_are_not_dropped_silently() 
     finding, fatal = refused(rows("a.json"), f"data.train={rows('b.json')}")
     assert (finding.rule, fatal) == ("bad-override", True)
     assert finding.message == "`a.json` and `data.train=b.json` both say what is trained on"
+    finding, _ = refused("a.json", "data.train.0.path=b.json")
+    assert finding.message.endswith("both say what is trained on")
+
+
+def test_the_format_of_the_rows_may_be_named_beside_them() -> None:
+    given = f"data.train=[{{format: messages, path: {rows('a.json')}}}]"
+    assert [each.format for each in load_run("a.json", [given]).run.data.train] == ["messages"]
+
+
+def test_the_folder_of_an_adapter_names_its_base() -> None:
+    Path("it").mkdir()
+    Path("it/adapter_config.json").write_text('{"base_model_name_or_path": "models/qwen"}')
+    finding, _ = refused("it")
+    assert finding.message == "`it` is the folder of an adapter for models/qwen, and no recipe"
+    assert "model.path=models/qwen train.from=it" in str(finding.help)
+
+
+def test_a_folder_with_a_broken_config_is_not_taken_for_rows() -> None:
+    Path("it").mkdir()
+    Path("it/config.json").write_text('{"model_type": "qw')
+    assert "a config.json that is no model's, or cannot be read" in refused("it")[0].message
+
+
+def test_a_recipe_of_llama_factory_is_known_by_two_settings() -> None:
+    Path("lf.yaml").write_text("model_name_or_path: Qwen/Qwen2.5-VL\nfinetuning_type: full\n")
+    assert refused("lf.yaml")[0].rule == "recipe-of-another-trainer"
 
 
 def test_a_file_of_rows_behind_a_recipe_is_answered_with_the_setting() -> None:

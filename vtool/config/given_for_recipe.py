@@ -41,6 +41,15 @@ def given_for_recipe(recipe: str, path: Path) -> Diagnostic:
     elif (path / "config.yaml").is_file():
         what = "is the folder of a run, and no recipe"
         help = f"its recipe is {shlex.quote(str(path / 'config.yaml'))}"
+    elif (path / "adapter_config.json").is_file():
+        config = read_json(path / "adapter_config.json")
+        named = config.get("base_model_name_or_path") if isinstance(config, dict) else None
+        base = shlex.quote(str(named or "BASE"))
+        what = f"is the folder of an adapter for {base}, and no recipe"
+        help = f"vtool train sft ROWS model.path={base} train.from={given} trains it further"
+    elif (path / "config.json").is_file() and not has_model_files(path):
+        what = "has a config.json that is no model's, or cannot be read"
+        help = "look at that file; rows are in a folder without one"
     elif has_model_files(path):
         what, kind = "is a model's folder, and no recipe", _kind(path)
         help = (

@@ -17,6 +17,7 @@ from vtool.diagnostics import Diagnostic
 ROWS_RECIPE, FINETUNE_RECIPE = "rows", "finetune"
 """The recipes of rows: with a tiny model, whose tokenizer is trained on them; with `model.path`."""
 _SPLITS = ("train", "validation", "test")
+_OTHER_ROWS = ("data.train=", "data={train", "data={ train", "data.train.0.path=")
 _LARGEST_RECIPE = 1 << 16
 
 
@@ -37,8 +38,9 @@ def names_rows(subject: str) -> bool:
     if subject in recipe_names() or not os.path.isdir(subject):
         return False
     # a model's files are JSON too, and so are some of a run's
-    other = os.path.exists(os.path.join(subject, "config.yaml")) or has_model_files(Path(subject))
-    return not other and has_rows_files(subject)
+    names = ("config.yaml", "config.json")
+    other = any(os.path.exists(os.path.join(subject, name)) for name in names)
+    return not other and not has_model_files(Path(subject)) and has_rows_files(subject)
 
 
 def recipe_of_rows(file: str, overrides: Sequence[str]) -> RowsRecipe:
@@ -110,7 +112,7 @@ def _replaces(file: str, override: str) -> bool:
 
     LLaMA-Factory's format has the path of another file, which names this one.
     """
-    of_rows = override.lstrip("+").startswith(("data.train=", "data={train"))
+    of_rows = override.lstrip("+").startswith(_OTHER_ROWS)
     return of_rows and Path(file).name not in override and "llama_factory" not in override
 
 

@@ -60,7 +60,7 @@ def look_at_model(named: Any, revision: Any = None, *, trusted: bool = True) -> 
         )
     help = f"{on_hub.download}; or give its folder: model.path=FOLDER"
     if _guessed(text) is None:
-        help = f"{_OTHER_NAME}; {help}"
+        help = f"{help}; {_OTHER_NAME}"
     if not trusted:
         why = f"{on_hub} is no folder here, and the cache of the hub was not looked at"
         return NamedModel(text, _guessed(text), absent=(why, help))

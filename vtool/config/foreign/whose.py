@@ -30,6 +30,8 @@ _AXOLOTL = """
 _ALONE = ("data.train_files", "model.partial_pretrain")
 """Settings of verl that say by themselves whose the recipe is."""
 _OTHER_PROGRAMS = ("actor_rollout_ref",)
+_OF_LLAMAFACTORY = (("finetuning_type",), ("model_name_or_path", "stage"))
+"""Settings of LLaMA-Factory that say by themselves whose the recipe is."""
 _LEAST, _SHARE, _ALIKE = 3, 0.6, 0.85
 
 
@@ -51,6 +53,8 @@ def trainer_of(values: Mapping[Any, Any]) -> str | None:
         isinstance(values[key], Mapping) for key in given if key in Run.model_fields
     ):
         return None
+    if any(set(marks) <= {*given} for marks in _OF_LLAMAFACTORY):
+        return "llamafactory"
     known = _names()
     everything = set().union(*known.values())
     found = [key if key in everything else _nearest(key) for key in given]
