@@ -63,7 +63,7 @@ class _Scale:
     norm: float | None
     """The size of the whole gradient at the optimizer, where the engine's part is known."""
     same_norm: float
-    """The part by which norms may differ that are clipped to one: norm, factor and product round."""
+    """The part by which norms may differ that are clipped to one: three products are rounded."""
     scaled: float
     """Times of the loss, with what a scaler has multiplied it by."""
     of: str
