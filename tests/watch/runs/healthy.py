@@ -51,6 +51,7 @@ RUNS: dict[str, Recipe] = {
     "gradient checkpointing": Recipe(checkpointing=True),
     "gradient checkpointing, packed": Recipe(checkpointing=True, packed=True),
     "clipped": Recipe(clip=0.1),
+    "clipped, bfloat16 weights": Recipe(clip=0.1, dtype="bfloat16", lr=0.05),
     "clipped, accumulated, bfloat16 autocast": Recipe(clip=0.1, accumulate=3, autocast=True),
     "a few values clipped": Recipe(before_step=values.clip_values(0.01)),
     "with dropout": Recipe(config={"attention_dropout": 0.1}),

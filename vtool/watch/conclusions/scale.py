@@ -6,7 +6,7 @@ from statistics import median
 
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
-from vtool.watch.conclusions.engine import engine_of, norm_of
+from vtool.watch.conclusions.engine import BFLOAT16_ROUNDING, engine_of, norm_of
 from vtool.watch.conclusions.gone import zeroed_before_step
 from vtool.watch.conclusions.layers import is_scaled_in_part, whole_change
 from vtool.watch.conclusions.learnt import nothing_read
@@ -45,7 +45,6 @@ _LOST_HELP = (
     " and backward, or whose loss is multiplied by zero"
 )
 _MOST_NOISE = 0.25
-_ROUNDED_TO_16 = 2.0**-6
 _SILENT = ("no backward pass", "no position has a gradient")
 """Reasons why a pass taught nothing: it may have been counted all the same."""
 
@@ -63,6 +62,8 @@ class _Scale:
     """Times of the loss alone, where the engine takes the mean over ranks and no more."""
     norm: float | None
     """The size of the whole gradient at the optimizer, where the engine's part is known."""
+    same_norm: float
+    """The part by which norms may differ that are clipped to one: three products are rounded."""
     scaled: float
     """Times of the loss, with what a scaler has multiplied it by."""
     of: str
@@ -77,8 +78,6 @@ class _Scale:
     """The weight of each token, where all weigh the same; None where they differ."""
     scalers: tuple[float, ...]
     """The factors of the loss scalers alive."""
-    norms_apart: float
-    """The most by which the sizes of gradients that are clipped to one limit differ."""
 
     def is_(self, times: float) -> bool:
         return abs(self.times / times - 1) <= self.tolerance
@@ -117,6 +116,7 @@ def _scale_of_step(facts: Facts, step: int, micros: Sequence[MicroPass]) -> _Sca
         micro_batches=each,
         of_loss=of_loss,
         norm=norm,
+        same_norm=3 * BFLOAT16_ROUNDING if "bfloat16" in str(facts.model["dtype"]) else 1e-4,
         scaled=scaled,
         of=of,
         at=at,
@@ -124,8 +124,6 @@ def _scale_of_step(facts: Facts, step: int, micros: Sequence[MicroPass]) -> _Sca
         silent=silent,
         token=token,
         scalers=scalers,
-        # of gradients in 16 bits, sizes and the factor of clipping are rounded to 16 bits too
-        norms_apart=_ROUNDED_TO_16 if any(micro.is_coarse for micro in micros) else 1e-4,
     )
 
 
@@ -220,7 +218,7 @@ def _scaled(facts: Facts) -> CheckOutcome:
 def _is_clipped(scales: Sequence[_Scale]) -> bool:
     """Return whether clipping hides the scale: gradients of one size, of a loss that is no mean."""
     norms = [one.norm for one in scales if one.norm]
-    if len(norms) < max(2, len(scales)) or max(norms) > (1 + 1e-4) * min(norms):
+    if len(norms) < max(2, len(scales)) or max(norms) > (1 + scales[0].same_norm) * min(norms):
         return False
     same = all(one.is_(scales[0].times) for one in scales)
     return not same and any(abs(one.of_loss - 1) > one.tolerance for one in scales)
@@ -450,11 +448,11 @@ def _explained_by_clipping(scales: Sequence[_Scale]) -> bool:
     norms = [one.norm for one in cut if one.norm]
     if len(norms) < len(cut):
         return False
-    limit, near = max(norms), max(one.norms_apart for one in cut)
-    if any(norm < limit * (1 - near) for norm in norms):
+    limit, apart = max(norms), scales[0].same_norm
+    if any(norm < limit * (1 - apart) for norm in norms):
         return False
     others = [one.norm for one in scales if one.is_(1) and one.norm]
-    return all(norm <= limit * (1 + near) for norm in others)
+    return all(norm <= limit * (1 + apart) for norm in others)
 
 
 def _other_scale(scales: Sequence[_Scale]) -> Diagnostic | None:
