@@ -48,9 +48,8 @@ def _problem(folder: Path, family: str) -> tuple[str | None, str | None]:
         return _problem_of_own(config), None
     if found is None:
         return "has a config.json without a model_type", None
-    if found not in FAMILIES:
-        return f"is a model of type {found}, which vtool does not train", str(found)
-    return f"is a model of type {found}, but model.family is {family}", str(found)
+    other = f"but model.family is {family}" if found in FAMILIES else "which vtool does not train"
+    return f"is a model of type {found}, {other}", str(found)
 
 
 def _problem_of_own(config: dict[str, Any]) -> str | None:
