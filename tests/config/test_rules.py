@@ -498,22 +498,3 @@ def test_a_giant_config_of_a_models_folder_is_not_read() -> None:
     )
     (finding,) = [each for each in found if each.rule == "not-a-model-folder"]
     assert "1,099,511,627,776 bytes" in finding.message
-
-
-@pytest.mark.parametrize(
-    ("override", "message", "help"),
-    [
-        ("optim.lr=1e-4,", "it ends with a comma", "write optim.lr=1e-4"),
-        (
-            "data.train=a=b.jsonl",
-            "its value has characters that need quotes",
-            "quote the value, for vtool and for the shell: \"data.train='a=b.jsonl'\"",
-        ),
-    ],
-)
-def test_a_value_that_cannot_be_read_is_answered_without_the_parsers_words(
-    override: str, message: str, help: str
-) -> None:
-    found = only(override)
-    assert (found.rule, found.help) == ("bad-override", help)
-    assert found.message == f"`{override}` cannot be read: {message}"
