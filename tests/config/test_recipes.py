@@ -17,7 +17,7 @@ SHIPPED = sorted(path.stem for path in Path(load.__file__).parents[2].glob("reci
 LOADED = {"load_check", "rl_weight_sync", "runai", "vllm_all"}
 """The recipes of `load-check`, which train nothing."""
 TRAINED = [name for name in SHIPPED if name not in LOADED]
-OF_A_MODEL_FOLDER = [name for name in SHIPPED if name.startswith("qwen")]
+OF_A_MODEL_FOLDER = [name for name in SHIPPED if name.startswith("qwen") or name == "finetune"]
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from vtool.watch.conclusions.learnt import nothing_read
 from vtool.watch.conclusions.replicas import gradients_differ
 from vtool.watch.conclusions.weights import is_even, micros_by_step
 from vtool.watch.facts import Facts
-from vtool.watch.micro_pass import MicroPass
+from vtool.watch.micro_pass import MicroPass, not_null
 
 _SCALED = Rule(
     name="gradient-scaled",
@@ -116,7 +116,7 @@ def _scale_of_step(facts: Facts, step: int, micros: Sequence[MicroPass]) -> _Sca
         micro_batches=each,
         of_loss=of_loss,
         norm=norm,
-        same_norm=3 * BFLOAT16_ROUNDING if "bfloat16" in str(facts.model["dtype"]) else 1e-4,
+        same_norm=3 * BFLOAT16_ROUNDING if "bfloat16" in not_null(facts.model, "dtype") else 1e-4,
         scaled=scaled,
         of=of,
         at=at,
