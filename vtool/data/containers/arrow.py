@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vtool.data.containers.columns import from_columns, pyarrow
+from vtool.data.containers.columns import from_columns, pyarrow, read_by_arrow
 from vtool.data.containers.files import digest_of_files, not_readable, unreadable_file
 from vtool.data.row import name_by_number
 from vtool.diagnostics import Diagnostic, Findings, Origin
-from vtool.words import first_line
 
 STATE, SPLITS = "state.json", "dataset_dict.json"
 """The files by which a folder of `save_to_disk` is known, of one split and of several."""
@@ -131,7 +130,11 @@ def _all_columns(folder: Path, named: Any) -> bool:
 
 def _opened(file: Path) -> Any:
     arrow = pyarrow("pyarrow", file)
-    try:
+
+    def refused(why: str) -> Findings:
+        return unreadable_file(file, f"cannot be read as Arrow: {why}", "copy it again")
+
+    with read_by_arrow(file, refused):
         source = arrow.memory_map(str(file))
         is_file = source.read(6) == b"ARROW1"
         source.seek(0)
@@ -139,14 +142,6 @@ def _opened(file: Path) -> Any:
         table = opened.read_all()
         # offsets of a damaged file would lead anywhere in memory
         table.validate(full=True)
-    except MemoryError:  # of the machine, not of the file
-        raise
-    except (arrow.ArrowException, OSError, ValueError) as error:
-        if isinstance(error, OSError) and error.strerror:  # the system's, not the format's
-            raise not_readable(file, error) from error
-        raise unreadable_file(
-            file, f"cannot be read as Arrow: {first_line(error)}", "copy it again"
-        ) from error
     return table
 
 

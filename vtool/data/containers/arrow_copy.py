@@ -12,6 +12,7 @@ from typing import Any
 import xxhash
 
 from vtool.data.containers.columns import pyarrow
+from vtool.data.containers.open_parquet import open_parquet, plain_schema, plain_slices
 from vtool.user_cache import user_cache
 
 ROWS_AT_ONCE = 1024
@@ -37,7 +38,7 @@ def copy_to_arrow(files: Sequence[Path], digest: str, nbytes: int) -> Path | Non
     Returns:
         None where it cannot be made: the disk has no room, or a file cannot be read.
     """
-    arrow, parquet = pyarrow("pyarrow", files[0]), pyarrow("pyarrow.parquet", files[0])
+    arrow = pyarrow("pyarrow", files[0])
     folder = user_cache("arrow")
     try:
         for made in sorted(folder.glob(f"{digest}-*.arrow")):
@@ -52,16 +53,14 @@ def copy_to_arrow(files: Sequence[Path], digest: str, nbytes: int) -> Path | Non
         descriptor, name = tempfile.mkstemp(prefix=_MAKING, dir=folder)  # readable by its owner
         os.close(descriptor)
         try:
-            _write(
-                Path(name), [parquet.ParquetFile(file, memory_map=True) for file in files], arrow
-            )
+            _write(Path(name), files, arrow)
             made = _name(folder, digest, Path(name))
             os.replace(name, made)
         finally:
             Path(name).unlink(missing_ok=True)
         with suppress(OSError):  # another process is as fast
             _remove_oldest(folder)
-    except (arrow.ArrowException, OSError, ValueError):
+    except (arrow.ArrowException, OSError, ValueError, MemoryError):
         return None
     return made
 
@@ -88,12 +87,14 @@ def map_copy(copy: Path, rows: int) -> Any:
     return table if table.num_rows == rows else None
 
 
-def _write(out: Path, files: Sequence[Any], arrow: Any) -> None:
-    schema = files[0].schema_arrow
+def _write(out: Path, files: Sequence[Path], arrow: Any) -> None:
+    opened = [open_parquet(file) for file in files]
+    schema = plain_schema(opened[0])
     with arrow.OSFile(str(out), "wb") as file, arrow.ipc.new_file(file, schema) as writer:
-        for each in files:
+        for each in opened:
             for batch in each.iter_batches(batch_size=ROWS_AT_ONCE, use_threads=False):
-                writer.write_batch(batch)
+                for some in plain_slices(batch, schema, arrow):
+                    writer.write_table(some)
     with out.open("rb") as written:
         os.fsync(written.fileno())  # its name must not outlive it when the power fails
 

@@ -1,12 +1,16 @@
 """Rows of Arrow and Parquet as the JSON objects that they were made of, or refused."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
+from vtool.data.containers.files import not_readable
 from vtool.data.row import refuse
 from vtool.diagnostics import Diagnostic, Findings, Origin
+from vtool.words import first_line
 
 _MERGED = ("arguments", "parameters")
 """Objects of tools, whose keys each row has of its own, and Arrow gives to every row."""
@@ -30,6 +34,27 @@ def pyarrow(module: str, what: object) -> Any:
         raise Findings(
             Diagnostic("extra-not-installed", message, help, "pyarrow"), fatal=True
         ) from error
+
+
+@contextmanager
+def read_by_arrow(file: Path, refused: Callable[[str], Findings]) -> Iterator[None]:
+    """Raise what pyarrow raises at somebody's file as findings.
+
+    Args:
+        refused: makes the exception from the reason.
+
+    Raises:
+        Findings: `path-not-found` where the system does not open the file; else `refused`'s. Arrow
+            allocates what the file says: out of memory is the file's fault as well.
+    """
+    try:
+        yield
+    except MemoryError as error:
+        raise refused(f"it asks for more memory than there is ({first_line(error)})") from error
+    except (pyarrow("pyarrow", file).ArrowException, OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.strerror:  # the system's, not the format's
+            raise not_readable(file, error) from error
+        raise refused(first_line(error)) from error
 
 
 def from_columns(row: Mapping[str, Any], name: str, origin: Origin) -> dict[str, Any]:

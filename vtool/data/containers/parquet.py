@@ -6,17 +6,18 @@ Where a group is too large for that, the files are copied to Arrow once.
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from vtool.data.containers.arrow import check_same_columns
 from vtool.data.containers.arrow_copy import copy_to_arrow, map_copy, mark_of
-from vtool.data.containers.columns import from_columns, pyarrow
-from vtool.data.containers.files import digest_of_files, not_readable, unreadable_file
+from vtool.data.containers.columns import from_columns, pyarrow, read_by_arrow
+from vtool.data.containers.files import digest_of_files, unreadable_file
+from vtool.data.containers.open_parquet import open_parquet, plain_schema
 from vtool.data.row import name_by_number, refuse
-from vtool.diagnostics import Origin
-from vtool.words import first_line
+from vtool.diagnostics import Findings, Origin
 
 KEPT_BYTES = 2**28
 """Bytes of groups that a process keeps; the last one is kept whatever its size."""
@@ -50,7 +51,7 @@ class ParquetRows:
         self._open: dict[int, Any] = {}
         self._kept: OrderedDict[int, Any] = OrderedDict()
         opened = [self._file(number) for number in range(len(self.files))]
-        check_same_columns([each.schema_arrow for each in opened], self.files)
+        check_same_columns([plain_schema(each) for each in opened], self.files)
         groups = [
             (number, group, each.metadata.row_group(group).num_rows)
             for number, each in enumerate(opened)
@@ -111,16 +112,13 @@ class ParquetRows:
         opened = [self._file(number) for number in range(len(self.files))]
         if name not in opened[0].schema_arrow.names:
             return None
-        arrow = pyarrow("pyarrow", self.path)
-        try:
+
+        def refused(why: str) -> Findings:
+            return unreadable_file(self.path, f'has a column "{name}" that cannot be read: {why}')
+
+        with read_by_arrow(self.path, refused):
             tables = [each.read(columns=[name], use_threads=False) for each in opened]
-        except MemoryError:  # of the machine, not of the file
-            raise
-        except (arrow.ArrowException, OSError, ValueError) as error:
-            raise unreadable_file(
-                self.path, f'has a column "{name}" that cannot be read: {first_line(error)}'
-            ) from error
-        return arrow.concat_tables(tables).column(name)
+            return pyarrow("pyarrow", self.path).concat_tables(tables).column(name)
 
     def describe(self) -> dict[str, Any]:
         """Return the path, digest and number of the rows, and the copy that is read, if any."""
@@ -132,7 +130,9 @@ class ParquetRows:
         if self.copy is not None and self._copied is None:
             if mark_of(self.copy) != self._mark:  # deleted or damaged since, or another machine's
                 self._copy()
-            self._copied = self.copy and map_copy(self.copy, len(self))
+            if self.copy is not None:
+                with read_by_arrow(self.copy, partial(unreadable_file, self.copy)):
+                    self._copied = map_copy(self.copy, len(self))
             if self._copied is None:
                 self.copy = None
         return self._copied
@@ -144,16 +144,13 @@ class ParquetRows:
     def _file(self, number: int) -> Any:
         if number not in self._open:
             file = self.files[number]
-            parquet, arrow = pyarrow("pyarrow.parquet", file), pyarrow("pyarrow", file)
-            try:
-                self._open[number] = parquet.ParquetFile(file, memory_map=True)
-            except MemoryError:  # of the machine, not of the file
-                raise
-            except (arrow.ArrowException, OSError, ValueError) as error:
-                if isinstance(error, OSError) and error.strerror:  # the system's, not the format's
-                    raise not_readable(file, error) from error
-                what = f"cannot be read as Parquet: {first_line(error)}"
-                raise unreadable_file(file, what, "it may be cut off: copy it again") from error
+
+            def refused(why: str) -> Findings:
+                what = f"cannot be read as Parquet: {why}"
+                return unreadable_file(file, what, "it may be cut off: copy it again")
+
+            with read_by_arrow(file, refused):
+                self._open[number] = open_parquet(file)
         return self._open[number]
 
     def _group(self, place: int, first: int, index: int) -> Any:
@@ -161,27 +158,27 @@ class ParquetRows:
             self._kept.move_to_end(place)
             return self._kept[place]
         number, group = self.groups[place]
-        arrow = pyarrow("pyarrow", self.path)
-        try:
+
+        def refused(why: str) -> Findings:
+            rows = f"rows {first + 1:,} to {self.ends[place]:,}"
+            message = (
+                f"{self.name(index)} is in row group {group} of {self.files[number]} ({rows}),"
+                f" which cannot be read: {why}"
+            )
+            return refuse("broken-row", message, self.origin(index), help="copy it again")
+
+        with read_by_arrow(self.files[number], refused):
             if self.first is not None and index - first < self.first:
                 # the beginning alone: the whole of a group may not fit into memory
                 batches = self._file(number).iter_batches(
                     self.first, row_groups=[group], use_threads=False
                 )
+                arrow = pyarrow("pyarrow", self.path)
                 beginning = arrow.Table.from_batches([next(batches)])
                 beginning.validate(full=True)
                 return beginning
             table = self._file(number).read_row_group(group, use_threads=False)
             table.validate(full=True)
-        except MemoryError:  # of the machine, not of the file
-            raise
-        except (arrow.ArrowException, OSError, ValueError) as error:
-            rows = f"rows {first + 1:,} to {self.ends[place]:,}"
-            message = (
-                f"{self.name(index)} is in row group {group} of {self.files[number]} ({rows}),"
-                f" which cannot be read: {first_line(error)}"
-            )
-            raise refuse("broken-row", message, self.origin(index), help="copy it again") from error
         self._kept[place] = table
         while len(self._kept) > 1 and sum(one.nbytes for one in self._kept.values()) > KEPT_BYTES:
             self._kept.popitem(last=False)

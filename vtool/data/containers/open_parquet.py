@@ -1,0 +1,71 @@
+"""Parquet files as they are opened: checksums are checked, and repeated values stay one."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from vtool.data.containers.columns import pyarrow
+
+SLICE_BYTES = 2**26
+"""Bytes of the rows that are unpacked at once, where rows are copied."""
+
+
+def open_parquet(file: Path) -> Any:
+    """Open a Parquet file.
+
+    Its pages are held against their checksums, which a writer may have left out. Texts that a
+    dictionary encodes stay so: a system prompt that a million rows share is one text in the file,
+    and would be a million texts in memory.
+
+    Raises:
+        OSError, ValueError, pyarrow.ArrowException: it cannot be opened.
+    """
+    parquet = pyarrow("pyarrow.parquet", file)
+    metadata = parquet.read_metadata(file, memory_map=True)
+    columns = range(metadata.num_columns)
+    chunks = [metadata.row_group(n) for n in range(metadata.num_row_groups)]
+    repeated = [
+        metadata.schema.column(n).path
+        for n in columns
+        if metadata.schema.column(n).physical_type == "BYTE_ARRAY"
+        and any(chunk.column(n).has_dictionary_page for chunk in chunks)
+    ]
+    return parquet.ParquetFile(
+        file,
+        metadata=metadata,
+        memory_map=True,
+        read_dictionary=repeated,
+        page_checksum_verification=True,
+    )
+
+
+def plain_schema(opened: Any) -> Any:
+    """Return the columns of an open file as Arrow's types, without dictionaries."""
+    return opened.metadata.schema.to_arrow_schema()
+
+
+def plain_slices(batch: Any, schema: Any, arrow: Any) -> Iterator[Any]:
+    """Yield the rows of a batch without dictionaries, unpacked a few at a time.
+
+    Args:
+        batch: a `pyarrow.RecordBatch` of an open file.
+        schema: what `plain_schema` returns.
+    """
+    nbytes = sum(_unpacked_bytes(column, arrow) for column in batch.columns)
+    rows = max(1, batch.num_rows * SLICE_BYTES // max(SLICE_BYTES, nbytes))
+    for first in range(0, batch.num_rows, rows):
+        yield arrow.Table.from_batches([batch.slice(first, rows)]).cast(schema)
+
+
+def _unpacked_bytes(array: Any, arrow: Any) -> int:
+    """Return the bytes of an array's values, each as often as it is there."""
+    kind, types = array.type, arrow.types
+    if types.is_dictionary(kind):
+        compute = pyarrow("pyarrow.compute", "rows of Parquet")
+        lengths = compute.binary_length(array.dictionary).take(array.indices)
+        return int(compute.sum(lengths).as_py() or 0)
+    if types.is_list(kind) or types.is_large_list(kind):
+        return _unpacked_bytes(array.flatten(), arrow)
+    if types.is_struct(kind):
+        return sum(_unpacked_bytes(each, arrow) for each in array.flatten())
+    return int(array.nbytes)
