@@ -10,6 +10,7 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.families.family import load_family
 from vtool.families.tokens import TokenIds, TokenNames
 from vtool.models.pictures import PictureReader
+from vtool.models.pixel_check import check_pixels
 from vtool.models.tokenizer import train_tokenizer
 from vtool.models.video import VideoProcessor, video_processor, video_settings_in
 from vtool.words import first_line
@@ -99,7 +100,8 @@ def load_processor(
         config_of: where config.json is, if elsewhere: an adapter's folder has none.
 
     Raises:
-        Findings: `model-does-not-load`, where a part of it is missing or cannot be read.
+        Findings: `model-does-not-load`, where a part of it is missing or cannot be read;
+            `pixels-destroyed`.
     """
     from transformers import AutoConfig, AutoTokenizer
 
@@ -133,6 +135,9 @@ def load_processor(
         raise Findings(
             _unusable(folder, "the tokenizer has no chat template (chat_template.jinja)")
         )
+    own = known.image_processor_class()(**asdict(known.facts.patches))
+    if destroyed := check_pixels(image_processor, own, folder):
+        raise Findings(destroyed)
     ids = known.token_ids(config, tokenizer)
     if strange := [
         f"{name} {token}"

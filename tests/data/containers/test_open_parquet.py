@@ -96,6 +96,7 @@ def test_a_copy_of_such_rows_is_written_a_few_rows_at_a_time(
     assert sum(written) > 300 * len(SHARED)
     assert max(written) < 2 * 2**26
     rows = map_copy(copy, 300)
-    assert rows.slice(299, 1).to_pylist() == ParquetRows([file], str(file))._file(0).read().slice(
-        299, 1
-    ).to_pylist()
+    assert (
+        rows.slice(299, 1).to_pylist()
+        == ParquetRows([file], str(file))._file(0).read().slice(299, 1).to_pylist()
+    )
