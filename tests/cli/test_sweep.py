@@ -178,3 +178,24 @@ def test_a_stop_ends_the_job_that_runs_and_the_same_command_resumes(
     assert [line.split()[2] for line in done.stdout.splitlines()[-5:-3]] == ["finished", "finished"]
     steps = [json.loads(line)["step"] for line in lines.read_text().splitlines()]
     assert steps == list(range(1, 41))  # the stopped one resumed where it was
+
+
+@pytest.mark.full
+def test_a_job_ends_with_the_sweep_however_that_ends(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "vtool", "train", "sft", "digits", "-m", "run.seed=1,2"]
+    command += [*SHORT, "train.steps=400", "--no-preflight"]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            command, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True
+        )
+        lines = tmp_path / "runs/digits-seed=1/metrics.jsonl"
+        while not (lines.exists() and lines.read_text().count("\n") > 1):
+            assert process.poll() is None, (tmp_path / "log").read_text()
+            time.sleep(0.02)
+        (job,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        process.kill()
+        process.wait()
+    state = Path(f"/proc/{job}/stat")
+    while state.exists() and state.read_text().rpartition(") ")[2][0] != "Z":
+        time.sleep(0.02)
+    assert len(list((tmp_path / "runs/digits-seed=1/checkpoints").iterdir())) == 1

@@ -1,7 +1,10 @@
 """Rows that are converted are read as they were, or refused and counted."""
 
 import base64
+import errno
 import json
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +193,39 @@ def test_a_file_that_comes_up_meanwhile_is_not_overwritten(
     assert failing(path, out).rule == "rows-not-written"
     assert out.read_text() == "mine"
     assert sorted(each.name for each in tmp_path.iterdir()) == ["out.jsonl", "rows.jsonl"]
+
+
+def test_what_a_killed_process_has_left_is_removed_and_what_a_living_one_writes_is_not(
+    tmp_path: Path,
+) -> None:
+    path, out = write_rows(tmp_path / "rows.jsonl", [chat("a", "b")]), tmp_path / "out.jsonl"
+    killed = subprocess.Popen(["true"])
+    killed.wait()
+    left, other = (f".out.jsonl.{number}.part" for number in (killed.pid, os.getppid()))
+    for name in (left, other, ".mine.part"):
+        (tmp_path / name).write_text("{")
+    assert convert_rows(str(path), out).beside is None
+    names = {each.name for each in tmp_path.iterdir()}
+    assert names == {"rows.jsonl", "out.jsonl", other, ".mine.part"}
+
+
+def test_a_name_that_cannot_be_removed_is_a_note_beside_whole_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = write_rows(tmp_path / "rows.jsonl", [chat("a", "b")]), tmp_path / "out.jsonl"
+
+    def denied(file: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(Path, "unlink", denied)
+    made = convert_rows(str(path), out)
+    assert made.written == 1
+    assert made.beside is not None
+    assert (made.beside.severity, ".part cannot be removed" in made.beside.message) == (
+        "note",
+        True,
+    )
+    assert all_of(out) == all_of(path)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 from tests.commands import run_vtool, vtool
 from vtool.diagnostics import Findings
 from vtool.serving.command import Address, ServedModel, ServerCommand, curl_example, serve_command
-from vtool.serving.server import check_address
+from vtool.serving.server import check_address, check_key
 from vtool.serving.vllm import VLLM
 
 CPU, GPU = (VLLM("python", "0.32.0", on_cpu) for on_cpu in (True, False))
@@ -242,3 +242,18 @@ def test_the_request_that_is_printed_survives_any_question() -> None:
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,a b's.png"}},
         {"type": "text", "text": question},
     ]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.0.2.7"])
+def test_other_machines_are_asked_for_a_key(host: str) -> None:
+    with pytest.raises(Findings) as caught:
+        check_key(host, (), {})
+    assert caught.value.diagnostics[0].rule == "served-without-key"
+    check_key(host, ("--api-key", "secret"), {})
+    check_key(host, ("--api-key=secret",), {})
+    check_key(host, (), {"VLLM_API_KEY": "secret"})
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.0.0.2"])
+def test_this_machine_alone_is_asked_for_none(host: str) -> None:
+    check_key(host, (), {})

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import resource
@@ -53,6 +54,21 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     for step in (5, 10, 999999, 1000000):
         save(tmp_path, snapshot(step), keep_last=2)
     assert [path.name for path in checkpoints(tmp_path)] == ["step-999999", "step-1000000"]
+
+
+def test_one_that_cannot_be_removed_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(tmp_path, snapshot(5), keep_last=1)
+
+    def denied(folder: Path, **_: Any) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", denied)
+    assert save(tmp_path, snapshot(10), keep_last=1).name == "step-000010"
+    said = capsys.readouterr().err
+    assert "warning[checkpoint-not-removed VT826]" in said
+    assert "step-000005 cannot be removed, and takes space: Operation not permitted" in said
 
 
 @pytest.mark.parametrize(

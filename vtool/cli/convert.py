@@ -83,7 +83,7 @@ def _result(made: "Conversion", rows: str, most_dropped: int) -> "Result":
     from vtool.diagnostics.result import Result
 
     allowed = len(made.refused) <= most_dropped and made.written > 0
-    findings = [*made.refused[:_LISTED]]
+    findings = [*made.refused[:_LISTED], *([made.beside] if made.beside else [])]
     if (more := len(made.refused) - _LISTED) > 0:
         findings.append(Diagnostic(made.refused[_LISTED].rule, f"… and {more} more rows"))
     if allowed:

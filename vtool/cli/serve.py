@@ -56,6 +56,10 @@ def serve(
     print_: Annotated[
         bool, typer.Option("--print", help="Print the command that starts vLLM, and do not run it.")
     ] = False,
+    without_key: Annotated[
+        bool,
+        typer.Option("--without-key", help="Answer other machines without asking for a key."),
+    ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show vLLM's log.")] = False,
 ) -> None:
     """Serve a model by vLLM, with the options that make it answer as vtool does.
@@ -77,12 +81,15 @@ def serve(
         from vtool.serving.model import find_model
         from vtool.serving.server import (
             check_address,
+            check_key,
             running,
             wait_for_its_end,
             wait_until_it_answers,
         )
 
         address = Address(host, port)
+        if not without_key:
+            check_key(host, more or (), os.environ)
         if not print_:
             check_address(address)
         found, subject = find_model(model, name, not print_, _say, base)

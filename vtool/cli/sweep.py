@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
+from vtool.child import ends_with_us
 from vtool.config.load import Loaded, load_run
 from vtool.config.overrides import quoted
 from vtool.config.sweep import Job, expand_grid
@@ -169,7 +170,7 @@ class _SignalForwarding(SignalContext):
 
         It has no standard input: who is not in the terminal's group is stopped when it reads there.
         """
-        job = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
+        job = subprocess.Popen(ends_with_us(command), stdin=subprocess.DEVNULL, process_group=0)
         self._job = job
         for number in self._held:  # they came while it was started
             job.send_signal(number)

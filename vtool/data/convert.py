@@ -1,8 +1,10 @@
 """Convert rows to the layout `messages`, with an account of what was read of them."""
 
+import glob
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,8 @@ class Conversion:
     """Rows that have another key that was not read, as the layout or `ignore` allows, by key."""
     refused: tuple[Diagnostic, ...]
     """A finding for each row that is not among them."""
+    beside: Diagnostic | None = None
+    """A note on a file that was left beside the rows."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the counts as a result has them."""
@@ -139,6 +143,7 @@ def _kind(out: Path, kind: str | None) -> str:
 def _write_rows(reader: ChatReader, out: Path, kind: str, most_dropped: int) -> Conversion:
     if out.exists() or out.is_symlink():
         raise _cannot(out, "is there already, and stays as it is", "name another file")
+    _remove_unfinished(out)
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     counts: dict[str, Counter[str]] = {name: Counter() for name in ("read", "left", "ignored")}
     refused: list[Diagnostic] = []
@@ -171,10 +176,44 @@ def _write_rows(reader: ChatReader, out: Path, kind: str, most_dropped: int) -> 
     except OSError as error:
         raise _cannot(out, f"cannot be written: {error.strerror}") from error
     finally:
-        part.unlink(missing_ok=True)
+        left = _unlinked(part)
     return Conversion(
-        describe_source(reader.describe()), len(reader), written, **counts, refused=tuple(refused)
+        describe_source(reader.describe()),
+        len(reader),
+        written,
+        **counts,
+        refused=tuple(refused),
+        beside=left,
     )
+
+
+def _unlinked(part: Path) -> Diagnostic | None:
+    """Remove the name that rows were written under; say where that is not possible."""
+    try:
+        part.unlink(missing_ok=True)
+    except OSError as error:
+        message = f"{part} cannot be removed: {error.strerror}"
+        return Diagnostic("rows-not-written", message, "remove it", severity="note")
+    return None
+
+
+def _remove_unfinished(out: Path) -> None:
+    """Remove what processes have left that were killed while they wrote this file."""
+    for part in out.parent.glob(f".{glob.escape(out.name)}.*.part"):
+        number = part.name.removesuffix(".part").rpartition(".")[2]
+        if number.isdigit() and not _is_alive(int(number)):
+            with suppress(OSError):
+                part.unlink()
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
 
 
 def _count(

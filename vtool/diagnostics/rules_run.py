@@ -411,6 +411,16 @@ RULES = (
         severity="warning",
     ),
     Rule(
+        name="checkpoint-not-removed",
+        code="VT826",
+        summary="A checkpoint that is not kept any more cannot be removed.",
+        why="The disk fills up, and a later checkpoint may not be written.",
+        bad="a folder of checkpoints that another user owns, or that the system protects",
+        good="a folder that belongs to the run",
+        fix="The run continues. Remove the folder that the message names.",
+        severity="warning",
+    ),
+    Rule(
         name="unfit-weights",
         code="VT817",
         summary="train.from names no weights, or weights that are not of the run's model.",

@@ -25,6 +25,18 @@ RULES = (
         fix="End the other server, or choose another port: --port N.",
     ),
     Rule(
+        name="served-without-key",
+        code="VT844",
+        summary="A server that other machines reach would answer everybody.",
+        why="Who reaches the address uses the model, and reads what it was trained on.",
+        bad="vtool serve runs/digits --host 0.0.0.0",
+        good="VLLM_API_KEY=… vtool serve runs/digits --host 0.0.0.0",
+        fix=(
+            "Set VLLM_API_KEY, or add -- --api-key KEY; where the network is yours alone, say so:"
+            " --without-key."
+        ),
+    ),
+    Rule(
         name="not-servable",
         code="VT842",
         summary="vLLM cannot serve this model as it was trained.",

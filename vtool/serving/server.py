@@ -12,28 +12,24 @@ import time
 import urllib.error
 import urllib.request
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import IO
 
+from vtool.child import ends_with_us
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.serving.command import Address, ServerCommand
 from vtool.serving.vllm import vllm_environment
 
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_KEY = "VLLM_API_KEY"
 _LOOK_SECONDS = 0.5
 _LAST_LINES = 2000
 """Lines of the server that are kept, to find its error in."""
 _ERROR = re.compile(r"(?:^|[\s)])((?:\w+\.)*\w*(?:Error|Exception): \S.*)")
 _NOT_THE_CAUSE = ("Engine core initialization failed", "EngineDeadError", "WorkerProc init")
-_STARTER = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-if os.getppid() == int(sys.argv[1]):
-    os.execv(sys.argv[2], sys.argv[2:])
-"""
-"""Has the kernel end the server when its parent goes, and becomes it."""
 
 
 def check_address(address: Address) -> None:
@@ -53,6 +49,26 @@ def check_address(address: Address) -> None:
     except OSError as error:
         message = f"{address.host}:{address.port}: {error.strerror or error}"
         raise Findings(Diagnostic("port-taken", message), fatal=True) from error
+
+
+def check_key(host: str, more: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Refuse an address that others reach, where no key is asked of them.
+
+    Args:
+        more: further arguments of vLLM's.
+
+    Raises:
+        Findings: `served-without-key`; fatal.
+    """
+    if any(each.partition("=")[0] == "--api-key" for each in more) or environment.get(_KEY):
+        return
+    try:
+        found = {str(each[4][0]) for each in socket.getaddrinfo(host or "0.0.0.0", None)}
+    except OSError:
+        return  # what `check_address` says
+    if not all(ip_address(each.partition("%")[0]).is_loopback for each in found):
+        message = f"{host} is reached from other machines, and nothing asks them for a key"
+        raise Findings(Diagnostic("served-without-key", message, parameter="--host"), fatal=True)
 
 
 @dataclass(slots=True)
@@ -85,9 +101,8 @@ def running(command: ServerCommand, verbose: bool) -> Iterator[Server]:
     Raises:
         Findings: `vllm-not-found`; fatal.
     """
-    starter = [sys.executable, "-c", _STARTER, str(os.getpid()), *command.words]
     process = subprocess.Popen(
-        starter,
+        ends_with_us(command.words),
         env=vllm_environment(command.variables),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

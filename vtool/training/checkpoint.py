@@ -6,7 +6,6 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -209,9 +208,12 @@ def _remove_older(folder: Path, snapshot: Snapshot, keep_last: int) -> None:
     for old in (each for each in checkpoints(folder)[:-keep_last] if step_of(each) != best):
         # What cannot be removed costs space, not the run; and what is half removed is no checkpoint
         # any more.
-        with suppress(OSError):
+        try:
             doomed = old.rename(old.with_name(f".removing-{old.name}"))
             shutil.rmtree(doomed)
+        except OSError as error:
+            message = f"{old} cannot be removed, and takes space: {error.strerror}"
+            print_warnings([Diagnostic("checkpoint-not-removed", message)])
 
 
 def print_warnings(findings: Iterable[Diagnostic]) -> None:
