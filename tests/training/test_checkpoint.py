@@ -61,8 +61,12 @@ def test_one_that_cannot_be_removed_is_told(
 ) -> None:
     save(tmp_path, snapshot(5), keep_last=1)
 
-    def denied(folder: Path, **_: Any) -> None:
-        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+    remove = shutil.rmtree
+
+    def denied(folder: Path, **options: Any) -> None:
+        if folder.name.startswith(".removing-"):
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        remove(folder, **options)
 
     monkeypatch.setattr(checkpoint.shutil, "rmtree", denied)
     assert save(tmp_path, snapshot(10), keep_last=1).name == "step-000010"
