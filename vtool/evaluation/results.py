@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from vtool.evaluation.rows import Questions
 from vtool.evaluation.samples import picture_of
 from vtool.evaluation.scoring import Scored, score_answers
 from vtool.evaluation.store import Store
+from vtool.kept_pictures import keep_picture
 from vtool.version import __version__
 
 _PICTURES, _RIGHT, _OF_A_ROW = 240, 60, 4
@@ -94,9 +96,10 @@ def _keep_pictures(
     wrong = sum(value < 1 for value in values)
     folder = store.path / "images"
     found = {}
-    for _, one in order[: min(_PICTURES, wrong + _RIGHT)]:
-        if names := _keep_pictures_of(one.index, questions, folder):
-            found[one.index] = names
+    with store.writing():
+        for _, one in order[: min(_PICTURES, wrong + _RIGHT)]:
+            if names := _keep_pictures_of(one.index, questions, folder):
+                found[one.index] = names
     return found
 
 
@@ -106,11 +109,7 @@ def _keep_pictures_of(index: int, questions: Questions, folder: Path) -> list[st
     names = []
     for place in range(min(_OF_A_ROW, len(row.images) or len(row.videos[:1]))):
         path = folder / (f"{index:05d}.png" if place == 0 else f"{index:05d}-{place + 1}.png")
-        if not path.exists():
-            small = picture_of(row, place, questions.rows).copy()
-            small.thumbnail((_SIDE, _SIDE))
-            folder.mkdir(exist_ok=True)
-            small.save(path)
+        keep_picture(path, _SIDE, partial(picture_of, row, place, questions.rows))
         names.append(f"{folder.name}/{path.name}")
     return names
 

@@ -43,7 +43,7 @@ class Store:
         Raises:
             Findings: `run-folder-unwritable`; fatal.
         """
-        with self._writing():
+        with self.writing():
             _write(self.path / "against.json", json.dumps(against, indent=1) + "\n")
 
     @contextmanager
@@ -62,7 +62,7 @@ class Store:
                 os.close(lock)
 
     def _take(self) -> int:
-        with self._writing():
+        with self.writing():
             if self.path.is_dir() and not (self.path / _SETTINGS).exists():
                 own = {_LOCK, f".writing-{_SETTINGS}"}
                 if other := sorted({each.name for each in self.path.iterdir()} - own):
@@ -86,7 +86,7 @@ class Store:
             Findings: `evaluation-differs`, `run-folder-unwritable`; fatal.
         """
         file = self.path / _SETTINGS
-        with self._writing():
+        with self.writing():
             if not file.exists():
                 _write(file, json.dumps(settings, indent=1) + "\n")
                 return
@@ -128,7 +128,7 @@ class Store:
         """
         file = self.predictions if rank == 0 else self.path / f"predictions.rank-{rank}.jsonl"
         text = "".join(json.dumps(one.as_dict()) + "\n" for one in answers)
-        with self._writing(), file.open("ab+") as opened:
+        with self.writing(), file.open("ab+") as opened:
             if opened.tell():
                 opened.seek(-1, os.SEEK_END)
                 text = text if opened.read(1) == b"\n" else f"\n{text}"
@@ -136,14 +136,15 @@ class Store:
 
     def finish(self, lines: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) -> None:
         """Write all answers with their scores, in the rows' order, and, last, the result."""
-        with self._writing():
+        with self.writing():
             _write(self.predictions, "".join(json.dumps(line) + "\n" for line in lines))
             for file in self.path.glob("predictions.rank-*.jsonl"):
                 file.unlink()
             _write(self.result, json.dumps(result, indent=1) + "\n")
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def writing(self) -> Iterator[None]:
+        """Raise what the system says against a write to the folder as `run-folder-unwritable`."""
         try:
             yield
         except OSError as error:

@@ -7,6 +7,7 @@ from vtool.data.loader import EncodedRows
 from vtool.data.row import texts_of
 from vtool.evaluation.evaluate import RowAnswer
 from vtool.evaluation.samples import first_picture
+from vtool.kept_pictures import keep_picture
 from vtool.training.metrics import append
 from vtool.training.run_folder import RunFolder
 
@@ -36,15 +37,8 @@ def write_picture(folder: RunFolder, rows: EncodedRows, index: int, name: str) -
         `image`, or nothing for a row without a picture.
     """
     path = folder.samples / f"{name}.png"
-    if not path.exists():
-        picture = first_picture(rows.rows.row(index), rows)
-        if picture is None:
-            return {}
-        folder.samples.mkdir(exist_ok=True)
-        small = picture.copy()
-        small.thumbnail((SAMPLE_SIDE, SAMPLE_SIDE))
-        small.save(path)
-    return {"image": str(path.relative_to(folder.path))}
+    there = keep_picture(path, SAMPLE_SIDE, lambda: first_picture(rows.rows.row(index), rows))
+    return {"image": str(path.relative_to(folder.path))} if there else {}
 
 
 def keep_asked_again(
