@@ -183,4 +183,17 @@ RULES = (
         good="a head with values",
         fix="Go back to an earlier checkpoint, or tie the head if that is what is meant.",
     ),
+    Rule(
+        name="pixels-destroyed",
+        code="VT697",
+        summary="A folder's image processor makes values of pixels that the model cannot read.",
+        why=(
+            "With image_std 0, a rescale_factor of 0 or 1 or a mean of NaN every image is not"
+            " finite, one color, or far from what the model has seen; text is still learnt, and the"
+            " loss falls."
+        ),
+        bad='"image_std": [0, 0, 0] in preprocessor_config.json',
+        good="preprocessor_config.json as the model is published with",
+        fix="Take preprocessor_config.json from the published model.",
+    ),
 )

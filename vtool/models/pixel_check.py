@@ -11,7 +11,7 @@ from vtool.diagnostics import Diagnostic
 MOST_PIXELS = 2**26
 """Pixels of one image beyond which a processor's lower bound is refused: 768 MiB as floats."""
 _WIDER, _SHIFT = 1.99, 0.75
-"""How many times the family's range, and how many ranges off its centre, values may be."""
+"""Times that values may be wider or narrower than the family's, and ranges off its centre."""
 _FLAT = 1e-3
 """The share of the family's range below which an image is one color."""
 

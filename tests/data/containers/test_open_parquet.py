@@ -48,7 +48,7 @@ def test_a_flipped_byte_of_a_page_with_a_checksum_is_found(
     pages = parquet.read_metadata(file).row_group(0).column(1)
     content[pages.data_page_offset + pages.total_compressed_size // 2] ^= 1
     file.write_bytes(content)
-    with pytest.raises(Findings, match="which cannot be read: .*CRC") as caught:
+    with pytest.raises(Findings, match=r"which cannot be read: .*CRC") as caught:
         ParquetRows([file], str(file)).record(3)
     assert caught.value.diagnostics[0].rule == "broken-row"
     assert copy_to_arrow([file], digest_of_files([file]), file.stat().st_size) is None
