@@ -276,7 +276,7 @@ def test_a_row_with_more_text_than_may_be_is_refused(tmp_path: Path, workers: in
 def test_a_template_that_never_ends_is_one_finding_and_ends_the_audit(
     tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vtool.data.template_limits._SECONDS", 0.2)
+    monkeypatch.setattr("vtool.template_renderer._SECONDS", 0.2)
     rows = rows_of(tmp_path, [chat("a", "b")] * 40, "data.max_dropped_rows=40")
     again = "{% for i in range(100000) %}" * 2 + "{% endfor %}" * 2
     rows.processor.tokenizer.chat_template += again
@@ -349,7 +349,7 @@ def test_a_row_that_cannot_be_loaded_any_more_is_reported_by_name_from_a_worker_
 def test_a_template_that_takes_too_long_ends_the_audit_though_a_row_after_it_is_unreadable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vtool.data.template_limits._SECONDS", 0.2)
+    monkeypatch.setattr("vtool.template_renderer._SECONDS", 0.2)
     monkeypatch.setattr("vtool.data.inspect_rows._AT_ONCE", 4)
     made = [chat(text, "b") for text in ("a", "slow", "c", "d", "e", "f")]
     made[3] = {"messages": "none"}

@@ -214,7 +214,7 @@ def test_a_tokenizer_that_is_set_to_truncate_or_pad_is_called_for_each_text() ->
 def test_of_a_template_that_takes_too_long_nothing_else_is_rendered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from vtool.data import template_limits
+    from vtool import template_renderer as template_limits
 
     processor = processor_of("qwen2_5_vl")
     tokenizer = type(processor.tokenizer)(

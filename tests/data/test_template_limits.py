@@ -1,15 +1,20 @@
 """Chat templates are programs of others: what takes too long or too much is a finding."""
 
+import os
 import signal
+from contextlib import nullcontext
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from vtool.data.template_limits import LimitedTemplate, TooCostly, today
+from vtool.data.template_limits import LimitedTemplate
 from vtool.families import FAMILIES
 from vtool.families.family import load_family
 from vtool.models.tokenizer import chat_template, train_tokenizer
+from vtool.template_renderer import TooCostly, _renderer, today
+from vtool.watch.turns import find_turns
 
 CHAT = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c"}]
 MILLION = "{% for i in range(100000) %}{% for j in range(100000) %}"
@@ -46,7 +51,7 @@ COSTLY = {
     "a format": "{{ '{:10000000000}'.format(1) }}",
     "a format in a format": "{{ '{:{}}'.format(1, 10000000000) }}",
     "a format of a mapping": "{{ '{a:10000000000}'.format_map({'a': 1}) }}",
-    "indents": "{{ ('\n' * 1000000) | indent(9999) }}",
+    "indents": "{{ ('a\n' * 1000000) | indent(9999) }}",
     "tabs": "{{ ('\t' * 1000000).expandtabs(9999) }}",
     "replacements": "{{ ('x' * 1000000) | replace('x', 'y' * 1000000) }}",
     "a method that replaces": "{{ ('x' * 1000000).replace('x', 'y' * 1000000) }}",
@@ -54,6 +59,26 @@ COSTLY = {
     "a method that joins": "{{ ('y' * 1000000).join(['a'] * 100000) }}",
     "a filter by map": "{{ ['x'] | map('center', 10000000000) | list }}",
     "lorem ipsum": "{{ lipsum(n=1000000) }}",
+    "a list that is doubled": (
+        "{% set ns = namespace(l=[1] * 1000) %}{% for i in range(40) %}{% set ns.l = ns.l + ns.l %}"
+        "{% endfor %}"
+    ),
+    "doubled lists that are compared": (
+        "{% set ns = namespace(a=[], b=[]) %}{% for i in range(40) %}{% set ns.a = [ns.a, ns.a] %}"
+        "{% set ns.b = [ns.b, ns.b] %}{% endfor %}{{ ns.a == ns.b }}"
+    ),
+    "doubled lists that are sorted": (
+        "{% set ns = namespace(a=[]) %}{% for i in range(40) %}{% set ns.a = [ns.a, ns.a] %}"
+        "{% endfor %}{{ [ns.a, ns.a] | sort }}"
+    ),
+    "doubled lists as JSON": (
+        "{% set ns = namespace(a=[1]) %}{% for i in range(40) %}{% set ns.a = [ns.a, ns.a] %}"
+        "{% endfor %}{{ ns.a | tojson }}"
+    ),
+    "doubled lists as text": (
+        "{% set ns = namespace(a=[1]) %}{% for i in range(40) %}{% set ns.a = [ns.a, ns.a] %}"
+        "{% endfor %}{{ ns.a }}"
+    ),
     "batches": "{{ [1] | batch(10000000000, 1) | list }}",
     "slices": "{{ [1] | slice(10000000000) | list }}",
 }
@@ -71,10 +96,9 @@ def rendered(template: str) -> Any:
 @pytest.mark.parametrize("name", COSTLY)
 def test_a_costly_template_is_stopped(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rendered("what is imported for a first template is not the template's own time")
-    monkeypatch.setattr("vtool.data.template_limits._SECONDS", 0.3)
+    monkeypatch.setattr("vtool.template_renderer._SECONDS", 0.3)
     with pytest.raises(TooCostly), LimitedTemplate():
         rendered(COSTLY[name])
-    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
 
 
 HEALTHY = {
@@ -120,7 +144,7 @@ def test_a_template_that_is_refused_by_itself_is_no_costly_one() -> None:
 
 def test_a_row_of_very_many_answers_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each answer is cheap to render, with all that is before it: together they take the square."""
-    monkeypatch.setattr("vtool.data.template_limits.SECONDS_OF_ROW", 0.5)
+    monkeypatch.setattr("vtool.template_renderer.SECONDS_OF_ROW", 0.5)
     rendered("{{ messages }}")
 
     def answers(times: int) -> None:
@@ -141,3 +165,50 @@ def test_a_template_is_given_the_day_on_which_the_process_has_begun() -> None:
     with LimitedTemplate():
         texts = {tokenizer.apply_chat_template(CHAT, tokenize=False) for _ in range(3)}
     assert texts == {today().strftime("%Y-%m-%d 00:00:00.000000")}
+
+
+def test_a_renderer_that_somebody_kills_is_started_again() -> None:
+    with LimitedTemplate():
+        first = rendered("{{ messages[0].content }}")
+        process = _renderer(os.getpid()).process
+        assert process is not None
+        os.kill(process.pid, signal.SIGKILL)
+        assert rendered("{{ messages[0].content }}") == first == "a b"
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_a_forked_process_has_a_renderer_of_its_own() -> None:
+    with LimitedTemplate():
+        rendered("x")
+        process = _renderer(os.getpid()).process
+        child = os.fork()
+        if child == 0:
+            other = rendered("{{ messages[0].content }}") == "a b"
+            os._exit(0 if other and _renderer(os.getpid()).process.pid != process.pid else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert rendered("{{ messages[1].content }}") == "c"
+    assert _renderer(os.getpid()).process is process
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{% set ns = namespace(_a=1) %}", "{{ dict.fromkeys.__self__ }}", "{{ dict.__class__ }}x"],
+)
+def test_what_transformers_refuses_is_refused(template: str) -> None:
+    said = []
+    for context in (nullcontext(), LimitedTemplate()):
+        with context:
+            try:
+                said.append(rendered(template))
+            except Exception as error:
+                said.append(type(error))
+    assert said[0] == said[1]
+
+
+def test_the_watch_does_not_wait_for_a_template_without_an_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vtool.template_renderer._SECONDS", 0.3)
+    tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(COSTLY["doubled lists that are compared"])
+    assert "it runs for more than 0.3 seconds" in str(find_turns(tmp_path))

@@ -29,10 +29,10 @@ from vtool.data.digest import stamp
 from vtool.data.inspect_rows import inspect_rows
 from vtool.data.loader import EncodedRows
 from vtool.data.row_audits import ROW, STAMP, RowAudits
-from vtool.data.template_limits import today
 from vtool.data.workers import audit_workers
 from vtool.diagnostics.progress import working
 from vtool.models.processor import Processor
+from vtool.template_renderer import today
 from vtool.user_cache import user_cache
 
 WORTH = 2.0

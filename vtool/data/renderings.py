@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vtool.data.row import Row, refuse, shown_value
-from vtool.data.template_limits import LARGEST_VALUE, LimitedTemplate, TooCostly
+from vtool.data.template_limits import CollectedChats
 from vtool.models.processor import Processor
+from vtool.template_renderer import TooCostly
 
 Renderings = Mapping[tuple[int, bool], str]
 """Texts of one chat, by the number of its first messages and whether an answer is asked for."""
@@ -32,8 +33,6 @@ def render_beginning(
     try:
         # as in `render_rows`: a template may ask if there is a list, be it empty
         text: str = _apply(processor, row.messages[:turns], prompt, row.tools or None)
-        if len(text) > LARGEST_VALUE:
-            raise TooCostly(f"it writes {len(text):,} characters")
     except TooCostly as error:
         raise refuse(
             "template-too-costly", f"{row.id}: the chat template is stopped: {error}", row.origin
@@ -50,30 +49,34 @@ def render_beginning(
 
 
 def render_rows(rows: Sequence[Row], processor: Processor) -> list[Renderings]:
-    """Return the texts of each chat that its labels are made from, rendered by two calls.
+    """Return the texts of each chat that its labels are made from, rendered together.
 
     Nothing is known of chats of which one cannot be rendered: each is rendered by itself then,
     and `render` says what is wrong with which.
     """
     known: list[dict[tuple[int, bool], str]] = [{} for _ in rows]
-    for prompt in (False, True):
-        wanted = [
-            (place, turns)
-            for place, row in enumerate(rows)
-            if not row.tools and len(row.messages) <= _MOST_TURNS
-            for turns in _beginnings(row, prompt=prompt)
-        ]
-        if len(wanted) < 2:  # `render` does as much
-            continue
-        try:
-            texts = _apply_to_all(processor, rows, wanted, prompt)
-        except TooCostly:  # the other call would take as long
-            break
-        except Exception:  # `render` finds out whose it is
-            continue
-        for (place, turns), text in zip(wanted, texts, strict=True):
-            if len(text) <= LARGEST_VALUE:
-                known[place][turns, prompt] = text
+    wanted = [
+        (place, turns, prompt)
+        for prompt in (False, True)
+        for place, row in enumerate(rows)
+        if not row.tools and len(row.messages) <= _MOST_TURNS
+        for turns in _beginnings(row, prompt=prompt)
+    ]
+    if not wanted:
+        return list(known)
+    try:
+        with CollectedChats() as asked:
+            for prompt in (False, True):
+                chats = [
+                    rows[place].messages[:turns] for place, turns, its in wanted if its == prompt
+                ]
+                if chats:
+                    _apply(processor, chats, prompt, None)
+        texts = asked.texts()
+    except Exception:  # `render` finds out whose it is
+        return list(known)
+    for (place, turns, prompt), text in zip(wanted, texts, strict=True):
+        known[place][turns, prompt] = text
     return list(known)
 
 
@@ -88,15 +91,6 @@ def _beginnings(row: Row, *, prompt: bool) -> list[int]:
         return []
     answers = list(row.supervised())
     return answers if prompt else sorted({len(row.messages), *(place + 1 for place in answers)})
-
-
-@LimitedTemplate()
-def _apply_to_all(
-    processor: Processor, rows: Sequence[Row], wanted: Sequence[tuple[int, int]], prompt: bool
-) -> list[str]:
-    chats = [list(rows[place].messages[:turns]) for place, turns in wanted]
-    texts: list[str] = _apply(processor, chats, prompt, None)
-    return texts
 
 
 def _apply(processor: Processor, chats: Any, prompt: bool, tools: Any) -> Any:

@@ -117,16 +117,8 @@ def _template(folder: Path) -> str | None:
 
 
 def _render(template: str, folder: Path, in_parts: bool) -> str:
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from vtool.template_renderer import LimitedRendering
 
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=["jinja2.ext.loopcontrols", "vtool.watch.generation.Generation"],
-    )
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = lambda _: ""
-    environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
     messages = [
         {"role": role, "content": [{"type": "text", "text": text}] if in_parts else text}
         for asked, answered in zip(_ASKED, _ANSWERED, strict=True)
@@ -135,13 +127,9 @@ def _render(template: str, folder: Path, in_parts: bool) -> str:
     named: dict[str, Any] = {}
     for token in ("bos_token", "eos_token", "pad_token", "unk_token"):
         named[token] = _token(folder, token)
-    return environment.from_string(template).render(
+    return LimitedRendering(template).render(
         messages=messages, add_generation_prompt=False, tools=None, documents=None, **named
     )
-
-
-def _raise(message: str) -> None:
-    raise ValueError(message)
 
 
 def _token(folder: Path, name: str) -> str:

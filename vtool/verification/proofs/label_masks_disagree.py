@@ -48,15 +48,17 @@ def _compare_row(context: ProofContext, place: int, what: str) -> ProofResult | 
     """Return the failure that a row is, or why it cannot be compared, or None where it is right."""
     from vtool.data.chat import IGNORED
     from vtool.data.labels import same_text
+    from vtool.data.template_limits import LimitedTemplate
     from vtool.verification import reference
 
     row, sample, tokenizer = context.rows[place], context.samples[place], context.tokenizer
-    answers = reference.find_answers_by_offsets(context, place)
+    with LimitedTemplate():
+        answers = reference.find_answers_by_offsets(context, place)
+        chat = tokenizer.apply_chat_template(list(row.messages), tools=row.tools, tokenize=False)
     if isinstance(answers, str):
         return answers
     inside, text = answers
     ids, supervised = reference.collapse_visual_tokens(context, sample)
-    chat = tokenizer.apply_chat_template(list(row.messages), tools=row.tools, tokenize=False)
     whole = tokenizer(chat, add_special_tokens=False).input_ids
     if whole == ids or (sample.truncated and whole[: len(ids)] == ids):
         wrong = [

@@ -1,0 +1,155 @@
+"""The process that renders chat templates, which are programs of others: `template_limits` has it.
+
+It is started as a script, and imports no more than Jinja. Requests are read from standard input,
+answers written to standard output: each a length of four bytes and its content.
+"""
+
+import datetime
+import json
+import marshal
+import resource
+import signal
+import struct
+import sys
+import time
+from functools import lru_cache
+from typing import Any, NoReturn
+
+from jinja2 import Template, TemplateError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+_FINEST = 0.01
+
+
+class _Generation(Extension):
+    """A Jinja tag, `{% generation %}`, that prints the text inside it and nothing else."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2 asks for a class attribute)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Return the nodes between the tag and its end."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Dict:
+    """`dict` as templates may call it: its attributes lead nowhere."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class _PlainNamespace(Namespace):
+    """`namespace`, whose attributes do not begin with an underscore."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:  # `self` may be a template's own attribute
+        self, *given = args
+        attributes = dict(*given, **kwargs)
+        for name in attributes:
+            _check_name(name)
+        Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        Namespace.__setitem__(self, name, value)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a template may not set an attribute {name!r} of a namespace")
+
+
+def _raise(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _as_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+@lru_cache
+def _compiled(text: str, day: str) -> Template:
+    """Compile a template in an environment that is as transformers' (`chat_template_utils`)."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+    )
+    today = datetime.datetime.fromisoformat(day)
+    environment.filters["tojson"] = _as_json
+    environment.globals |= {
+        "raise_exception": _raise,
+        "strftime_now": today.strftime,
+        "dict": _Dict(),
+        "namespace": _PlainNamespace,
+    }
+    return environment.from_string(text)
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Render a template for some chats, or say what it raises at the first that it refuses.
+
+    The kernel ends this process once it has used the request's seconds of processor time, within a
+    function of C too, which no handler of Python's would end.
+    """
+    signal.setitimer(signal.ITIMER_PROF, max(_FINEST, request["seconds"]))
+    before = time.process_time()
+    try:
+        render = _compiled(request["template"], request["day"]).render
+        texts = []
+        for values in request["chats"]:
+            texts.append(render(**values))
+            if len(texts[-1]) > request["most"]:
+                return {"costly": f"it writes {len(texts[-1]):,} characters"}
+        return {"texts": texts, "seconds": time.process_time() - before}
+    except MemoryError:
+        return {"costly": f"it takes more than {request['memory'] / 2**30:g} GiB of memory"}
+    except Exception as error:
+        line = [error.lineno] if hasattr(error, "lineno") else []
+        return {"raised": type(error).__name__, "arguments": [str(error), *line]}
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _limit_memory(growth: int) -> None:
+    with open("/proc/self/statm", "rb") as file:
+        most = int(file.read().split()[0]) * resource.getpagesize() + growth
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def main() -> None:
+    """Answer requests until there are none."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    _compiled("", "2000-01-01").render()  # what is imported for a first one
+    limited = False
+    asked, answered = sys.stdin.buffer, sys.stdout.buffer
+    while head := asked.read(4):
+        request = marshal.loads(asked.read(*struct.unpack("=I", head)))
+        if not limited:
+            _limit_memory(request["memory"])
+            limited = True
+        content = marshal.dumps(_answer(request))
+        answered.write(struct.pack("=I", len(content)) + content)
+        answered.flush()
+
+
+if __name__ == "__main__":
+    main()
