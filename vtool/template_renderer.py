@@ -20,7 +20,7 @@ from signal import SIGPROF
 from typing import Any
 from weakref import finalize
 
-import jinja2
+import jinja2.exceptions
 
 _SECONDS = 5.0
 """Processor time that a template may take: a thousand times what one does."""
@@ -87,7 +87,7 @@ class LimitedRendering:
 
 def _raised(name: str, arguments: list[Any]) -> Exception:
     """Return the exception that a template has raised in the other process."""
-    kind = getattr(jinja2, name, None) or getattr(builtins, name, None)
+    kind = getattr(jinja2.exceptions, name, None) or getattr(builtins, name, None)
     try:
         if isinstance(kind, type) and issubclass(kind, Exception):
             return kind(*arguments)
