@@ -25,7 +25,7 @@ from vtool.data.chat import (
 )
 from vtool.data.outside import check_root
 from vtool.data.renderings import Renderings, render_rows
-from vtool.data.row import Row, refuse
+from vtool.data.row import Row, refuse, shown_value
 from vtool.data.sources import Rows
 from vtool.data.tokens import tokenize
 from vtool.data.video import Clip, open_clip
@@ -170,7 +170,7 @@ def encode_rows(
     for (place, one), own in zip(opened.items(), tokens, strict=True):
         begin(one.index)  # its images
         made[place] = (
-            own
+            _not_tokenized(one.row, own)
             if isinstance(own, Exception)
             else _each(_filled, one, own, processor, settings, measure, as_bytes)
         )
@@ -211,6 +211,11 @@ def _tokens(chats: Sequence[ChatTexts], processor: Processor) -> list[list[list[
     except Exception:  # one by one, it is known whose it is
         return [_each(tokenize, tokenizer, chat.texts) for chat in chats]
     return [list(islice(ids, len(chat.texts))) for chat in chats]
+
+
+def _not_tokenized(row: Row, error: Exception) -> Findings:
+    message = f"{row.id}: the tokenizer fails: {shown_value(error)}"
+    return refuse("tokenizer-fails", message, row.origin)
 
 
 def _filled(

@@ -1,9 +1,12 @@
 """Tokenization of many texts by one call of the tokenizer's library."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from vtool.words import first_line
 
 _AT_ONCE = 2**19
 """Characters of texts that go to the library by one call: it returns much for each token."""
@@ -25,7 +28,8 @@ def tokenize(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     if len(texts) > 2 and library is not None and not (library.truncation or library.padding):
         ids: list[list[int]] = []
         for some in _pieces(texts):
-            encoded = library.encode_batch_fast(some, add_special_tokens=False)
+            with _panics_raised():
+                encoded = library.encode_batch_fast(some, add_special_tokens=False)
             ids += [one.ids for one in encoded]
             if ids[0] != first:
                 break
@@ -71,7 +75,23 @@ def _library(tokenizer: Any, methods: Sequence[str]) -> Any:
 
 
 def _by_itself(tokenizer: Any, text: str) -> list[int]:
-    return list(tokenizer(text, add_special_tokens=False).input_ids)
+    with _panics_raised():
+        return list(tokenizer(text, add_special_tokens=False).input_ids)
+
+
+@contextmanager
+def _panics_raised() -> Iterator[None]:
+    """Raise a panic of the library as an error, which it is: a pattern that never ends, say.
+
+    Raises:
+        ValueError: the library panics.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(first_line(error)) from error
 
 
 def _decoded(tokenizer: Any, ids: Sequence[int]) -> str:

@@ -102,4 +102,14 @@ RULES = (
         ),
         stage="row",
     ),
+    Rule(
+        name="tokenizer-fails",
+        code="VT698",
+        summary="The tokenizer of a model's folder raises at a row's text.",
+        why="A pattern of tokenizer.json may take for ever at some texts, and is given up.",
+        bad='"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a|aa)+$"}, …}',
+        good="tokenizer.json as the model's authors have published it",
+        fix="Replace tokenizer.json by the published one. The row is named: its text may be odd.",
+        stage="row",
+    ),
 )

@@ -12,6 +12,7 @@ from vtool.families.tokens import TokenIds, TokenNames
 from vtool.models.pictures import PictureReader
 from vtool.models.pixel_check import check_pixels
 from vtool.models.tokenizer import train_tokenizer
+from vtool.models.tokenizer_growth import MOST, text_growth
 from vtool.models.video import VideoProcessor, video_processor, video_settings_in
 from vtool.words import first_line
 
@@ -128,9 +129,17 @@ def load_processor(
             folder, local_files_only=True
         )
         videos = video_processor(known, video_settings_in(folder))
-    except Exception as error:  # each reader raises what its file format raises
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # each reader raises what its file format raises; some panic
         what = "the tokenizer, the image processor or the video processor cannot be read"
         raise Findings(_unusable(folder, f"{what}: {first_line(error)}")) from error
+    if (times := text_growth(tokenizer)) > MOST:
+        raise Findings(
+            _unusable(
+                folder, f"tokenizer.json replaces texts by some that are {times:,} times longer"
+            )
+        )
     if not tokenizer.chat_template:
         raise Findings(
             _unusable(folder, "the tokenizer has no chat template (chat_template.jinja)")

@@ -1,0 +1,84 @@
+"""A tokenizer that makes texts grow or fails at them is a finding."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.data.readers import open_rows
+from tests.rows import chat, write_rows
+from tests.runs import request
+from vtool.config.schema import Image, Model
+from vtool.data.encode import encode_row
+from vtool.diagnostics import Findings
+from vtool.families.family import load_family
+from vtool.models.processor import load_processor, new_processor
+from vtool.models.tokenizer import train_tokenizer
+from vtool.models.tokenizer_growth import MOST, text_growth
+
+
+def changed(part: str, steps: dict[str, Any]) -> Any:
+    """Return a tokenizer of which a part of its file is another one."""
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    made = train_tokenizer(["a b c"], load_family("qwen2_5_vl").facts.token_names)
+    file = json.loads(made.backend_tokenizer.to_str())
+    file[part] = steps
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(file)))
+
+
+def replaced(old: str, new: str, times: int = 1) -> dict[str, Any]:
+    step = {"type": "Replace", "pattern": {"String": old}, "content": new}
+    return {"type": "Sequence", "normalizers": [step] * times}
+
+
+@pytest.mark.parametrize(
+    ("steps", "times"),
+    [
+        (replaced("a", "a" * 16, 8), 16**8),
+        (replaced("a", "a" * 16, 2), 256),
+        (replaced("aaaa", "a" * 16, 3), 64),
+        (replaced(" ", "▁"), 1),
+        ({"type": "NFC"}, 1),
+    ],
+)
+def test_replacements_multiply(steps: dict[str, Any], times: int) -> None:
+    assert text_growth(changed("normalizer", steps)) == times
+
+
+def test_an_ordinary_tokenizer_does_not_grow_texts() -> None:
+    made = train_tokenizer(["a b c"], load_family("qwen2_5_vl").facts.token_names)
+    assert text_growth(made) == 1 <= MOST
+
+
+def folder_with(folder: Path, part: str, steps: dict[str, Any]) -> Path:
+    """Write a folder with a processor, of whose tokenizer a part is another one."""
+    made = new_processor(Model(family="qwen2_5_vl", size="tiny"), Image(), ["What is this?"])
+    made.save(folder)
+    fields = load_family("qwen2_5_vl").facts.token_fields
+    ids = {field: getattr(made.ids, name) for name, field in fields.items()}
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen2_5_vl", **ids}))
+    file = folder / "tokenizer.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), part: steps}))
+    return folder
+
+
+def test_a_folder_that_makes_texts_grow_is_not_loaded(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, "normalizer", replaced("a", "a" * 16, 8))
+    with pytest.raises(Findings, match="4,294,967,296 times longer"):
+        load_processor(folder, "qwen2_5_vl")
+
+
+def test_a_pattern_that_gives_up_is_a_finding_of_the_row(tmp_path: Path) -> None:
+    split = {"pattern": {"Regex": "(a|aa)+$"}, "behavior": "Isolated", "invert": False}
+    folder = folder_with(tmp_path, "pre_tokenizer", {"type": "Split", **split})
+    processor = load_processor(folder, "qwen2_5_vl")
+    file = write_rows(tmp_path / "rows.jsonl", [chat("a" * 40 + "!", "b"), chat("a", "b")])
+    rows = open_rows("messages", file)
+    settings = request("digits").run.data
+    with pytest.raises(Findings, match="retry-limit-in-match over") as caught:
+        encode_row(rows.row(0), 0, processor, settings)
+    assert caught.value.diagnostics[0].rule == "tokenizer-fails"
+    assert encode_row(rows.row(1), 1, processor, settings).supervised == 2
