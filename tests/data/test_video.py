@@ -15,6 +15,7 @@ from PIL import Image
 
 from tests.rows import chat, film, frames, picture, write_rows
 from tests.runs import encoded, messages, request
+from vtool.data import video
 from vtool.data.audit import build_ledger
 from vtool.data.formats.messages import Messages
 from vtool.data.inspect_rows import inspect_rows
@@ -37,10 +38,10 @@ def audited(folder: Path, rows: list[Any], *more: str) -> tuple[Any, list[Diagno
     return ledger, list(findings)
 
 
-def clip_of(folder: Path, video: RowVideo, *more: str) -> Clip:
+def clip_of(folder: Path, one: RowVideo, *more: str) -> Clip:
     (folder / "rows.jsonl").write_text("")
     _, processor = encoded(request("rows", messages(folder / "rows.jsonl"), SMALL, *more))
-    return open_clip(Row("r", [], []), video, processor.video)
+    return open_clip(Row("r", [], []), one, processor.video)
 
 
 def greys(clip: Clip) -> list[int]:
@@ -213,6 +214,22 @@ def test_a_file_that_does_not_say_how_many_frames_it_has_is_counted(
     clip = clip_of(tmp_path, RowVideo(str(path)))
     assert clip.total == 30
     assert greys(clip) == list(clip.indices)
+
+
+def test_frames_that_take_too_much_memory_together_are_refused_before_they_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, frame = film(tmp_path / "a.mp4", 30), 3 * 64 * 48
+    shown = len(clip_of(tmp_path, RowVideo(str(path))).indices)
+    monkeypatch.setattr(video, "MOST_BYTES", shown * frame)
+    assert len(clip_of(tmp_path, RowVideo(str(path))).indices) == shown
+    monkeypatch.setattr(video, "MOST_BYTES", shown * frame - 1)
+    with pytest.raises(Findings, match=f"the {shown} frames of 64 × 48 that are shown take") as got:
+        clip_of(tmp_path, RowVideo(str(path)))
+    assert f"set data.video.max_frames={(shown - 1) // 2 * 2}" in got.value.diagnostics[0].message
+    monkeypatch.setattr(video, "MOST_BYTES", 4 * frame)
+    few = clip_of(tmp_path, RowVideo(str(path)), "data.video.max_frames=4")
+    assert len(few.indices) == 4
 
 
 def test_a_video_that_a_phone_has_turned_is_upright(tmp_path: Path) -> None:

@@ -11,6 +11,10 @@ from vtool.models.pictures import PictureReader
 from vtool.models.video import VideoProcessor
 
 
+MOST_BYTES = 2**31
+"""Bytes of a video's frames in RGB that are decoded at most."""
+
+
 @dataclass(frozen=True, slots=True)
 class Clip:
     """The frames of a video that are shown."""
@@ -203,6 +207,8 @@ def _frames(path: str, wanted: frozenset[int]) -> _Decoded:
             if frame.time is not None:
                 ends = max(ends, frame.time + float((frame.duration or 0) * frame.time_base))
             if number in wanted:
+                if not kept:
+                    _check_bytes(len(wanted), frame.width, frame.height)
                 if frame.is_corrupt and damaged is None:
                     damaged = number
                 picture = frame.to_image()
@@ -210,3 +216,20 @@ def _frames(path: str, wanted: frozenset[int]) -> _Decoded:
                     picture.rotate(frame.rotation, expand=True) if frame.rotation else picture
                 )
     return _Decoded(kept, found, ends, damaged)
+
+
+def _check_bytes(frames: int, width: int, height: int) -> None:
+    """Refuse frames that take too much memory together, before they are there.
+
+    A file of 80 KB can have 3,000 frames that are alike, of which each is a megabyte.
+
+    Raises:
+        _Undecodable: they do.
+    """
+    each = 3 * width * height
+    if frames * each > MOST_BYTES:
+        raise _Undecodable(
+            f"the {frames:,} frames of {width} × {height} that are shown take"
+            f" {frames * each / 2**30:.1f} GiB, and at most {MOST_BYTES / 2**30:g} are decoded: set"
+            f" data.video.max_frames={max(2, MOST_BYTES // each // 2 * 2)}, or store smaller frames"
+        )
