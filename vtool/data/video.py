@@ -10,7 +10,6 @@ from vtool.diagnostics import Findings
 from vtool.models.pictures import PictureReader
 from vtool.models.video import VideoProcessor
 
-
 MOST_BYTES = 2**31
 """Bytes of a video's frames in RGB that are decoded at most."""
 
