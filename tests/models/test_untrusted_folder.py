@@ -1,18 +1,21 @@
 """A model's folder is a stranger's: nothing of it is run, whatever it names."""
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from tests.tokenizers import qwen_like
 from vtool.config.schema import Model
 from vtool.data.chat import render_chat
 from vtool.data.row import Row
 from vtool.diagnostics import Findings
-from vtool.models.build import build_model, model_config
+from vtool.models.build import build_model, load_model, model_config
 from vtool.models.processor import load_processor
 
 FILES = (
@@ -110,3 +113,27 @@ def test_a_config_that_no_model_can_be_built_of_is_a_finding(tmp_path: Path) -> 
     config.save_pretrained(folder)
     with pytest.raises(Findings, match=r"model-does-not-load.*config\.json: KeyError"):
         build_model(settings, processor, folder, 0)
+
+
+class Asking:
+    """An object whose pickle asks for a command to be run."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.system, (f"touch {self.trace}",)
+
+
+def test_a_pickle_that_asks_for_code_is_refused_without_advice_to_run_it(tmp_path: Path) -> None:
+    folder = qwen_like(tmp_path / "model")
+    for file in folder.glob("*.safetensors*"):
+        file.unlink()
+    torch.save({"x": Asking(tmp_path / "trace")}, folder / "pytorch_model.bin")
+    with pytest.raises(Findings) as caught:
+        load_model(folder, "qwen2_5_vl", torch.float32, "sdpa")
+    (finding,) = caught.value.diagnostics
+    assert finding.rule == "model-does-not-load"
+    assert "posix.system" in finding.message
+    assert "weights_only" not in finding.message
+    assert not (tmp_path / "trace").exists()

@@ -7,6 +7,7 @@ read from the disk. What has to be joined of several tensors is joined in memory
 """
 
 import json
+import pickle
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -256,6 +257,14 @@ def not_loaded(folder: Path, files: Iterable[Path], error: Exception) -> Finding
             check_report(folder, {"mismatched_keys": mismatched})
         except Findings as found:
             return found
+    if isinstance(error, pickle.UnpicklingError) or "weights_only" in str(error):
+        # torch's own text says first how to run the code all the same
+        named = re.search(r"(?:GLOBAL|global:?) ([\w.]+)", str(error))
+        what = f"{named[1]}, for one" if named else "which weights do not need"
+        return does_not_load(
+            f"{folder}: a .bin file is a pickle that asks for code ({what}), which is not run",
+            "get the model as safetensors, from its authors",
+        )
     return does_not_load(f"{folder}: {first_line(error)}")
 
 

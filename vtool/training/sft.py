@@ -19,6 +19,7 @@ from vtool.diagnostics import RULES, Diagnostic
 from vtool.diagnostics.printable import printable
 from vtool.diagnostics.progress import working
 from vtool.engines.ranks import Ranks
+from vtool.models.mapped_weights import pickled_files, weight_files
 from vtool.profiling.profiler import open_profiler
 from vtool.training.checkpoint import best_before
 from vtool.training.checkpoint_writer import CheckpointWriter
@@ -182,6 +183,9 @@ def _announce(
         f" {_plural(session.total_steps, 'step')} of {_plural(plan.global_batch_size, 'row')},"
         f" {_plural(plan.steps_per_epoch, 'step')} an epoch"
     )
+    folder = session.run.model.path
+    if folder is not None and not weight_files(Path(folder)) and pickled_files(Path(folder)):
+        print(printable(f"{folder} has pickles (.bin): their tensors are read, and no code is run"))
     for warning in start.warnings:
         print(printable(f"warning[{warning.rule} {warning.code}]: {warning.message}"))
     for one in lost:
