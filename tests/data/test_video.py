@@ -221,13 +221,13 @@ def test_frames_that_take_too_much_memory_together_are_refused_before_they_are_t
 ) -> None:
     path, frame = film(tmp_path / "a.mp4", 30), 3 * 64 * 48
     shown = len(clip_of(tmp_path, RowVideo(str(path))).indices)
-    monkeypatch.setattr(video, "MOST_BYTES", shown * frame)
+    monkeypatch.setattr(video, "MOST_FRAME_BYTES", shown * frame)
     assert len(clip_of(tmp_path, RowVideo(str(path))).indices) == shown
-    monkeypatch.setattr(video, "MOST_BYTES", shown * frame - 1)
+    monkeypatch.setattr(video, "MOST_FRAME_BYTES", shown * frame - 1)
     with pytest.raises(Findings, match=f"the {shown} frames of 64 × 48 that are shown take") as got:
         clip_of(tmp_path, RowVideo(str(path)))
     assert f"set data.video.max_frames={(shown - 1) // 2 * 2}" in got.value.diagnostics[0].message
-    monkeypatch.setattr(video, "MOST_BYTES", 4 * frame)
+    monkeypatch.setattr(video, "MOST_FRAME_BYTES", 4 * frame)
     few = clip_of(tmp_path, RowVideo(str(path)), "data.video.max_frames=4")
     assert len(few.indices) == 4
 

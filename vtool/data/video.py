@@ -10,7 +10,7 @@ from vtool.diagnostics import Findings
 from vtool.models.pictures import PictureReader
 from vtool.models.video import VideoProcessor
 
-MOST_BYTES = 2**31
+MOST_FRAME_BYTES = 2**31
 """Bytes of a video's frames in RGB that are decoded at most."""
 
 
@@ -226,9 +226,9 @@ def _check_bytes(frames: int, width: int, height: int) -> None:
         _Undecodable: they do.
     """
     each = 3 * width * height
-    if frames * each > MOST_BYTES:
+    if frames * each > MOST_FRAME_BYTES:
         raise _Undecodable(
             f"the {frames:,} frames of {width} × {height} that are shown take"
-            f" {frames * each / 2**30:.1f} GiB, and at most {MOST_BYTES / 2**30:g} are decoded: set"
-            f" data.video.max_frames={max(2, MOST_BYTES // each // 2 * 2)}, or store smaller frames"
+            f" {frames * each / 2**30:.1f} GiB, and at most {MOST_FRAME_BYTES / 2**30:g} are decoded: set"
+            f" data.video.max_frames={max(2, MOST_FRAME_BYTES // each // 2 * 2)}, or store smaller frames"
         )
