@@ -227,8 +227,9 @@ def _check_bytes(frames: int, width: int, height: int) -> None:
     """
     each = 3 * width * height
     if frames * each > MOST_FRAME_BYTES:
+        taken, most = (f"{size / 2**30:.1f}" for size in (frames * each, MOST_FRAME_BYTES))
+        fewer = max(2, MOST_FRAME_BYTES // each // 2 * 2)
         raise _Undecodable(
-            f"the {frames:,} frames of {width} × {height} that are shown take"
-            f" {frames * each / 2**30:.1f} GiB, and at most {MOST_FRAME_BYTES / 2**30:g} are decoded: set"
-            f" data.video.max_frames={max(2, MOST_FRAME_BYTES // each // 2 * 2)}, or store smaller frames"
+            f"the {frames:,} frames of {width} × {height} that are shown take {taken} GiB, and at"
+            f" most {most} are decoded: set data.video.max_frames={fewer}, or store smaller frames"
         )
