@@ -84,11 +84,13 @@ def _finding(
     torchs = isinstance(error, RuntimeError)
     if torchs and "DataLoader worker" not in str(error):
         return None
-    if not (lost := _lost(in_work)):
+    lost = _lost(in_work)
+    if not lost and not torchs:
         return None
     where = ", ".join(
         f"{f'at {name(row)}' if row >= 0 else 'between rows'} (process {pid})" for pid, row in lost
     )
+    where = where or "before its first row"
     reason = f"; {str(error).partition(' It is possible')[0]}" if torchs else ""
     return refuse("data-worker-failed", f"a data worker ended by itself {where}{reason}", None)
 

@@ -118,7 +118,10 @@ class RunFolder:
                 if error.errno not in (errno.EACCES, errno.EAGAIN):
                     lock.close()
                     message = f"{self.path.absolute()} cannot be locked: {error.strerror}"
-                    help = "choose a run.dir on a disk with file locks"
+                    help = (
+                        "choose a run.dir on a disk with file locks; NFS has them where it is"
+                        " mounted without nolock, and rpc.statd runs (docs/reliability.md)"
+                    )
                     raise Findings(
                         Diagnostic("run-folder-unwritable", message, help, "run.dir")
                     ) from error
