@@ -4,6 +4,7 @@ from typing import Any
 
 from typer.core import TyperCommand
 
+from vtool.cli.launcher import check_launcher
 from vtool.libraries import prepare_libraries
 
 
@@ -41,6 +42,7 @@ class Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Prepare the process, where it is the command's own, and run the command."""
         if isinstance(ctx.obj, OwnProcess):
+            check_launcher(_first_word(ctx))
             prepare_libraries()
             if self.takes_long(ctx):
                 from vtool.diagnostics.progress import announce_start
