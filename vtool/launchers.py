@@ -6,6 +6,7 @@ before it imports anything.
 """
 
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn
@@ -18,6 +19,7 @@ _OF_A_RANK = (_RANK, _WORLD, _LOCAL_RANK, _LOCAL_WORLD, _TORCHRUN)
 # The highest id of a step that srun starts; the script of sbatch, the shell of salloc, and what
 # watches over a job have ids above it.
 _LAST_STEP = 0xFFFFFFF0
+_SPEAKS_WITHIN = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +84,8 @@ def read_launch(environment: Mapping[str, str] = os.environ) -> Launch | None:
             return other
         if given in ({}, {_WORLD: "1"}):
             return None
-        for name in given:
-            _number(environment, name)
+        for each in given:
+            _number(environment, each)
         lacking = [name for name in (_RANK, _WORLD) if name not in given]
         empty = [name for name in lacking if name in environment]
         is_not = "empty" if empty == lacking else "not set"
@@ -144,8 +146,7 @@ def check_launch(nproc: int | None) -> Launch | None:
 
         of = f"{here} process{'es' * (here > 1)} here" if found.local_world else "this process"
         message = (
-            f"launch.nproc is {nproc}, but {found.command} has started {of} already"
-            f" ({found.said})"
+            f"launch.nproc is {nproc}, but {found.command} has started {of} already ({found.said})"
         )
         help = (
             "leave launch.nproc out; or start one torchrun in the place of each process, which"
@@ -184,6 +185,14 @@ def is_first() -> bool:
     return found is None or found.rank == 0
 
 
+def wait_for_first() -> None:
+    """Wait until the first process has spoken for all.
+
+    A launcher ends all when one has ended with an error: mpirun at once.
+    """
+    time.sleep(_SPEAKS_WITHIN)
+
+
 def without_rank(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return an environment for a process that is no rank of this run."""
     return {key: value for key, value in environment.items() if key not in _OF_A_RANK}
@@ -191,9 +200,9 @@ def without_rank(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 def _of_other_launchers(environment: Mapping[str, str]) -> Launch | None:
     """Return what Slurm or MPI say, where they have started several processes."""
-    found = []
+    found: list[Launch] = []
     for one in _OTHERS:
-        if not environment.get(one.rank) or one.command == "srun" and not _in_a_step(environment):
+        if not environment.get(one.rank) or (one.command == "srun" and not _in_a_step(environment)):
             continue
         if not one.world and ("SLURM_JOB_ID" in environment or found):
             continue  # Slurm, or a launcher that was asked before, says how many there are
@@ -228,7 +237,12 @@ def _of_other_launchers(environment: Mapping[str, str]) -> Launch | None:
 
 
 def _in_a_step(environment: Mapping[str, str]) -> bool:
-    """Check whether srun has started this process: not the script of sbatch, nor salloc's shell."""
+    """Check whether srun has started this process: not the script of sbatch, nor salloc's shell.
+
+    Nor a shell that `srun --pty` has opened, whatever the allocation's number of tasks.
+    """
+    if "SLURM_PTY_PORT" in environment and environment["SLURM_PROCID"] == "0":
+        return False
     step = environment.get("SLURM_STEP_ID") or environment.get("SLURM_STEPID") or ""
     if step.isdecimal():
         return int(step) < _LAST_STEP
@@ -241,7 +255,7 @@ def _how_instead(
     """Return the way to start what was meant."""
     alone = "for processes that each do a run of their own, set RANK=0 WORLD_SIZE=1 in each"
     machines = environment.get("SLURM_STEP_NUM_NODES") or environment.get("SLURM_NNODES")
-    if world and (local_world == world or one.command == "srun" and machines == "1"):
+    if world and (local_world == world or (one.command == "srun" and machines == "1")):
         started = "srun --ntasks 1" if one.command == "srun" else f"without {one.command}"
         return f"start vtool once ({started}) and give it --nproc {world}; {alone}"
     each = "--ntasks-per-node 1" if one.command == "srun" else "--map-by ppr:1:node"

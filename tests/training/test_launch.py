@@ -23,17 +23,21 @@ from vtool.training import launch
 from vtool.training.session import RunRequest
 
 
-@pytest.mark.parametrize("nproc", ["null", "2"])
-def test_processes_that_another_launcher_started_do_not_train_each_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nproc: str
+def _as_rank_of_two(monkeypatch: pytest.MonkeyPatch, **more: str) -> None:
+    variables = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    variables |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"} | more
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_processes_that_mpi_started_do_not_train_each_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "1")
-    made = request("digits", f"run.dir={tmp_path / 'run'}", f"launch.nproc={nproc}")
-    with pytest.raises(Findings, match=r"launch-conflict.*WORLD_SIZE is 2, RANK is 1") as raised:
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    made = request("digits", f"run.dir={tmp_path / 'run'}")
+    with pytest.raises(Findings, match=r"launcher-not-joined.*OMPI_COMM_WORLD_SIZE=2"):
         launch.launch(made, lambda findings: None)
-    assert "torchrun" in (raised.value.diagnostics[0].help or "")
     assert not (tmp_path / "run").exists()
 
 
@@ -107,7 +111,7 @@ def test_cores_that_nobody_would_bind_are_refused_before_a_rank_starts(
     because: str,
 ) -> None:
     if outer:
-        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "theirs")
+        _as_rank_of_two(monkeypatch, TORCHELASTIC_RUN_ID="theirs")
     # As in a recipe that leaves the number of processes to whoever starts it: --nproc, or torchrun.
     made = request(
         "digits", f"device.kind={device}", "device.numa=node", f"run.dir={tmp_path / 'run'}"
@@ -196,9 +200,7 @@ def test_a_rank_whose_peer_has_gone_is_distinguished_from_one_that_fails_itself(
 def test_a_rank_that_is_lost_while_the_ranks_connect_is_a_finding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
 ) -> None:
-    for name, value in (("TORCHELASTIC_RUN_ID", "1"), ("WORLD_SIZE", "2"), ("RANK", "0")):
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    _as_rank_of_two(monkeypatch, TORCHELASTIC_RUN_ID="1")
 
     def connect(*_: object, **__: object) -> None:
         raise RuntimeError(f"{words}\nand seventy lines more")

@@ -5,6 +5,7 @@ from typing import Any
 from typer.core import TyperCommand
 
 from vtool.cli.launcher import check_launcher
+from vtool.launchers import is_first
 from vtool.libraries import prepare_libraries
 
 
@@ -44,7 +45,7 @@ class Command(TyperCommand):
         if isinstance(ctx.obj, OwnProcess):
             check_launcher(_first_word(ctx))
             prepare_libraries()
-            if self.takes_long(ctx):
+            if self.takes_long(ctx) and is_first():
                 from vtool.diagnostics.progress import announce_start
 
                 announce_start(f"vtool {_first_word(ctx)}")

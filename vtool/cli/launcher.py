@@ -2,7 +2,7 @@
 
 import typer
 
-from vtool.launchers import Launch, is_joined, joined_launch, read_launch
+from vtool.launchers import Launch, is_joined, joined_launch, read_launch, wait_for_first
 
 _JOINED = ("train", "evaluate")
 """The processes are the ranks of one run."""
@@ -46,6 +46,8 @@ def check_launcher(command: str) -> None:
             from vtool.cli.common import print_findings
 
             print_findings(findings, command)
+        else:
+            wait_for_first()
         raise typer.Exit(2) from None
 
 

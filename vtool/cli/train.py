@@ -109,6 +109,7 @@ def sft(
         from vtool.config.rows_recipe import names_rows
         from vtool.diagnostics import Findings
         from vtool.hub.download import download_absent
+        from vtool.launchers import is_first
 
     given = [*(overrides or []), *([f"launch.nproc={nproc}"] if nproc else [])]
     options = [*["--no-preflight"] * no_preflight, *["--fresh"] * fresh]
@@ -127,10 +128,10 @@ def sft(
                 raise
             loaded = load_run(recipe, settings)
         require_training("vtool train")
-        if names_rows(recipe) and loaded.run.model.starts_from == "random":
-            typer.echo(_NO_MODEL, err=True)
         _check_processes(loaded)
-        for note in loaded.notes:
+        if names_rows(recipe) and loaded.run.model.starts_from == "random" and is_first():
+            typer.echo(_NO_MODEL, err=True)
+        for note in loaded.notes if is_first() else ():
             typer.echo(f"{note.severity}[{note.rule} {note.code}]: {note.message}", err=True)
         # The command that continues this run: from its own checkpoints, not from another run's.
         kept = [key for key in given if key.lstrip("+").partition("=")[0] != "checkpoint.resume"]
@@ -153,7 +154,7 @@ def _check_processes(loaded: "Loaded") -> None:
     """
     from vtool.config.rules.megatron import check_shares
     from vtool.diagnostics import Findings
-    from vtool.launchers import check_launch, is_first
+    from vtool.launchers import check_launch, is_first, wait_for_first
 
     try:
         launch = check_launch(loaded.run.launch.nproc)
@@ -163,6 +164,7 @@ def _check_processes(loaded: "Loaded") -> None:
     except Findings as findings:
         if is_first():
             raise
+        wait_for_first()
         raise typer.Exit(2 if findings.fatal else 1) from None
 
 
