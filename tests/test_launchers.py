@@ -1,9 +1,9 @@
-"""What started this process among others: torch's contract, Slurm, MPI, or nothing."""
+"""The place of a process by its variables: torch's contract, Slurm, MPI, or none."""
 
 import pytest
 
 from vtool.diagnostics import Findings
-from vtool.launchers import Launch, check_launch, joined_launch, read_launch
+from vtool.launchers import LaunchedProcess, check_launch, joined_launch, read_launch
 
 MEETING = "MASTER_ADDR=host0 MASTER_PORT=29500"
 STEP = "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_STEP_NUM_TASKS=2"
@@ -121,7 +121,7 @@ def test_variables_that_are_not_a_rank_are_named_with_their_values(text: str, me
     (found,) = raised.value.diagnostics
     assert (found.rule, raised.value.fatal) == ("rank-variables", True)
     assert found.message.startswith(message)
-    assert text.split()[0] in found.message or text.startswith("SLURM")
+    assert text.split(maxsplit=1)[0] in found.message or text.startswith("SLURM")
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_processes_that_do_not_know_where_they_meet_are_told_what_to_do(
 def test_launch_nproc_is_held_against_what_a_launcher_has_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def check(text: str, nproc: int | None) -> Launch | None:
+    def check(text: str, nproc: int | None) -> LaunchedProcess | None:
         with monkeypatch.context() as patch:
             for name, value in variables(text).items():
                 patch.setenv(name, value)

@@ -1,4 +1,4 @@
-"""What a launcher says of this process: torchrun and all that keep its contract, Slurm, MPI.
+"""The place that a launcher gives this process: torchrun and its contract, Slurm, MPI.
 
 The contract is torch's: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which say who is who, and
 how all meet. Where it is complete, nothing else is read. Standard library alone: every command asks
@@ -23,7 +23,7 @@ _SPEAKS_WITHIN = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class LaunchedProcess:
     """This process's place among those that a launcher has started."""
 
     command: str
@@ -37,7 +37,7 @@ class Launch:
     local_world: int | None = None
     """None where the launcher does not say it."""
     meets: bool = True
-    """Whether the processes know where they meet."""
+    """False where the processes do not know where they meet."""
     help: str = ""
     """The way to start vtool instead, where they do not."""
 
@@ -72,8 +72,8 @@ _OTHERS = (
 )
 
 
-def read_launch(environment: Mapping[str, str] = os.environ) -> Launch | None:
-    """Return what the environment says of this process; None where nothing has started several.
+def read_launch(environment: Mapping[str, str] = os.environ) -> LaunchedProcess | None:
+    """Return this process's place by the environment; None where nothing has started several.
 
     Raises:
         Findings: `rank-variables`, fatal.
@@ -109,10 +109,10 @@ def read_launch(environment: Mapping[str, str] = os.environ) -> Launch | None:
     if world > 1:
         _check_port(environment)
     by = "torchrun" if _TORCHRUN in environment else "a launcher"
-    return Launch(by, _said(environment), rank, world, local_rank, local_world)
+    return LaunchedProcess(by, _said(environment), rank, world, local_rank, local_world)
 
 
-def joined_launch(environment: Mapping[str, str] = os.environ) -> Launch | None:
+def joined_launch(environment: Mapping[str, str] = os.environ) -> LaunchedProcess | None:
     """Return the launch whose ranks this process joins; None where it trains alone.
 
     Raises:
@@ -131,7 +131,7 @@ def joined_launch(environment: Mapping[str, str] = os.environ) -> Launch | None:
     raise Findings(Diagnostic("launcher-not-joined", message, found.help), fatal=True)
 
 
-def check_launch(nproc: int | None) -> Launch | None:
+def check_launch(nproc: int | None) -> LaunchedProcess | None:
     """Return the launch whose ranks this process joins, with `launch.nproc` held against it.
 
     Raises:
@@ -160,7 +160,7 @@ def check_launch(nproc: int | None) -> Launch | None:
     return found
 
 
-def is_joined(found: Launch | None) -> bool:
+def is_joined(found: LaunchedProcess | None) -> bool:
     """Check whether a process is a rank that something else has started.
 
     One process that is alone, as in a pod, may start ranks itself; one of torchrun's may not.
@@ -198,9 +198,9 @@ def without_rank(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     return {key: value for key, value in environment.items() if key not in _OF_A_RANK}
 
 
-def _of_other_launchers(environment: Mapping[str, str]) -> Launch | None:
-    """Return what Slurm or MPI say, where they have started several processes."""
-    found: list[Launch] = []
+def _of_other_launchers(environment: Mapping[str, str]) -> LaunchedProcess | None:
+    """Return the place by Slurm or MPI, where they have started several processes."""
+    found: list[LaunchedProcess] = []
     for one in _OTHERS:
         if not environment.get(one.rank) or (one.command == "srun" and not _in_a_step(environment)):
             continue
@@ -210,7 +210,7 @@ def _of_other_launchers(environment: Mapping[str, str]) -> Launch | None:
         world = _number(environment, sizes[0]) if sizes else 0
         names = (one.rank, *sizes)
         if world == 1 and one.world:
-            found.append(Launch(one.command, "", 0, 1))
+            found.append(LaunchedProcess(one.command, "", 0, 1))
             continue
         local_rank, local_world = (
             _number(environment, name) if name and environment.get(name) else None
@@ -221,7 +221,7 @@ def _of_other_launchers(environment: Mapping[str, str]) -> Launch | None:
             _check_port(environment)
         said = ", ".join(f"{name}={environment[name]}" for name in names)
         found.append(
-            Launch(
+            LaunchedProcess(
                 one.command,
                 said,
                 _number(environment, one.rank),

@@ -2,14 +2,14 @@
 
 import typer
 
-from vtool.launchers import Launch, is_joined, joined_launch, read_launch, wait_for_first
+from vtool.launchers import LaunchedProcess, is_joined, joined_launch, read_launch, wait_for_first
 
 _JOINED = ("train", "evaluate")
 """The processes are the ranks of one run."""
 _BY_EACH = ("verify", "validate-config", "plan", "load-check")
 """Each process does all of it, for its own machine."""
 _ANYWHERE = ("doctor", "explain")
-"""The same, and what each says is of its machine, or the same everywhere."""
+"""Each process says what is of its machine, or the same everywhere."""
 
 
 def check_launcher(command: str) -> None:
@@ -51,7 +51,7 @@ def check_launcher(command: str) -> None:
         raise typer.Exit(2) from None
 
 
-def _started_several(launch: Launch) -> bool:
+def _started_several(launch: LaunchedProcess) -> bool:
     """Check for processes that were started to run this command.
 
     The variables of a pod or a container are there for whatever it runs, on each machine.
@@ -59,7 +59,7 @@ def _started_several(launch: Launch) -> bool:
     return is_joined(launch) and launch.world != 1 and launch.command != "a launcher"
 
 
-def _say(command: str, launch: Launch) -> None:
+def _say(command: str, launch: LaunchedProcess) -> None:
     several = f"each of the {launch.world} processes" if launch.world else "each process"
     typer.echo(
         f"vtool {command}: {several} that {launch.command} has started does all of it"

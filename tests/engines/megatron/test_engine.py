@@ -404,7 +404,7 @@ def test_what_cannot_be_is_said_at_once_before_anything_is_built() -> None:
         ("needs-transformer-engine", "engine.bridge"),
         ("parallel-sizes", "engine.parallel.context"),
         ("parallel-sizes", "engine.parallel.pipeline"),
-        *[("parallel-sizes", "engine.parallel.tensor")] * 3,
+        *[("parallel-sizes", "engine.parallel.tensor")] * 2,
     ]
     with pytest.raises(SharedFindings, match="drift apart"):
         build({"ddp_config": {"use_distributed_optimizer": True}}, Ranks(), tied=True)
