@@ -18,7 +18,7 @@ from torch.numa.binding import AffinityMode, NumaOptions
 
 from tests.runs import request
 from vtool.diagnostics import Findings
-from vtool.engines.ranks import Ranks
+from vtool.engines.ranks import Ranks, meet
 from vtool.training import launch
 from vtool.training.session import RunRequest
 
@@ -225,3 +225,31 @@ def test_an_error_of_the_run_itself_is_not_taken_for_a_lost_rank(
     monkeypatch.setattr(launch, "run_rank", broken)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         launch.launch(request("digits", f"run.dir={tmp_path / 'run'}"), lambda findings: None)
+
+
+def _meet_twice(rank: int, made: RunRequest, folder: Path) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
+    os.environ["MASTER_PORT"] = (folder / "port").read_text()
+    first, begun = meet(made.run, Ranks.from_environment())
+    again, begun_again = meet(made.run, Ranks.from_environment())
+    assert first == again
+    seen = (first.rank, first.world, first.local_rank, first.local_world, begun, begun_again)
+    (folder / f"{rank}.pkl").write_bytes(pickle.dumps(seen))
+    with pytest.raises(Findings, match=r"launch-conflict.*of 2 ranks with .*rank 0 of 3 needs one"):
+        meet(made.run, replace(first, rank=0, world=3))
+    os._exit(0)
+
+
+@pytest.mark.full
+def test_ranks_on_a_machine_are_counted_and_a_process_group_that_is_there_is_used(
+    tmp_path: Path,
+) -> None:
+    """Kubernetes says nothing of what is on a machine; a worker of Ray Train has a group."""
+    port = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    (tmp_path / "port").write_text(str(port.port))
+    del port
+    multiprocessing.spawn(_meet_twice, (request("digits", "device.kind=cpu"), tmp_path), nprocs=2)
+    assert [pickle.loads((tmp_path / f"{rank}.pkl").read_bytes()) for rank in (0, 1)] == [
+        (0, 2, 0, 2, True, False),
+        (1, 2, 1, 2, True, False),
+    ]
