@@ -6,6 +6,7 @@ before it imports anything.
 """
 
 import os
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -186,11 +187,14 @@ def is_first() -> bool:
 
 
 def wait_for_first() -> None:
-    """Wait until the first process has spoken for all.
+    """Wait until the first process has spoken for all, and say in a line that it has.
 
     A launcher ends all when one has ended with an error: mpirun at once.
     """
     time.sleep(_SPEAKS_WITHIN)
+    found = read_launch()
+    said = f" ({found.said})" if found else ""
+    sys.stderr.write(f"nothing is done here{said}: the first process says why\n")
 
 
 def without_rank(environment: Mapping[str, str] = os.environ) -> dict[str, str]:

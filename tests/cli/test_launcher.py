@@ -79,6 +79,7 @@ def test_ranks_that_are_none_are_refused_before_anything_is_imported(
     [
         ("verify", "PMI_RANK=0 PMI_SIZE=2", "each of the 2 processes that mpiexec has started"),
         ("verify", "PMI_RANK=1 PMI_SIZE=2", ""),
+        ("watch", "PMI_RANK=0 PMI_SIZE=2", "each of the 2 processes that mpiexec has started"),
         ("validate-config", "RANK=x", ""),
         ("doctor", "PMI_RANK=0 PMI_SIZE=2", ""),
         ("convert", "RANK=0 WORLD_SIZE=2 MASTER_ADDR=pod0 MASTER_PORT=29500", ""),
@@ -111,6 +112,8 @@ def test_one_of_several_speaks_where_all_would_write_one_file(
             check_launcher("convert")
         assert ended.value.exit_code == 2
         said = capsys.readouterr().err
+        alone = "nothing is done here (PMI_RANK=1, PMI_SIZE=2): the first process says why\n"
+        assert spoken or said == alone
         assert said.count("error[launcher-not-joined VT525]: mpiexec has started") == spoken
 
 

@@ -6,7 +6,7 @@ from vtool.launchers import LaunchedProcess, is_joined, joined_launch, read_laun
 
 _JOINED = ("train", "evaluate")
 """The processes are the ranks of one run."""
-_BY_EACH = ("verify", "validate-config", "plan", "load-check")
+_BY_EACH = ("verify", "validate-config", "plan", "load-check", "watch")
 """Each process does all of it, for its own machine."""
 _ANYWHERE = ("doctor", "explain")
 """Each process says what is of its machine, or the same everywhere."""
@@ -60,9 +60,10 @@ def _started_several(launch: LaunchedProcess) -> bool:
 
 
 def _say(command: str, launch: LaunchedProcess) -> None:
+    together = f"; for all ranks together: vtool watch -- {launch.command} …"
     several = f"each of the {launch.world} processes" if launch.world else "each process"
     typer.echo(
         f"vtool {command}: {several} that {launch.command} has started does all of it"
-        f" ({launch.said})",
+        f" ({launch.said}){together if command == 'watch' else ''}",
         err=True,
     )
