@@ -44,6 +44,10 @@ def audit_result(
         reasons["files-outside-folder"] = "data.root says where files have to be"
     if audit.split == "test":
         reasons["lengths-not-validated"] = "this is about data.validation"
+    if settings.coordinates is None:
+        reasons["coordinates-not-rescaled"] = "data.coordinates is not given"
+    if audit.ledger.kept:
+        reasons |= audit.ledger.boxes.unlooked()
     reasons |= audit.reasons
     # The audit of a row ends at its first finding: where no row got to the end, what was not found
     # was not looked for.
