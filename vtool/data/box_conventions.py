@@ -24,13 +24,14 @@ IN_WORDS = UNITS | {
     "loc_": "0 to 999 (<loc_0>)",
     "point": "0 to 100 (<point>)",
 }
+_PIXELS = {"absolute", "resized"}
 _SLACK = 1.02
 """Parts of a picture, or of a thousand, up to which a coordinate may have been rounded."""
 _MOST_ODD = 0.05
 """The share of rows that a unit need not explain: they leave their picture."""
 _FEWEST = 3
 """Rows that rule a unit out."""
-_TELL = 8
+_TELL = 12
 """Rows from which on the places of boxes tell a unit that no row rules out."""
 _ALIKE = 1.05
 """Times another size up to which two are one: boxes are not told apart by it."""
@@ -121,7 +122,8 @@ def _tells(
     return bool(
         gain > 8
         and np.all(fills >= 0.7)
-        and np.all(abs(center - 0.5) <= 0.17)
+        and np.all((reach / small).max(axis=0) >= 0.9)
+        and np.all(abs(center - 0.5) <= 0.15)
         and empty.any()
     )
 
@@ -153,7 +155,29 @@ def second_unit(boxes: NDArray[np.void], told: Told) -> tuple[str, str, NDArray[
         few = 1 if exact else _FEWEST
         if only.sum() >= enough and back.sum() >= few and only.sum() >= 0.8 * rest.sum():
             return first, second, only
-    return _fitting_by_size(boxes, told)
+    return _one_after_the_other(boxes, told) or _fitting_by_size(boxes, told)
+
+
+def _one_after_the_other(
+    boxes: NDArray[np.void], told: Told
+) -> tuple[str, str, NDArray[np.bool_]] | None:
+    """Return two units, where the rows at one end of a file are clearly of another than the rest.
+
+    So is a file that another one was appended to.
+    """
+    count = len(boxes)
+    for name in ("absolute", "resized", "thousand"):
+        if name not in told.fits or told.fits[name].all():
+            continue
+        odd = np.flatnonzero(~told.fits[name])
+        for chosen in (np.arange(count) < odd[0], np.arange(count) > odd[-1]):
+            if min(chosen.sum(), count - chosen.sum()) < _TELL:
+                continue
+            here, there = tell(boxes[chosen]), tell(boxes[~chosen])
+            apart = not here.units & there.units and here.units | there.units != _PIXELS
+            if apart and here.unit and there.unit:
+                return there.unit, here.unit, chosen
+    return None
 
 
 def _fitting_by_size(
@@ -168,8 +192,8 @@ def _fitting_by_size(
         return None
     fits, size = told.fits["absolute"], boxes["size"].astype(np.float64)
     if (
-        len(boxes) < 30
-        or "thousand" not in told.units
+        len(boxes) < 16
+        or told.units != {"thousand"}
         or not (size > 0).all()
         or not 0.1 <= fits.mean() <= 1 - _MOST_ODD
     ):
