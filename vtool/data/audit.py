@@ -137,6 +137,7 @@ class Ledger:
         parts += [f"{self.reused} as audited before"] if self.reused else []
         parts += [f"{self.truncated} truncated"] if self.truncated else []
         parts += [f"{self.images} images"] + ([f"{self.videos} videos"] if self.videos else [])
+        parts += [self.boxes.in_words()] if self.boxes.rows else []
         parts += [f"{sum(self.lengths)} tokens, of which {self.supervised_tokens} supervised"]
         return " · ".join(parts)
 

@@ -206,7 +206,7 @@ def _fitting_by_size(
         ]
     )
     excess = fits.mean() - shares.mean()
-    if excess < 0.15 or excess < 5 * max(shares.std(), 1e-9):
+    if excess < 0.2 or excess < 6 * max(shares.std(), 1e-9):
         return None
     return "thousand", "absolute", fits
 

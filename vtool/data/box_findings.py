@@ -12,6 +12,7 @@ from vtool.data.boxes import FORMS
 from vtool.data.loader import EncodedRows
 from vtool.data.sources import Rows
 from vtool.diagnostics import Diagnostic
+from vtool.words import plural
 
 _FORMS = tuple(FORMS)
 _NO_BOXES = 0.2
@@ -37,6 +38,11 @@ class BoxSummary:
     """The unit of `data.coordinates.to`, else of the family; None where neither is known."""
     forms: tuple[str, ...] = ()
     findings: tuple[Diagnostic, ...] = ()
+
+    def in_words(self) -> str:
+        """Return their number and unit, for a line."""
+        unit = f" in {IN_WORDS[self.unit]}" if self.unit else ""
+        return f"{plural(self.boxes, 'box or point', 'boxes and points')}{unit}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the summary as data.json has it."""
@@ -158,7 +164,8 @@ class _Split:
         assert self.expected is not None
         boxes = self.table["boxes"]
         every = np.ones(len(boxes), bool)
-        units = sorted(told.units, key=[*IN_WORDS].index)
+        same = told.units >= _PIXELS and alike(boxes)
+        units = sorted(told.units - {"resized"} if same else told.units, key=[*IN_WORDS].index)
         seen = " or ".join(IN_WORDS[unit] for unit in units)
         wants = "data.coordinates.to says" if self.by_setting else "this model has learnt"
         place = int(boxes["reach"].max(axis=1).argmax())
@@ -178,20 +185,25 @@ class _Split:
         boxes = self.table["boxes"]
         units: set[str] = set(told.fits)
         if not mixed and self.expected is not None and _accepts(self.expected, told, boxes):
-            units = {self.expected, *(_PIXELS if alike(boxes) else ())} if (
-                self.expected in _PIXELS
-            ) else {self.expected}
+            same = self.expected in _PIXELS and alike(boxes)
+            units = set(_PIXELS) if same else {self.expected}
         elif not mixed and told.units:
             units = set(told.units)
-        beyond = ~np.any([told.fits[unit] for unit in units if unit in told.fits], axis=0)
-        if beyond.any():
-            place = int(np.flatnonzero(beyond)[0])
-            yield self._finding(
-                "boxes-leave-picture",
-                f"{self._counted()} leave their picture in {int(beyond.sum()):,}"
-                f" ({self._first(beyond)}): {self._example(place)}",
-                "look at these rows on the page of vtool verify --html, which draws their boxes",
-            )
+        beyond = ~np.any([told.fits[unit] for unit in units], axis=0)
+        if not beyond.any():
+            return
+        place = int(np.flatnonzero(beyond)[0])
+        help = "look at these rows on the page of vtool verify --html, which draws their boxes"
+        others = {unit: int((beyond & fits).sum()) for unit, fits in told.fits.items()}
+        if others and max(others.values()):
+            unit = max(others, key=lambda name: others[name])
+            help = f"{others[unit]:,} of them would lie within it in {IN_WORDS[unit]}: {help}"
+        yield self._finding(
+            "boxes-leave-picture",
+            f"{self._counted()} leave their picture in {int(beyond.sum()):,}"
+            f" ({self._first(beyond)}): {self._example(place)}",
+            help,
+        )
 
     def _inverted(self) -> Iterator[Diagnostic]:
         boxes = self.table["boxes"]

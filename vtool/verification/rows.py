@@ -169,7 +169,7 @@ def _audit_split(
         (*audited.findings, *audited.shared, *audit_warnings(ledger, run, split)),
         render_example(rows.sample(ledger.kept[0]), rows.processor) if ledger.kept else None,
         tuple(_show(rows, index, audits.findings.get(index)) for index in dict.fromkeys(indices)),
-        summarize_split(run, split, rows, audits) if look else None,
+        summarize_split(run, split, rows, audits, ledger.boxes) if look else None,
     )
 
 
