@@ -100,9 +100,7 @@ def _ruled_out(fits: NDArray[np.bool_]) -> bool:
     return odd >= _FEWEST and odd > _MOST_ODD * len(fits)
 
 
-def _tells(
-    boxes: NDArray[np.void], small: NDArray[np.float64], large: NDArray[np.float64]
-) -> bool:
+def _tells(boxes: NDArray[np.void], small: NDArray[np.float64], large: NDArray[np.float64]) -> bool:
     """Return whether boxes that fit in two sizes are clearly of the smaller one.
 
     They then fill it, and lie around its middle, while they leave the right or lower part of the

@@ -75,7 +75,7 @@ def summarize_boxes(split: str, rows: EncodedRows, kept: NDArray[np.void]) -> Bo
     if not len(table):
         return BoxSummary()
     boxes, settings = table["boxes"], rows.settings.coordinates
-    expected = getattr(settings, "to") if settings else rows.processor.coordinates
+    expected = settings.to if settings else rows.processor.coordinates
     split_of = _Split(split, rows.rows, table, expected, bool(settings))
     told = tell(boxes)
     forms = tuple(FORMS[_FORMS[form]] for form in np.unique(boxes["form"]).tolist())
@@ -170,6 +170,8 @@ class _Split:
         wants = "data.coordinates.to says" if self.by_setting else "this model has learnt"
         place = int(boxes["reach"].max(axis=1).argmax())
         help = f"data.coordinates={{from: {units[0]}, to: {self.expected}}} rescales them"
+        if len(units) > 1:
+            help = f"data.coordinates={{from: UNIT, to: {self.expected}}} rescales them"
         if self.by_setting:
             help = "look at data.coordinates.from: the boxes of the file are in another unit"
         elif units[0] not in ("absolute", "resized", "thousand", "unit"):

@@ -52,7 +52,8 @@ _NUMBER = r"-?\d+(?:\.\d+)?"
 _NUMBERS = re.compile(_NUMBER)
 _LIST = r"[\[(][\[\]()\s\d.,-]*[\])]"
 _KEYED = re.compile(
-    rf"(?<!\w)(?P<key>{'|'.join((*BOX_KEYS, *_POINT_KEYS, *_ACTION_KEYS))})[\"']?\s*[:=]\s*[\"']?(?P<value>{_LIST})"
+    rf"(?<!\w)(?P<key>{'|'.join((*BOX_KEYS, *_POINT_KEYS, *_ACTION_KEYS))})"
+    rf"[\"']?\s*[:=]\s*[\"']?(?P<value>{_LIST})"
 )
 _INSIDE = r"(?P<value>[\[\]()\s\d.,-]+)"
 _TAGGED = {
@@ -143,9 +144,7 @@ def _may_have(text: str) -> bool:
     return any(mark in text for mark in marks)
 
 
-def _of_text(
-    text: str, message: int, part: int | None, asked: str, *, answered: bool
-) -> list[Box]:
+def _of_text(text: str, message: int, part: int | None, asked: str, *, answered: bool) -> list[Box]:
     taken: list[tuple[int, int]] = []
     made: list[Box] = []
 

@@ -8,9 +8,9 @@ RULES = (
         code="VT690",
         summary="Boxes are in another unit than the model has learnt, or than a setting says.",
         why=(
-            "The loss falls all the same: the model learns a second meaning of the numbers it knows,"
-            " and every box is off by a factor. Qwen2.5-VL has learnt pixels of the resized image;"
-            " Qwen2-VL, Qwen3-VL and GLM-4V thousandths of the width and the height."
+            "The loss falls all the same: the model learns a second meaning of numbers it knows,"
+            " and boxes are off by a factor. Qwen2.5-VL has learnt pixels of the resized image, and"
+            " Qwen2-VL, Qwen3-VL and GLM-4V thousandths of its width and height."
         ),
         bad="Qwen3-VL, and boxes up to [620, 470] in every image of 640 × 480",
         good="the same boxes up to [969, 979], and so in an image of any size",
