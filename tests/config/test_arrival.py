@@ -56,7 +56,7 @@ TESTS: dict[str, str] = {
         "tests/data/test_splits.py::test_the_side_is_a_hash_of_the_group_with_the_splits_name",
     ),
     **dict.fromkeys(
-        ("data.coordinates", "data.coordinates.from", "data.coordinates.to"),
+        ("data.coordinates.from", "data.coordinates.to"),
         "tests/data/test_coordinates.py::test_boxes_in_pixels_become_thousandths_of_each_picture",
     ),
     "data.split.group": (

@@ -87,7 +87,7 @@ _BESIDE_LISTS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class WrittenBox:
     """A box (x1, y1, x2, y2) or a point (x, y) in the text of a row."""
 
     message: int
@@ -113,9 +113,9 @@ class Box:
         return right <= left or bottom <= top
 
 
-def find_boxes(row: Row) -> list[Box]:
+def find_boxes(row: Row) -> list[WrittenBox]:
     """Return the boxes and points in a row's messages, in the order of its text."""
-    found: list[Box] = []
+    found: list[WrittenBox] = []
     asked = ""
     for message, content in enumerate(row.messages):
         texts = list(_texts(content))
@@ -144,9 +144,11 @@ def _may_have(text: str) -> bool:
     return any(mark in text for mark in marks)
 
 
-def _of_text(text: str, message: int, part: int | None, asked: str, *, answered: bool) -> list[Box]:
+def _of_text(
+    text: str, message: int, part: int | None, asked: str, *, answered: bool
+) -> list[WrittenBox]:
     taken: list[tuple[int, int]] = []
-    made: list[Box] = []
+    made: list[WrittenBox] = []
 
     def take(form: str, start: int, spans: Sequence[tuple[int, int]], size: int = 4) -> None:
         if any(begin < spans[-1][1] and start < end for begin, end in taken):
@@ -157,7 +159,7 @@ def _of_text(text: str, message: int, part: int | None, asked: str, *, answered:
             if form == "loc" or (form == "json" and text.startswith("box_2d", start)):  # y first
                 own = [own[1], own[0], own[3], own[2]]
             numbers = tuple(Fraction(text[begin:end]) for begin, end in own)
-            made.append(Box(message, part, form, tuple(own), numbers))
+            made.append(WrittenBox(message, part, form, tuple(own), numbers))
 
     for form, match in _matches(text):
         begin, end = match.span("value")
@@ -229,7 +231,7 @@ class RowBoxes:
     size: tuple[int, int]
     """Width and height of the picture; 0 where it has several of other sizes."""
     resized: tuple[int, int]
-    """The same as the processor resizes it; 0 where that is not known."""
+    """Width and height as the processor resizes it; 0 where they are not known."""
 
     def values(self) -> tuple[Any, ...]:
         """Return the values as a row of `BOX`."""
@@ -241,7 +243,7 @@ def row_boxes(
     size_of: Callable[[Any], tuple[int, int]],
     resized: Callable[[int, int], tuple[int, int] | None],
 ) -> RowBoxes | None:
-    """Return what is kept of a row's boxes; None for a row without boxes or without pictures.
+    """Return the facts about a row's boxes; None for a row without boxes or without pictures.
 
     Args:
         size_of: returns a picture's width and height, upright.

@@ -6,7 +6,7 @@ from fractions import Fraction
 from typing import Any
 
 from vtool.config.schema import Data
-from vtool.data.boxes import FORMS, OWN_SCALES, Box, find_boxes, one_size
+from vtool.data.boxes import FORMS, OWN_SCALES, WrittenBox, find_boxes, one_size
 from vtool.data.row import Row, refuse, shown_value
 from vtool.data.sources import Rows
 from vtool.models.pictures import PictureReader
@@ -44,7 +44,7 @@ class Rescaling:
         if own is not None:
             raise self._refused(row, f"{FORMS[own]} is of one unit, whatever the setting says")
         scales = self._scales(row)
-        by_place: dict[tuple[int, int | None], list[Box]] = {}
+        by_place: dict[tuple[int, int | None], list[WrittenBox]] = {}
         for box in boxes:
             by_place.setdefault((box.message, box.part), []).append(box)
         messages = [
@@ -54,7 +54,7 @@ class Rescaling:
         return replace(row, messages=messages)
 
     def _scales(self, row: Row) -> tuple[Fraction, Fraction]:
-        """Return what x and y are multiplied with."""
+        """Return the factors of x and y."""
         unit = {"thousand": (1000, 1000), "unit": (1, 1)}
         if self.source in unit and self.to in unit:
             sizes = unit
@@ -97,7 +97,7 @@ class Rescaling:
         self,
         message: Mapping[str, Any],
         place: int,
-        boxes: Mapping[tuple[int, int | None], Sequence[Box]],
+        boxes: Mapping[tuple[int, int | None], Sequence[WrittenBox]],
         scales: tuple[Fraction, Fraction],
     ) -> Mapping[str, Any]:
         content = message.get("content")
@@ -114,7 +114,9 @@ class Rescaling:
         ]
         return {**message, "content": parts}
 
-    def _text(self, text: str, boxes: Sequence[Box], scales: tuple[Fraction, Fraction]) -> str:
+    def _text(
+        self, text: str, boxes: Sequence[WrittenBox], scales: tuple[Fraction, Fraction]
+    ) -> str:
         numbers = sorted(_rescaled(boxes, scales))
         made, done = [], 0
         for (begin, end), value in numbers:
@@ -129,7 +131,7 @@ class Rescaling:
 
 
 def _rescaled(
-    boxes: Sequence[Box], scales: tuple[Fraction, Fraction]
+    boxes: Sequence[WrittenBox], scales: tuple[Fraction, Fraction]
 ) -> Iterator[tuple[tuple[int, int], Fraction]]:
     """Yield the place of each number of boxes in their text, and the number rescaled."""
     for box in boxes:

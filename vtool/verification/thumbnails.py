@@ -10,7 +10,7 @@ from typing import Any
 from PIL import ImageDraw
 
 from vtool.data.box_conventions import IN_WORDS
-from vtool.data.boxes import OWN_SCALES, Box, find_boxes
+from vtool.data.boxes import OWN_SCALES, WrittenBox, find_boxes
 from vtool.data.loader import EncodedRows
 from vtool.data.outside import check_root
 from vtool.data.row import Row, shown_value
@@ -84,7 +84,8 @@ class Thumbnails:
                 yield {"text": text, "problem": f"is not shown: {shown_value(error)}"}
                 continue
             buffer = BytesIO()
-            small.save(buffer, format="JPEG", quality=75)
+            # thin lines need all colors
+            small.save(buffer, format="JPEG", quality=75, subsampling=0 if drawn else 2)
             code = base64.b64encode(buffer.getvalue()).decode("ascii")
             yield {
                 "text": text,
@@ -93,12 +94,12 @@ class Thumbnails:
                 "address": f"data:image/jpeg;base64,{code}",
             }
 
-    def _unit_of(self, boxes: Sequence[Box]) -> str | None:
+    def _unit_of(self, boxes: Sequence[WrittenBox]) -> str | None:
         """Return the unit that a row's boxes are drawn in; None for one without."""
         own = next((box.form for box in boxes if box.form in OWN_SCALES), None)
         return own or (self.unit if boxes else None)
 
-    def _draw(self, small: Any, size: tuple[int, int], boxes: Sequence[Box]) -> None:
+    def _draw(self, small: Any, size: tuple[int, int], boxes: Sequence[WrittenBox]) -> None:
         """Draw boxes, and points as small circles, on the copy of a picture of this size."""
         unit = self._unit_of(boxes)
         resized = self.rows.processor.resized(*size) or size

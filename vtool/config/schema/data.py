@@ -103,7 +103,7 @@ class Split(Settings):
         return {split: share for split, share in shares.items() if share is not None}
 
 
-Unit = Literal["absolute", "resized", "thousand", "unit"]
+BoxUnit = Literal["absolute", "resized", "thousand", "unit"]
 
 
 class CoordinatesBase(Settings):
@@ -114,13 +114,13 @@ class CoordinatesBase(Settings):
     """
 
     arrival: ClassVar = ActsLater()
-    to: Unit
+    to: BoxUnit
     """The unit that the model is to learn, of both edges of the image."""
 
     @property
-    def source(self) -> Unit:
+    def source(self) -> BoxUnit:
         """The setting `data.coordinates.from`, whose name is a word of Python's."""
-        given: Unit = getattr(self, "from")
+        given: BoxUnit = getattr(self, "from")
         return given
 
 
@@ -133,7 +133,7 @@ else:  # no class body can name a field `from`
         __base__=CoordinatesBase,
         __doc__=CoordinatesBase.__doc__,
         __module__=__name__,
-        **{"from": (Unit, _FROM)},
+        **{"from": (BoxUnit, _FROM)},
     )
 
 
