@@ -78,6 +78,7 @@ def test_lists_are_boxes_where_the_question_says_so(question: str, answer: str, 
         ("How many?", "<|begin_of_box|>42<|end_of_box|>"),
         ("Which boxes are ticked?", '{"box": 3, "boxes": [1, 2, 3]}'),
         ("Where is Paris?", '{"coordinate": [48.85, 2.35]}'),
+        ("Where?", '{"bbox_2d": [0, 0, ' + "9" * 400 + ", 1]}"),
         ("Cite.", "See the box model [3, 7, 12, 19]."),
     ],
 )

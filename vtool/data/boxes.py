@@ -48,7 +48,7 @@ BOX = np.dtype(
 )
 """The columns of a row's boxes, all zero for a row without: `RowBoxes` says what each is."""
 
-_NUMBER = r"-?\d+(?:\.\d+)?"
+_NUMBER = r"-?(?<!\d)\d{1,9}(?:\.\d{1,20})?(?!\d)"
 _NUMBERS = re.compile(_NUMBER)
 _LIST = r"[\[(][\[\]()\s\d.,-]*[\])]"
 _KEYED = re.compile(
@@ -66,7 +66,7 @@ _OF_GLM = re.compile(r"<\|begin_of_box\|>\s*(?P<value>\[\[[\[\]\s\d.,-]+\]\])\s*
 _LOCATIONS = re.compile(r"(?:<loc\d{4}>){4}")
 _OF_FLORENCE = re.compile(r"(?:<loc_\d{1,4}>){4}")
 _OF_MOLMO = re.compile(
-    rf"<points?\s+[^>]*?\b(?:x1?)=\"\s*({_NUMBER})\"\s+(?:y1?)=\"\s*({_NUMBER})\""
+    rf"<points?\s+[^<>]{{0,200}}?\b(?:x1?)=\"\s*({_NUMBER})\"\s+(?:y1?)=\"\s*({_NUMBER})\""
 )
 _MORE_OF_MOLMO = re.compile(rf"\bx\d*=\"\s*({_NUMBER})\"\s+y\d*=\"\s*({_NUMBER})\"")
 _FOUR = re.compile(
