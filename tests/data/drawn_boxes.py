@@ -49,12 +49,18 @@ def in_unit(
     """Return a box, independently of vtool."""
     if unit == "absolute":
         return list(corners)
-    across, down = {"thousand": (1000, 1000), "unit": (1, 1), "resized": resized}[unit]
+    across, down = {
+        "thousand": (1000, 1000),
+        "hundred": (100, 100),
+        "unit": (1, 1),
+        "resized": resized,
+    }[unit]
     values = [
         value * whole / side
         for value, whole, side in zip(corners, (across, down) * 2, size * 2, strict=True)
     ]
-    return [round(value, 3) if unit == "unit" else round(value) for value in values]
+    digits = {"unit": 3, "hundred": 1}.get(unit)
+    return [round(value, digits) for value in values]
 
 
 def as_json(boxes: Sequence[list[float]]) -> str:

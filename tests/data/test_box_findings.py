@@ -44,7 +44,7 @@ def quads(boxes: Sequence[list[float]]) -> str:
 
 
 @pytest.mark.parametrize("sizes", [SIZES, LARGE, ((640, 480),)], ids=["mixed", "large", "one"])
-@pytest.mark.parametrize("unit", ["absolute", "thousand", "unit"])
+@pytest.mark.parametrize("unit", ["absolute", "thousand", "hundred", "unit"])
 def test_a_unit_is_told_and_is_a_finding_where_the_family_has_another(
     tmp_path: Path, unit: str, sizes: Sequence[tuple[int, int]]
 ) -> None:

@@ -82,6 +82,7 @@ def test_boxes_in_pixels_become_thousandths_of_each_picture(tmp_path: Path) -> N
         ("thousand", "absolute", "[100, 100, 500, 1000]", "[64, 48, 320, 480]"),
         ("thousand", "unit", "[100, 25, 500, 1000]", "[0.1, 0.025, 0.5, 1]"),
         ("unit", "thousand", "[0.1, 0.1, 0.5, 1.0]", "[100, 100, 500, 1000]"),
+        ("absolute", "hundred", "[64, 48, 320, 461]", "[10, 10, 50, 96]"),
         # 640 × 480 is shown as 644 × 476: 28 · 23 and 28 · 17
         ("absolute", "resized", "[320, 240, 640, 480]", "[322, 238, 644, 476]"),
         ("resized", "thousand", "[322, 119, 644, 476]", "[500, 250, 1000, 1000]"),

@@ -28,7 +28,7 @@ def with_images(*names: str) -> dict[str, Any]:
     return chat("<image>" * len(names), "a") | {"images": list(names)}
 
 
-@pytest.mark.parametrize("unit", ["absolute", "resized", "thousand", "unit"])
+@pytest.mark.parametrize("unit", ["absolute", "resized", "thousand", "hundred", "unit"])
 def test_boxes_are_drawn_where_their_objects_are(tmp_path: Path, unit: str) -> None:
     """A green rectangle has a red line around it, on all four sides."""
     sizes = ((1500, 1000),)

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from vtool.data.boxes import FORMS, OWN_SCALES
+from vtool.data.boxes import FORMS, OWN_SCALES, PARTS
 
 UNITS = {
     "absolute": "pixels of the picture",
     "resized": "pixels of the picture as it is resized for the model",
     "thousand": "0 to 1000",
+    "hundred": "0 to 100",
     "unit": "0 to 1",
 }
 """The units that `data.coordinates` knows, in words."""
@@ -79,8 +80,8 @@ def tell(boxes: NDArray[np.void]) -> Told:
 
 def _scale(boxes: NDArray[np.void], unit: str) -> NDArray[np.float64]:
     """Return the largest x and y of each row's picture in a unit; infinity where not known."""
-    if unit in ("thousand", "unit"):
-        return np.full((len(boxes), 2), 1000.0 if unit == "thousand" else 1.0)
+    if unit in PARTS:
+        return np.full((len(boxes), 2), float(PARTS[unit]))
     size = boxes["size" if unit == "absolute" else "resized"].astype(np.float64)
     return np.where(size > 0, size, np.inf)
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vtool.data.box_conventions import IN_WORDS, Told, alike, groups_of, second_unit, tell
+from vtool.data.box_conventions import IN_WORDS, UNITS, Told, alike, groups_of, second_unit, tell
 from vtool.data.boxes import FORMS
 from vtool.data.loader import EncodedRows
 from vtool.data.sources import Rows
@@ -172,7 +172,7 @@ class _Split:
             help = f"data.coordinates={{from: UNIT, to: {self.expected}}} rescales them"
         if self.by_setting:
             help = "look at data.coordinates.from: the boxes of the file are in another unit"
-        elif units[0] not in ("absolute", "resized", "thousand", "unit"):
+        elif units[0] not in UNITS:
             help = "write them as this model does"
         return self._finding(
             "boxes-of-another-convention",

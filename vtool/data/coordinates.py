@@ -6,14 +6,14 @@ from fractions import Fraction
 from typing import Any
 
 from vtool.config.schema import Data
-from vtool.data.boxes import FORMS, OWN_SCALES, WrittenBox, find_boxes, one_size
+from vtool.data.boxes import FORMS, OWN_SCALES, PARTS, WrittenBox, find_boxes, one_size
 from vtool.data.row import Row, refuse, shown_value
 from vtool.data.sources import Rows
 from vtool.models.pictures import PictureReader
 from vtool.models.processor import Processor
 
-_DIGITS = 4
-"""Digits behind the point of a number from 0 to 1; all other units have whole numbers."""
+_DIGITS = {"unit": 4, "hundred": 1}
+"""Digits behind the point; all other units have whole numbers."""
 Size = tuple[int, int]
 
 
@@ -55,12 +55,10 @@ class Rescaling:
 
     def _scales(self, row: Row) -> tuple[Fraction, Fraction]:
         """Return the factors of x and y."""
-        unit = {"thousand": (1000, 1000), "unit": (1, 1)}
-        if self.source in unit and self.to in unit:
-            sizes = unit
-        else:
+        sizes = {unit: (count, count) for unit, count in PARTS.items()}
+        if self.source not in PARTS or self.to not in PARTS:
             size = self._size(row)
-            sizes = {**unit, "absolute": size}
+            sizes["absolute"] = size
             if "resized" in (self.source, self.to):
                 if (small := self.resized(*size)) is None:
                     what = f"how the model resizes {size[0]} × {size[1]} pixels is not known"
@@ -125,9 +123,9 @@ class Rescaling:
         return "".join([*made, text[done:]])
 
     def _written(self, value: Fraction) -> str:
-        if self.to != "unit":
-            return str(round(value))
-        return f"{float(round(value, _DIGITS)):.{_DIGITS}f}".rstrip("0").rstrip(".")
+        digits = _DIGITS.get(self.to, 0)
+        text = f"{float(round(value, digits)):.{digits}f}"
+        return text.rstrip("0").rstrip(".") if digits else text
 
 
 def _rescaled(

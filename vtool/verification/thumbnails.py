@@ -10,7 +10,7 @@ from typing import Any
 from PIL import ImageDraw
 
 from vtool.data.box_conventions import IN_WORDS
-from vtool.data.boxes import OWN_SCALES, WrittenBox, find_boxes
+from vtool.data.boxes import OWN_SCALES, PARTS, WrittenBox, find_boxes
 from vtool.data.loader import EncodedRows
 from vtool.data.outside import check_root
 from vtool.data.row import Row, shown_value
@@ -103,8 +103,8 @@ class Thumbnails:
         """Draw boxes, and points as small circles, on the copy of a picture of this size."""
         unit = self._unit_of(boxes)
         resized = self.rows.processor.resized(*size) or size
-        whole = {"absolute": size, "resized": resized, "thousand": (1000, 1000), "unit": (1, 1)}
-        across, down = whole.get(unit or "") or (OWN_SCALES[unit or ""],) * 2
+        parts = {name: (count, count) for name, count in (PARTS | OWN_SCALES).items()}
+        across, down = {**parts, "absolute": size, "resized": resized}[unit or ""]
         x, y = small.width / across, small.height / down
         pen = ImageDraw.Draw(small)
         for box in boxes:

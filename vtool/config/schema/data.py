@@ -103,14 +103,14 @@ class Split(Settings):
         return {split: share for split, share in shares.items() if share is not None}
 
 
-BoxUnit = Literal["absolute", "resized", "thousand", "unit"]
+BoxUnit = Literal["absolute", "resized", "thousand", "hundred", "unit"]
 
 
 class CoordinatesBase(Settings):
     """The unit of the boxes and points in the rows, and the one that they are rescaled to.
 
     `absolute`: pixels of the image. `resized`: pixels of the image as the model is shown it.
-    `thousand`: 0 to 1000. `unit`: 0 to 1.
+    `thousand`: 0 to 1000. `hundred`: 0 to 100. `unit`: 0 to 1.
     """
 
     arrival: ClassVar = ActsLater()
