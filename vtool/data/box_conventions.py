@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from vtool.data.boxes import FORMS, OWN_SCALES, PARTS
+from vtool.data.boxes import FORMS, OWN_SCALES, SCALES
 
 UNITS = {
     "absolute": "pixels of the picture",
@@ -80,8 +80,8 @@ def tell(boxes: NDArray[np.void]) -> Told:
 
 def _scale(boxes: NDArray[np.void], unit: str) -> NDArray[np.float64]:
     """Return the largest x and y of each row's picture in a unit; infinity where not known."""
-    if unit in PARTS:
-        return np.full((len(boxes), 2), float(PARTS[unit]))
+    if unit in SCALES:
+        return np.full((len(boxes), 2), float(SCALES[unit]))
     size = boxes["size" if unit == "absolute" else "resized"].astype(np.float64)
     return np.where(size > 0, size, np.inf)
 

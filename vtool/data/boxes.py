@@ -33,7 +33,7 @@ FORMS = {
 """The ways in which boxes are written, in words; an audit keeps the place of one here."""
 OWN_SCALES = {"loc": 1024, "loc_": 1000, "point": 100}
 """Forms whose numbers are parts of the picture, whatever model reads them, and of how many."""
-PARTS = {"thousand": 1000, "hundred": 100, "unit": 1}
+SCALES = {"thousand": 1000, "hundred": 100, "unit": 1}
 """Units that are parts of the picture, as `data.coordinates` names them, and of how many."""
 BOX = np.dtype(
     [

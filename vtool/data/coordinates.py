@@ -6,7 +6,7 @@ from fractions import Fraction
 from typing import Any
 
 from vtool.config.schema import Data
-from vtool.data.boxes import FORMS, OWN_SCALES, PARTS, WrittenBox, find_boxes, one_size
+from vtool.data.boxes import FORMS, OWN_SCALES, SCALES, WrittenBox, find_boxes, one_size
 from vtool.data.row import Row, refuse, shown_value
 from vtool.data.sources import Rows
 from vtool.models.pictures import PictureReader
@@ -55,8 +55,8 @@ class Rescaling:
 
     def _scales(self, row: Row) -> tuple[Fraction, Fraction]:
         """Return the factors of x and y."""
-        sizes = {unit: (count, count) for unit, count in PARTS.items()}
-        if self.source not in PARTS or self.to not in PARTS:
+        sizes = {unit: (count, count) for unit, count in SCALES.items()}
+        if self.source not in SCALES or self.to not in SCALES:
             size = self._size(row)
             sizes["absolute"] = size
             if "resized" in (self.source, self.to):

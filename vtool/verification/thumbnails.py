@@ -10,7 +10,7 @@ from typing import Any
 from PIL import ImageDraw
 
 from vtool.data.box_conventions import IN_WORDS
-from vtool.data.boxes import OWN_SCALES, PARTS, WrittenBox, find_boxes
+from vtool.data.boxes import OWN_SCALES, SCALES, WrittenBox, find_boxes
 from vtool.data.loader import EncodedRows
 from vtool.data.outside import check_root
 from vtool.data.row import Row, shown_value
@@ -103,7 +103,7 @@ class Thumbnails:
         """Draw boxes, and points as small circles, on the copy of a picture of this size."""
         unit = self._unit_of(boxes)
         resized = self.rows.processor.resized(*size) or size
-        parts = {name: (count, count) for name, count in (PARTS | OWN_SCALES).items()}
+        parts = {name: (count, count) for name, count in (SCALES | OWN_SCALES).items()}
         across, down = {**parts, "absolute": size, "resized": resized}[unit or ""]
         x, y = small.width / across, small.height / down
         pen = ImageDraw.Draw(small)
