@@ -14,6 +14,7 @@ RULE_MODULES = (
     "vtool.diagnostics.rules_loading",
     "vtool.diagnostics.rules_data",
     "vtool.diagnostics.rules_quality",
+    "vtool.diagnostics.rules_boxes",
     "vtool.diagnostics.rules_formats",
     "vtool.diagnostics.rules_environment",
     "vtool.diagnostics.rules_launch",
