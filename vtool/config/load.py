@@ -30,6 +30,7 @@ from vtool.diagnostics.printable import printable
 
 FOREIGN_RULES = tuple(rule.name for rule in foreign.RULES)
 """Rules about recipes of other trainers."""
+_BY_FAMILY = {"image-longer-than-row", "pixel-bounds"}
 _NOT_LOOKED_AT = ("no-counterpart", "not-on-this-machine")
 _SETTINGS_RULES = tuple(rule.name for rule in sorted(rules.RULES, key=lambda rule: rule.code))
 RECIPE_RULES = (*(rule.name for rule in rules_recipe.RULES), *_SETTINGS_RULES)
@@ -196,16 +197,18 @@ def examine_foreign(path: Path, *, trainer: str = "verl", trusted: bool = True) 
     } - reading.names.keys()
     unknown |= set(reading.open)
     unknown |= {"model.revision"} if "model.path" in unknown else set()  # a revision of that model
+    # how many pixels a token has is the family's; none is known here
+    of_a_family = set() if "model.family" in reading.names or trainer == "verl" else _BY_FAMILY
     findings = (
         *(
-            in_their_words(one, reading.names, of_verl=trainer == "verl")
+            in_their_words(one, reading.names, of_verl=trainer == "verl", scales=reading.scales)
             for one in examined.findings
-            if one.parameter not in unknown
+            if one.parameter not in unknown and one.rule not in of_a_family
         ),
         *reading.findings,
     )
     failed = {one.rule for one in findings if one.severity == "error"}
-    unjudged = {one.rule for one in findings if one.rule in _NOT_LOOKED_AT}
+    unjudged = {one.rule for one in findings if one.rule in _NOT_LOOKED_AT} | of_a_family
     checks = {
         name: "passed" if state == "failed" else state for name, state in examined.checks.items()
     } | dict.fromkeys(FOREIGN_RULES, "passed")
