@@ -31,6 +31,7 @@ from vtool.diagnostics.printable import printable
 FOREIGN_RULES = tuple(rule.name for rule in foreign.RULES)
 """Rules about recipes of other trainers."""
 _BY_FAMILY = {"image-longer-than-row", "pixel-bounds"}
+_OURS = "not-built-on-engine"
 _NOT_LOOKED_AT = ("no-counterpart", "not-on-this-machine")
 _SETTINGS_RULES = tuple(rule.name for rule in sorted(rules.RULES, key=lambda rule: rule.code))
 RECIPE_RULES = (*(rule.name for rule in rules_recipe.RULES), *_SETTINGS_RULES)
@@ -199,10 +200,16 @@ def examine_foreign(path: Path, *, trainer: str = "verl", trusted: bool = True) 
     unknown |= {"model.revision"} if "model.path" in unknown else set()  # a revision of that model
     # how many pixels a token has is the family's; none is known here
     of_a_family = set() if "model.family" in reading.names or trainer == "verl" else _BY_FAMILY
+    found = examined.findings
+    if trainer != "verl":  # what is not built here is no mistake of theirs
+        found = tuple(
+            replace(one, rule="no-counterpart", severity="note") if one.rule == _OURS else one
+            for one in found
+        )
     findings = (
         *(
             in_their_words(one, reading.names, of_verl=trainer == "verl", scales=reading.scales)
-            for one in examined.findings
+            for one in found
             if one.parameter not in unknown and one.rule not in of_a_family
         ),
         *reading.findings,

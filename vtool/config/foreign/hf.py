@@ -108,6 +108,12 @@ _OF_OTHERS = {
     "sampler_engine": "settings of `swift sample`",
 }
 """Settings that are in no recipe of these trainers, and what a file that has them is."""
+_AFTER: Mapping[str, set[str]] = {
+    "trl": set(),
+    "llamafactory": {"export_dir", "infer_backend", "task"},
+    "ms-swift": {"stream", "infer_backend"},
+}
+"""Settings that only files for predicting, scoring or exporting have."""
 
 
 def _refuse_others(given: Mapping[str, Any], path: Path, trainer: ForeignTrainer) -> None:
@@ -115,9 +121,11 @@ def _refuse_others(given: Mapping[str, Any], path: Path, trainer: ForeignTrainer
     heads = {name.partition(".")[0] for name in given}
     mark = next((name for name in _OF_OTHERS if name in heads - trainer.fields.keys()), None)
     what = _OF_OTHERS[mark] if mark else None
-    trains = {"dataset", "cached_dataset", "learning_rate", "output_dir", "tuner_type"}
-    if trainer.name == "ms-swift" and "max_new_tokens" in heads and not heads & trains:
-        what = "settings of `swift infer`"
+    trains = {"dataset", "do_train", "learning_rate", "output_dir", "cached_dataset"}
+    if not heads & trains and heads & _AFTER[trainer.name] and len(heads) > 2:
+        what = "settings of a command that is for after training"
+    if len(heads) > 2 and not heads & trainer.fields.keys():
+        what = "none of its settings"
     if what is not None:
         message = f"{path.name} has {what}: it is no recipe of {trainer.title}'s fine-tuning"
         help = "give the file that the trainer's own command takes"
