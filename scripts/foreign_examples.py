@@ -15,18 +15,19 @@ from pathlib import Path
 from vtool.config.load import examine_foreign
 from vtool.diagnostics import Findings
 
-ENDS = (".yaml", ".yml", ".sh")
+ENDS = (".yaml", ".yml", ".sh", ".py", ".md")
+"""Ends of recipes, and of texts that show how one is started: the first command is read."""
 NOT_THEIRS = ("unknown-recipe", "recipe-of-another-trainer")
 """Rules that say that a file is no recipe of this trainer's supervised fine-tuning."""
 
 
-def main() -> int:
+def main(words: list[str] | None = None) -> int:
     """Count the findings of a folder, and return 1 where there is an error."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--from", dest="trainer", required=True, help="as validate-config takes it")
     parser.add_argument("--show", action="store_true", help="print each error and warning")
     parser.add_argument("folder", type=Path)
-    given = parser.parse_args()
+    given = parser.parse_args(words)
     files = [given.folder] if given.folder.is_file() else sorted(given.folder.rglob("*"))
     found: Counter[tuple[str, str]] = Counter()
     read = others = clean = 0

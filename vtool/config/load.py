@@ -31,7 +31,11 @@ from vtool.diagnostics.printable import printable
 FOREIGN_RULES = tuple(rule.name for rule in foreign.RULES)
 """Rules about recipes of other trainers."""
 _BY_FAMILY = {"image-longer-than-row", "pixel-bounds"}
-_OURS = "not-built-on-engine"
+_OF_THIS_PLACE = {
+    "not-built-on-engine": "no-counterpart",
+    "extra-not-installed": "not-on-this-machine",
+}
+"""Rules about what vtool does, or this machine has: no mistake of another trainer's recipe."""
 _NOT_LOOKED_AT = ("no-counterpart", "not-on-this-machine")
 _SETTINGS_RULES = tuple(rule.name for rule in sorted(rules.RULES, key=lambda rule: rule.code))
 RECIPE_RULES = (*(rule.name for rule in rules_recipe.RULES), *_SETTINGS_RULES)
@@ -201,9 +205,11 @@ def examine_foreign(path: Path, *, trainer: str = "verl", trusted: bool = True) 
     # how many pixels a token has is the family's; none is known here
     of_a_family = set() if "model.family" in reading.names or trainer == "verl" else _BY_FAMILY
     found = examined.findings
-    if trainer != "verl":  # what is not built here is no mistake of theirs
+    if trainer != "verl":
         found = tuple(
-            replace(one, rule="no-counterpart", severity="note") if one.rule == _OURS else one
+            replace(one, rule=_OF_THIS_PLACE[one.rule], severity="note")
+            if one.rule in _OF_THIS_PLACE
+            else one
             for one in found
         )
     findings = (

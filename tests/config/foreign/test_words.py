@@ -320,7 +320,10 @@ def test_a_constant_rate_has_no_warm_up_there_and_none_here() -> None:
     values, _ = written("trl", text)
     assert values["optim"]["warmup_steps"] == 0
     found = run_vtool(Path(), "validate-config", "--from", "trl", "theirs.yaml")
-    assert "warmup_steps is 10, but lr_scheduler_type constant has no warm-up" in found.stderr + found.stdout
+    assert (
+        "warmup_steps is 10, but lr_scheduler_type constant has no warm-up"
+        in found.stderr + found.stdout
+    )
 
 
 def test_rows_to_evaluate_on_that_are_not_here_are_left_open_and_their_settings_kept() -> None:
