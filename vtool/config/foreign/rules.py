@@ -52,8 +52,8 @@ RULES = (
         name="not-on-this-machine",
         code="VT238",
         summary=(
-            "Another trainer's recipe names a model, rows, a file or a package that this machine does"
-            " not have."
+            "Another trainer's recipe names a model, rows, a file or a package that this machine"
+            " does not have."
         ),
         why="What depends on them is not checked: neither right nor wrong. Nothing is downloaded.",
         bad="{model_name_or_path: Qwen/Qwen2.5-VL-3B-Instruct}, which was never downloaded",
