@@ -140,7 +140,7 @@ class Translation:
             else:  # ms-swift's and LLaMA-Factory's words for it
                 said = next((one for one in ("model_type", "template") if self._names(one)), None)
                 if said is not None:
-                    self.put("model.family", said, family_name)
+                    self.put("model.family", said, _family_of_word)
             if look.is_known and look.family is not None:
                 self.theirs.judged.add("model_type")
                 self.theirs.put("model.path", look.path, name)
@@ -151,7 +151,7 @@ class Translation:
         self._dtype()
 
     def _names(self, word: str) -> bool:
-        return family_name(self.theirs.given.get(word)) is not NO_COUNTERPART
+        return _family_of_word(self.theirs.given.get(word)) is not NO_COUNTERPART
 
     def _dtype(self) -> None:
         given, put = self.theirs.given, self.theirs.put
@@ -186,6 +186,11 @@ class Translation:
         self.theirs.put(
             "data.global_batch_size", size * passes * ranks, "gradient_accumulation_steps"
         )
+        if passes > 1 and self.trainer.name in ("trl", "llamafactory"):
+            self.notes.append(
+                "The loss is a mean over the tokens of a step. There, for models with images, each"
+                f" of its {passes} passes counts the same, whatever its tokens"
+            )
         if self.processes is None:
             self.notes.append(
                 f"data.global_batch_size is that of one process: {size} rows × {passes} passes."
@@ -328,6 +333,11 @@ class Translation:
         engine = values.setdefault("engine", {"kind": "ddp"})
         if engine["kind"] == "ddp" and is_whole(self.theirs.given.get("ddp_bucket_cap_mb")):
             self.put("engine.bucket_cap_mb", "ddp_bucket_cap_mb", lambda value: value)
+
+
+def _family_of_word(word: Any) -> Any:
+    """Return the family of a model's type, or of a template such as `qwen3_vl_nothink`."""
+    return family_name(str(word).removesuffix("_nothink"))
 
 
 def is_whole(value: Any) -> bool:

@@ -138,6 +138,15 @@ def _of_all(look: Look) -> Iterator[Diagnostic]:
 def _of_trl(look: Look) -> Iterator[Diagnostic]:
     if not look.visual():
         return
+    known = look.theirs.values.get("model", {}).get("family")
+    if known and look["use_peft"] is True and not look["lora_target_modules"]:
+        yield look.at(
+            _REFUSED,
+            "use_peft",
+            "use_peft is true without lora_target_modules: peft has no list of layers of"
+            f" {known}, and refuses it",
+            "set lora_target_modules: all-linear",
+        )
     for name in ("packing", "padding_free"):
         if look[name] is True:
             yield look.at(
