@@ -13,11 +13,15 @@ from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.near_miss import did_you_mean, near
 
 if TYPE_CHECKING:
-    from vtool.config.foreign.hf_traps import Look
+    from vtool.config.foreign.hf_traps import TheirSettings
 
 _BUILT_IN = frozenset({f"zero{stage}" for stage in range(4)} | {"zero2_offload", "zero3_offload"})
 """Names by which ms-swift takes files of its own, in which everything is "auto"."""
-SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
+DEEPSPEED_SCHEDULES = {
+    "WarmupLR": "constant",
+    "WarmupDecayLR": "linear",
+    "WarmupCosineLR": "cosine",
+}
 """DeepSpeed's schedules, each with a warm-up, by their names here."""
 _EQUAL = (
     ("train_micro_batch_size_per_gpu", "per_device_train_batch_size"),
@@ -31,7 +35,7 @@ _EQUAL = (
 
 
 def read_deepspeed(theirs: ForeignFile, trainer: str) -> Mapping[str, Any] | None:
-    """Return what the file says that `deepspeed` names; None where there is none that is read."""
+    """Return the settings of the file that `deepspeed` names; None where none is read."""
     value = theirs.given.get("deepspeed")
     if isinstance(value, Mapping):
         return value
@@ -48,7 +52,7 @@ def read_deepspeed(theirs: ForeignFile, trainer: str) -> Mapping[str, Any] | Non
     return found if isinstance(found, Mapping) else None
 
 
-def find_contradictions(look: "Look") -> Iterator[Diagnostic]:
+def find_contradictions(look: "TheirSettings") -> Iterator[Diagnostic]:
     """Yield findings about DeepSpeed's file: it is not there, or says something else."""
     value = look.theirs.given.get("deepspeed")
     settings = read_deepspeed(look.theirs, look.trainer.name)
@@ -69,7 +73,7 @@ def find_contradictions(look: "Look") -> Iterator[Diagnostic]:
     schedule = _at(settings, "scheduler.type")
     kind = look["lr_scheduler_type"]
     alike = {"constant": "constant_with_warmup"}.get(
-        SCHEDULES.get(str(schedule), ""), SCHEDULES.get(str(schedule))
+        DEEPSPEED_SCHEDULES.get(str(schedule), ""), DEEPSPEED_SCHEDULES.get(str(schedule))
     )
     if schedule is not None and look.is_given("lr_scheduler_type") and kind != alike:
         yield look.at(
@@ -89,7 +93,7 @@ def find_contradictions(look: "Look") -> Iterator[Diagnostic]:
         )
 
 
-def _unreadable(look: "Look", value: Any) -> Iterator[Diagnostic]:
+def _unreadable(look: "TheirSettings", value: Any) -> Iterator[Diagnostic]:
     if not isinstance(value, str) or (look.trainer.name == "ms-swift" and value in _BUILT_IN):
         return
     path = None if value.lstrip().startswith("{") else look.theirs.find_path(value)
@@ -111,8 +115,10 @@ def _unreadable(look: "Look", value: Any) -> Iterator[Diagnostic]:
         )
 
 
-def _differences(look: "Look", settings: Mapping[str, Any]) -> Iterator[tuple[str, Any, str, Any]]:
-    """Yield what is not the same: its name there, its value, our word for it, and the recipe's."""
+def _differences(
+    look: "TheirSettings", settings: Mapping[str, Any]
+) -> Iterator[tuple[str, Any, str, Any]]:
+    """Yield each difference: its name there, its value, the recipe's word for it, and its value."""
     finds_size = look["auto_find_batch_size"] is True
     wanted: list[tuple[str, str, Any]] = [
         (there, word, _number(look, word))
@@ -143,7 +149,7 @@ def _differences(look: "Look", settings: Mapping[str, Any]) -> Iterator[tuple[st
         yield "train_batch_size", rows, "the rows of a step,", meant
 
 
-def _number(look: "Look", name: str) -> float | None:
+def _number(look: "TheirSettings", name: str) -> float | None:
     """Return the number in force; None where it is not known."""
     if name == "learning_rate" and look[name] is None:
         value = look.theirs.values.get("optim", {}).get("lr")  # ms-swift's own
@@ -158,7 +164,7 @@ def _number(look: "Look", name: str) -> float | None:
     return int(number) if number.is_integer() else number
 
 
-def _precision(look: "Look", kind: str) -> bool | None:
+def _precision(look: "TheirSettings", kind: str) -> bool | None:
     """Return whether a run computes in a kind of half precision; None where it is not known."""
     if look[f"{kind}_full_eval"] is True or look["pure_bf16"]:
         return None
@@ -171,7 +177,7 @@ def _precision(look: "Look", kind: str) -> bool | None:
     return None if chosen is None else chosen == kind
 
 
-def _warm_up(look: "Look", total: int | None) -> int | None:
+def _warm_up(look: "TheirSettings", total: int | None) -> int | None:
     steps = _number(look, "warmup_steps")
     share = _number(look, "warmup_ratio") if look["warmup_ratio"] else None
     if share is None and steps is not None and 0 < steps < 1:

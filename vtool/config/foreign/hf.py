@@ -13,7 +13,7 @@ from vtool.config.foreign import hf_traps
 from vtool.config.foreign.given import read_given
 from vtool.config.foreign.hf_script import PROCESSES_VARIABLE, read_script
 from vtool.config.foreign.hf_translation import Translation, is_whole
-from vtool.config.foreign.swift_bounds import VARIABLES, with_model_arguments
+from vtool.config.foreign.swift_bounds import BOUND_VARIABLES, with_model_arguments
 from vtool.config.foreign.theirs import ForeignFile, ForeignRecipe, absent_findings
 from vtool.config.foreign.trainers import ForeignTrainer
 from vtool.config.origins import Origins, ValuePosition
@@ -89,7 +89,7 @@ def _take_variables(
     processes = None
     for name in [one for one in given if one.partition(".")[0].upper() == "ENV"]:
         variable = name.partition(".")[2]
-        if variable in VARIABLES:
+        if variable in BOUND_VARIABLES:
             given[variable], places[variable] = given[name], places[name]
         elif variable == PROCESSES_VARIABLE and is_whole(given[name]):
             processes, places[variable] = given[name], places[name]
@@ -155,7 +155,7 @@ def _unknown(
 ) -> Iterator[Diagnostic]:
     for name in given:
         head = name.partition(".")[0]
-        if head in trainer.fields or name in VARIABLES:
+        if head in trainer.fields or name in BOUND_VARIABLES:
             continue
         meant = did_you_mean(near(head, sorted(trainer.fields)))
         elsewhere = trainer.replaced(head)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vtool.config.foreign.given import read_given
-from vtool.config.foreign.swift_bounds import VARIABLES
+from vtool.config.foreign.swift_bounds import BOUND_VARIABLES
 from vtool.config.foreign.trainers import ForeignTrainer
 from vtool.config.limits import MOST_BYTES
 from vtool.config.origins import ValuePosition
@@ -104,7 +104,7 @@ def _variables(line: str) -> Iterator[tuple[str, int, int]]:
     """Yield the bounds that variables of a line give, with values and columns."""
     code = "" if line.lstrip().startswith("#") else line.partition(" #")[0]
     for found in _VARIABLE.finditer(code):
-        if found[1] in VARIABLES:
+        if found[1] in BOUND_VARIABLES:
             factors = map(int, re.findall(r"\d+", found[2]))
             yield found[1], math.prod(factors), found.start()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vtool.config.foreign import hf_rows
-from vtool.config.foreign.deepspeed_file import SCHEDULES, read_deepspeed
+from vtool.config.foreign.deepspeed_file import DEEPSPEED_SCHEDULES, read_deepspeed
 from vtool.config.foreign.hf_script import PROCESSES_VARIABLE
 from vtool.config.foreign.hf_sharing import sharding_engine
 from vtool.config.foreign.llamafactory_traps import FREEZES, parts_without_adapter
@@ -320,8 +320,8 @@ class Translation:
         values = self.theirs.values
         settings = read_deepspeed(self.theirs, self.trainer.name)
         scheduler = settings.get("scheduler") if settings else None
-        if isinstance(scheduler, Mapping) and scheduler.get("type") in SCHEDULES:
-            self.theirs.put("optim.schedule", SCHEDULES[scheduler["type"]], "deepspeed")
+        if isinstance(scheduler, Mapping) and scheduler.get("type") in DEEPSPEED_SCHEDULES:
+            self.theirs.put("optim.schedule", DEEPSPEED_SCHEDULES[scheduler["type"]], "deepspeed")
         # four bits are there on ddp alone
         four_bits = "base_dtype" in values.get("lora", {})
         for word in () if four_bits else ("deepspeed", "fsdp"):

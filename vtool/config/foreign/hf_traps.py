@@ -25,11 +25,11 @@ def find_traps(
     """Yield findings about settings, without judging those that have a counterpart."""
     judged = set(theirs.judged)
     for check in (_of_all, find_contradictions, *_BY_TRAINER[trainer.name]):
-        yield from check(Look(theirs, trainer, processes))
+        yield from check(TheirSettings(theirs, trainer, processes))
     theirs.judged |= judged
 
 
-class Look:
+class TheirSettings:
     """Their settings, with the trainer's defaults."""
 
     def __init__(self, theirs: ForeignFile, trainer: ForeignTrainer, processes: int | None) -> None:
@@ -57,7 +57,7 @@ class Look:
         return self.theirs.find(rule, name, message, help)
 
 
-def _of_all(look: Look) -> Iterator[Diagnostic]:
+def _of_all(look: TheirSettings) -> Iterator[Diagnostic]:
     if look["bf16"] is True and look["fp16"] is True:
         yield look.at(
             _REFUSED, "fp16", "bf16 and fp16 are both true: transformers refuses it", "keep bf16"
@@ -135,7 +135,7 @@ def _of_all(look: Look) -> Iterator[Diagnostic]:
             )
 
 
-def _of_trl(look: Look) -> Iterator[Diagnostic]:
+def _of_trl(look: TheirSettings) -> Iterator[Diagnostic]:
     if not look.visual():
         return
     known = look.theirs.values.get("model", {}).get("family")
@@ -173,7 +173,7 @@ def _of_trl(look: Look) -> Iterator[Diagnostic]:
         )
 
 
-def _of_llama_factory(look: Look) -> Iterator[Diagnostic]:
+def _of_llama_factory(look: TheirSettings) -> Iterator[Diagnostic]:
     if look["packing"] is True and not look["neat_packing"]:
         yield look.at(
             _TRAP,
@@ -245,7 +245,7 @@ def _of_llama_factory(look: Look) -> Iterator[Diagnostic]:
         )
 
 
-def _of_swift(look: Look) -> Iterator[Diagnostic]:
+def _of_swift(look: TheirSettings) -> Iterator[Diagnostic]:
     for name in ("packing", "padding_free"):
         if look[name] is True and look["attn_impl"] not in _FLASH:
             yield look.at(

@@ -14,7 +14,7 @@ from vtool.diagnostics import Diagnostic
 from vtool.families import FAMILIES
 
 if TYPE_CHECKING:
-    from vtool.config.foreign.hf_traps import Look
+    from vtool.config.foreign.hf_traps import TheirSettings
 
 FREEZES = {
     "projector": "freeze_multi_modal_projector",
@@ -60,7 +60,7 @@ def parts_without_adapter(theirs: ForeignFile, trainer: ForeignTrainer) -> tuple
     )
 
 
-def find_untrained_parts(look: "Look") -> Iterator[Diagnostic]:
+def find_untrained_parts(look: "TheirSettings") -> Iterator[Diagnostic]:
     """Yield a finding for each part that the recipe does not freeze, and that is not trained."""
     targets = ", ".join(listed_words(look["lora_target"]))
     for part in parts_without_adapter(look.theirs, look.trainer):
@@ -82,7 +82,7 @@ def tokens_on_disk(theirs: ForeignFile) -> Path | None:
     return path if path is not None and path.is_dir() and any(path.iterdir()) else None
 
 
-def find_unread_rows(look: "Look") -> Iterator[Diagnostic]:
+def find_unread_rows(look: "TheirSettings") -> Iterator[Diagnostic]:
     """Yield findings about settings of rows beside rows that are tokens already."""
     folder = tokens_on_disk(look.theirs)
     if folder is None:

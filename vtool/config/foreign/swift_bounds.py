@@ -14,7 +14,7 @@ from vtool.families.facts import FamilyFacts
 
 if TYPE_CHECKING:
     from vtool.config.foreign.hf_translation import Translation
-    from vtool.config.foreign.hf_traps import Look
+    from vtool.config.foreign.hf_traps import TheirSettings
 
 _PAIRS = {
     "MAX_PIXELS": ("IMAGE_MAX_TOKEN_NUM", "data.image.max_pixels"),
@@ -23,7 +23,7 @@ _PAIRS = {
     "VIDEO_MIN_PIXELS": ("VIDEO_MIN_TOKEN_NUM", "data.video.min_pixels"),
 }
 """By the variable in pixels: the one in tokens, which goes before it, and our setting."""
-VARIABLES = frozenset(_PAIRS) | {tokens for tokens, _ in _PAIRS.values()}
+BOUND_VARIABLES = frozenset(_PAIRS) | {tokens for tokens, _ in _PAIRS.values()}
 
 
 def with_model_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def with_model_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(arguments, Mapping):
         return dict(given)
     set_here = {str(name).upper(): value for name, value in arguments.items()}
-    return dict(given) | {name: set_here[name] for name in VARIABLES & set_here.keys()}
+    return dict(given) | {name: set_here[name] for name in BOUND_VARIABLES & set_here.keys()}
 
 
 def put_bounds(the: "Translation") -> None:
@@ -73,7 +73,7 @@ def _tighten(the: "Translation", ours: str, value: int, word: str) -> bool:
     return True
 
 
-def find_unread_bounds(look: "Look") -> Iterator[Diagnostic]:
+def find_unread_bounds(look: "TheirSettings") -> Iterator[Diagnostic]:
     """Yield a finding for each bound that ms-swift does not read, or that a row has no room for."""
     family = _family(look.theirs.values)
     for pixels, (tokens, ours) in _PAIRS.items():
