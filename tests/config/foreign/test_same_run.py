@@ -26,12 +26,27 @@ from vtool.training.step import train_step
 from vtool.training.stop import StopRequest
 
 HERE = Path(__file__)
-FACTORY = HERE.parents[3] / ".trainers/llamafactory/bin/python"
-PYTHON = {"trl": Path(sys.executable), "llamafactory": FACTORY}
+OTHERS = HERE.parents[3] / ".trainers"
+PYTHON = {
+    "trl": Path(sys.executable),
+    "llamafactory": OTHERS / "llamafactory/bin/python",
+    "ms-swift": OTHERS / "swift/bin/python",
+}
 COMMON = {"bf16": False, "report_to": "none", "use_cpu": True, "seed": 7, "max_steps": 20}
 HERE_ONLY: dict[str, dict[str, Any]] = {
     "trl": {"dtype": "float32", "attn_implementation": "sdpa", "optim": "adamw_torch"},
     "llamafactory": {"flash_attn": "sdpa", "preprocessing_num_workers": 1},
+    "ms-swift": {
+        "attn_impl": "sdpa",
+        "model_type": "qwen3_vl",
+        "template": "qwen2_5",
+        "check_model": False,
+        "load_from_cache_file": False,
+        "split_dataset_ratio": 0,
+        "torch_dtype": "float32",
+        "fp16": False,
+        "lora_dropout": 0,
+    },
 }
 TRL = {"max_length": None, "dataset_name": "rows"}
 FACTORY_SFT = {
@@ -42,6 +57,20 @@ FACTORY_SFT = {
     "num_train_epochs": 3.0,
     "lr_scheduler_type": "cosine",
     "warmup_ratio": 0.1,
+}
+SWIFT = {
+    "tuner_type": "lora",
+    "num_train_epochs": 1,
+    "per_device_train_batch_size": 1,
+    "learning_rate": 1e-4,
+    "lora_rank": 8,
+    "lora_alpha": 32,
+    "target_modules": "all-linear",
+    "freeze_vit": True,
+    "freeze_aligner": True,
+    "gradient_accumulation_steps": 16,
+    "warmup_ratio": 0.05,
+    "max_length": 2048,
 }
 EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
     "trl/scripts/sft.py, full": (
@@ -143,6 +172,28 @@ EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
             "learning_rate": 1e-5,
         },
     ),
+    "examples/train/multimodal/ocr.sh": ("ms-swift", {**SWIFT, "max_length": 4096}),
+    "examples/train/multimodal/caption.sh": ("ms-swift", SWIFT),
+    "examples/train/multimodal/video.sh": ("ms-swift", {**SWIFT, "gradient_accumulation_steps": 8}),
+    "examples/models/qwen3_vl/transformers.sh": (
+        "ms-swift",
+        {**SWIFT, "per_device_train_batch_size": 16, "gradient_accumulation_steps": 4},
+    ),
+    "examples/train/multimodal/vit_gradient_checkpointing.sh": (
+        "ms-swift",
+        {
+            "tuner_type": "full",
+            "per_device_train_batch_size": 4,
+            "learning_rate": 1e-5,
+            "freeze_vit": False,
+            "freeze_aligner": False,
+            "gradient_accumulation_steps": 1,
+            "gradient_checkpointing": True,
+            "vit_gradient_checkpointing": True,
+            "max_length": 2048,
+            "warmup_ratio": 0.05,
+        },
+    ),
 }
 """By an example's file: its trainer, and its settings that say what a step is."""
 
@@ -179,6 +230,17 @@ DatasetDict({{"train": Dataset.from_list(rows)}}).save_to_disk({str(folder)!r})
     subprocess.run([str(python), "-c", program], check=True, capture_output=True)
 
 
+def make_chats(path: Path) -> Path:
+    """Write chats whose answers have as many letters, each of which is a token."""
+    words = [f"{number:06b}".replace("0", "a").replace("1", "b") for number in range(64)]
+    chats = [
+        [{"role": "user", "content": word}, {"role": "assistant", "content": word * 2}]
+        for word in words
+    ]
+    path.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+    return path
+
+
 def batch_of(given: dict[str, Tensor], first: int) -> Batch:
     """Return a micro-batch of theirs as one of ours."""
     ids, targets = given["input_ids"], given["labels"][:, 1:]
@@ -211,10 +273,13 @@ def test_a_converted_recipe_makes_the_trainers_own_first_step(
         pytest.skip(f"not run: {trainer} is not installed (make trainers-env)")
     monkeypatch.chdir(tmp_path)
     rows = tmp_path / "rows"
-    make_rows(python, rows, visual=trainer == "llamafactory")
-    base = TRL if trainer == "trl" else FACTORY_SFT
-    recipe = {**COMMON, **HERE_ONLY[trainer], **base, **settings}
-    recipe |= {"model_name_or_path": str(model), "output_dir": "out"}
+    if trainer == "ms-swift":
+        rows = make_chats(tmp_path / "chats.jsonl")
+    else:
+        make_rows(python, rows, visual=trainer == "llamafactory")
+    base = {"trl": TRL, "llamafactory": FACTORY_SFT, "ms-swift": {"dataset": "rows"}}[trainer]
+    recipe = {**COMMON, **HERE_ONLY[trainer], **base, **settings, "output_dir": "out"}
+    recipe["model" if trainer == "ms-swift" else "model_name_or_path"] = str(model)
     theirs = dict(recipe)
     if trainer == "llamafactory":
         # a template with images needs torchvision, for a picture that counts for nothing

@@ -1,13 +1,15 @@
 """Runs the first step of another trainer in its own Python, and writes what it has computed.
 
-usage: trainer_step.py trl|llamafactory RECIPE ROWS OUT
+usage: trainer_step.py trl|llamafactory|ms-swift RECIPE ROWS OUT
 
 ROWS is a folder of rows that are tokens already (`input_ids`, `labels`). OUT gets the micro-batches
 as the model was given them, the trained parameters as they were before, the loss and the norm.
 """
 
+import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -69,7 +71,27 @@ def run_llamafactory(recipe: str, rows: str) -> None:
     run_exp()
 
 
+def run_swift(recipe: str, rows: str) -> None:
+    """Train as `swift sft` does, with a tokenizer in the place of a processor."""
+    from swift.model.models import qwen
+    from swift.model.register import ModelLoader
+    from swift.pipelines import sft_main
+
+    def get_model(self: Any, *given: Any, **named: Any) -> Any:
+        self.auto_model_cls = transformers.AutoModelForImageTextToText
+        return ModelLoader.get_model(self, *given, **named)
+
+    def get_processor(self: Any, folder: str, config: Any) -> Any:
+        return transformers.AutoTokenizer.from_pretrained(folder)
+
+    for loader in (qwen.Qwen2VLLoader, qwen.Qwen3VLLoader):  # theirs import torchvision
+        loader.get_model, loader.get_processor = get_model, get_processor
+    given = json.loads(Path(recipe).read_text()) | {"dataset": rows}
+    sft_main([word for name, value in given.items() for word in (f"--{name}", str(value))])
+
+
 if __name__ == "__main__":
     trainer, recipe, rows, out = sys.argv[1:]
     record(out)
-    {"trl": run_trl, "llamafactory": run_llamafactory}[trainer](recipe, rows)
+    runs = {"trl": run_trl, "llamafactory": run_llamafactory, "ms-swift": run_swift}
+    runs[trainer](recipe, rows)
