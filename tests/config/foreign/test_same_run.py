@@ -162,6 +162,18 @@ EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
             "learning_rate": 1e-4,
         },
     ),
+    "examples/train_lora/qwen3_lora_sft.sh": (
+        "llamafactory",
+        {
+            "finetuning_type": "lora",
+            "lora_rank": 8,
+            "lora_target": "all",
+            "template": "qwen3_nothink",
+            "per_device_train_batch_size": 1,
+            "gradient_accumulation_steps": 8,
+            "learning_rate": 1e-4,
+        },
+    ),
     "examples/train_full/qwen3_full_sft.yaml": (
         "llamafactory",
         {
