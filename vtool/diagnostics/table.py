@@ -16,6 +16,7 @@ RULE_MODULES = (
     "vtool.diagnostics.rules_quality",
     "vtool.diagnostics.rules_formats",
     "vtool.diagnostics.rules_environment",
+    "vtool.diagnostics.rules_launch",
     "vtool.diagnostics.rules_run",
     "vtool.diagnostics.rules_planning",
     "vtool.diagnostics.rules_evaluation",
