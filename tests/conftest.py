@@ -54,6 +54,11 @@ MANY_MODULES = 100
 _CACHE = tempfile.TemporaryDirectory(prefix="vtool-tests-")
 # audits are kept in the user's cache folder, and no test may find another's
 os.environ["XDG_CACHE_HOME"] = _CACHE.name
+# What tests and all that they start leave in the temporary folder goes with it; pytest's own
+# folders, where one looks after a failure, stay where they are.
+os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+_LEFT = tempfile.TemporaryDirectory(prefix="vtool-tests-", ignore_cleanup_errors=True)
+os.environ["TMPDIR"] = tempfile.tempdir = _LEFT.name
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
