@@ -143,15 +143,15 @@ RULES = (
         name="adapter-mismatch",
         code="VT425",
         summary=(
-            "A LoRA adapter does not fit its adapter_config.json, its base, or lacks one of a"
-            " module's two matrices."
+            "A LoRA adapter does not fit its adapter_config.json or the class of its base, or lacks"
+            " one of a module's two matrices."
         ),
         why=(
-            "A missing lora_B stays zero, and a module that is no target is left out: the base"
-            " answers, and no loader says so."
+            "Names of another wrapper and modules that are no target are left out, and a missing"
+            " lora_B stays zero: the base answers, and no loader says so."
         ),
-        bad="q_proj.lora_A.weight without q_proj.lora_B.weight",
-        good="both, of the rank r that adapter_config.json says",
+        bad="model.layers.0.…lora_A for a base that has model.language_model.layers",
+        good="names that peft finds in the base's class, of the rank r in adapter_config.json",
         fix="Take tensors and adapter_config.json from the same save, and name the base it is for.",
     ),
     Rule(
