@@ -328,7 +328,7 @@ def test_an_adapter_is_not_put_over_other_weights_than_its_run_began_with(tmp_pa
 def test_nothing_is_computed_with_an_adapter_that_does_not_land(
     made: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """Its names are of the text model alone: peft leaves all out, and the base would answer."""
+    """Names of the text model alone: peft leaves all tensors out, and the base would answer."""
     adapter, base = tmp_path / "adapter", made[0] / "export"
     adapter.mkdir()
     module = "base_model.model.model.language_model.layers.0.self_attn.q_proj"

@@ -46,7 +46,7 @@ def trained(base: Path, folder: Path, **settings: Any) -> Path:
 
 
 def changed(folder: Path, change: Callable[[Tensors], Tensors], **config: Any) -> Path:
-    """The same adapter with other tensors, and other values in its config."""
+    """Give an adapter other tensors, and other values in its config."""
     tensors = {name: one.clone() for name, one in change(load_file(folder / WEIGHTS)).items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     written = json.loads((folder / CONFIG).read_text())
@@ -69,7 +69,7 @@ def same(tensors: Tensors) -> Tensors:
 
 
 def moves(base: Path, folder: Path) -> float:
-    """How far stock peft's logits of the adapter are from the base's."""
+    """The distance of stock peft's logits with the adapter from the base's."""
     model = Qwen2ForCausalLM.from_pretrained(base)
     with torch.no_grad():
         plain = model(IDS).logits

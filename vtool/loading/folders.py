@@ -11,7 +11,6 @@ from vtool.config.schema import LoadCheck
 from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.result import Result, Verdict
 from vtool.loading.checkpoint.adapters import (
-    CONFIG,
     RULE,
     is_adapter_folder,
     read_adapter_config,
@@ -113,7 +112,7 @@ def audit_files(subject: str, path: Path, settings: LoadCheck, *, digest: bool) 
     """
     result = audit_folder(path, digest=digest, threads=2)
     result = replace(result, subject=subject)
-    if (path / CONFIG).is_file() and result.checks.get(RULE) == "passed":
+    if result.checks.get(RULE) == "passed" and read_adapter_config(path):
         result = _with_landing(result, path)
     if Path(subject) != path:  # a recipe
         result = replace(result, details={"subject": {"folder": str(path)}, **result.details})

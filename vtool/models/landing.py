@@ -37,7 +37,7 @@ class NotJudged(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Landing:
-    """What peft loads of an adapter into the class of its base."""
+    """The tensors of an adapter that peft loads into the class of its base, and the others."""
 
     folder: Path
     base: Path
@@ -61,7 +61,7 @@ class Landing:
     """True if it adds nothing: one of the two matrices of each module is zero."""
 
     def in_words(self) -> str:
-        """Return what was loaded where."""
+        """Return how much is loaded, and into which class."""
         taken = 0 if self.refused else self.tensors - self.lost
         return f"peft loads {taken} of {self.tensors} tensors into {self.kind} of {self.base}"
 
@@ -92,7 +92,7 @@ class Landing:
 
 
 def check_landing(folder: Path, base: Path) -> Landing:
-    """Return what peft loads of an adapter, where it loads all of it.
+    """Return the landing of an adapter all of which is loaded.
 
     Raises:
         Findings: `adapter-mismatch`; `model-does-not-load`, where that cannot be found out.

@@ -13,7 +13,7 @@ from vtool.loading.checkpoint.about_file import about_file
 from vtool.loading.checkpoint.headers import Header, Tensor
 from vtool.loading.words import listed
 
-CONFIG = "adapter_config.json"
+_CONFIG = "adapter_config.json"
 RULE = "adapter-mismatch"
 _PART = re.compile(r"(?P<module>.+)\.lora_(embedding_)?(?P<part>[AB])(\.[^.]+)??(\.weight)?")
 _LARGEST = 16 * 2**20
@@ -34,15 +34,15 @@ class _Module:
 
 def is_adapter_folder(folder: Path) -> bool:
     """Return True if a folder holds an adapter, and no model of its own."""
-    return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
+    return (folder / _CONFIG).is_file() and not (folder / "config.json").is_file()
 
 
 def read_adapter_config(folder: Path) -> Mapping[str, Any]:
     """Return the folder's adapter_config.json; empty where it cannot be read."""
     try:
-        if (folder / CONFIG).stat().st_size > _LARGEST:
+        if (folder / _CONFIG).stat().st_size > _LARGEST:
             return {}
-        content, _ = strict_json.parse_strict_json((folder / CONFIG).read_bytes())
+        content, _ = strict_json.parse_strict_json((folder / _CONFIG).read_bytes())
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
@@ -55,18 +55,18 @@ def audit_adapter(
     adapters = {name: one for name, one in headers.items() if name.startswith("adapter")}
     tensors = [tensor for header in adapters.values() for tensor in header.tensors]
     modules = _modules(tensors)
-    if not modules and not (folder / CONFIG).is_file():
+    if not modules and not (folder / _CONFIG).is_file():
         return [], None
 
     def finding(message: str, severity: Severity | None = None, **more: Any) -> Diagnostic:
-        return about_file(folder / CONFIG, RULE, message, severity=severity, **more)
+        return about_file(folder / _CONFIG, RULE, message, severity=severity, **more)
 
-    if not (folder / CONFIG).is_file():
-        message = f"the folder has {len(modules)} adapted modules, and no {CONFIG}"
+    if not (folder / _CONFIG).is_file():
+        message = f"the folder has {len(modules)} adapted modules, and no {_CONFIG}"
         return [finding(message)], f"{len(modules)} modules"
     config = read_adapter_config(folder)
     if not config:
-        return [finding(f"{CONFIG} cannot be read as a JSON object")], f"{len(modules)} modules"
+        return [finding(f"{_CONFIG} cannot be read as a JSON object")], f"{len(modules)} modules"
     kind = config.get("peft_type", "LORA" if modules else None)
     if kind != "LORA" or not adapters:
         return [], f"not compared: no LoRA in an adapter_model.safetensors (peft_type {kind})"
@@ -76,7 +76,7 @@ def audit_adapter(
         *_targets(modules, config, finding),
     ]
     if not config.get("base_model_name_or_path"):
-        message = f"{CONFIG} names no base_model_name_or_path: any base of that shape would do"
+        message = f"{_CONFIG} names no base_model_name_or_path: any base of that shape would do"
         found.append(finding(message, "warning"))
     return found, f"{len(modules)} modules"
 
@@ -111,9 +111,9 @@ def _ranks(
     """Yield findings about ranks that are not the config's, and about alpha."""
     alpha = config.get("lora_alpha")
     if not isinstance(alpha, int | float) or isinstance(alpha, bool):
-        yield finding(f"{CONFIG} says no lora_alpha, by which the adapter is scaled")
+        yield finding(f"{_CONFIG} says no lora_alpha, by which the adapter is scaled")
     elif alpha == 0:
-        yield finding(f"{CONFIG} has lora_alpha 0: the adapter is multiplied by nothing")
+        yield finding(f"{_CONFIG} has lora_alpha 0: the adapter is multiplied by nothing")
     wrong = []
     for module in modules:
         if set(module.parts) != {"A", "B"} or not all(one.shape for one in module.parts.values()):
@@ -130,7 +130,7 @@ def _ranks(
     if wrong:
         module, of_b, asked = wrong[0]
         message = (
-            f"the rank of {len(wrong)} of {len(modules)} modules is not that of {CONFIG}:"
+            f"the rank of {len(wrong)} of {len(modules)} modules is not that of {_CONFIG}:"
             f" {listed([one.name for one, _, _ in wrong])}"
         )
         seen = f"lora_A has rank {module.rank}, lora_B {of_b}"
@@ -163,12 +163,12 @@ def _targets(
     dropped = [one for one in modules if not any(is_of(one, target) for target in targets)]
     if dropped and targets:
         message = (
-            f"{len(dropped)} of {len(modules)} modules are no target of {CONFIG}, and PEFT leaves"
+            f"{len(dropped)} of {len(modules)} modules are no target of {_CONFIG}, and PEFT leaves"
             f" them out: {listed([module.name for module in dropped])}"
         )
         names = tuple(part.name for module in dropped for part in module.parts.values())
         yield finding(message, tensors=names)
     absent = [str(one) for one in targets if not any(is_of(module, one) for module in modules)]
     if absent and modules:
-        message = f"no module of the adapter is of {listed(absent)}, which {CONFIG} names"
+        message = f"no module of the adapter is of {listed(absent)}, which {_CONFIG} names"
         yield finding(message, "warning")
