@@ -1,4 +1,4 @@
-"""Rules VT413 to VT423 and VT425 to VT427, about a checkpoint folder."""
+"""Rules VT413 to VT423, VT425 to VT427, VT439 and VT440, about a checkpoint folder."""
 
 from vtool.diagnostics.rule import Rule
 
@@ -182,5 +182,33 @@ RULES = (
         bad="lm_head.weight that was gathered on a rank that did not have it",
         good="a head with values",
         fix="Go back to an earlier checkpoint, or tie the head if that is what is meant.",
+    ),
+    Rule(
+        name="tied-head-differs",
+        code="VT439",
+        summary="A config says that the head is the embedding, and the folder has another head.",
+        why=(
+            "vLLM and others compute with the embedding then, and transformers with the head, or"
+            " the other way round: the answers differ, and nothing is raised (unsloth#9331)."
+        ),
+        bad="tie_word_embeddings: true in text_config, beside a lm_head.weight that was trained",
+        good="tie_word_embeddings: false, in text_config too",
+        fix="Set tie_word_embeddings to false, in text_config too; or leave the head out.",
+    ),
+    Rule(
+        name="zero-embedding-row",
+        code="VT440",
+        summary="Rows of the embedding that the tokenizer has tokens for are zero.",
+        why=(
+            "A norm divides a row of zeros by √eps: where it is trained, its gradient is a thousand"
+            " times any other, and takes nearly all of what clipping leaves (Automodel#3136)."
+        ),
+        bad="a chat template's <|im_start|>, whose row was never trained",
+        good="rows with values, but for padding and ids that no text has",
+        fix=(
+            "Give the rows values before training, such as the mean of all others, or use no text"
+            " that has these tokens."
+        ),
+        severity="warning",
     ),
 )
