@@ -84,7 +84,7 @@ def audit_folder(path: Path, *, digest: bool = False, threads: int = 2) -> Resul
     headers, found = _headers(path, files)
     findings += found
     findings += all_zero(headers)
-    compared, about, why_not = None, {}, {}
+    compared, about, why_not = None, dict[str, str](), dict[str, str]()
     if path.is_dir():
         config = read_config(path)
         findings += missing_scales(path, headers, config)

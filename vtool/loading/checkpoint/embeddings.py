@@ -208,13 +208,11 @@ def _exempt(config: Mapping[str, Any]) -> set[int]:
     for part in parts:
         if isinstance(part, dict):
             ends = part.get("eos_token_id")
+            ends = ends if isinstance(ends, list) else [ends]
             found |= {
                 value
                 for key, value in part.items()
                 if isinstance(value, int)
-                and (
-                    (key == "pad_token_id" and value not in np.atleast_1d(ends))
-                    or _PLACEHOLDER.fullmatch(key)
-                )
+                and ((key == "pad_token_id" and value not in ends) or _PLACEHOLDER.fullmatch(key))
             }
     return found

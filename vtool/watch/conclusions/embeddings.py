@@ -5,7 +5,7 @@ from typing import Any
 
 from vtool.diagnostics import Rule
 from vtool.watch.conclusions.arrived import not_arrived
-from vtool.watch.conclusions.check import CheckOutcome, WatchCheck, found
+from vtool.watch.conclusions.check import CheckOutcome, Unit, WatchCheck, found
 from vtool.watch.facts import Facts
 from vtool.watch.micro_pass import not_null
 
@@ -54,7 +54,7 @@ def _one_part(facts: Facts) -> CheckOutcome:
     seen = [one for fact in facts.of("arrived") if (one := fact["largest"]) is not None]
     if not seen:
         return CheckOutcome(not_run="each process has shards of the gradient, or none at all")
-    looked = {"steps": len({int(one["step"]) for one in facts.of("arrived")})}
+    looked: dict[Unit, int] = {"steps": len({int(one["step"]) for one in facts.of("arrived")})}
     rows = [_row(one, facts) for one in seen]
     tensors = [_tensor(one) for one in seen]
     shares = [one[1] for one in rows if one]
@@ -104,8 +104,8 @@ def _unlearnt(facts: Facts) -> CheckOutcome:
     for one in seen:
         zero.update({int(token): int(count) for token, count in one["zero"]})
         mean.update({int(token): int(count) for token, count in one["at_mean"] or ()})
-    trained = any([bool(not_null(one, "trained")) for one in seen])
-    looked = {"tokens": max(int(one["ids"]) for one in seen)}
+    trained = True in {bool(not_null(one, "trained")) for one in seen}
+    looked: dict[Unit, int] = {"tokens": max(int(one["ids"]) for one in seen)}
     findings = []
     if zero:
         does = "which takes most of a clipped gradient" if trained else "and it is not trained"
