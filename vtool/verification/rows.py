@@ -134,7 +134,8 @@ def _unknown_rows(
 def _with_blank(audit: Audit, blank: BlankTokens, rows: EncodedRows) -> Audit:
     """Return an audit with the tokens of its rows whose row of the embedding is blank."""
     found = tuple(blank.findings(audit.split, rows, audit.ledger.kept))
-    reasons = {} if blank.why_not is None else dict.fromkeys((ZERO, FROZEN), blank.why_not)
+    why_not = blank.why_not or (None if audit.ledger.kept else "there is no usable row")
+    reasons = {} if why_not is None else dict.fromkeys((ZERO, FROZEN), why_not)
     return replace(audit, findings=(*audit.findings, *found), reasons={**audit.reasons, **reasons})
 
 
