@@ -43,6 +43,12 @@ RUNS: dict[str, Planted] = {
     "gradients clipped by value, far below their size": warning(
         "gradients-clipped-by-value", before_step=values.clip_values(1e-6)
     ),
+    "LoRA, with a tied head and its embedding trained as two": warning(
+        "head-not-tied",
+        config={"tie_word_embeddings": True},
+        adapters=True,
+        lora={"modules_to_save": ["embed_tokens", "lm_head"]},
+    ),
     "a row of the embedding is zero, and clipped": warning(
         "token-without-values", built=values.row_of_zeros(START), clip=1.0
     ),
