@@ -17,7 +17,7 @@ from vtool.loading.checkpoint.adapters import (
 )
 from vtool.loading.checkpoint.audit import audit_folder
 from vtool.loading.worker import framework_interpreter
-from vtool.verification.processes import Ended, run_processes
+from vtool.processes import Ended, run_processes
 
 HOST = "vllm"
 """The framework whose class is checked."""

@@ -9,8 +9,8 @@ from pathlib import Path
 from vtool.config.schema import Run, trained_components
 from vtool.data.loader import EncodedRows
 from vtool.diagnostics import Diagnostic, Findings
+from vtool.faint_rows import faint_rows, row_sizes, rows_at_mean
 from vtool.families.linear_layers import ends_in, is_inside
-from vtool.models.faint_rows import faint_rows, row_sizes, rows_at_mean
 from vtool.models.mapped_weights import weight_files
 from vtool.words import first_line
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from tests.loading.checkpoint.folders import folder, of
 from vtool.diagnostics.result import Result
+from vtool.faint_rows import as_numbers, faint_rows, row_sizes, rows_at_mean
 from vtool.loading.checkpoint import audit_folder
-from vtool.models.faint_rows import as_numbers, faint_rows, row_sizes, rows_at_mean
 
 TOKENS = {"<|pad|>": 0, "<|im_start|>": 1, "<|end|>": 2, "a": 3, "Ġcontrol": 4, "<|reserved_1|>": 5}
 ROWS = 12

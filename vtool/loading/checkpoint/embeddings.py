@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from vtool.diagnostics import Diagnostic
+from vtool.faint_rows import Bytes, as_numbers, faint_rows, row_sizes
 from vtool.loading.checkpoint.about_file import about_file
 from vtool.loading.checkpoint.headers import Header, Tensor
 from vtool.loading.words import listed
-from vtool.models.faint_rows import Bytes, as_numbers, faint_rows, row_sizes
 
 TIED, ZERO = "tied-head-differs", "zero-embedding-row"
 _EMBEDDING = re.compile(r"(.*\.)?(embed_tokens|wte|word_embeddings|tok_embeddings)\.weight")
