@@ -16,11 +16,10 @@ learnt lies so near.
 _ROWS = 4096
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
-Bytes = NDArray[np.uint8]
-Numbers = NDArray[np.float32]
+_Numbers = NDArray[np.float32]
 
 
-def row_sizes(data: Bytes, dtype: str, rows: int) -> NDArray[np.float64] | None:
+def row_sizes(data: NDArray[np.uint8], dtype: str, rows: int) -> NDArray[np.float64] | None:
     """Return the root mean square of each row of a matrix; None for a dtype that is not read.
 
     Args:
@@ -44,7 +43,7 @@ def faint_rows(sizes: NDArray[np.float64]) -> list[int]:
     return np.flatnonzero(sizes <= FAINT * np.median(there)).tolist()
 
 
-def rows_at_mean(data: Bytes, dtype: str, rows: int) -> list[int]:
+def rows_at_mean(data: NDArray[np.uint8], dtype: str, rows: int) -> list[int]:
     """Return the rows that lie at the mean of all, as transformers' resize makes new ones."""
     sizes = row_sizes(data, dtype, rows)
     if sizes is None or rows < 2 or not np.isfinite(sizes).all():
@@ -58,7 +57,7 @@ def rows_at_mean(data: Bytes, dtype: str, rows: int) -> list[int]:
     return np.flatnonzero(np.concatenate(apart) <= _MEAN * usual).tolist()
 
 
-def as_numbers(data: Bytes, dtype: str) -> Numbers:
+def as_numbers(data: NDArray[np.uint8], dtype: str) -> _Numbers:
     """Return numbers of safetensors' bytes, in float32."""
     values = data.view(_DTYPES[dtype])
     if dtype == "BF16":
@@ -66,7 +65,7 @@ def as_numbers(data: Bytes, dtype: str) -> Numbers:
     return values.astype(np.float32)
 
 
-def _parts(data: Bytes, dtype: str, rows: int) -> Iterator[Numbers]:
+def _parts(data: NDArray[np.uint8], dtype: str, rows: int) -> Iterator[_Numbers]:
     """Yield a matrix some rows at a time."""
     wide = len(data) // rows
     for begin in range(0, rows, _ROWS):

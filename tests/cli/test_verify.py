@@ -387,10 +387,10 @@ def test_every_rule_about_rows_is_checked_by_the_audit_or_about_something_else()
         "source-changed",  # the files of a run, at its end
     }
     assert rules_of("split") == (
-        "zero-embedding-used",
-        "token-not-learnable",
         "too-many-dropped-rows",
         "no-rows",
+        "zero-embedding-used",
+        "token-not-learnable",
     )
     assert rules_of("references") == (
         "reference-too-long",

@@ -14,7 +14,7 @@ from vtool.families.linear_layers import ends_in, is_inside
 from vtool.models.mapped_weights import weight_files
 from vtool.words import first_line
 
-ZERO, FROZEN = "zero-embedding-used", "token-not-learnable"
+ZERO_ROW, FROZEN_ROW = "zero-embedding-used", "token-not-learnable"
 _NAME = re.compile(r"(model\.)?(language_model\.)?(model\.)?embed_tokens\.weight")
 _MODULE = "model.language_model.embed_tokens"
 _DTYPES = {
@@ -63,7 +63,7 @@ class BlankTokens:
             does = "" if self.trained else ", and it is frozen: it stays so"
             first = one.rows[0] + (", …" if len(one.rows) > 1 else "")
             yield Diagnostic(
-                ZERO if value == "zero" else FROZEN,
+                ZERO_ROW if value == "zero" else FROZEN_ROW,
                 f"data.{split}: {len(one.rows)} of {read} rows ({first}) have"
                 f" {', '.join(names)}{more}, whose row of the embedding is {value}{does}",
                 parameter="model.path" if self.trained else "lora.modules_to_save",

@@ -21,7 +21,7 @@ from vtool.devices import own_cores
 from vtool.diagnostics import Diagnostic
 from vtool.models.processor import new_processor
 from vtool.training.setup import read_texts
-from vtool.verification.learnable import FROZEN, ZERO, BlankTokens, blank_tokens
+from vtool.verification.learnable import FROZEN_ROW, ZERO_ROW, BlankTokens, blank_tokens
 from vtool.verification.pieces import render_example
 from vtool.verification.split_summary import summarize_split
 
@@ -139,7 +139,7 @@ def _with_blank(audit: Audit, blank: BlankTokens, rows: EncodedRows) -> Audit:
     """Return an audit with the tokens of its rows whose row of the embedding is blank."""
     found = tuple(blank.findings(audit.split, rows, audit.ledger.kept))
     why_not = blank.why_not or (None if audit.ledger.kept else "there is no usable row")
-    reasons = {} if why_not is None else dict.fromkeys((ZERO, FROZEN), why_not)
+    reasons = {} if why_not is None else dict.fromkeys((ZERO_ROW, FROZEN_ROW), why_not)
     return replace(audit, findings=(*audit.findings, *found), reasons={**audit.reasons, **reasons})
 
 

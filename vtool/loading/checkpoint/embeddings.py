@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from vtool.diagnostics import Diagnostic
-from vtool.faint_rows import Bytes, as_numbers, faint_rows, row_sizes
+from vtool.faint_rows import as_numbers, faint_rows, row_sizes
 from vtool.loading.checkpoint.about_file import about_file
+from vtool.loading.checkpoint.dtypes import Bytes
 from vtool.loading.checkpoint.headers import Header, Tensor
 from vtool.loading.words import listed
 
-TIED, ZERO = "tied-head-differs", "zero-embedding-row"
+_TIED, _ZERO = "tied-head-differs", "zero-embedding-row"
 _EMBEDDING = re.compile(r"(.*\.)?(embed_tokens|wte|word_embeddings|tok_embeddings)\.weight")
 _HEAD = re.compile(r"(.*\.)?(lm_head|embed_out)\.weight|(model\.)?output\.weight")
 _OTHERS = re.compile(
@@ -46,17 +47,17 @@ def audit_embeddings(
     reasons: dict[str, str] = {}
     found = list(_tied(folder, embedding, head, config, measured, reasons))
     if embedding is None:
-        measured[ZERO] = "no tensor is named as the embedding of one language model"
+        measured[_ZERO] = "no tensor is named as the embedding of one language model"
         return found, measured, reasons
     sizes = row_sizes(_bytes(embedding), embedding[1].dtype, embedding[1].shape[0])
     if sizes is None:
-        reasons[ZERO] = f"`{embedding[1].name}` is {embedding[1].dtype}"
+        reasons[_ZERO] = f"`{embedding[1].name}` is {embedding[1].dtype}"
         return found, measured, reasons
-    measured[ZERO] = f"{len(sizes):,} rows of `{embedding[1].name}`"
+    measured[_ZERO] = f"{len(sizes):,} rows of `{embedding[1].name}`"
     if rows := faint_rows(sizes):
         tokens = _tokens(folder)
         if tokens is None:
-            reasons[ZERO] = (
+            reasons[_ZERO] = (
                 f"{len(rows):,} rows are zero, and no tokenizer.json says which are used"
             )
         else:
@@ -110,28 +111,28 @@ def _tied(
     flags = _flags(config)
     ties = [name for name, value in flags.items() if value]
     apart = [name for name, value in flags.items() if not value]
-    measured[TIED] = ", ".join(f"{name} {str(value).lower()}" for name, value in flags.items())
+    measured[_TIED] = ", ".join(f"{name} {str(value).lower()}" for name, value in flags.items())
     if not flags:
-        measured[TIED] = f"config.json has no {_FLAG}"
+        measured[_TIED] = f"config.json has no {_FLAG}"
     file = folder / "config.json"
     if ties and apart and embedding and head is None:
         message = (
             f"{listed(ties)} is true and {listed(apart)} false, and there is no head: loaders that"
             " go by the second make one anew"
         )
-        yield about_file(file, TIED, message, severity="note")
+        yield about_file(file, _TIED, message, severity="note")
     if not ties or embedding is None or head is None:
         return
     one, other = embedding[1], head[1]
     if one.dtype not in _FLOATS or other.dtype not in _FLOATS:
-        reasons[TIED] = f"the head is {other.dtype}, and the embedding {one.dtype}"
+        reasons[_TIED] = f"the head is {other.dtype}, and the embedding {one.dtype}"
         return
     seen = f"{list(other.shape)}" if one.shape != other.shape else _differences(embedding, head)
     if seen:
         also = f", though {listed(apart)} is false" if apart else ""
         yield about_file(
             file,
-            TIED,
+            _TIED,
             f"{listed(ties)} is true{also}, and `{other.name}` is another matrix than `{one.name}`:"
             f" {seen}; loaders that go by it compute with the embedding",
             parameter=ties[0],
@@ -162,7 +163,7 @@ def _zero(
 ) -> Iterator[Diagnostic]:
     """Yield findings about rows of zeros that the tokenizer has a token for."""
     used = [row for row in rows if row in tokens and row not in exempt]
-    measured[ZERO] += f", {len(rows):,} of them zero, {len(used):,} of these of a text's token"
+    measured[_ZERO] += f", {len(rows):,} of them zero, {len(used):,} of these of a text's token"
     spare = [row for row in used if _IN_RESERVE.fullmatch(tokens[row])]
     header, tensor = embedding
     for severity, found, what in (
@@ -174,7 +175,7 @@ def _zero(
         named = [f"{row} ({tokens[row]!r})" for row in found]
         yield about_file(
             header.file,
-            ZERO,
+            _ZERO,
             f"rows of `{tensor.name}` that are zero are of {what}: {len(found)} of"
             f" {len(tokens):,}, {listed(named, _SHOWN)}",
             parameter=tensor.name,

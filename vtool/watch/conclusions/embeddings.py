@@ -25,7 +25,7 @@ ONE_PART = Rule(
     ),
     severity="warning",
 )
-UNLEARNT = Rule(
+WITHOUT_VALUES = Rule(
     name="token-without-values",
     code="VT956",
     summary="Rows have tokens whose row of the embedding is zero, or is frozen as it was made.",
@@ -111,7 +111,7 @@ def _unlearnt(facts: Facts) -> CheckOutcome:
         does = "which takes most of a clipped gradient" if trained else "and it is not trained"
         findings.append(
             found(
-                UNLEARNT,
+                WITHOUT_VALUES,
                 f"rows have {zero.total()} places of {_tokens(facts, list(zero))}, whose row of the"
                 f" embedding is zero, {does}",
             )
@@ -119,7 +119,7 @@ def _unlearnt(facts: Facts) -> CheckOutcome:
     if mean:
         findings.append(
             found(
-                UNLEARNT,
+                WITHOUT_VALUES,
                 f"rows have {mean.total()} places of {_tokens(facts, list(mean))}, whose row of the"
                 " embedding is the mean of all, as a resize has made it, and it is not trained",
             )
@@ -139,5 +139,5 @@ def _tokens(facts: Facts, ids: list[int]) -> str:
 
 CHECKS = (
     WatchCheck(ONE_PART, "arrived", _one_part, {"steps": 2}),
-    WatchCheck(UNLEARNT, "arrived", _unlearnt, {"tokens": 1}),
+    WatchCheck(WITHOUT_VALUES, "arrived", _unlearnt, {"tokens": 1}),
 )
