@@ -12,6 +12,7 @@ from vtool.config.schema.training import OF_ITS_OWN
 from vtool.diagnostics import Diagnostic, Origin, Rule
 from vtool.diagnostics.near_miss import did_you_mean, near
 from vtool.families.modeling_file import is_well_formed, split_modeling
+from vtool.near_files import near_file, quoted
 
 PATH_NOT_FOUND = Rule(
     name="path-not-found",
@@ -40,11 +41,11 @@ def _missing(
     return Diagnostic(
         "path-not-found",
         (
-            f"{name}: {given} {what}"
+            f"{name}: {quoted(given)} {what}"
             if path.is_absolute()
-            else f"{name}: {given} {what} (looked for {path.absolute()})"
+            else f"{name}: {quoted(given)} {what} (looked for {path.absolute()})"
         ),
-        _at_recipe(path, written) or _similar_names(path) or help,
+        _at_recipe(path, written) or _similar(given) or help,
         name,
         written,
     )
@@ -58,6 +59,11 @@ def _at_recipe(path: Path, written: Origin | None) -> str | None:
     return f"it is at {there}: in a recipe write ./{path}" if os.path.exists(there) else None
 
 
+def _similar(given: str) -> str | None:
+    found = near_file(given, folders=True)
+    return found.question if found else None
+
+
 def _why_missing(path: Path) -> str:
     """Return the reason why a file is not found, as the end of a sentence."""
     try:
@@ -67,15 +73,6 @@ def _why_missing(path: Path) -> str:
     except (OSError, ValueError) as error:
         return f"cannot be looked at: {getattr(error, 'strerror', None) or error}"
     return "is not there"
-
-
-def _similar_names(path: Path) -> str | None:
-    """Return a question about files with a similar name in the same folder."""
-    try:
-        names = [each.name for each in path.parent.iterdir()] if not os.path.exists(path) else []
-    except (OSError, ValueError):
-        return None
-    return did_you_mean([str(path.with_name(name)) for name in near(path.name, names) if path.name])
 
 
 @settings_rule(PATH_NOT_FOUND)

@@ -1,0 +1,248 @@
+"""The content of a file by its first bytes, whatever its name says."""
+
+import json
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HEAD = 4096
+"""Bytes at the beginning of a file by which its content is known."""
+_LARGEST_ANSWER = 2**16
+"""Bytes of an answer of a server that is read: what is longer is data."""
+_SHOWN = 60
+
+_AGAIN = "fetch it again, signed in where its host asks for that"
+_UNPACK = "unpack it, and name what was in it"
+_HEIC = "a HEIC picture, which Pillow alone does not read"
+_MARKS: tuple[tuple[int, bytes, str, str], ...] = (
+    (0, b"PAR1", "parquet", "Parquet"),
+    (0, b"ARROW1", "arrow", "Arrow"),
+    # a message of Arrow's stream format begins so, as no UTF-8 text does
+    (0, b"\xff\xff\xff\xff", "arrow", "Arrow"),
+    (257, b"ustar", "tar", "a tar"),
+    (0, b"\x1f\x8b", "packed", "packed with gzip"),
+    (0, b"\x28\xb5\x2f\xfd", "packed", "packed with zstd"),
+    (0, b"\xfd7zXZ\0", "packed", "packed with xz"),
+    (0, b"\x04\x22\x4d\x18", "packed", "packed with lz4"),
+    (0, b"7z\xbc\xaf\x27\x1c", "packed", "packed with 7-Zip"),
+    (0, b"BZh", "packed", "packed with bzip2"),
+    (0, b"PK\x03\x04", "packed", "packed with zip"),
+    (0, b"\xff\xd8\xff", "picture", "a JPEG picture"),
+    (0, b"\x89PNG\r\n\x1a\n", "picture", "a PNG picture"),
+    (0, b"GIF8", "picture", "a GIF picture"),
+    (8, b"WEBP", "picture", "a WebP picture"),
+    (0, b"II*\0", "picture", "a TIFF picture"),
+    (0, b"MM\0*", "picture", "a TIFF picture"),
+    (4, b"ftypheic", "picture", _HEIC),
+    (4, b"ftypheix", "picture", _HEIC),
+    (4, b"ftypmif1", "picture", _HEIC),
+    (4, b"ftypavif", "picture", "an AVIF picture"),
+    (4, b"ftyp", "video", "a video (MP4)"),
+    (0, b"\x1a\x45\xdf\xa3", "video", "a video (Matroska)"),
+    (8, b"AVI ", "video", "a video (AVI)"),
+    (0, b"%PDF-", "other", "a PDF"),
+    (0, b"\x89HDF\r\n", "other", "HDF5"),
+    (0, b"\x93NUMPY", "other", "an array of numpy"),
+    (0, b"SQLite format 3\0", "other", "a database of SQLite"),
+)
+"""An offset, the bytes there, the kind, and its name behind "is"."""
+_POINTERS = (
+    (
+        ("version https://git-lfs", "version https://hawser"),
+        "a Git LFS pointer",
+        "git lfs pull",
+    ),
+    (
+        ("/annex/objects/", "../.git/annex/objects/", ".git/annex/objects/"),
+        "a git-annex pointer",
+        "git annex get",
+    ),
+    (
+        ("# xet version",),
+        "a Xet pointer",
+        "git xet install && git lfs pull",
+    ),
+)
+_SIZE = re.compile(r"^size (\d+)\s*$", re.MULTILINE)
+_PAGE = re.compile(r"<(!doctype\s+html|html|head|body|title|script|h1|center)[\s>]", re.IGNORECASE)
+_TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
+_TAGS = re.compile(r"<(script|style)\b.*?</\1>|<!--.*?-->|<[^>]*>", re.IGNORECASE | re.DOTALL)
+_SAYS = ("error", "errors", "message", "detail", "msg", "error_description", "errorMessage")
+_OF_ANSWERS = frozenset(
+    {
+        *_SAYS,
+        *("code", "status", "statusCode", "status_code", "success", "ok", "type", "title", "path"),
+        *("timestamp", "documentation_url", "request_id", "requestId", "RequestId", "reason"),
+        *("error_code", "errorCode", "Code", "Message", "data", "url", "trace_id", "traceId"),
+        *("Data", "Success"),
+    }
+)
+"""Keys of what a server answers in the place of a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The content of a file, as far as its beginning shows it."""
+
+    kind: str
+    """A kind of `_MARKS`; `empty`, `pointer`, `page`, `answer`; `text` for other short text."""
+    what: str
+    """The content as a sentence has it behind the file's name: `is a Git LFS pointer, …`."""
+    remedy: str | None = None
+
+    @property
+    def stands_in(self) -> bool:
+        """Return whether the file is in the place of another one, and no reader's business."""
+        return self.kind in ("empty", "pointer", "page", "answer")
+
+
+def content_of(given: Path | bytes) -> Content | None:
+    """Return what a file is; None where that is not known, or it cannot be opened.
+
+    Args:
+        given: a regular file, or its whole content.
+    """
+    if isinstance(given, bytes):
+        return _content(given[:_LARGEST_ANSWER], len(given))
+    try:
+        if not given.is_file():
+            return None
+        with given.open("rb") as file:
+            size = given.stat().st_size
+            return _content(file.read(_LARGEST_ANSWER if size <= _LARGEST_ANSWER else HEAD), size)
+    except (OSError, ValueError):
+        return None
+
+
+def stand_in(given: Path | bytes) -> Content | None:
+    """Return the content of a file that is in the place of another one; None for any other."""
+    found = content_of(given)
+    return found if found is not None and found.stands_in else None
+
+
+def _content(head: bytes, size: int) -> Content | None:
+    if not size:
+        return Content("empty", "is empty, of 0 bytes", "fetch it again, or write it again")
+    if not head.strip(b"\0") and len(head) >= min(size, HEAD):
+        what = f"begins with {len(head):,} zero bytes: its content was never written"
+        return Content("empty", what, "fetch it again: an interrupted copy leaves such a file")
+    for at, mark, kind, name in _MARKS:
+        if head[at : at + len(mark)] == mark:
+            return Content(kind, f"is {name}", _UNPACK if kind == "packed" else None)
+    return _text(head, size)
+
+
+def _text(head: bytes, size: int) -> Content | None:
+    try:
+        # the last character may be cut
+        text = head.decode("utf-8-sig", errors="strict" if len(head) == size else "ignore").strip()
+    except UnicodeDecodeError:
+        return None
+    if "\0" in text:
+        return None
+    for begins, name, tool in _POINTERS:
+        if text.startswith(begins) and size < 2048:
+            stands_for = _SIZE.search(text)
+            file = f"a file of {int(stands_for[1]):,} bytes" if stands_for else "a file"
+            what = f"is {name}, for {file} that `{tool}` fetches"
+            return Content("pointer", what, f"in its repository: {tool}")
+    if text.startswith("<"):
+        return _markup(text)
+    if text.startswith("{") and len(head) == size and (said := _error_in(text)):
+        return Content("answer", f"is a server's answer about an error: {_short(said)}", _AGAIN)
+    if len(head) == size < 512 and text and text.replace("\n", " ").isprintable():
+        return Content("text", f'is text: "{_short(text)}"', _AGAIN)
+    return None
+
+
+def _markup(text: str) -> Content | None:
+    if re.search(r"<svg[\s>]", text[:2048]):
+        return Content("other", "is an SVG drawing, of lines and not of pixels")
+    if _PAGE.search(text[:2048]):
+        title = _TITLE.search(text)
+        words = _short(_TAGS.sub(" ", title[1] if title else text))
+        return Content("page", f"is an HTML page{f': {words}' if words else ''}", _AGAIN)
+    if text.startswith(("<?xml", "<Error")) and "<Error" in text:
+        words = _short(_TAGS.sub(" ", re.sub(r"<\?.*?\?>", " ", text)))
+        return Content("answer", f"is a server's answer about an error: {words}", _AGAIN)
+    return Content("other", "is XML") if text.startswith("<?xml") else None
+
+
+def _error_in(text: str) -> str | None:
+    """Return what a JSON object says about an error; None where it is none of a server's."""
+    try:
+        found: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, Mapping) or not found or not found.keys() <= _OF_ANSWERS:
+        return None
+    said = next((found[key] for key in _SAYS if found.get(key)), None)
+    if isinstance(said, Mapping):
+        said = next((said[key] for key in ("message", "code", "type") if said.get(key)), None)
+    if isinstance(said, list):
+        said = said[0] if said else None
+    plain = said if isinstance(said, str) else None
+    lone = found.keys() <= {"message", "type", "data", "title"}  # it may be anybody's data
+    return None if lone and len(found) > 1 else plain
+
+
+def _short(text: str) -> str:
+    words = " ".join(text.split())
+    return words if len(words) <= _SHOWN else words[:_SHOWN] + "…"
+
+
+def ends_early(given: Path | bytes) -> bool:
+    """Return whether a picture or a video ends before its end, as its own format says.
+
+    It is for files that a decoder has refused: what is not known is False.
+    """
+    if isinstance(given, Path):
+        try:
+            size = given.stat().st_size
+            with given.open("rb") as file:
+                head = file.read(64)
+                if head[4:8] == b"ftyp":
+                    return _boxes_end_early(file, size)
+                file.seek(max(0, size - 1024))
+                return _ends_early(head, file.read(), size)
+        except OSError:
+            return False
+    if given[4:8] == b"ftyp":
+        return False
+    return _ends_early(given[:64], given[-1024:], len(given))
+
+
+def _ends_early(head: bytes, tail: bytes, size: int) -> bool:
+    if head.startswith(b"\xff\xd8\xff"):
+        return b"\xff\xd9" not in tail
+    if head.startswith(b"\x89PNG"):
+        return b"IEND" not in tail
+    if head.startswith(b"GIF8"):
+        return not tail.rstrip(b"\0").endswith(b";")
+    if head.startswith(b"RIFF") and len(head) >= 8:
+        return int.from_bytes(head[4:8], "little") + 8 > size
+    if head.startswith(b"BM") and len(head) >= 6:
+        return int.from_bytes(head[2:6], "little") > size
+    return False
+
+
+def _boxes_end_early(file: Any, size: int) -> bool:
+    """Return whether the last box of an MP4 goes over the file's end, or it has no index."""
+    at, names = 0, set()
+    while at + 8 <= size and len(names) < 10_000:
+        file.seek(at)
+        length, name = struct.unpack(">I4s", file.read(8))
+        if length == 1:
+            wide = file.read(8)
+            length = int.from_bytes(wide, "big") if len(wide) == 8 else 0
+        names.add(name)
+        if length == 0:  # it goes to the end
+            at = size
+        elif length < 8:
+            return False
+        else:
+            at += length
+    return at != size or not names & {b"moov", b"moof"}
