@@ -44,6 +44,10 @@ _MARKS: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"\x1a\x45\xdf\xa3", "video", "a video (Matroska)"),
     (8, b"AVI ", "video", "a video (AVI)"),
     (0, b"%PDF-", "other", "a PDF"),
+    (0, b"GGUF", "other", "GGUF"),
+    (0, b"\x80\x02", "other", "a pickle"),
+    (0, b"\x80\x04", "other", "a pickle"),
+    (0, b"\x80\x05", "other", "a pickle"),
     (0, b"\x89HDF\r\n", "other", "HDF5"),
     (0, b"\x93NUMPY", "other", "an array of numpy"),
     (0, b"SQLite format 3\0", "other", "a database of SQLite"),
@@ -66,6 +70,15 @@ _POINTERS = (
         "git xet install && git lfs pull",
     ),
 )
+_INDEX = "model.safetensors.index.json"
+_OF_MODEL = (
+    *("config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json"),
+    *("video_preprocessor_config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json"),
+    *("merges.txt", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
+    *("chat_template.jinja", "chat_template.json", "adapter_config.json"),
+    *("adapter_model.safetensors", "model.safetensors", _INDEX),
+)
+"""Files of a model's folder, or an adapter's, that its readers open."""
 _SIZE = re.compile(r"^size (\d+)\s*$", re.MULTILINE)
 _PAGE = re.compile(r"<(!doctype\s+html|html|head|body|title|script|h1|center)[\s>]", re.IGNORECASE)
 _TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
@@ -123,12 +136,37 @@ def stand_in(given: Path | bytes) -> Content | None:
     return found if found is not None and found.stands_in else None
 
 
+def stand_in_of_model(folder: Path) -> tuple[str, str | None] | None:
+    """Return what a sentence has behind a model's folder with files that stand in for others.
+
+    And what to do. Files that no reader of such a folder opens may be anything: a clone with Git
+    LFS may leave them as they are.
+    """
+    found = {name: one for name in _read_of_model(folder) if (one := stand_in(folder / name))}
+    if not found:
+        return None
+    name, first = next(iter(found.items()))
+    more = f", and {len(found) - 1} more of its files are no better" if len(found) > 1 else ""
+    return f"has a {name} that {first.what}{more}", first.remedy
+
+
+def _read_of_model(folder: Path) -> tuple[str, ...]:
+    try:
+        shards = json.loads((folder / _INDEX).read_bytes())["weight_map"].values()
+        named = sorted({name for name in shards if isinstance(name, str)})
+    except (OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError):
+        named = []
+    return (*_OF_MODEL, *named)
+
+
 def _content(head: bytes, size: int) -> Content | None:
     if not size:
         return Content("empty", "is empty, of 0 bytes", "fetch it again, or write it again")
     if not head.strip(b"\0") and len(head) >= min(size, HEAD):
-        what = f"begins with {len(head):,} zero bytes: its content was never written"
+        what = f"has {size:,} bytes, and the first {len(head):,} are zero: it was never written"
         return Content("empty", what, "fetch it again: an interrupted copy leaves such a file")
+    if head.startswith(b"PK\x03\x04") and b"/data.pkl" in head[:128]:
+        return Content("other", "is a file of torch.save, a pickle")
     for at, mark, kind, name in _MARKS:
         if head[at : at + len(mark)] == mark:
             return Content(kind, f"is {name}", _UNPACK if kind == "packed" else None)
@@ -195,9 +233,9 @@ def _short(text: str) -> str:
 
 
 def ends_early(given: Path | bytes) -> bool:
-    """Return whether a picture or a video ends before its end, as its own format says.
+    """Return whether a file ends before its end, as its own format says.
 
-    It is for files that a decoder has refused: what is not known is False.
+    It is for files that a reader has refused: what is not known is False.
     """
     if isinstance(given, Path):
         try:
@@ -222,6 +260,10 @@ def _ends_early(head: bytes, tail: bytes, size: int) -> bool:
         return b"IEND" not in tail
     if head.startswith(b"GIF8"):
         return not tail.rstrip(b"\0").endswith(b";")
+    if head.startswith(b"PAR1"):
+        return not tail.endswith((b"PAR1", b"PARE"))
+    if head.startswith(b"ARROW1"):
+        return not tail.endswith(b"ARROW1")
     if head.startswith(b"RIFF") and len(head) >= 8:
         return int.from_bytes(head[4:8], "little") + 8 > size
     if head.startswith(b"BM") and len(head) >= 6:

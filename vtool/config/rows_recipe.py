@@ -33,7 +33,8 @@ class RowsRecipe:
 
 def names_rows(subject: str) -> bool:
     """Return whether a command's subject is rows and no recipe: a file by its name, or a folder."""
-    if subject.endswith(ROWS_SUFFIXES + TABLE_SUFFIXES):
+    # a blank at the end is one of a name that was copied, and is shown
+    if subject.rstrip().endswith(ROWS_SUFFIXES + TABLE_SUFFIXES):
         return True
     if subject in recipe_names() or not os.path.isdir(subject):
         return False

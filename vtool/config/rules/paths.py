@@ -38,14 +38,17 @@ def _missing(
     if rows and os.path.isdir(path):
         what = f"is a folder without a file of rows ({', '.join(ROWS_SUFFIXES)})"
     written = origins.near(name)
+    near_by = None if os.path.exists(path) else near_file(given, folders=True)
+    if near_by and near_by.differences:
+        what += f"; {near_by.there}"
     return Diagnostic(
         "path-not-found",
         (
             f"{name}: {quoted(given)} {what}"
             if path.is_absolute()
-            else f"{name}: {quoted(given)} {what} (looked for {path.absolute()})"
+            else f"{name}: {quoted(given)} {what} (looked for {quoted(str(path.absolute()))})"
         ),
-        _at_recipe(path, written) or _similar(given) or help,
+        _at_recipe(path, written) or (near_by.question if near_by else help),
         name,
         written,
     )
@@ -57,11 +60,6 @@ def _at_recipe(path: Path, written: Origin | None) -> str | None:
         return None
     there = Path(written.file).parent / path
     return f"it is at {there}: in a recipe write ./{path}" if os.path.exists(there) else None
-
-
-def _similar(given: str) -> str | None:
-    found = near_file(given, folders=True)
-    return found.question if found else None
 
 
 def _why_missing(path: Path) -> str:

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Literal, cast
 
 from vtool.config.schema.formats.entry import TABLE_SUFFIXES
-from vtool.contents import content_of
+from vtool.contents import content_of, ends_early, stand_in
 from vtool.data.row import refuse
 from vtool.diagnostics import Diagnostic, Findings, Origin
+from vtool.near_files import near_file, quoted
 
 Kind = Literal["json", "arrow", "parquet", "tar"]
 MOST_LISTED = 20
@@ -61,10 +62,12 @@ def file_kind(path: Path) -> Kind:
 
 
 def _may_be_rows(path: Path, kind: str, head: bytes) -> bool:
-    """Return whether a small file of text may be rows all the same: its reader then says more."""
-    if path.suffix.lower() in _OF_COLUMNS:
-        return False
-    return kind == "empty" and not head or (kind == "text" and head.lstrip()[:1] in b"{[\"")
+    """Return whether an empty file or short text may be rows all the same: its reader says more."""
+    suffix = path.suffix.lower()
+    if kind == "empty":
+        return not head and suffix not in _OF_COLUMNS
+    is_message = len(head.split(b"\n")) < 3 and head.lstrip()[:1] not in b'{["'
+    return kind == "text" and (suffix in TABLE_SUFFIXES or not is_message)
 
 
 def needs_pyarrow(path: Path) -> bool:
@@ -100,17 +103,25 @@ def digest_of_files(paths: Sequence[Path]) -> str:
 
 def not_readable(path: Path, error: OSError) -> Findings:
     """Return the exception for a file or a folder that the system does not open."""
+    near = near_file(str(path), folders=True)
     return refuse(
         "path-not-found",
-        f"{path.absolute()}: {error.strerror}",
+        f"{quoted(str(path.absolute()))}: {error.strerror}",
         None,
         parameter="data",
-        help="paths are relative to the folder you are in",
+        help=near.question if near else "paths are relative to the folder you are in",
     )
 
 
 def unreadable_file(path: Path, why: str, help: str | None = None) -> Findings:
-    """Return the exception for a file of which no row can be read."""
+    """Return the exception for a file of which no row can be read.
+
+    Where it is in the place of another file, or ends early, it says that.
+    """
+    if found := stand_in(path):
+        why, help = f"{found.what}, and no rows", found.remedy
+    elif ends_early(path):
+        why, help = f"is cut off: it {why}", help or "copy it again"
     return refuse("broken-row", f"{path} {why}", Origin(str(path)), help=help)
 
 

@@ -2,10 +2,11 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from vtool.contents import stand_in
 from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.diagnostic import Severity
 from vtool.loading.checkpoint import strict_json
@@ -103,6 +104,8 @@ def _config(file: Path) -> list[Diagnostic]:
     except OSError as error:
         return [bad(f"it cannot be read: {error.strerror}")]
     except ValueError as error:
+        if found := stand_in(file):
+            return [replace(bad(f"it {found.what}"), help=found.remedy)]
         return [bad(f"it is not JSON: {error}")]
     if not isinstance(content, dict):
         return [bad("it is not a JSON object")]

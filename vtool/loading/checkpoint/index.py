@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from vtool.contents import stand_in
 from vtool.diagnostics import Diagnostic
 from vtool.loading.checkpoint import strict_json
 from vtool.loading.checkpoint.about_file import about_file
@@ -29,8 +30,8 @@ class Index:
 def read_index(file: Path) -> tuple[Index | None, list[Diagnostic]]:
     """Return the index, None where it cannot be used, and findings about the file by itself."""
 
-    def bad(message: str) -> Diagnostic:
-        return about_file(file, "index-mismatch", f"{file.name}: {message}")
+    def bad(message: str, help: str | None = None) -> Diagnostic:
+        return about_file(file, "index-mismatch", f"{file.name}: {message}", help)
 
     if not file.is_file():
         return None, [
@@ -43,6 +44,8 @@ def read_index(file: Path) -> tuple[Index | None, list[Diagnostic]]:
     except OSError as error:
         return None, [bad(f"it cannot be read: {error.strerror}")]
     except ValueError as error:
+        if found := stand_in(file):
+            return None, [bad(f"it {found.what}", found.remedy)]
         return None, [bad(f"it is not JSON: {error}")]
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weight_map, dict) or not all(
