@@ -129,6 +129,11 @@ def not_yaml(name: str, error: yaml.YAMLError, text: str = "") -> Findings:
             reason = "a tab, where YAML takes spaces alone: put spaces in its place"
             return _refused("bad-yaml", f"{name}: {reason}", _place(name, at))
         begins = error.context_mark
+        if found := _unquoted_reference(lines, begins or at, at):
+            number, column, value = found
+            reason = f"{value} is cut at its braces or at a blank: put it in quotes"
+            help = "write " + (f"'{value}'" if '"' in value else f'"{value}"')
+            return _refused("bad-yaml", f"{name}: {reason}", Origin(name, number, column), help)
         one_line = begins is not None and begins.line == at.line
         if here == ":" and one_line and any(end in line[at.column :] for end in "]}"):
             reason = "a second colon in one value: put it in quotes, or a comma before the next key"
@@ -146,6 +151,31 @@ def not_yaml(name: str, error: yaml.YAMLError, text: str = "") -> Findings:
         return _refused("bad-yaml", f"{name} is not YAML: {reason}", _place(name, mark))
     reason = str(getattr(error, "reason", None) or error).splitlines()[0]
     return _refused("bad-yaml", f"{name} is not YAML: {reason}", Origin(name))
+
+
+_REFERENCE = re.compile(
+    r"""
+    (?P<before>^[^"']*(?:"[^"]*"[^"']*|'[^']*'[^"']*)*?(?:[:,\[{-]\s+|\[|^\s*))  # no quote is open here
+    (?P<value>(?:[^\s"'\[\]{},:#][^\s"'\[\]{},]*)?
+    \$\{(?:[^{}]|\$\{[^{}]*\})*\}[^\s\]},]*)
+    """,
+    re.VERBOSE,
+)
+"""The first value of a line with a reference that stands in no quotation marks."""
+
+
+def _unquoted_reference(
+    lines: list[str], begins: yaml.Mark, ends: yaml.Mark
+) -> tuple[int, int, str] | None:
+    """Return the line, the column and the text of a value with a reference that YAML cuts."""
+    for number in sorted({begins.line, ends.line}):
+        found = _REFERENCE.match(lines[number]) if number < len(lines) else None
+        if found is None:
+            continue
+        column, whole = found.end("before"), begins.line == ends.line
+        if (column >= begins.column or whole) if number == begins.line else column <= ends.column:
+            return number + 1, column + 1, found["value"]
+    return None
 
 
 def _cause_of(problem: str, at: yaml.Mark, lines: list[str]) -> tuple[str, int, int] | None:

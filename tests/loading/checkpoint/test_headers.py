@@ -77,7 +77,7 @@ DAMAGED = {
     ),
     "zeros alone": (bytes(5000), "bad-header", "the first 5,000 are zero"),
     "a file of torch.save": (
-        b"PK\x03\x04" + bytes(26) + b"archive/data.pkl" + bytes(99),
+        b"PK\x03\x04\0\0\x08\x08" + bytes(22) + b"archive/data.pkl" + bytes(99),
         "bad-header",
         "torch.save",
     ),
