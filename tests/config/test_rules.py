@@ -19,7 +19,7 @@ from vtool.config.rules.rule import SettingsRule
 from vtool.diagnostics import RULES, Diagnostic, Findings, Rule
 
 # Examples that are the text of a recipe; the others are what is typed, a command or its arguments.
-TEXTS = ("bad-yaml", "bad-defaults-list")
+TEXTS = ("bad-yaml", "bad-defaults-list", "own-value-loses")
 # Found by what is installed with it.
 ELSEWHERE = ("not-in-megatron-core",)
 TYPED = [RULES[name] for name in RECIPE_RULES if name not in (*TEXTS, *ELSEWHERE)]

@@ -32,7 +32,8 @@ FOREIGN_RULES = tuple(rule.name for rule in foreign.RULES)
 """Rules about recipes of other trainers."""
 _NOT_LOOKED_AT = ("no-counterpart", "not-on-this-machine")
 _SETTINGS_RULES = tuple(rule.name for rule in sorted(rules.RULES, key=lambda rule: rule.code))
-RECIPE_RULES = (*(rule.name for rule in rules_recipe.RULES), *_SETTINGS_RULES)
+_BY_CODE = sorted((*rules_recipe.RULES, *rules.RULES), key=lambda rule: rule.code)
+RECIPE_RULES = tuple(rule.name for rule in _BY_CODE)
 """Rules that every recipe is checked against, in the order of their codes."""
 ALWAYS_CHECKED = (*RECIPE_RULES, *packages.RELEASE_RULES)
 """Rules of `RECIPE_RULES`, and those about what is installed on this machine."""
