@@ -66,6 +66,7 @@ class FileHost(Host):
         checkpoint, files = read_folder(Path(self.checkpoint)) if self.checkpoint else (None, {})
         if checkpoint is None and callable(own := getattr(module, "checkpoint", None)):
             try:
+                torch.manual_seed(0)  # in every process that compares what it loads
                 checkpoint = own()
             except Exception as error:
                 raise LoadFailed(f"checkpoint() raises {error_text(error)}") from error
