@@ -206,9 +206,10 @@ def build_ledger(
     if split == "train" and len(kept) and not ledger.ends:
         findings.append(_no_end(rows, ledger))
     findings += token_id_findings(split, rows, kept)
-    ledger = replace(
-        ledger, quality_findings=tuple(split_findings(split, rows.settings, rows.rows, audits))
-    )
+    video = rows.processor.video
+    rate = video.fps if video.family.facts.shows_times else None
+    found = split_findings(split, rows.settings, rows.rows, audits, rate)
+    ledger = replace(ledger, quality_findings=tuple(found))
     return ledger, _cap(findings, len(rows.rows))
 
 

@@ -148,6 +148,11 @@ class FamilyFacts:
     """True where the language model has been written for megatron-core."""
 
     @property
+    def shows_times(self) -> bool:
+        """Whether the model is shown when a video's frames are, as text or by their positions."""
+        return self.separate_frames or self.seconds_per_grid
+
+    @property
     def model_class_name(self) -> str:
         """The name of transformers' model class, and of vLLM's."""
         return f"{self.class_prefix}ForConditionalGeneration"
