@@ -13,6 +13,7 @@ from vtool.diagnostics.near_miss import did_you_mean, near, one_of
 
 _MOST_COMPARED = 200
 """Names of a folder that are compared letter by letter: there may be a row for each of millions."""
+_MOST_NAMED = 3
 _INVISIBLE = re.compile("[\u200b-\u200f\u2060\ufeff\u00ad]")
 
 
@@ -69,7 +70,7 @@ class Near:
     def there(self) -> str:
         """Return what is there, as a message has it in brackets."""
         found = one_of(map(_seen, self.paths))
-        differences = " and ".join(dict.fromkeys(self.differences))
+        differences = " and ".join(self.differences)
         return f"there is {found}" + (f", which differs in {differences}" if differences else "")
 
     @property
@@ -106,7 +107,7 @@ def _near_file(given: str, folder: Path, folders: bool) -> Near | None:
         root = Path("/") if absolute else folder
         for found, differences in _walk(root, parts, folders):
             path = os.path.join("/" if absolute else "", *found)
-            return Near([path], [*slashes, *differences])
+            return _near(path, [*slashes, *differences])
         # a folder of another machine, or one too many or too few, before the rest of the path
         for begin in range(len(parts)):
             for base, prefix in ((folder, ""), (folder / "..", "..")):
@@ -114,19 +115,25 @@ def _near_file(given: str, folder: Path, folders: bool) -> Near | None:
                     continue
                 for found, differences in _walk(base, parts[begin:], folders):
                     path = os.path.join(prefix, *found)
-                    return Near([path], [*slashes, "the folder before it", *differences])
+                    return _near(path, [*slashes, "the folder before it", *differences])
         for inside in _names(str(folder))[:_MOST_COMPARED]:
             if (folder / inside / parts[-1]).is_file():
                 path = os.path.join(inside, parts[-1])
-                return Near([path], [*slashes, "the folder before it"])
+                return _near(path, [*slashes, "the folder before it"])
     asked = Path(spellings[-1])
     names = _names(str((folder / asked).parent)) if asked.name else []
     if len(names) > _MOST_COMPARED:
         return None
     if not folders:  # of numbered files, the next one is another picture
         names = [name for name in names if _digits(name) == _digits(asked.name)]
-    similar = near(asked.name, names)
-    return Near([str(asked.with_name(name)) for name in similar]) if similar else None
+    # the extension is the same of all, and says nothing
+    stems = near(_without_suffix(asked.name), map(_without_suffix, names))
+    similar = [str(asked.with_name(one)) for one in names if _without_suffix(one) in stems]
+    return Near(similar[:_MOST_NAMED]) if similar else None
+
+
+def _near(path: str, differences: Sequence[str]) -> Near:
+    return Near((path,), tuple(dict.fromkeys(differences)))
 
 
 def _walk(

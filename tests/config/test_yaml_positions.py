@@ -109,3 +109,27 @@ def test_a_tab_between_a_key_and_its_value_is_read(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").touch()
     rows = f"data.train=[{{format:messages,path:'{tmp_path / 'rows.jsonl'}'}}]"
     assert load_run(str(tmp_path / "mine.yaml"), (rows,)).run.train.steps == 9
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "value"),
+    [
+        ("run: {dir: ${oc.env:DATA}/x}\n", (1, 12), "${oc.env:DATA}/x"),
+        ("data: {train: [${oc.env:DATA}/x.jsonl]}\n", (1, 16), "${oc.env:DATA}/x.jsonl"),
+        ("data: {train: [\n  /a/${oc.env:B}/c ]}\n", (2, 3), "/a/${oc.env:B}/c"),
+        ("run:\n  dir: ${oc.env: DATA}/x\n", (2, 8), "${oc.env: DATA}/x"),
+        ("a: [1, '${b}', ${c}]\n", (1, 16), "${c}"),
+    ],
+)
+def test_a_reference_that_needs_quotes_is_answered_with_them(
+    tmp_path: Path, text: str, place: tuple[int, int], value: str
+) -> None:
+    found = refused(tmp_path, text)
+    assert places(found) == [place]
+    assert found[0].help == f'write "{value}"'
+
+
+@pytest.mark.parametrize("text", ["dir: ${oc.env:DATA}/x\n", 'run: {dir: "${oc.env:DATA}/x"}\n'])
+def test_a_reference_that_needs_no_more_quotes_is_read(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.yaml").write_text(text)
+    assert "${oc.env:DATA}/x" in read_yaml(tmp_path / "a.yaml").text

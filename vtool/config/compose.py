@@ -171,9 +171,7 @@ _UNFOLLOWED = (
 )
 
 
-def _composed_files(
-    defaults: Sequence[Any], files: Mapping[str, YamlFile]
-) -> list[ComposedFile]:
+def _composed_files(defaults: Sequence[Any], files: Mapping[str, YamlFile]) -> list[ComposedFile]:
     """Return the files of Hydra's list, in order, each with those whose lists have led to it."""
     parents = {default.config_path: default.parent for default in defaults}
 

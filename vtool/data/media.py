@@ -191,9 +191,7 @@ def picture_errors(
         raise undecodable(row, picture, named, rule, "a picture", shown_value(error)) from error
 
 
-def undecodable(
-    row: Row, given: Any, named: str, rule: str, kind: str, why: str
-) -> Findings:
+def undecodable(row: Row, given: Any, named: str, rule: str, kind: str, why: str) -> Findings:
     """Return the exception for a picture or a video that its decoder refuses.
 
     It says what the file is, where it is something else, or that it is cut off.

@@ -87,7 +87,9 @@ TEXT_TRAITS = (
     Trait(
         FRAMES_WITHOUT_RATE,
         "with a list of frames and no `fps`",
-        lambda row, _: any(not isinstance(one.source, str) and one.fps is None for one in row.videos),
+        lambda row, _: any(
+            not isinstance(one.source, str) and one.fps is None for one in row.videos
+        ),
     ),
 )
 """Traits that are counted, each a bit by its place here."""

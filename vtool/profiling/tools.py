@@ -16,8 +16,8 @@ from torch.profiler import ProfilerAction, ProfilerActivity
 
 from vtool.config.schema.profiler import Profiler as Settings
 from vtool.devices.profiling import npu_profiler
-from vtool.profiling.own_lines import without_own_lines
 from vtool.profiling.files import replace_file
+from vtool.profiling.own_lines import without_own_lines
 from vtool.profiling.trace import Packed, check_trace, highest_points, write_trace
 
 TOP = 50
