@@ -3,7 +3,7 @@
 import json
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -160,17 +160,25 @@ def _read_of_model(folder: Path) -> tuple[str, ...]:
 
 
 def _content(head: bytes, size: int) -> Content | None:
+    return _nothing(head, size) or _format(head) or _text(head, size)
+
+
+def _nothing(head: bytes, size: int) -> Content | None:
     if not size:
         return Content("empty", "is empty, of 0 bytes", "fetch it again, or write it again")
-    if not head.strip(b"\0") and len(head) >= min(size, HEAD):
-        what = f"has {size:,} bytes, and the first {len(head):,} are zero: it was never written"
-        return Content("empty", what, "fetch it again: an interrupted copy leaves such a file")
+    if head.strip(b"\0"):
+        return None
+    what = f"has {size:,} bytes, and the first {len(head):,} are zero: it was never written"
+    return Content("empty", what, "fetch it again: an interrupted copy leaves such a file")
+
+
+def _format(head: bytes) -> Content | None:
     if head.startswith(b"PK\x03\x04") and b"/data.pkl" in head[:128]:
         return Content("other", "is a file of torch.save, a pickle")
     for at, mark, kind, name in _MARKS:
         if head[at : at + len(mark)] == mark:
             return Content(kind, f"is {name}", _UNPACK if kind == "packed" else None)
-    return _text(head, size)
+    return None
 
 
 def _text(head: bytes, size: int) -> Content | None:
@@ -181,17 +189,26 @@ def _text(head: bytes, size: int) -> Content | None:
         return None
     if "\0" in text:
         return None
+    if text.startswith("<"):
+        return _markup(text)
+    return (_pointer(text) or _answer(text)) if len(head) == size else None
+
+
+def _pointer(text: str) -> Content | None:
     for begins, name, tool in _POINTERS:
-        if text.startswith(begins) and size < 2048:
+        if text.startswith(begins) and len(text) < 2048:
             stands_for = _SIZE.search(text)
             file = f"a file of {int(stands_for[1]):,} bytes" if stands_for else "a file"
             what = f"is {name}, for {file} that `{tool}` fetches"
             return Content("pointer", what, f"in its repository: {tool}")
-    if text.startswith("<"):
-        return _markup(text)
-    if text.startswith("{") and len(head) == size and (said := _error_in(text)):
+    return None
+
+
+def _answer(text: str) -> Content | None:
+    """Return what a whole small file of text is."""
+    if text.startswith("{") and (said := _error_in(text)):
         return Content("answer", f"is a server's answer about an error: {_short(said)}", _AGAIN)
-    if len(head) == size < 512 and text and text.replace("\n", " ").isprintable():
+    if text and len(text) < 512 and text.replace("\n", " ").isprintable():
         return Content("text", f'is text: "{_short(text)}"', _AGAIN)
     return None
 
@@ -253,27 +270,30 @@ def ends_early(given: Path | bytes) -> bool:
     return _ends_early(given[:64], given[-1024:], len(given))
 
 
+_ENDS: tuple[tuple[bytes, Callable[[bytes], bool]], ...] = (
+    (b"\xff\xd8\xff", lambda tail: b"\xff\xd9" in tail),
+    (b"\x89PNG", lambda tail: b"IEND" in tail),
+    (b"GIF8", lambda tail: tail.rstrip(b"\0").endswith(b";")),
+    (b"PAR1", lambda tail: tail.endswith(b"PAR1")),
+    (b"ARROW1", lambda tail: tail.endswith(b"ARROW1")),
+)
+"""The beginning of a file, and whether its last bytes are those of its end."""
+_SIZES = ((b"RIFF", 4, 8), (b"BM", 2, 0))
+"""The beginning of a file, the place of its size, and what is not counted in that."""
+
+
 def _ends_early(head: bytes, tail: bytes, size: int) -> bool:
-    if head.startswith(b"\xff\xd8\xff"):
-        return b"\xff\xd9" not in tail
-    if head.startswith(b"\x89PNG"):
-        return b"IEND" not in tail
-    if head.startswith(b"GIF8"):
-        return not tail.rstrip(b"\0").endswith(b";")
-    if head.startswith(b"PAR1"):
-        return not tail.endswith((b"PAR1", b"PARE"))
-    if head.startswith(b"ARROW1"):
-        return not tail.endswith(b"ARROW1")
-    if head.startswith(b"RIFF") and len(head) >= 8:
-        return int.from_bytes(head[4:8], "little") + 8 > size
-    if head.startswith(b"BM") and len(head) >= 6:
-        return int.from_bytes(head[2:6], "little") > size
-    return False
+    if any(head.startswith(begins) and not is_end(tail) for begins, is_end in _ENDS):
+        return True
+    return any(
+        head.startswith(begins) and int.from_bytes(head[at : at + 4], "little") + more > size
+        for begins, at, more in _SIZES
+    )
 
 
 def _boxes_end_early(file: Any, size: int) -> bool:
     """Return whether the last box of an MP4 goes over the file's end, or it has no index."""
-    at, names = 0, set()
+    at, names = 0, set[bytes]()
     while at + 8 <= size and len(names) < 10_000:
         file.seek(at)
         length, name = struct.unpack(">I4s", file.read(8))

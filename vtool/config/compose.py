@@ -176,8 +176,9 @@ def _composed_files(defaults: Sequence[Any], files: Mapping[str, YamlFile]) -> l
     parents = {default.config_path: default.parent for default in defaults}
 
     def above(path: str) -> Iterator[str]:
-        while (path := parents.get(path)) is not None:
-            yield path
+        while parent := parents.get(path):
+            yield parent
+            path = parent
 
     return [
         ComposedFile(

@@ -120,6 +120,10 @@ def not_yaml(name: str, error: yaml.YAMLError, text: str = "") -> Findings:
         error: the parser's.
         text: the file's, where it is known.
     """
+    return _needs_quotes(name, error, text) or _not_yaml(name, error, text)
+
+
+def _not_yaml(name: str, error: yaml.YAMLError, text: str) -> Findings:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         at, lines = error.problem_mark, text.split("\n")
         line = lines[at.line] if at.line < len(lines) else ""
@@ -129,11 +133,6 @@ def not_yaml(name: str, error: yaml.YAMLError, text: str = "") -> Findings:
             reason = "a tab, where YAML takes spaces alone: put spaces in its place"
             return _refused("bad-yaml", f"{name}: {reason}", _place(name, at))
         begins = error.context_mark
-        if found := _unquoted_reference(lines, begins or at, at):
-            number, column, value = found
-            reason = f"{value} is cut at its braces or at a blank: put it in quotes"
-            help = "write " + (f"'{value}'" if '"' in value else f'"{value}"')
-            return _refused("bad-yaml", f"{name}: {reason}", Origin(name, number, column), help)
         one_line = begins is not None and begins.line == at.line
         if here == ":" and one_line and any(end in line[at.column :] for end in "]}"):
             reason = "a second colon in one value: put it in quotes, or a comma before the next key"
@@ -155,7 +154,8 @@ def not_yaml(name: str, error: yaml.YAMLError, text: str = "") -> Findings:
 
 _REFERENCE = re.compile(
     r"""
-    (?P<before>^[^"']*(?:"[^"]*"[^"']*|'[^']*'[^"']*)*?(?:[:,\[{-]\s+|\[|^\s*))  # no quote is open here
+    (?P<before>^[^"']*(?:"[^"]*"[^"']*|'[^']*'[^"']*)*?  # no quote is open here
+    (?:[:,\[{-]\s+|\[|^\s*))
     (?P<value>(?:[^\s"'\[\]{},:#][^\s"'\[\]{},]*)?
     \$\{(?:[^{}]|\$\{[^{}]*\})*\}[^\s\]},]*)
     """,
@@ -164,17 +164,24 @@ _REFERENCE = re.compile(
 """The first value of a line with a reference that stands in no quotation marks."""
 
 
-def _unquoted_reference(
-    lines: list[str], begins: yaml.Mark, ends: yaml.Mark
-) -> tuple[int, int, str] | None:
-    """Return the line, the column and the text of a value with a reference that YAML cuts."""
+def _needs_quotes(name: str, error: yaml.YAMLError, text: str) -> Findings | None:
+    """Return the finding about a value with a reference that YAML cuts; None: there is none."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return None
+    ends, lines = error.problem_mark, text.split("\n")
+    begins = error.context_mark or ends
     for number in sorted({begins.line, ends.line}):
         found = _REFERENCE.match(lines[number]) if number < len(lines) else None
         if found is None:
             continue
         column, whole = found.end("before"), begins.line == ends.line
         if (column >= begins.column or whole) if number == begins.line else column <= ends.column:
-            return number + 1, column + 1, found["value"]
+            value = found["value"]
+            reason = f"{value} is cut at its braces or at a blank: put it in quotes"
+            help = "write " + (f"'{value}'" if '"' in value else f'"{value}"')
+            return _refused(
+                "bad-yaml", f"{name}: {reason}", Origin(name, number + 1, column + 1), help
+            )
     return None
 
 

@@ -2,15 +2,14 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vtool.contents import stand_in
 from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.diagnostic import Severity
 from vtool.loading.checkpoint import strict_json
-from vtool.loading.checkpoint.about_file import about_file
+from vtool.loading.checkpoint.about_file import about_file, why_not_json
 from vtool.loading.words import listed
 
 LARGEST_CONFIG = 16 * 2**20
@@ -92,8 +91,10 @@ def _config(file: Path) -> list[Diagnostic]:
     It is read in any case: the class that would read it may not be installed.
     """
 
-    def bad(message: str, severity: Severity | None = "error") -> Diagnostic:
-        return about_file(file, "no-config", f"{file.name}: {message}", severity=severity)
+    def bad(
+        message: str, severity: Severity | None = "error", help: str | None = None
+    ) -> Diagnostic:
+        return about_file(file, "no-config", f"{file.name}: {message}", help, severity=severity)
 
     if not file.is_file():
         return [bad("it is not a regular file")]
@@ -104,9 +105,8 @@ def _config(file: Path) -> list[Diagnostic]:
     except OSError as error:
         return [bad(f"it cannot be read: {error.strerror}")]
     except ValueError as error:
-        if found := stand_in(file):
-            return [replace(bad(f"it {found.what}"), help=found.remedy)]
-        return [bad(f"it is not JSON: {error}")]
+        why, help = why_not_json(file, error)
+        return [bad(why, help=help)]
     if not isinstance(content, dict):
         return [bad("it is not a JSON object")]
     return [bad(f"`{name}` is there twice, and readers take the last", None) for name in repeated]

@@ -5,10 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from vtool.contents import stand_in
 from vtool.diagnostics import Diagnostic
 from vtool.loading.checkpoint import strict_json
-from vtool.loading.checkpoint.about_file import about_file
+from vtool.loading.checkpoint.about_file import about_file, why_not_json
 from vtool.loading.checkpoint.files import is_weights
 from vtool.loading.checkpoint.headers import LARGEST_HEADER, Header
 from vtool.loading.words import listed
@@ -44,9 +43,7 @@ def read_index(file: Path) -> tuple[Index | None, list[Diagnostic]]:
     except OSError as error:
         return None, [bad(f"it cannot be read: {error.strerror}")]
     except ValueError as error:
-        if found := stand_in(file):
-            return None, [bad(f"it {found.what}", found.remedy)]
-        return None, [bad(f"it is not JSON: {error}")]
+        return None, [bad(*why_not_json(file, error))]
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weight_map, dict) or not all(
         isinstance(name, str) for name in weight_map.values()

@@ -132,6 +132,7 @@ def subject_of_factory(
         if not callable(getattr(made, method, None)):
             raise LoadFailed(f"what the factory makes, a {type(made).__name__}, has no {method}()")
     own_names = checkpoint is None
+    tensors: Mapping[str, Tensor]
     if checkpoint is None:
         named = named_tensors(made)
         kept = made.state_dict() if isinstance(made, torch.nn.Module) else named
