@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vtool.near_files import near_file, quoted
+from vtool.near_files import near_file, quoted_name
 
 
 @pytest.fixture
@@ -68,4 +68,4 @@ def test_another_name_leads_nowhere(folder: Path, given: str) -> None:
     ],
 )
 def test_a_name_is_quoted_where_something_of_it_would_not_be_seen(name: str, shown: str) -> None:
-    assert quoted(name) == shown
+    assert quoted_name(name) == shown

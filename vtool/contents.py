@@ -113,7 +113,7 @@ class Content:
 
 
 def content_of(given: Path | bytes) -> Content | None:
-    """Return what a file is; None where that is not known, or it cannot be opened.
+    """Return the content of a file; None where that is not known, or it cannot be opened.
 
     Args:
         given: a regular file, or its whole content.
@@ -137,9 +137,9 @@ def stand_in(given: Path | bytes) -> Content | None:
 
 
 def stand_in_of_model(folder: Path) -> tuple[str, str | None] | None:
-    """Return what a sentence has behind a model's folder with files that stand in for others.
+    """Return the problem of a model's folder with files that stand in for others, and the remedy.
 
-    And what to do. Files that no reader of such a folder opens may be anything: a clone with Git
+    Files that no reader of such a folder opens may be anything: a clone with Git
     LFS may leave them as they are.
     """
     found = {name: one for name in _read_of_model(folder) if (one := stand_in(folder / name))}
@@ -205,7 +205,7 @@ def _pointer(text: str) -> Content | None:
 
 
 def _answer(text: str) -> Content | None:
-    """Return what a whole small file of text is."""
+    """Return the content of a small file of text, all of which is given."""
     if text.startswith("{") and (said := _error_in(text)):
         return Content("answer", f"is a server's answer about an error: {_short(said)}", _AGAIN)
     if text and len(text) < 512 and text.replace("\n", " ").isprintable():
@@ -227,7 +227,7 @@ def _markup(text: str) -> Content | None:
 
 
 def _error_in(text: str) -> str | None:
-    """Return what a JSON object says about an error; None where it is none of a server's."""
+    """Return the message of a server's error; None where a JSON object is none."""
     try:
         found: Any = json.loads(text)
     except (ValueError, RecursionError):

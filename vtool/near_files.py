@@ -39,7 +39,7 @@ _FORMS: tuple[tuple[str, Callable[[str], str]], ...] = (
 _SUFFIX = ("the extension", _without_suffix)
 
 
-def quoted(name: str) -> str:
+def quoted_name(name: str) -> str:
     """Return a name so that its blanks, and what is not seen of it, are seen."""
     plain = name.isascii() and name.isprintable() and not re.search(r"[\s%\\\"']", name)
     return name if plain else f'"{_seen(name)}"'
@@ -58,17 +58,17 @@ def _seen(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Near:
+class NearFiles:
     """Files that are there, and one of which was probably meant."""
 
     paths: Sequence[str]
-    """As they are to be written: relative where the given one is."""
+    """The paths as they are to be written: relative where the given one is."""
     differences: Sequence[str] = ()
     """In what the one path differs from the given one; none where it is merely similar."""
 
     @property
     def there(self) -> str:
-        """Return what is there, as a message has it in brackets."""
+        """Return the files that are there, as a message has them in brackets."""
         found = one_of(map(_seen, self.paths))
         differences = " and ".join(self.differences)
         return f"there is {found}" + (f", which differs in {differences}" if differences else "")
@@ -79,7 +79,7 @@ class Near:
         return str(did_you_mean([*map(_seen, self.paths)]))
 
 
-def near_file(given: str, folder: Path | str = ".", *, folders: bool = False) -> Near | None:
+def near_file(given: str, folder: Path | str = ".", *, folders: bool = False) -> NearFiles | None:
     """Return the file that was probably meant by a name that is not there; None: none is near.
 
     Args:
@@ -93,7 +93,7 @@ def near_file(given: str, folder: Path | str = ".", *, folders: bool = False) ->
         return None
 
 
-def _near_file(given: str, folder: Path, folders: bool) -> Near | None:
+def _near_file(given: str, folder: Path, folders: bool) -> NearFiles | None:
     text = given.removeprefix("file://")
     spellings = [text]
     if "\\" in text:
@@ -129,11 +129,11 @@ def _near_file(given: str, folder: Path, folders: bool) -> Near | None:
     # the extension is the same of all, and says nothing
     stems = near(_without_suffix(asked.name), map(_without_suffix, names))
     similar = [str(asked.with_name(one)) for one in names if _without_suffix(one) in stems]
-    return Near(similar[:_MOST_NAMED]) if similar else None
+    return NearFiles(similar[:_MOST_NAMED]) if similar else None
 
 
-def _near(path: str, differences: Sequence[str]) -> Near:
-    return Near((path,), tuple(dict.fromkeys(differences)))
+def _near(path: str, differences: Sequence[str]) -> NearFiles:
+    return NearFiles((path,), tuple(dict.fromkeys(differences)))
 
 
 def _walk(

@@ -85,9 +85,10 @@ def test_a_list_of_frames_without_a_rate_is_told_where_the_model_is_shown_times(
 ) -> None:
     video = {"video": frames(tmp_path, "f", 4)} | ({} if fps is None else {"fps": fps})
     write_rows(tmp_path / "rows.jsonl", [chat("<video>?", "b") | {"videos": [video]}])
-    messages = [text for rule, text, _ in found(tmp_path, "rows.jsonl", *more)]
+    notes = [(rule, text) for rule, text, _ in found(tmp_path, "rows.jsonl", *more)]
     expected = (
+        "frames-without-rate",
         "data.train: of 1 rows, 1 with a list of frames and no `fps`, taken as 2 a second"
-        " (rows.jsonl:1)"
+        " (rows.jsonl:1)",
     )
-    assert messages == ([expected] if said else [])
+    assert notes == ([expected] if said else [])

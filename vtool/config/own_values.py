@@ -21,7 +21,7 @@ class ComposedFile:
 
     layer: Layer
     path: str
-    """Its path in Hydra."""
+    """The path of it in Hydra."""
     listed_by: tuple[str, ...]
     """The paths of the files above it."""
     chosen: bool

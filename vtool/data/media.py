@@ -11,7 +11,7 @@ from vtool.data.row import Row, RowVideo, media_path, refuse, shown_value
 from vtool.data.urls import SCHEMES, NotFetched, UrlCache
 from vtool.diagnostics import Findings, Origin
 from vtool.models.pictures import PictureReader, TooManyPixels, WideValues
-from vtool.near_files import near_file, quoted
+from vtool.near_files import near_file, quoted_name
 
 _CUT = "cut the clip out of the file first, or give its frames as a list"
 _FRAMES = "set data.video.fps and data.video.max_frames for all videos, or write this one's fps"
@@ -236,7 +236,7 @@ def _file(
             help="list the frames in it, in their order",
         )
     if not there:
-        named = shown_value(str(path)) if len(str(path)) > 160 else quoted(str(path))
+        named = shown_value(str(path)) if len(str(path)) > 160 else quoted_name(str(path))
         message, help = f"{name}: there is no {what or kind + ' '}{named}", None
         if near := near_file(given, folder):
             message, help = f"{message} ({near.there})", near.question

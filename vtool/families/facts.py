@@ -149,7 +149,7 @@ class FamilyFacts:
 
     @property
     def shows_times(self) -> bool:
-        """Whether the model is shown when a video's frames are, as text or by their positions."""
+        """True where the model is shown the times of frames, as text or by their positions."""
         return self.separate_frames or self.seconds_per_grid
 
     @property

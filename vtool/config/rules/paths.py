@@ -12,7 +12,7 @@ from vtool.config.schema.training import OF_ITS_OWN
 from vtool.diagnostics import Diagnostic, Origin, Rule
 from vtool.diagnostics.near_miss import did_you_mean, near
 from vtool.families.modeling_file import is_well_formed, split_modeling
-from vtool.near_files import near_file, quoted
+from vtool.near_files import near_file, quoted_name
 
 PATH_NOT_FOUND = Rule(
     name="path-not-found",
@@ -41,13 +41,10 @@ def _missing(
     near_by = None if os.path.exists(path) else near_file(given, folders=True)
     if near_by and near_by.differences:
         what += f"; {near_by.there}"
+    looked_for = f" (looked for {quoted_name(str(path.absolute()))})"
     return Diagnostic(
         "path-not-found",
-        (
-            f"{name}: {quoted(given)} {what}"
-            if path.is_absolute()
-            else f"{name}: {quoted(given)} {what} (looked for {quoted(str(path.absolute()))})"
-        ),
+        f"{name}: {quoted_name(given)} {what}{'' if path.is_absolute() else looked_for}",
         _at_recipe(path, written) or (near_by.question if near_by else help),
         name,
         written,

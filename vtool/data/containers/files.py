@@ -10,7 +10,7 @@ from vtool.config.schema.formats.entry import TABLE_SUFFIXES
 from vtool.contents import content_of, ends_early, stand_in
 from vtool.data.row import refuse
 from vtool.diagnostics import Diagnostic, Findings, Origin
-from vtool.near_files import near_file, quoted
+from vtool.near_files import near_file, quoted_name
 
 Kind = Literal["json", "arrow", "parquet", "tar"]
 MOST_LISTED = 20
@@ -106,7 +106,7 @@ def not_readable(path: Path, error: OSError) -> Findings:
     near = near_file(str(path), folders=True)
     return refuse(
         "path-not-found",
-        f"{quoted(str(path.absolute()))}: {error.strerror}",
+        f"{quoted_name(str(path.absolute()))}: {error.strerror}",
         None,
         parameter="data",
         help=near.question if near else "paths are relative to the folder you are in",
