@@ -142,12 +142,16 @@ def stand_in_of_model(folder: Path) -> tuple[str, str | None] | None:
     Files that no reader of such a folder opens may be anything: a clone with Git
     LFS may leave them as they are.
     """
-    found = {name: one for name in _read_of_model(folder) if (one := stand_in(folder / name))}
-    if not found:
+    if not (found := stand_ins_of_model(folder)):
         return None
     name, first = next(iter(found.items()))
     more = f", and {len(found) - 1} more of its files are no better" if len(found) > 1 else ""
     return f"has a {name} that {first.what}{more}", first.remedy
+
+
+def stand_ins_of_model(folder: Path) -> dict[str, Content]:
+    """Return the files of a model's folder that are in the place of others, by their names."""
+    return {name: one for name in _read_of_model(folder) if (one := stand_in(folder / name))}
 
 
 def _read_of_model(folder: Path) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vtool.contents import stand_ins_of_model
 from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.diagnostic import Severity
 from vtool.loading.checkpoint import strict_json
@@ -71,9 +72,19 @@ def list_folder(folder: Path) -> tuple[Files, list[Diagnostic]]:
         )
     if (folder / "config.json").exists():
         findings += _config(folder / "config.json")
+    findings += _stand_ins(folder)
     for file in (*safetensors, *indexes, folder / "config.json"):
         findings += outside_link(file, folder)
     return Files(safetensors, index), findings
+
+
+def _stand_ins(folder: Path) -> Iterator[Diagnostic]:
+    """Yield a finding for each file beside the weights, such as the tokenizer, that is another."""
+    for name, found in stand_ins_of_model(folder).items():
+        # the config, the weights and their index have findings of their own
+        if name != "config.json" and ".safetensors" not in name:
+            message = f"{name}: it {found.what}"
+            yield about_file(folder / name, "no-config", message, found.remedy, severity="error")
 
 
 def read_config(folder: Path) -> Mapping[str, Any]:
