@@ -67,7 +67,7 @@ def test_what_is_itself_is_in_no_others_place(content: bytes) -> None:
     [
         (gzip.compress(b"a"), "packed", "is packed with gzip"),
         (b"%PDF-1.7", "other", "is a PDF"),
-        (b"\0\0\0\x18ftypheic", "picture", "is a HEIC picture"),
+        (b"\0\0\0\x18ftypheic", "picture", "is a HEIC or AVIF picture"),
         (b"\0\0\0\x18ftypisom", "video", "is a video (MP4)"),
         (b'<svg xmlns="http://www.w3.org/2000/svg"/>', "other", "is an SVG drawing"),
         (b"Entry not found\n", "text", 'is text: "Entry not found"'),

@@ -16,7 +16,8 @@ _SHOWN = 60
 
 _AGAIN = "fetch it again, signed in where its host asks for that"
 _UNPACK = "unpack it, and name what was in it"
-_HEIC = "a HEIC picture, which Pillow alone does not read"
+_MATROSKA = b"\x1a\x45\xdf\xa3"
+_PICTURE_BRANDS = (b"heic", b"heix", b"mif1", b"avif")
 _MARKS: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"PAR1", "parquet", "Parquet"),
     (0, b"ARROW1", "arrow", "Arrow"),
@@ -36,12 +37,9 @@ _MARKS: tuple[tuple[int, bytes, str, str], ...] = (
     (8, b"WEBP", "picture", "a WebP picture"),
     (0, b"II*\0", "picture", "a TIFF picture"),
     (0, b"MM\0*", "picture", "a TIFF picture"),
-    (4, b"ftypheic", "picture", _HEIC),
-    (4, b"ftypheix", "picture", _HEIC),
-    (4, b"ftypmif1", "picture", _HEIC),
-    (4, b"ftypavif", "picture", "an AVIF picture"),
+    *((4, b"ftyp" + brand, "picture", "a HEIC or AVIF picture") for brand in _PICTURE_BRANDS),
     (4, b"ftyp", "video", "a video (MP4)"),
-    (0, b"\x1a\x45\xdf\xa3", "video", "a video (Matroska)"),
+    (0, _MATROSKA, "video", "a video (Matroska)"),
     (8, b"AVI ", "video", "a video (AVI)"),
     (0, b"%PDF-", "other", "a PDF"),
     (0, b"GGUF", "other", "GGUF"),
@@ -263,8 +261,10 @@ def ends_early(given: Path | bytes) -> bool:
             size = given.stat().st_size
             with given.open("rb") as file:
                 head = file.read(64)
+                if head.startswith(_MATROSKA):
+                    return _segment_ends_early(head, size)
                 if head[4:8] == b"ftyp":
-                    return _boxes_end_early(file, size)
+                    return head[8:12] not in _PICTURE_BRANDS and _boxes_end_early(file, size)
                 file.seek(max(0, size - 1024))
                 return _ends_early(head, file.read(), size)
         except OSError:
@@ -293,6 +293,25 @@ def _ends_early(head: bytes, tail: bytes, size: int) -> bool:
         head.startswith(begins) and int.from_bytes(head[at : at + 4], "little") + more > size
         for begins, at, more in _SIZES
     )
+
+
+def _segment_ends_early(head: bytes, size: int) -> bool:
+    """Return whether a Matroska file ends within its segment, the one element behind its header."""
+    header, width = _variable(head, 4)
+    at = 4 + width + header
+    if head[at : at + 4] != b"\x18\x53\x80\x67":
+        return at > size
+    length, width = _variable(head, at + 4)
+    live = length == 2 ** (7 * width) - 1  # of no known length
+    return not live and at + 4 + width + length > size
+
+
+def _variable(head: bytes, at: int) -> tuple[int, int]:
+    """Return a number of variable width, and its bytes: the first bit that is 1 says how many."""
+    first = head[at] if at < len(head) else 1
+    width = 9 - first.bit_length()
+    value = int.from_bytes(head[at : at + width], "big")
+    return value & (2 ** (7 * width) - 1), width
 
 
 def _boxes_end_early(file: Any, size: int) -> bool:

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,12 @@ from vtool.contents import content_of, ends_early
 from vtool.data.row import Row, RowVideo, media_path, refuse, shown_value
 from vtool.data.urls import SCHEMES, NotFetched, UrlCache
 from vtool.diagnostics import Findings, Origin
-from vtool.models.pictures import PictureReader, TooManyPixels, WideValues
+from vtool.models.pictures import (
+    PictureReader,
+    TooManyPixels,
+    WideValues,
+    carried_picture,
+)
 from vtool.near_files import near_file, quoted_name
 
 _CUT = "cut the clip out of the file first, or give its frames as a list"
@@ -201,12 +206,16 @@ def undecodable(row: Row, given: Any, named: str, rule: str, kind: str, why: str
         kind: what it should be: `a picture` or `a video`.
         why: what the decoder says.
     """
-    content = Path(given) if isinstance(given, str) and not given.startswith("data:") else given
+    content = given
+    if isinstance(given, str):
+        with suppress(ValueError):
+            carried = given.startswith("data:")
+            content = carried_picture(given).read() if carried else Path(given)
     found = content_of(content) if isinstance(content, Path | bytes) else None
     if found is not None and found.kind != kind.removeprefix("a "):
         message = f"{row.id}: {named} cannot be decoded: it {found.what}, and not {kind}"
         return refuse(rule, message, row.origin, help=found.remedy)
-    if isinstance(content, Path | bytes) and ends_early(content):
+    if "truncated" in why or (isinstance(content, Path | bytes) and ends_early(content)):
         why = f"it is cut off: {why}"
     elif found is not None:
         why = f"it {found.what}: {why}"

@@ -111,8 +111,8 @@ RULES = (
         name="no-config",
         code="VT421",
         summary=(
-            "A folder with weights has no config.json, or (an error) one that cannot be read, or its"
-            " tokenizer or another small file is a Git LFS pointer or the like."
+            "A folder with weights has no config.json, or (an error) one that cannot be read, or a"
+            " tokenizer or another small file that is a Git LFS pointer or the like."
         ),
         why="No loader can know which class the weights are for.",
         bad="a folder with model.safetensors alone",
