@@ -53,6 +53,17 @@ def test_rows_that_are_a_pointer_are_one_finding_with_what_to_do(tmp_path: Path,
     assert help == "in its repository: git lfs pull"
 
 
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_a_file_of_one_short_row_is_rows_and_one_line_of_text_is_none(
+    tmp_path: Path, mark: bytes
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(mark + json.dumps(chat("a", "b")).encode())
+    assert list(found(tmp_path, "a.jsonl")) == []
+    (tmp_path / "b.jsonl").write_bytes(mark + b"Entry not found\n")
+    ((rule, message, _),) = found(tmp_path, "b.jsonl")
+    assert (rule, message) == ("broken-row", 'b.jsonl is text: "Entry not found", and no rows')
+
+
 def test_a_name_with_a_blank_behind_it_is_quoted_with_the_file_that_is_near(tmp_path: Path) -> None:
     picture(tmp_path / "plan a.png")
     write_rows(tmp_path / "rows.jsonl", shows("plan a.png ", "plan a.png"))

@@ -359,6 +359,9 @@ def _leads_nowhere(name: str, reason: str, origins: Origins, names: Sequence[str
             f"the recipe does not set `{wanted[1]}`, and only what it sets can be referred to; the"
             f" default is {default}: write it"
         )
+    if (wanted and wanted[1].isupper()) or reason == "Unsupported interpolation type env":
+        variable = wanted[1] if wanted else "NAME"
+        help = f"an environment variable is ${{oc.env:{variable}}}"
     message = f"`{name}` refers to {problem}"
     return Diagnostic("broken-reference", message, help, name, origins.near(name))
 

@@ -66,7 +66,8 @@ def _may_be_rows(path: Path, kind: str, head: bytes) -> bool:
     suffix = path.suffix.lower()
     if kind == "empty":
         return not head and suffix not in _OF_COLUMNS
-    is_message = len(head.split(b"\n")) < 3 and head.lstrip()[:1] not in b'{["'
+    text = head.removeprefix(b"\xef\xbb\xbf").strip()
+    is_message = b"\n" not in text and text[:1] not in b'{["-0123456789'
     return kind == "text" and (suffix in TABLE_SUFFIXES or not is_message)
 
 
