@@ -1,5 +1,6 @@
 """`vtool verify` of rows and pictures that are not what they are called."""
 
+import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,6 +63,16 @@ def test_a_file_of_one_short_row_is_rows_and_one_line_of_text_is_none(
     (tmp_path / "b.jsonl").write_bytes(mark + b"Entry not found\n")
     ((rule, message, _),) = found(tmp_path, "b.jsonl")
     assert (rule, message) == ("broken-row", 'b.jsonl is text: "Entry not found", and no rows')
+
+
+def test_packed_rows_are_named_as_such_and_capitals_are_no_other_kind(tmp_path: Path) -> None:
+    row = json.dumps(chat("a", "b")).encode()
+    for name in ("a.jsonl.gz", "b.jsonl", "c.parquet"):
+        (tmp_path / name).write_bytes(gzip.compress(row))
+        ((rule, message, _),) = found(tmp_path, name)
+        assert (rule, message.startswith(f"{name} is packed with gzip")) == ("broken-row", True)
+    (tmp_path / "D.JSONL").write_bytes(row)
+    assert list(found(tmp_path, "D.JSONL")) == []
 
 
 def test_a_name_with_a_blank_behind_it_is_quoted_with_the_file_that_is_near(tmp_path: Path) -> None:

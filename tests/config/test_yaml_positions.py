@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.test_contents import POINTER
 from vtool.config.load import load_run
 from vtool.config.yaml_positions import read_yaml
 from vtool.diagnostics import Diagnostic, Findings
@@ -127,6 +128,14 @@ def test_a_reference_that_needs_quotes_is_answered_with_them(
     found = refused(tmp_path, text)
     assert places(found) == [place]
     assert found[0].help == f'write "{value}"'
+
+
+def test_a_recipe_that_is_a_pointer_of_git_says_so(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_bytes(POINTER)
+    with pytest.raises(Findings) as caught:
+        read_yaml(tmp_path / "a.yaml")
+    (found,) = caught.value.diagnostics
+    assert (found.rule, found.help) == ("unreadable-file", "in its repository: git lfs pull")
 
 
 @pytest.mark.parametrize("text", ["dir: ${oc.env:DATA}/x\n", 'run: {dir: "${oc.env:DATA}/x"}\n'])

@@ -18,6 +18,7 @@ ROWS_RECIPE, FINETUNE_RECIPE = "rows", "finetune"
 """The recipes of rows: with a tiny model, whose tokenizer is trained on them; with `model.path`."""
 _SPLITS = ("train", "validation", "test")
 _OTHER_ROWS = ("data.train=", "data={train", "data={ train", "data.train.0.path=")
+_PACKED_SUFFIXES = (".gz", ".zst", ".bz2", ".xz", ".zip")
 _LARGEST_RECIPE = 1 << 16
 
 
@@ -33,8 +34,11 @@ class RowsRecipe:
 
 def names_rows(subject: str) -> bool:
     """Return whether a command's subject is rows and no recipe: a file by its name, or a folder."""
-    # a blank at the end is one of a name that was copied, and is shown
-    if subject.rstrip().endswith(ROWS_SUFFIXES + TABLE_SUFFIXES):
+    # what is not read by such a name, its reader says: a blank at the end, or that it is packed
+    name = subject.rstrip().lower()
+    for suffix in _PACKED_SUFFIXES:
+        name = name.removesuffix(suffix)
+    if name.endswith(ROWS_SUFFIXES + TABLE_SUFFIXES):
         return True
     if subject in recipe_names() or not os.path.isdir(subject):
         return False

@@ -10,6 +10,7 @@ import yaml
 
 from vtool.config.limits import DEEPEST, MOST_BYTES, MOST_DIGITS, MOST_VALUES
 from vtool.config.resources import BEGIN_WITH_DEFAULTS, shown_path
+from vtool.contents import content_of
 from vtool.diagnostics import Diagnostic, Findings, Origin
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -54,6 +55,8 @@ def read_yaml(path: Path) -> YamlFile:
                 f"{name} has more than {MOST_BYTES} bytes, which no recipe needs",
                 Origin(name),
             )
+        if (found := content_of(content)) and found.kind not in ("empty", "text"):
+            raise _refused("unreadable-file", f"{name} {found.what}", Origin(name), found.remedy)
         text = content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
         _refuse_depth(text, name)
         root = yaml.compose(text, _LOADER)

@@ -1,6 +1,7 @@
 """Files of rows: what they are by their first bytes, their digests, and why one cannot be read."""
 
 import hashlib
+import json
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -67,8 +68,16 @@ def _may_be_rows(path: Path, kind: str, head: bytes) -> bool:
     if kind == "empty":
         return not head and suffix not in _OF_COLUMNS
     text = head.removeprefix(b"\xef\xbb\xbf").strip()
-    is_message = b"\n" not in text and text[:1] not in b'{["-0123456789'
+    is_message = b"\n" not in text and text[:1] not in b'{["' and not _is_json(text)
     return kind == "text" and (suffix in TABLE_SUFFIXES or not is_message)
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def needs_pyarrow(path: Path) -> bool:
