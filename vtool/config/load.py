@@ -31,9 +31,10 @@ from vtool.diagnostics.printable import printable
 FOREIGN_RULES = tuple(rule.name for rule in foreign.RULES)
 """Rules about recipes of other trainers."""
 _NOT_LOOKED_AT = ("no-counterpart", "not-on-this-machine")
-_SETTINGS_RULES = tuple(rule.name for rule in sorted(rules.RULES, key=lambda rule: rule.code))
 _BY_CODE = sorted((*rules_recipe.RULES, *rules.RULES), key=lambda rule: rule.code)
-RECIPE_RULES = tuple(rule.name for rule in _BY_CODE)
+_SCHEMA_RULES = tuple(rule.name for rule in _BY_CODE if rule.code < "VT2")
+_SETTINGS_RULES = tuple(rule.name for rule in _BY_CODE if rule.code >= "VT2")
+RECIPE_RULES = (*_SCHEMA_RULES, *_SETTINGS_RULES)
 """Rules that every recipe is checked against, in the order of their codes."""
 ALWAYS_CHECKED = (*RECIPE_RULES, *packages.RELEASE_RULES)
 """Rules of `RECIPE_RULES`, and those about what is installed on this machine."""
@@ -268,7 +269,7 @@ def _checked(composed: Composed, trusted: bool = True) -> tuple[Loaded | None, E
 
 
 def _schema_stage(composed: Composed, checked: CheckedRecipe) -> _Stage:
-    names = [rule.name for rule in rules_recipe.RULES]
+    names = _SCHEMA_RULES
     missed = [] if checked.whole else [name for name in names if RULES[name].code >= "VT1"]
     return _Stage(names, (*composed.findings, *checked.findings), missed)
 
