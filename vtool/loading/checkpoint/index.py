@@ -11,6 +11,7 @@ from vtool.loading.checkpoint.about_file import about_file, why_not_json
 from vtool.loading.checkpoint.files import is_weights
 from vtool.loading.checkpoint.headers import LARGEST_HEADER, Header
 from vtool.loading.words import listed
+from vtool.near_files import near_file
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
 
@@ -86,7 +87,9 @@ def compare_with_headers(
                 f"{name} is not there, and the index has {len(tensors)} tensors in it:"
                 f" {listed(tensors)}"
             )
-            findings.append(about_file(index.file, "missing-shard", message, tensors=tensors))
+            near = near_file(name, index.file.parent)
+            help = near.question if near else None
+            findings.append(about_file(index.file, "missing-shard", message, help, tensors=tensors))
             continue
         inside = {tensor.name for tensor in headers[name].tensors}
         absent = [tensor for tensor in tensors if tensor not in inside]
