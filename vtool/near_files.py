@@ -95,6 +95,8 @@ def near_file(given: str, folder: Path | str = ".", *, folders: bool = False) ->
 
 def _near_file(given: str, folder: Path, folders: bool) -> NearFiles | None:
     text = given.removeprefix("file://")
+    if os.path.exists(folder / text):
+        return None
     spellings = [text]
     if "\\" in text:
         spellings.append(text.replace("\\", "/"))

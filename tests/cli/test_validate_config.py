@@ -164,3 +164,28 @@ def test_a_mistake_that_all_runs_of_a_sweep_have_is_printed_once() -> None:
     _, out, _ = run("-m", "digits", "optim=nope,none", "train.steps=1,2", "--format", "concise")
     assert [line.rpartition("`")[0][-4:] for line in out.splitlines()[:-1]] == ["nope", "none"]
     assert out.splitlines()[-1].startswith("2 errors (4 by subject); ")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "rule", "said"),
+    [
+        ("rows.jsonl", b"", "layout-not-certain", "is empty, of 0 bytes"),
+        ("rows.csv", b"a,b\n1,2\n", "broken-row", "is a table"),
+        ("rows.json.gz", b"\x1f\x8b\x08\0", "broken-row", "packed with gzip"),
+    ],
+)
+def test_rows_of_which_none_can_be_read_are_not_clean(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    content: bytes,
+    rule: str,
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_bytes(content)
+    code, out, _ = run(name, "--format", "json")
+    (result,) = json.loads(out)["results"]
+    (finding,) = result["findings"]
+    assert (code, result["verdict"], finding["rule"]) == (1, "unsafe", rule)
+    assert said in finding["message"]
