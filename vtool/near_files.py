@@ -97,32 +97,36 @@ def _near_file(given: str, folder: Path, folders: bool) -> NearFiles | None:
     text = given.removeprefix("file://")
     if os.path.exists(folder / text):
         return None
-    spellings = [text]
-    if "\\" in text:
-        spellings.append(text.replace("\\", "/"))
-    for spelling in spellings:
-        slashes = ["/ for \\"] if spelling != text else []
-        absolute = spelling.startswith("/")
-        parts = [part for part in spelling.split("/") if part not in ("", ".")]
-        if not parts:
-            return None
-        root = Path("/") if absolute else folder
-        for found, differences in _walk(root, parts, folders):
-            path = os.path.join("/" if absolute else "", *found)
-            return _near(path, [*slashes, *differences])
-        # a folder of another machine, or one too many or too few, before the rest of the path
-        for begin in range(len(parts)):
-            for base, prefix in ((folder, ""), (folder / "..", "..")):
-                if (begin, prefix) == (0, "") and not absolute:
-                    continue
-                for found, differences in _walk(base, parts[begin:], folders):
-                    path = os.path.join(prefix, *found)
-                    return _near(path, [*slashes, "the folder before it", *differences])
-        for inside in _names(str(folder))[:_MOST_COMPARED]:
-            if (folder / inside / parts[-1]).is_file():
-                path = os.path.join(inside, parts[-1])
-                return _near(path, [*slashes, "the folder before it"])
-    asked = Path(spellings[-1])
+    slashes = text.replace("\\", "/")
+    found = next(_by_form(text, folder, folders), None)
+    if found is None and slashes != text:
+        found = next(_by_form(slashes, folder, folders, "/ for \\"), None)
+    return found or _similar(Path(slashes), folder, folders)
+
+
+def _by_form(text: str, folder: Path, folders: bool, *differences: str) -> Iterator[NearFiles]:
+    """Yield files whose names differ by form, or that are in another folder; the likeliest first.
+
+    Args:
+        differences: of this spelling from the given one.
+    """
+    root = "/" if text.startswith("/") else ""
+    parts = [part for part in text.split("/") if part not in ("", ".")]
+    for names, more in _walk(Path(root) if root else folder, parts, folders):
+        yield _near(os.path.join(root, *names), [*differences, *more])
+    moved = "the folder before it"
+    # a folder of another machine, or one too many or too few, before the rest of the path
+    for begin in range(len(parts)):
+        for base, prefix in ((folder, ""), (folder / "..", "..")):
+            for names, more in _walk(base, parts[begin:], folders):
+                yield _near(os.path.join(prefix, *names), [*differences, moved, *more])
+    for inside in _names(str(folder))[:_MOST_COMPARED]:
+        if parts and (folder / inside / parts[-1]).is_file():
+            yield _near(os.path.join(inside, parts[-1]), [*differences, moved])
+
+
+def _similar(asked: Path, folder: Path, folders: bool) -> NearFiles | None:
+    """Return the files of a folder whose names are similar, letter by letter."""
     names = _names(str((folder / asked).parent)) if asked.name else []
     if len(names) > _MOST_COMPARED:
         return None
