@@ -54,6 +54,9 @@ def test_what_is_in_the_place_of_a_file_is_named(tmp_path: Path, content: bytes,
         b'{"model_type": "qwen2_vl"}',
         b"{}",
         b"#version: 0.2\n",
+        b'{"qq": "WEBP pictures are small"}',
+        b'{"qq":"AVI is a format"}',
+        b'[{"\x66typ": 1}]',
         b"{{ messages }}",
         b"\0\0\0\0\1",
     ],
@@ -88,6 +91,13 @@ def test_a_picture_that_was_cut_off_ends_early_and_a_whole_one_does_not(format: 
     Image.effect_noise((64, 64), 50).convert("RGB").save(stream, format)
     whole = stream.getvalue()
     assert [ends_early(whole[: len(whole) * part // 3]) for part in (1, 2, 3)] == [1, 1, 0]
+
+
+def test_letters_of_a_format_in_the_midst_of_text_are_text() -> None:
+    for text in (b'{"qq": "WEBP', b'{"qq":"AVI ', b"....ftypisom"):
+        found = content_of(text)
+        assert found is not None
+        assert found.kind == "text"
 
 
 def test_only_files_that_are_read_of_a_model_are_looked_at(tmp_path: Path) -> None:

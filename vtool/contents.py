@@ -51,6 +51,8 @@ _MARKS: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"SQLite format 3\0", "other", "a database of SQLite"),
 )
 """An offset, the bytes there, the kind, and its name behind "is"."""
+_BEFORE = {4: b"\0", 8: b"RIFF"}
+"""The beginning of files that are known by bytes at these offsets."""
 _POINTERS = (
     (
         ("version https://git-lfs", "version https://hawser"),
@@ -178,7 +180,8 @@ def _format(head: bytes) -> Content | None:
     if head.startswith(b"PK\x03\x04") and b"/data.pkl" in head[:128]:
         return Content("other", "is a file of torch.save, a pickle")
     for at, mark, kind, name in _MARKS:
-        if head[at : at + len(mark)] == mark:
+        # behind another mark, as text may have the same letters there
+        if head[at : at + len(mark)] == mark and head.startswith(_BEFORE.get(at, b"")):
             return Content(kind, f"is {name}", _UNPACK if kind == "packed" else None)
     return None
 
