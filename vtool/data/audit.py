@@ -13,6 +13,7 @@ from vtool.config.schema import Data, Run
 from vtool.data.loader import EncodedRows
 from vtool.data.mixture import SourceCounts, count_sources
 from vtool.data.quality import split_findings
+from vtool.data.remarks import remark_findings
 from vtool.data.row_audits import RowAudits
 from vtool.data.vocabulary import token_id_findings
 from vtool.diagnostics import Diagnostic
@@ -206,9 +207,12 @@ def build_ledger(
     if split == "train" and len(kept) and not ledger.ends:
         findings.append(_no_end(rows, ledger))
     findings += token_id_findings(split, rows, kept)
-    ledger = replace(
-        ledger, quality_findings=tuple(split_findings(split, rows.settings, rows.rows, audits))
+    template = str(rows.processor.tokenizer.chat_template)
+    quality = (
+        *split_findings(split, rows.settings, rows.rows, audits),
+        *remark_findings(split, rows.rows, kept, template),
     )
+    ledger = replace(ledger, quality_findings=quality)
     return ledger, _cap(findings, len(rows.rows))
 
 

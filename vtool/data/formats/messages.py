@@ -13,7 +13,7 @@ message elsewhere: those are refused by name.
 from collections.abc import Mapping
 from typing import Any
 
-from vtool.data.chats import ChatReader
+from vtool.data.chats import VISUALS, ChatReader
 from vtool.data.messages_layout import Malformed
 
 
@@ -21,7 +21,7 @@ class Messages(ChatReader):
     """Rows of one file or folder."""
 
     format = "messages"
-    reads = ("messages", "images", "videos", "tools", "enable_thinking")
+    reads = ("messages", "tools", "enable_thinking", *VISUALS)
     words = "messages"
 
     @staticmethod
