@@ -221,10 +221,10 @@ def _check_nothing_is_lost(row: Row, whole: str, processor: Processor) -> None:
         if same:
             where = f"{key} of turn {place + 1}" if place is not None else key
             if place is not None and key in CARRIERS:
-                where, help = f"{where} (write {CARRIERS[key]})", TOOLS
+                where, help = f"{where} (not read: write {CARRIERS[key]})", TOOLS
             lost.append(where)
     if lost:
-        what = f"{row.id}: the chat template does not read, and leaves out, {', '.join(lost)}"
+        what = f"{row.id}: the chat template leaves out {', '.join(lost)}"
         raise refuse("ignored-by-template", what, row.origin, help=help)
     for place, message in enumerate(row.messages):
         content = message["content"]

@@ -191,10 +191,9 @@ def _missing_messages(row: Row) -> Iterator[Remark]:
     first = True
     for message in row.messages:
         role, content = message["role"], message["content"]
-        if isinstance(content, str) and len(content) < 12:
-            if is_missing_text(role, content, first=first):
-                words = f"the text {content.strip()!r} of the {role}"
-                yield Remark("missing-as-text", words.replace("'", '"'))
+        short = isinstance(content, str) and len(content) < 12
+        if short and is_missing_text(role, content, first=first):
+            yield Remark("missing-as-text", f'the text "{content.strip()}" of the {role}')
         first = first and role != "user"
 
 

@@ -113,7 +113,7 @@ def masks_row(key: str, value: Any) -> bool | None:
     if key in _MASKS_OF_ROWS:
         return bool(value)
     if key in _WEIGHTS_OF_ROWS:
-        return value != 1
+        return bool(value != 1)
     if key in _SWITCHES_OF_ROWS:
         return not value if value in (0, 1) else None
     of_tokens = isinstance(value, list) and all(isinstance(each, int) for each in value)

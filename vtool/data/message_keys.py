@@ -71,31 +71,33 @@ class MessageKeys:
             elif value is None or key in self.ignore:
                 continue
             elif is_nan(value):
-                words = missing_in_words(value)
-                raise self.malformed(f'{where}: "{key}" is {words}: {NULL}')
+                raise self.malformed(f'{where}: "{key}" is {missing_in_words(value)}: {NULL}')
             elif key == "weight":
                 made[key] = self._weight(value, message["role"], where)
-            elif key in _FOR_TEMPLATES:
+            elif key in _FOR_TEMPLATES or may_mask(key):
                 if is_empty(value):
                     continue
-                if key != "name" and (words := missing_in_words(value)):
-                    raise self.malformed(f'{where}: "{key}" is {words}: {NULL}')
-                made[key] = value
-            elif meant := slip("message", key):
-                raise self.malformed(
-                    f'{where} has "{key}", which is not read', f'write "{meant}"'
-                )
-            elif key in _OF_CONTENT:
-                if not is_empty(value):
-                    raise self.malformed(f'{where} has "{key}", which is not read', _OF_CONTENT[key])
-            elif may_mask(key):
-                if not is_empty(value):
+                if key in _FOR_TEMPLATES:
+                    made[key] = self._for_template(key, value, where)
+                else:
                     marks[key] = self._mark(key, value, message["role"], where)
             else:
                 made[key] = value
-                if not is_empty(value) and not is_known(key):
-                    self.remarks.append(Remark("unread-key", f'"{key}" of a message', key))
+                if not is_empty(value):
+                    self._check_other(key, where)
         return self._weighted(made, marks, where) if marks else made
+
+    def _for_template(self, key: str, value: Any, where: str) -> Any:
+        if key != "name" and (words := missing_in_words(value)):
+            raise self.malformed(f'{where}: "{key}" is {words}: {NULL}')
+        return value
+
+    def _check_other(self, key: str, where: str) -> None:
+        meant = slip("message", key)
+        if instead := f'write "{meant}"' if meant else _OF_CONTENT.get(key):
+            raise self.malformed(f'{where} has "{key}", which is not read', instead)
+        if not is_known(key):
+            self.remarks.append(Remark("unread-key", f'"{key}" of a message', key))
 
     def _weight(self, weight: Any, role: str, where: str) -> Any:
         if isinstance(weight, bool) or weight not in (0, 1):

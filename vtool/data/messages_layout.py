@@ -219,9 +219,9 @@ def _message(
     if not isinstance(message, dict) or message.get("role") not in _ROLES:
         role = message.get("role") if isinstance(message, dict) else message
         what = f'"role" of turn {number} must be one of {", ".join(_ROLES)}; here it is'
-        if not (tools := keys.unread_tools()):
-            raise malformed(f"{what} {shown_value(role)}")
-        raise malformed(f"{what} {shown_value(role)}. Its messages have keys of tools that are not read: {tools}", TOOLS)
+        unread = keys.unread_tools()
+        more = f"; of its messages, these keys are not read: {unread}" if unread else ""
+        raise malformed(f"{what} {shown_value(role)}{more}", TOOLS if unread else None)
     role, content, where = message["role"], message.get("content"), f"turn {number}"
     message = keys.read(message, number)
     if not _are_objects(message.get("tool_calls")):
@@ -264,9 +264,7 @@ def _message(
             malformed.origin,
         )
     if role != "assistant" and any("<audio>" in text for text in texts_of(made)):
-        raise malformed(
-            f"{where} has the tag <audio>, which would be read as plain text", NO_SOUND
-        )
+        raise malformed(f"{where} has the tag <audio>, which would be read as plain text", NO_SOUND)
     if role != "assistant" and (
         slip := next(filter(None, map(_SLIPS.search, texts_of(made))), None)
     ):

@@ -1,5 +1,6 @@
 """Values that stand for a missing one, as people's tools write them."""
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -23,7 +24,8 @@ NULL = "write null, or leave the key out"
 
 
 def is_nan(value: object) -> bool:
-    return isinstance(value, float) and value != value
+    """Return whether a value is NaN, of Python's or numpy's."""
+    return isinstance(value, float) and math.isnan(value)
 
 
 def is_empty(value: Any) -> bool:

@@ -1,7 +1,7 @@
 """Remarks about rows that can be used: kept as a number with each audit, and told for a split."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
@@ -15,12 +15,13 @@ from vtool.data.keys import READ
 from vtool.data.row import Remark, Row
 from vtool.data.sources import Rows
 from vtool.diagnostics import Diagnostic, Findings
+from vtool.diagnostics.diagnostic import Severity
 from vtool.diagnostics.near_miss import did_you_mean, near
 
 _MOST_READ = 200
 """Rows that are read again to tell what their remarks are: one for each number."""
 _LISTED = 8
-_RULES = {
+_RULES: Mapping[str, tuple[str, Severity]] = {
     "unread-key": ("keys that nothing reads", "note"),
     "missing-as-text": ("texts that stand for a missing value", "warning"),
 }

@@ -145,7 +145,10 @@ RULES = (
         why="What wrote the file has turned a missing value into a word, and the model learns it.",
         bad='{"instruction": "Name a month.", "input": "nan", "output": "May."}',
         good='{"instruction": "Name a month.", "input": "", "output": "May."}',
-        fix="Write null, or leave the key out. In pandas: frame.astype(object).where(frame.notna(), None).",
+        fix=(
+            "Write null, or leave the key out; in pandas,"
+            " `frame.astype(object).where(frame.notna(), None)` before `to_json`."
+        ),
         severity="warning",
         stage="quality",
     ),

@@ -69,7 +69,9 @@ def _message(turn: Any, number: int, malformed: Malformed) -> dict[str, Any]:
     value = turn.get("value")
     if (value is None or is_nan(value)) and _ROLES[speaker] == "assistant":
         seen = "null or not there" if value is None else missing_in_words(value)
-        raise malformed(f'turn {number}, the assistant\'s, has no answer: "value" is {seen}', NO_ANSWER)
+        raise malformed(
+            f'turn {number}, the assistant\'s, has no answer: "value" is {seen}', NO_ANSWER
+        )
     if not isinstance(value, str):
         seen = missing_in_words(value) or shown_value(value)
         raise malformed(f'"value" of turn {number} must be text; here it is {seen}')
