@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from vtool.data.keys import CARRIERS, TOOLS
+from vtool.data.keys import CARRIERS, WRITE_TOOLS
 from vtool.data.renderings import NONE_KNOWN, Renderings, begins_with_answer, render_beginning
 from vtool.data.row import Row, refuse
 from vtool.data.template_limits import LimitedTemplate
@@ -221,7 +221,7 @@ def _check_nothing_is_lost(row: Row, whole: str, processor: Processor) -> None:
         if same:
             where = f"{key} of turn {place + 1}" if place is not None else key
             if place is not None and key in CARRIERS:
-                where, help = f"{where} (not read: write {CARRIERS[key]})", TOOLS
+                where, help = f"{where} (not read: write {CARRIERS[key]})", WRITE_TOOLS
             lost.append(where)
     if lost:
         what = f"{row.id}: the chat template leaves out {', '.join(lost)}"

@@ -25,8 +25,6 @@ from vtool.diagnostics import Findings, Origin
 
 _IDS = ("id", "uid", "uuid")
 """Keys of what one row is called; `image_id`, `conversation_id` and the like are of several."""
-_SHORT_TEXTS = ("input", "system")
-"""Keys of texts of which the word None or nan stands for no text."""
 VISUALS = ("image", "images", "video", "videos")
 _PAIRS = "a pair of a preferred and a rejected answer: training on one of them is another task"
 OTHER_TASKS = {
@@ -126,15 +124,14 @@ class ChatReader(ABC):
         made = self.records.complete(self.to_messages(given, malformed), self.place(index))
         folder = Path(self.folder)
         row = parse_row(made, name, folder, origin, self.urls, own_id, self.ignore)
-        if remarks := [*self._missing_texts(given), *_missing_messages(row)]:
+        if remarks := [*self._missing_input(given), *_missing_messages(row)]:
             row = replace(row, remarks=(*row.remarks, *remarks))
         return row if group is None else replace(row, group=group)
 
-    def _missing_texts(self, record: Mapping[str, Any]) -> Iterator[Remark]:
-        """Yield remarks on short texts that nobody can have meant, and that may be right."""
-        for key in _SHORT_TEXTS:
-            if key in self.reads and (words := missing_in_words(record.get(key))):
-                yield Remark("missing-as-text", f'"{key}" as {words}')
+    def _missing_input(self, record: Mapping[str, Any]) -> Iterator[Remark]:
+        """Yield a remark on Alpaca's input that is a word for none: in a message, it is a line."""
+        if "input" in self.reads and (words := missing_in_words(record.get("input"))):
+            yield Remark("missing-as-text", f'"input" as {words}')
 
     def given_id(self, record: Mapping[str, Any]) -> str:
         """Return the id that a row has in its file, empty for none."""

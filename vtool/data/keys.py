@@ -40,7 +40,7 @@ CARRIERS = {
     **dict.fromkeys(("function_calls", "function_call"), '"tool_calls"'),
 }
 """Keys of a message that other projects' rows have tools and calls in, and what has them here."""
-TOOLS = (
+WRITE_TOOLS = (
     'a row has its tools as "tools": [{"type": "function", "function": {…}}], and a message its'
     ' calls as "tool_calls": [{"type": "function", "function": {"name": "…", "arguments": {…}}}];'
     " what a tool answers has the role tool"
@@ -77,7 +77,7 @@ _SWITCHES_OF_ROWS = frozenset({"train", "training", "trainable", "learnable", "s
 
 # What is read of a row and of a message: a key that differs in its case or its number only is a
 # slip, and would be passed over.
-READ = {
+KEYS_READ = {
     "row": ("messages", "images", "image", "videos", "video", "tools", "enable_thinking"),
     "message": ("role", "content", "weight", "tool_calls"),
 }
@@ -86,10 +86,10 @@ READ = {
 @lru_cache(maxsize=1024)
 def slip(kind: str, key: str) -> str | None:
     """Return the key that is read, where this one differs from it in case or number only."""
-    if key in READ[kind]:
+    if key in KEYS_READ[kind]:
         return None
     bare = key.casefold().strip("_").rstrip("s")
-    return next((name for name in READ[kind] if name.rstrip("s") == bare), None)
+    return next((name for name in KEYS_READ[kind] if name.rstrip("s") == bare), None)
 
 
 @lru_cache(maxsize=4096)

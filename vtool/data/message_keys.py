@@ -4,11 +4,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from vtool.data.keys import CARRIERS, is_known, is_learnt, may_mask, slip
-from vtool.data.missing import NULL, is_empty, is_nan, missing_in_words
+from vtool.data.missing import WRITE_NULL, is_empty, is_nan, missing_in_words
 from vtool.data.row import Remark, shown_value
 from vtool.diagnostics import Findings
 
-WEIGHT = 'write "weight": 0 in a turn of the assistant that is not to be learnt; every other one is'
+WRITE_WEIGHT = (
+    'write "weight": 0 in a turn of the assistant that is not to be learnt; every other one is'
+)
 NO_SOUND = "vtool trains on text, images and videos without their sound: remove the row"
 _PART = 'write it as a part of content: {"type": "image", "image": "cat.png"}'
 _VIDEO_PART = 'write it as a part of content: {"type": "video", "video": "clip.mp4"}'
@@ -46,7 +48,7 @@ class MessageKeys:
         self.messages, self.ignore, self.malformed = messages, ignore, malformed
         self.remarks: list[Remark] = []
         self.marks: dict[int, Mapping[str, bool]] = {}
-        """What each of the assistant's turns says of being learnt, in other projects' keys."""
+        """Masks in other projects' keys, by the number of the assistant's turn: if it is learnt."""
 
     def read(self, message: Mapping[str, Any], number: int) -> Mapping[str, Any]:
         """Return a message without what says nothing, and with `weight` for what masks it.
@@ -71,7 +73,7 @@ class MessageKeys:
             elif value is None or key in self.ignore:
                 continue
             elif is_nan(value):
-                raise self.malformed(f'{where}: "{key}" is {missing_in_words(value)}: {NULL}')
+                raise self.malformed(f'{where}: "{key}" is {missing_in_words(value)}: {WRITE_NULL}')
             elif key == "weight":
                 made[key] = self._weight(value, message["role"], where)
             elif key in _FOR_TEMPLATES or may_mask(key):
@@ -89,7 +91,7 @@ class MessageKeys:
 
     def _for_template(self, key: str, value: Any, where: str) -> Any:
         if key != "name" and (words := missing_in_words(value)):
-            raise self.malformed(f'{where}: "{key}" is {words}: {NULL}')
+            raise self.malformed(f'{where}: "{key}" is {words}: {WRITE_NULL}')
         return value
 
     def _check_other(self, key: str, where: str) -> None:
@@ -113,9 +115,9 @@ class MessageKeys:
         learnt = is_learnt(key, value)
         what = f'{where} has "{key}": {shown_value(value)}'
         if learnt is None:
-            raise self.malformed(f"{what}, which is not read", WEIGHT)
+            raise self.malformed(f"{what}, which is not read", WRITE_WEIGHT)
         if learnt and role != "assistant":
-            raise self.malformed(f"{what}, {_NOT_LEARNT}", WEIGHT)
+            raise self.malformed(f"{what}, {_NOT_LEARNT}", WRITE_WEIGHT)
         return learnt
 
     def _weighted(
@@ -126,7 +128,7 @@ class MessageKeys:
             said["weight"] = bool(message["weight"])
         if len(set(said.values())) > 1:
             names = " and ".join(f'"{key}"' for key in said)
-            raise self.malformed(f"{where} has {names}, which differ", WEIGHT)
+            raise self.malformed(f"{where} has {names}, which differ", WRITE_WEIGHT)
         learnt = all(said.values()) or message["role"] != "assistant"
         return message if learnt else message | {"weight": 0}
 
@@ -143,7 +145,7 @@ class MessageKeys:
             for key, learnt in marks.items():
                 if learnt and key not in _UNLESS_SAID:
                     what = f'turn {number} has "{key}", which says that it is learnt, and turn'
-                    raise self.malformed(f"{what} {silent} has none", WEIGHT)
+                    raise self.malformed(f"{what} {silent} has none", WRITE_WEIGHT)
 
     def check_part(self, part: Mapping[str, Any], kind: str) -> None:
         """Remark on the keys of a part that nothing reads.
@@ -164,7 +166,7 @@ class MessageKeys:
                 self.remarks.append(Remark("unread-key", f'"{key}" of a part of type {kind}'))
 
     def unread_tools(self) -> str:
-        """Return what to write in the place of other projects' keys of tools; empty without one."""
+        """Return other projects' keys of tools, with the keys to write; empty without one."""
         keys = dict.fromkeys(
             key
             for message in self.messages

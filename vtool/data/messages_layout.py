@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vtool.data.keys import CARRIERS, READ, TOOLS, is_known, masks_row, slip
+from vtool.data.keys import CARRIERS, KEYS_READ, WRITE_TOOLS, is_known, masks_row, slip
 from vtool.data.media import NOT_OF_VIDEOS, image_of_source, locate_image, locate_video
-from vtool.data.message_keys import NO_SOUND, WEIGHT, MessageKeys
+from vtool.data.message_keys import NO_SOUND, WRITE_WEIGHT, MessageKeys
 from vtool.data.missing import is_empty, is_nan, missing_in_words
 from vtool.data.row import Remark, Row, RowVideo, refuse, shown_value, texts_of
 from vtool.data.urls import UrlCache
@@ -156,7 +156,7 @@ def _unread_of_row(
     """
     unread = []
     for key, value in record.items():
-        if key in READ["row"] or key in ignore or is_empty(value) or is_nan(value):
+        if key in KEYS_READ["row"] or key in ignore or is_empty(value) or is_nan(value):
             continue
         if value and key in _OF_ROWS:
             raise malformed(f'the row has "{key}", which is not read', _OF_ROWS[key])
@@ -164,7 +164,7 @@ def _unread_of_row(
             raise malformed(f'the row has "{key}", which is not read', f'write "{meant}"')
         if masks := masks_row(key, value):
             what = f'the row has "{key}": {shown_value(value)}, which is not read'
-            raise malformed(what, WEIGHT)
+            raise malformed(what, WRITE_WEIGHT)
         if masks is None and not is_known(key):
             unread.append(key)
     return unread
@@ -221,7 +221,7 @@ def _message(
         what = f'"role" of turn {number} must be one of {", ".join(_ROLES)}; here it is'
         unread = keys.unread_tools()
         more = f"; of its messages, these keys are not read: {unread}" if unread else ""
-        raise malformed(f"{what} {shown_value(role)}{more}", TOOLS if unread else None)
+        raise malformed(f"{what} {shown_value(role)}{more}", WRITE_TOOLS if unread else None)
     role, content, where = message["role"], message.get("content"), f"turn {number}"
     message = keys.read(message, number)
     if not _are_objects(message.get("tool_calls")):

@@ -20,7 +20,7 @@ _EMPTY = {"[]": "an empty list", "{}": "an empty object"}
 _LISTS = ("image", "images", "video", "videos")
 _OPTIONAL = frozenset({*_LISTS, "tools", "history", "enable_thinking", "objects"})
 """Keys of a row that need not be there, and that have no text that could be the word None."""
-NULL = "write null, or leave the key out"
+WRITE_NULL = "write null, or leave the key out"
 
 
 def is_nan(value: object) -> bool:
@@ -80,7 +80,7 @@ def present(
                 kept[key] = value
             continue
         if (optional or is_nan(value)) and (words := missing_in_words(value)):
-            raise malformed(f'"{key}" is {words}: {NULL}')
+            raise malformed(f'"{key}" is {words}: {WRITE_NULL}')
         for number, each in enumerate(value if of_list else (), 1):
             if words := "empty" if is_empty(each) else missing_in_words(each):
                 raise malformed(f'entry {number} of "{key}" is {words}: leave it out')

@@ -11,7 +11,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from vtool.data.keys import READ
+from vtool.data.keys import KEYS_READ
 from vtool.data.row import Remark, Row
 from vtool.data.sources import Rows
 from vtool.diagnostics import Diagnostic, Findings
@@ -104,7 +104,7 @@ def _help(rule: str, words: Sequence[str]) -> str | None:
     keys = [each.split('"')[1] for each in words]
     guesses = []
     for key, each in zip(keys, words, strict=True):
-        known: Any = READ["message" if each.endswith("message") else "row"]
+        known: Any = KEYS_READ["message" if each.endswith("message") else "row"]
         if "of a part" not in each and (meant := did_you_mean(near(key, known, 1))):
             guesses.append(f"{key}: {meant}")
     instead = f"where nothing of it is to be learnt: ignore: [{', '.join(dict.fromkeys(keys))}]"
