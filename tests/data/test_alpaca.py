@@ -75,3 +75,11 @@ def test_what_cannot_be_mapped_is_named(
     finding = refused("alpaca", tmp_path, row)
     assert finding.rule == rule
     assert words in finding.message
+
+
+def test_the_whole_row_as_one_text_is_no_other_key(tmp_path: Path) -> None:
+    row = {"instruction": "Name the animal.", "output": "A cat."}
+    (made,) = read("alpaca", tmp_path, row | {"text": "Q: Name the animal.\nA: A cat."})
+    assert said(made) == [("user", "Name the animal."), ("assistant", "A cat.")]
+    finding = refused("alpaca", tmp_path, row | {"text": "Q: Name the animal.\nA: A dog."})
+    assert finding.message == 'rows.jsonl:1 has a key that is not read: "text"'

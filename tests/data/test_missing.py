@@ -12,14 +12,16 @@ from tests.rows import chat, picture
 NAN = float("nan")
 
 
-@pytest.mark.parametrize("value", [None, "", [], {}, [None], [""], [{"bytes": None, "path": None}]])
+@pytest.mark.parametrize(
+    "value", [None, "", [], {}, "[]", [None], [""], [{"bytes": None, "path": None}]]
+)
 def test_no_images_are_no_images_however_they_are_written(tmp_path: Path, value: Any) -> None:
     rows = [chat("a", "b") | {key: value} for key in ("images", "image", "videos")]
     for made in read("messages", tmp_path, *rows):
         assert (list(made.images), list(made.videos)) == ([], [])
 
 
-@pytest.mark.parametrize("value", [None, "", [], {}])
+@pytest.mark.parametrize("value", [None, "", [], {}, "[]", "{}", "null", " "])
 @pytest.mark.parametrize("format", ["messages", "swift", "trl"])
 def test_no_tools_are_no_tools_however_they_are_written(
     tmp_path: Path, format: str, value: Any
@@ -28,7 +30,7 @@ def test_no_tools_are_no_tools_however_they_are_written(
     assert made.tools is None
 
 
-@pytest.mark.parametrize("value", [None, "", [], {}])
+@pytest.mark.parametrize("value", [None, "", [], {}, "[]", "{}", "null", " "])
 def test_no_calls_are_not_given_to_the_template(tmp_path: Path, value: Any) -> None:
     row = chat("a", "b")
     row["messages"][1]["tool_calls"] = value
@@ -53,8 +55,7 @@ PANDAS = "is NaN, which pandas writes for a missing value"
         ("messages", chat("a", "b") | {"image": NAN}, f'"image" {PANDAS}: write null'),
         ("messages", chat("a", "b") | {"tools": NAN}, f'"tools" {PANDAS}: write null'),
         ("messages", chat("a", "b") | {"images": "None"}, '"images" is the text "None", which Py'),
-        ("messages", chat("a", "b") | {"images": "[]"}, '"images" is an empty list as text'),
-        ("messages", chat("a", "b") | {"tools": "null"}, '"tools" is the text "null"'),
+        ("messages", chat("a", "b") | {"tools": "NULL"}, '"tools" is the text "NULL"'),
         ("messages", chat("a", "b") | {"images": [NAN]}, f'entry 1 of "images" {PANDAS}'),
         ("messages", chat("a", NAN), f'"content" of turn 2 {PANDAS}'),  # type: ignore[arg-type]
         ("messages", chat(NAN, "b"), f'"content" of turn 1 {PANDAS}'),

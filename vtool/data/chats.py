@@ -10,7 +10,7 @@ from vtool.config.schema.formats.entry import MIXTURE_SETTINGS, RowsEntry
 from vtool.data.containers.columns import read_json_text
 from vtool.data.containers.records import open_records
 from vtool.data.groups import group_of_value
-from vtool.data.keys import is_known
+from vtool.data.keys import is_known, is_said
 from vtool.data.messages_layout import NO_ANSWER, Malformed, parse_row
 from vtool.data.missing import (
     is_empty,
@@ -215,6 +215,9 @@ def check_keys(
                 malformed.origin,
             )
     unread = [key for key in there if key not in (*read, *ignore) and not is_known(key)]
+    if unread:
+        said = {value for key in read if isinstance(value := record.get(key), str) and value}
+        unread = [key for key in unread if not is_said(record[key], said)]
     if unread:
         names = ", ".join(f'"{key}"' for key in unread)
         plural = "keys that are" if len(unread) > 1 else "a key that is"

@@ -1,6 +1,7 @@
 """Keys that rows of other projects have: those that say nothing, and those that mask the loss."""
 
 import re
+from collections.abc import Collection
 from functools import lru_cache
 from typing import Any
 
@@ -12,6 +13,7 @@ KNOWN_KEYS = frozenset(
         *("url", "urls", "license", "author", "generator", "model", "model_name", "data_path"),
         *("split", "fold", "used_in_training", "created", "created_at", "updated_at", "timestamp"),
         *("date", "time", "country", "header", "user", "annotator", "avatarUrl", "views"),
+        "skip_prompt_formatting",
         # what it is about
         *("category", "subcategory", "type", "topic", "full_topic", "domain", "subject", "field"),
         *("task", "tags", "tag", "keywords", "intent", "language", "lang", "langdetect", "locale"),
@@ -74,6 +76,8 @@ _MASKS_OF_ROWS = frozenset(
 _WEIGHTS_OF_ROWS = frozenset({"weight", "loss_weight", "loss_scale", "sample_weight"})
 _SWITCHES_OF_ROWS = frozenset({"train", "training", "trainable", "learnable", "supervised", "loss"})
 
+_FEW_LETTERS = 20
+
 
 # What is read of a row and of a message: a key that differs in its case or its number only is a
 # slip, and would be passed over.
@@ -118,6 +122,18 @@ def masks_row(key: str, value: Any) -> bool | None:
         return not value if value in (0, 1) else None
     of_tokens = isinstance(value, list) and all(isinstance(each, int) for each in value)
     return (of_tokens and (key in ("mask", "masks") or (key == "labels" and -100 in value))) or None
+
+
+def is_said(value: Any, texts: Collection[str]) -> bool:
+    """Return whether a text is one of a row's texts, or has all of them, so that it says no more.
+
+    UltraChat's `prompt` is the first message again; Alpaca's `text` is the whole row, rendered.
+    """
+    if not isinstance(value, str):
+        return False
+    # a few letters are in any text
+    several = sum(map(len, texts)) >= _FEW_LETTERS
+    return value in texts or (several and all(text in value for text in texts))
 
 
 def is_learnt(key: str, value: Any) -> bool | None:

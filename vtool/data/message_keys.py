@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from vtool.data.keys import CARRIERS, is_known, is_learnt, may_mask, slip
-from vtool.data.missing import WRITE_NULL, is_empty, is_nan, missing_in_words
+from vtool.data.missing import WRITE_NULL, is_empty, is_nan, is_nothing, missing_in_words
 from vtool.data.row import Remark, shown_value
 from vtool.diagnostics import Findings
 
@@ -77,7 +77,7 @@ class MessageKeys:
             elif key == "weight":
                 made[key] = self._weight(value, message["role"], where)
             elif key in _FOR_TEMPLATES or may_mask(key):
-                if is_empty(value):
+                if is_nothing(value):
                     continue
                 if key in _FOR_TEMPLATES:
                     made[key] = self._for_template(key, value, where)
@@ -162,7 +162,12 @@ class MessageKeys:
                 if words or (of_text and value is None):
                     what = f'"{key}" of a part of content is {words or "null"}'
                     raise self.malformed(what, "write it, or leave the part out")
-            elif not (is_empty(value) or is_nan(value) or key in self.ignore or is_known(key)):
+            elif is_empty(value) or is_nan(value) or key in self.ignore:
+                continue
+            elif may_mask(key):
+                what = f'a part of content has "{key}", which is not read'
+                raise self.malformed(what, "a mask is of a whole turn: split the turn")
+            elif not is_known(key):
                 self.remarks.append(Remark("unread-key", f'"{key}" of a part of type {kind}'))
 
     def unread_tools(self) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vtool.data.keys import CARRIERS, KEYS_READ, WRITE_TOOLS, is_known, masks_row, slip
+from vtool.data.keys import CARRIERS, KEYS_READ, WRITE_TOOLS, is_known, is_said, masks_row, slip
 from vtool.data.media import NOT_OF_VIDEOS, image_of_source, locate_image, locate_video
 from vtool.data.message_keys import NO_SOUND, WRITE_WEIGHT, MessageKeys
 from vtool.data.missing import is_empty, is_nan, missing_in_words
@@ -130,16 +130,10 @@ def parse_row(
     if thinking is not None and not isinstance(thinking, bool):
         raise malformed(f'"enable_thinking" is true or false; here it is {shown_value(thinking)}')
     remarks = keys.remarks
-    if unread:  # a prompt that is the first message again says nothing new
-        said = {text for message in rendered for text in texts_of(message)}
-        remarks = [
-            *(
-                Remark("unread-key", f'"{key}"')
-                for key in unread
-                if not (isinstance(record[key], str) and record[key] in said)
-            ),
-            *remarks,
-        ]
+    if unread:
+        said = {text for message in rendered for text in texts_of(message) if text}
+        more = [key for key in unread if not is_said(record[key], said)]
+        remarks = [*(Remark("unread-key", f'"{key}"') for key in more), *remarks]
     return Row(
         *(name, rendered, images, tools, origin, videos, given_id, str(folder), thinking),
         remarks=tuple(dict.fromkeys(remarks)),

@@ -16,10 +16,13 @@ _NONE = {
     "NULL": "a database",
     "undefined": "JavaScript",
 }
-_EMPTY = {"[]": "an empty list", "{}": "an empty object"}
+_EMPTY_JSON = ("[]", "{}", "null")
+"""Texts that are JSON of nothing: what has tools may be JSON as text."""
 _LISTS = ("image", "images", "video", "videos")
 _OPTIONAL = frozenset({*_LISTS, "tools", "history", "enable_thinking", "objects"})
 """Keys of a row that need not be there, and that have no text that could be the word None."""
+_MAY_BE_NONE = ("input", "system")
+"""Keys of texts that need not be there."""
 WRITE_NULL = "write null, or leave the key out"
 
 
@@ -35,6 +38,11 @@ def is_empty(value: Any) -> bool:
     return isinstance(value, dict) and all(each is None for each in value.values())
 
 
+def is_nothing(value: Any) -> bool:
+    """Return whether a value that is no text says nothing, be it written as JSON in a text."""
+    return is_empty(value) or (isinstance(value, str) and value.strip() in ("", *_EMPTY_JSON))
+
+
 def missing_in_words(value: object) -> str | None:
     """Return words for a value that stands for a missing one; None for any other value."""
     if is_nan(value):
@@ -42,9 +50,8 @@ def missing_in_words(value: object) -> str | None:
     if not isinstance(value, str) or len(value) > 40:
         return None
     bare = value.strip()
-    if writer := _NONE.get(bare):
-        return f'the text "{bare}", which {writer} writes for a missing value'
-    return f'{_EMPTY[bare]} as text, "{bare}"' if bare in _EMPTY else None
+    writer = _NONE.get(bare)
+    return f'the text "{bare}", which {writer} writes for a missing value' if writer else None
 
 
 def is_missing_text(role: str, content: str, *, first: bool) -> bool:
@@ -73,14 +80,17 @@ def present(
     kept = {}
     for key, value in record.items():
         optional, of_list = key in _OPTIONAL, key in _LISTS and isinstance(value, list)
-        if optional and (is_empty(value) or (of_list and all(map(is_empty, value)))):
+        if optional and (is_nothing(value) or (of_list and all(map(is_empty, value)))):
             continue
         if key not in read:
             if not is_nan(value):
                 kept[key] = value
             continue
         if (optional or is_nan(value)) and (words := missing_in_words(value)):
-            raise malformed(f'"{key}" is {words}: {WRITE_NULL}')
+            instead = (
+                WRITE_NULL if optional or key in _MAY_BE_NONE else "write it, or remove the row"
+            )
+            raise malformed(f'"{key}" is {words}: {instead}')
         for number, each in enumerate(value if of_list else (), 1):
             if words := "empty" if is_empty(each) else missing_in_words(each):
                 raise malformed(f'entry {number} of "{key}" is {words}: leave it out')
