@@ -39,6 +39,10 @@ def test_no_calls_are_not_given_to_the_template(tmp_path: Path, value: Any) -> N
 
 
 def test_nan_in_a_key_that_is_not_read_is_absent(tmp_path: Path) -> None:
+    row = chat([{"type": "text", "text": "a", "notes": NAN}], "b")
+    row["messages"][1] |= {"mood": NAN, "timestamp": NAN}
+    (made,) = read("messages", tmp_path, row)
+    assert (made.remarks, made.messages[1]) == ((), {"role": "assistant", "content": "b"})
     (made,) = read("messages", tmp_path, chat("a", "b") | {"notes": NAN, "system": NAN})
     assert made.remarks == ()
     row = {"instruction": "a", "output": "b", "rationale": NAN, "id": NAN}
@@ -93,7 +97,7 @@ def test_an_image_that_is_missing_among_others_is_named(tmp_path: Path) -> None:
     assert 'entry 2 of "images" is empty' in refused("messages", tmp_path, row).message
 
 
-@pytest.mark.parametrize("key", ["tool_calls", "weight"])
+@pytest.mark.parametrize("key", ["tool_calls", "weight", "loss_mask", "reasoning_content"])
 def test_a_missing_value_in_a_message_is_named(tmp_path: Path, key: str) -> None:
     row = chat("a", "b")
     row["messages"][1][key] = NAN

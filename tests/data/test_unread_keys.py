@@ -227,3 +227,14 @@ def test_tools_and_calls_in_other_keys_are_named_with_what_has_them(
     assert [name for name in names if name not in first.message] == []
     assert first.help is not None
     assert '"tool_calls": [{"type": "function"' in first.help
+
+
+@pytest.mark.parametrize("format", ["swift", "trl", "alpaca"])
+def test_a_mask_of_a_row_of_columns_is_refused_unless_it_says_what_is_so_anyway(
+    tmp_path: Path, format: str
+) -> None:
+    row = {"instruction": "a", "output": "b"} if format == "alpaca" else chat("a", "b")
+    assert read(format, tmp_path, row | {"mask_history": False, "weight": 1})[0].remarks == ()
+    finding = refused(format, tmp_path, row | {"loss_mask": [0, 1]})
+    assert finding.rule == "malformed-messages"
+    assert 'the row has "loss_mask": [0, 1], which is not read' in finding.message

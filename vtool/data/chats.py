@@ -11,7 +11,7 @@ from vtool.data.containers.columns import read_json_text
 from vtool.data.containers.records import open_records
 from vtool.data.groups import group_of_value
 from vtool.data.keys import is_known, is_said
-from vtool.data.messages_layout import NO_ANSWER, Malformed, parse_row
+from vtool.data.messages_layout import NO_ANSWER, Malformed, check_mask, parse_row
 from vtool.data.missing import (
     is_empty,
     is_missing_text,
@@ -206,15 +206,21 @@ def check_keys(
     Raises:
         Findings: `not-for-training`; `unread-key`, naming all of them.
     """
-    there = [key for key, value in record.items() if not (is_empty(value) or is_nan(value))]
+    there = [
+        key
+        for key, value in record.items()
+        if not (is_empty(value) or is_nan(value) or key in read or key in ignore)
+    ]
     for key in there:
-        if key in OTHER_TASKS and key not in (*read, *ignore):
+        if key in OTHER_TASKS:
             raise refuse(
                 "not-for-training",
                 f'{malformed.name} has "{key}": it is {OTHER_TASKS[key]}',
                 malformed.origin,
             )
-    unread = [key for key in there if key not in (*read, *ignore) and not is_known(key)]
+    unread = [
+        key for key in there if not is_known(key) and not check_mask(key, record[key], malformed)
+    ]
     if unread:
         said = {value for key in read if isinstance(value := record.get(key), str) and value}
         unread = [key for key in unread if not is_said(record[key], said)]

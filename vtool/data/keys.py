@@ -77,6 +77,7 @@ _WEIGHTS_OF_ROWS = frozenset({"weight", "loss_weight", "loss_scale", "sample_wei
 _SWITCHES_OF_ROWS = frozenset({"train", "training", "trainable", "learnable", "supervised", "loss"})
 
 _FEW_LETTERS = 20
+"""Letters of a row's texts below which it is chance that another text has all of them."""
 
 
 # What is read of a row and of a message: a key that differs in its case or its number only is a
@@ -131,7 +132,6 @@ def is_said(value: Any, texts: Collection[str]) -> bool:
     """
     if not isinstance(value, str):
         return False
-    # a few letters are in any text
     several = sum(map(len, texts)) >= _FEW_LETTERS
     return value in texts or (several and all(text in value for text in texts))
 

@@ -23,8 +23,9 @@ _OF_CONTENT = {
 }
 _PLAIN = frozenset({"role", "content"})
 _FOR_TEMPLATES = frozenset({"tool_calls", "tool_call_id", "name", *CARRIERS})
+_READ_TOO = ("weight", "reasoning_content", "reasoning", "thinking")
 _OF_VIDEO = ("path", "url", "fps", "sample_fps")
-_OF_PARTS = {
+_READ_OF_PARTS = {
     "text": {"type", "text"},
     "image": {"type", "image", "path", "url", "source", "detail"},
     "image_url": {"type", "image_url", "url", "detail"},
@@ -73,7 +74,7 @@ class MessageKeys:
             elif value is None or key in self.ignore:
                 continue
             elif is_nan(value):
-                raise self.malformed(f'{where}: "{key}" is {missing_in_words(value)}: {WRITE_NULL}')
+                self._check_nan(key, value, where)
             elif key == "weight":
                 made[key] = self._weight(value, message["role"], where)
             elif key in _FOR_TEMPLATES or may_mask(key):
@@ -88,6 +89,11 @@ class MessageKeys:
                 if not is_empty(value):
                     self._check_other(key, where)
         return self._weighted(made, marks, where) if marks else made
+
+    def _check_nan(self, key: str, value: Any, where: str) -> None:
+        """Refuse NaN in a key that is read; in any other one it is absent."""
+        if key in _FOR_TEMPLATES or key in _READ_TOO or may_mask(key):
+            raise self.malformed(f'{where}: "{key}" is {missing_in_words(value)}: {WRITE_NULL}')
 
     def _for_template(self, key: str, value: Any, where: str) -> Any:
         if key != "name" and (words := missing_in_words(value)):
@@ -153,7 +159,7 @@ class MessageKeys:
         Raises:
             Findings: `malformed-messages`, where a value that is read stands for a missing one.
         """
-        if (read := _OF_PARTS.get(kind)) is None:
+        if (read := _READ_OF_PARTS.get(kind)) is None:
             return  # it is refused
         for key, value in part.items():
             if key in read:

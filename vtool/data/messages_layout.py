@@ -156,12 +156,21 @@ def _unread_of_row(
             raise malformed(f'the row has "{key}", which is not read', _OF_ROWS[key])
         if meant := slip("row", key):
             raise malformed(f'the row has "{key}", which is not read', f'write "{meant}"')
-        if masks := masks_row(key, value):
-            what = f'the row has "{key}": {shown_value(value)}, which is not read'
-            raise malformed(what, WRITE_WEIGHT)
-        if masks is None and not is_known(key):
+        if not check_mask(key, value, malformed) and not is_known(key):
             unread.append(key)
     return unread
+
+
+def check_mask(key: str, value: Any, malformed: "Malformed") -> bool:
+    """Return whether a row's key says, of what is learnt of the row, what is so anyway.
+
+    Raises:
+        Findings: `malformed-messages`, where it says something else.
+    """
+    if masks := masks_row(key, value):
+        what = f'the row has "{key}": {shown_value(value)}, which is not read'
+        raise malformed(what, WRITE_WEIGHT)
+    return masks is not None
 
 
 def _listed(

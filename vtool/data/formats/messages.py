@@ -6,8 +6,8 @@ part `{"type": "image", "image": PATH}` (or `path`, `url`), a part `{"type": "im
 `<image>` tag (or a part without a path) that takes the next entry of the row's `images` list. Paths
 are relative to the file's folder; `data:` addresses carry the picture itself, as does an entry
 `{"bytes", "path"}` of Arrow and Parquet. An assistant's message of `"weight": 0` is not learnt, as
-in OpenAI's fine-tuning. Keys that are not known are let be, unless they carry what belongs into a
-message elsewhere: those are refused by name.
+in OpenAI's fine-tuning, or where another project's key says so. Other keys that are not known are
+reported, or refused by name if they carry what belongs into a message elsewhere.
 """
 
 from collections.abc import Mapping
