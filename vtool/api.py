@@ -40,9 +40,12 @@ def load(recipe: str | PathLike[str], *overrides: str) -> "Loaded":
 
     Raises:
         vtool.Findings: everything that stands against running it, at once.
+        TypeError: overrides are given as a list.
     """
     from vtool.config.load import load_run
 
+    if not all(isinstance(each, str) for each in overrides):
+        raise TypeError('overrides are arguments: vtool.load("digits", "train.steps=30")')
     return load_run(str(recipe), overrides)
 
 

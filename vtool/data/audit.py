@@ -49,16 +49,16 @@ class Ledger:
 
     sources: tuple[dict[str, Any], ...]
     rows: int
-    kept: Sequence[int]
+    kept: Sequence[int] = field(repr=False)
     dropped: tuple[Dropped, ...]
-    lengths: Sequence[int]
+    lengths: Sequence[int] = field(repr=False)
     """Tokens of each kept row."""
-    answers: Sequence[int]
+    answers: Sequence[int] = field(repr=False)
     """Tokens of each kept row's last answer, without its end token.
 
     A greedy answer must be that long to be right.
     """
-    targets: Sequence[int]
+    targets: Sequence[int] = field(repr=False)
     """Supervised tokens of each kept row."""
     supervised_tokens: int
     images: int
