@@ -3,9 +3,9 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import lru_cache
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import xxhash
@@ -16,7 +16,7 @@ from vtool.data.row import Remark, Row
 from vtool.data.sources import Rows
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.diagnostic import Severity
-from vtool.diagnostics.near_miss import did_you_mean, near
+from vtool.diagnostics.near_miss import did_you_mean
 
 _MOST_READ = 200
 """Rows that are read again to tell what their remarks are: one for each number."""
@@ -104,8 +104,9 @@ def _help(rule: str, words: Sequence[str]) -> str | None:
     keys = [each.split('"')[1] for each in words]
     guesses = []
     for key, each in zip(keys, words, strict=True):
-        known: Any = KEYS_READ["message" if each.endswith("message") else "row"]
-        if "of a part" not in each and (meant := did_you_mean(near(key, known, 1))):
+        known = KEYS_READ["message" if each.endswith("message") else "row"]
+        alike = [other for other in known if other in key] or get_close_matches(key, known, 1, 0.75)
+        if "of a part" not in each and (meant := did_you_mean(alike[:1])):
             guesses.append(f"{key}: {meant}")
     instead = f"where nothing of it is to be learnt: ignore: [{', '.join(dict.fromkeys(keys))}]"
     return "; ".join([*guesses, instead])
