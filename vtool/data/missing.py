@@ -66,6 +66,11 @@ def is_missing_text(role: str, content: str, *, first: bool) -> bool:
     return written_by == "pandas" or (written_by is not None and (first or role == "system"))
 
 
+def _is_no_entry(value: Any) -> bool:
+    """Return whether an entry of a list says nothing; one of no frames is a finding of videos."""
+    return is_empty(value) and not isinstance(value, list)
+
+
 def present(
     record: Mapping[str, Any], read: Collection[str], malformed: Callable[..., Findings]
 ) -> Mapping[str, Any]:
@@ -80,7 +85,7 @@ def present(
     kept = {}
     for key, value in record.items():
         optional, of_list = key in _OPTIONAL, key in _LISTS and isinstance(value, list)
-        if optional and (is_nothing(value) or (of_list and all(map(is_empty, value)))):
+        if optional and (is_nothing(value) or (of_list and all(map(_is_no_entry, value)))):
             continue
         if key not in read:
             if not is_nan(value):
@@ -92,7 +97,7 @@ def present(
             )
             raise malformed(f'"{key}" is {words}: {instead}')
         for number, each in enumerate(value if of_list else (), 1):
-            if words := "empty" if is_empty(each) else missing_in_words(each):
+            if words := "empty" if _is_no_entry(each) else missing_in_words(each):
                 raise malformed(f'entry {number} of "{key}" is {words}: leave it out')
         kept[key] = value
     return kept
