@@ -10,6 +10,7 @@ import numpy as np
 import xxhash
 
 from vtool.config.schema import Data, Run
+from vtool.data.box_findings import BoxSummary, summarize_boxes
 from vtool.data.loader import EncodedRows
 from vtool.data.mixture import SourceCounts, count_sources
 from vtool.data.quality import split_findings
@@ -77,6 +78,8 @@ class Ledger:
     """Warnings and notes on rows that can all be used (`vtool.data.quality`)."""
     reused: int = 0
     """Rows whose earlier audit was taken, since nothing about them has changed."""
+    boxes: BoxSummary = field(default_factory=BoxSummary)
+    """The boxes and points in the kept rows' text."""
     by_source: tuple[SourceCounts, ...] = ()
     """The counts of each source, in their order; none of rows that are not a recipe's."""
     epoch: str = ""
@@ -135,6 +138,7 @@ class Ledger:
         parts += [f"{self.reused} as audited before"] if self.reused else []
         parts += [f"{self.truncated} truncated"] if self.truncated else []
         parts += [f"{self.images} images"] + ([f"{self.videos} videos"] if self.videos else [])
+        parts += [self.boxes.in_words()] if self.boxes.rows else []
         parts += [f"{sum(self.lengths)} tokens, of which {self.supervised_tokens} supervised"]
         return " · ".join(parts)
 
@@ -153,6 +157,7 @@ class Ledger:
             "truncated": self.truncated,
             "cut_answers": len(self.cut),
             "images_xxh3": self.images_digest,
+            **({"boxes": self.boxes.as_dict()} if self.boxes.rows else {}),
             "sources": [count.as_dict() for count in self.by_source],
             "dropped": [
                 {"row": entry.row, "rule": entry.rule, "message": entry.message}
@@ -207,12 +212,14 @@ def build_ledger(
     if split == "train" and len(kept) and not ledger.ends:
         findings.append(_no_end(rows, ledger))
     findings += token_id_findings(split, rows, kept)
+    boxes = summarize_boxes(split, rows, kept)
     template = str(rows.processor.tokenizer.chat_template)
     quality = (
         *split_findings(split, rows.settings, rows.rows, audits),
+        *boxes.findings,
         *remark_findings(split, rows.rows, kept, template),
     )
-    ledger = replace(ledger, quality_findings=quality)
+    ledger = replace(ledger, quality_findings=quality, boxes=boxes)
     return ledger, _cap(findings, len(rows.rows))
 
 
