@@ -139,6 +139,20 @@ RULES = (
         stage="references",
     ),
     Rule(
+        name="missing-as-text",
+        code="VT664",
+        summary="Rows have a text such as None or nan where a value is missing.",
+        why="What wrote the file has turned a missing value into a word, and the model learns it.",
+        bad='{"instruction": "Name a month.", "input": "nan", "output": "May."}',
+        good='{"instruction": "Name a month.", "input": "", "output": "May."}',
+        fix=(
+            "Write null, or leave the key out; in pandas,"
+            " `frame.astype(object).where(frame.notna(), None)` before `to_json`."
+        ),
+        severity="warning",
+        stage="quality",
+    ),
+    Rule(
         name="near-duplicate-rows",
         code="VT660",
         summary="Rows have nearly the same answers as others, word for word.",
