@@ -213,20 +213,15 @@ def build_ledger(
         findings.append(_no_end(rows, ledger))
     findings += token_id_findings(split, rows, kept)
     boxes = summarize_boxes(split, rows, kept)
-<<<<<<< HEAD
     video = rows.processor.video
     rate = video.fps if video.family.facts.shows_times else None
-    quality = split_findings(split, rows.settings, rows.rows, audits, rate)
-    ledger = replace(ledger, quality_findings=(*quality, *boxes.findings), boxes=boxes)
-=======
     template = str(rows.processor.tokenizer.chat_template)
     quality = (
-        *split_findings(split, rows.settings, rows.rows, audits),
+        *split_findings(split, rows.settings, rows.rows, audits, rate),
         *boxes.findings,
         *remark_findings(split, rows.rows, kept, template),
     )
     ledger = replace(ledger, quality_findings=quality, boxes=boxes)
->>>>>>> refs/heads/f48a
     return ledger, _cap(findings, len(rows.rows))
 
 
