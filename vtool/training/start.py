@@ -313,7 +313,12 @@ def check_rows(origin: RunFolder, ledgers: Mapping[str, Mapping[str, Any]]) -> N
 def _rows(ledger: Mapping[str, Any]) -> list[Any]:
     """Return an identity of a split's rows that does not depend on where their files are."""
     files = [
-        {key: value for key, value in file.items() if key not in _NOT_COMPARED}
+        # an older vtool may not have had a setting that has no value
+        {
+            key: value
+            for key, value in file.items()
+            if key not in _NOT_COMPARED and value not in (None, [])
+        }
         for file in ledger.get("files", [])
     ]
     # a run of an older vtool had no videos to count

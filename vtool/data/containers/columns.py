@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
+from vtool.data.missing import missing_in_words
 from vtool.data.row import refuse
 from vtool.diagnostics import Diagnostic, Findings, Origin
 
@@ -63,7 +64,8 @@ def read_json_text(text: str, what: str, name: str, origin: Origin) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        message = f'{name}: "{what}" is text, but not JSON: {error}'
+        words = missing_in_words(text) or f"text, but not JSON: {error}"
+        message = f'{name}: "{what}" is {words}'
         raise refuse("malformed-messages", message, origin) from error
 
 
