@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tests.commands import run_vtool
-from tests.config.foreign.record_trainers import TABLE, record
 from vtool.config.foreign.convert import as_recipe
 from vtool.config.foreign.more_words import AXOLOTL_WORDS, PEFT_WORDS, VERL_WORDS
 from vtool.config.foreign.trainers import TRAINERS, looks_visual
@@ -441,16 +440,3 @@ def test_a_model_that_sees_images_is_known_by_its_folder_or_its_name() -> None:
         assert looks_visual(name), name
     for name in ("Qwen/Qwen3-8B", "meta-llama/Llama-3.1-8B", "google/gemma-3-1b-it", None):
         assert not looks_visual(name), name
-
-
-@pytest.mark.full
-def test_the_table_has_the_settings_of_the_release_that_it_names() -> None:
-    recorded = json.loads(TABLE.read_text("utf-8"))["trl"]
-    for name, version in recorded["versions"].items():
-        try:
-            here = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            here = None
-        if here != version:
-            pytest.skip(f"not run: {name} {version} is not installed")
-    assert record("trl", sys.executable) == recorded
