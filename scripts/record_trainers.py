@@ -66,6 +66,8 @@ def record(trainer: str, wheels: Path) -> dict[str, Any]:
         table["plugins"] = plugins
     if newest.open:
         table["open"] = newest.open
+    if newest.choices:
+        table["choices"] = newest.choices
     return table
 
 

@@ -31,6 +31,8 @@ from vtool.diagnostics.printable import printable
 FOREIGN_RULES = tuple(rule.name for rule in foreign.RULES)
 """Rules about recipes of other trainers."""
 _NOT_LOOKED_AT = ("no-counterpart", "not-on-this-machine")
+_LACKS = ("not-built-on-engine",)
+"""Rules about what vtool has not got: no mistake in a recipe of another trainer."""
 _SETTINGS_RULES = tuple(rule.name for rule in sorted(rules.RULES, key=lambda rule: rule.code))
 RECIPE_RULES = (*(rule.name for rule in rules_recipe.RULES), *_SETTINGS_RULES)
 """Rules that every recipe is checked against, in the order of their codes."""
@@ -198,19 +200,33 @@ def examine_foreign(path: Path, *, trainer: str = "verl", trusted: bool = True) 
     unknown |= {"model.revision"} if "model.path" in unknown else set()  # a revision of that model
     findings = (
         *(
-            in_their_words(one, reading.names, of_verl=trainer == "verl")
+            in_their_words(_of_a_lack(one), reading.names, of_verl=trainer == "verl")
             for one in examined.findings
             if one.parameter not in unknown
         ),
         *reading.findings,
     )
     failed = {one.rule for one in findings if one.severity == "error"}
-    unjudged = {one.rule for one in findings if one.rule in _NOT_LOOKED_AT}
+    unjudged = {one.rule for one in (*findings, *examined.findings)}
+    unjudged &= {*_NOT_LOOKED_AT, *_LACKS}
     checks = {
         name: "passed" if state == "failed" else state for name, state in examined.checks.items()
     } | dict.fromkeys(FOREIGN_RULES, "passed")
     checks |= dict.fromkeys(unjudged, "not-run") | dict.fromkeys(sorted(failed), "failed")
     return Examined(None if failed else loaded, findings, checks, examined.reasons)
+
+
+def _of_a_lack(finding: Diagnostic) -> Diagnostic:
+    """Return a finding about what vtool has not got as the note that it is to another trainer."""
+    if finding.rule not in _LACKS:
+        return finding
+    return Diagnostic(
+        "no-counterpart",
+        f"nothing here does the same: {finding.message}",
+        "nothing is reported on it",
+        finding.parameter,
+        finding.origin,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,6 @@ def test_the_table_has_what_the_dataclasses_of_the_release_have() -> None:
     [
         ("verl", "model.partial_pretrain", "known until 0.7.0"),
         ("verl", "engine.grad_offload", "known until 0.9.0"),
-        ("verl", "data.train_files", None),
         ("verl", "data.no_such_word", None),
         ("trl", "max_seq_length", "known until 0.19.1"),
         ("llamafactory", "evaluation_strategy", "known until 0.9.2"),

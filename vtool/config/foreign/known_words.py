@@ -32,6 +32,8 @@ class KnownWords:
     """By plug-in: the settings that it alone reads."""
     open: tuple[str, ...]
     """Groups that take any name."""
+    choices: Mapping[str, Mapping[str, Any]]
+    """By choice of Hydra's, `engine=fsdp`: its settings with their defaults."""
 
     def other_releases(self, word: str) -> str | None:
         """Return which releases know a setting that this one does not; None where none does."""
@@ -49,6 +51,7 @@ def known_words(trainer: str) -> KnownWords:
     table = json.loads((TABLES / f"{trainer}.json").read_text("utf-8"))
     release, beside = list(table["releases"].items())[-1]
     fields, open_ = table["fields"], tuple(table.get("open", ()))
+    choices = table.get("choices", {})
     plugins = {name: tuple(words.split()) for name, words in table.get("plugins", {}).items()}
     installed = _installed(trainer)
     if installed and tuple(installed) != (release, beside)[: len(installed)]:
@@ -56,6 +59,7 @@ def known_words(trainer: str) -> KnownWords:
         if read.fields:
             release, beside = (*installed, None)[:2]
             fields, plugins, open_ = read.fields, dict(read.plugins), read.open
+            choices = read.choices
     history = dict.fromkeys(table["fields"], tuple(table["releases"])) | {
         word: tuple(releases.split())
         for releases, words in table["known"].items()
@@ -68,6 +72,7 @@ def known_words(trainer: str) -> KnownWords:
         history,
         {name: frozenset(words) for name, words in plugins.items()},
         open_,
+        choices,
     )
 
 

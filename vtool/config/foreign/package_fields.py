@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from omegaconf._utils import get_yaml_loader
 
 Fields = dict[str, Any]
 """By setting: its default; None where that is none, or not a plain value."""
@@ -102,6 +103,8 @@ class ReadFields:
     """By plug-in of a trainer: the settings that it alone reads."""
     open: tuple[str, ...] = ()
     """Groups that take any name."""
+    choices: Mapping[str, Fields] = field(default_factory=dict)
+    """By choice of Hydra's, `engine=fsdp`: what it sets, where choices differ."""
 
 
 def read_package(trainer: str, roots: Sequence[Path]) -> ReadFields:
@@ -139,7 +142,8 @@ def _index(path: Path, classes: dict[str, _Class]) -> None:
     """
     tree = ast.parse(path.read_text("utf-8"))
     of_transformers = path.parent.name == "transformers"
-    prefix, means = _TRANSFORMERS if of_transformers else "", {}
+    prefix = _TRANSFORMERS if of_transformers else ""
+    means: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             theirs = _TRANSFORMERS if node.module and node.module.startswith(_THERE) else ""
@@ -166,7 +170,8 @@ def _index(path: Path, classes: dict[str, _Class]) -> None:
 def _add_field(of: _Class, name: str, line: ast.AnnAssign, classes: Mapping[str, _Class]) -> None:
     if name.startswith("_") or "ClassVar" in ast.unparse(line.annotation):
         return
-    default, value = line.value, None
+    default: ast.expr | None = line.value
+    is_list = False
     if isinstance(line.value, ast.Call):
         given = {one.arg: one.value for one in line.value.keywords if one.arg}
         if _plain(given.get("init"), {}, {}) is False:
@@ -177,8 +182,8 @@ def _add_field(of: _Class, name: str, line: ast.AnnAssign, classes: Mapping[str,
         if isinstance(made, ast.Lambda):
             default = made.body
         elif isinstance(made, ast.Name) and made.id == "list":
-            value = []
-    of.fields[name] = value if value == [] else _plain(default, of.constants, classes)
+            is_list = True
+    of.fields[name] = [] if is_list else _plain(default, of.constants, classes)
 
 
 def _plain(node: ast.expr | None, names: Mapping[str, Any], classes: Mapping[str, _Class]) -> Any:
@@ -212,26 +217,39 @@ def _composed(folder: Path, names: Sequence[str], classes: Mapping[str, _Class])
     """Return every setting of files that Hydra composes, with each choice of each group."""
     fields: Fields = {}
     open_: set[str] = set()
+    chosen: dict[str, Fields] = {}
 
-    def add(values: Mapping[str, Any], above: str) -> None:
+    def add(values: Mapping[str, Any], above: str, fields: Fields) -> None:
         target = str(values.get("_target_", "")).rpartition(".")[2]
         for key, value in [*dict.fromkeys(_all_fields(target, classes)).items(), *values.items()]:
             name = f"{above}{key}"
             if isinstance(value, Mapping) and value:
-                add(value, f"{name}.")
+                add(value, f"{name}.", fields)
             elif key not in ("defaults", "_target_"):
-                fields[name] = None if value == {} or "${" in str(value) else value
+                fields[name] = None if value == {} else value
             if value == {} or str(key).startswith("override_"):
                 open_.add(name)
 
     for name in names:
         if not (path := folder / name).is_file():
             continue
-        values = yaml.safe_load(path.read_text("utf-8"))
+        values = _yaml(path)
         for entry in values["defaults"]:
             if isinstance(entry, Mapping):
                 group, _, at = str(next(iter(entry))).partition("@")
                 for choice in sorted((folder / group).glob("*.yaml")):
-                    add(yaml.safe_load(choice.read_text("utf-8")) or {}, f"{at or group}.")
-        add(values, "")
-    return ReadFields(fields, open=tuple(sorted(open_)))
+                    own = chosen.setdefault(f"{group}={choice.stem}", {})
+                    add(_yaml(choice), f"{at or group}.", own)
+                    fields |= own
+        add(values, "", fields)
+    several = {name.partition("=")[0] for name in chosen}
+    several = {
+        group for group in several if sum(name.startswith(f"{group}=") for name in chosen) > 1
+    }
+    choices = {name: own for name, own in chosen.items() if name.partition("=")[0] in several}
+    return ReadFields(fields, open=tuple(sorted(open_)), choices=choices)
+
+
+def _yaml(path: Path) -> Mapping[str, Any]:
+    """Return what a file of Hydra's says; `1e-5` is a number in it."""
+    return yaml.load(path.read_text("utf-8"), get_yaml_loader()) or {}  # a SafeLoader

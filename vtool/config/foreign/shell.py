@@ -107,7 +107,7 @@ def _command(script: _Script) -> list[_Text]:
         split = _words(script)
         words += split
         keyword = _text(split[-1]) if split else ""
-        declares = words and _text(words[0]) in _DECLARE
+        declares = bool(words) and _text(words[0]) in _DECLARE
         only_assigned = declares and keyword.startswith(("-", *_DECLARE))
         if keyword in ("then", "else", "do", "fi", "done", "esac", "{", "}") and len(words) == 1:
             script.ended = "\n"
@@ -155,9 +155,9 @@ def _assign(script: _Script, start: re.Match[str], *, depends: bool) -> None:
                 script.at += 1
                 break
             else:
-                before = script.at
+                least = script.at + 1
                 value += _words(script)
-                script.at = max(script.at, before + 1)
+                script.at = max(script.at, least)
     else:
         pieces = _pieces(script)
         # no word is split where a value is assigned
@@ -227,29 +227,26 @@ def _pieces(script: _Script) -> list[_Text]:
 def _expand(script: _Script, quoted: bool) -> list[_Text]:
     """Return what stands for a variable or a command; it is several words for a list."""
     text, start = script.text, script.at
-    unknown = [[Char(UNKNOWN, start, quoted=True)]]
+    following = text[start + 1 : start + 2]
+    found = _NAME.match(text, start + 1)
     if text[start] == "`":
         end = text.find("`", start + 1)
         script.at = len(text) if end < 0 else end + 1
-        return unknown
-    following = text[start + 1 : start + 2]
-    if following == "(":
+    elif following == "(":
         script.at = _closed(text, start + 1, "(", ")")
-        return unknown
-    if following == "{":
-        script.at = _closed(text, start + 1, "{", "}")
-        inside = text[start + 2 : script.at - 1]
+    elif following == "{" or found:
+        script.at = found.end() if found else _closed(text, start + 1, "{", "}")
+        inside = found[0] if found else text[start + 2 : script.at - 1]
         return _parameter(script, inside, start, quoted)
-    if found := _NAME.match(text, start + 1):
-        script.at = found.end()
-        return _parameter(script, found[0], start, quoted)
-    script.at = start + 2
-    if following in ("@", "*"):  # no arguments
+    elif following in ("@", "*"):  # no arguments
+        script.at = start + 2
         return []
-    if following and following in "0123456789#?$!-":
-        return unknown
-    script.at = start + 1
-    return [[Char("$", start, quoted=quoted)]]
+    elif following and following in "0123456789#?$!-":
+        script.at = start + 2
+    else:
+        script.at = start + 1
+        return [[Char("$", start, quoted=quoted)]]
+    return [[Char(UNKNOWN, start, quoted=True)]]
 
 
 def _closed(text: str, start: int, opening: str, closing: str) -> int:
@@ -262,30 +259,22 @@ def _closed(text: str, start: int, opening: str, closing: str) -> int:
 
 
 def _parameter(script: _Script, inside: str, start: int, quoted: bool) -> list[_Text]:
-    if inside in ("@", "*"):
-        return []
+    """Return what stands for `${inside}`."""
     found = _DEFAULT.fullmatch(inside)
-    if found is None or (found[3] and not found[2]):
-        return [[Char(UNKNOWN, start, quoted=True)]]
+    unknown = [[Char(UNKNOWN, start, quoted=True)]]
+    if inside in ("@", "*") or found is None or (found[3] and not found[2]):
+        return [] if inside in ("@", "*") else unknown
     name, operator, default = found[1], found[2] or "", found[3]
     value = script.variables.get(name)
     is_set = value is not None and (any(value) or not operator.startswith(":"))
+    if is_set == operator.endswith("+") and operator.endswith(("-", "=", "+")):
+        whole = _default(_Script(default, variables=script.variables))
+        at = start + 2 + len(inside) - len(default)
+        return [[Char(one.text, at + one.offset, one.quoted or quoted) for one in whole]]
     if operator.endswith("+"):
-        if not is_set:
-            return []
-        value = None
-    if not is_set or value is None:
-        if operator.endswith(("-", "=", "+")):
-            inner = _Script(default, variables=script.variables)
-            at = start + 2 + len(inside) - len(default)
-            pieces = _default(inner)
-            return [
-                [Char(char.text, at + char.offset, char.quoted or quoted) for char in one]
-                for one in pieces
-            ]
-        if name == "HOME":
-            return [[Char("~", start, quoted=quoted)]]
-        return [[Char(UNKNOWN, start, quoted=True)]]
+        return []
+    if value is None or not is_set:
+        return [[Char("~", start, quoted=quoted)]] if name == "HOME" else unknown
     several = "[@]" in inside
     return [
         [char._replace(quoted=quoted or (several and char.quoted)) for char in one]
@@ -293,18 +282,16 @@ def _parameter(script: _Script, inside: str, start: int, quoted: bool) -> list[_
     ]
 
 
-def _default(inner: _Script) -> list[_Text]:
+def _default(inner: _Script) -> _Text:
     """Read the text behind `:-`, which may hold blanks."""
     whole: _Text = []
     while inner.at < len(inner.text):
-        before = inner.at
         for piece in _pieces(inner):
             whole += piece
-        if inner.at < len(inner.text):
-            if inner.at == before or inner.text[inner.at] in " \t\n;|&()<>":
-                whole.append(Char(inner.text[inner.at], inner.at, quoted=False))
-                inner.at += 1
-    return [whole]
+        if inner.at < len(inner.text):  # at what would end a word
+            whole.append(Char(inner.text[inner.at], inner.at, quoted=False))
+            inner.at += 1
+    return whole
 
 
 def _is_of_structure(script: _Script, words: list[_Text]) -> bool:

@@ -26,7 +26,7 @@ class VerlScript:
     """None where a variable or a command gives the value."""
     places: dict[str, ValuePosition] = field(default_factory=dict)
     choices: dict[str, str] = field(default_factory=dict)
-    """By group of Hydra's: the file that is chosen."""
+    """By group of Hydra's: the file that is chosen, where that is known."""
     added: set[str] = field(default_factory=set)
     """Names that `+` adds to verl's own."""
     notes: list[str] = field(default_factory=list)
@@ -48,9 +48,13 @@ def read_verl_script(path: Path) -> VerlScript:
     found = next((words for words in map(_behind_trainer, commands) if words is not None), None)
     if found is None:
         other = next((word for command in commands for word in command if _is_other(word)), None)
-        what = f"starts `{other.text}`, another of verl's programs" if other else (
-            "does not start verl's SFT trainer, `python -m verl.trainer.sft_trainer`, in a way"
-            " that can be read without running it"
+        what = (
+            f"starts `{other.text}`, another of verl's programs"
+            if other
+            else (
+                "does not start verl's SFT trainer, `python -m verl.trainer.sft_trainer`, in a way"
+                " that can be read without running it"
+            )
         )
         raise _refused(
             "unknown-recipe",
@@ -58,7 +62,7 @@ def read_verl_script(path: Path) -> VerlScript:
             "give a script that starts verl.trainer.sft_trainer, or the YAML that Hydra writes to"
             " outputs/…/.hydra/config.yaml",
         )
-    read = VerlScript()
+    read = VerlScript(choices={"engine": "fsdp", "optim": "fsdp"})  # verl's own defaults
     starts = [0, *(at + 1 for at, letter in enumerate(text) if letter == "\n")]
     for word in found:
         line = next(at for at in range(len(starts), 0, -1) if starts[at - 1] <= word.offset)
@@ -116,6 +120,7 @@ def _read_word(word: ShellWord, origin: Origin, read: VerlScript) -> None:
     if key.startswith("~"):
         return
     if name in _GROUPS:
+        read.choices.pop(name, None)
         if UNKNOWN not in value:
             read.choices[name] = value
         return

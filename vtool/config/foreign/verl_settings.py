@@ -95,7 +95,7 @@ FSDP = (
     SameSetting("engine.reshard_after_forward", "engine.reshard_after_forward"),
     SameSetting("engine.offload_policy", "engine.cpu_offload"),
     SameSetting("optim.optimizer", "optim.name", _one_of(adamw="adamw", adamw8bit="adamw")),
-    SameSetting("optim.min_lr_ratio", "optim.min_lr_ratio"),
+    SameSetting("optim.min_lr_ratio", "optim.min_lr_ratio", lambda value: value or None),
     SameSetting(
         "optim.lr_scheduler_type",
         "optim.schedule",
@@ -162,14 +162,19 @@ def verl_names() -> frozenset[str]:
     return frozenset(known_words("verl").history) | UNREAD.keys()
 
 
-def is_known_to_verl(name: str) -> bool:
-    """Return whether the release that is judged by has a setting, or takes it in a group."""
+def is_known_to_verl(name: str, fields: Mapping[str, Any] | None = None) -> bool:
+    """Return whether the release that is judged by has a setting, or takes it in a group.
+
+    Args:
+        fields: the settings to look in; all of that release, unless they are given.
+    """
     known = known_words("verl")
-    if name in known.fields or name.endswith("_target_") or name in ("hydra", "defaults"):
+    fields = known.fields if fields is None else fields
+    if name in fields or name.endswith("_target_") or name in ("hydra", "defaults"):
         return True
     above = name.rpartition(".")[0]
     while above:
-        if above in known.open or above == "hydra" or known.fields.get(above, 0) in (None, []):
+        if above in known.open or above == "hydra" or fields.get(above, 0) in (None, []):
             return True
         above = above.rpartition(".")[0]
-    return any(one.startswith(f"{name}.") for one in known.fields)
+    return any(one.startswith(f"{name}.") for one in fields)

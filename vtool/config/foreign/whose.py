@@ -7,7 +7,7 @@ from typing import Any
 
 from vtool.config.foreign.more_words import AXOLOTL_WORDS
 from vtool.config.foreign.trainers import TRAINERS
-from vtool.config.foreign.verl_settings import VERL_NAMES, in_a_group
+from vtool.config.foreign.verl_settings import verl_names
 from vtool.config.schema import Run
 from vtool.config.settings import all_settings
 
@@ -109,7 +109,7 @@ def _is_of_verl(values: Mapping[Any, Any]) -> bool:
     ours = {setting.name for setting in all_settings(Run)}
     score = 0
     for name in _leaves(values, ""):
-        theirs = name in VERL_NAMES or (in_a_group(name) and "." in name)
+        theirs = name in verl_names() or (name.endswith("_target_") and "." in name)
         if name in _ALONE:
             score += 2
         elif theirs != (name in ours):
