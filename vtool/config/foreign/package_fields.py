@@ -171,19 +171,21 @@ def _add_field(of: _Class, name: str, line: ast.AnnAssign, classes: Mapping[str,
     if name.startswith("_") or "ClassVar" in ast.unparse(line.annotation):
         return
     default: ast.expr | None = line.value
-    is_list = False
+    names, is_list = [name], False
     if isinstance(line.value, ast.Call):
         given = {one.arg: one.value for one in line.value.keywords if one.arg}
         if _plain(given.get("init"), {}, {}) is False:
             return
-        name = _plain(given.get("alias"), {}, {}) or name
+        if alias := _plain(given.get("alias"), {}, {}):
+            names.append(alias)
         default = given.get("default") or next(iter(line.value.args), None)
         made = given.get("default_factory")
         if isinstance(made, ast.Lambda):
             default = made.body
         elif isinstance(made, ast.Name) and made.id == "list":
             is_list = True
-    of.fields[name] = [] if is_list else _plain(default, of.constants, classes)
+    value = [] if is_list else _plain(default, of.constants, classes)
+    of.fields |= dict.fromkeys(names, value)
 
 
 def _plain(node: ast.expr | None, names: Mapping[str, Any], classes: Mapping[str, _Class]) -> Any:
