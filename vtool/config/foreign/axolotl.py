@@ -371,20 +371,18 @@ def _unread(theirs: ForeignFile) -> Iterator[Diagnostic]:
         elif not plugin and not foreign:
             others = known.other_releases(head)
             theirs.judged.add(name)
+            then = "does not start with it" if head == "fsdp" else "drops it without a word"
             yield Diagnostic(
                 "unknown-key",
                 f"axolotl {known.release} has no setting `{name}`"
-                f"{f' ({others})' if others else ''}, and drops it without a word",
+                f"{f' ({others})' if others else ''}, and {then}",
                 _INSTEAD.get(head) or did_you_mean(near(head, names)),
                 name,
                 theirs.places[name].key,
             )
 
 
-_INSTEAD = {
-    "fsdp": "write `fsdp_config`, with `fsdp_version: 2`",
-    "adam_eps": "write `adam_epsilon`",
-}
+_INSTEAD = {"adam_eps": "write `adam_epsilon`", "fsdp": "write `fsdp_config`"}
 
 
 def _traps(theirs: ForeignFile) -> Iterator[Diagnostic]:

@@ -223,7 +223,7 @@ def _composed(folder: Path, names: Sequence[str], classes: Mapping[str, _Class])
 
     def add(values: Mapping[str, Any], above: str, fields: Fields) -> None:
         target = str(values.get("_target_", "")).rpartition(".")[2]
-        for key, value in [*dict.fromkeys(_all_fields(target, classes)).items(), *values.items()]:
+        for key, value in {**dict.fromkeys(_all_fields(target, classes)), **values}.items():
             name = f"{above}{key}"
             if isinstance(value, Mapping) and value:
                 add(value, f"{name}.", fields)

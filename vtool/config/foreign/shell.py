@@ -105,6 +105,8 @@ def _command(script: _Script) -> list[_Text]:
             _assign(script, start, depends=depends)
             continue
         split = _words(script)
+        if split and script.text[script.at : script.at + 1] in ("<", ">"):
+            split = [] if _text(split[-1]).isdigit() else split  # of `2>`
         words += split
         keyword = _text(split[-1]) if split else ""
         declares = bool(words) and _text(words[0]) in _DECLARE
@@ -166,7 +168,7 @@ def _assign(script: _Script, start: re.Match[str], *, depends: bool) -> None:
     if live is False:
         return
     before = script.variables.get(name, [])
-    if live is None and value != before:
+    if live is None and [_text(one) for one in value] != [_text(one) for one in before]:
         value = [[Char(UNKNOWN, start.start(), quoted=False)]]
     script.variables[name] = [*before, *value] if more else value
 
@@ -277,8 +279,7 @@ def _parameter(script: _Script, inside: str, start: int, quoted: bool) -> list[_
         return [[Char("~", start, quoted=quoted)]] if name == "HOME" else unknown
     several = "[@]" in inside
     return [
-        [char._replace(quoted=quoted or (several and char.quoted)) for char in one]
-        for one in (value if several else value[:1])
+        [char._replace(quoted=quoted) for char in one] for one in (value if several else value[:1])
     ]
 
 
