@@ -86,6 +86,7 @@ def _measure_rows(kind: str, made: Sequence[tuple[str, str]]) -> None:
 def measure_split(folder: Path, count: int) -> None:
     """Print the costs of the checks of all rows together."""
     from vtool.config.load import load_run
+    from vtool.data.box_findings import BoxSummary
     from vtool.data.inspect_rows import inspect_rows
     from vtool.data.loader import EncodedRows
     from vtool.data.near import find_near
@@ -114,7 +115,7 @@ def measure_split(folder: Path, count: int) -> None:
         count,
     )
     _say("near", _once(lambda: find_near({"train": rows}, {"train": audits})), count)
-    _say("page", _once(lambda: summarize_split(run, "train", encoded, audits)), count)
+    _say("page", _once(lambda: summarize_split(run, "train", encoded, audits, BoxSummary())), count)
 
 
 def _say(what: str, seconds: float, rows: int) -> None:

@@ -40,9 +40,12 @@ def load(recipe: str | PathLike[str], *overrides: str) -> "Loaded":
 
     Raises:
         vtool.Findings: everything that stands against running it, at once.
+        TypeError: overrides are given as a list.
     """
     from vtool.config.load import load_run
 
+    if not all(isinstance(each, str) for each in overrides):
+        raise TypeError('overrides are arguments: vtool.load("digits", "train.steps=30")')
     return load_run(str(recipe), overrides)
 
 
@@ -154,8 +157,8 @@ def train(run: "Loaded", *, preflight: bool = True) -> TrainingResult:
     """Train a run, or resume it from its newest checkpoint, as `vtool train sft` does.
 
     With `launch.nproc` above 1 the ranks are processes of their own, which import the script that
-    calls this: call it under `if __name__ == "__main__":`. Under a torchrun of your own, every rank
-    calls this, and has the result. Nothing is fetched from a hub, and no progress bars
+    calls this: call it under `if __name__ == "__main__":`. Under a launcher of your own, every
+    rank calls this, and has the result. Nothing is fetched from a hub, and no progress bars
     are drawn. Torch's number of threads, the environment and the libraries' switches are what they
     were before, afterwards.
 
@@ -177,12 +180,13 @@ def train(run: "Loaded", *, preflight: bool = True) -> TrainingResult:
     from vtool.scratch import scratch_folder
 
     with libraries_prepared(), scratch_folder() as folder:
-        from vtool.engines.ranks import Ranks
+        from vtool.launchers import check_launch, is_first
         from vtool.training.launch import launch
         from vtool.training.session import RunRequest
         from vtool.training.start import check_folder
         from vtool.verification.preflight import preflight_record
 
+        check_launch(run.run.launch.nproc)
         check_folder(run.run, run.plain)
         proofs = preflight_record(run.run, enabled=preflight)
         request = RunRequest(run.run, run.plain, effective_yaml(run), run.origins, proofs)
@@ -191,7 +195,7 @@ def train(run: "Loaded", *, preflight: bool = True) -> TrainingResult:
             outcome = launch(request, saved)
         except SystemExit as ended:  # a rank of several has failed, and mostly left its findings
             raise Findings(saved.read() or _without_findings(ended.code)) from None
-        if Ranks.from_environment().rank == 0:
+        if is_first():
             write_report([outcome.folder], outcome.folder / "report.html")
     return TrainingResult(outcome.folder, outcome.status, outcome.step, outcome.findings)
 

@@ -90,8 +90,10 @@ def test_processes_are_not_started_within_processes_nor_for_what_cannot_be_asked
     assert output.count("error[") == output.count("error[not-a-run") == 1
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", "29500")
     output = vtool(work, "evaluate", "digits", "digits", "--nproc", "2", status=2)
-    assert "torchrun has started 2 processes already" in output
+    assert "has started 2 processes already (RANK=0, WORLD_SIZE=2)" in output
 
 
 @pytest.mark.full

@@ -155,3 +155,28 @@ def test_without_a_recipe_it_says_what_to_name() -> None:
     code, out, err = run()
     assert (code, out) == (2, "")
     assert "name a recipe" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "rule", "said"),
+    [
+        ("rows.jsonl", b"", "layout-not-certain", "is empty, of 0 bytes"),
+        ("rows.csv", b"a,b\n1,2\n", "broken-row", "is a table"),
+        ("rows.json.gz", b"\x1f\x8b\x08\0", "broken-row", "packed with gzip"),
+    ],
+)
+def test_rows_of_which_none_can_be_read_are_not_clean(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    content: bytes,
+    rule: str,
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_bytes(content)
+    code, out, _ = run(name, "--format", "json")
+    (result,) = json.loads(out)["results"]
+    (finding,) = result["findings"]
+    assert (code, result["verdict"], finding["rule"]) == (1, "unsafe", rule)
+    assert said in finding["message"]

@@ -9,10 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 import vtool
+from tests.data.drawn_boxes import rows_file
 from tests.rows import chat, write_rows
 from vtool.cli.app import app
 from vtool.cli.exit_at_once import ExitAtOnce
-from vtool.diagnostics import RULES, rules_data, rules_quality
+from vtool.diagnostics import RULES, rules_boxes, rules_data, rules_quality
 from vtool.verification.audit_result import rules_of
 
 GOOD = chat("Hi", "Hello there")
@@ -393,4 +394,24 @@ def test_every_rule_about_rows_is_checked_by_the_audit_or_about_something_else()
         "lengths-not-validated",
     )
     checked = {*rules_of("quality"), *rules_of("references")} - {"reference-too-long"}
-    assert checked == {rule.name for rule in rules_quality.RULES}
+    of_boxes = {rule.name for rule in rules_boxes.RULES if rule.stage == "quality"}
+    assert checked == of_boxes | {rule.name for rule in rules_quality.RULES}
+
+
+def test_boxes_of_another_unit_are_named_and_rescaled_as_the_finding_says() -> None:
+    rows_file(Path(), "absolute", sizes=((640, 480),))
+    given = ("rows.jsonl", "model.family=qwen3_vl", "data.image.max_pixels=50176")
+    status, out, _ = run(*given, "--format", "json")
+    (result,) = json.loads(out)["results"]
+    assert (status, result["checks"]["boxes-of-another-convention"]) == (0, "failed")
+    (one,) = result["findings"]
+    assert "are in pixels of the picture (rows.jsonl:" in one["message"]
+    assert one["help"] == "data.coordinates={from: absolute, to: thousand} rescales them"
+    remedy = one["help"].removesuffix(" rescales them")
+    _, out, _ = run(*given, remedy, "--html", "page.html", "--format", "json")
+    (result,) = json.loads(out)["results"]
+    assert result["findings"] == []
+    assert result["checks"]["boxes-of-another-convention"] == "passed"
+    page = Path("page.html").read_text()
+    assert "0 to 1000, rescaled from pixels of the picture" in page
+    assert page.count('class="boxed"') == 9  # of the first, longest and shortest rows

@@ -55,6 +55,10 @@ TESTS: dict[str, str] = {
         ("data.split.validation", "data.split.test"),
         "tests/data/test_splits.py::test_the_side_is_a_hash_of_the_group_with_the_splits_name",
     ),
+    **dict.fromkeys(
+        ("data.coordinates.from", "data.coordinates.to"),
+        "tests/data/test_coordinates.py::test_boxes_in_pixels_become_thousandths_of_each_picture",
+    ),
     "data.split.group": (
         "tests/data/test_splits.py::test_a_key_that_the_recipe_names_is_the_group"
     ),
@@ -145,7 +149,7 @@ TESTS: dict[str, str] = {
 """By setting that acts after the first step, the test that shows it."""
 HANDED_ON = (
     *(f"engine.{group}_config." for group in ("ddp", "wrap", "transformer")),
-    *("data.validation", "data.split.validation", "train.from"),
+    *("data.validation", "data.split.validation", "train.from", "data.coordinates.from"),
 )
 """Settings that are handed to a library as a group, or read by a name that is put together."""
 

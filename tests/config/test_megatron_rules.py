@@ -121,6 +121,26 @@ def test_heads_are_those_of_the_model(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("size", "processes", "wholes"),
+    [
+        ("tensor", 3, ["4 heads", "2 key and value heads", "256 inner features of an MLP"]),
+        ("tensor", 4, ["2 key and value heads"]),
+        ("pipeline", 3, ["2 layers"]),
+        ("tensor", 2, []),
+        ("pipeline", 2, []),
+    ],
+)
+def test_the_model_of_random_weights_has_its_sizes_too(
+    size: str, processes: int, wholes: list[str]
+) -> None:
+    given = (f"engine.parallel.{size}={processes}", f"launch.nproc={processes}")
+    assert [one.message for one in findings(*given) if one.severity == "error"] == [
+        f"engine.parallel.{size} is {processes}, which does not divide the model's {whole}"
+        for whole in wholes
+    ]
+
+
 def test_stages_have_as_many_layers(tmp_path: Path) -> None:
     """Qwen2.5-VL 7B has 28 layers."""
     given = model(tmp_path, 28, 4, 28)

@@ -318,3 +318,74 @@ def test_a_recipe_of_another_trainer_in_json_is_taken_for_no_row() -> None:
 def test_a_recipe_that_has_a_few_words_of_another_trainer_is_still_one_of_ours() -> None:
     Path("mine.yaml").write_text("defaults: [digits, _self_]\nlearning_rate: 1\nlora_rank: 8\n")
     assert {one.rule for one in examine("mine.yaml").findings} == {"unknown-key"}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "data.train={format: messages, path: good.json}",
+        "data.train.0={format: messages, path: good.json}",
+        "data.train=[{format: messages, path: good.json}]",
+    ],
+)
+def test_one_source_is_a_list_of_one(given: str) -> None:
+    rows("good.json")
+    (entry,) = load_run("rows", [given]).run.data.train
+    assert (entry.format, entry.model_dump()["path"]) == ("messages", "good.json")
+
+
+def test_a_source_without_a_format_is_detected() -> None:
+    rows("good.json")
+    assert load_run("rows", ["data.train.0.path=good.json"]).run.data.train == (
+        AutoSource(format="auto", path="good.json"),
+    )
+
+
+@pytest.mark.parametrize("name", ["absent.json", "folder.json"])
+def test_rows_that_are_not_there_are_fatal_for_every_command(name: str) -> None:
+    Path("folder.json").mkdir()
+    with pytest.raises(Findings) as caught:
+        examine(name)
+    assert caught.value.fatal
+    assert refused(name)[1]
+
+
+def test_a_folder_with_rows_further_down_says_where() -> None:
+    Path("set/part").mkdir(parents=True)
+    rows("set/part/a.json")
+    finding, _ = refused("set")
+    assert finding.help == "rows are in set/part: give one of these"
+
+
+def test_a_list_in_yaml_is_told_what_rows_are() -> None:
+    Path("rows.yaml").write_text("- messages:\n  - {role: user, content: hi}\n")
+    finding, _ = refused("rows.yaml")
+    assert "JSON lines, Parquet" in str(finding.help)
+
+
+def test_comments_in_json_do_not_hide_whose_recipe_it_is() -> None:
+    Path("lf.json").write_text(
+        '{\n // the model\n "model_name_or_path": "a/b", // here\n "stage": "sft",'
+        ' "finetuning_type": "lora"}'
+    )
+    assert refused("lf.json")[0].rule == "recipe-of-another-trainer"
+
+
+def test_a_model_of_the_hub_of_another_make_is_told_which_are_trained() -> None:
+    rows("good.json")
+    gemma, _ = refused("good.json", "model.path=google/gemma-3-4b-it")
+    qwen, _ = refused("good.json", "model.path=Qwen/Qwen2.5-VL-3B-Instruct")
+    assert "vtool watch" in str(gemma.help)
+    assert "vtool watch" not in str(qwen.help)
+
+
+def test_an_optimizer_that_is_not_built_is_not_suggested() -> None:
+    rows("good.json")
+    finding, _ = refused("good.json", "optim=sgd")
+    assert finding.help == "`optim.name` takes `adamw`"
+
+
+def test_the_folder_of_a_run_is_no_file() -> None:
+    finding, _ = refused(rows("good.json"), "run.dir=good.json")
+    assert (finding.rule, finding.parameter) == ("path-not-found", "run.dir")
+    assert "is a file, not a folder" in finding.message

@@ -116,6 +116,8 @@ def test_an_environment_variable_makes_torch_npu_bind_processes(
     environment["CPU_AFFINITY_CONF"] = "2"
     with pytest.raises(Findings, match=r"launch-conflict.*in the environment it is 2"):
         bind(run, "npu")
+    environment["CPU_AFFINITY_CONF"] = ""
+    assert bind(run, "npu") is None
     environment.clear()
     assert bind(request("digits", "device.kind=npu").run, "npu") is None
     assert environment == {}

@@ -77,7 +77,9 @@ def test_once_the_inner_task_has_ended_the_outer_one_is_reported() -> None:
 
 
 def test_other_ranks_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "1")
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "here")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_PORT", "29500")
     lines: list[str] = []
     with working("outer", lines.append):
         time.sleep(0.15)

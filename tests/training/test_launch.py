@@ -18,22 +18,26 @@ from torch.numa.binding import AffinityMode, NumaOptions
 
 from tests.runs import request
 from vtool.diagnostics import Findings
-from vtool.engines.ranks import Ranks
+from vtool.engines.ranks import Ranks, meet
 from vtool.training import launch
 from vtool.training.session import RunRequest
 
 
-@pytest.mark.parametrize("nproc", ["null", "2"])
-def test_processes_that_another_launcher_started_do_not_train_each_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nproc: str
+def _as_rank_of_two(monkeypatch: pytest.MonkeyPatch, **more: str) -> None:
+    variables = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    variables |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"} | more
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_processes_that_mpi_started_do_not_train_each_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "1")
-    made = request("digits", f"run.dir={tmp_path / 'run'}", f"launch.nproc={nproc}")
-    with pytest.raises(Findings, match=r"launch-conflict.*WORLD_SIZE is 2, RANK is 1") as raised:
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    made = request("digits", f"run.dir={tmp_path / 'run'}")
+    with pytest.raises(Findings, match=r"launcher-not-joined.*OMPI_COMM_WORLD_SIZE=2"):
         launch.launch(made, lambda findings: None)
-    assert "torchrun" in (raised.value.diagnostics[0].help or "")
     assert not (tmp_path / "run").exists()
 
 
@@ -107,7 +111,7 @@ def test_cores_that_nobody_would_bind_are_refused_before_a_rank_starts(
     because: str,
 ) -> None:
     if outer:
-        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "theirs")
+        _as_rank_of_two(monkeypatch, TORCHELASTIC_RUN_ID="theirs")
     # As in a recipe that leaves the number of processes to whoever starts it: --nproc, or torchrun.
     made = request(
         "digits", f"device.kind={device}", "device.numa=node", f"run.dir={tmp_path / 'run'}"
@@ -196,9 +200,7 @@ def test_a_rank_whose_peer_has_gone_is_distinguished_from_one_that_fails_itself(
 def test_a_rank_that_is_lost_while_the_ranks_connect_is_a_finding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
 ) -> None:
-    for name, value in (("TORCHELASTIC_RUN_ID", "1"), ("WORLD_SIZE", "2"), ("RANK", "0")):
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    _as_rank_of_two(monkeypatch, TORCHELASTIC_RUN_ID="1")
 
     def connect(*_: object, **__: object) -> None:
         raise RuntimeError(f"{words}\nand seventy lines more")
@@ -223,3 +225,31 @@ def test_an_error_of_the_run_itself_is_not_taken_for_a_lost_rank(
     monkeypatch.setattr(launch, "run_rank", broken)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         launch.launch(request("digits", f"run.dir={tmp_path / 'run'}"), lambda findings: None)
+
+
+def _meet_twice(rank: int, made: RunRequest, folder: Path) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
+    os.environ["MASTER_PORT"] = (folder / "port").read_text()
+    first, begun = meet(made.run, Ranks.from_environment())
+    again, begun_again = meet(made.run, Ranks.from_environment())
+    assert first == again
+    seen = (first.rank, first.world, first.local_rank, first.local_world, begun, begun_again)
+    (folder / f"{rank}.pkl").write_bytes(pickle.dumps(seen))
+    with pytest.raises(Findings, match=r"launch-conflict.*of 2 ranks with .*rank 0 of 3 needs one"):
+        meet(made.run, replace(first, rank=0, world=3))
+    os._exit(0)
+
+
+@pytest.mark.full
+def test_ranks_on_a_machine_are_counted_and_a_process_group_that_is_there_is_used(
+    tmp_path: Path,
+) -> None:
+    """Kubernetes says nothing of what is on a machine; a worker of Ray Train has a group."""
+    port = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    (tmp_path / "port").write_text(str(port.port))
+    del port
+    multiprocessing.spawn(_meet_twice, (request("digits", "device.kind=cpu"), tmp_path), nprocs=2)
+    assert [pickle.loads((tmp_path / f"{rank}.pkl").read_bytes()) for rank in (0, 1)] == [
+        (0, 2, 0, 2, True, False),
+        (1, 2, 1, 2, True, False),
+    ]

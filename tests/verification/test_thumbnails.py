@@ -6,14 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from PIL import Image
 
+from tests.data.drawn_boxes import rectangles, rows_file
 from tests.rows import chat, decompression_bomb, picture, write_rows
 from tests.runs import messages, request
 from vtool.data.loader import EncodedRows
 from vtool.data.sources import open_split
 from vtool.models.processor import new_processor
-from vtool.verification.thumbnails import MOST_THUMBNAILS, OF_A_ROW, SIDE, Thumbnails
+from vtool.verification.thumbnails import BOXED_SIDE, MOST_THUMBNAILS, OF_A_ROW, SIDE, Thumbnails
 
 
 def thumbnails(folder: Path, rows: list[Any], *overrides: str) -> Thumbnails:
@@ -24,6 +26,32 @@ def thumbnails(folder: Path, rows: list[Any], *overrides: str) -> Thumbnails:
 
 def with_images(*names: str) -> dict[str, Any]:
     return chat("<image>" * len(names), "a") | {"images": list(names)}
+
+
+@pytest.mark.parametrize("unit", ["absolute", "resized", "thousand", "hundred", "unit"])
+def test_boxes_are_drawn_where_their_objects_are(tmp_path: Path, unit: str) -> None:
+    """A green rectangle has a red line around it, on all four sides."""
+    sizes = ((1500, 1000),)
+    rows_file(tmp_path, unit, 1, sizes, resized=lambda *_: (1204, 812))
+    text = (tmp_path / "rows.jsonl").read_text().splitlines()
+    one = Thumbnails(thumbnails(tmp_path, text).rows, unit)
+    (made,) = one.of(0)["thumbnails"]
+    image = shown(made).convert("RGB")
+    assert made["boxed"]
+    assert image.size == (BOXED_SIDE, 213)
+    (_, corners), *_ = rectangles(1, sizes)
+    for left, top, right, bottom in corners:
+        x = [value * BOXED_SIDE / 1500 for value in (left, (left + right) / 2, right)]
+        y = [value * BOXED_SIDE / 1500 for value in (top, (top + bottom) / 2, bottom)]
+        for across, down in ((x[0], y[1]), (x[2], y[1]), (x[1], y[0]), (x[1], y[2])):
+            near = [
+                image.getpixel(
+                    (min(max(round(across) + i, 0), 319), min(max(round(down) + j, 0), 212))
+                )
+                for i in range(-3, 4)
+                for j in range(-3, 4)
+            ]
+            assert any(red > 150 and green < 100 for red, green, _ in near)  # type: ignore[misc]
 
 
 def shown(thumbnail: dict[str, Any]) -> Image.Image:

@@ -124,14 +124,16 @@ def main() -> None:
     import traceback
     from contextlib import suppress
 
+    from vtool.launchers import is_rank
+
     # A name that the terminal's encoding lacks is escaped; it must not end the command.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    # A rank of an outer torchrun leaves at once too: torch's own end sometimes aborts (see
+    # A rank of an outer launcher leaves at once too: torch's own end sometimes aborts (see
     # training/launch.py), and torchrun would call that a failure.
     completing = prepare_completion()
-    at_once, code = "TORCHELASTIC_RUN_ID" in os.environ, 2
+    at_once, code = is_rank(), 2
     interrupts = note_interrupts()
     try:
         app(obj=OwnProcess())

@@ -4,6 +4,8 @@ from typing import Any
 
 from typer.core import TyperCommand
 
+from vtool.cli.launcher import check_launcher
+from vtool.launchers import is_first
 from vtool.libraries import prepare_libraries
 
 
@@ -41,8 +43,9 @@ class Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Prepare the process, where it is the command's own, and run the command."""
         if isinstance(ctx.obj, OwnProcess):
+            check_launcher(_first_word(ctx))
             prepare_libraries()
-            if self.takes_long(ctx):
+            if self.takes_long(ctx) and is_first():
                 from vtool.diagnostics.progress import announce_start
 
                 announce_start(f"vtool {_first_word(ctx)}")

@@ -1,4 +1,4 @@
-"""The ranks of `vtool evaluate`: this process, those of an outer torchrun, or ones of its own."""
+"""The ranks of `vtool evaluate`: this process, those of an outer launcher, or ones of its own."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -9,6 +9,7 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.printable import printable
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.evaluation.run import Evaluated, EvaluationRequest, check_request, evaluate_models
+from vtool.launchers import joined_launch
 
 
 def evaluate_on_ranks(requests: Sequence[EvaluationRequest], nproc: int | None) -> list[Evaluated]:
@@ -21,10 +22,13 @@ def evaluate_on_ranks(requests: Sequence[EvaluationRequest], nproc: int | None) 
     Raises:
         Findings: fatal where nothing could be asked; `launch-conflict`, `rank-failed`.
     """
-    ranks = Ranks.from_environment()
-    if ranks.world > 1 and nproc is not None:
-        message = f"--nproc {nproc}, and torchrun has started {ranks.world} processes already"
-        help = "leave --nproc out under torchrun"
+    launch = joined_launch()
+    if launch and launch.world > 1 and nproc is not None:
+        message = (
+            f"--nproc {nproc}, and {launch.command} has started {launch.world} processes already"
+            f" ({launch.said})"
+        )
+        help = "leave --nproc out"
         raise SharedFindings(Diagnostic("launch-conflict", message, help), fatal=True)
     if nproc is None or nproc == 1:
         return evaluate_models(requests, _say)

@@ -150,7 +150,7 @@ def _print_recipe(topic: str, path: "Path") -> None:
 def _print_settings(topic: str) -> None:
     from vtool.config.foreign.words import WORDS, counterpart_of
     from vtool.config.schema import RECIPE_KINDS
-    from vtool.config.settings import all_settings
+    from vtool.config.settings import all_settings, choices
     from vtool.config.shipped import recipe_names
     from vtool.diagnostics import RULES
     from vtool.diagnostics.near_miss import did_you_mean, ending, near, overlapping, same_words
@@ -170,10 +170,17 @@ def _print_settings(topic: str) -> None:
             typer.echo()
             _print_setting([each for each in settings if each.name == ours])
         return
+    taking = [each for each in settings if not each.groups]
+    if found := [each for each in taking if word in choices(each.field.annotation)]:
+        typer.echo(f"{word}: a value of\n")
+        for name in dict.fromkeys(setting.name for setting in found):
+            _print_setting([each for each in found if each.name == name])
+        return
     names = [setting.name for setting in settings]
+    words = [each for setting in settings for each in choices(setting.field.annotation)]
     likely = (
         ending(topic, names)
-        or near(topic, [*RULES, *recipe_names(), *names])
+        or near(topic, [*RULES, *recipe_names(), *names, *WORDS, *words])
         or same_words(topic, names)
         or overlapping(topic, names)
     )

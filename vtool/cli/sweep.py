@@ -16,6 +16,7 @@ from vtool.config.load import Loaded, load_run
 from vtool.config.overrides import quoted
 from vtool.config.sweep import Job, expand_grid
 from vtool.diagnostics import Diagnostic, Findings
+from vtool.launchers import is_joined, joined_launch
 from vtool.report.ranking import order, validation_of
 from vtool.report.run_files import EvaluationLine, read_run
 from vtool.training.stop import SIGNALS, SignalContext
@@ -51,10 +52,13 @@ def run_sweep(recipe: str, overrides: Sequence[str], options: Sequence[str] = ()
     Raises:
         Findings: what is wrong with any of the jobs, before the first one starts.
     """
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        message = "-m starts one run after the other, and each rank of the outer torchrun would"
-        help = "leave torchrun out: launch.nproc says how many processes each run has"
-        raise Findings(Diagnostic("launch-conflict", message, help))
+    if (launch := joined_launch()) and is_joined(launch):
+        message = (
+            f"-m starts one run after the other, and each process of {launch.command} would"
+            f" ({launch.said})"
+        )
+        help = f"leave {launch.command} out: launch.nproc says how many processes each run has"
+        raise Findings(Diagnostic("launch-conflict", message, help), fatal=True)
     planned = plan_jobs(recipe, expand_grid(overrides))
     done: list[EndedRun] = []
     with _SignalForwarding() as signals:

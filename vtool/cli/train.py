@@ -109,6 +109,7 @@ def sft(
         from vtool.config.rows_recipe import names_rows
         from vtool.diagnostics import Findings
         from vtool.hub.download import download_absent
+        from vtool.launchers import is_first
 
     given = [*(overrides or []), *([f"launch.nproc={nproc}"] if nproc else [])]
     options = [*["--no-preflight"] * no_preflight, *["--fresh"] * fresh]
@@ -127,10 +128,10 @@ def sft(
                 raise
             loaded = load_run(recipe, settings)
         require_training("vtool train")
-        if names_rows(recipe) and loaded.run.model.starts_from == "random":
-            typer.echo(_NO_MODEL, err=True)
         _check_processes(loaded)
-        for note in loaded.notes:
+        if names_rows(recipe) and loaded.run.model.starts_from == "random" and is_first():
+            typer.echo(_NO_MODEL, err=True)
+        for note in loaded.notes if is_first() else ():
             typer.echo(f"{note.severity}[{note.rule} {note.code}]: {note.message}", err=True)
         # The command that continues this run: from its own checkpoints, not from another run's.
         kept = [key for key in given if key.lstrip("+").partition("=")[0] != "checkpoint.resume"]
@@ -145,20 +146,26 @@ def sft(
 
 
 def _check_processes(loaded: "Loaded") -> None:
-    """Refuse sizes that the processes do not have, before the recipe is proved for a minute.
+    """Refuse processes that do not fit the recipe, before it is proved for a minute.
 
     Raises:
-        Findings: `parallel-sizes`.
+        Findings: `launch-conflict`, `parallel-sizes`. Of several ranks the first one speaks for
+            all, and the others exit.
     """
-    import os
-
     from vtool.config.rules.megatron import check_shares
     from vtool.diagnostics import Findings
+    from vtool.launchers import check_launch, is_first, wait_for_first
 
-    if "WORLD_SIZE" not in os.environ:  # an outer torchrun's ranks say it together
-        world = loaded.run.launch.nproc or 1
+    try:
+        launch = check_launch(loaded.run.launch.nproc)
+        world = launch.world if launch else loaded.run.launch.nproc or 1
         if found := list(check_shares(loaded.run, loaded.origins, world)):
             raise Findings(found)
+    except Findings as findings:
+        if is_first():
+            raise
+        wait_for_first()
+        raise typer.Exit(2 if findings.fatal else 1) from None
 
 
 def _make_proofs(loaded: "Loaded", *, enabled: bool) -> "Mapping[str, Any] | None":
@@ -184,7 +191,7 @@ def _train(
     from vtool.cli.common import print_findings
     from vtool.diagnostics import Findings
     from vtool.diagnostics.printable import printable
-    from vtool.engines.ranks import Ranks
+    from vtool.launchers import is_first
     from vtool.report import write_report
     from vtool.training.launch import launch
     from vtool.training.session import RunRequest
@@ -192,7 +199,7 @@ def _train(
     outcome = launch(
         RunRequest(loaded.run, loaded.plain, config_yaml, loaded.origins, proofs), print_findings
     )
-    if Ranks.from_environment().rank:  # under an outer torchrun, the first rank speaks for all
+    if not is_first():  # under an outer launcher, the first rank speaks for all
         return
     folder = outcome.folder
     shown = printable(str(folder))

@@ -186,6 +186,8 @@ def _check(
     from pathlib import Path
 
     from vtool.config.load import ALWAYS_CHECKED, examine, examine_foreign
+    from vtool.config.schema import Run
+    from vtool.data.containers.files import rows_that_are_none
     from vtool.diagnostics import Findings
     from vtool.diagnostics.result import Result
 
@@ -199,9 +201,13 @@ def _check(
         found = {finding.rule for finding in findings.diagnostics}
         checks = {rule: "failed" if rule in found else "not-run" for rule in ALWAYS_CHECKED}
         return Result(subject, "not-run", checks, findings.diagnostics), None
-    verdict = "clean" if examined.loaded else "unsafe"
+    run = examined.loaded.settings if examined.loaded and trusted and not trainer else None
+    none = tuple(rows_that_are_none(run)) if isinstance(run, Run) else ()
+    all_found = (*examined.findings, *none)
+    verdict = "clean" if examined.loaded and not none else "unsafe"
+    checks = {**examined.checks, **dict.fromkeys((one.rule for one in none), "failed")}
     return (
-        Result(subject, verdict, examined.checks, examined.findings, examined.details),  # type: ignore[arg-type]
+        Result(subject, verdict, checks, all_found, examined.details),  # type: ignore[arg-type]
         examined.loaded,
     )
 

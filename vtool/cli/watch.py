@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from vtool.cli.command import OwnProcess
 from vtool.cli.formats import OutputFormat
+from vtool.cli.launcher import check_launcher
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +38,12 @@ class WatchCommand(TyperCommand):
 
     That one keeps its environment, so nothing is prepared here.
     """
+
+    def invoke(self, ctx: Any) -> Any:
+        """Say where a launcher is before `vtool watch`, and not behind it; run the command."""
+        if isinstance(ctx.obj, OwnProcess) and ctx.meta[_COMMAND]:
+            check_launcher("watch")
+        return super().invoke(ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse what is before `--`, and keep what is behind it."""

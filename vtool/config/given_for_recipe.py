@@ -3,7 +3,7 @@
 import shlex
 from pathlib import Path
 
-from vtool.config.schema.formats.entry import ROWS_SUFFIXES
+from vtool.config.schema.formats.entry import ROWS_SUFFIXES, has_rows_files
 from vtool.diagnostics import Diagnostic
 from vtool.families import FAMILIES
 from vtool.families.images import read_json
@@ -12,6 +12,7 @@ _WEIGHTS = ".safetensors"
 _SCRIPTS = {".py": "python", ".sh": "bash"}
 _STARTS = (("llamafactory-cli", "llamafactory"), ("swift sft", "ms-swift"), ("trl sft", "trl"))
 _MOST_TEXT = 1 << 16
+_MOST_NAMED = 3
 ANOTHER_FAMILY = (
     "vtool trains no other model yet: `vtool watch -- python train.py` shows what another trainer"
     " teaches it, and `vtool load-check FOLDER` whether its weights land"
@@ -62,7 +63,18 @@ def given_for_recipe(recipe: str, path: Path) -> Diagnostic:
     elif path.is_dir():
         what = f"is a folder without files of rows ({', '.join(ROWS_SUFFIXES)})"
         help = "give a YAML file, the name of a recipe, or rows: a file or the folder of some"
+        if below := _rows_below(path):
+            help = f"rows are in {', '.join(map(str, below))}: give one of these"
     return Diagnostic("unreadable-file", f"`{recipe}` {what}", help)
+
+
+def _rows_below(folder: Path) -> list[Path]:
+    """Return the first folders with files of rows inside of a folder, at most two levels down."""
+    try:
+        inside = [path for each in ("*/", "*/*/") for path in folder.glob(each)]
+    except OSError:
+        return []
+    return [path for path in sorted(inside) if has_rows_files(str(path))][:_MOST_NAMED]
 
 
 def _started_by(script: Path) -> str | None:

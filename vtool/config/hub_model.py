@@ -2,15 +2,19 @@
 
 from pathlib import Path
 
+from vtool.config.given_for_recipe import ANOTHER_FAMILY
 from vtool.config.origins import Origins
 from vtool.config.partial import without_setting
 from vtool.config.schema import Run
 from vtool.config.schema.base import NotValid
 from vtool.diagnostics import Diagnostic, Findings
+from vtool.families import FAMILIES
 from vtool.hub.cache import find_cached_model
-from vtool.hub.names import hub_name
+from vtool.hub.names import HubName, hub_name
 
 _NAME = "model.path"
+_MAKES = ("qwen", "glm")
+"""Beginnings of names on the hub of models that vtool trains."""
 
 
 def with_hub_folder(run: Run, origins: Origins) -> tuple[Run, Run, tuple[Diagnostic, ...]]:
@@ -43,10 +47,18 @@ def with_hub_folder(run: Run, origins: Origins) -> tuple[Run, Run, tuple[Diagnos
     except Findings as findings:
         near = origins.near(_NAME)
         reported = tuple(
-            Diagnostic(one.rule, one.message, one.help, _NAME, near, seen=one.seen)
+            Diagnostic(one.rule, one.message, _help(one, given), _NAME, near, seen=one.seen)
             for one in findings.diagnostics
         )
         return run, without_setting(run, _NAME), reported  # type: ignore[return-value]
     changed = {"path": str(found.folder), "revision": found.commit}
     made = run.model_copy(update={"model": run.model.model_copy(update=changed)})
     return made, made, ()
+
+
+def _help(finding: Diagnostic, model: HubName) -> str | None:
+    """Return the help, with the families that are trained where the name looks like no such one."""
+    if any(make in model.name.lower() for make in _MAKES):
+        return finding.help
+    families = ", ".join(FAMILIES)
+    return f"{finding.help}. If its type is none of {families}: {ANOTHER_FAMILY}"

@@ -121,8 +121,7 @@ def load_load_check(recipe: str, overrides: Sequence[str] = ()) -> Loaded:
 def _of_kind(kind: str, recipe: str, overrides: Sequence[str]) -> Loaded:
     examined = examine(recipe, overrides)
     if examined.loaded is None:
-        absent = names_rows(recipe) and not os.path.exists(recipe)
-        raise Findings(examined.findings, fatal=absent)
+        raise Findings(examined.findings)
     found = examined.loaded.plain["kind"]
     if found != kind:
         raise Findings(
@@ -150,11 +149,13 @@ def examine(recipe: str, overrides: Sequence[str] = (), *, trusted: bool = True)
         trusted: False for the recipe of a stranger (`compose_recipe`).
 
     Raises:
-        Findings: `fatal`, where it could not be read.
+        Findings: `fatal`, where it could not be read, or is rows that are not there.
     """
     _, examined = _checked(_named(compose_recipe(recipe, overrides, trusted=trusted)), trusted)
     if names_rows(recipe):
-        return replace(examined, findings=tuple(of_subject(one) for one in examined.findings))
+        examined = replace(examined, findings=tuple(of_subject(one) for one in examined.findings))
+        if any((one.rule, one.parameter) == ("path-not-found", None) for one in examined.findings):
+            raise Findings(examined.findings, fatal=True)
     return examined
 
 

@@ -5,10 +5,13 @@ engine sees the device, the processes and the model, and asks again.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from vtool.config.megatron_ddp import Problem
 from vtool.config.schema.megatron import Megatron, Parallel
+from vtool.config.schema.model import Model
 from vtool.families import FAMILIES
+from vtool.families.images import read_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +24,34 @@ class Language:
     """Key and value heads, divided by tensor parallelism."""
     layers: int
     """Divided by pipeline stages."""
+    width: int | None = None
+    """Inner features of an MLP, divided by tensor parallelism; None where they are not known."""
 
 
 INSTALL_TE = "pip install --no-build-isolation 'transformer-engine[pytorch]'"
 MEGATRON_FAMILIES = tuple(name for name, facts in FAMILIES.items() if facts.on_megatron)
 """The families whose language model has been written for megatron-core."""
+
+
+def language_of(model: Model) -> Language | None:
+    """Return the sizes of a run's language model: its folder's, or of its random weights.
+
+    None where its config.json does not give them, which another rule finds.
+    """
+    if not model.path:
+        size = FAMILIES[model.family].sizes.get(model.size or "")
+        if size is None:
+            return None
+        return Language(size["heads"], size["kv_heads"], size["layers"], size["intermediate"])
+    try:
+        config = read_json(Path(model.path) / "config.json")
+        text = config.get("text_config", config)
+        names = ("num_attention_heads", "num_key_value_heads", "num_hidden_layers")
+        width = text.get("intermediate_size")
+        query, key, layers = (int(text[name]) for name in names)
+        return Language(query, key, layers, width and int(width))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
 
 
 def settings_not_built(
@@ -137,14 +163,15 @@ def bad_sizes(parallel: Parallel, *, world: int | None, language: Language | Non
     found = [] if world is None else _bad_world(parallel, world)
     if language is None:
         return found
-    heads = (language.query, language.key)
+    shared = [size for size in (language.query, language.key, language.width) if size]
     for name, whole, what, all_of in (
         ("pipeline", language.layers, "layers", (language.layers,)),
-        ("tensor", language.query, "heads", heads),
-        ("tensor", language.key, "key and value heads", heads),
+        ("tensor", language.query, "heads", shared),
+        ("tensor", language.key, "key and value heads", shared),
+        ("tensor", language.width, "inner features of an MLP", shared),
     ):
         size = getattr(parallel, name)
-        if whole % size:
+        if whole and whole % size:
             message = (
                 f"engine.parallel.{name} is {size}, which does not divide the model's {whole}"
                 f" {what}"

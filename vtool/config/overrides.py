@@ -143,7 +143,7 @@ def choose_groups(
                 ),
                 (
                     did_you_mean([f"{group}={option}" for option in near(str(choice), options)])
-                    or did_you_mean([one for one in [meant_inside(group, choice)] if one])
+                    or meant_inside(group, choice)
                     or f"there are: {', '.join(options)}"
                 ),
                 group,

@@ -18,6 +18,7 @@ ROWS_RECIPE, FINETUNE_RECIPE = "rows", "finetune"
 """The recipes of rows: with a tiny model, whose tokenizer is trained on them; with `model.path`."""
 _SPLITS = ("train", "validation", "test")
 _OTHER_ROWS = ("data.train=", "data={train", "data={ train", "data.train.0.path=")
+_PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 _LARGEST_RECIPE = 1 << 16
 
 
@@ -33,7 +34,8 @@ class RowsRecipe:
 
 def names_rows(subject: str) -> bool:
     """Return whether a command's subject is rows and no recipe: a file by its name, or a folder."""
-    if subject.endswith(ROWS_SUFFIXES + TABLE_SUFFIXES):
+    unpacked = subject.removesuffix(next((end for end in _PACKED if subject.endswith(end)), ""))
+    if unpacked.endswith(ROWS_SUFFIXES + TABLE_SUFFIXES):
         return True
     if subject in recipe_names() or not os.path.isdir(subject):
         return False
@@ -54,10 +56,13 @@ def recipe_of_rows(file: str, overrides: Sequence[str]) -> RowsRecipe:
 
 
 def small_json(file: str) -> str:
-    """Return the text of a small JSON file, which may be another trainer's recipe; or nothing."""
+    """Return the text of a small JSON file, which may be another trainer's recipe; or nothing.
+
+    Comments, which editors allow in JSON, are left out.
+    """
     with suppress(OSError, ValueError):
         if file.endswith(".json") and os.path.getsize(file) <= _LARGEST_RECIPE:
-            return Path(file).read_text(encoding="utf-8")
+            return re.sub(r"(?m)(^|\s)//.*$", "", Path(file).read_text(encoding="utf-8"))
     return ""
 
 
@@ -71,19 +76,28 @@ def of_subject(finding: Diagnostic) -> Diagnostic:
 
 
 def spell_out_rows(values: dict[str, Any]) -> None:
-    """Replace `data.train: FILE` and `[FILE]` by sources whose format is detected, in place."""
+    """Replace `data.train: FILE`, `[FILE]` and one source by lists of sources, in place.
+
+    The format of what is a file's name alone is detected.
+    """
     data = values.get("data")
     if not isinstance(data, dict):
         return
     for split in _SPLITS:
         given = data.get(split)
+        if isinstance(given, dict):  # one source; or by numbers, as overrides name entries
+            given = data[split] = [*given.values()] if "0" in given else [given]
         if isinstance(given, str) and given not in ("", "???"):
             data[split] = [_detected(given)]
         elif isinstance(given, list):
-            data[split] = [_detected(each) if isinstance(each, str) else each for each in given]
+            data[split] = [_detected(each) for each in given]
 
 
-def _detected(path: str) -> Any:
+def _detected(path: Any) -> Any:
+    if isinstance(path, dict) and "path" in path:
+        return {"format": "auto", **path}
+    if not isinstance(path, str):
+        return path
     return {"format": "auto", "path": path} if path not in ("", "???") else path
 
 

@@ -10,7 +10,14 @@ from vtool.config.schema import RECIPE_KINDS, Run, Settings
 from vtool.config.schema.megatron import DdpConfig
 from vtool.config.settings import Setting, Spot, all_settings, choices, nullable, takes
 from vtool.diagnostics import Origin
-from vtool.diagnostics.near_miss import did_you_mean, ending, near, overlapping, same_words
+from vtool.diagnostics.near_miss import (
+    did_you_mean,
+    ending,
+    near,
+    one_of,
+    overlapping,
+    same_words,
+)
 
 _MOST_WORDS = 8
 """The most words of other trainers inside of an unknown group that are answered."""
@@ -56,13 +63,17 @@ def better_value(spot: Spot, given: object, origin: Origin | None) -> str | None
 
 
 def meant_inside(group: str, given: object) -> str | None:
-    """Return the setting inside of a group that other trainers call by the group's name.
+    """Return help with the setting inside of a group that other trainers call by its name.
 
     `model: Qwen/Qwen2.5-VL-3B-Instruct` is how ms-swift says `model.path`.
     """
     ours = WORDS[group].ours if group in WORDS else None
-    named = isinstance(given, str) and ours is not None and ours.startswith(f"{group}.")
-    return f"{ours}={given}" if named else None
+    if not isinstance(given, str) or ours is None or not ours.startswith(f"{group}."):
+        return None
+    words = next(choices(one.field.annotation) for one in all_settings(Run) if one.name == ours)
+    if words and given not in words:
+        return f"`{ours}` takes {one_of(words)}"
+    return f"did you mean `{ours}={given}`?"
 
 
 def _inside_of_group(name: str, given: object) -> str:
@@ -71,7 +82,7 @@ def _inside_of_group(name: str, given: object) -> str:
         return "write a file or a folder of rows, or a group: {format: messages, path: my.jsonl}"
     inside = _inside(name)
     if meant := meant_inside(name, given):
-        return f"did you mean `{meant}`?"
+        return meant
     exact = [
         f"{setting.name}={given}"
         for setting in inside

@@ -37,6 +37,9 @@ class YamlFile:
         return _place(self.name, node.start_mark)
 
 
+_ROWS_IN_YAML = "a list is no recipe; rows are read as JSON, JSON lines, Parquet, Arrow or tar"
+
+
 def read_yaml(path: Path) -> YamlFile:
     """Read a file of settings.
 
@@ -76,6 +79,7 @@ def read_yaml(path: Path) -> YamlFile:
             "bad-yaml",
             f"{name} is not a mapping of settings: lines of `key: value`",
             _place(name, root.start_mark),
+            _ROWS_IN_YAML if isinstance(root, yaml.SequenceNode) else None,
         )
     try:
         size, _ = _unfolded(root, {}, name)

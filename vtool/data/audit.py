@@ -10,6 +10,7 @@ import numpy as np
 import xxhash
 
 from vtool.config.schema import Data, Run
+from vtool.data.box_findings import BoxSummary, summarize_boxes
 from vtool.data.loader import EncodedRows
 from vtool.data.mixture import SourceCounts, count_sources
 from vtool.data.quality import split_findings
@@ -48,16 +49,16 @@ class Ledger:
 
     sources: tuple[dict[str, Any], ...]
     rows: int
-    kept: Sequence[int]
+    kept: Sequence[int] = field(repr=False)
     dropped: tuple[Dropped, ...]
-    lengths: Sequence[int]
+    lengths: Sequence[int] = field(repr=False)
     """Tokens of each kept row."""
-    answers: Sequence[int]
+    answers: Sequence[int] = field(repr=False)
     """Tokens of each kept row's last answer, without its end token.
 
     A greedy answer must be that long to be right.
     """
-    targets: Sequence[int]
+    targets: Sequence[int] = field(repr=False)
     """Supervised tokens of each kept row."""
     supervised_tokens: int
     images: int
@@ -76,6 +77,8 @@ class Ledger:
     """Warnings and notes on rows that can all be used (`vtool.data.quality`)."""
     reused: int = 0
     """Rows whose earlier audit was taken, since nothing about them has changed."""
+    boxes: BoxSummary = field(default_factory=BoxSummary)
+    """The boxes and points in the kept rows' text."""
     by_source: tuple[SourceCounts, ...] = ()
     """The counts of each source, in their order; none of rows that are not a recipe's."""
     epoch: str = ""
@@ -134,6 +137,7 @@ class Ledger:
         parts += [f"{self.reused} as audited before"] if self.reused else []
         parts += [f"{self.truncated} truncated"] if self.truncated else []
         parts += [f"{self.images} images"] + ([f"{self.videos} videos"] if self.videos else [])
+        parts += [self.boxes.in_words()] if self.boxes.rows else []
         parts += [f"{sum(self.lengths)} tokens, of which {self.supervised_tokens} supervised"]
         return " · ".join(parts)
 
@@ -152,6 +156,7 @@ class Ledger:
             "truncated": self.truncated,
             "cut_answers": len(self.cut),
             "images_xxh3": self.images_digest,
+            **({"boxes": self.boxes.as_dict()} if self.boxes.rows else {}),
             "sources": [count.as_dict() for count in self.by_source],
             "dropped": [
                 {"row": entry.row, "rule": entry.rule, "message": entry.message}
@@ -206,9 +211,9 @@ def build_ledger(
     if split == "train" and len(kept) and not ledger.ends:
         findings.append(_no_end(rows, ledger))
     findings += token_id_findings(split, rows, kept)
-    ledger = replace(
-        ledger, quality_findings=tuple(split_findings(split, rows.settings, rows.rows, audits))
-    )
+    boxes = summarize_boxes(split, rows, kept)
+    quality = (*split_findings(split, rows.settings, rows.rows, audits), *boxes.findings)
+    ledger = replace(ledger, quality_findings=quality, boxes=boxes)
     return ledger, _cap(findings, len(rows.rows))
 
 

@@ -12,6 +12,7 @@ from vtool.config.schema.formats.auto import AutoSource
 from vtool.config.schema.formats.entry import rows_bytes
 from vtool.data.chats import OTHER_TASKS
 from vtool.data.containers.arrow import SPLITS, STATE
+from vtool.data.containers.files import empty_file
 from vtool.data.containers.records import JoinedRows, Records, open_records
 from vtool.data.formats import LAYOUTS
 from vtool.data.formats.llama_factory import INFO, info_file, read_info
@@ -169,7 +170,8 @@ def _nothing(records: Records, unknown: Mapping[int, Mapping[str, Any]], path: s
         why, help = "has no row among the first that can be read", _write("messages", path)
         if not len(records):
             why, help = "has no row", "look at what has written it; rows are one JSON object a line"
-            why = "is empty, of 0 bytes" if not rows_bytes(path) else why
+            if not rows_bytes(path):
+                return NothingReadable(empty_file(path))
         finding = Diagnostic("layout-not-certain", f"{path} {why}", help, origin=Origin(path))
         return NothingReadable(finding)
     index, record = next(islice(unknown.items(), 1))

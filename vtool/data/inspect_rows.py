@@ -9,6 +9,7 @@ from traceback import extract_tb
 
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
+from vtool.data.boxes import row_boxes
 from vtool.data.chat import all_texts
 from vtool.data.digest import digests_of, files_of, id_of, stamp
 from vtool.data.encode import Sample, encode_rows
@@ -177,6 +178,7 @@ class _Inspector(Dataset[list[RowAudit]]):
                 group=digests.group,
                 given_id=id_of(row),
                 text_traits=traits_of(row),
+                boxes=row_boxes(row, processor.pictures.upright_size, processor.resized),
                 files=read.files,
                 finding=finding,
             )

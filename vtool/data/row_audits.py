@@ -7,6 +7,7 @@ from itertools import chain, islice
 import numpy as np
 from numpy.typing import NDArray
 
+from vtool.data.boxes import BOX, RowBoxes
 from vtool.data.encode import Sample
 from vtool.diagnostics import Diagnostic
 from vtool.models.pictures import PICTURE_TRAITS
@@ -60,6 +61,8 @@ class RowAudit:
     """Bits of `vtool.data.text_traits.TEXT_TRAITS`."""
     traits: tuple[str, ...] = ()
     """Names of `PICTURE_TRAITS`: the losses of its pictures."""
+    boxes: RowBoxes | None = None
+    """The boxes and points in its text; None where it has none."""
     finding: Diagnostic | None = None
     files: tuple[tuple[str, Stamp], ...] = ()
     """Image and video files, with the marks they had just before they were read."""
@@ -94,6 +97,7 @@ ROW = np.dtype(
         ("text_traits", "<u2"),
         ("traits", "<u2", (len(PICTURE_TRAITS),)),
         ("files", "<u2"),
+        ("boxes", BOX),
         ("truncated", "?"),
         ("usable", "?"),
     ]
@@ -190,6 +194,8 @@ def _columns(audits: Sequence[RowAudit]) -> RowAudits:
     for place, audit in enumerate(audits):
         for trait in audit.traits:
             table["traits"][place, _TRAIT_NAMES.index(trait)] += 1
+        if audit.boxes is not None:
+            table["boxes"][place] = audit.boxes.values()
     files = [file for audit in audits for file in audit.files]
     stamps = [
         (stamp.device, stamp.inode, stamp.size, stamp.modified, stamp.changed) for _, stamp in files

@@ -3,7 +3,7 @@
 from array import array
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,7 @@ class Rows:
         self.names = source_names(entries)
         self.limits = tuple(entry.limit for entry in entries)
         self.readers += readers
+        self.rescale: Callable[[Row], Row] | None = None
         self.ends = list(accumulate(map(len, self.readers)))
 
     def __len__(self) -> int:
@@ -72,7 +73,8 @@ class Rows:
             Findings: where it cannot be understood.
         """
         reader, within = self.find(index)
-        return reader.row(within)
+        row = reader.row(within)
+        return self.rescale(row) if self.rescale else row
 
     def taken(self) -> Sequence[int]:
         """Return the rows that are within the limit of their source, in order.

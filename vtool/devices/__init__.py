@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch.numa.binding import AffinityMode, NumaOptions
 
+from vtool.config.rules.device import bound_otherwise
 from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic, Findings
 
@@ -90,14 +91,9 @@ def bind(run: Run, kind: str) -> NumaOptions | None:
     """
     if run.device.numa is None or kind != "npu":
         return None if run.device.numa is None else NumaOptions(AffinityMode(run.device.numa))
-    if (given := os.environ.setdefault("CPU_AFFINITY_CONF", "1")) != "1":
-        message = (
-            f"device.numa is {run.device.numa}, which sets CPU_AFFINITY_CONF=1, and in the"
-            f" environment it is {given}"
-        )
-        raise Findings(
-            Diagnostic("launch-conflict", message, "leave one of them out", "device.numa")
-        )
+    if conflict := bound_otherwise(run, os.environ):
+        raise Findings(conflict)
+    os.environ["CPU_AFFINITY_CONF"] = "1"
     return None
 
 

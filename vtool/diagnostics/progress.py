@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from vtool.launchers import is_first
+
 FIRST_SECONDS, EVERY, _MOST = 2.0, 5.0, 60.0
 """Seconds until the first line and the second, and the most between two: the longer it takes, the
 fewer lines, in a log that is kept."""
@@ -71,7 +73,7 @@ def working(
         say: is given each line.
         counts: the parts that `tick` counts of it, in words.
     """
-    if os.environ.get("RANK", "0") not in ("0", ""):
+    if not is_first():
         yield
         return
     task, ended = _Task(what, counts, time.monotonic()), threading.Event()

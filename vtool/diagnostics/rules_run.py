@@ -4,25 +4,6 @@ from vtool.diagnostics.rule import Rule
 
 RULES = (
     Rule(
-        name="launch-conflict",
-        code="VT208",
-        summary=(
-            "launch.nproc is not the number of processes that an outer torchrun started, or what"
-            " started several is not torchrun."
-        ),
-        why=(
-            "One of the two would be ignored, and with it the speed that was asked for: each"
-            " process would train the whole run by itself."
-        ),
-        bad="torchrun --nproc-per-node 4 -m vtool train sft digits launch.nproc=2",
-        good="torchrun --nproc-per-node 4 -m vtool train sft digits",
-        fix=(
-            "Leave launch.nproc out under torchrun, or let vtool start the processes: vtool train"
-            " sft digits launch.nproc=4. Under mpirun, or an operator that sets RANK and"
-            " WORLD_SIZE, start one torchrun on each machine."
-        ),
-    ),
-    Rule(
         name="device-missing",
         code="VT501",
         summary="The device that the recipe asks for is not there.",

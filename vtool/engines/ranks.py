@@ -1,15 +1,18 @@
 """The ranks of a run, and all communication between them outside the engines."""
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from socket import gethostname
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from vtool.diagnostics import Findings
+from vtool.config.schema import Run
+from vtool.devices import Placement, place
+from vtool.diagnostics import Diagnostic, Findings
+from vtool.launchers import joined_launch
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
@@ -42,14 +45,18 @@ class Ranks:
 
     @staticmethod
     def from_environment() -> "Ranks":
-        """Return the ranks that torchrun has started; one rank without torchrun."""
-        rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-        return Ranks(
-            rank,
-            world,
-            int(os.environ.get("LOCAL_RANK", "0")),
-            int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-        )
+        """Return the ranks that a launcher has started; one rank without a launcher.
+
+        Where it has not said how many are on this machine, `meet` counts them.
+
+        Raises:
+            Findings: those of `joined_launch`, fatal.
+        """
+        launch = joined_launch()
+        if launch is None:
+            return Ranks()
+        local_rank = launch.local_rank or 0
+        return Ranks(launch.rank, launch.world, local_rank, launch.local_world or local_rank + 1)
 
     def all_gather(self, values: Sequence[float]) -> list[list[float]]:
         """Return each rank's numbers, by rank, in float64: integers are exact below 2⁵³.
@@ -116,3 +123,67 @@ class Ranks:
         """Wait until every rank has called it."""
         if self.world > 1:
             dist.barrier(self.group)
+
+
+class NotConnectedError(RuntimeError):
+    """The ranks could not connect to each other: a network that is not there, or a rank gone."""
+
+
+def meet(run: Run, ranks: Ranks) -> tuple[Ranks, bool]:
+    """Choose this rank's device, and begin the process group where there are several ranks.
+
+    Returns:
+        The ranks with their device, and whether the group was begun here: one that is there
+        already, as in a worker of Ray Train, is used, and left to whoever began it.
+
+    Raises:
+        Findings: `device-missing`; `launch-conflict`, where a group is there that cannot be used.
+    """
+    placement = place(run, ranks.local_rank, ranks.local_world)
+    launch = joined_launch()
+    counted = ranks.world == 1 or launch is None or launch.local_world is not None
+    if counted:
+        _use(placement)
+    begun = ranks.world > 1 and not dist.is_initialized()
+    if begun:
+        try:
+            dist.init_process_group(
+                placement.backend,
+                rank=ranks.rank,
+                world_size=ranks.world,
+                timeout=COLLECTIVE_TIMEOUT,
+            )
+        except RuntimeError as error:  # gloo says it in many ways
+            raise NotConnectedError(str(error)) from error
+    elif ranks.world > 1:
+        _check_group(placement, ranks)
+    if not counted:
+        mine = launch is not None and launch.local_rank
+        hosts = ranks.all_gather_objects((gethostname(), mine))
+        here = [rank for rank, (host, _) in enumerate(hosts) if host == gethostname()]
+        local_rank = here.index(ranks.rank) if mine is None else ranks.local_rank
+        ranks = replace(ranks, local_rank=local_rank, local_world=len(here))
+        placement = place(run, ranks.local_rank, ranks.local_world)
+        _use(placement)
+    return replace(ranks, device=placement.device), begun
+
+
+def _use(placement: Placement) -> None:
+    torch.set_num_threads(placement.threads)
+    if placement.device.type != "cpu":
+        torch.get_device_module(placement.device).set_device(placement.device)
+
+
+def _check_group(placement: Placement, ranks: Ranks) -> None:
+    """Check that a process group which is there already is of these ranks, and has the backends."""
+    there = dist.get_backend_config().split(",")
+    wanted = placement.backend.split(",") if ":" in placement.backend else ["cpu:gloo"]
+    seen = (dist.get_rank(), dist.get_world_size())
+    if seen == (ranks.rank, ranks.world) and set(wanted) <= set(there):
+        return
+    message = (
+        f"a process group is there already, of {seen[1]} ranks with {','.join(there)}; rank"
+        f" {ranks.rank} of {ranks.world} needs one with {','.join(wanted)}"
+    )
+    help = "call vtool before torch.distributed.init_process_group, or begin it with these backends"
+    raise Findings(Diagnostic("launch-conflict", message, help), fatal=True)

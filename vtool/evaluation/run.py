@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from vtool.config.rows_recipe import names_rows
 from vtool.config.schema import Run
 from vtool.devices import place
 from vtool.diagnostics import Findings
-from vtool.engines.ranks import COLLECTIVE_TIMEOUT, Ranks, SharedFindings
+from vtool.engines.ranks import Ranks, SharedFindings, meet
 from vtool.evaluation.asking import AskedRow, Asking, ask_rows
 from vtool.evaluation.metrics import named_metrics
 from vtool.evaluation.progress import Meter
@@ -144,11 +144,7 @@ def _evaluate(request: EvaluationRequest, say: Callable[[str], None]) -> Evaluat
     subject, run = _opened(request)
     if request.engine:
         check_served(subject, ranks.world)
-    placement = place(run, ranks.local_rank, ranks.local_world)
-    ranks = replace(ranks, device=placement.device)
-    torch.set_num_threads(placement.threads)
-    if ranks.world > 1 and not dist.is_initialized():
-        dist.init_process_group(placement.backend, timeout=COLLECTIVE_TIMEOUT)
+    ranks, _begun = meet(run, ranks)
     if ranks.rank:
         say = _silent
     say(f"reading {request.rows}")

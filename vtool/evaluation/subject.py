@@ -203,6 +203,8 @@ def _with_reading(data: Data, own: Data, given: Collection[str]) -> Data:
         changed[group] = getattr(own, group).model_copy(
             update={key: getattr(mine, key) for key in asked}
         )
+    if data.coordinates is None and not any(key.startswith("data.coordinates") for key in given):
+        changed["coordinates"] = own.coordinates
     if "data.drop_model_inputs" not in given:
         changed["drop_model_inputs"] = own.drop_model_inputs
     return data.model_copy(update=changed)

@@ -142,6 +142,10 @@ class FamilyFacts:
     """True where transformers' forward pass, without `mm_token_type_ids`, silently computes the
     positions of text. That of the other families raises.
     """
+    coordinates: str | None = None
+    """The unit of boxes that published models of the family have learnt, as `data.coordinates` has
+    it; None: not known.
+    """
     recurrent: bool = False
     """True where layers carry a state from token to token: documents cannot share a row."""
     on_megatron: bool = False

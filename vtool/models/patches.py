@@ -1,5 +1,7 @@
 """Patches of an image: as transformers' image processor cuts them, in half its time."""
 
+import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -124,6 +126,34 @@ def image_patches(processor: Any, picture: Any) -> tuple[Tensor, Grid]:
     make: Callable[..., Any] = type(processor)
     table = _proved_table(make, settings) if picture.mode == "RGB" else None
     return _whole(processor, picture) if table is None else _looked_up(processor, picture, table)
+
+
+def resized_size(processor: Any, width: int, height: int) -> tuple[int, int] | None:
+    """Return the width and height that an image processor resizes a picture to.
+
+    None where it has no rule of its own for them, or refuses the picture.
+    """
+    if not processor.do_resize:
+        return width, height
+    resize = getattr(sys.modules[type(processor).__module__], "smart_resize", None)
+    size = dict(processor.size)
+    if resize is None or not {"shortest_edge", "longest_edge"} <= size.keys():
+        return None
+    given = {
+        "height": height,
+        "width": width,
+        "factor": processor.patch_size * processor.merge_size,
+        "min_pixels": size["shortest_edge"],
+        "max_pixels": size["longest_edge"],
+    }
+    if "num_frames" in inspect.signature(resize).parameters:
+        times = processor.temporal_patch_size
+        given |= {"num_frames": times, "temporal_factor": times}
+    try:
+        tall, wide = resize(**given)
+    except ValueError:  # an extreme aspect ratio
+        return None
+    return int(wide), int(tall)
 
 
 def _whole(processor: Any, picture: Any) -> tuple[Tensor, Grid]:

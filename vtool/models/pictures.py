@@ -110,6 +110,19 @@ class PictureReader:
             width, height = image.size
             return int(width), int(height)
 
+    def upright_size(self, given: Any) -> tuple[int, int]:
+        """Return the width and height that `read` gives a picture, by its header alone.
+
+        Raises:
+            What a decoder raises for its file format.
+        """
+        with _opened(given) as image:
+            width, height = image.size
+            # of a PNG, Pillow would read the pixels to look behind them for the tag
+            known = image.format != "PNG" or "exif" in image.info
+            turned = known and image.getexif().get(_ORIENTATION) in _ON_ITS_SIDE
+            return (int(height), int(width)) if turned else (int(width), int(height))
+
     def small(self, given: Any, side: int) -> tuple[tuple[int, int], Any]:
         """Return a picture's upright size, and a copy of it in a square of `side` pixels.
 

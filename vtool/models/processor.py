@@ -9,6 +9,7 @@ from vtool.config.schema import Image, Model, Video
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.families.family import load_family
 from vtool.families.tokens import TokenIds, TokenNames
+from vtool.models.patches import resized_size
 from vtool.models.pictures import PictureReader
 from vtool.models.tokenizer import train_tokenizer
 from vtool.models.video import VideoProcessor, video_processor, video_settings_in
@@ -27,6 +28,14 @@ class Processor:
     vocabulary: int | None = None
     """The rows of the model's embedding, by its config.json; None: as many as the tokenizer has."""
 
+    named: bool = True
+    """False where nobody has named a model, and this one only counts tokens."""
+
+    @property
+    def coordinates(self) -> str | None:
+        """The unit of boxes that the model has learnt; None where that is not known."""
+        return self.video.family.facts.coordinates if self.named else None
+
     @property
     def names(self) -> TokenNames:
         """The text of the tokens that stand in place of images and videos, and around them."""
@@ -40,6 +49,10 @@ class Processor:
         return TokenNames(
             **{name: self.tokenizer.convert_ids_to_tokens(token) for name, token in found.items()}
         )
+
+    def resized(self, width: int, height: int) -> tuple[int, int] | None:
+        """Return the size that a picture is shown in, as `resized_size`."""
+        return resized_size(self.image_processor, width, height)
 
     def save(self, folder: Path) -> None:
         """Write tokenizer, chat template, image and video processor as transformers reads them."""

@@ -1,4 +1,4 @@
-"""Start the ranks of a run: in this process, under an outer torchrun, or through torchrun's API."""
+"""Start the ranks of a run: in this process, under an outer launcher, or by torchrun's API."""
 
 import atexit
 import logging
@@ -11,7 +11,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from multiprocessing import resource_tracker
 from types import FrameType
@@ -24,7 +23,8 @@ from vtool.config.rules.device import why_unbound
 from vtool.config.schema import Run
 from vtool.devices import attention_without_cudnn, bind, device_kind, keep_freed_memory, place
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.engines.ranks import COLLECTIVE_TIMEOUT, Ranks, SharedFindings
+from vtool.engines.ranks import NotConnectedError, Ranks, SharedFindings, meet
+from vtool.launchers import check_launch
 from vtool.profiling.after import incomplete_profiles
 from vtool.training.run_folder import RunFolder
 from vtool.training.session import RunRequest
@@ -41,7 +41,7 @@ LAST_SECONDS = 5.0
 def launch(request: RunRequest, report: Report) -> RunOutcome:
     """Run `train` on every rank, and return how it ended.
 
-    Under an outer torchrun, every rank calls this, and every rank returns that.
+    Under a launcher of the user's, every rank calls this, and every rank returns that.
 
     Args:
         report: prints the findings of a single rank, in its own process.
@@ -50,10 +50,9 @@ def launch(request: RunRequest, report: Report) -> RunOutcome:
         Findings: what stopped the run. Those of a single rank have been printed by it, and
             `rank-failed` is raised here.
     """
-    ranks = Ranks.from_environment()
-    if "TORCHELASTIC_RUN_ID" in os.environ:
+    if check_launch(request.run.launch.nproc):
+        ranks = Ranks.from_environment()
         try:
-            _check_outer(request.run, ranks)
             _check_bound(request.run, ranks.local_world, outer=True)
             return run_rank(request, ranks)
         except SharedFindings:
@@ -64,16 +63,6 @@ def launch(request: RunRequest, report: Report) -> RunOutcome:
             if not _lost_a_peer(error):
                 raise
             raise Findings(Diagnostic("rank-failed", _what_was_lost(ranks, error))) from error
-    if ranks.world > 1:
-        message = (
-            f"WORLD_SIZE is {ranks.world}, RANK is {ranks.rank}, and torchrun has not set them:"
-            " each process would train the whole run"
-        )
-        help = (
-            "start vtool under torchrun (docs/launch.md); where nothing has started several"
-            " processes, unset WORLD_SIZE"
-        )
-        raise Findings(Diagnostic("launch-conflict", message, help))
     nproc = request.run.launch.nproc or 1
     _check_bound(request.run, nproc)
     if nproc == 1:
@@ -86,36 +75,18 @@ def run_rank(request: RunRequest, ranks: Ranks) -> RunOutcome:
 
     A process that trains alone, such as a notebook's, has its number of threads back afterwards.
     """
-    placement = place(request.run, ranks.local_rank, ranks.local_world)
     threads = torch.get_num_threads()
-    torch.set_num_threads(placement.threads)
+    ranks, begun = meet(request.run, ranks)
     keep_freed_memory()
-    if placement.device.type != "cpu":
-        torch.get_device_module(placement.device).set_device(placement.device)
-    if ranks.world == 1:
-        try:
-            with attention_without_cudnn(placement.device):
-                return train(request, replace(ranks, device=placement.device))
-        finally:
-            torch.set_num_threads(threads)
     try:
-        dist.init_process_group(placement.backend, timeout=COLLECTIVE_TIMEOUT)
-    except RuntimeError as error:  # gloo says it in many ways
-        raise _NotConnectedError(str(error)) from error
-    with attention_without_cudnn(placement.device):
-        outcome = train(request, replace(ranks, device=placement.device))
-    dist.destroy_process_group()
+        with attention_without_cudnn(ranks.device):
+            outcome = train(request, ranks)
+    finally:
+        if ranks.world == 1 or not begun:
+            torch.set_num_threads(threads)
+    if begun:
+        dist.destroy_process_group()
     return outcome
-
-
-def _check_outer(run: Run, ranks: Ranks) -> None:
-    """Refuse a `launch.nproc` other than the number of processes that torchrun has started."""
-    if run.launch.nproc is not None and run.launch.nproc != ranks.local_world:
-        message = (
-            f"launch.nproc is {run.launch.nproc}, but torchrun has started {ranks.local_world}"
-            " processes here"
-        )
-        raise SharedFindings(Diagnostic("launch-conflict", message, parameter="launch.nproc"))
 
 
 def _check_bound(run: Run, nproc: int, *, outer: bool = False) -> None:
@@ -278,10 +249,6 @@ def _rank_main(work: Callable[[Ranks], Any], report: Report, launcher: int) -> A
     os._exit(code)
 
 
-class _NotConnectedError(RuntimeError):
-    """The ranks could not connect to each other: a network that is not there, or a rank gone."""
-
-
 def _lost_a_peer(error: Exception) -> bool:
     """Return whether a collective failed because its peer's process ended (gloo, NCCL)."""
     phrases = (
@@ -290,7 +257,7 @@ def _lost_a_peer(error: Exception) -> bool:
         "Broken pipe",
         "remote process exited",
     )
-    return isinstance(error, _NotConnectedError) or (
+    return isinstance(error, NotConnectedError) or (
         isinstance(error, RuntimeError) and any(words in str(error) for words in phrases)
     )
 
@@ -298,7 +265,7 @@ def _lost_a_peer(error: Exception) -> bool:
 def _what_was_lost(ranks: Ranks, error: Exception) -> str:
     what = (
         "could not connect to the other ranks"
-        if isinstance(error, _NotConnectedError)
+        if isinstance(error, NotConnectedError)
         else "has lost its connection to another rank"
     )
     reason = first_line(error).partition(" This is typically caused by")[0]

@@ -7,14 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vtool.config.megatron import Language
+from vtool.config.megatron import language_of
 from vtool.config.schema import Megatron, Run
 from vtool.devices import device_kind
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines import registry as engines
 from vtool.engines.contract import Engine, EngineInputs
 from vtool.engines.ranks import Ranks, SharedFindings
-from vtool.families import FAMILIES
 from vtool.families.family import load_family
 from vtool.families.windows import packing_conflict, window_of
 from vtool.models.adapters import (
@@ -229,15 +228,11 @@ def check_engine(run: Run, ranks: Ranks) -> None:
             raise SharedFindings(Diagnostic("not-built-on-engine", message, help, name))
         if lacking := missing_bitsandbytes():
             raise SharedFindings(lacking, fatal=True)
-    # A model's folder has been looked at by the rules, which know nothing of the models that have
-    # random weights.
-    random = run.model.starts_from == "random"
-    size = FAMILIES[run.model.family].sizes[run.model.size or ""] if random else None
     engines.run_engine_check(
         run.engine,
         ranks,
         family=run.model.family,
         dtype=run.model.dtype,
         adapters=run.lora is not None,
-        language=size and Language(size["heads"], size["kv_heads"], size["layers"]),
+        language=language_of(run.model),
     )

@@ -5,7 +5,6 @@ one or a real one: it is made in a process of its own, whose module is named her
 `vtool.planning` is above this package.
 """
 
-import os
 import pickle
 import subprocess
 import sys
@@ -18,12 +17,12 @@ from vtool.data.audit import Ledger
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.progress import working
 from vtool.engines.ranks import Ranks
+from vtool.launchers import without_rank
 from vtool.scratch import scratch_folder
 from vtool.training.micro_batch import free_memory, size_in_words
 from vtool.training.run_folder import RunFolder
 
 _NAME = "model.gradient_checkpointing"
-_OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +107,11 @@ def _plan(task: Task) -> ChosenBlocks:
         f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); import vtool;"
         " sys.path.pop(0); from vtool.planning.recompute_process import main; main(sys.argv[1])"
     )
-    environment = {key: value for key, value in os.environ.items() if key not in _OF_A_RANK}
     with scratch_folder() as scratch, working(f"planning steps, for {_NAME}=auto"):
         (scratch / "task").write_bytes(pickle.dumps(task))
         done = subprocess.run(
             [sys.executable, "-P", "-c", start, str(scratch)],
-            env=environment | {"CUDA_VISIBLE_DEVICES": ""},
+            env=without_rank() | {"CUDA_VISIBLE_DEVICES": ""},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -12,6 +12,7 @@ from vtool.config.schema import Run
 from vtool.config.schema.data import MOST_TEXT_BYTES
 from vtool.data.audit import Ledger, audit_warnings, set_digests
 from vtool.data.audit_cache import audit_split, usual_cache
+from vtool.data.coordinates import rescale_rows
 from vtool.data.detect import copy_message, describe_source
 from vtool.data.ledgers import build_ledgers, with_held_back
 from vtool.data.loader import EncodedRows
@@ -74,6 +75,8 @@ def set_up_run(
         ranks.on_rank_zero(lambda: take_processor(start, folder))
     ranks.barrier()
     processor = load_processor(folder.processor, run.model.family, run.data.image, run.data.video)
+    for source in sources.values():
+        rescale_rows(source, processor, run.data)
     rows = with_held_back(
         run.data,
         {split: EncodedRows(source, processor, run.data) for split, source in sources.items()},

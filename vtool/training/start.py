@@ -15,6 +15,7 @@ from vtool.config.schema.training import OF_ITS_OWN
 from vtool.config.settings import all_settings
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.printable import Lines
+from vtool.launchers import is_first
 from vtool.training.checkpoint import checkpoints, find_damage, newest, passed_over
 from vtool.training.digests import DigestsByFile, digest_here
 from vtool.training.own_folder import written_settings
@@ -172,7 +173,7 @@ def check_folder(run: Run, effective: Mapping[str, Any]) -> None:
     Raises:
         Findings: those of `RunFolder.lock`, `run-folder-taken`, `not-a-run`.
     """
-    if os.environ.get("RANK", "0") not in ("0", ""):
+    if not is_first():
         return
     folder = RunFolder(run.folder)
     folder.look()

@@ -8,8 +8,8 @@ from vtool.diagnostics import RULES
 from vtool.diagnostics.result import Result
 from vtool.verification.rows import Audit
 
-_OF_GROUPS = "missing-group"
-"""A rule that rows are checked by only where the recipe names a key."""
+_OF_GROUPS, _OF_COORDINATES = "missing-group", "coordinates-not-rescaled"
+"""Rules that rows are checked by only where the recipe has a setting for it."""
 
 _OF_NAMES = "unknown-row"
 """A rule that is checked only where a row is asked for."""
@@ -44,10 +44,12 @@ def audit_result(
         reasons["files-outside-folder"] = "data.root says where files have to be"
     if audit.split == "test":
         reasons["lengths-not-validated"] = "this is about data.validation"
+    reasons |= audit.ledger.boxes.unlooked()
     reasons |= audit.reasons
     # The audit of a row ends at its first finding: where no row got to the end, what was not found
     # was not looked for.
-    rules = [rule for rule in rules_of("row") if rule != _OF_GROUPS or settings.split.group]
+    asked = {_OF_GROUPS: settings.split.group, _OF_COORDINATES: settings.coordinates}
+    rules = [rule for rule in rules_of("row") if rule not in asked or asked[rule]]
     unreached = () if audit.ledger.kept else (*rules, *rules_of("quality"))
     checks = {
         rule: (

@@ -6,6 +6,7 @@ from typing import Any
 
 from vtool.config.schema import Run
 from vtool.diagnostics import Findings
+from vtool.launchers import is_first
 from vtool.verification.not_provable import NotProvable
 from vtool.verification.proofs.report import ProofReport, record_without_proofs
 from vtool.watch import paused
@@ -26,7 +27,7 @@ def preflight_record(
     Raises:
         Findings: of the proofs that failed. Nothing should be trained then.
     """
-    if os.environ.get("RANK", "0") not in ("0", "") or os.path.exists(run.folder / "result.json"):
+    if not is_first() or os.path.exists(run.folder / "result.json"):
         return None
     if not enabled:
         return record_without_proofs()

@@ -17,6 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
+from vtool.launchers import without_rank
 from vtool.scratch import scratch_folder
 
 MOST_PROCESSES = 2
@@ -66,8 +67,7 @@ def run_processes(
         f" sys.path.pop(0); from {__name__} import run_worker;"
         f" run_worker({module!r}, sys.argv[1], int(sys.argv[2]))"
     )
-    unset = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID")
-    environment = {key: value for key, value in os.environ.items() if key not in unset}
+    environment = without_rank()
     with scratch_folder() as folder:
         (folder / _TASK).write_bytes(pickle.dumps(task))
         started = []

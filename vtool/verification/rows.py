@@ -10,6 +10,7 @@ from vtool.config.schema import Run
 from vtool.data.audit import Ledger, audit_warnings
 from vtool.data.audit_cache import audit_split, usual_cache
 from vtool.data.chat import IGNORED
+from vtool.data.coordinates import rescale_rows
 from vtool.data.ledgers import SplitAudit, build_ledgers, with_held_back
 from vtool.data.loader import EncodedRows
 from vtool.data.near import FEWEST_WORDS, NearDuplicates, find_near, near_duplicate_findings
@@ -84,6 +85,9 @@ def audit_rows(
     sources = open_splits(run.data)
     texts = [] if run.model.path else read_texts(sources["train"])
     processor = new_processor(run.model, run.data.image, texts, run.data.video)
+    processor = replace(processor, named=bool(run.model.model_fields_set))
+    for source in sources.values():
+        rescale_rows(source, processor, run.data)
     found = {split: _find_rows(source, row_names) for split, source in sources.items()}
     unknown = _unknown_rows(sources, row_names, found)
     rows = {split: EncodedRows(source, processor, run.data) for split, source in sources.items()}
@@ -165,7 +169,7 @@ def _audit_split(
         (*audited.findings, *audited.shared, *audit_warnings(ledger, run, split)),
         render_example(rows.sample(ledger.kept[0]), rows.processor) if ledger.kept else None,
         tuple(_show(rows, index, audits.findings.get(index)) for index in dict.fromkeys(indices)),
-        summarize_split(run, split, rows, audits) if look else None,
+        summarize_split(run, split, rows, audits, ledger.boxes) if look else None,
     )
 
 

@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vtool.config.schema import Run
+from vtool.data.box_conventions import IN_WORDS, UNITS
+from vtool.data.box_findings import BoxSummary
 from vtool.data.budgets import cheapest, fills, nearby_budgets, steps_to_pack
 from vtool.data.encode import encode_row
 from vtool.data.loader import EncodedRows
@@ -41,9 +43,12 @@ SIGNS = {ord("\n"): "\u2424", ord("\t"): "\u2409"}
 """Unicode's signs for a new line and a tab: a backslash and an n may also be what a text has."""
 
 
-def summarize_split(run: Run, split: str, rows: EncodedRows, audits: RowAudits) -> dict[str, Any]:
+def summarize_split(
+    run: Run, split: str, rows: EncodedRows, audits: RowAudits, boxes: BoxSummary
+) -> dict[str, Any]:
     """Return the page's data about a split: its lengths, pictures, token budgets and rows."""
     table = audits.usable
+    small = Thumbnails(rows, boxes.unit or boxes.expected)
     return {
         "split": split,
         "rows": len(audits),
@@ -52,10 +57,11 @@ def summarize_split(run: Run, split: str, rows: EncodedRows, audits: RowAudits) 
         "images": _spread(table["images"]),
         "videos": _spread(table["videos"]),
         "pictures": _pictures(rows, table),
+        "boxes": _boxes(run, boxes),
         "budgets": _budgets(run, rows, audits) if split == "train" else None,
         "groups": [
             {"kind": kind, "of": count, "rows": list(shown)}
-            for kind, count, shown in _groups(rows, audits)
+            for kind, count, shown in _groups(rows, audits, small)
         ],
         "unusable": dict(Counter(one.rule for one in audits.findings.values()).most_common()),
     }
@@ -108,6 +114,20 @@ def _pictures(rows: EncodedRows, table: NDArray[np.void]) -> dict[str, Any]:
     }
 
 
+def _boxes(run: Run, boxes: BoxSummary) -> dict[str, Any] | None:
+    """Return the rows' boxes, their unit in words, and what they were rescaled from."""
+    if not boxes.rows:
+        return None
+    asked = run.data.coordinates
+    rescaled = asked is not None and asked.source != asked.to
+    return {
+        "rows": boxes.rows,
+        "count": boxes.boxes,
+        "unit": IN_WORDS[boxes.unit] if boxes.unit else None,
+        "from": UNITS[asked.source] if asked and rescaled else None,
+    }
+
+
 def _budgets(run: Run, rows: EncodedRows, audits: RowAudits) -> dict[str, Any]:
     """Return the fill of packed passes at some budgets, as the run's first steps would have it."""
     lengths, world = audits.usable["tokens"].tolist(), run.launch.nproc or 1
@@ -135,10 +155,10 @@ def _budgets(run: Run, rows: EncodedRows, audits: RowAudits) -> dict[str, Any]:
 
 
 def _groups(
-    rows: EncodedRows, audits: RowAudits
+    rows: EncodedRows, audits: RowAudits, small: Thumbnails
 ) -> Iterator[tuple[str, int, Iterator[dict[str, Any]]]]:
     """Yield kinds of rows: the name of each, how many there are, and the few that are shown."""
-    table, small = audits.usable, Thumbnails(rows)
+    table = audits.usable
     by_length = np.argsort(table["tokens"], kind="stable")
     yield "first", len(table), _shown(rows, small, table["index"][:FEW].tolist())
     yield "longest", len(table), _shown(rows, small, table["index"][by_length[::-1][:FEW]].tolist())

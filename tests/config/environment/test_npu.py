@@ -265,6 +265,11 @@ def test_a_recipe_for_an_npu_is_checked_with_the_variables_that_are_set(
     assert [finding.rule for finding in examined.findings] == ["environment-value"]
     assert examined.checks["environment-value"] == "failed"
     assert examined.checks["allocator-conflict"] == "passed"
+    bound = ["device.kind=npu", "device.numa=node", "launch.nproc=2", "data.micro_batch_size=16"]
+    for given, rules in (("2", ["launch-conflict"]), ("1", []), ("", [])):
+        monkeypatch.setenv("CPU_AFFINITY_CONF", given)
+        found = [one.rule for one in examine("digits", bound).findings if "VT2" in one.code]
+        assert found == rules, given
     unsound = examine("digits", ["device.kind=npu", "model.dtype=half"])
     assert {"unknown-choice", "environment-value"} == {finding.rule for finding in unsound.findings}
     assert unsound.checks["not-on-npu"] == "not-run"

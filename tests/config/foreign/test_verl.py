@@ -53,7 +53,7 @@ trainer:
 @pytest.fixture(autouse=True)
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("rows.parquet").touch()
+    Path("rows.parquet").write_bytes(b"PAR1")
 
 
 def examined(text: str) -> Examined:

@@ -236,8 +236,8 @@ def test_a_page_of_rows_that_are_left_out_is_refused(option: str) -> None:
 def test_nothing_is_wider_than_the_window(tmp_path: Path, width: int) -> None:
     picture(Path("a.png"))
     rows = [
-        *numbered(60),
         chat("<image>" + "verylongword" * 60, "x" * 900) | {"images": ["a.png"]},
+        *numbered(60),
         chat("<|im_start|>" + "y" * 900, "b"),
         "{",
     ]

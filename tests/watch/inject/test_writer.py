@@ -53,3 +53,29 @@ def test_a_fork_of_the_process_writes_nothing(tmp_path: Path) -> None:
     writer.pid += 1
     writer.write("rows")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("variables", "rank", "world", "local_rank"),
+    [
+        ({"LOCAL_RANK": "abc"}, 0, 1, 0),
+        ({"RANK": "", "LOCAL_RANK": ""}, 0, 1, 0),
+        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}, 1, 2, 1),
+        ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2"}, 1, 2, 0),
+        # the script of sbatch, which is alone
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, 0, 1, 0),
+    ],
+)
+def test_a_rank_is_read_of_any_launcher_and_never_stops_the_facts(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    variables: dict[str, str],
+    rank: int,
+    world: int,
+    local_rank: int,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    FactWriter(WatchSettings(str(tmp_path))).write("rows", step=0)
+    process = lines(tmp_path)[0]
+    assert (process["rank"], process["world"], process["local_rank"]) == (rank, world, local_rank)

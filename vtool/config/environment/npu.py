@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from vtool.config.environment.machine import Cann, Machine
 from vtool.config.environment.variables import VISIBLE, check_variables, visible_devices
 from vtool.config.origins import Origins
+from vtool.config.rules.device import bound_otherwise
 from vtool.config.schema import Megatron, Run
 from vtool.diagnostics import Diagnostic
 
 NPU_ONLY_RULES = ("not-on-npu", "forked-workers", "npu-mask-convention")
-NPU_SETTINGS_RULES = ("device-missing", *NPU_ONLY_RULES)
+NPU_SETTINGS_RULES = ("device-missing", "launch-conflict", *NPU_ONLY_RULES)
 VARIABLE_RULES = (
     "device-list-cut-off",
     "environment-value",
@@ -119,6 +120,8 @@ def check_settings(run: Run, origins: Origins, machine: Machine) -> Iterator[Dia
             VISIBLE,
             seen=given,
         )
+    if conflict := bound_otherwise(run, machine.environment, origins):
+        yield conflict
     if run.data.workers:
         yield Diagnostic(
             "forked-workers",

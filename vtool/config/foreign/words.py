@@ -85,7 +85,8 @@ WORDS: Mapping[str, Word] = {
     "max_grad_norm": Word("optim.clip_norm", "null is off; there 0 is"),
     "optim": Word(
         "optim.name",
-        "AdamW, in torch's fused form; adamw_torch_8bit and adamw_8bit: optim.states=8bit as well",
+        "AdamW alone, in torch's fused form, and no sgd, adafactor or lion; adamw_torch_8bit and"
+        " adamw_8bit: optim.states=8bit as well",
         adamw_name,
     ),
     "lr_scheduler_type": Word(

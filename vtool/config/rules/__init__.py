@@ -75,6 +75,7 @@ SETTINGS_RULES: tuple[SettingsRule, ...] = (
     paths.rows_file,
     paths.model_folder,
     paths.modeling_file,
+    paths.run_folder,
     paths.resume_folder,
     paths.folder_of_weights,
     paths.two_starts,

@@ -1,6 +1,6 @@
 """The rule about `device.numa`: who binds a process to the cores near its device."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from vtool.config.origins import Origins
 from vtool.config.rules.rule import settings_rule
@@ -47,6 +47,21 @@ def why_unbound(
     yield Diagnostic(
         "numa-unbound", f"device.numa is {numa}, but {message}", help, "device.numa", origin
     )
+
+
+def bound_otherwise(
+    run: Run, environment: Mapping[str, str], origins: Origins | None = None
+) -> Diagnostic | None:
+    """Return the `launch-conflict` of an NPU whose processes the environment binds otherwise."""
+    given = environment.get("CPU_AFFINITY_CONF")
+    if run.device.numa is None or given in (None, "", "1"):
+        return None
+    message = (
+        f"device.numa is {run.device.numa}, which sets CPU_AFFINITY_CONF=1, and in the environment"
+        f" it is {given}"
+    )
+    origin = origins.near("device.numa") if origins else None
+    return Diagnostic("launch-conflict", message, "leave one of them out", "device.numa", origin)
 
 
 @settings_rule(

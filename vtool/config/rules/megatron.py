@@ -1,7 +1,6 @@
 """Rules about the engine `megatron`."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from vtool.config import megatron, megatron_versions
 from vtool.config.megatron_ddp import Problem, problems
@@ -10,27 +9,12 @@ from vtool.config.rules.engine import NOT_BUILT_ON_ENGINE
 from vtool.config.rules.rule import settings_rule
 from vtool.config.schema import Megatron, Run
 from vtool.diagnostics import Diagnostic, Rule
-from vtool.families.images import read_json
 
 
 def no_megatron_core(run: Run) -> str | None:
     """Return why fields cannot be compared with those of megatron-core: it is not installed."""
     needed = isinstance(run.engine, Megatron) and megatron_versions.installed_megatron() is None
     return "megatron-core is not installed here" if needed else None
-
-
-def _language(folder: Path) -> megatron.Language | None:
-    """Return the sizes of the language model in a model's folder.
-
-    None where its config.json does not give them, which another rule finds.
-    """
-    try:
-        config = read_json(folder / "config.json")
-        text = config.get("text_config", config)
-        names = ("num_attention_heads", "num_key_value_heads", "num_hidden_layers")
-        return megatron.Language(*(int(text[name]) for name in names))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None
 
 
 def _findings(rule: str, found: Sequence[Problem], origins: Origins) -> Iterator[Diagnostic]:
@@ -139,7 +123,7 @@ def parallel_sizes(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 def check_shares(run: Run, origins: Origins, world: int | None) -> Iterator[Diagnostic]:
     """Yield the `parallel-sizes` of a run of this many processes; None: not known yet."""
     if isinstance(run.engine, Megatron):
-        language = _language(Path(run.model.path)) if run.model.path else None
+        language = megatron.language_of(run.model)
         found = megatron.bad_sizes(run.engine.parallel, world=world, language=language)
         yield from _findings("parallel-sizes", found, origins)
 

@@ -16,7 +16,7 @@ from vtool.families.modeling_file import is_well_formed, split_modeling
 PATH_NOT_FOUND = Rule(
     name="path-not-found",
     code="VT207",
-    summary="A file or folder that a setting names is not there.",
+    summary="A file or folder that a setting names is not there, or is the other of the two.",
     why="The run would stop once it gets there, after the model is loaded.",
     bad="'data.train=[{format: messages, path: rows/trian.jsonl}]'",
     good="'data.train=[{format: messages, path: rows/train.jsonl}]'",
@@ -98,6 +98,14 @@ def model_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             origins,
             "name a folder that is there, or a model of the hub: ORGANIZATION/NAME",
         )
+
+
+@settings_rule(PATH_NOT_FOUND)
+def run_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """Check that the run's folder is no file."""
+    if os.path.isfile(run.folder):
+        name = "run.dir" if run.run.dir else "run.name"
+        yield _missing(name, str(run.folder), origins, "name a new folder: run.dir=FOLDER")
 
 
 @settings_rule(PATH_NOT_FOUND)

@@ -1,8 +1,8 @@
 """Settings `data`: the rows, how they are cut, and how they are batched."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, create_model
 
 from vtool.config.schema.base import ActsLater, ReadBack, Settings
 from vtool.config.schema.formats import Source
@@ -103,6 +103,40 @@ class Split(Settings):
         return {split: share for split, share in shares.items() if share is not None}
 
 
+BoxUnit = Literal["absolute", "resized", "thousand", "hundred", "unit"]
+
+
+class CoordinatesBase(Settings):
+    """The unit of the boxes and points in the rows, and the one that they are rescaled to.
+
+    `absolute`: pixels of the image. `resized`: pixels of the image as the model is shown it.
+    `thousand`: 0 to 1000. `hundred`: 0 to 100. `unit`: 0 to 1.
+    """
+
+    arrival: ClassVar = ActsLater()
+    to: BoxUnit
+    """The unit that the model is to learn, of both edges of the image."""
+
+    @property
+    def source(self) -> BoxUnit:
+        """The setting `data.coordinates.from`, whose name is a word of Python's."""
+        given: BoxUnit = getattr(self, "from")
+        return given
+
+
+_FROM = Field(description="The unit of the boxes in the files.")
+if TYPE_CHECKING:
+    Coordinates = CoordinatesBase
+else:  # no class body can name a field `from`
+    Coordinates = create_model(
+        "Coordinates",
+        __base__=CoordinatesBase,
+        __doc__=CoordinatesBase.__doc__,
+        __module__=__name__,
+        **{"from": (BoxUnit, _FROM)},
+    )
+
+
 class Data(Settings):
     """The rows, how they are cut, and how they are batched."""
 
@@ -127,6 +161,10 @@ class Data(Settings):
     allow_urls: tuple[str, ...] = ()
     """Hosts that images are fetched from, where a row names one by its address: once each, and then
     they are kept. Such a row is refused for any other host.
+    """
+    coordinates: Coordinates | None = None
+    """The unit of the boxes and points in the rows' text, and the unit that they are rescaled to
+    when rows are read. Default: they are left as they are.
     """
     root: str | None = None
     """The folder in which all images and videos have to be; a row with another one is a finding.

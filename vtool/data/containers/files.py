@@ -1,11 +1,13 @@
 """Files of rows: what they are by their first bytes, their digests, and why one cannot be read."""
 
 import hashlib
+import os
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
+from vtool.config.schema import Run
 from vtool.config.schema.formats.entry import TABLE_SUFFIXES
 from vtool.data.row import refuse
 from vtool.diagnostics import Diagnostic, Findings, Origin
@@ -75,6 +77,31 @@ def needs_pyarrow(path: Path) -> bool:
         return path.is_file() and file_kind(path) in ("arrow", "parquet")
     except (OSError, Findings):
         return False
+
+
+def rows_that_are_none(run: Run) -> Iterator[Diagnostic]:
+    """Look at the first bytes of a run's files of rows: one that is empty, packed, or a table."""
+    for path in [
+        Path(path)
+        for entries in run.data.splits.values()
+        for entry in entries
+        for path in entry.files().values()
+        if os.path.isfile(path)
+    ]:
+        if not path.stat().st_size:
+            yield empty_file(path)
+            continue
+        try:
+            file_kind(path)
+        except Findings as found:
+            yield from found.diagnostics
+
+
+def empty_file(path: Path | str) -> Diagnostic:
+    """Return the finding on a file of rows without a byte."""
+    help = "look at what has written it; rows are one JSON object a line"
+    message = f"{path} is empty, of 0 bytes"
+    return Diagnostic("layout-not-certain", message, help, origin=Origin(str(path)))
 
 
 def digest_of_files(paths: Sequence[Path]) -> str:

@@ -52,7 +52,10 @@ class Swift(ColumnsReader):
 
     def to_messages(self, record: Mapping[str, Any], malformed: Malformed) -> dict[str, Any]:
         if record.get("objects"):
-            help = "write the boxes into the text as the model that is trained takes them"
+            help = (
+                "write the boxes into the text as the model that is trained takes them;"
+                " data.coordinates rescales them there"
+            )
             raise not_for_training(malformed, _OBJECTS, help)
         check_keys(record, self.reads, self.ignore, malformed)
         shapes = [key for key in ("messages", "response", "conversation") if record.get(key)]

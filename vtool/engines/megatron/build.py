@@ -114,7 +114,9 @@ def check_model(source: SourceModel, settings: Megatron, ranks: Ranks, dtype: st
         family=source.family,
         dtype=dtype,
         adapters=source.adapted,
-        language=Language(shape.heads, shape.groups, text.num_hidden_layers),
+        language=Language(
+            shape.heads, shape.groups, text.num_hidden_layers, text.intermediate_size
+        ),
         unbuilt=unbuilt,
     )
 

@@ -55,4 +55,5 @@ FACTS = FamilyFacts(
     frames_per_image=2,
     separate_frames=True,
     videos_are_images=True,  # modeling_glm4v.py, `get_placeholder_mask`
+    coordinates="thousand",
 )

@@ -24,4 +24,5 @@ FACTS = FamilyFacts(
     seconds_per_grid=True,
     text_positions_without_token_types=True,
     on_megatron=True,
+    coordinates="resized",
 )

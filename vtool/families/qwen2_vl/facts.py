@@ -22,4 +22,5 @@ FACTS = FamilyFacts(
     ),
     sliding_window=WindowDefaults(tokens=4096, layers=80, first=80),
     on_megatron=True,
+    coordinates="thousand",
 )

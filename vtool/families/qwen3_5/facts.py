@@ -34,4 +34,5 @@ FACTS = FamilyFacts(
     sizes={"tiny": {**TINY, "vision_positions": 16, "linear_heads": 4}},
     separate_frames=True,
     recurrent=True,
+    coordinates="thousand",
 )

@@ -40,4 +40,5 @@ FACTS = FamilyFacts(
     sizes={"tiny": {**TINY, "vision_positions": 16, "layers": 3}},
     projector_modules=("merger", "deepstack_merger_list"),
     separate_frames=True,
+    coordinates="thousand",
 )

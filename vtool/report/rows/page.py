@@ -97,6 +97,10 @@ def _headline(look: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     for kind in ("images", "videos"):
         if count := look[kind]["sum"]:
             found.append((kind, f"{count:,}", ""))
+    if boxes := look.get("boxes"):
+        note = boxes["unit"] or "their unit is not told"
+        note += f", rescaled from {boxes['from']}" if boxes["from"] else ""
+        found.append(("boxes and points", f"{boxes['count']:,}", note))
     return found
 
 

@@ -22,7 +22,8 @@ PROMPT = Rule(
     good="labels of -100 for all that is not an answer",
     fix=(
         "Mask prompts in the collator: assistant_only_loss or rows of prompt and completion in TRL,"
-        " train_on_prompt: false in LLaMA-Factory."
+        " train_on_prompt: false in LLaMA-Factory. TRL's assistant_only_loss needs a chat template"
+        " that marks answers by {% generation %}."
     ),
     severity="warning",
 )

@@ -18,7 +18,7 @@ from vtool.watch.micro_pass import MicroPass, not_null
 _SCALED = Rule(
     name="gradient-scaled",
     code="VT907",
-    summary="The gradient of a step is not that of the mean over its tokens, but several times it.",
+    summary="The gradient of a step is not that of the mean over its tokens, but a multiple of it.",
     why=(
         "A loss that is not divided by the accumulation, a sum over ranks, or a loss scaler that is"
         " applied twice makes the gradient k times too large: it is clipped at every step, and the"

@@ -25,7 +25,8 @@ def rank_and_world() -> tuple[int, int]:
         return distributed.get_rank(), distributed.get_world_size()
     for rank, world in (
         ("RANK", "WORLD_SIZE"),
-        ("SLURM_PROCID", "SLURM_NTASKS"),
+        # of a step: the script of sbatch has SLURM_NTASKS, and is alone
+        ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
         ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ):
         try:
@@ -33,6 +34,13 @@ def rank_and_world() -> tuple[int, int]:
         except (KeyError, ValueError):
             continue
     return 0, 1
+
+
+def _local_rank() -> int:
+    try:
+        return int(os.environ.get("LOCAL_RANK", "0"))
+    except ValueError:  # the trainer may not read it, and is watched all the same
+        return 0
 
 
 def without_nan(value: Any) -> Any:
@@ -102,7 +110,7 @@ class FactWriter:
         process = {
             "format": FORMAT,
             "pid": self.pid,
-            "local_rank": int(os.environ.get("LOCAL_RANK", "0") or 0),
+            "local_rank": _local_rank(),
             "world": world,
             "argv": [str(word)[:300] for word in getattr(sys, "argv", [])][:40],
             "executable": sys.executable,
