@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vtool.config.foreign.known_words import TABLES
-from vtool.config.foreign.package_fields import PLACES, ReadFields, read_package
+from vtool.config.foreign.package_fields import PACKAGES, ReadFields, read_package
 
 RELEASES: dict[str, dict[str, str | None]] = {
     "trl": {
@@ -73,7 +73,7 @@ def record(trainer: str, wheels: Path) -> dict[str, Any]:
 
 def read_release(trainer: str, release: str, beside: str | None, wheels: Path) -> ReadFields:
     """Return the settings of one release."""
-    wanted = dict(zip(PLACES[trainer].distributions, (release, beside), strict=False))
+    wanted = dict(zip(PACKAGES[trainer].distributions, (release, beside), strict=False))
     with tempfile.TemporaryDirectory() as folder:
         for name, version in wanted.items():
             wheel = next(wheels.glob(f"{name}-{version}-*.whl"), None)

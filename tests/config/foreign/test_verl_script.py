@@ -162,7 +162,7 @@ def test_betas_do_not_reach_megatron() -> None:
 
 
 def _composed(engine: str) -> dict[str, Any]:
-    """Return what Hydra composes of verl's defaults with an engine, from their table."""
+    """Return verl's defaults with an engine, nested as Hydra composes them."""
     known, made = known_words("verl"), dict[str, Any]()
     groups = ("engine.", "optim.")
     flat = {name: one for name, one in known.fields.items() if not name.startswith(groups)}

@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
-from vtool.config.foreign.package_fields import PLACES, read_package
+from vtool.config.foreign.package_fields import PACKAGES, read_package
 
 TABLES = Path(__file__).with_name("releases")
 
@@ -79,7 +79,7 @@ def known_words(trainer: str) -> KnownWords:
 def _installed(trainer: str) -> dict[str, Path]:
     """Return the installed releases that a trainer's settings are of, each with its folder."""
     try:
-        found = [distribution(name) for name in PLACES[trainer].distributions]
+        found = [distribution(name) for name in PACKAGES[trainer].distributions]
     except PackageNotFoundError:
         return {}
     return {one.version: Path(str(one.locate_file(""))) for one in found}

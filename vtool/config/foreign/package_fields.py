@@ -26,7 +26,7 @@ class Where:
     files: tuple[str, ...]
     """Patterns of Python files."""
     classes: tuple[str, ...]
-    """Those that the command parses its settings into; a release that lacks one has not got it."""
+    """Classes that the command parses its settings into; some releases lack some."""
     plugins: str = ""
     """A pattern of files whose classes are settings of plug-ins."""
     composed: tuple[str, ...] = ()
@@ -35,7 +35,7 @@ class Where:
 
 _TRANSFORMERS, _THERE = "transformers:", "transformers"
 _TRAINER = ("transformers/training_args.py", "transformers/training_args_seq2seq.py")
-PLACES: Mapping[str, Where] = {
+PACKAGES: Mapping[str, Where] = {
     "trl": Where(
         ("trl", "transformers"),
         (
@@ -109,7 +109,7 @@ class ReadFields:
 
 def read_package(trainer: str, roots: Sequence[Path]) -> ReadFields:
     """Return the settings of the release that lies in folders of unpacked wheels."""
-    where = PLACES[trainer]
+    where = PACKAGES[trainer]
     classes: dict[str, _Class] = {}
     for path in _files(where.files, roots):
         _index(path, classes)
@@ -253,5 +253,5 @@ def _composed(folder: Path, names: Sequence[str], classes: Mapping[str, _Class])
 
 
 def _yaml(path: Path) -> Mapping[str, Any]:
-    """Return what a file of Hydra's says; `1e-5` is a number in it."""
+    """Return the values of a file of Hydra's; `1e-5` is a number in it."""
     return yaml.load(path.read_text("utf-8"), get_yaml_loader()) or {}  # a SafeLoader

@@ -47,9 +47,9 @@ class _Block:
 
     kind: str
     live: bool | None
-    """Whether its commands are run; None where nobody knows."""
+    """True where its commands are run; None where nobody knows."""
     done: bool | None = False
-    """Whether a branch of it was run already."""
+    """True where a branch of it was run already."""
     subject: str | None = None
     """The word that `case` looks at; None where nobody knows it."""
 
@@ -227,7 +227,7 @@ def _pieces(script: _Script) -> list[_Text]:
 
 
 def _expand(script: _Script, quoted: bool) -> list[_Text]:
-    """Return what stands for a variable or a command; it is several words for a list."""
+    """Return the text for a variable or a command; it is several words for a list."""
     text, start = script.text, script.at
     following = text[start + 1 : start + 2]
     found = _NAME.match(text, start + 1)
@@ -261,7 +261,7 @@ def _closed(text: str, start: int, opening: str, closing: str) -> int:
 
 
 def _parameter(script: _Script, inside: str, start: int, quoted: bool) -> list[_Text]:
-    """Return what stands for `${inside}`."""
+    """Return the text for `${inside}`."""
     found = _DEFAULT.fullmatch(inside)
     unknown = [[Char(UNKNOWN, start, quoted=True)]]
     if inside in ("@", "*") or found is None or (found[3] and not found[2]):

@@ -18,10 +18,10 @@ from vtool.config.foreign.known_words import known_words
 from vtool.config.foreign.named_model import look_at_model
 from vtool.config.foreign.theirs import (
     LEFT_OPEN,
-    ForeignFile,
     ForeignRecipe,
     absent_findings,
 )
+from vtool.config.foreign.verl_file import VerlFile
 from vtool.config.foreign.verl_script import VerlScript, read_verl_script
 from vtool.config.foreign.verl_settings import (
     FSDP,
@@ -30,7 +30,6 @@ from vtool.config.foreign.verl_settings import (
     MEGATRON_LORA,
     RUN,
     UNREAD,
-    SameSetting,
     is_known_to_verl,
 )
 from vtool.config.origins import Origins
@@ -136,29 +135,6 @@ def read_verl(path: Path, *, read_environment: bool = True) -> ForeignRecipe:
     )
 
 
-class VerlFile(ForeignFile):
-    """A file of verl's. One that Hydra has composed names every default, which nobody has said."""
-
-    defaults: Mapping[str, Any]
-
-    def says(self, name: str) -> bool:
-        """Return whether a setting is of the user's, and not a default that Hydra wrote down."""
-        return name in self.given and not (self._is_composed() and self.is_default(name))
-
-    def is_default(self, name: str) -> bool:
-        """Return whether a setting has the value that it has where nobody gives one."""
-        value, default = self.given.get(name), self.defaults.get(name)
-        refers = "${" in str(default) and self._is_composed()
-        return value in (None, {}, []) or value == default or refers
-
-    def of_its_engine(self, same: SameSetting) -> SameSetting:
-        """Return a setting with the default that it has with the engine that is chosen."""
-        return replace(same, default=self.defaults.get(same.theirs, same.default))
-
-    def _is_composed(self) -> bool:
-        return any(one.endswith("._target_") for one in self.given)
-
-
 def in_their_words(
     finding: Diagnostic, names: Mapping[str, str], *, of_verl: bool = True
 ) -> Diagnostic:
@@ -187,7 +163,7 @@ def in_their_words(
 
 
 def _choices(file: YamlFile) -> dict[str, str]:
-    """Return what a defaults list chooses, by group."""
+    """Return the choices of a defaults list, by group."""
     listed = next((value for key, value in file.root.value if key.value == "defaults"), None)
     pairs = [
         pair

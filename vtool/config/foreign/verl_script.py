@@ -33,7 +33,7 @@ class VerlScript:
 
 
 def read_verl_script(path: Path) -> VerlScript:
-    """Return what a script that starts verl's SFT trainer sets. Nothing of it is run.
+    """Read a script that starts verl's SFT trainer. Nothing of it is run.
 
     Raises:
         Findings: `unreadable-file`, `unknown-recipe`, fatal.
