@@ -43,6 +43,8 @@ def trainer_of(values: Mapping[Any, Any]) -> str | None:
     known = _names()
     everything = set().union(*known.values())
     found = [key if key in everything else _nearest(key) for key in given]
+    if "base_model" not in found:  # axolotl's, which has it always, knows many words of others
+        known = {name: words for name, words in known.items() if name != "axolotl"}
     scores = {name: sum(key in words for key in found) for name, words in known.items()}
     best, second = sorted(scores, key=lambda name: -scores[name])[:2]
     others = set().union(*(words for name, words in known.items() if name != best))
