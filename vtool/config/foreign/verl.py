@@ -319,13 +319,13 @@ def _profiler(theirs: VerlFile) -> Iterator[Diagnostic]:
 def _megatron(theirs: VerlFile) -> Iterator[Diagnostic]:
     theirs.map(MEGATRON)
     theirs.values["optim"].pop("betas", None)  # Adam has megatron-core's own, which are ours
-    if not theirs.is_default("optim.betas"):
-        own = f"{_OPTIMIZER}.adam_beta1, {_OPTIMIZER}.adam_beta2"
+    arrives = f"{_OPTIMIZER}.adam_beta1", f"{_OPTIMIZER}.adam_beta2"
+    if not theirs.is_default("optim.betas") and not theirs.given.keys() & {*arrives}:
         yield theirs.find(
             "setting-dropped",
             "optim.betas",
             "optim.betas does not reach megatron-core's Adam, which keeps 0.9 and 0.999",
-            f"set {own}",
+            f"set {' and '.join(arrives)}",
         )
     # verl itself puts it out then
     if theirs.values["engine"].get("parallel", {}).get("tensor", 1) == 1:
