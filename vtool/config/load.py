@@ -30,11 +30,14 @@ from vtool.diagnostics.printable import printable
 
 FOREIGN_RULES = tuple(rule.name for rule in foreign.RULES)
 """Rules about recipes of other trainers."""
+_BY_FAMILY = {"image-longer-than-row", "pixel-bounds"}
 _NOT_LOOKED_AT = ("no-counterpart", "not-on-this-machine")
-_LACKS = ("not-built-on-engine",)
-"""Rules about what vtool has not got: no mistake in a recipe of another trainer."""
-_SETTINGS_RULES = tuple(rule.name for rule in sorted(rules.RULES, key=lambda rule: rule.code))
-RECIPE_RULES = (*(rule.name for rule in rules_recipe.RULES), *_SETTINGS_RULES)
+_LACKS = ("not-built-on-engine", "extra-not-installed")
+"""Rules about what vtool or this machine has not got: no mistake in another trainer's recipe."""
+_BY_CODE = sorted((*rules_recipe.RULES, *rules.RULES), key=lambda rule: rule.code)
+_SCHEMA_RULES = tuple(rule.name for rule in _BY_CODE if rule.code < "VT2")
+_SETTINGS_RULES = tuple(rule.name for rule in _BY_CODE if rule.code >= "VT2")
+RECIPE_RULES = (*_SCHEMA_RULES, *_SETTINGS_RULES)
 """Rules that every recipe is checked against, in the order of their codes."""
 ALWAYS_CHECKED = (*RECIPE_RULES, *packages.RELEASE_RULES)
 """Rules of `RECIPE_RULES`, and those about what is installed on this machine."""
@@ -205,17 +208,20 @@ def examine_foreign(path: Path, *, trainer: str = "verl", trusted: bool = True) 
         unknown |= {"model.revision"}
         named = "model.family" in reading.names
         unknown |= set() if named else {"lora.targets", "lora.exclude", "lora.modules_to_save"}
+    # how many pixels a token has is the family's; none is known here
+    of_a_family = set() if "model.family" in reading.names or trainer == "verl" else _BY_FAMILY
+    of_verl = trainer == "verl"
     findings = (
         *(
-            in_their_words(_of_a_lack(one), reading.names, of_verl=trainer == "verl")
+            in_their_words(_of_a_lack(one), reading.names, of_verl=of_verl, scales=reading.scales)
             for one in examined.findings
-            if not _is_below(one.parameter, unknown)
+            if not _is_below(one.parameter, unknown) and one.rule not in of_a_family
         ),
         *reading.findings,
     )
     failed = {one.rule for one in findings if one.severity == "error"}
     unjudged = {one.rule for one in (*findings, *examined.findings)}
-    unjudged &= {*_NOT_LOOKED_AT, *_LACKS}
+    unjudged = unjudged & {*_NOT_LOOKED_AT, *_LACKS} | of_a_family
     checks = {
         name: "passed" if state == "failed" else state for name, state in examined.checks.items()
     } | dict.fromkeys(FOREIGN_RULES, "passed")
@@ -295,7 +301,7 @@ def _checked(composed: Composed, trusted: bool = True) -> tuple[Loaded | None, E
 
 
 def _schema_stage(composed: Composed, checked: CheckedRecipe) -> _Stage:
-    names = [rule.name for rule in rules_recipe.RULES]
+    names = _SCHEMA_RULES
     missed = [] if checked.whole else [name for name in names if RULES[name].code >= "VT1"]
     return _Stage(names, (*composed.findings, *checked.findings), missed)
 

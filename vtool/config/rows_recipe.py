@@ -34,8 +34,10 @@ class RowsRecipe:
 
 def names_rows(subject: str) -> bool:
     """Return whether a command's subject is rows and no recipe: a file by its name, or a folder."""
-    unpacked = subject.removesuffix(next((end for end in _PACKED if subject.endswith(end)), ""))
-    if unpacked.endswith(ROWS_SUFFIXES + TABLE_SUFFIXES):
+    # a blank at the end is one of a name that was copied: the finding quotes it
+    name = subject.rstrip().lower()
+    name = name.removesuffix(next((end for end in _PACKED if name.endswith(end)), ""))
+    if name.endswith(ROWS_SUFFIXES + TABLE_SUFFIXES):
         return True
     if subject in recipe_names() or not os.path.isdir(subject):
         return False

@@ -212,8 +212,10 @@ def build_ledger(
         findings.append(_no_end(rows, ledger))
     findings += token_id_findings(split, rows, kept)
     boxes = summarize_boxes(split, rows, kept)
-    quality = (*split_findings(split, rows.settings, rows.rows, audits), *boxes.findings)
-    ledger = replace(ledger, quality_findings=quality, boxes=boxes)
+    video = rows.processor.video
+    rate = video.fps if video.family.facts.shows_times else None
+    quality = split_findings(split, rows.settings, rows.rows, audits, rate)
+    ledger = replace(ledger, quality_findings=(*quality, *boxes.findings), boxes=boxes)
     return ledger, _cap(findings, len(rows.rows))
 
 

@@ -110,7 +110,10 @@ RULES = (
     Rule(
         name="no-config",
         code="VT421",
-        summary="A folder with weights has no config.json, or (an error) one that cannot be read.",
+        summary=(
+            "A folder with weights has no config.json, or (an error) one that cannot be read, or a"
+            " tokenizer or another small file that is a Git LFS pointer or the like."
+        ),
         why="No loader can know which class the weights are for.",
         bad="a folder with model.safetensors alone",
         good="config.json next to model.safetensors",

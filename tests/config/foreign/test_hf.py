@@ -229,6 +229,12 @@ VISUAL = "model_name_or_path: Qwen/Qwen2.5-VL-3B-Instruct\n"
             "refused-there",
             "packing",
         ),
+        (
+            "trl",
+            f"{VISUAL}assistant_only_loss: true\nmax_length: null\nuse_peft: true\n",
+            "refused-there",
+            "use_peft",
+        ),
         ("trl", "bf16: true\nfp16: true\n", "refused-there", "fp16"),
         (
             "trl",

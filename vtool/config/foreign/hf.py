@@ -11,9 +11,10 @@ from typing import Any
 from vtool.config.compose import Composed
 from vtool.config.foreign import hf_traps
 from vtool.config.foreign.given import read_given
-from vtool.config.foreign.hf_script import read_script
-from vtool.config.foreign.hf_translation import Translation
+from vtool.config.foreign.hf_script import PROCESSES_VARIABLE, read_script
+from vtool.config.foreign.hf_translation import Translation, is_whole
 from vtool.config.foreign.known_words import known_words
+from vtool.config.foreign.swift_bounds import BOUND_VARIABLES, with_model_arguments
 from vtool.config.foreign.theirs import ForeignFile, ForeignRecipe, absent_findings
 from vtool.config.foreign.trainers import ForeignTrainer
 from vtool.config.origins import Origins, ValuePosition
@@ -41,18 +42,21 @@ def read_hf(path: Path, trainer: ForeignTrainer, *, read_environment: bool = Tru
     if path.suffix in (".yaml", ".yml", ".json"):
         file = read_yaml(path)
         given, places = read_given(file, whole=trainer.fields, read_environment=read_environment)
-        given = {name: value for name, value in given.items() if not name.startswith("ENV.")}
-        processes = None
+        _refuse_others(given, path, trainer)
+        processes = _take_variables(given, places, trainer)
     else:
         given, places, processes = read_script(path, trainer)
     _refuse_megatron(given, places, trainer)
     unknown = list(_unknown(given, places, trainer))
     given, places = _with_current_names(given, places, trainer)
-    theirs = ForeignFile(given, places)
+    if trainer.name == "ms-swift":
+        given = with_model_arguments(given)
+    theirs = ForeignFile(given, places, path.parent)
     theirs.values["kind"] = "sft"
     translation = Translation(theirs, trainer, path.stem, processes, trusted=read_environment)
     translation.translate()
-    findings = [*unknown, *hf_traps.find_traps(theirs, trainer), *absent_findings(theirs)]
+    traps = hf_traps.find_traps(theirs, trainer, processes)
+    findings = [*unknown, *traps, *absent_findings(theirs)]
     left = tuple(
         (name, value)
         for name, value in given.items()
@@ -73,7 +77,60 @@ def read_hf(path: Path, trainer: ForeignTrainer, *, read_environment: bool = Tru
         theirs.names,
         left,
         tuple(translation.notes),
+        theirs.scales,
     )
+
+
+def _take_variables(
+    given: dict[str, Any], places: dict[str, ValuePosition], trainer: ForeignTrainer
+) -> int | None:
+    """Name the variables of ms-swift's group `ENV` as a script does; return the processes."""
+    if trainer.name != "ms-swift":
+        return None
+    processes = None
+    for name in [one for one in given if one.partition(".")[0].upper() == "ENV"]:
+        variable = name.partition(".")[2]
+        if variable in BOUND_VARIABLES:
+            given[variable], places[variable] = given[name], places[name]
+        elif variable == PROCESSES_VARIABLE and is_whole(given[name]):
+            processes, places[variable] = given[name], places[name]
+        if name.startswith("ENV"):
+            del given[name]
+    return processes
+
+
+_OF_OTHERS = {
+    "compute_environment": "settings of accelerate's launcher",
+    "distributed_type": "settings of accelerate's launcher",
+    "dist_config": "a recipe of LLaMA-Factory's other engine, of USE_V1",
+    "train_dataset": "a recipe of LLaMA-Factory's other engine, of USE_V1",
+    "peft_config": "a recipe of LLaMA-Factory's other engine, of USE_V1",
+    "sampler_type": "settings of `swift sample`",
+    "sampler_engine": "settings of `swift sample`",
+}
+"""Settings that are in no recipe of these trainers, and what a file that has them is."""
+_AFTER: Mapping[str, set[str]] = {
+    "trl": set(),
+    "llamafactory": {"export_dir", "infer_backend", "task"},
+    "ms-swift": {"stream", "infer_backend"},
+}
+"""Settings that only files for predicting, scoring or exporting have."""
+
+
+def _refuse_others(given: Mapping[str, Any], path: Path, trainer: ForeignTrainer) -> None:
+    """Refuse a file of another command as a whole, in the place of a finding for each setting."""
+    heads = {name.partition(".")[0] for name in given}
+    mark = next((name for name in _OF_OTHERS if name in heads - trainer.fields.keys()), None)
+    what = _OF_OTHERS[mark] if mark else None
+    trains = {"dataset", "do_train", "learning_rate", "output_dir", "cached_dataset"}
+    if not heads & trains and heads & _AFTER[trainer.name] and len(heads) > 2:
+        what = "settings of a command that is for after training"
+    if len(heads) > 2 and not heads & trainer.fields.keys():
+        what = "none of its settings"
+    if what is not None:
+        message = f"{path.name} has {what}: it is no recipe of {trainer.title}'s fine-tuning"
+        help = "give the file that the trainer's own command takes"
+        raise Findings(Diagnostic("unknown-recipe", message, help), fatal=True)
 
 
 def _refuse_megatron(
@@ -99,7 +156,7 @@ def _unknown(
 ) -> Iterator[Diagnostic]:
     for name in given:
         head = name.partition(".")[0]
-        if head in trainer.fields:
+        if head in trainer.fields or name in BOUND_VARIABLES:
             continue
         meant = did_you_mean(near(head, sorted(trainer.fields)))
         elsewhere = trainer.replaced(head)

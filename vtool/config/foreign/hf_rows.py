@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vtool.config.foreign.llamafactory_traps import tokens_on_disk
 from vtool.config.foreign.theirs import LEFT_OPEN, listed_words
 from vtool.config.foreign.word import NO_COUNTERPART
 from vtool.config.foreign.words import WORDS
@@ -11,12 +12,21 @@ if TYPE_CHECKING:
     from vtool.config.foreign.hf_translation import Translation
 
 _OVERLONG = {"delete": "drop", "raise": "error", "right": "truncate", "keep_start": "truncate"}
+_PACKED = ("packing", "neat_packing", "padding_free")
 _WEIGHTED = ("interleave_under", "first_exhausted")
 """Ways to mix that end an epoch with the source that is used up first, as here."""
 
 
 def put_rows(the: "Translation") -> None:
     """Put the rows, and what is done with the longest, into our settings."""
+    if the.trainer.name == "llamafactory" and (folder := tokens_on_disk(the.theirs)):
+        the.notes.append(
+            f"Rows that are tokens already, in {folder}, are not read: give data.train"
+        )
+        the.theirs.names["data.train"] = "tokenized_path"
+        the.theirs.values.setdefault("data", {})["train"] = LEFT_OPEN
+        the.theirs.judged |= {one for one in _PACKED if not the.theirs.given.get(one)}
+        return
     for words, ours in (
         (("dataset", "dataset_name"), "data.train"),
         (("eval_dataset", "val_dataset"), "data.validation"),
@@ -53,7 +63,7 @@ def _put_lengths(the: "Translation") -> None:
             the.theirs.put("data.on_overlong", _OVERLONG[treatment], name)
         else:
             the.theirs.judged.discard(name)
-    packed = [name for name in ("packing", "neat_packing", "padding_free") if the.theirs.take(name)]
+    packed = [name for name in _PACKED if the.theirs.take(name)]
     most = the.theirs.given.get("packing_length") or longest
     if packed and isinstance(most, int):
         size = the.theirs.values.get("data", {}).pop("micro_batch_size", 1)

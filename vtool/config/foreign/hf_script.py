@@ -1,6 +1,7 @@
 """Settings that a shell script gives a trainer's command, with their places."""
 
 import json
+import math
 import re
 import shlex
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vtool.config.foreign.given import read_given
+from vtool.config.foreign.swift_bounds import BOUND_VARIABLES
 from vtool.config.foreign.trainers import ForeignTrainer
 from vtool.config.limits import MOST_BYTES
 from vtool.config.origins import ValuePosition
@@ -18,8 +20,8 @@ from vtool.diagnostics import Diagnostic, Findings, Origin
 PROCESSES_VARIABLE = "NPROC_PER_NODE"
 """The name under which the place of the number of processes is given."""
 _PROCESSES = re.compile(r"(?i)(?:\bnproc[-_]per[-_]node|--num[-_]processes)[= ](\d+)")
-_PIXELS = re.compile(r"(?<![\w-])(MAX_PIXELS|MIN_PIXELS)=(\d+)")
-"""Variables by which ms-swift's scripts bound the size of images."""
+_VARIABLE = re.compile(r"(?<![\w$-])([A-Z_]+)=[\"']?(\d+|\$\(\([\d\s*]+\)\))")
+"""A variable that a script sets to a number, or to a product of numbers."""
 _LAUNCH_FILE = re.compile(r"--config[-_]file[= ](\S+)")
 """The option by which `accelerate launch` takes its settings from a file."""
 
@@ -47,9 +49,9 @@ def read_script(
         if set_to := _PROCESSES.search(line.partition(" #")[0]):
             processes = int(set_to[1])
             places[PROCESSES_VARIABLE] = _place(name, number, set_to.start())
-        for setting, pixels, column in _variables(line, trainer):
-            if setting not in given:
-                given[setting], places[setting] = pixels, _place(name, number, column)
+        if trainer.name == "ms-swift" and (inside or not found):  # of its process
+            for variable, bound, column in _variables(line):
+                given[variable], places[variable] = bound, _place(name, number, column)
         if not inside:
             start = _after(words, trainer)
             if found or start is None:
@@ -98,11 +100,13 @@ def _of_launch_file(text: str, script: Path) -> tuple[int, ValuePosition] | None
     return count, places["num_processes"]
 
 
-def _variables(line: str, trainer: ForeignTrainer) -> Iterator[tuple[str, int, int]]:
-    """Yield the settings that variables of a line give, with values and columns."""
-    for found in _PIXELS.finditer(line.partition(" #")[0]):
-        if (word := found[1].lower()) in trainer.fields:
-            yield word, int(found[2]), found.start()
+def _variables(line: str) -> Iterator[tuple[str, int, int]]:
+    """Yield the bounds that variables of a line give, with values and columns."""
+    code = "" if line.lstrip().startswith("#") else line.partition(" #")[0]
+    for found in _VARIABLE.finditer(code):
+        if found[1] in BOUND_VARIABLES:
+            factors = map(int, re.findall(r"\d+", found[2]))
+            yield found[1], math.prod(factors), found.start()
 
 
 def _text(path: Path, name: str) -> str:

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from vtool.config.foreign import hf_rows
+from vtool.config.foreign.deepspeed_file import DEEPSPEED_SCHEDULES, read_deepspeed
 from vtool.config.foreign.hf_script import PROCESSES_VARIABLE
 from vtool.config.foreign.hf_sharing import sharding_engine
+from vtool.config.foreign.llamafactory_traps import FREEZES, parts_without_adapter
 from vtool.config.foreign.named_model import look_at_model
+from vtool.config.foreign.swift_bounds import put_bounds
 from vtool.config.foreign.theirs import ForeignFile, listed_words
 from vtool.config.foreign.trainers import ForeignTrainer
-from vtool.config.foreign.word import NARROW_ADAMW, NO_COUNTERPART
+from vtool.config.foreign.word import NARROW_ADAMW, NO_COUNTERPART, family_name
 from vtool.config.foreign.words import WORDS
 from vtool.config.schema.tracking import TRACKERS
 
@@ -38,6 +41,8 @@ _TOGETHER = (
     *("metric_for_best_model", "greater_is_better"),
 )
 """Words that mean something only with others."""
+WITHOUT_WARM_UP = ("constant", "reduce_lr_on_plateau", "greedy")
+"""Schedules for which transformers reads neither `warmup_steps` nor `warmup_ratio`."""
 _NOTHING_LOST = (
     *("logging_steps", "logging_first_step", "logging_strategy", "plot_loss", "do_train", "stage"),
     *("save_safetensors", "save_only_model", "ddp_timeout", "template"),
@@ -79,6 +84,11 @@ class Translation:
         """Put everything that has a counterpart into our settings."""
         self._model()
         self._words()
+        if self.trainer.name == "ms-swift":
+            put_bounds(self)
+        if self.trainer.name == "llamafactory":
+            for part in parts_without_adapter(self.theirs, self.trainer):
+                self.theirs.put(f"model.freeze.{part}", True, FREEZES[part])
         self._batches()
         self._length()
         self._optimizer()
@@ -127,9 +137,10 @@ class Translation:
             look = look_at_model(path, revision, trusted=self.trusted)
             if look.family is not None:
                 self.theirs.put("model.family", look.family, name)
-            elif "model_type" in self.theirs.given:
-                convert = WORDS["model_type"].convert or (lambda value: value)
-                self.put("model.family", "model_type", convert)
+            else:  # ms-swift's and LLaMA-Factory's words for it
+                said = next((one for one in ("model_type", "template") if self._names(one)), None)
+                if said is not None:
+                    self.put("model.family", said, _family_of_word)
             if look.is_known and look.family is not None:
                 self.theirs.judged.add("model_type")
                 self.theirs.put("model.path", look.path, name)
@@ -138,6 +149,9 @@ class Translation:
             if look.absent is not None:
                 self.theirs.absent[name] = look.absent
         self._dtype()
+
+    def _names(self, word: str) -> bool:
+        return _family_of_word(self.theirs.given.get(word)) is not NO_COUNTERPART
 
     def _dtype(self) -> None:
         given, put = self.theirs.given, self.theirs.put
@@ -172,6 +186,11 @@ class Translation:
         self.theirs.put(
             "data.global_batch_size", size * passes * ranks, "gradient_accumulation_steps"
         )
+        if passes > 1 and self.trainer.name in ("trl", "llamafactory"):
+            self.notes.append(
+                "The loss is a mean over the tokens of a step. There, for models with images, each"
+                f" of its {passes} passes counts the same, whatever its tokens"
+            )
         if self.processes is None:
             self.notes.append(
                 f"data.global_batch_size is that of one process: {size} rows × {passes} passes."
@@ -226,7 +245,8 @@ class Translation:
         steps = self.value("warmup_steps") or 0
         share = self.value("warmup_ratio") if "warmup_ratio" in self.trainer.fields else None
         share = steps if not share and isinstance(steps, float) and 0 < steps < 1 else share
-        if self.value("lr_scheduler_type") == "constant":  # transformers makes no warm-up then
+        if self.value("lr_scheduler_type") in WITHOUT_WARM_UP:
+            self.theirs.put("optim.warmup_steps", 0, "lr_scheduler_type")
             self.theirs.judged -= {"warmup_ratio", "warmup_steps"}
         elif isinstance(share, int | float) and share:
             name = "warmup_ratio" if "warmup_ratio" in self.theirs.given else "warmup_steps"
@@ -298,10 +318,14 @@ class Translation:
 
     def _engine(self) -> None:
         values = self.theirs.values
+        settings = read_deepspeed(self.theirs, self.trainer.name)
+        scheduler = settings.get("scheduler") if settings else None
+        if isinstance(scheduler, Mapping) and scheduler.get("type") in DEEPSPEED_SCHEDULES:
+            self.theirs.put("optim.schedule", DEEPSPEED_SCHEDULES[scheduler["type"]], "deepspeed")
         # four bits are there on ddp alone
         four_bits = "base_dtype" in values.get("lora", {})
         for word in () if four_bits else ("deepspeed", "fsdp"):
-            value = self.theirs.given.get(word)
+            value = settings if word == "deepspeed" and settings else self.theirs.given.get(word)
             if value and "engine" not in values and (engine := sharding_engine(word, value)):
                 self.theirs.judged.add(word)
                 for name, setting in engine.items():
@@ -309,6 +333,11 @@ class Translation:
         engine = values.setdefault("engine", {"kind": "ddp"})
         if engine["kind"] == "ddp" and is_whole(self.theirs.given.get("ddp_bucket_cap_mb")):
             self.put("engine.bucket_cap_mb", "ddp_bucket_cap_mb", lambda value: value)
+
+
+def _family_of_word(word: Any) -> Any:
+    """Return the family of a model's type, or of a template such as `qwen3_vl_nothink`."""
+    return family_name(str(word).removesuffix("_nothink"))
 
 
 def is_whole(value: Any) -> bool:

@@ -6,6 +6,10 @@ Each was read in the code of the releases that `releases/` names.
 from collections.abc import Iterator
 from typing import Any
 
+from vtool.config.foreign.deepspeed_file import find_contradictions
+from vtool.config.foreign.hf_translation import WITHOUT_WARM_UP
+from vtool.config.foreign.llamafactory_traps import find_unread_rows, find_untrained_parts
+from vtool.config.foreign.swift_bounds import find_unread_bounds
 from vtool.config.foreign.theirs import ForeignFile
 from vtool.config.foreign.trainers import ForeignTrainer, looks_visual
 from vtool.diagnostics import Diagnostic
@@ -15,19 +19,21 @@ _ADAPTERS = ("lora_r", "lora_rank", "lora_alpha", "lora_dropout", "use_dora", "u
 _FLASH = ("flash_attn", "flash_attention_2", "flash_attention_3", "flash_attention_4")
 
 
-def find_traps(theirs: ForeignFile, trainer: ForeignTrainer) -> Iterator[Diagnostic]:
+def find_traps(
+    theirs: ForeignFile, trainer: ForeignTrainer, processes: int | None = None
+) -> Iterator[Diagnostic]:
     """Yield findings about settings, without judging those that have a counterpart."""
     judged = set(theirs.judged)
-    for check in (_of_all, *_BY_TRAINER[trainer.name]):
-        yield from check(_Look(theirs, trainer))
+    for check in (_of_all, find_contradictions, *_BY_TRAINER[trainer.name]):
+        yield from check(TheirSettings(theirs, trainer, processes))
     theirs.judged |= judged
 
 
-class _Look:
+class TheirSettings:
     """Their settings, with the trainer's defaults."""
 
-    def __init__(self, theirs: ForeignFile, trainer: ForeignTrainer) -> None:
-        self.theirs, self.trainer = theirs, trainer
+    def __init__(self, theirs: ForeignFile, trainer: ForeignTrainer, processes: int | None) -> None:
+        self.theirs, self.trainer, self.processes = theirs, trainer, processes
 
     def __getitem__(self, name: str) -> Any:
         value = self.theirs.given.get(name)
@@ -51,7 +57,7 @@ class _Look:
         return self.theirs.find(rule, name, message, help)
 
 
-def _of_all(look: _Look) -> Iterator[Diagnostic]:
+def _of_all(look: TheirSettings) -> Iterator[Diagnostic]:
     if look["bf16"] is True and look["fp16"] is True:
         yield look.at(
             _REFUSED, "fp16", "bf16 and fp16 are both true: transformers refuses it", "keep bf16"
@@ -75,12 +81,15 @@ def _of_all(look: _Look) -> Iterator[Diagnostic]:
             "leave one of them out",
         )
     for name in ("warmup_ratio", "warmup_steps"):
-        if look["lr_scheduler_type"] == "constant" and look.is_given(name) and look[name]:
+        schedule = look["lr_scheduler_type"]
+        if schedule in WITHOUT_WARM_UP and look.is_given(name) and look[name]:
+            other = "constant_with_warmup" if schedule == "constant" else "cosine"
             yield look.at(
                 _DEAD,
                 name,
-                f"{name} is set, but lr_scheduler_type is constant: transformers makes no warm-up",
-                "set lr_scheduler_type: constant_with_warmup, or leave it out",
+                f"{name} is {look[name]}, but lr_scheduler_type {schedule} has no warm-up ({other}"
+                " has)",
+                f"set lr_scheduler_type: {other}, or leave it out",
             )
     for name, strategy in (("eval_steps", "eval_strategy"), ("save_steps", "save_strategy")):
         chosen = look[strategy]
@@ -126,9 +135,18 @@ def _of_all(look: _Look) -> Iterator[Diagnostic]:
             )
 
 
-def _of_trl(look: _Look) -> Iterator[Diagnostic]:
+def _of_trl(look: TheirSettings) -> Iterator[Diagnostic]:
     if not look.visual():
         return
+    known = look.theirs.values.get("model", {}).get("family")
+    if known and look["use_peft"] is True and not look["lora_target_modules"]:
+        yield look.at(
+            _REFUSED,
+            "use_peft",
+            "use_peft is true without lora_target_modules: peft has no list of layers of"
+            f" {known}, and refuses it",
+            "set lora_target_modules: all-linear",
+        )
     for name in ("packing", "padding_free"):
         if look[name] is True:
             yield look.at(
@@ -155,7 +173,7 @@ def _of_trl(look: _Look) -> Iterator[Diagnostic]:
         )
 
 
-def _of_llama_factory(look: _Look) -> Iterator[Diagnostic]:
+def _of_llama_factory(look: TheirSettings) -> Iterator[Diagnostic]:
     if look["packing"] is True and not look["neat_packing"]:
         yield look.at(
             _TRAP,
@@ -227,7 +245,7 @@ def _of_llama_factory(look: _Look) -> Iterator[Diagnostic]:
         )
 
 
-def _of_swift(look: _Look) -> Iterator[Diagnostic]:
+def _of_swift(look: TheirSettings) -> Iterator[Diagnostic]:
     for name in ("packing", "padding_free"):
         if look[name] is True and look["attn_impl"] not in _FLASH:
             yield look.at(
@@ -263,6 +281,6 @@ def _of_swift(look: _Look) -> Iterator[Diagnostic]:
 
 _BY_TRAINER = {
     "trl": (_of_trl,),
-    "llamafactory": (_of_llama_factory,),
-    "ms-swift": (_of_swift,),
+    "llamafactory": (_of_llama_factory, find_untrained_parts, find_unread_rows),
+    "ms-swift": (_of_swift, find_unread_bounds),
 }

@@ -51,7 +51,7 @@ RULES = (
     Rule(
         name="not-on-this-machine",
         code="VT238",
-        summary="Another trainer's recipe names a model, or rows, that this machine does not have.",
+        summary="Another trainer's recipe names a model, rows or a file that is not here.",
         why="What depends on them is not checked: neither right nor wrong. Nothing is downloaded.",
         bad="{model_name_or_path: Qwen/Qwen2.5-VL-3B-Instruct}, which was never downloaded",
         good="hf download Qwen/Qwen2.5-VL-3B-Instruct, and then the same",

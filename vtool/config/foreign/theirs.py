@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from vtool.config.compose import Composed
@@ -27,6 +28,8 @@ class ForeignRecipe:
     """Their settings that have no counterpart here, with their values."""
     notes: tuple[str, ...] = ()
     """Sentences about the recipe that they become."""
+    scales: Mapping[str, int] = field(default_factory=dict)
+    """By our setting, how many of its units one of theirs is."""
 
     @property
     def open(self) -> tuple[str, ...]:
@@ -47,6 +50,8 @@ class ForeignFile:
     given: Mapping[str, Any]
     """By dotted name: every value, and the two groups that go through as they are."""
     places: Mapping[str, ValuePosition]
+    folder: Path = field(default_factory=Path)
+    """The folder that it is in."""
     values: dict[str, Any] = field(default_factory=dict)
     """Ours, nested."""
     origins: dict[Key, ValuePosition] = field(default_factory=dict)
@@ -55,6 +60,21 @@ class ForeignFile:
     """By their setting: why what it names is not on this machine, and what to do."""
     names: dict[str, str] = field(default_factory=dict)
     """By our setting, the name of theirs."""
+    scales: dict[str, int] = field(default_factory=dict)
+    """By our setting, how many of its units one of theirs is."""
+
+    def find_path(self, text: str) -> Path | None:
+        """Return where a file or folder is that they name; None where it is not here.
+
+        It is relative to the folder where the trainer is started, which is this one, or one above
+        the recipe.
+        """
+        path = Path(text).expanduser()
+        if not text or path.is_absolute():
+            return path if text and path.exists() else None
+        above = self.folder.resolve()
+        near = (Path(), above, *above.parents[:4])
+        return next((one / path for one in near if (one / path).exists()), None)
 
     def take(self, name: str, default: Any = None) -> Any:
         """Return the value of one of their settings, and count the setting as looked at."""

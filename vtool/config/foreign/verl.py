@@ -136,12 +136,19 @@ def read_verl(path: Path, *, read_environment: bool = True) -> ForeignRecipe:
 
 
 def in_their_words(
-    finding: Diagnostic, names: Mapping[str, str], *, of_verl: bool = True
+    finding: Diagnostic,
+    names: Mapping[str, str],
+    *,
+    of_verl: bool = True,
+    scales: Mapping[str, int] | None = None,
 ) -> Diagnostic:
-    """Return a finding of our rules in the names of their settings."""
+    """Return a finding of our rules in the names of their settings, and in their units."""
     words = (_WORDS if of_verl else {}) | dict(names)
 
     def worded(text: str | None) -> str | None:
+        for ours, scale in (scales or {}).items():
+            for number in re.findall(rf"{re.escape(ours)}(?:=| is | below )(\d+)", text or ""):
+                text = (text or "").replace(number, str(int(number) // scale))
         for ours, theirs in sorted(words.items(), key=lambda pair: -len(pair[0])):
             short = ours.removeprefix("engine.")
             for one in (ours, short) if "." in short else (ours,):
