@@ -297,7 +297,7 @@ micro_batch_size: 1
     [
         ("lf.yaml", LLAMA_FACTORY, "LLaMA-Factory", "validate-config --from llamafactory lf.yaml"),
         ("verl.yaml", VERL, "verl", "validate-config --from verl verl.yaml checks it; with"),
-        ("axo.yml", AXOLOTL, "axolotl", "vtool watch -- axolotl train axo.yml"),
+        ("axo.yml", AXOLOTL, "axolotl", "validate-config --from axolotl axo.yml"),
     ],
 )
 def test_a_recipe_of_another_trainer_is_named_once_a_typo_in_it_too(
