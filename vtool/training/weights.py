@@ -179,7 +179,12 @@ def _is_elsewhere(of_run: str | None, given: str, run: Path) -> bool:
     """
     if of_run is None:
         return run.resolve() not in Path(given).resolve().parents
-    return Path(of_run).name != Path(given).name
+    return _model_name(Path(of_run)) != _model_name(Path(given))
+
+
+def _model_name(folder: Path) -> str:
+    """Return the name of a model's folder; of one in the hub's cache, whatever its revision."""
+    return next((part for part in folder.parts if part.startswith("models--")), folder.name)
 
 
 def _lora_of(folder: Path) -> _Adapter:
