@@ -375,7 +375,8 @@ def folder_taken(path: Path, changed: list[str], run: Run) -> Diagnostic:
     """Return the finding for a folder with a run of other settings, and two ways to continue."""
     new, weights = f"add {new_name(run)}", shlex.quote(str(path))
     trained = bool(checkpoints(RunFolder(path).checkpoints))
-    if trained:
+    other_model = any(change.startswith("model.path:") for change in changed)
+    if trained and not other_model:  # what it would begin with is the model that is left
         new += f", and train.from={weights} to begin with its weights"
     if trained and only_length(changed):
         extend = "to train this run on, to a later end, add checkpoint.resume=extend"

@@ -39,6 +39,9 @@ def _missing(
         what = f"is a folder without a file of rows ({', '.join(ROWS_SUFFIXES)})"
     written = origins.near(name)
     near_by = None if os.path.exists(path) else near_file(given, folders=True)
+    of_a_folder = name in ("model.path", "train.from", "checkpoint.resume")
+    if near_by and of_a_folder and not any(map(os.path.isdir, near_by.paths)):
+        near_by = None
     if near_by and near_by.differences:
         what += f"; {near_by.there}"
     looked_for = f" (looked for {quoted_name(str(path.absolute()))})"
