@@ -19,8 +19,8 @@ class LlavaSource(RowsEntry):
     image_folder: Annotated[str | None, PathMark()] = Field(default=None, min_length=1)
     """The folder that paths of images and videos are relative to, in the place of the file's."""
     ignore: tuple[str, ...] | None = None
-    """Keys of a row, a message or a part that may be there and are not read. Any other key that is
-    not known is reported.
+    """Keys that may be there and are not read. Another that is not known is reported, or refused
+    where rows are columns.
     """
 
     def files(self) -> Mapping[str, str]:

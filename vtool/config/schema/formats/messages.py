@@ -17,8 +17,8 @@ class MessagesSource(RowsEntry):
     path: Annotated[str, PathMark()] = Field(min_length=1)
     """The file, or a folder of files of one kind. Image paths inside are relative to its folder."""
     ignore: tuple[str, ...] | None = None
-    """Keys of a row, a message or a part that may be there and are not read. Any other key that is
-    not known is reported.
+    """Keys that may be there and are not read. Another that is not known is reported, or refused
+    where rows are columns.
     """
 
     def files(self) -> Mapping[str, str]:
