@@ -44,8 +44,7 @@ def test_another_spelling_reads_the_same_file(command: str, tmp_path: Path) -> N
     ("given", "answer"),
     [
         ("llamafctory", "did you mean `llamafactory`?"),
-        ("axolotl", "`vtool explain WORD` knows axolotl's words"),
-        ("nemo", "recipes of verl, trl, llamafactory, ms-swift can be read"),
+        ("nemo", "recipes of verl, trl, llamafactory, ms-swift, axolotl can be read"),
     ],
 )
 def test_another_name_is_answered_with_those_that_there_are(

@@ -157,6 +157,15 @@ def test_without_a_recipe_it_says_what_to_name() -> None:
     assert "name a recipe" in err
 
 
+def test_a_mistake_that_all_runs_of_a_sweep_have_is_printed_once() -> None:
+    code, out, _ = run("-m", "digits", "optim=nope", "train.steps=1,2")
+    assert (code, out.count("there is none for `optim=nope`")) == (1, 1)
+    assert "\n1 error (2 by subject); checks: " in out
+    _, out, _ = run("-m", "digits", "optim=nope,none", "train.steps=1,2", "--format", "concise")
+    assert [line.rpartition("`")[0][-4:] for line in out.splitlines()[:-1]] == ["nope", "none"]
+    assert out.splitlines()[-1].startswith("2 errors (4 by subject); ")
+
+
 @pytest.mark.parametrize(
     ("name", "content", "rule", "said"),
     [

@@ -386,7 +386,12 @@ def test_every_rule_about_rows_is_checked_by_the_audit_or_about_something_else()
         "data-worker-failed",  # a process that was at a row
         "source-changed",  # the files of a run, at its end
     }
-    assert rules_of("split") == ("too-many-dropped-rows", "no-rows")
+    assert rules_of("split") == (
+        "too-many-dropped-rows",
+        "no-rows",
+        "zero-embedding-used",
+        "token-not-learnable",
+    )
     assert rules_of("references") == (
         "reference-too-long",
         "rows-in-two-splits",

@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from vtool.config.load import load_run
 from vtool.config.references import masked, resolve_references, unmasked
+from vtool.diagnostics import Findings
 
 VALUES: dict[str, Any] = {
     "a": {"b": 1, "c": [1, {"d": "x"}], "e": "text", "n": None, "open": "???"},
@@ -107,3 +109,19 @@ def test_what_is_masked_is_no_reference_to_omegaconf_and_comes_back() -> None:
     values = {"a": ["${b}", {"c": "x${d}"}], "e": 1}
     hidden = OmegaConf.create(masked(values))
     assert unmasked(OmegaConf.to_container(hidden, resolve=True)) == values
+
+
+@pytest.mark.parametrize(
+    ("written", "help"),
+    [
+        ("${DATA_ROOT}/rows", "an environment variable is ${oc.env:DATA_ROOT}"),
+        ("${env:DATA_ROOT}/rows", "an environment variable is ${oc.env:NAME}"),
+    ],
+)
+def test_a_variable_as_others_write_it_is_answered_with_how_it_is_written(
+    written: str, help: str
+) -> None:
+    with pytest.raises(Findings) as caught:
+        load_run("digits", [f"run.dir={written}"])
+    (found,) = caught.value.diagnostics
+    assert (found.rule, found.help) == ("broken-reference", help)

@@ -297,7 +297,7 @@ micro_batch_size: 1
     [
         ("lf.yaml", LLAMA_FACTORY, "LLaMA-Factory", "validate-config --from llamafactory lf.yaml"),
         ("verl.yaml", VERL, "verl", "validate-config --from verl verl.yaml checks it; with"),
-        ("axo.yml", AXOLOTL, "axolotl", "vtool watch -- axolotl train axo.yml"),
+        ("axo.yml", AXOLOTL, "axolotl", "validate-config --from axolotl axo.yml"),
     ],
 )
 def test_a_recipe_of_another_trainer_is_named_once_a_typo_in_it_too(
@@ -389,3 +389,14 @@ def test_the_folder_of_a_run_is_no_file() -> None:
     finding, _ = refused(rows("good.json"), "run.dir=good.json")
     assert (finding.rule, finding.parameter) == ("path-not-found", "run.dir")
     assert "is a file, not a folder" in finding.message
+
+
+def test_a_text_that_begins_as_json_is_rows() -> None:
+    assert load_run(rows("good.txt"), []).run.data.train[0].model_dump()["path"] == "good.txt"
+
+
+def test_a_file_beside_is_no_model_folder() -> None:
+    rows("good.json")
+    Path("a.py").touch()
+    finding, _ = refused("good.json", "model.path=a")
+    assert finding.help != "did you mean `a.py`?"

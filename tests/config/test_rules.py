@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.test_contents import POINTER
 from vtool.config import rules
 from vtool.config.load import RECIPE_RULES, examine
 from vtool.config.rules import SETTINGS_RULES
@@ -19,7 +20,7 @@ from vtool.config.rules.rule import SettingsRule
 from vtool.diagnostics import RULES, Diagnostic, Findings, Rule
 
 # Examples that are the text of a recipe; the others are what is typed, a command or its arguments.
-TEXTS = ("bad-yaml", "bad-defaults-list")
+TEXTS = ("bad-yaml", "bad-defaults-list", "own-value-loses")
 # Found by what is installed with it.
 ELSEWHERE = ("not-in-megatron-core",)
 TYPED = [RULES[name] for name in RECIPE_RULES if name not in (*TEXTS, *ELSEWHERE)]
@@ -317,6 +318,15 @@ class TestModel:
     def test_a_config_that_says_nothing(self, text: str) -> None:
         Path("models/qwen/config.json").write_text(text, encoding="latin-1")
         assert only("model.path=models/qwen", "model.size=null").rule == "not-a-model-folder"
+
+    def test_a_file_that_is_a_pointer_of_git(self) -> None:
+        Path("models/qwen/tokenizer.json").write_bytes(POINTER)
+        finding = only("model.path=models/qwen", "model.size=null")
+        assert (finding.rule, finding.help) == (
+            "not-a-model-folder",
+            "in its repository: git lfs pull",
+        )
+        assert "models/qwen has a tokenizer.json that is a Git LFS pointer" in finding.message
 
     def test_the_folder_of_a_run_has_the_model_inside(self) -> None:
         Path("runs/digits").mkdir(parents=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.test_contents import POINTER
 from vtool.config.load import load_run
 from vtool.config.yaml_positions import read_yaml
 from vtool.diagnostics import Diagnostic, Findings
@@ -109,3 +110,35 @@ def test_a_tab_between_a_key_and_its_value_is_read(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").touch()
     rows = f"data.train=[{{format:messages,path:'{tmp_path / 'rows.jsonl'}'}}]"
     assert load_run(str(tmp_path / "mine.yaml"), (rows,)).run.train.steps == 9
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "value"),
+    [
+        ("run: {dir: ${oc.env:DATA}/x}\n", (1, 12), "${oc.env:DATA}/x"),
+        ("data: {train: [${oc.env:DATA}/x.jsonl]}\n", (1, 16), "${oc.env:DATA}/x.jsonl"),
+        ("data: {train: [\n  /a/${oc.env:B}/c ]}\n", (2, 3), "/a/${oc.env:B}/c"),
+        ("run:\n  dir: ${oc.env: DATA}/x\n", (2, 8), "${oc.env: DATA}/x"),
+        ("a: [1, '${b}', ${c}]\n", (1, 16), "${c}"),
+    ],
+)
+def test_a_reference_that_needs_quotes_is_answered_with_them(
+    tmp_path: Path, text: str, place: tuple[int, int], value: str
+) -> None:
+    found = refused(tmp_path, text)
+    assert places(found) == [place]
+    assert found[0].help == f'write "{value}"'
+
+
+def test_a_recipe_that_is_a_pointer_of_git_says_so(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_bytes(POINTER)
+    with pytest.raises(Findings) as caught:
+        read_yaml(tmp_path / "a.yaml")
+    (found,) = caught.value.diagnostics
+    assert (found.rule, found.help) == ("unreadable-file", "in its repository: git lfs pull")
+
+
+@pytest.mark.parametrize("text", ["dir: ${oc.env:DATA}/x\n", 'run: {dir: "${oc.env:DATA}/x"}\n'])
+def test_a_reference_that_needs_no_more_quotes_is_read(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.yaml").write_text(text)
+    assert "${oc.env:DATA}/x" in read_yaml(tmp_path / "a.yaml").text

@@ -36,13 +36,13 @@ def test_the_input_is_a_line_below_the_instruction_and_earlier_answers_are_learn
 
 
 def test_a_key_that_is_not_read_is_refused_unless_the_source_ignores_it(tmp_path: Path) -> None:
-    row = {"instruction": "a", "output": "b", "rationale": "because", "score": 3, "id": "x"}
+    row = {"instruction": "a", "output": "b", "rationale": "because", "hint": 3, "id": "x"}
     finding = refused("alpaca", tmp_path, row)
     assert finding.rule == "unread-key"
-    assert finding.message == 'rows.jsonl:1 has keys that are not read: "rationale", "score"'
+    assert finding.message == 'rows.jsonl:1 has keys that are not read: "rationale", "hint"'
     assert finding.help is not None
-    assert "ignore: [rationale, score]" in finding.help
-    (kept,) = read("alpaca", tmp_path, row, ignore=["rationale", "score"])
+    assert "ignore: [rationale, hint]" in finding.help
+    (kept,) = read("alpaca", tmp_path, row, ignore=["rationale", "hint"])
     assert said(kept) == [("user", "a"), ("assistant", "b")]
 
 
@@ -75,3 +75,11 @@ def test_what_cannot_be_mapped_is_named(
     finding = refused("alpaca", tmp_path, row)
     assert finding.rule == rule
     assert words in finding.message
+
+
+def test_the_whole_row_as_one_text_is_no_other_key(tmp_path: Path) -> None:
+    row = {"instruction": "Name the animal.", "output": "A cat."}
+    (made,) = read("alpaca", tmp_path, row | {"text": "Q: Name the animal.\nA: A cat."})
+    assert said(made) == [("user", "Name the animal."), ("assistant", "A cat.")]
+    finding = refused("alpaca", tmp_path, row | {"text": "Q: Name the animal.\nA: A dog."})
+    assert finding.message == 'rows.jsonl:1 has a key that is not read: "text"'

@@ -155,19 +155,19 @@ def with_key(key: str) -> Row:
     )
 
 
-@pytest.mark.parametrize("key", ["tools", "tool_calls", "reasoning_content"])
+@pytest.mark.parametrize("key", ["tools", "tool_calls", "reasoning_content", "function_calls"])
 def test_what_the_template_leaves_out_is_named(processor: Processor, key: str) -> None:
     with pytest.raises(Findings, match=f"leaves out {key}") as caught:
         render_chat(with_key(key), processor)
     assert caught.value.diagnostics[0].rule == "ignored-by-template"
 
 
-@pytest.mark.parametrize("key", ["tools", "tool_calls", "reasoning_content"])
+@pytest.mark.parametrize("key", ["tools", "tool_calls", "reasoning_content", "function_calls"])
 def test_what_the_template_writes_is_no_finding(processor: Processor, key: str) -> None:
     template = (
         "{% if tools %}{{ tools }}{% endif %}{% for m in messages %}{{ m['role'] }}:{{"
-        " m['tool_calls'] }}{{ m['reasoning_content'] }}{{ m['content'] }}<|im_end|>{% endfor %}{%"
-        " if add_generation_prompt %}assistant:{% endif %}"
+        " m['tool_calls'] }}{{ m['function_calls'] }}{{ m['reasoning_content'] }}{{ m['content']"
+        " }}<|im_end|>{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
     )
     for changed in with_template(processor, template):
         assert spans(changed, render_chat(with_key(key), changed).labels)[-1].endswith(

@@ -124,3 +124,11 @@ def test_a_data_set_that_is_not_there_is_answered_with_what_is(tmp_path: Path) -
     with pytest.raises(Findings, match=r"unknown-choice.*no data set mime") as caught:
         open_rows("llama_factory", tmp_path / "dataset_info.json", dataset="mime")
     assert caught.value.diagnostics[0].help == "did you mean `mine`?"
+
+
+def test_a_turn_that_another_project_masks_is_not_learnt(tmp_path: Path) -> None:
+    turns = [("human", {}), ("gpt", {"train": False}), ("human", {}), ("gpt", {"train": True})]
+    talk = [{"from": who, "value": who} | more for who, more in turns]
+    (row,) = read(tmp_path, SHAREGPT, {"conversations": talk})
+    assert list(row.supervised()) == [3]
+    assert "train" not in row.messages[3]

@@ -67,7 +67,9 @@ def test_images_are_in_the_folder_that_is_named(tmp_path: Path) -> None:
     (tmp_path / "coco").mkdir()
     picture(tmp_path / "coco/a.png")
     path = write_array(tmp_path / "rows.json", [talk("<image>?", "b", image="a.png")])
-    assert Llava(str(path), str(tmp_path / "coco")).row(0).images == [str(tmp_path / "coco/a.png")]
+    assert Llava(str(path), image_folder=str(tmp_path / "coco")).row(0).images == [
+        str(tmp_path / "coco/a.png")
+    ]
     assert finding_of(path)[0] == "missing-image"
 
 

@@ -159,7 +159,7 @@ def test_a_line_cut_off_is_a_broken_row_with_its_column(tmp_path: Path) -> None:
         (turned({"weight": 2}), "malformed-messages", '"weight" is 0 or 1; here it is 2'),
         (turned({"weight": True}), "malformed-messages", "here it is true"),
         (turned({"weight": "0"}), "malformed-messages", "here it is '0'"),
-        (turned({"loss": False}), "malformed-messages", '"loss"'),
+        (turned({"loss": 0.5}), "malformed-messages", '"loss"'),
         (turned({"image": "a.png"}), "malformed-messages", '"image"'),
         (turned({"tool_calls": "look()"}), "malformed-messages", '"tool_calls"'),
         (

@@ -56,7 +56,7 @@ def turned(role: str = "assistant", **keys: Any) -> dict[str, Any]:
     ("row", "rule", "words"),
     [
         (chat("a", "b") | {"objects": {"bbox": [[1, 2, 3, 4]]}}, "not-for-training", "has boxes"),
-        (turned(loss_scale=0.5), "malformed-messages", '"loss_scale" is 0.5, and 0 or 1 is read'),
+        (turned(loss_scale=0.5), "malformed-messages", '"loss_scale": 0.5, which is not read'),
         (turned("user", loss=True), "malformed-messages", "only turns of the assistant are learnt"),
         (turned(loss=True, loss_scale=0), "malformed-messages", "which differ"),
         (turned("tool_call"), "malformed-messages", "call of a tool as text"),

@@ -313,10 +313,10 @@ def cut_off(path: Path) -> Path:
             lambda path: path.write_bytes(
                 film(path.with_suffix(".whole.mp4"), 30).read_bytes()[:900]
             ),
-            "Invalid data",
+            "it is cut off: ",
         ),
-        (lambda path: path.write_text("not a video"), "Invalid data"),
-        (lambda path: path.write_bytes(b""), "cannot be decoded"),
+        (lambda path: path.write_text("not a video"), 'it is text: "not a video", and not a video'),
+        (lambda path: path.write_bytes(b""), "it is empty, of 0 bytes, and not a video"),
         (unknown_codec, "codec"),
         (sound, "it has no video in it"),
         (lambda path: film(path, 2, 4000, 16), "aspect ratio"),

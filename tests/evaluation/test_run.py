@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.commands import run_vtool
 from tests.rows import write_rows
 from tests.runs import read_lines
 from vtool.data.chat import IGNORED
@@ -316,11 +317,36 @@ def test_an_adapter_is_not_put_over_other_weights_than_its_run_began_with(tmp_pa
     named = {"base_model_name_or_path": str(base)}
     (adapter / "adapter_config.json").write_text(json.dumps(named))
     (tmp_path / "run/base.json").write_text(json.dumps(file_digests(base)))
-    assert open_model(str(adapter)).is_adapter
+    with pytest.raises(Findings, match="there is no adapter_model"):  # the base is what it was
+        open_model(str(adapter))
     (base / "model.safetensors").write_bytes(b"Weights")
     with pytest.raises(Findings, match=r"base-changed.*began with: model\.safetensors") as raised:
         open_model(str(adapter))
     assert raised.value.fatal
+
+
+def test_nothing_is_computed_with_an_adapter_that_does_not_land(
+    made: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Names of the text model alone: peft leaves all tensors out, and the base would answer."""
+    adapter, base = tmp_path / "adapter", made[0] / "export"
+    adapter.mkdir()
+    module = "base_model.model.model.language_model.layers.0.self_attn.q_proj"
+    weights = load_file(base / "model.safetensors")
+    size = weights["model.layers.0.self_attn.q_proj.weight"].shape[0]
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": [module[17:]]}
+    named = {"base_model_name_or_path": str(base.resolve())}
+    (adapter / "adapter_config.json").write_text(json.dumps(config | named))
+    tensors = {f"{module}.lora_A.weight": torch.ones(2, size)}
+    tensors[f"{module}.lora_B.weight"] = torch.zeros(size, 2)
+    save_file(tensors, adapter / "adapter_model.safetensors")
+    assert "adds nothing yet" in open_model(str(adapter)).in_words()
+    text = {name.replace("language_model.", ""): one for name, one in tensors.items()}
+    save_file(text, adapter / "adapter_model.safetensors")
+    for command in (("evaluate", adapter, made[1]), ("predict", adapter, "x"), ("chat", adapter)):
+        done = run_vtool(tmp_path, *command)
+        assert (done.status, "adapter-mismatch" in done.output) == (2, True), done.output
+    assert not (tmp_path / "evaluations").exists()
 
 
 def test_a_run_is_found_by_its_name(

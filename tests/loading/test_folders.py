@@ -118,7 +118,7 @@ def test_each_bad_folder_has_one_finding(
     [
         (no_config, "without a config.json"),
         (lambda path: folder(path, model={"a": f32(2)}), "the weights take 0 MiB"),
-        (adapter, "it is an adapter, which is loaded with its base"),
+        (adapter, "it is an adapter, not compared with its base: transformers makes no class"),
     ],
 )
 def test_strict_a_folder_whose_class_was_not_asked_has_not_passed(

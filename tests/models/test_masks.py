@@ -5,6 +5,7 @@ attention in float64 is that of the reference, on all rows that are kept.
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -278,3 +279,18 @@ def test_no_mask_goes_through_floats(form: str) -> None:
 
 def test_the_compressed_mask_is_the_size_that_the_operator_wants() -> None:
     assert tuple(to_npu_compressed().shape) == (masks.COMPRESSED, masks.COMPRESSED) == (2048, 2048)
+
+
+@pytest.mark.parametrize("lengths", [[2, -1], [2.5, 3], [float("nan")], ["3"], [True, 2]])
+def test_a_length_that_is_none_is_refused(lengths: list[Any]) -> None:
+    for make in (keep_from_lengths, allowed_in_documents):
+        with pytest.raises(ValueError, match="a length is a whole number from 0, not "):
+            make(lengths)
+
+
+def test_lengths_of_numpy_and_of_torch_are_taken() -> None:
+    expected = keep_from_lengths([0, 2])
+    assert torch.equal(keep_from_lengths(np.array([0, 2])), expected)  # type: ignore[arg-type]
+    assert torch.equal(keep_from_lengths(torch.tensor([0, 2])), expected)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="there are no rows"):
+        keep_from_lengths([])

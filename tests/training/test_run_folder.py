@@ -318,7 +318,8 @@ def test_the_same_rows_in_another_folder_are_the_same_rows(rows: Path) -> None:
         "kept": 2,
         "tokens": 9,
     }
-    moved = {**ledger, "files": [{**ledger["files"][0], "path": "b.jsonl"}]}
+    # a setting that the run's vtool did not have is null
+    moved = {**ledger, "files": [{**ledger["files"][0], "path": "b.jsonl", "ignore": None}]}
     folder = RunFolder(rows.parent)
     folder.data.write_text(json.dumps({"train": ledger}))
     check_rows(folder, {"train": moved})

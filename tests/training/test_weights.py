@@ -202,3 +202,24 @@ def test_the_advice_on_other_rows_works_when_it_is_typed(tmp_path: Path) -> None
     assert f"train.from={tmp_path}/run" in found.remedy
     again = made(tmp_path, "2", f"train.from={tmp_path}/run")
     assert train(again, Ranks()).status == "finished"
+
+
+def test_the_weights_of_a_run_with_another_model_are_refused(folder: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(folder / "whole/export", tmp_path / "other")
+    path = f"model.path={other}", "model.size=null"
+    found = finding(made(folder, f"{tmp_path}/1", f"train.from={folder}/whole", *path))
+    assert found.rule == "unfit-weights"
+    assert f"with model.path null, and model.path is {other}" in found.message
+    begun(made(folder, f"{tmp_path}/2", f"train.from={other}", *path))
+    own = f"model.path={folder}/whole/export", "model.size=null"
+    begun(made(folder, f"{tmp_path}/3", f"train.from={folder}/whole", *own))
+
+
+def test_another_model_is_not_advised_to_begin_with_the_weights_of_the_first(
+    folder: Path, tmp_path: Path
+) -> None:
+    own = shutil.copytree(folder / "whole", tmp_path / "run")
+    path = f"model.path={folder}/whole/export"
+    found = finding(made(folder, str(own), path, "model.size=null"))
+    assert found.rule == "run-folder-taken"
+    assert "train.from" not in found.remedy

@@ -23,12 +23,12 @@ from vtool.config.load import load_run
 from vtool.diagnostics import Findings
 from vtool.export.huggingface import write_export
 from vtool.families import FAMILIES
+from vtool.processes import Ended, run_processes
 from vtool.training.optimizer import OPTIMIZERS
 from vtool.training.session import Progress, restore_checkpoint
 from vtool.verification import reference
 from vtool.verification.context import ProofContext, build_proof_context
 from vtool.verification.not_provable import NotProvable
-from vtool.verification.processes import Ended, run_processes
 from vtool.verification.proofs import FAST, PROOFS_ON_RANKS, resume_differs
 from vtool.verification.proofs.proof import ONE_ROW
 from vtool.verification.proofs.report import record_without_proofs

@@ -14,6 +14,9 @@ def the_same_batch(fact: Fact) -> Iterable[Fact] | None:
     return [first, *(more if fact["step"] == 2 else [])]
 
 
+LARGEST: Fact = {"tensor": "a", "share": 0.99, "elements": 8, "of": 900, "tensors": 9, "rows": None}
+
+
 PLANTED: dict[str, tuple[int, Change, str, str]] = {
     "a frozen part moved": (
         1,
@@ -49,6 +52,25 @@ PLANTED: dict[str, tuple[int, Change, str, str]] = {
         1,
         on("micro", borders={"texts": 3, "learnt": 2}),
         "targets-cross-documents",
+        "warning",
+    ),
+    "one row of the embedding": (
+        1,
+        on("arrived", largest={**LARGEST, "elements": 800, "rows": [[7, 0.6, 0.05]]}),
+        "gradient-in-one-part",
+        "warning",
+    ),
+    "one small tensor": (1, on("arrived", largest=LARGEST), "gradient-in-one-part", "warning"),
+    "a token whose row is zero": (
+        1,
+        on("arrived", tokens={"ids": 20, "trained": True, "zero": [[7, 3]], "at_mean": None}),
+        "token-without-values",
+        "warning",
+    ),
+    "a token whose frozen row is the mean": (
+        1,
+        on("arrived", tokens={"ids": 20, "trained": False, "zero": [], "at_mean": [[7, 3]]}),
+        "token-without-values",
         "warning",
     ),
     "the same rows in every step": (1, the_same_batch, "same-batch-every-step", "warning"),

@@ -178,7 +178,6 @@ def test_decay_of_norms_is_no_pass_where_the_optimizer_has_none(tmp_path: Path) 
     ("fields", "state"),
     [
         ({}, "passed"),
-        ({"adapters": True}, "not-run"),
         ({"mesh": {"dp": 2}}, "not-run"),
         ({"tie_meant": None}, "not-run"),
     ],
@@ -191,9 +190,13 @@ def test_a_tie_is_not_missed_where_it_is_there_or_cannot_be_seen(
     assert (rules(result), result.checks["head-not-tied"]) == ({}, state)
 
 
+@pytest.mark.parametrize("adapters", [True, False])
 @pytest.mark.parametrize("meant", [True, False])
-def test_a_head_that_is_not_as_its_config_says_is_found(tmp_path: Path, meant: bool) -> None:
-    result = conclude(tmp_path, changed(healthy(), on("model", tied=not meant, tie_meant=meant)))
+def test_a_head_that_is_not_as_its_config_says_is_found(
+    tmp_path: Path, meant: bool, adapters: bool
+) -> None:
+    change = on("model", tied=not meant, tie_meant=meant, adapters=adapters)
+    result = conclude(tmp_path, changed(healthy(), change))
     assert rules(result) == {"head-not-tied": "warning"}
     assert f"the config has tie_word_embeddings={meant}" in result.findings[0].message
 

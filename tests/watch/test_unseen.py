@@ -51,11 +51,13 @@ NULL = {
     "arrived.inner.norm_name",  # a word of the finding alone
     "arrived.inner.norm_sum",
     "arrived.kept_by",  # the gradient is where torch keeps it
+    "arrived.largest.rows",  # the embedding is not trained
     "arrived.left",  # single tensors were not seen on their way
     "arrived.norm_name",
     "arrived.norm_gradient",  # the final norm is frozen: layers are looked at
     "arrived.norm_sum",
     "arrived.reduced_in",  # in the gradient's own dtype
+    "arrived.tokens.at_mean",  # the embedding is trained
     "arrived.undone",  # the step before was not looked at
     "arrived.undone.to",
     "arrived.undone.written",

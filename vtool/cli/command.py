@@ -59,6 +59,15 @@ class LongCommand(Command):
         return True
 
 
+_ELSEWHERE = {
+    "from": "another trainer's recipe becomes one of vtool by"
+    " `vtool validate-config --from TRAINER FILE --convert`",
+    "resume": "the same command resumes its run",
+    "resume_from_checkpoint": "the same command resumes its run",
+}
+"""Options that people look for, and what there is in their place."""
+
+
 def _as_setting(option: str) -> str:
     """Return `: train.epochs=…` for an option such as `--epochs`; nothing where that is unknown."""
     from vtool.config.foreign.words import WORDS
@@ -66,6 +75,8 @@ def _as_setting(option: str) -> str:
     from vtool.diagnostics.near_miss import ending
 
     word = option.lstrip("-").replace("-", "_")
+    if word in _ELSEWHERE:
+        return f"; {_ELSEWHERE[word]}"
     names = [setting.name for setting in all_settings() if not setting.groups]
     ours = WORDS[word].ours if word in WORDS else next(iter(ending(word, names)), None)
     return f": {ours}=…" if ours else ""

@@ -9,8 +9,15 @@ from vtool.cli import complete
 from vtool.cli.formats import OutputFormat
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from vtool.diagnostics import Diagnostic
     from vtool.diagnostics.result import Result
     from vtool.planning.plan import MemoryPlan
+
+
+_FIGURES = "`vtool explain RECIPE` has the figures of a shipped recipe's usual model"
+"""Help for somebody without the model."""
 
 
 def plan(
@@ -86,7 +93,10 @@ def plan(
         from vtool.cli.common import begin_with_training
         from vtool.config.load import load_run
 
-        run = load_run(recipe, overrides or []).run
+        try:
+            run = load_run(recipe, overrides or []).run
+        except Findings as found:
+            raise Findings(_of_a_plan(found.diagnostics, recipe), fatal=found.fatal) from found
         begin_with_training("vtool plan")
         from vtool.planning.plan import GIB, PlanQuestion, make_plan
 
@@ -112,6 +122,21 @@ def plan(
 
         typer.echo("\n".join(lines(made)))
     print_and_exit([_result(recipe, made)], "plan", format)
+
+
+def _of_a_plan(findings: "Iterable[Diagnostic]", recipe: str) -> "Iterator[Diagnostic]":
+    """Yield findings with help for somebody who plans: no weight is read for it, and no row."""
+    from dataclasses import replace
+
+    for one in findings:
+        if one.rule == "hub-model-absent" and one.seen:
+            help = f"hf download {one.seen} config.json: a plan reads no more of it"
+            yield replace(one, help=f"{help}; {_FIGURES}")
+        elif one.rule == "missing-key" and one.parameter in ("model.path", "data.train"):
+            what = "no row of it is read" if one.parameter == "data.train" else _FIGURES
+            yield replace(one, help=f"{one.help}; {what}")
+        else:
+            yield one
 
 
 def _check_numbers(memory: float | None, peak: float | None, price: float | None) -> None:

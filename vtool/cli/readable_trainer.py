@@ -14,6 +14,7 @@ class ReadableTrainer(StrEnum):
     TRL = "trl"
     LLAMA_FACTORY = "llamafactory"
     MS_SWIFT = "ms-swift"
+    AXOLOTL = "axolotl"
 
 
 READABLE = "|".join(ReadableTrainer)
@@ -35,8 +36,6 @@ def readable_trainer(given: str) -> ReadableTrainer:
         return names[plain]
     meant = [names[one] for one in near(plain, names)]
     known = f"recipes of {', '.join(ReadableTrainer)} can be read"
-    if plain == "axolotl":
-        known += "; `vtool explain WORD` knows axolotl's words"
     help = did_you_mean(list(dict.fromkeys(meant))[:1])
     raise typer.BadParameter(f"{given!r}: {known}{f'; {help}' if help else ''}")
 

@@ -108,7 +108,8 @@ def validate_config(
     )
     if trainer and (overrides or multirun):
         raise typer.BadParameter(
-            f"a recipe of {trainer.value} is read as it is: KEY=VALUE goes with recipes of vtool"
+            f"a recipe of {trainer.value} is read as it is, and KEY=VALUE goes with recipes of"
+            f" vtool: `--from {trainer.value} {recipes[0]} --convert > mine.yaml` makes one"
         )
     loaded, results, live_lines = None, [], list[str]()
     with exit_on_findings("validate-config", recipes[0], format):

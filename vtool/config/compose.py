@@ -3,7 +3,7 @@
 import json
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from vtool.config.foreign.refuse import refuse_foreign
 from vtool.config.limits import MOST_FINDINGS
 from vtool.config.origins import COMMAND_LINE, Key, Layer, Origins, layered
 from vtool.config.overrides import choose_groups, parse_overrides
+from vtool.config.own_values import ComposedFile, lost_values
 from vtool.config.recipe_paths import resolve_recipe_paths
 from vtool.config.recipe_source import Composer, LeavesFolder, RecipeSource
 from vtool.config.references import is_masked, resolve_references, unmasked
@@ -78,7 +79,8 @@ def compose_recipe(recipe: str, overrides: Sequence[str], *, trusted: bool = Tru
     given = parse_overrides(overrides)
     with _hydra_as_of("1.3"):
         composer = Composer(file.path, trusted=trusted)
-        layers, config, rest, missing = _followed(composer, given)
+        composed, config, rest, missing = _followed(composer, given)
+    layers = [each.layer for each in composed]
     applied, findings = _apply(rest, config)
     typed = [(_keys(override.key_or_group), override.value()) for override in applied]
     origins = layered(layers, typed)
@@ -90,7 +92,12 @@ def compose_recipe(recipe: str, overrides: Sequence[str], *, trusted: bool = Tru
         file,
         values,
         origins,
-        (*(finding for _, finding in missing), *findings, *notes),
+        (
+            *(finding for _, finding in missing),
+            *findings,
+            *lost_values(composed, origins),
+            *notes,
+        ),
         unread.union(group for group, _ in missing),
         rows.name if rows else file.name,
     )
@@ -102,7 +109,7 @@ _Missing = list[tuple[Key, Diagnostic]]
 
 def _followed(
     composer: Composer, given: list[Override]
-) -> tuple[list[Layer], DictConfig, list[Override], _Missing]:
+) -> tuple[list[ComposedFile], DictConfig, list[Override], _Missing]:
     """Follow the defaults list; return its files, their values, and the overrides that set some."""
     sources, files = composer.sources, composer.files
     try:
@@ -125,14 +132,10 @@ def _followed(
                 missing.append((_keys(group.replace("/", ".")), found.diagnostics[0]))
                 composer.repository.stand_ins.add(str(error.missing_cfg_file))
         files = composer.files
-        layers = [
-            Layer(_keys(default.package or ""), files[default.config_path])
-            for default in listed.defaults
-            if default.config_path in files
-        ]
-        if clashes := list(_clashes(layers)):
+        composed = _composed_files(listed.defaults, files)
+        if clashes := list(_clashes([each.layer for each in composed])):
             raise Findings(clashes, fatal=True)
-        return layers, composer.compose(listed), list(listed.config_overrides), missing
+        return composed, composer.compose(listed), list(listed.config_overrides), missing
     except LeavesFolder as error:
         message = (
             f"`{error.config_path}` in a defaults list leads out of the recipe's folder, configs/"
@@ -166,6 +169,27 @@ _UNFOLLOWED = (
     AttributeError,
     OSError,
 )
+
+
+def _composed_files(defaults: Sequence[Any], files: Mapping[str, YamlFile]) -> list[ComposedFile]:
+    """Return the files of Hydra's list, in order, each with those whose lists have led to it."""
+    parents = {default.config_path: default.parent for default in defaults}
+
+    def above(path: str) -> Iterator[str]:
+        while parent := parents.get(path):
+            yield parent
+            path = parent
+
+    return [
+        ComposedFile(
+            Layer(_keys(default.package or ""), files[default.config_path]),
+            default.config_path,
+            (*above(default.config_path),),
+            chosen="/" in default.config_path,
+        )
+        for default in defaults
+        if default.config_path in files
+    ]
 
 
 def _names(missing: _Missing) -> set[str]:
@@ -335,6 +359,9 @@ def _leads_nowhere(name: str, reason: str, origins: Origins, names: Sequence[str
             f"the recipe does not set `{wanted[1]}`, and only what it sets can be referred to; the"
             f" default is {default}: write it"
         )
+    if (wanted and wanted[1].isupper()) or reason == "Unsupported interpolation type env":
+        variable = wanted[1] if wanted else "NAME"
+        help = f"an environment variable is ${{oc.env:{variable}}}"
     message = f"`{name}` refers to {problem}"
     return Diagnostic("broken-reference", message, help, name, origins.near(name))
 

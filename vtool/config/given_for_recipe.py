@@ -35,7 +35,10 @@ def given_for_recipe(recipe: str, path: Path) -> Diagnostic:
         run = shlex.join([_SCRIPTS[path.suffix], recipe])
         help = f"vtool watch -- {run} shows what its training really teaches"
         if trainer := _started_by(path):
-            help += f"; vtool validate-config --from {trainer} {given} checks its settings"
+            help += (
+                f"; vtool validate-config --from {trainer} {given} checks its settings, and with"
+                " --convert prints them as a recipe of vtool"
+            )
     elif path.is_file():
         what = "has weights, and is no recipe"
         help = f"vtool load-check {given} checks that they load"

@@ -34,8 +34,10 @@ _BY_FAMILY = {"image-longer-than-row", "pixel-bounds"}
 _NOT_LOOKED_AT = ("no-counterpart", "not-on-this-machine")
 _LACKS = ("not-built-on-engine", "extra-not-installed")
 """Rules about what vtool or this machine has not got: no mistake in another trainer's recipe."""
-_SETTINGS_RULES = tuple(rule.name for rule in sorted(rules.RULES, key=lambda rule: rule.code))
-RECIPE_RULES = (*(rule.name for rule in rules_recipe.RULES), *_SETTINGS_RULES)
+_BY_CODE = sorted((*rules_recipe.RULES, *rules.RULES), key=lambda rule: rule.code)
+_SCHEMA_RULES = tuple(rule.name for rule in _BY_CODE if rule.code < "VT2")
+_SETTINGS_RULES = tuple(rule.name for rule in _BY_CODE if rule.code >= "VT2")
+RECIPE_RULES = (*_SCHEMA_RULES, *_SETTINGS_RULES)
 """Rules that every recipe is checked against, in the order of their codes."""
 ALWAYS_CHECKED = (*RECIPE_RULES, *packages.RELEASE_RULES)
 """Rules of `RECIPE_RULES`, and those about what is installed on this machine."""
@@ -166,6 +168,7 @@ def read_foreign(path: Path, trainer: str, *, trusted: bool = True) -> ForeignRe
     Raises:
         Findings: `fatal`, where it could not be read.
     """
+    from vtool.config.foreign.axolotl import read_axolotl
     from vtool.config.foreign.hf import read_hf
     from vtool.config.foreign.trainers import TRAINERS
     from vtool.config.foreign.verl import read_verl
@@ -174,6 +177,8 @@ def read_foreign(path: Path, trainer: str, *, trusted: bool = True) -> ForeignRe
         refuse_link(path)
     if trainer == "verl":
         return read_verl(path, read_environment=trusted)
+    if trainer == "axolotl":
+        return read_axolotl(path, read_environment=trusted)
     return read_hf(path, TRAINERS[trainer], read_environment=trusted)
 
 
@@ -181,7 +186,7 @@ def examine_foreign(path: Path, *, trainer: str = "verl", trusted: bool = True) 
     """Check a recipe of another SFT trainer by our rules, in the words of its own file.
 
     Args:
-        trainer: verl, trl, llamafactory or ms-swift.
+        trainer: verl, trl, llamafactory, ms-swift or axolotl.
         trusted: False for the recipe of a stranger.
 
     Raises:
@@ -199,7 +204,10 @@ def examine_foreign(path: Path, *, trainer: str = "verl", trusted: bool = True) 
         "data.global_batch_size",
     } - reading.names.keys()
     unknown |= set(reading.open)
-    unknown |= {"model.revision"} if "model.path" in unknown else set()  # a revision of that model
+    if "model.path" in unknown:  # what is of that model
+        unknown |= {"model.revision"}
+        named = "model.family" in reading.names
+        unknown |= set() if named else {"lora.targets", "lora.exclude", "lora.modules_to_save"}
     # how many pixels a token has is the family's; none is known here
     of_a_family = set() if "model.family" in reading.names or trainer == "verl" else _BY_FAMILY
     of_verl = trainer == "verl"
@@ -207,7 +215,7 @@ def examine_foreign(path: Path, *, trainer: str = "verl", trusted: bool = True) 
         *(
             in_their_words(_of_a_lack(one), reading.names, of_verl=of_verl, scales=reading.scales)
             for one in examined.findings
-            if one.parameter not in unknown and one.rule not in of_a_family
+            if not _is_below(one.parameter, unknown) and one.rule not in of_a_family
         ),
         *reading.findings,
     )
@@ -219,6 +227,11 @@ def examine_foreign(path: Path, *, trainer: str = "verl", trusted: bool = True) 
     } | dict.fromkeys(FOREIGN_RULES, "passed")
     checks |= dict.fromkeys(unjudged, "not-run") | dict.fromkeys(sorted(failed), "failed")
     return Examined(None if failed else loaded, findings, checks, examined.reasons)
+
+
+def _is_below(parameter: str | None, names: Collection[str]) -> bool:
+    """Return whether a setting is one of these, or an entry of one."""
+    return any(parameter == name or str(parameter).startswith(f"{name}.") for name in names)
 
 
 def _of_a_lack(finding: Diagnostic) -> Diagnostic:
@@ -288,7 +301,7 @@ def _checked(composed: Composed, trusted: bool = True) -> tuple[Loaded | None, E
 
 
 def _schema_stage(composed: Composed, checked: CheckedRecipe) -> _Stage:
-    names = [rule.name for rule in rules_recipe.RULES]
+    names = _SCHEMA_RULES
     missed = [] if checked.whole else [name for name in names if RULES[name].code >= "VT1"]
     return _Stage(names, (*composed.findings, *checked.findings), missed)
 

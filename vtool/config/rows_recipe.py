@@ -34,8 +34,10 @@ class RowsRecipe:
 
 def names_rows(subject: str) -> bool:
     """Return whether a command's subject is rows and no recipe: a file by its name, or a folder."""
-    unpacked = subject.removesuffix(next((end for end in _PACKED if subject.endswith(end)), ""))
-    if unpacked.endswith(ROWS_SUFFIXES + TABLE_SUFFIXES):
+    # a blank at the end is one of a name that was copied: the finding quotes it
+    name = subject.rstrip().lower()
+    name = name.removesuffix(next((end for end in _PACKED if name.endswith(end)), ""))
+    if name.endswith(ROWS_SUFFIXES + TABLE_SUFFIXES) or _is_json_text(subject):
         return True
     if subject in recipe_names() or not os.path.isdir(subject):
         return False
@@ -43,6 +45,15 @@ def names_rows(subject: str) -> bool:
     names = ("config.yaml", "config.json")
     other = any(os.path.exists(os.path.join(subject, name)) for name in names)
     return not other and not has_model_files(Path(subject)) and has_rows_files(subject)
+
+
+def _is_json_text(subject: str) -> bool:
+    """Return whether a file is a text by its name, and JSON by its first byte."""
+    try:
+        with open(subject if subject.endswith(".txt") else os.devnull, "rb") as file:
+            return file.read(64).lstrip().startswith((b"{", b"["))
+    except (OSError, ValueError):
+        return False
 
 
 def recipe_of_rows(file: str, overrides: Sequence[str]) -> RowsRecipe:

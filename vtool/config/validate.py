@@ -48,7 +48,7 @@ _HIDES = {
     "model_attributes_type",
     "tuple_type",
 }
-_LEAST_MISSING = 3
+_LEAST_MISSING = 2
 """A recipe without these extends no other; with fewer, it lacks a group alone."""
 
 

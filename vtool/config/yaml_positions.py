@@ -10,6 +10,7 @@ import yaml
 
 from vtool.config.limits import DEEPEST, MOST_BYTES, MOST_DIGITS, MOST_VALUES
 from vtool.config.resources import BEGIN_WITH_DEFAULTS, shown_path
+from vtool.contents import content_of
 from vtool.diagnostics import Diagnostic, Findings, Origin
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -57,6 +58,8 @@ def read_yaml(path: Path) -> YamlFile:
                 f"{name} has more than {MOST_BYTES} bytes, which no recipe needs",
                 Origin(name),
             )
+        if (found := content_of(content)) and found.kind not in ("empty", "text"):
+            raise _refused("unreadable-file", f"{name} {found.what}", Origin(name), found.remedy)
         text = content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
         _refuse_depth(text, name)
         root = yaml.compose(text, _LOADER)
@@ -124,6 +127,10 @@ def not_yaml(name: str, error: yaml.YAMLError, text: str = "") -> Findings:
         error: the parser's.
         text: the file's, where it is known.
     """
+    return _needs_quotes(name, error, text) or _not_yaml(name, error, text)
+
+
+def _not_yaml(name: str, error: yaml.YAMLError, text: str) -> Findings:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         at, lines = error.problem_mark, text.split("\n")
         line = lines[at.line] if at.line < len(lines) else ""
@@ -150,6 +157,39 @@ def not_yaml(name: str, error: yaml.YAMLError, text: str = "") -> Findings:
         return _refused("bad-yaml", f"{name} is not YAML: {reason}", _place(name, mark))
     reason = str(getattr(error, "reason", None) or error).splitlines()[0]
     return _refused("bad-yaml", f"{name} is not YAML: {reason}", Origin(name))
+
+
+_REFERENCE = re.compile(
+    r"""
+    (?P<before>^[^"']*(?:"[^"]*"[^"']*|'[^']*'[^"']*)*?  # no quote is open here
+    (?:[:,\[{-]\s+|\[|^\s*))
+    (?P<value>(?:[^\s"'\[\]{},:#][^\s"'\[\]{},]*)?
+    \$\{(?:[^{}]|\$\{[^{}]*\})*\}[^\s\]},]*)
+    """,
+    re.VERBOSE,
+)
+"""The first value of a line with a reference that stands in no quotation marks."""
+
+
+def _needs_quotes(name: str, error: yaml.YAMLError, text: str) -> Findings | None:
+    """Return the finding about a value with a reference that YAML cuts; None: there is none."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return None
+    ends, lines = error.problem_mark, text.split("\n")
+    begins = error.context_mark or ends
+    for number in sorted({begins.line, ends.line}):
+        found = _REFERENCE.match(lines[number]) if number < len(lines) else None
+        if found is None:
+            continue
+        column, whole = found.end("before"), begins.line == ends.line
+        if (column >= begins.column or whole) if number == begins.line else column <= ends.column:
+            value = found["value"]
+            reason = f"{value} is cut at its braces or at a blank: put it in quotes"
+            help = "write " + (f"'{value}'" if '"' in value else f'"{value}"')
+            return _refused(
+                "bad-yaml", f"{name}: {reason}", Origin(name, number + 1, column + 1), help
+            )
+    return None
 
 
 def _cause_of(problem: str, at: yaml.Mark, lines: list[str]) -> tuple[str, int, int] | None:

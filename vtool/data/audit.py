@@ -14,6 +14,7 @@ from vtool.data.box_findings import BoxSummary, summarize_boxes
 from vtool.data.loader import EncodedRows
 from vtool.data.mixture import SourceCounts, count_sources
 from vtool.data.quality import split_findings
+from vtool.data.remarks import remark_findings
 from vtool.data.row_audits import RowAudits
 from vtool.data.vocabulary import token_id_findings
 from vtool.diagnostics import Diagnostic
@@ -212,7 +213,14 @@ def build_ledger(
         findings.append(_no_end(rows, ledger))
     findings += token_id_findings(split, rows, kept)
     boxes = summarize_boxes(split, rows, kept)
-    quality = (*split_findings(split, rows.settings, rows.rows, audits), *boxes.findings)
+    video = rows.processor.video
+    rate = video.fps if video.family.facts.shows_times else None
+    template = str(rows.processor.tokenizer.chat_template)
+    quality = (
+        *split_findings(split, rows.settings, rows.rows, audits, rate),
+        *boxes.findings,
+        *remark_findings(split, rows.rows, kept, template),
+    )
     ledger = replace(ledger, quality_findings=quality, boxes=boxes)
     return ledger, _cap(findings, len(rows.rows))
 

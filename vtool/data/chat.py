@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from vtool.data.keys import CARRIERS, WRITE_TOOLS
 from vtool.data.renderings import NONE_KNOWN, Renderings, begins_with_answer, render_beginning
 from vtool.data.row import Row, refuse
 from vtool.data.template_limits import LimitedTemplate
@@ -14,7 +15,7 @@ from vtool.models.processor import Processor
 IGNORED = -100
 # Keys of a message that carry something to be learnt or seen, and that many chat templates know
 # nothing of.
-_OFFERED = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
+_OFFERED = ("tool_calls", "reasoning_content", "reasoning", "thinking", *CARRIERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +209,8 @@ class _Videos:
 
 def _check_nothing_is_lost(row: Row, whole: str, processor: Processor) -> None:
     """Refuse a row with content, in addition to text, that the template leaves out."""
+    lost: list[str] = []
+    help = None
     for place, key, without in _offered(row):
         try:
             same = render_beginning(without, len(row.messages), processor, prompt=False) == whole
@@ -217,9 +220,12 @@ def _check_nothing_is_lost(row: Row, whole: str, processor: Processor) -> None:
             continue
         if same:
             where = f"{key} of turn {place + 1}" if place is not None else key
-            raise refuse(
-                "ignored-by-template", f"{row.id}: the chat template leaves out {where}", row.origin
-            )
+            if place is not None and key in CARRIERS:
+                where, help = f"{where} (not read: write {CARRIERS[key]})", WRITE_TOOLS
+            lost.append(where)
+    if lost:
+        what = f"{row.id}: the chat template leaves out {', '.join(lost)}"
+        raise refuse("ignored-by-template", what, row.origin, help=help)
     for place, message in enumerate(row.messages):
         content = message["content"]
         if content and isinstance(content, list) and str(content) in whole:

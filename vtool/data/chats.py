@@ -10,23 +10,19 @@ from vtool.config.schema.formats.entry import MIXTURE_SETTINGS, RowsEntry
 from vtool.data.containers.columns import read_json_text
 from vtool.data.containers.records import open_records
 from vtool.data.groups import group_of_value
-from vtool.data.messages_layout import NO_ANSWER, Malformed, parse_row
-from vtool.data.row import Row, refuse, shown_value
+from vtool.data.keys import is_known, is_said
+from vtool.data.messages_layout import NO_ANSWER, Malformed, check_mask, parse_row
+from vtool.data.missing import (
+    is_empty,
+    is_missing_text,
+    is_nan,
+    missing_in_words,
+    present,
+)
+from vtool.data.row import Remark, Row, refuse, shown_value
 from vtool.data.urls import UrlCache
 from vtool.diagnostics import Findings, Origin
 
-KNOWN_KEYS = frozenset(
-    {
-        *("id", "idx", "index", "uid", "uuid", "image_id", "question_id", "conversation_id"),
-        *("source", "data_source", "dataset", "dataset_name", "category", "type", "topic", "split"),
-        *("width", "height", "width_list", "height_list", "length", "num_tokens", "num_turns"),
-        *("language", "lang", "license", "url", "metadata", "meta", "channel", "ability", "model"),
-        *("extra_info", "formatting_ratings", "formatting_min", "relevance_ratings"),
-        *("relevance_min", "visual_dependency_ratings", "visual_dependency_min"),
-        *("image_correspondence_ratings", "image_correspondence_min", "__key__", "__url__"),
-    }
-)
-"""Keys that say where a row comes from, or how large it is: nothing that is shown or learnt."""
 _IDS = ("id", "uid", "uuid")
 """Keys of what one row is called; `image_id`, `conversation_id` and the like are of several."""
 VISUALS = ("image", "images", "video", "videos")
@@ -62,6 +58,7 @@ class ChatReader(ABC):
         whatever_its_name: bool = False,
         urls: UrlCache | None = None,
         group: str | None = None,
+        ignore: Sequence[str] | None = None,
     ) -> None:
         """Find the rows of `path`.
 
@@ -71,11 +68,13 @@ class ChatReader(ABC):
             whatever_its_name: read a file as what it is, where its name says something else.
             urls: the images that may be fetched; None: none may.
             group: the key of every row that says which group it is in.
+            ignore: keys of a row that may be there, and are not read; None is none of them.
 
         Raises:
             Findings: as `open_records`.
         """
-        self.urls, self.group = urls, group
+        self.urls, self.group, self.ignore = urls, group, tuple(ignore or ())
+        self.given_ignore = None if ignore is None else list(ignore)
         self.records = open_records(path, label, whatever_its_name=whatever_its_name)
         self.folder = folder or str(_beside(Path(path)))
 
@@ -120,10 +119,19 @@ class ChatReader(ABC):
         name, origin, record = self.name(index), self.origin(index), self.record(index)
         own_id = self.given_id(record)
         group = None if self.group is None else self._take_group(record, self.group, name, origin)
-        made = self.to_messages(record, Malformed(name, origin))
-        made = self.records.complete(made, self.place(index))
-        row = parse_row(made, name, Path(self.folder), origin, self.urls, own_id)
+        malformed = Malformed(name, origin)
+        given = present(record, self.reads, malformed)
+        made = self.records.complete(self.to_messages(given, malformed), self.place(index))
+        folder = Path(self.folder)
+        row = parse_row(made, name, folder, origin, self.urls, own_id, self.ignore)
+        if remarks := [*self._missing_input(given), *_missing_messages(row)]:
+            row = replace(row, remarks=(*row.remarks, *remarks))
         return row if group is None else replace(row, group=group)
+
+    def _missing_input(self, record: Mapping[str, Any]) -> Iterator[Remark]:
+        """Yield a remark on Alpaca's input that is a word for none: in a message, it is a line."""
+        if "input" in self.reads and (words := missing_in_words(record.get("input"))):
+            yield Remark("missing-as-text", f'"input" as {words}')
 
     def given_id(self, record: Mapping[str, Any]) -> str:
         """Return the id that a row has in its file, empty for none."""
@@ -146,7 +154,7 @@ class ChatReader(ABC):
         return group_of_value(value)
 
     def describe(self) -> dict[str, Any]:
-        return {"format": self.format, **self.records.describe()}
+        return {"format": self.format, "ignore": self.given_ignore, **self.records.describe()}
 
 
 class ColumnsReader(ChatReader):
@@ -158,7 +166,6 @@ class ColumnsReader(ChatReader):
         label: str | None = None,
         *,
         image_folder: str | None = None,
-        ignore: Sequence[str] = (),
         **more: Any,
     ) -> None:
         """Find the rows of `path`.
@@ -166,21 +173,25 @@ class ColumnsReader(ChatReader):
         Args:
             label: the beginning of its rows' names, in place of the file's own name.
             image_folder: the folder of images and videos; the file's own without it.
-            ignore: keys of a row that may be there, and are not read.
 
         Raises:
             Findings: as `open_records`.
         """
         super().__init__(path, label, folder=image_folder, **more)
-        self.image_folder, self.ignore = image_folder, tuple(ignore)
+        self.image_folder = image_folder
 
     def describe(self) -> dict[str, Any]:
-        return {
-            "format": self.format,
-            "image_folder": self.image_folder,
-            "ignore": list(self.ignore),
-            **self.records.describe(),
-        }
+        return {**super().describe(), "image_folder": self.image_folder}
+
+
+def _missing_messages(row: Row) -> Iterator[Remark]:
+    first = True
+    for message in row.messages:
+        role, content = message["role"], message["content"]
+        short = isinstance(content, str) and len(content) < 12
+        if short and is_missing_text(role, content, first=first):
+            yield Remark("missing-as-text", f'the text "{content.strip()}" of the {role}')
+        first = first and role != "user"
 
 
 def _beside(path: Path) -> Path:
@@ -195,17 +206,24 @@ def check_keys(
     Raises:
         Findings: `not-for-training`; `unread-key`, naming all of them.
     """
-    there = [key for key, value in record.items() if value not in (None, "", [], {})]
+    there = [
+        key
+        for key, value in record.items()
+        if not (is_empty(value) or is_nan(value) or key in read or key in ignore)
+    ]
     for key in there:
-        if key in OTHER_TASKS and key not in (*read, *ignore):
+        if key in OTHER_TASKS:
             raise refuse(
                 "not-for-training",
                 f'{malformed.name} has "{key}": it is {OTHER_TASKS[key]}',
                 malformed.origin,
             )
     unread = [
-        key for key in there if key not in read and key not in KNOWN_KEYS and key not in ignore
+        key for key in there if not is_known(key) and not check_mask(key, record[key], malformed)
     ]
+    if unread:
+        said = {value for key in read if isinstance(value := record.get(key), str) and value}
+        unread = [key for key in unread if not is_said(record[key], said)]
     if unread:
         names = ", ".join(f'"{key}"' for key in unread)
         plural = "keys that are" if len(unread) > 1 else "a key that is"
@@ -272,6 +290,8 @@ def text(value: Any, what: str, malformed: Malformed) -> str:
     Raises:
         Findings: `malformed-messages`.
     """
+    if is_nan(value):
+        raise malformed(f'"{what}" is {missing_in_words(value)}', 'write the text, null or ""')
     if not isinstance(value, str):
         raise malformed(f'"{what}" must be text; here it is {shown_value(value)}')
     return value
@@ -283,8 +303,9 @@ def answer_text(value: Any, what: str, malformed: Malformed) -> str:
     Raises:
         Findings: `malformed-messages`.
     """
-    if value is None:
-        raise malformed(f'the row has no answer: "{what}" is null or not there', NO_ANSWER)
+    if value is None or is_nan(value):
+        seen = "null or not there" if value is None else missing_in_words(value)
+        raise malformed(f'the row has no answer: "{what}" is {seen}', NO_ANSWER)
     return text(value, what, malformed)
 
 

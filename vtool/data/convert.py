@@ -14,9 +14,10 @@ from pydantic import ValidationError
 
 from vtool.config.schema import Source
 from vtool.config.schema.formats import FORMATS
-from vtool.data.chats import KNOWN_KEYS, ChatReader
+from vtool.data.chats import ChatReader
 from vtool.data.detect import describe_source, detect, entry
 from vtool.data.formats import LAYOUTS, READERS
+from vtool.data.keys import is_known
 from vtool.data.row import refuse, shown_value
 from vtool.data.write import Lossy, open_writer
 from vtool.diagnostics import Diagnostic, Findings, Origin
@@ -222,7 +223,7 @@ def _count(
     for key, value in record.items():
         if value in (None, "", [], {}):
             continue
-        where = "read" if key in reader.reads else "left" if key in KNOWN_KEYS else "ignored"
+        where = "read" if key in reader.reads else "left" if is_known(key) else "ignored"
         counts[where][key] += 1
 
 

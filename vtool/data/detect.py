@@ -1,5 +1,6 @@
 """The layout of a file of rows, found from its first rows; what is not certain is refused."""
 
+import os
 import shlex
 from collections.abc import Mapping
 from itertools import islice
@@ -9,7 +10,7 @@ from typing import Any
 from vtool.config.schema import Run, Source
 from vtool.config.schema.formats import FORMATS
 from vtool.config.schema.formats.auto import AutoSource
-from vtool.config.schema.formats.entry import rows_bytes
+from vtool.config.schema.formats.entry import is_rows_file, rows_bytes
 from vtool.data.chats import OTHER_TASKS
 from vtool.data.containers.arrow import SPLITS, STATE
 from vtool.data.containers.files import empty_file
@@ -18,6 +19,7 @@ from vtool.data.formats import LAYOUTS
 from vtool.data.formats.llama_factory import INFO, info_file, read_info
 from vtool.diagnostics import Diagnostic, Findings, Origin
 
+_MOST_FILES = 8
 _LOOKED_AT = 100
 """The rows at the beginning that are looked at, of each file of a folder."""
 _OF_SWIFT = {"response", "conversation"}
@@ -66,8 +68,7 @@ def detect(path: str, *, whatever_its_name: bool = False) -> Source:
             f"{path} has rows of several layouts: {records.name(first)} is of {one},"
             f" {records.name(second)} of {two}"
         )
-        help = "write the rows of each to a file of its own; or name the format that all have:"
-        raise _uncertain(records, second, what, f"{help} data.train=[{_write(one, path)}]")
+        raise _uncertain(records, second, what, _apart(path, one))
     if not found:
         raise _nothing(records, unknown, path)
     (name,) = found
@@ -221,6 +222,16 @@ def _in_info(path: Path) -> str | None:
         if each.get("file_name") == path.name:
             return f"{_write('llama_factory', str(info), f'dataset: {name}')}: it says the columns"
     return None
+
+
+def _apart(path: str, format: str) -> str:
+    """Return help for rows of several layouts: the files of a folder, each a source."""
+    named = f"or name the format that all have: data.train=[{_write(format, path)}]"
+    if not os.path.isdir(path):
+        return f"write the rows of each to a file of its own; {named}"
+    files = [str(each) for each in sorted(Path(path).iterdir()) if is_rows_file(each)]
+    listed = ",".join(files[:_MOST_FILES]) + ",…" * (len(files) > _MOST_FILES)
+    return f"name its files, each of which may have another: 'data.train=[{listed}]'; {named}"
 
 
 def _write(format: str, path: str, more: str = "") -> str:

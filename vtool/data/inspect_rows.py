@@ -15,6 +15,7 @@ from vtool.data.digest import digests_of, files_of, id_of, stamp
 from vtool.data.encode import Sample, encode_rows
 from vtool.data.labels import check_features, check_labels, decode_labels
 from vtool.data.loader import EncodedRows
+from vtool.data.remarks import digest_of_remarks
 from vtool.data.row import Row, shown_value
 from vtool.data.row_audits import RowAudit, RowAudits, Stamp
 from vtool.data.sources import Rows
@@ -178,6 +179,7 @@ class _Inspector(Dataset[list[RowAudit]]):
                 group=digests.group,
                 given_id=id_of(row),
                 text_traits=traits_of(row),
+                remarks=digest_of_remarks(row, str(processor.tokenizer.chat_template)),
                 boxes=row_boxes(row, processor.pictures.upright_size, processor.resized),
                 files=read.files,
                 finding=finding,

@@ -2,14 +2,21 @@
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from vtool.contents import content_of, ends_early
 from vtool.data.row import Row, RowVideo, media_path, refuse, shown_value
 from vtool.data.urls import SCHEMES, NotFetched, UrlCache
 from vtool.diagnostics import Findings, Origin
-from vtool.models.pictures import PictureReader, TooManyPixels, WideValues
+from vtool.models.pictures import (
+    PictureReader,
+    TooManyPixels,
+    WideValues,
+    carried_picture,
+)
+from vtool.near_files import near_file, quoted_name
 
 _CUT = "cut the clip out of the file first, or give its frames as a list"
 _FRAMES = "set data.video.fps and data.video.max_frames for all videos, or write this one's fps"
@@ -186,8 +193,33 @@ def picture_errors(
         raise
     # Each decoder raises what its file format raises; PIL, where a file is cut off.
     except Exception as error:
-        message = f"{row.id}: {named} cannot be decoded: {shown_value(error)}"
-        raise refuse(rule, message, row.origin) from error
+        raise undecodable(row, picture, named, rule, "a picture", shown_value(error)) from error
+
+
+def undecodable(row: Row, given: Any, named: str, rule: str, kind: str, why: str) -> Findings:
+    """Return the exception for a picture or a video that its decoder refuses.
+
+    It says what the file is, where it is something else, or that it is cut off.
+
+    Args:
+        given: its path, its bytes, or an address that carries it.
+        kind: what it should be: `a picture` or `a video`.
+        why: what the decoder says.
+    """
+    content = given
+    if isinstance(given, str):
+        with suppress(ValueError):
+            carried = given.startswith("data:")
+            content = carried_picture(given).read() if carried else Path(given)
+    found = content_of(content) if isinstance(content, Path | bytes) else None
+    if found is not None and found.kind != kind.removeprefix("a "):
+        message = f"{row.id}: {named} cannot be decoded: it {found.what}, and not {kind}"
+        return refuse(rule, message, row.origin, help=found.remedy)
+    if "truncated" in why or (isinstance(content, Path | bytes) and ends_early(content)):
+        why = f"it is cut off: {why}"
+    elif found is not None:
+        why = f"it {found.what}: {why}"
+    return refuse(rule, f"{row.id}: {named} cannot be decoded: {why}", row.origin)
 
 
 def _file(
@@ -213,6 +245,9 @@ def _file(
             help="list the frames in it, in their order",
         )
     if not there:
-        named = shown_value(str(path)) if len(str(path)) > 160 else path
-        raise refuse(rule, f"{name}: there is no {what or kind + ' '}{named}", origin)
+        named = shown_value(str(path)) if len(str(path)) > 160 else quoted_name(str(path))
+        message, help = f"{name}: there is no {what or kind + ' '}{named}", None
+        if near := near_file(given, folder):
+            message, help = f"{message} ({near.there})", near.question
+        raise refuse(rule, message, origin, help=help)
     return str(path)

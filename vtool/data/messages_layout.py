@@ -3,13 +3,15 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from vtool.data.keys import CARRIERS, KEYS_READ, WRITE_TOOLS, is_known, is_said, masks_row, slip
 from vtool.data.media import NOT_OF_VIDEOS, image_of_source, locate_image, locate_video
-from vtool.data.row import Row, RowVideo, refuse, shown_value, texts_of
+from vtool.data.message_keys import NO_SOUND, WRITE_WEIGHT, MessageKeys
+from vtool.data.missing import is_empty, is_nan, missing_in_words
+from vtool.data.row import Remark, Row, RowVideo, refuse, shown_value, texts_of
 from vtool.data.urls import UrlCache
 from vtool.diagnostics import Findings, Origin
 
@@ -26,7 +28,6 @@ _EXAMPLE = (
     'write "messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]'
 )
 NO_ANSWER = "write the answer, or remove the row: there is nothing to learn from it"
-_NO_SOUND = "vtool trains on text, images and videos without their sound: remove the row"
 # Keys that carry something in other layouts. Training without it would say nothing, so that each is
 # refused, with what to write instead.
 _OF_ROWS = {
@@ -35,25 +36,10 @@ _OF_ROWS = {
         ' user, "gpt" assistant, and "value" is the content'
     ),
     "system": 'write it as the first message: {"role": "system", "content": "…"}',
-    "audio": _NO_SOUND,
-    "audios": _NO_SOUND,
+    "audio": NO_SOUND,
+    "audios": NO_SOUND,
     "functions": 'write "tools": [{"type": "function", "function": {…}}]',
     "chat_template_kwargs": "the chat template is given no arguments of a row: remove them",
-}
-_PART = 'write it as a part of content: {"type": "image", "image": "cat.png"}'
-_VIDEO_PART = 'write it as a part of content: {"type": "video", "video": "clip.mp4"}'
-_WEIGHT = (
-    'write "weight": 0 in a turn of the assistant that is not to be learnt; every other one is'
-)
-_OF_MESSAGES = {
-    "image": _PART,
-    "images": _PART,
-    "video": _VIDEO_PART,
-    "videos": _VIDEO_PART,
-    "audio": _NO_SOUND,
-    "loss": _WEIGHT,
-    "loss_weight": _WEIGHT,
-    "train": _WEIGHT,
 }
 _SIZE = "set data.image.min_pixels and data.image.max_pixels for all images, or resize this one"
 _OF_PARTS = {
@@ -63,12 +49,6 @@ _OF_PARTS = {
     "max_pixels": _SIZE,
     "resized_height": _SIZE,
     "resized_width": _SIZE,
-}
-# What is read of a row and of a message: a key that differs in its case or its number only is a
-# slip, and would be passed over.
-_READ = {
-    "row": ("messages", "images", "image", "videos", "video", "tools"),
-    "message": ("role", "content", "weight", "tool_calls"),
 }
 _SLIPS = re.compile(r"< ?\|?(image|video)[_ ]?\d*\|? ?>", re.IGNORECASE)
 
@@ -80,10 +60,12 @@ def parse_row(
     origin: Origin | None = None,
     urls: UrlCache | None = None,
     given_id: str = "",
+    ignore: Collection[str] = (),
 ) -> Row:
     """Make a row of its JSON object; paths of images and videos are relative to `folder`.
 
     Args:
+        ignore: keys of the row, of its messages and of their parts that may be there unread.
         urls: the images that may be fetched; None: none may.
         given_id: what the row's file calls it.
 
@@ -92,10 +74,7 @@ def parse_row(
             `image-in-answer` or `placeholder-mismatch`, calling the row `name`.
     """
     malformed = Malformed(name, origin)
-    for key, instead in _OF_ROWS.items():
-        if record.get(key):
-            raise malformed(f'the row has "{key}", which is not read', instead)
-    _check_slips(record, "row", "the row", malformed)
+    unread = _unread_of_row(record, ignore, malformed)
     messages = record.get("messages")
     if not isinstance(messages, list) or not messages:
         what = 'there is no "messages"'
@@ -133,9 +112,12 @@ def parse_row(
                 videos.append(locate_video(given, options, name, folder, origin))
         return {"type": kind}
 
+    keys = MessageKeys(messages, ignore, malformed)
     rendered = [
-        _message(message, number, place, malformed) for number, message in enumerate(messages, 1)
+        _message(message, number, place, keys, malformed)
+        for number, message in enumerate(messages, 1)
     ]
+    keys.check_marks()
     for kind, entries in listed.items():
         if placeholders[kind] != len(entries):
             message = (
@@ -147,13 +129,48 @@ def parse_row(
     thinking = record.get("enable_thinking")
     if thinking is not None and not isinstance(thinking, bool):
         raise malformed(f'"enable_thinking" is true or false; here it is {shown_value(thinking)}')
-    return Row(name, rendered, images, tools, origin, videos, given_id, str(folder), thinking)
+    remarks = keys.remarks
+    if unread:
+        said = {text for message in rendered for text in texts_of(message) if text}
+        more = [key for key in unread if not is_said(record[key], said)]
+        remarks = [*(Remark("unread-key", f'"{key}"') for key in more), *remarks]
+    return Row(
+        *(name, rendered, images, tools, origin, videos, given_id, str(folder), thinking),
+        remarks=tuple(dict.fromkeys(remarks)),
+    )
 
 
-def _check_slips(record: Mapping[str, Any], kind: str, where: str, malformed: "Malformed") -> None:
-    for key in record:
-        if (meant := _slip(kind, key)) and record[key] is not None:
-            raise malformed(f'{where} has "{key}", which is not read', f'write "{meant}"')
+def _unread_of_row(
+    record: Mapping[str, Any], ignore: Collection[str], malformed: "Malformed"
+) -> list[str]:
+    """Return a row's keys that nothing reads and that may say something.
+
+    Raises:
+        Findings: `malformed-messages`, where it is known what they say.
+    """
+    unread = []
+    for key, value in record.items():
+        if key in KEYS_READ["row"] or key in ignore or is_empty(value) or is_nan(value):
+            continue
+        if value and key in _OF_ROWS:
+            raise malformed(f'the row has "{key}", which is not read', _OF_ROWS[key])
+        if meant := slip("row", key):
+            raise malformed(f'the row has "{key}", which is not read', f'write "{meant}"')
+        if not check_mask(key, value, malformed) and not is_known(key):
+            unread.append(key)
+    return unread
+
+
+def check_mask(key: str, value: Any, malformed: "Malformed") -> bool:
+    """Return whether a row's key says, of what is learnt of the row, what is so anyway.
+
+    Raises:
+        Findings: `malformed-messages`, where it says something else.
+    """
+    if masks := masks_row(key, value):
+        what = f'the row has "{key}": {shown_value(value)}, which is not read'
+        raise malformed(what, WRITE_WEIGHT)
+    return masks is not None
 
 
 def _listed(
@@ -167,15 +184,6 @@ def _listed(
         what = f'"{kind}s" must be a list; here it is {shown_value(many)}'
         raise malformed(what, f'write "{kind}s": ["{example}"]')
     return many or (one if isinstance(one, list) else [one] if one else [])
-
-
-@lru_cache(maxsize=1024)
-def _slip(kind: str, key: str) -> str | None:
-    """Return the key that is read, where this one differs from it in case or number only."""
-    if key in _READ[kind]:
-        return None
-    bare = key.casefold().strip("_").rstrip("s")
-    return next((name for name in _READ[kind] if name.rstrip("s") == bare), None)
 
 
 class Malformed:
@@ -208,22 +216,22 @@ def _check_characters(messages: list[dict[str, Any]], tools: Any, malformed: Mal
             raise malformed(f"turn {number} is nested too deeply") from error
 
 
-def _message(message: Any, number: int, place: Place, malformed: Malformed) -> dict[str, Any]:
+def _message(
+    message: Any, number: int, place: Place, keys: MessageKeys, malformed: Malformed
+) -> dict[str, Any]:
     if not isinstance(message, dict) or message.get("role") not in _ROLES:
         role = message.get("role") if isinstance(message, dict) else message
         what = f'"role" of turn {number} must be one of {", ".join(_ROLES)}; here it is'
-        raise malformed(f"{what} {shown_value(role)}")
+        unread = keys.unread_tools()
+        more = f"; of its messages, these keys are not read: {unread}" if unread else ""
+        raise malformed(f"{what} {shown_value(role)}{more}", WRITE_TOOLS if unread else None)
     role, content, where = message["role"], message.get("content"), f"turn {number}"
-    _check_slips(message, "message", where, malformed)
-    for key, instead in _OF_MESSAGES.items():
-        if message.get(key) is not None:
-            raise malformed(f'{where} has "{key}", which is not read', instead)
+    message = keys.read(message, number)
     if not _are_objects(message.get("tool_calls")):
         raise malformed(
             f'{where}: "tool_calls" must be a list of objects; here it is'
             f" {shown_value(message['tool_calls'])}"
         )
-    _check_weight(message, where, malformed)
     if isinstance(content, str):
         parts: Any = (
             list(_split_tags(content, place, role))
@@ -231,14 +239,17 @@ def _message(message: Any, number: int, place: Place, malformed: Malformed) -> d
             else content
         )
     elif isinstance(content, list):
-        parts = [part for given in content for part in _part(given, place, role, malformed)]
+        parts = [part for given in content for part in _part(given, place, role, keys, malformed)]
     # a tool call: the chat template knows what to do with the other keys
-    elif content is None and len(message) > 2:
+    elif content is None and _says_more(message):
         parts = content
     elif content is None and role == "assistant":
         raise malformed(
             f'{where}, the assistant\'s, has no answer: "content" is null or not there', NO_ANSWER
         )
+    elif is_nan(content):
+        help = NO_ANSWER if role == "assistant" else "write the text, or remove the row"
+        raise malformed(f'"content" of {where} is {missing_in_words(content)}', help)
     else:
         what = f'"content" of {where} must be text or a list of parts; here it is'
         raise malformed(f"{what} {shown_value(content)}")
@@ -256,9 +267,7 @@ def _message(message: Any, number: int, place: Place, malformed: Malformed) -> d
             malformed.origin,
         )
     if role != "assistant" and any("<audio>" in text for text in texts_of(made)):
-        raise malformed(
-            f"{where} has the tag <audio>, which would be read as plain text", _NO_SOUND
-        )
+        raise malformed(f"{where} has the tag <audio>, which would be read as plain text", NO_SOUND)
     if role != "assistant" and (
         slip := next(filter(None, map(_SLIPS.search, texts_of(made))), None)
     ):
@@ -271,20 +280,12 @@ def _message(message: Any, number: int, place: Place, malformed: Malformed) -> d
     return made
 
 
-def _check_weight(message: Mapping[str, Any], where: str, malformed: Malformed) -> None:
-    weight = message.get("weight")
-    if weight is None:
-        return
-    if isinstance(weight, bool) or weight not in (0, 1):
-        raise malformed(
-            f'{where}: "weight" is 0 or 1; here it is {shown_value(weight)}',
-            "0 leaves the turn out of the loss, 1 is the default",
-        )
-    if weight and message["role"] != "assistant":
-        raise malformed(
-            f'{where} has "weight": 1, but only turns of the assistant are learnt',
-            "leave the weight out",
-        )
+def _says_more(message: Mapping[str, Any]) -> bool:
+    """Return whether a message has a key that a template may write in the place of content."""
+    return any(
+        key not in ("role", "content", "weight") and (key in CARRIERS or not is_known(key))
+        for key in message
+    )
 
 
 def _tags(role: str) -> tuple[str, ...]:
@@ -300,7 +301,9 @@ def _split_tags(text: str, place: Place, role: str) -> Iterator[dict[str, str]]:
             yield {"type": "text", "text": piece}
 
 
-def _part(part: Any, place: Place, role: str, malformed: Malformed) -> Iterator[dict[str, str]]:
+def _part(
+    part: Any, place: Place, role: str, keys: MessageKeys, malformed: Malformed
+) -> Iterator[dict[str, str]]:
     if isinstance(part, dict):
         kind = part.get("type")
         nested = part.get(f"{kind}") if kind in ("image_url", "video_url") else None
@@ -310,6 +313,8 @@ def _part(part: Any, place: Place, role: str, malformed: Malformed) -> Iterator[
         ).items():
             if carried.get(key) not in (None, "auto"):
                 raise malformed(f'a part of content has "{key}", which is not read', instead)
+        if isinstance(kind, str):
+            keys.check_part(carried, kind)
         match kind:
             case "text" if isinstance(part.get("text"), str):
                 yield from _split_tags(part["text"], place, role)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from vtool.config.schema import Data
 from vtool.data.row_audits import RowAudits
 from vtool.data.sources import Rows
-from vtool.data.text_traits import TEXT_TRAITS
+from vtool.data.text_traits import FRAMES_WITHOUT_RATE, TEXT_TRAITS
 from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.printable import Lines
 
@@ -25,12 +25,20 @@ _BY_CHANCE = 1e-4
 
 
 def split_findings(
-    split: str, settings: Data, rows: Rows, audits: RowAudits
+    split: str, settings: Data, rows: Rows, audits: RowAudits, rate: float | None = None
 ) -> Iterator[Diagnostic]:
-    """Yield the findings about the rows of one split: their texts, copies, ids and answers."""
+    """Yield the findings about the rows of one split: their texts, copies, ids and answers.
+
+    Args:
+        rate: the frames a second that listed frames without `fps` are taken to have; None: the
+            model is not shown their times.
+    """
     table = audits.usable
     # data.root says where they are expected, and a row with another one is refused
-    yield from _of_text(split, rows, table, but=("files-outside-folder",) if settings.root else ())
+    but = ["files-outside-folder"] if settings.root else []
+    if rate is None or settings.video.fps is not None:
+        but.append(FRAMES_WITHOUT_RATE)
+    yield from _of_text(split, rows, table, but, rate)
     yield from _duplicates(split, rows, table)
     yield from _repeated_ids(split, rows, table)
     yield from _two_answers(split, rows, table)
@@ -137,13 +145,14 @@ def _in_common(mine: NDArray[Any], others: NDArray[Any]) -> tuple[NDArray[Any], 
 
 
 def _of_text(
-    split: str, rows: Rows, table: NDArray[np.void], but: Sequence[str]
+    split: str, rows: Rows, table: NDArray[np.void], but: Sequence[str], rate: float | None
 ) -> Iterator[Diagnostic]:
     by_rule: dict[str, list[str]] = {}
     for place, trait in enumerate(TEXT_TRAITS):
         at = np.flatnonzero(table["text_traits"] & (1 << place))
         if len(at) and trait.rule not in but:
-            named = f"{len(at):,} {trait.words} ({_first(rows, table, at)})"
+            made_up = f", taken as {rate:g} a second" if trait.rule == FRAMES_WITHOUT_RATE else ""
+            named = f"{len(at):,} {trait.words}{made_up} ({_first(rows, table, at)})"
             by_rule.setdefault(trait.rule, []).append(named)
     for rule, parts in by_rule.items():
         yield Diagnostic(

@@ -34,6 +34,17 @@ class RowVideo:
 
 
 @dataclass(frozen=True, slots=True)
+class Remark:
+    """A remark about a row that can be used, which is counted for a whole split."""
+
+    rule: str
+    words: str
+    """Such as `"notes" of a message`."""
+    key: str = ""
+    """The key of a message that it is about, which the model's chat template may read."""
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One chat.
 
@@ -57,6 +68,7 @@ class Row:
     """The argument `enable_thinking` that verl gives the chat template for it; None for none."""
     group: int | None = None
     """The group that `data.split.group` or the format puts it into; None: its content decides."""
+    remarks: Sequence[Remark] = ()
 
     def texts(self) -> Iterator[str]:
         """Yield the text of every message."""

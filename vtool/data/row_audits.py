@@ -59,6 +59,8 @@ class RowAudit:
     """XXH3 of its file and the id that it has there; 0 where it has none."""
     text_traits: int = 0
     """Bits of `vtool.data.text_traits.TEXT_TRAITS`."""
+    remarks: int = 0
+    """Number of its remarks (`vtool.data.remarks`); 0 where it has none."""
     traits: tuple[str, ...] = ()
     """Names of `PICTURE_TRAITS`: the losses of its pictures."""
     boxes: RowBoxes | None = None
@@ -95,6 +97,7 @@ ROW = np.dtype(
         *((name, "<u4") for name in _NUMBERS),
         *((name, "<u8") for name in _DIGESTS),
         ("text_traits", "<u2"),
+        ("remarks", "<u4"),
         ("traits", "<u2", (len(PICTURE_TRAITS),)),
         ("files", "<u2"),
         ("boxes", BOX),
@@ -187,7 +190,7 @@ def _chunks(audits: Iterator[RowAudit]) -> Iterator[list[RowAudit]]:
 
 def _columns(audits: Sequence[RowAudit]) -> RowAudits:
     table = np.zeros(len(audits), ROW)
-    for name in ("index", *_NUMBERS, *_DIGESTS, "text_traits", "truncated"):
+    for name in ("index", *_NUMBERS, *_DIGESTS, "text_traits", "remarks", "truncated"):
         table[name] = [getattr(audit, name) for audit in audits]
     table["usable"] = [audit.finding is None for audit in audits]
     table["files"] = [len(audit.files) for audit in audits]

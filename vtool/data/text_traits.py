@@ -19,6 +19,8 @@ _MAY_BE = re.compile(_OF_OTHER_MODELS.pattern[:-1] + "|/?s>)")
 # UTF-8 that was read as cp1252: `Ã©` for `é`, `â€™` for `’`.
 _DOUBLY_ENCODED = re.compile("[ÂÃ][\x80-\xbf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]|â€[\x80-\xbf™œ“”˜¢¦]")
 
+FRAMES_WITHOUT_RATE = "frames-without-rate"
+
 
 def _late_system(row: Row, texts: Sequence[str]) -> bool:
     return any(message["role"] == "system" for message in row.messages[1:])
@@ -81,6 +83,13 @@ TEXT_TRAITS = (
         "files-outside-folder",
         "with images or videos outside of the folder of their rows file",
         lambda row, _: has_files_outside(row),
+    ),
+    Trait(
+        FRAMES_WITHOUT_RATE,
+        "with a list of frames and no `fps`",
+        lambda row, _: any(
+            not isinstance(one.source, str) and one.fps is None for one in row.videos
+        ),
     ),
 )
 """Traits that are counted, each a bit by its place here."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vtool.data.media import load_picture
+from vtool.data.media import load_picture, undecodable
 from vtool.data.row import Row, RowVideo, refuse, shown_value
 from vtool.diagnostics import Findings
 from vtool.models.pictures import PictureReader
@@ -117,9 +117,7 @@ def _of_file(row: Row, path: str, fps: float | None, processor: VideoProcessor) 
         ) from error
     except (_Undecodable, av.FFmpegError, OSError, ValueError) as error:
         why = str(error) if isinstance(error, _Undecodable) else shown_value(error)
-        raise refuse(
-            "broken-video", f"{row.id}: {path} cannot be decoded: {why}", row.origin
-        ) from error
+        raise undecodable(row, path, path, "broken-video", "a video", why) from error
 
 
 def _decode(path: str, choose_frames: Callable[[int, float], list[int]]) -> Clip:

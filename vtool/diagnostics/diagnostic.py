@@ -83,10 +83,16 @@ class Findings(ValueError):
             (diagnostics,) if isinstance(diagnostics, Diagnostic) else tuple(diagnostics)
         )
         self.fatal = fatal
-        super().__init__("; ".join(f"{d.rule} ({d.code}): {d.message}" for d in self.diagnostics))
+        super().__init__("; ".join(map(_in_one_line, self.diagnostics)))
 
     def __reduce__(self) -> tuple[object, ...]:
         return _findings, (type(self), self.diagnostics, self.fatal)
+
+
+def _in_one_line(one: Diagnostic) -> str:
+    """Return a finding with its help, as the last line of a notebook's traceback shows it."""
+    text = f"{one.rule} ({one.code}): {one.message}"
+    return f"{text}; help: {one.help}" if one.help else text
 
 
 def _findings(kind: type[Findings], diagnostics: tuple[Diagnostic, ...], fatal: bool) -> Findings:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -63,10 +64,12 @@ def render_results(
         for line in by_line(results):
             if notes or line.severity != "note":
                 show(line.merged, line.names)
+    shown: set[Diagnostic] = set()  # the runs of a sweep have a mistake in common
     for result in results:
         for finding in result.findings if command not in BY_LINE else ():
-            if format != "full" or finding not in already_reported:
+            if finding not in shown and (format != "full" or finding not in already_reported):
                 show(finding)
+        shown.update(result.findings)
         if format == "full" and result.verdict != "not-run":
             whose = f"{result.subject}: " if len(results) > 1 else ""
             stream.writelines(f"{whose}{line}\n" for line in _missed(result))
@@ -76,11 +79,13 @@ def render_results(
 def summary(results: Sequence[Result], command: str = "") -> str:
     """Return the last line: the counts of findings, and of checks by how they ended.
 
-    Of a command of `BY_LINE`, a line of code counts once; behind it is said how often subjects
-    have it.
+    Of a command of `BY_LINE`, a line of code counts once, and so does one finding of several
+    subjects; behind it is said how often subjects have it.
     """
     counts = count(results)
-    counted = counts | (count_lines(by_line(results)) if command in BY_LINE else {})
+    counted = counts | (
+        count_lines(by_line(results)) if command in BY_LINE else _count_distinct(results)
+    )
     found = [
         f"{counted[name]} {name if counted[name] != 1 else name[:-1]}"
         + (f" ({counts[name]} by subject)" if counts[name] != counted[name] else "")
@@ -100,6 +105,18 @@ def summary(results: Sequence[Result], command: str = "") -> str:
         + (", ".join(found) or "no findings")
         + (f"; checks: {', '.join(states)}" if states else "")
     )
+
+
+def _count_distinct(results: Sequence[Result]) -> dict[str, int]:
+    """Return the counts of findings, of which one that several results have counts once.
+
+    Equal findings of one result are several: two rows may break in the same words.
+    """
+    most: Counter[Diagnostic] = Counter()
+    for result in results:
+        most |= Counter(result.findings)
+    counts = Counter(f"{finding.severity}s" for finding in most.elements())
+    return {name: counts[name] for name in ("errors", "warnings", "notes")}
 
 
 def as_json(results: Sequence[Result], command: str, options: Sequence[str] = ()) -> dict[str, Any]:

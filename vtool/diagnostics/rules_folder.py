@@ -1,4 +1,4 @@
-"""Rules VT413 to VT423 and VT425 to VT427, about a checkpoint folder."""
+"""Rules VT413 to VT423, VT425 to VT427, VT439 and VT440, about a checkpoint folder."""
 
 from vtool.diagnostics.rule import Rule
 
@@ -110,7 +110,10 @@ RULES = (
     Rule(
         name="no-config",
         code="VT421",
-        summary="A folder with weights has no config.json, or (an error) one that cannot be read.",
+        summary=(
+            "A folder with weights has no config.json, or (an error) one that cannot be read, or a"
+            " tokenizer or another small file that is a Git LFS pointer or the like."
+        ),
         why="No loader can know which class the weights are for.",
         bad="a folder with model.safetensors alone",
         good="config.json next to model.safetensors",
@@ -143,15 +146,15 @@ RULES = (
         name="adapter-mismatch",
         code="VT425",
         summary=(
-            "A LoRA adapter does not fit its adapter_config.json, its base, or lacks one of a"
-            " module's two matrices."
+            "A LoRA adapter does not fit its adapter_config.json or the class of its base, or lacks"
+            " one of a module's two matrices."
         ),
         why=(
-            "A missing lora_B stays zero, and a module that is no target is left out: the base"
-            " answers, and no loader says so."
+            "Names of another wrapper and modules that are no target are left out, and a missing"
+            " lora_B stays zero: the base answers, and no loader says so."
         ),
-        bad="q_proj.lora_A.weight without q_proj.lora_B.weight",
-        good="both, of the rank r that adapter_config.json says",
+        bad="model.layers.0.…lora_A for a base that has model.language_model.layers",
+        good="names that peft finds in the base's class, of the rank r in adapter_config.json",
         fix="Take tensors and adapter_config.json from the same save, and name the base it is for.",
     ),
     Rule(
@@ -195,5 +198,33 @@ RULES = (
         bad='"image_std": [0, 0, 0] in preprocessor_config.json',
         good="preprocessor_config.json as the model is published with",
         fix="Take preprocessor_config.json from the published model.",
+    ),
+    Rule(
+        name="tied-head-differs",
+        code="VT439",
+        summary="A config says that the head is the embedding, and the folder has another head.",
+        why=(
+            "vLLM and others compute with the embedding then, and transformers with the head, or"
+            " the other way round: the answers differ, and nothing is raised (unsloth#9331)."
+        ),
+        bad="tie_word_embeddings: true in text_config, beside a lm_head.weight that was trained",
+        good="tie_word_embeddings: false, in text_config too",
+        fix="Set tie_word_embeddings to false, in text_config too; or leave the head out.",
+    ),
+    Rule(
+        name="zero-embedding-row",
+        code="VT440",
+        summary="Rows of the embedding that the tokenizer has tokens for are zero.",
+        why=(
+            "A norm divides a row of zeros by √eps: where it is trained, its gradient is a thousand"
+            " times any other, and takes nearly all of what clipping leaves (Automodel#3136)."
+        ),
+        bad="a chat template's <|im_start|>, whose row was never trained",
+        good="rows with values, but for padding and ids that no text has",
+        fix=(
+            "Give the rows values before training, such as the mean of all others, or use no text"
+            " that has these tokens."
+        ),
+        severity="warning",
     ),
 )

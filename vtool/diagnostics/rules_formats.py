@@ -18,8 +18,11 @@ RULES = (
     Rule(
         name="unread-key",
         code="VT650",
-        summary="A row has a key that its format does not read, and that may be for the model.",
-        why="Other loaders silently leave it out: what it says is never learnt.",
+        summary="A row has a key that nothing reads, and that may be for the model.",
+        why=(
+            "Other loaders silently leave it out: what it says is never learnt. Formats of columns"
+            " refuse the row; in `messages` and `llava`, where other keys are usual, it is a note."
+        ),
         bad='{"instruction": "…", "output": "…", "rationale": "because it rains"}',
         good="{format: alpaca, path: rows.json, ignore: [rationale]}",
         fix="Put what is to be learnt into the answer, or name the key in the source's `ignore`.",

@@ -1,4 +1,4 @@
-"""Rules VT630 to VT637, VT656 to VT660: usable rows that are repeated, shared, or odd."""
+"""Rules VT630 to VT637, VT656 to VT660, VT670: usable rows that are repeated, shared, or odd."""
 
 from vtool.diagnostics.rule import Rule
 
@@ -139,6 +139,20 @@ RULES = (
         stage="references",
     ),
     Rule(
+        name="missing-as-text",
+        code="VT664",
+        summary="Rows have a text such as None or nan where a value is missing.",
+        why="What wrote the file has turned a missing value into a word, and the model learns it.",
+        bad='{"instruction": "Name a month.", "input": "nan", "output": "May."}',
+        good='{"instruction": "Name a month.", "input": "", "output": "May."}',
+        fix=(
+            "Write null, or leave the key out; in pandas,"
+            " `frame.astype(object).where(frame.notna(), None)` before `to_json`."
+        ),
+        severity="warning",
+        stage="quality",
+    ),
+    Rule(
         name="near-duplicate-rows",
         code="VT660",
         summary="Rows have nearly the same answers as others, word for word.",
@@ -152,6 +166,20 @@ RULES = (
             "Look at the rows that are named. Nothing, if it is meant; else take one of each pair"
             " out. `vtool verify --near` looks for them."
         ),
+        severity="note",
+        stage="quality",
+    ),
+    Rule(
+        name="frames-without-rate",
+        code="VT670",
+        summary="Videos are lists of frames, and nothing says how many of them are a second.",
+        why=(
+            "The model is shown when each frame is, as seconds in the text or in its positions:"
+            " these are then made up, and an answer about time is learnt wrongly."
+        ),
+        bad='{"type": "video", "video": ["0.png", "1.png"]}',
+        good='{"type": "video", "video": ["0.png", "1.png"], "fps": 4}',
+        fix="Write each list's `fps`, or data.video.fps where all have the same.",
         severity="note",
         stage="quality",
     ),

@@ -178,4 +178,19 @@ _SCHEMA = (
     ),
 )
 
-RULES = (*_CANNOT_READ, *_SCHEMA)
+_COMPOSED = (
+    Rule(
+        name="own-value-loses",
+        code="VT253",
+        summary="A value of a recipe is overridden by a file that the recipe itself extends.",
+        why=(
+            "In a defaults list, what comes later wins. A file that is named behind `_self_`"
+            " overrides the recipe's own values, which are read and have no effect."
+        ),
+        bad="{defaults: [_self_, digits], optim: {lr: 0.5}}",
+        good="{defaults: [digits, _self_], optim: {lr: 0.5}}",
+        fix="Put `_self_` at the end of the defaults list, or take the key out.",
+    ),
+)
+
+RULES = (*_CANNOT_READ, *_SCHEMA, *_COMPOSED)

@@ -15,6 +15,7 @@ RULE_MODULES = (
     "vtool.diagnostics.rules_data",
     "vtool.diagnostics.rules_quality",
     "vtool.diagnostics.rules_boxes",
+    "vtool.diagnostics.rules_embedding",
     "vtool.diagnostics.rules_formats",
     "vtool.diagnostics.rules_environment",
     "vtool.diagnostics.rules_launch",

@@ -18,9 +18,9 @@ from vtool.diagnostics import RULES
 
 ADVISORIES_FILE = Path(__file__).with_name("advisories.yaml")
 
-Trainer = Literal["vtool", "transformers", "trl", "llamafactory", "ms-swift", "verl"]
+Trainer = Literal["vtool", "transformers", "trl", "llamafactory", "ms-swift", "verl", "axolotl"]
 """The trainers whose settings can show a condition; `vtool` stands for its own recipes."""
-FROM: tuple[Trainer, ...] = ("verl", "trl", "llamafactory", "ms-swift")
+FROM: tuple[Trainer, ...] = ("verl", "trl", "llamafactory", "ms-swift", "axolotl")
 """The trainers whose files are read."""
 State = Literal["affected", "clean", "unknown"]
 

@@ -17,6 +17,7 @@ from vtool.families import FAMILIES
 from vtool.families.family import load_family
 from vtool.models.adapters import CONFIG, add_saved_adapter, base_of_adapter, is_for_nf4
 from vtool.models.build import load_model
+from vtool.models.landing import check_landing
 from vtool.models.model_class import recorded_modeling
 from vtool.models.nf4 import keep_in_nf4
 
@@ -39,7 +40,7 @@ def find_export(run: Path, base: Path | None = None) -> Export:
         base: where the weights under an adapter are, in the place of what the adapter says.
 
     Raises:
-        Findings: `not-a-run`.
+        Findings: `not-a-run`, `model-does-not-load`.
     """
     folder = next(
         (
@@ -92,10 +93,18 @@ def load_exported(run: Path, export: Export | None = None) -> Any:
     A run's model has the class that it was trained with; that of a folder by itself has
     transformers' own, as a server would.
 
+    Args:
+        run: its folder.
+        export: where it is; of an adapter, one that is known to land in its base.
+
     Raises:
-        Findings: `not-a-run`, `model-does-not-load`, `modeling-changed`, `extra-not-installed`.
+        Findings: `not-a-run`, `model-does-not-load`, `modeling-changed`, `extra-not-installed`,
+            `adapter-mismatch`.
     """
-    export = export or find_export(run)
+    if export is None:
+        export = find_export(run)
+        if export.base != export.folder:
+            check_landing(export.folder, export.base)
     modeling = recorded_modeling(run) if export.folder != run else None
     model = load_model(export.base, export.family, torch.float32, "sdpa", modeling).eval()
     if export.base != export.folder:

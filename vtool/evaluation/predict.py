@@ -10,8 +10,7 @@ from vtool.data.messages_layout import TAG, VIDEO_TAG, parse_row
 from vtool.data.row import Row
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.evaluation.asker import GreedyAnswer, PromptReader
-from vtool.evaluation.exported import find_export, own_settings
-from vtool.evaluation.subject import EvaluatedModel
+from vtool.evaluation.subject import EvaluatedModel, open_model
 
 _TYPED = dict.fromkeys(
     ("missing-image", "missing-video"), "paths are relative to the folder you are in"
@@ -36,12 +35,11 @@ def predict_answer(
     before the question. The model is given the inputs that it was trained with.
 
     Raises:
-        Findings: `not-a-run`, `model-does-not-load`, `modeling-changed`, `beyond-context`, and what
-            is wrong with the images and texts (VT6xx).
+        Findings: as `open_model`; `modeling-changed`, `beyond-context`, and what is wrong with the
+            images and texts (VT6xx).
     """
-    export = find_export(run)
+    subject = open_model(str(run))
     text = question if question is not None else first_question(run)
-    subject = EvaluatedModel(run, export, own_settings(run, export.folder))
     return predict_subject(subject, images, text, system, max_new_tokens, videos)
 
 

@@ -24,7 +24,12 @@ from vtool.evaluation.results import score_and_keep
 from vtool.evaluation.rows import Questions, load_settings, open_questions
 from vtool.evaluation.scoring import Scored
 from vtool.evaluation.store import Store
-from vtool.evaluation.subject import EvaluatedModel, open_model, with_own_reading
+from vtool.evaluation.subject import (
+    ADDS_NOTHING,
+    EvaluatedModel,
+    open_model,
+    with_own_reading,
+)
 from vtool.evaluation.vllm import asked_with_vllm, check_served
 from vtool.models.answers import Sampling
 
@@ -177,7 +182,10 @@ def _evaluate(request: EvaluationRequest, say: Callable[[str], None]) -> Evaluat
                 "rows": request.rows,
                 "how": how,
             },
-            [f"{subject.given} was trained on rows of {request.rows}"] if trained else [],
+            [
+                *([f"{subject.given} was trained on rows of {request.rows}"] if trained else []),
+                *([f"{subject.given} is an adapter {ADDS_NOTHING}"] if subject.idle else []),
+            ],
         )
     return Evaluated(subject, store, answers, scored, how, seconds, asked)
 

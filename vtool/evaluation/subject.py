@@ -17,10 +17,13 @@ from vtool.hub.cache import find_cached_model
 from vtool.hub.download import download_absent
 from vtool.hub.names import HubName, hub_name
 from vtool.models.base_files import BASE_RECORD, check_same_weights, file_digests
+from vtool.models.landing import check_landing
 from vtool.models.model_class import MODELING_RECORD
 from vtool.models.processor import Processor, load_processor
 
 _BLOCK = 2**24
+ADDS_NOTHING = "which adds nothing yet: a matrix of each module is all zero, and the base answers"
+"""Words of an adapter as it begins, before a step of training."""
 _RUNS = Path("runs")
 """The folder that a run is in by default."""
 _OF_RUN_OR_MODEL = ("config.yaml", "checkpoints", "export", "config.json", "adapter_config.json")
@@ -37,6 +40,8 @@ class EvaluatedModel:
     export: Export
     run: Run | None
     """The settings of its run; None where it is no run's."""
+    idle: bool = False
+    """True of an adapter that adds nothing: of each pair, one matrix is zero."""
 
     @property
     def is_adapter(self) -> bool:
@@ -46,6 +51,7 @@ class EvaluatedModel:
     def in_words(self) -> str:
         """Return the folder, and the base of an adapter."""
         base = f" on {self.export.base}" if self.is_adapter else ""
+        base += f", {ADDS_NOTHING}" if self.idle else ""
         return f"{self.export.folder}{base} ({self.export.family})"
 
     def processor(self, settings: Data) -> Processor:
@@ -139,7 +145,8 @@ def open_model(given: str, base: Path | None = None) -> EvaluatedModel:
         base: where the weights under an adapter are, in the place of what the adapter says.
 
     Raises:
-        Findings: `not-a-run`, `model-does-not-load`; fatal.
+        Findings: `not-a-run`, `model-does-not-load`; `adapter-mismatch`, where an adapter does not
+            land in its base; fatal.
     """
     path = find_folder(given)
     try:
@@ -147,6 +154,7 @@ def open_model(given: str, base: Path | None = None) -> EvaluatedModel:
         subject = EvaluatedModel(path, export, own_settings(path, export.folder))
         if subject.is_adapter:
             _check_base(export)
+            return replace(subject, idle=check_landing(export.folder, export.base).idle)
         return subject
     except Findings as findings:
         moved = "put it back, or say where it is now: --base FOLDER"

@@ -152,6 +152,11 @@ class FamilyFacts:
     """True where the language model has been written for megatron-core."""
 
     @property
+    def shows_times(self) -> bool:
+        """True where the model is shown the times of frames, as text or by their positions."""
+        return self.separate_frames or self.seconds_per_grid
+
+    @property
     def model_class_name(self) -> str:
         """The name of transformers' model class, and of vLLM's."""
         return f"{self.class_prefix}ForConditionalGeneration"

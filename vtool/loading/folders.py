@@ -10,13 +10,18 @@ from typing import Any
 from vtool.config.schema import LoadCheck
 from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.result import Result, Verdict
-from vtool.loading.checkpoint.adapters import is_adapter_folder, read_adapter_config
+from vtool.loading.checkpoint.adapters import (
+    RULE,
+    is_adapter_folder,
+    read_adapter_config,
+)
 from vtool.loading.checkpoint.audit import audit_folder
 from vtool.loading.worker import framework_interpreter
+from vtool.processes import Ended, run_processes
 
 HOST = "vllm"
 """The framework whose class is checked."""
-LOADABLE_WITH = ("nonfinite-value", "duplicate-tensor")
+LOADABLE_WITH = ("nonfinite-value", "duplicate-tensor", "tied-head-differs")
 """Rules that may fail for a folder whose tensors can still be loaded."""
 FRAMEWORK_MIB = 500
 _MODELS = 8.5
@@ -107,6 +112,8 @@ def audit_files(subject: str, path: Path, settings: LoadCheck, *, digest: bool) 
     """
     result = audit_folder(path, digest=digest, threads=2)
     result = replace(result, subject=subject)
+    if result.checks.get(RULE) == "passed" and read_adapter_config(path):
+        result = _with_landing(result, path)
     if Path(subject) != path:  # a recipe
         result = replace(result, details={"subject": {"folder": str(path)}, **result.details})
     why_not = _why_not(path, result, settings)
@@ -116,6 +123,30 @@ def audit_files(subject: str, path: Path, settings: LoadCheck, *, digest: bool) 
     ):
         seconds = settings.limits.seconds + size / MIB_A_SECOND
     return Folder(result, why_not, path.is_dir(), seconds)
+
+
+def _with_landing(result: Result, path: Path) -> Result:
+    """Return an adapter's result with what peft would load of it, asked in a process of its own."""
+    if read_adapter_config(path).get("base_model_name_or_path"):
+        (answer,) = run_processes("vtool.models.landing", str(path), 1, lambda _: False)
+        found, words, judged = (
+            ([], f"the process that asks peft {answer.how}", False)
+            if isinstance(answer, Ended)
+            else answer
+        )
+    else:
+        found, words, judged = [], "no base is named", False
+    measured = result.details.get(RULE, {}).get("measured", "")
+    detail = {"measured": "; ".join(filter(None, (measured, words)))} if judged else {}
+    if not judged:
+        detail = {"reason": f"not compared with its base: {words}"}
+    return replace(
+        result,
+        verdict="unsafe" if found else result.verdict,
+        checks={**result.checks, RULE: "failed" if found else "passed" if judged else "not-run"},
+        findings=(*result.findings, *found),
+        details={**result.details, RULE: detail},
+    )
 
 
 def _mib(path: Path) -> float:
@@ -135,8 +166,9 @@ def _why_not(path: Path, result: Result, settings: LoadCheck) -> str | None:
     ]:
         return f"the files cannot be loaded as they are: {', '.join(wrong)}"
     if is_adapter_folder(path):
-        base = read_adapter_config(path).get("base_model_name_or_path")
-        return f"it is an adapter, which is loaded with its base ({base}): no class was asked"
+        detail = result.details.get(RULE, {})
+        landed = detail.get("reason") or detail.get("measured", "not compared with its base")
+        return f"it is an adapter, {landed}; no class of {HOST} was asked"
     if not (path / "config.json").is_file():
         return "without a config.json nothing says which class will load it"
     return _why_not_here(path, settings)

@@ -16,6 +16,8 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.families.family import Family
 from vtool.families.images import read_json
 from vtool.families.linear_layers import is_inside, select_layers
+from vtool.hub.cache import find_cached_model
+from vtool.hub.names import hub_name
 from vtool.models.nf4 import NF4_RECORD, import_bitsandbytes, missing_bitsandbytes, record
 from vtool.models.on_meta import stand_ins
 from vtool.words import first_line
@@ -56,7 +58,7 @@ def add_adapters(
     Raises:
         Findings: `lora-target`, where a name in `lora.targets` matches nothing, or nothing is left.
     """
-    peft = _peft()
+    peft = import_peft()
     components = trained_components(freeze)
     names = [
         name
@@ -159,7 +161,7 @@ def add_saved_adapter(model: nn.Module, folder: Path) -> None:
     Raises:
         Findings: `model-does-not-load`, where it is not whole, or of another model.
     """
-    peft = _peft()
+    peft = import_peft()
     try:
         with warnings.catch_warnings():
             # of names that peft has for what transformers has renamed
@@ -174,7 +176,8 @@ def add_saved_adapter(model: nn.Module, folder: Path) -> None:
 def base_of_adapter(folder: Path) -> Path:
     """Return the folder of the weights that an adapter is for.
 
-    It is the one that the adapter names, or, of a run that has been moved, `base` next to it.
+    It is the one that the adapter names, or, of a run that has been moved, `base` next to it, or
+    the model of that name in the hub's cache.
 
     Raises:
         Findings: `model-does-not-load`.
@@ -188,6 +191,11 @@ def base_of_adapter(folder: Path) -> Path:
     for base in (named, moved):
         if (base / "config.json").exists():
             return base
+    if (model := hub_name(str(named))) is not None:
+        try:
+            return find_cached_model(model).folder
+        except Findings:  # the message below names the base, whatever the cache lacks of it
+            pass
     raise Findings(
         Diagnostic("model-does-not-load", f"{folder} is an adapter for {named}, which is not there")
     )
@@ -317,7 +325,7 @@ def merge_adapters(
     assert not left, f"adapters of no weight: {sorted(left)[:3]}"
 
 
-def _peft() -> Any:
+def import_peft() -> Any:
     """Import peft, which imports bitsandbytes where it is installed."""
     if missing_bitsandbytes() is None:
         import_bitsandbytes()
@@ -330,7 +338,7 @@ def _peft_config(settings: Lora, targets: list[str], whole: list[str]) -> Any:
     rank = settings.rank
     alpha = settings.scale * (math.sqrt(rank) if settings.rslora else rank)
     alpha = round(alpha, 12)
-    return _peft().LoraConfig(
+    return import_peft().LoraConfig(
         r=rank,
         lora_alpha=int(alpha) if alpha.is_integer() else alpha,
         use_rslora=settings.rslora,

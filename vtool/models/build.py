@@ -1,6 +1,7 @@
 """Build a run's model: random weights of a size, or the weights of a Hugging Face folder."""
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,19 @@ def _finish(model: Any, settings: Model, processor: Processor, folder: Path) -> 
     return model.train()
 
 
+@contextmanager
+def _only_our_report() -> Iterator[None]:
+    """Keep transformers from printing its report of keys, which `check_report` makes a finding."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
 def load_model(
     folder: Path, family_name: str, dtype: torch.dtype, attention: str, modeling: str | None = None
 ) -> Any:
@@ -184,17 +198,18 @@ def load_model(
     check_numbers(folder, files, family_name)
     check_one_save(files)
     try:
-        model, report = (
-            load_family(family_name)
-            .model_class()
-            .from_pretrained(
-                folder,
-                local_files_only=True,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are reported below, each with its shapes
-                **implementations(dtype, attention),
+        with _only_our_report():
+            model, report = (
+                load_family(family_name)
+                .model_class()
+                .from_pretrained(
+                    folder,
+                    local_files_only=True,
+                    output_loading_info=True,
+                    ignore_mismatched_sizes=True,  # they are reported below, each with its shapes
+                    **implementations(dtype, attention),
+                )
             )
-        )
     except Exception as error:  # the loader raises whatever its reader of a broken file raises
         raise not_loaded(folder, files, error) from error
     check_report(folder, report)

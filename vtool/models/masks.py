@@ -10,6 +10,8 @@ cannot be meant. Nothing here makes a float tensor: at 32k tokens a bool mask is
 from collections.abc import Sequence
 from itertools import accumulate
 from math import lcm
+from operator import index
+from typing import SupportsIndex
 
 import torch
 from torch import Tensor
@@ -24,10 +26,26 @@ def keep_from_lengths(lengths: Sequence[int], *, left: bool = False) -> Tensor:
     """Return which tokens are no padding, bool [B, S], by the length of each row.
 
     They are the first of a row, or the last, where padding is on the left.
+
+    Raises:
+        ValueError: a length is no whole number from 0, or there is none.
     """
-    counts = torch.tensor(lengths)[:, None]
+    if not len(lengths):
+        raise ValueError("there are no rows, and so no tokens")
+    counts = torch.tensor([_length(each) for each in lengths])[:, None]
     places = torch.arange(int(counts.max()))
     return (places.flip(0) if left else places) < counts
+
+
+def _length(given: SupportsIndex) -> int:
+    """Return a length; a negative or broken one would make a mask that hides what it should not."""
+    try:
+        length = index(given)
+    except TypeError:
+        length = -1
+    if length < 0 or isinstance(given, bool):
+        raise ValueError(f"a length is a whole number from 0, not {given!r}")
+    return length
 
 
 def allowed_in_rows(keep: Tensor) -> Tensor:
@@ -55,7 +73,11 @@ def allowed_in_documents(lengths: Sequence[int], device: torch.device | None = N
 
     Document after document: most of the mask is False, and comparing each token with each other
     takes longer (benchmarks/masks.py).
+
+    Raises:
+        ValueError: a length is no whole number from 0.
     """
+    lengths = [_length(each) for each in lengths]
     allowed = torch.zeros(sum(lengths), sum(lengths), dtype=torch.bool, device=device)
     for end, length in zip(accumulate(lengths), lengths, strict=True):
         allowed[end - length : end, end - length : end] = torch.ones(

@@ -201,7 +201,7 @@ def _content(given: str | bytes) -> bytes:
     """Return the bytes of a picture's file, which may be inside a row."""
     if isinstance(given, bytes):
         return given
-    return _carried(given).read() if given.startswith("data:") else Path(given).read_bytes()
+    return carried_picture(given).read() if given.startswith("data:") else Path(given).read_bytes()
 
 
 def is_wide(image: Any) -> bool:
@@ -242,7 +242,7 @@ def _opened(given: Any) -> Iterator[Any]:
     if isinstance(given, bytes):
         source = BytesIO(given)
     elif given.startswith("data:"):
-        source = _carried(given)
+        source = carried_picture(given)
     try:
         with warnings.catch_warnings():
             # from half of what `most_pixels` may be; there, the setting decides
@@ -254,7 +254,7 @@ def _opened(given: Any) -> Iterator[Any]:
         yield image
 
 
-def _carried(address: str) -> BytesIO:
+def carried_picture(address: str) -> BytesIO:
     """Return the bytes that a `data:` address carries."""
     head, comma, code = address.partition(",")
     if not comma or not head.startswith("data:image/"):

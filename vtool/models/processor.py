@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vtool.config.schema import Image, Model, Video
+from vtool.contents import stand_in_of_model
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.families.family import load_family
 from vtool.families.tokens import TokenIds, TokenNames
@@ -146,6 +147,8 @@ def load_processor(
         raise
     except BaseException as error:  # each reader raises what its file format raises; some panic
         what = "the tokenizer, the image processor or the video processor cannot be read"
+        if found := stand_in_of_model(folder):
+            raise Findings(_unusable(folder, found[0], found[1])) from error
         raise Findings(_unusable(folder, f"{what}: {first_line(error)}")) from error
     if (times := text_growth(tokenizer)) > MOST:
         raise Findings(
@@ -195,5 +198,5 @@ def with_sizes(processor: Processor, image: Image, video: Video) -> Processor:
     )
 
 
-def _unusable(folder: Path, what: str) -> Diagnostic:
-    return Diagnostic("model-does-not-load", f"{folder}: {what}", parameter="model.path")
+def _unusable(folder: Path, what: str, help: str | None = None) -> Diagnostic:
+    return Diagnostic("model-does-not-load", f"{folder}: {what}", help, parameter="model.path")

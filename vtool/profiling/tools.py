@@ -17,6 +17,7 @@ from torch.profiler import ProfilerAction, ProfilerActivity
 from vtool.config.schema.profiler import Profiler as Settings
 from vtool.devices.profiling import npu_profiler
 from vtool.profiling.files import replace_file
+from vtool.profiling.own_lines import without_own_lines
 from vtool.profiling.trace import Packed, check_trace, highest_points, write_trace
 
 TOP = 50
@@ -125,13 +126,16 @@ class ScheduledProfile:
         # It counts steps as the run does, also in a resumed run: its trace names them.
         self.profile.step_num = step
         self.profile.current_action = self.profile.schedule(step)
-        self.profile.start()
+        with without_own_lines():
+            self.profile.start()
 
     def step(self, ended: int) -> None:
-        self.profile.step()
+        with without_own_lines():
+            self.profile.step()
 
     def stop(self) -> None:
-        self.profile.stop()
+        with without_own_lines():
+            self.profile.stop()
 
 
 @dataclass(slots=True)

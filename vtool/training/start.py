@@ -313,7 +313,12 @@ def check_rows(origin: RunFolder, ledgers: Mapping[str, Mapping[str, Any]]) -> N
 def _rows(ledger: Mapping[str, Any]) -> list[Any]:
     """Return an identity of a split's rows that does not depend on where their files are."""
     files = [
-        {key: value for key, value in file.items() if key not in _NOT_COMPARED}
+        # an older vtool may not have had a setting that has no value
+        {
+            key: value
+            for key, value in file.items()
+            if key not in _NOT_COMPARED and value not in (None, [])
+        }
         for file in ledger.get("files", [])
     ]
     # a run of an older vtool had no videos to count
@@ -370,7 +375,8 @@ def folder_taken(path: Path, changed: list[str], run: Run) -> Diagnostic:
     """Return the finding for a folder with a run of other settings, and two ways to continue."""
     new, weights = f"add {new_name(run)}", shlex.quote(str(path))
     trained = bool(checkpoints(RunFolder(path).checkpoints))
-    if trained:
+    other_model = any(change.startswith("model.path:") for change in changed)
+    if trained and not other_model:  # what it would begin with is the model that is left
         new += f", and train.from={weights} to begin with its weights"
     if trained and only_length(changed):
         extend = "to train this run on, to a later end, add checkpoint.resume=extend"

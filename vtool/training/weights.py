@@ -155,6 +155,13 @@ def _of_checkpoint(
         lora = written.get("lora")
         settings = Lora.model_validate_json(json.dumps(lora)) if lora else None
         path = written["model"].get("path")
+    if run.model.path is not None and _is_elsewhere(path, run.model.path, origin.path):
+        message = (
+            f"{checkpoint} is of a run with model.path {path or 'null'}, and model.path is"
+            f" {run.model.path}: they are two models"
+        )
+        help = "leave one of them out: train.from for model.path's weights, or model.path"
+        raise Findings(Diagnostic(RULE, message, help, _SETTING))
     check_processor(origin)
     base = None
     if settings is not None:
@@ -163,6 +170,21 @@ def _of_checkpoint(
     if settings is None:
         return found, None
     return found, _Adapter(settings.rank, settings.scale, settings.base_dtype == "nf4")
+
+
+def _is_elsewhere(of_run: str | None, given: str, run: Path) -> bool:
+    """Return whether a run has begun with another model than `model.path` names now.
+
+    Its own export is the same model, and so is a base that was moved, which has its name.
+    """
+    if of_run is None:
+        return run.resolve() not in Path(given).resolve().parents
+    return _model_name(Path(of_run)) != _model_name(Path(given))
+
+
+def _model_name(folder: Path) -> str:
+    """Return the name of a model's folder; of one in the hub's cache, whatever its revision."""
+    return next((part for part in folder.parts if part.startswith("models--")), folder.name)
 
 
 def _lora_of(folder: Path) -> _Adapter:

@@ -30,11 +30,11 @@ from vtool.engines.ranks import Ranks
 from vtool.families.family import Family, load_family
 from vtool.models.build import build_model, model_config
 from vtool.models.processor import Processor, new_processor
+from vtool.processes import MOST_PROCESSES
 from vtool.training.model_and_engine import prepare_model
 from vtool.training.run_folder import RunFolder
 from vtool.training.session import Progress, Session
 from vtool.verification.begun import with_config_of_begun, with_weights_of_begun
-from vtool.verification.processes import MOST_PROCESSES
 from vtool.verification.proof_settings import choose_proof_settings, update_section
 from vtool.verification.reference import Reference
 from vtool.verification.select_rows import LOOKED_AT, InMemoryRows, read_row, select_rows

@@ -17,7 +17,7 @@ from vtool.config.schema.base import ActsLater, NotReadable
 from vtool.config.settings import arrivals
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.progress import working
-from vtool.verification.processes import Ended, join_ranks, run_processes
+from vtool.processes import Ended, join_ranks, run_processes
 from vtool.verification.shrink_run import SmallRun, shrink_run
 from vtool.words import first_line
 

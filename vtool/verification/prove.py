@@ -13,16 +13,16 @@ from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic, Findings, Origin
 from vtool.diagnostics.progress import tick, working
 from vtool.engines.ranks import Ranks
-from vtool.scratch import scratch_folder
-from vtool.verification.context import ProofContext, build_proof_context
-from vtool.verification.not_provable import ProofNotMade
-from vtool.verification.processes import (
+from vtool.processes import (
     MOST_PROCESSES,
     MOST_SECONDS,
     Ended,
     join_ranks,
     run_processes,
 )
+from vtool.scratch import scratch_folder
+from vtool.verification.context import ProofContext, build_proof_context
+from vtool.verification.not_provable import ProofNotMade
 from vtool.verification.proofs import PROOF_NAMES, PROOFS
 from vtool.verification.proofs.proof import ProofResult
 from vtool.verification.proofs.report import ProofReport

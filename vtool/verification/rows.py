@@ -21,6 +21,7 @@ from vtool.devices import own_cores
 from vtool.diagnostics import Diagnostic
 from vtool.models.processor import new_processor
 from vtool.training.setup import read_texts
+from vtool.verification.learnable import FROZEN_ROW, ZERO_ROW, BlankTokens, blank_tokens
 from vtool.verification.pieces import render_example
 from vtool.verification.split_summary import summarize_split
 
@@ -110,6 +111,8 @@ def audit_rows(
         for split, audited in built.items()
     ]
     made[0] = replace(made[0], findings=(*made[0].findings, *unknown))
+    blank = blank_tokens(run, (processor.ids.image, processor.ids.video))
+    made = [_with_blank(audit, blank, rows[audit.split]) for audit in made]
     return [_with_near(audit, compared) for audit in made]
 
 
@@ -132,15 +135,23 @@ def _unknown_rows(
     ]
 
 
+def _with_blank(audit: Audit, blank: BlankTokens, rows: EncodedRows) -> Audit:
+    """Return an audit with the tokens of its rows whose row of the embedding is blank."""
+    found = tuple(blank.findings(audit.split, rows, audit.ledger.kept))
+    why_not = blank.why_not or (None if audit.ledger.kept else "there is no usable row")
+    reasons = {} if why_not is None else dict.fromkeys((ZERO_ROW, FROZEN_ROW), why_not)
+    return replace(audit, findings=(*audit.findings, *found), reasons={**audit.reasons, **reasons})
+
+
 def _with_near(audit: Audit, compared: NearDuplicates | None) -> Audit:
     """Return an audit with how many rows were compared, or why none were."""
     rule = "near-duplicate-rows"
     if compared is None:
-        return replace(audit, reasons={rule: "--near is not given"})
+        return replace(audit, reasons={**audit.reasons, rule: "--near is not given"})
     rows, short = compared.rows[audit.split], compared.short[audit.split]
     few = {} if rows else {rule: f"no row has answers of {FEWEST_WORDS} words"}
     measured = {rule: {"rows compared": rows, "rows too short": short}}
-    return replace(audit, reasons=few, measured=measured)
+    return replace(audit, reasons={**audit.reasons, **few}, measured=measured)
 
 
 def _audit_all(run: Run, rows: EncodedRows) -> RowAudits:

@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from tests.config.foreign.record_trainers import TABLE
+from vtool.config.foreign.known_words import TABLES
 from vtool.config.foreign.more_words import AXOLOTL_WORDS, PEFT_WORDS, VERL_WORDS
 from vtool.config.foreign.trainers import TRAINERS
 from vtool.config.foreign.words import WORDS
@@ -25,14 +25,15 @@ def renew(page: str) -> str:
 
 
 def _releases() -> str:
-    recorded = json.loads(TABLE.read_text("utf-8"))
-    lines = ["| `--from` | release | transformers with it | settings |", "|---|---|---|---|"]
-    for name, trainer in TRAINERS.items():
-        versions = recorded[name]["versions"]
-        lines.append(
-            f"| `{name}` | {trainer.title} {versions[trainer.distribution]}"
-            f" | {versions['transformers']} | {len(trainer.fields)} |"
-        )
+    lines = [
+        "| `--from` | releases | transformers with the newest | settings |",
+        "|---|---|---|---|",
+    ]
+    for path in sorted(TABLES.glob("*.json")):
+        table = json.loads(path.read_text("utf-8"))
+        releases = ", ".join(table["releases"])
+        beside = list(table["releases"].values())[-1] or "–"
+        lines.append(f"| `{path.stem}` | {releases} | {beside} | {len(table['fields'])} |")
     return "\n".join(lines) + "\n"
 
 

@@ -1,19 +1,16 @@
 """Recipes of TRL, LLaMA-Factory and ms-swift: what is found in them, and what they become here."""
 
-import importlib.metadata
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.commands import run_vtool
-from tests.config.foreign.record_trainers import TABLE, record
 from vtool.config.foreign.convert import as_recipe
 from vtool.config.foreign.more_words import AXOLOTL_WORDS, PEFT_WORDS, VERL_WORDS
 from vtool.config.foreign.trainers import TRAINERS, looks_visual
-from vtool.config.foreign.verl_settings import VERL_NAMES
+from vtool.config.foreign.verl_settings import verl_names
 from vtool.config.foreign.words import WORDS
 from vtool.config.load import examine, examine_foreign, read_foreign
 from vtool.config.schema import RECIPE_KINDS
@@ -431,12 +428,12 @@ def test_every_word_is_of_a_trainer_and_names_a_setting() -> None:
     others = {*VERL_WORDS, *AXOLOTL_WORDS, *PEFT_WORDS}
     assert others & theirs == set()
     whole = {"override_ddp_config", "override_transformer_config"}
-    assert {*VERL_WORDS} - PLAIN_NAMES - whole == {"partial_pretrain", "warmup_steps_ratio"}
+    assert {*VERL_WORDS} - PLAIN_NAMES - whole == {"warmup_steps_ratio"}
     assert WORDS.keys() - theirs - others == earlier
     assert all(word.ours or word.how for word in WORDS.values())
 
 
-PLAIN_NAMES = {name.rpartition(".")[2] for name in VERL_NAMES}
+PLAIN_NAMES = {name.rpartition(".")[2] for name in verl_names()}
 
 
 def test_a_model_that_sees_images_is_known_by_its_folder_or_its_name() -> None:
@@ -447,16 +444,3 @@ def test_a_model_that_sees_images_is_known_by_its_folder_or_its_name() -> None:
         assert looks_visual(name), name
     for name in ("Qwen/Qwen3-8B", "meta-llama/Llama-3.1-8B", "google/gemma-3-1b-it", None):
         assert not looks_visual(name), name
-
-
-@pytest.mark.full
-def test_the_table_has_the_settings_of_the_release_that_it_names() -> None:
-    recorded = json.loads(TABLE.read_text("utf-8"))["trl"]
-    for name, version in recorded["versions"].items():
-        try:
-            here = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            here = None
-        if here != version:
-            pytest.skip(f"not run: {name} {version} is not installed")
-    assert record("trl", sys.executable) == recorded

@@ -33,7 +33,7 @@ model:
   lora_rank: 8
   lora_alpha: 32
   target_modules: [q_proj, v_proj]
-optim: {lr: 1.0e-5, betas: [0.9, 0.95], weight_decay: 0.1, clip_grad: 0.5,
+optim: {lr: 1.0e-5, betas: [0.9, 0.999], weight_decay: 0.1, clip_grad: 0.5,
   lr_decay_style: cosine, lr_warmup_steps_ratio: 0.1}
 engine:
   tensor_model_parallel_size: 4
@@ -98,7 +98,7 @@ def test_what_means_the_same_becomes_our_setting() -> None:
         plain["data"]["on_overlong"],
     ) == (64, 2, "truncate")
     assert (plain["optim"]["betas"], plain["optim"]["clip_norm"], plain["optim"]["schedule"]) == (
-        [0.9, 0.95],
+        [0.9, 0.999],
         0.5,
         "cosine",
     )
@@ -160,7 +160,7 @@ def test_findings_stand_in_their_file_and_in_their_words() -> None:
     )
     assert "without engine.override_ddp_config.overlap_grad_reduce=true" in ignored.message
     assert "ddp_config" not in (ignored.help or "").replace("engine.override_ddp_config", "")
-    (lost,) = found("data: {train_files: gone.parquet}", "path-not-found")
+    (lost,) = found("data: {train_files: gone.parquet}", "not-on-this-machine")
     assert (lost.parameter, str(lost.origin)) == ("data.train_files", "theirs.yaml:1:21")
 
 
@@ -234,7 +234,8 @@ def test_a_folder_of_a_family_is_checked_and_of_another_model_is_not() -> None:
             f"data: {{train_files: rows.parquet}}\nmodel: {{path: {kind}}}", "no-counterpart"
         )
         assert (notes == []) is judged
-    assert found("model: {path: /not/there}", "path-not-found")
+    [note] = found("model: {path: /not/there}", "not-on-this-machine")
+    assert (note.severity, note.parameter) == ("note", "model.path")
 
 
 @pytest.mark.parametrize(
@@ -284,13 +285,14 @@ def test_rows_are_looked_for_where_verl_looks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert not found("data: {train_files: ~/rows.parquet}", "path-not-found")
-    assert found("data: {train_files: ~/others.parquet}", "path-not-found")
+    assert not found("data: {train_files: ~/rows.parquet}", "not-on-this-machine")
+    [note] = found("data: {train_files: ~/others.parquet}", "not-on-this-machine")
+    assert (note.severity, note.parameter) == ("note", "data.train_files")
     [note] = found(
         "data: {train_files: [rows.parquet, 'hdfs://there/rows.parquet']}", "no-counterpart"
     )
     assert note.parameter == "data.train_files"
-    assert not found("data: {train_files: hdfs://there/rows.parquet}", "path-not-found")
+    assert not found("data: {train_files: hdfs://there/rows.parquet}", "not-on-this-machine")
 
 
 def test_the_command_reads_it_and_shows_it_as_a_recipe_of_ours() -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.commands import run_vtool
 from vtool.config.foreign.convert import as_recipe
 from vtool.config.foreign.trainers import TRAINERS
-from vtool.config.foreign.verl_settings import VERL_NAMES
+from vtool.config.foreign.verl_settings import verl_names
 from vtool.config.foreign.words import WORDS
 from vtool.config.load import examine, examine_foreign, read_foreign
 from vtool.diagnostics import Diagnostic
@@ -454,7 +454,7 @@ def test_no_value_of_any_word_ends_in_a_traceback(value: str) -> None:
             written(trainer, more + text)
             examine_foreign(Path("theirs.yaml"), trainer=trainer)
     groups: dict[str, list[str]] = {}
-    for name in sorted(VERL_NAMES):
+    for name in sorted(verl_names()):
         group, _, last = name.partition(".")
         if last and "." not in last:
             groups.setdefault(group, []).append(f"{last}: {value}")

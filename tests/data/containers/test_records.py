@@ -72,7 +72,7 @@ def test_parquet_that_is_named_json_is_reported_with_the_conversion(tmp_path: Pa
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".tar"])
 def test_what_is_not_what_its_name_says_is_refused(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"rows{suffix}"
-    path.write_text("<html>404</html>")
+    write_rows(path, [chat("a", "b")])
     assert "as its name says" in finding(path).message
 
 

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.loading.checkpoint.folders import ONE, TWO, encode, f32, folder, index, of, raw, sharded
+from tests.test_contents import POINTER
 from vtool.diagnostics.result import Result
 from vtool.diagnostics.rules_folder import RULES
 from vtool.loading.checkpoint import audit_folder
@@ -464,3 +465,16 @@ def test_an_index_that_names_nothing_is_a_finding(tmp_path: Path) -> None:
     folder(tmp_path / "model", model={"a": f32(2)})
     index(tmp_path / "model", {})
     assert findings(tmp_path / "model") == [("index-mismatch", "error")]
+
+
+def test_a_tokenizer_or_an_index_that_is_a_pointer_of_git_is_a_finding(tmp_path: Path) -> None:
+    folder(tmp_path / "model", model={"a": f32(2)})
+    for name in ("tokenizer.json", "README.md", "consolidated.safetensors.metadata"):
+        (tmp_path / "model" / name).write_bytes(POINTER)
+    (finding,) = audited(tmp_path / "model").findings
+    assert (finding.rule, finding.severity) == ("no-config", "error")
+    assert "tokenizer.json: it is a Git LFS pointer" in finding.message
+    (tmp_path / "model" / "tokenizer.json").unlink()
+    (tmp_path / "model" / "model.safetensors.index.json").write_bytes(POINTER)
+    (finding,) = audited(tmp_path / "model").findings
+    assert (finding.rule, finding.help) == ("index-mismatch", "in its repository: git lfs pull")

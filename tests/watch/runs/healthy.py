@@ -15,7 +15,7 @@ from tests.watch.runs import (
     values,
     weights,
 )
-from tests.watch.runs.loop import FAMILIES, Recipe
+from tests.watch.runs.loop import FAMILIES, IMAGE, PAD, START, Recipe
 
 RUNS: dict[str, Recipe] = {
     **engines.HEALTHY,
@@ -200,6 +200,17 @@ RUNS: dict[str, Recipe] = {
     ),
     "two optimizers that take turns": Recipe(made=steps.in_turn, steps=4),
     "one layer trained in turn": Recipe(after_step=steps.one_layer_in_turn),
+    "LoRA, with a tied head and its embedding trained as one": Recipe(
+        config={"tie_word_embeddings": True},
+        adapters=True,
+        lora={"modules_to_save": ["embed_tokens", "lm_head"], "ensure_weight_tying": True},
+    ),
+    "the row of padding is zero": Recipe(built=values.row_of_zeros(PAD)),
+    "the row of a token that no text has is zero": Recipe(built=values.row_of_zeros(IMAGE)),
+    "a new token's row at the mean, trained": Recipe(built=values.row_at_mean(START)),
+    "a new token's row at the mean, trained beside LoRA": Recipe(
+        adapters=True, built=values.row_at_mean(START), lora={"trainable_token_indices": [START]}
+    ),
     "embeddings of new tokens alone": Recipe(built=steps.train_new_tokens),
     "a group whose rate a schedule raises later": Recipe(optimizer=steps.group_raised_later),
     "prompts seen both ways": Recipe(collated=masks.prompt_seen_both_ways),

@@ -18,7 +18,7 @@ from tests.watch.runs import (
     weights,
 )
 from tests.watch.runs.expected import Planted, error, note, warning
-from tests.watch.runs.loop import END
+from tests.watch.runs.loop import END, START
 
 RUNS: dict[str, Planted] = {
     **scales.PLANTED,
@@ -42,6 +42,29 @@ RUNS: dict[str, Planted] = {
     ),
     "gradients clipped by value, far below their size": warning(
         "gradients-clipped-by-value", before_step=values.clip_values(1e-6)
+    ),
+    "LoRA, with a tied head and its embedding trained as two": warning(
+        "head-not-tied",
+        config={"tie_word_embeddings": True},
+        adapters=True,
+        lora={"modules_to_save": ["embed_tokens", "lm_head"]},
+    ),
+    "a row of the embedding is zero, and clipped": warning(
+        "token-without-values", built=values.row_of_zeros(START), clip=1.0
+    ),
+    "two rows of the embedding are zero": warning(
+        "gradient-in-one-part",
+        built=lambda model: [values.row_of_zeros(one)(model) for one in (START, END)],
+        lr=1e-4,
+    ),
+    "a row of the embedding is zero, beneath adapters": warning(
+        "token-without-values", built=values.row_of_zeros(START), adapters=True
+    ),
+    "a new token's row stays as a resize made it": warning(
+        "token-without-values", built=values.row_at_mean(START), adapters=True
+    ),
+    "the gradient of one norm is ten thousand times what it was": warning(
+        "gradient-in-one-part", before_step=values.one_tensor_times(1e4), clip=1.0
     ),
     "evaluation mode after a first evaluation": warning(
         "dropout-off", config={"attention_dropout": 0.1}, after_step=values.eval_after(0)

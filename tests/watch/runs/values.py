@@ -27,3 +27,33 @@ def eval_after(first: int) -> Callable[[Any, Any, int], None]:
             model.eval()
 
     return after
+
+
+def row_of_zeros(token: int) -> Callable[[Any], None]:
+    """A row that was never trained, as of an id that a checkpoint has in reserve."""
+
+    def built(model: Any) -> None:
+        model.get_input_embeddings().weight.data[token] = 0
+
+    return built
+
+
+def row_at_mean(token: int) -> Callable[[Any], None]:
+    """The row of a new token, as transformers' resize_token_embeddings makes it."""
+
+    def built(model: Any) -> None:
+        import torch
+
+        weight = model.get_input_embeddings().weight.data
+        weight[token] = weight.mean(0) + 3e-5 * weight.std() * torch.randn_like(weight[token])
+
+    return built
+
+
+def one_tensor_times(factor: float) -> Callable[[Any, int, int], None]:
+    """The gradient of the first layer's norm, as much larger than any other."""
+
+    def before_step(model: Any, step: int, rank: int) -> None:
+        model.model.layers[0].input_layernorm.weight.grad *= factor
+
+    return before_step

@@ -11,7 +11,12 @@ from vtool.diagnostics.printable import printable
 from vtool.hub.names import hub_name
 
 _OPEN = (
-    ("model", "path", "a folder with config.json", ("model", "model_name_or_path", "model.path")),
+    (
+        "model",
+        "path",
+        "a folder with config.json",
+        ("model", "model_name_or_path", "model.path", "base_model"),
+    ),
     ("data", "global_batch_size", "rows of a step, over all processes", ()),
     (
         "data",

@@ -13,6 +13,7 @@ from vtool.config.foreign import hf_traps
 from vtool.config.foreign.given import read_given
 from vtool.config.foreign.hf_script import PROCESSES_VARIABLE, read_script
 from vtool.config.foreign.hf_translation import Translation, is_whole
+from vtool.config.foreign.known_words import known_words
 from vtool.config.foreign.swift_bounds import BOUND_VARIABLES, with_model_arguments
 from vtool.config.foreign.theirs import ForeignFile, ForeignRecipe, absent_findings
 from vtool.config.foreign.trainers import ForeignTrainer
@@ -159,9 +160,11 @@ def _unknown(
             continue
         meant = did_you_mean(near(head, sorted(trainer.fields)))
         elsewhere = trainer.replaced(head)
+        others = known_words(trainer.name).other_releases(head)
         yield Diagnostic(
             "unknown-key",
-            f"{trainer.release} has no setting `{name}`, and does not start with it",
+            f"{trainer.release} has no setting `{name}`{f' ({others})' if others else ''}, and does"
+            " not start with it",
             elsewhere or meant,
             name,
             places[name].key,

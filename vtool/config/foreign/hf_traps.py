@@ -1,6 +1,6 @@
 """Settings of these trainers that contradict each other, or do not do what they say.
 
-Each was read in the code of the releases that `trainer_fields.json` names.
+Each was read in the code of the releases that `releases/` names.
 """
 
 from collections.abc import Iterator

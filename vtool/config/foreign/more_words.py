@@ -1,7 +1,7 @@
 """Words of verl, of axolotl and of peft, which TRL, LLaMA-Factory and ms-swift do not have.
 
 Those of verl are the last parts of its names. `--from verl` converts them by `verl_settings.py`,
-and nothing reads recipes of axolotl: their words are known to messages and to `vtool explain`.
+and `--from axolotl` by `axolotl.py`: here they are for messages and for `vtool explain`.
 """
 
 from collections.abc import Mapping

@@ -10,8 +10,6 @@ from vtool.config.foreign.whose import trainer_of
 from vtool.diagnostics import Diagnostic, Findings, Origin
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_NOT_READ = frozenset({"axolotl"})
-"""Trainers whose recipes are recognized, and not read."""
 # what PyYAML raises of values that are not what their tags say
 _UNREADABLE = (
     yaml.YAMLError,
@@ -41,12 +39,8 @@ def refuse_foreign(recipe: str, text: str) -> None:
     if name is None:
         return
     given, title = shlex.quote(recipe), TRAINERS[name].title if name in TRAINERS else name
-    if name in _NOT_READ:
-        help = f"docs/coming-from.md has the words of both; vtool watch -- {name} train {given}"
-        help += " shows what it really teaches"
-    else:
-        help = f"vtool validate-config --from {name} {given} checks it; with --convert, it prints"
-        help += " it as a recipe of vtool"
+    help = f"vtool validate-config --from {name} {given} checks it; with --convert, it prints"
+    help += " it as a recipe of vtool"
     message = f"`{recipe}` is a recipe of {title}, and not of vtool"
     raise Findings(
         Diagnostic("recipe-of-another-trainer", message, help, origin=Origin(recipe)), fatal=True

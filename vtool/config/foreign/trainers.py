@@ -1,14 +1,14 @@
-"""TRL, LLaMA-Factory and ms-swift: their settings, from `trainer_fields.json`, and their habits."""
+"""TRL, LLaMA-Factory and ms-swift: their settings and their habits."""
 
 import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-_TABLE = Path(__file__).with_name("trainer_fields.json")
+from vtool.config.foreign.known_words import known_words
+
 _VISUAL = re.compile(
     r"(?i)(^|[-_./\d])vl([-_./\d]|$)|vision|visual|llava|internvl|pixtral|minicpm-?v|smolvlm"
     r"|glm-4[.\d]*v|gemma-?3-(4|12|27)b|qwen3[._]5|paligemma|idefics|kimi-vl"
@@ -26,7 +26,6 @@ class ForeignTrainer:
     """The words that start it in a script."""
     files: tuple[str, ...]
     """Names of Python files that accelerate, torchrun or python start in the command's place."""
-    distribution: str
     kind_of_training: str
     """The setting that says whether adapters are trained."""
     wants_adapters: Callable[[Any], bool]
@@ -39,16 +38,13 @@ class ForeignTrainer:
     @property
     def fields(self) -> Mapping[str, Any]:
         """Every setting with its default; None where it has no plain one."""
-        return _recorded()[self.name]["fields"]  # type: ignore[no-any-return]
+        return known_words(self.name).fields
 
     @property
     def release(self) -> str:
         """The name, and the releases that its settings were read from."""
-        versions = _recorded()[self.name]["versions"]
-        return (
-            f"{self.title} {versions[self.distribution]} with transformers"
-            f" {versions['transformers']}"
-        )
+        known = known_words(self.name)
+        return f"{self.title} {known.release} with transformers {known.beside}"
 
     def adapters(self, given: Mapping[str, Any]) -> bool:
         """Return whether adapters are trained."""
@@ -100,7 +96,6 @@ TRAINERS = {
             title="TRL",
             command=("trl", "sft"),
             files=("sft.py", "sft_vlm.py"),
-            distribution="trl",
             kind_of_training="use_peft",
             wants_adapters=lambda value: value in (True, "true"),
             length_word="max_length",
@@ -112,7 +107,6 @@ TRAINERS = {
             title="LLaMA-Factory",
             command=("llamafactory-cli", "train"),
             files=("train.py", "train_bash.py"),
-            distribution="llamafactory",
             kind_of_training="finetuning_type",
             wants_adapters=lambda value: value == "lora",
             length_word="cutoff_len",
@@ -124,7 +118,6 @@ TRAINERS = {
             title="ms-swift",
             command=("swift", "sft"),
             files=("sft.py",),
-            distribution="ms_swift",
             kind_of_training="tuner_type",
             wants_adapters=lambda value: value == "lora",
             length_word="max_length",
@@ -142,8 +135,3 @@ def looks_visual(model: object) -> bool:
         return "vision_config" in json.loads((folder / "config.json").read_text("utf-8"))
     except (OSError, ValueError):
         return bool(_VISUAL.search(str(model)))
-
-
-@cache
-def _recorded() -> dict[str, Any]:
-    return json.loads(_TABLE.read_text(encoding="utf-8"))  # type: ignore[no-any-return]

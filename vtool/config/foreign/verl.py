@@ -14,8 +14,15 @@ import yaml
 
 from vtool.config.compose import Composed
 from vtool.config.foreign.given import read_given
+from vtool.config.foreign.known_words import known_words
 from vtool.config.foreign.named_model import look_at_model
-from vtool.config.foreign.theirs import ForeignFile, ForeignRecipe, absent_findings
+from vtool.config.foreign.theirs import (
+    LEFT_OPEN,
+    ForeignRecipe,
+    absent_findings,
+)
+from vtool.config.foreign.verl_file import VerlFile
+from vtool.config.foreign.verl_script import VerlScript, read_verl_script
 from vtool.config.foreign.verl_settings import (
     FSDP,
     LORA,
@@ -23,8 +30,7 @@ from vtool.config.foreign.verl_settings import (
     MEGATRON_LORA,
     RUN,
     UNREAD,
-    VERL_NAMES,
-    in_a_group,
+    is_known_to_verl,
 )
 from vtool.config.origins import Origins
 from vtool.config.resources import RecipeFile
@@ -34,19 +40,41 @@ from vtool.config.schema.tracking import TRACKERS
 from vtool.config.yaml_positions import YamlFile, read_yaml
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
-from vtool.hub.names import hub_name
 
 _DDP, _TRANSFORMER = "engine.override_ddp_config", "engine.override_transformer_config"
+_OPTIMIZER = "optim.override_optimizer_config"
 _SHARED = "engine.use_distributed_optimizer"
+_OF_ENGINE = ("engine.", "optim.")
+_REPLACED = {
+    "model.partial_pretrain": ["model.path"],
+    "data.micro_batch_size": ["data.micro_batch_size_per_gpu"],
+    "data.multiturn.messages_key": ["data.messages_key"],
+    "data.multiturn.tools_key": ["data.tools_key"],
+    "data.multiturn.enable_thinking_key": ["data.enable_thinking_key"],
+    "data.chat_template": ["model.custom_chat_template"],
+    "optim.warmup_steps_ratio": ["optim.lr_warmup_steps_ratio"],
+    "optim.lr_scheduler": ["optim.lr_scheduler_type"],
+    "model.strategy": ["engine.strategy"],
+    "model.fsdp_config.cpu_offload": ["engine.offload_policy"],
+    "model.fsdp_config.offload_params": ["engine.param_offload"],
+    "model.fsdp_config.model_dtype": ["engine.model_dtype"],
+    "model.fsdp_config.wrap_policy.min_num_params": ["engine.wrap_policy.min_num_params"],
+    "trainer.checkpoint.save_contents": ["checkpoint.save_contents"],
+    "trainer.checkpoint.load_contents": ["checkpoint.load_contents"],
+    "ulysses_sequence_parallel_size": ["engine.ulysses_sequence_parallel_size"],
+    "use_remove_padding": ["model.use_remove_padding"],
+}
+"""By setting of the trainer until verl 0.7: the one that has taken its place."""
 _WORDS = {
     same.ours: same.theirs for table in (RUN, MEGATRON_LORA, LORA, FSDP, MEGATRON) for same in table
 }
 
 
 def read_verl(path: Path, *, read_environment: bool = True) -> ForeignRecipe:
-    """Read a YAML file of verl's SFT trainer, composed by Hydra or with a user's own keys alone.
+    """Read a YAML file of verl's SFT trainer, or a script that starts it.
 
-    verl's defaults are included.
+    The file is one that Hydra has composed, or has a user's own keys alone. verl's defaults are
+    included.
 
     Raises:
         Findings: `fatal`, where it cannot be read, or is no recipe of this trainer.
@@ -56,18 +84,23 @@ def read_verl(path: Path, *, read_environment: bool = True) -> ForeignRecipe:
             Diagnostic(
                 "unreadable-file",
                 f"`{path}` is not a file",
-                "give the YAML file of a run of verl's SFT trainer",
+                "give the YAML file of a run of verl's SFT trainer, or the script that starts it",
             ),
             fatal=True,
         )
-    file = read_yaml(path)
-    given, places = read_given(file, whole=UNREAD, read_environment=read_environment)
+    if path.suffix in (".yaml", ".yml", ".json"):
+        file = read_yaml(path)
+        given, places = read_given(file, whole=UNREAD, read_environment=read_environment)
+        script = VerlScript(given, places, _choices(file))
+    else:
+        script = read_verl_script(path)
+    given, places = script.given, script.places
     if found := next((name for name in given if name.startswith("actor_rollout_ref.")), None):
         raise Findings(
             Diagnostic(
                 "unknown-recipe",
                 (
-                    f"{file.name} has `{found.partition('.')[0]}`: it is a recipe of another of"
+                    f"{path.name} has `{found.partition('.')[0]}`: it is a recipe of another of"
                     " verl's trainers"
                 ),
                 "give one of its SFT trainer",
@@ -75,14 +108,21 @@ def read_verl(path: Path, *, read_environment: bool = True) -> ForeignRecipe:
             ),
             fatal=True,
         )
-    theirs = ForeignFile(given, places)
+    engine = _engine(given, script.choices)
+    theirs = VerlFile(given, places)
     theirs.values["kind"] = "sft"
-    findings = [*_unread(theirs), *_translate(theirs, _is_megatron(file, given), read_environment)]
-    findings += [*_unknown(theirs), *absent_findings(theirs)]
+    theirs.defaults = dict(known_words("verl").fields)
+    for group in ("engine", "optim"):
+        choice = script.choices.get(group) or engine
+        theirs.defaults |= known_words("verl").choices.get(f"{group}={choice}", {})
+    findings = [*_unread(theirs), *_translate(theirs, engine, read_environment)]
+    findings += [*_unknown(theirs, script, engine), *absent_findings(theirs)]
     left = [
         name
         for name in theirs.given
-        if name not in theirs.judged and not name.endswith("_target_") and theirs.given[name] != {}
+        if name not in theirs.judged
+        and not name.endswith("_target_")
+        and (name in theirs.absent or not theirs.is_default(name))
     ]
     unsaid = [name for name in left if name not in theirs.absent]
     findings += _without_counterpart(theirs, unsaid)
@@ -91,6 +131,7 @@ def read_verl(path: Path, *, read_environment: bool = True) -> ForeignRecipe:
         tuple(findings),
         theirs.names,
         tuple((name, theirs.given[name]) for name in left),
+        tuple(script.notes),
     )
 
 
@@ -128,43 +169,54 @@ def in_their_words(
     )
 
 
-def _is_megatron(file: YamlFile, given: Mapping[str, Any]) -> bool:
-    """Return whether the recipe trains on megatron, by `strategy`, its defaults or its settings."""
-    if strategy := given.get("engine.strategy"):
-        return str(strategy) == "megatron"
+def _choices(file: YamlFile) -> dict[str, str]:
+    """Return the choices of a defaults list, by group."""
     listed = next((value for key, value in file.root.value if key.value == "defaults"), None)
-    chosen = [
-        value.value
+    pairs = [
+        pair
         for entry in getattr(listed, "value", ())
         if isinstance(entry, yaml.MappingNode)
-        for _, value in entry.value
+        for pair in entry.value
     ]
-    return "megatron" in chosen or any(
-        same.theirs in given for same in MEGATRON if same.theirs.startswith("engine.")
-    )
+    groups = {str(key.value).removeprefix("override").strip(" /"): value for key, value in pairs}
+    return {group.partition("@")[0]: str(value.value) for group, value in groups.items()}
 
 
-def _translate(theirs: ForeignFile, megatron: bool, trusted: bool) -> Iterator[Diagnostic]:
+def _engine(given: Mapping[str, Any], choices: Mapping[str, str]) -> str:
+    """Return the engine that trains: `fsdp`, `megatron`, or the name of another."""
+    chosen = str(given.get("engine.strategy") or choices.get("engine") or "")
+    if not chosen:
+        of_megatron = any(
+            same.theirs in given for same in MEGATRON if same.theirs.startswith("engine.")
+        )
+        return "megatron" if of_megatron or "megatron" in choices.values() else "fsdp"
+    return "fsdp" if chosen in ("fsdp", "fsdp2", "fsdp_turbo") else chosen
+
+
+def _translate(theirs: VerlFile, engine: str, trusted: bool) -> Iterator[Diagnostic]:
     take, put = theirs.take, theirs.put
-    theirs.map(RUN)
+    megatron, ours = engine == "megatron", engine in ("fsdp", "megatron")
+    theirs.map(RUN if ours else map(theirs.of_its_engine, RUN))
     put("engine.kind", "megatron" if megatron else "fsdp2", "engine.strategy")
     if take("engine.strategy", "fsdp") not in ("fsdp", "fsdp2", "megatron"):
         theirs.judged.discard("engine.strategy")
     if megatron:
         yield from _megatron(theirs)
-    else:
+    elif ours:
         theirs.map(FSDP)
     if not _is_number(rank := take("model.lora_rank", 0)) or rank > 0:
         theirs.map(LORA)
     elif megatron and theirs.given.get("model.lora.rank"):
         theirs.map(MEGATRON_LORA)
+    _rows(theirs)
     _model(theirs, trusted)
     yield from _lengths(theirs)
     yield from _micro_batches(theirs, megatron)
     steps, epochs = take("trainer.total_training_steps"), take("trainer.total_epochs", 4)
     put("train.steps", steps, "trainer.total_training_steps")
     put("train.epochs", None if steps else epochs, "trainer.total_epochs")
-    _optimizer(theirs, steps, megatron)
+    if ours:
+        _optimizer(theirs, steps, megatron)
     mode = take("trainer.resume_mode", "auto")
     put(
         "checkpoint.resume",
@@ -178,7 +230,7 @@ def _translate(theirs: ForeignFile, megatron: bool, trusted: bool) -> Iterator[D
     yield from _profiler(theirs)
 
 
-def _optimizer(theirs: ForeignFile, steps: Any, megatron: bool) -> None:
+def _optimizer(theirs: VerlFile, steps: Any, megatron: bool) -> None:
     optim, name = theirs.values["optim"], "optim.lr_warmup_steps_ratio"
     ratio = theirs.take(name, 0.0)
     if ratio and "warmup_steps" not in optim:
@@ -197,10 +249,11 @@ def _optimizer(theirs: ForeignFile, steps: Any, megatron: bool) -> None:
     floor, highest = theirs.given.get("optim.min_lr"), optim.get("lr")
     if megatron and _is_number(floor) and _is_number(highest) and highest > 0:
         theirs.judged.add("optim.min_lr")
-        theirs.put("optim.min_lr_ratio", floor / highest, "optim.min_lr")
+        if floor:
+            theirs.put("optim.min_lr_ratio", floor / highest, "optim.min_lr")
 
 
-def _trackers(theirs: ForeignFile) -> None:
+def _trackers(theirs: VerlFile) -> None:
     """Translate `trainer.logger`: what prints is of no concern here."""
     asked = theirs.take("trainer.logger", [])
     names = [str(one) for one in asked] if isinstance(asked, list) else [str(asked)]
@@ -217,7 +270,7 @@ def _trackers(theirs: ForeignFile) -> None:
         theirs.judged.discard("trainer.logger")
 
 
-def _adapter(theirs: ForeignFile) -> None:
+def _adapter(theirs: VerlFile) -> None:
     name = "model.lora_adapter_path"
     path = theirs.given.get(name)
     if path is None or not theirs.values.get("lora"):
@@ -230,7 +283,7 @@ def _adapter(theirs: ForeignFile) -> None:
         theirs.absent[name] = (f"{path} is no folder here", "train.from=FOLDER")
 
 
-def _limits(theirs: ForeignFile) -> None:
+def _limits(theirs: VerlFile) -> None:
     """Take over how many rows are read, where they are of one file."""
     for name, split in (("train_max_samples", "train"), ("val_max_samples", "validation")):
         most, sources = theirs.given.get(f"data.{name}"), theirs.values["data"].get(split)
@@ -243,7 +296,7 @@ def _limits(theirs: ForeignFile) -> None:
             sources[0]["limit"] = most
 
 
-def _profiler(theirs: ForeignFile) -> Iterator[Diagnostic]:
+def _profiler(theirs: VerlFile) -> Iterator[Diagnostic]:
     """Translate the profiler (verl/utils/profiler/profile.py).
 
     It is off unless enabled; without ranks, rank 0 alone records; an unknown tool records nothing.
@@ -270,8 +323,17 @@ def _profiler(theirs: ForeignFile) -> Iterator[Diagnostic]:
     theirs.put("profiler.ranks", None if everyone else ranks or [0], "profiler.ranks")
 
 
-def _megatron(theirs: ForeignFile) -> Iterator[Diagnostic]:
+def _megatron(theirs: VerlFile) -> Iterator[Diagnostic]:
     theirs.map(MEGATRON)
+    theirs.values["optim"].pop("betas", None)  # Adam has megatron-core's own, which are ours
+    arrives = f"{_OPTIMIZER}.adam_beta1", f"{_OPTIMIZER}.adam_beta2"
+    if not theirs.is_default("optim.betas") and not theirs.given.keys() & {*arrives}:
+        yield theirs.find(
+            "setting-dropped",
+            "optim.betas",
+            "optim.betas does not reach megatron-core's Adam, which keeps 0.9 and 0.999",
+            f"set {' and '.join(arrives)}",
+        )
     # verl itself puts it out then
     if theirs.values["engine"].get("parallel", {}).get("tensor", 1) == 1:
         theirs.values["engine"].get("parallel", {}).pop("sequence", None)
@@ -294,7 +356,22 @@ def _megatron(theirs: ForeignFile) -> Iterator[Diagnostic]:
         )
 
 
-def _model(theirs: ForeignFile, trusted: bool) -> None:
+def _rows(theirs: VerlFile) -> None:
+    """Leave open the rows whose files are not on this machine."""
+    data = theirs.values.get("data", {})
+    for ours, name in (("train", "data.train_files"), ("validation", "data.val_files")):
+        paths = [Path(one["path"]) for one in data.get(ours) or ()]
+        if (gone := next((one for one in paths if not one.exists()), None)) is None:
+            continue
+        theirs.absent[name] = (f"{gone} is no file here", f"data.{ours}=[{{format: …, path: …}}]")
+        theirs.judged.discard(name)
+        if ours == "train":
+            del data[ours], theirs.names["data.train"]
+        else:
+            theirs.put("data.validation", LEFT_OPEN, name)
+
+
+def _model(theirs: VerlFile, trusted: bool) -> None:
     """Translate the model's path, with the family that it is of.
 
     It stays theirs, where it is one of another family, or the name of one that is not here.
@@ -306,15 +383,14 @@ def _model(theirs: ForeignFile, trusted: bool) -> None:
     theirs.values["model"]["path"] = look.path
     if look.family is not None:
         theirs.put("model.family", look.family, "model.path")
-    on_hub = look.absent is not None and hub_name(str(path)) is not None
-    if on_hub and look.absent is not None:
+    if look.absent is not None:
         theirs.absent["model.path"] = look.absent
-    if on_hub or (look.is_known and look.family is None):
+    if look.absent is not None or (look.is_known and look.family is None):
         del theirs.names["model.path"]
         theirs.judged.discard("model.path")
 
 
-def _lengths(theirs: ForeignFile) -> Iterator[Diagnostic]:
+def _lengths(theirs: VerlFile) -> Iterator[Diagnostic]:
     """Translate the settings of lengths, and yield findings about them.
 
     Rows without padding are cut to `max_length`, whatever `truncation` says
@@ -326,7 +402,7 @@ def _lengths(theirs: ForeignFile) -> Iterator[Diagnostic]:
     )
     if padding == "no_padding":
         theirs.put("data.on_overlong", "truncate", "data.truncation")
-        if "data.truncation" in theirs.given and cut != "right":
+        if theirs.says("data.truncation") and cut != "right":
             yield theirs.find(
                 "setting-without-reader",
                 "data.truncation",
@@ -341,12 +417,12 @@ def _lengths(theirs: ForeignFile) -> Iterator[Diagnostic]:
         theirs.judged.discard("data.truncation")
 
 
-def _micro_batches(theirs: ForeignFile, megatron: bool) -> Iterator[Diagnostic]:
+def _micro_batches(theirs: VerlFile, megatron: bool) -> Iterator[Diagnostic]:
     name, budget = "data.micro_batch_size_per_gpu", "data.max_token_len_per_gpu"
     if not theirs.take("data.use_dynamic_bsz", True):
         theirs.put("data.micro_batch_size", theirs.take(name, 4), name)
         return
-    if name in theirs.given:
+    if theirs.says(name):
         yield theirs.find(
             "setting-without-reader",
             name,
@@ -360,35 +436,43 @@ def _micro_batches(theirs: ForeignFile, megatron: bool) -> Iterator[Diagnostic]:
     theirs.put("data.micro_batch_tokens", theirs.take(budget, 8192), budget)
 
 
-def _unread(theirs: ForeignFile) -> Iterator[Diagnostic]:
+def _unread(theirs: VerlFile) -> Iterator[Diagnostic]:
     for name, why in UNREAD.items():
-        if name in theirs.given:
+        if theirs.says(name):
             yield theirs.find("setting-without-reader", name, f"{name}: {why}", "leave it out")
 
 
-def _unknown(theirs: ForeignFile) -> Iterator[Diagnostic]:
+def _unknown(theirs: VerlFile, script: VerlScript, engine: str) -> Iterator[Diagnostic]:
+    known = known_words("verl")
+    names = sorted(known.fields.keys() | UNREAD.keys())
+    engines = {choice.rpartition("=")[2] for choice in known.choices} | {"mindspeed"}
     for name in theirs.given:
-        if (
-            name in VERL_NAMES
-            or in_a_group(name)
-            or name in (_DDP, _TRANSFORMER)
-            or name.startswith((f"{_DDP}.", f"{_TRANSFORMER}."))
-        ):
+        group = name.partition(".")[0]
+        unlisted = engine not in engines and f"{group}." in _OF_ENGINE  # of a plug-in of verl's
+        # what `+` adds to rows and the trainer is for a data set of the user's
+        added = name in script.added and group in ("data", "trainer", "ray_kwargs")
+        if name in UNREAD or unlisted or added:
             continue
+        choice = f"{group}={script.choices.get(group)}"
+        others = known.other_releases(name)
+        if is_known_to_verl(name):
+            if choice not in known.choices or is_known_to_verl(name, known.choices[choice]):
+                continue
+            having = [one for one in known.choices if is_known_to_verl(name, known.choices[one])]
+            message = f"verl has no setting `{name}` with {choice}, and does not start with it"
+            help = f"with {' or '.join(having)}, it has" if having else None
+        else:
+            last = name.rpartition(".")[2]
+            close = _REPLACED.get(name) or near(name, names)
+            close = close or [one for one in names if one.rpartition(".")[2] == last]
+            help = did_you_mean(close)
+            message = f"the SFT trainer of verl {known.release} has no setting `{name}`"
+            message += f" ({others})" if others else ""
         theirs.judged.add(name)
-        close = near(name, sorted(VERL_NAMES)) or [
-            one for one in sorted(VERL_NAMES) if one.rpartition(".")[2] == name.rpartition(".")[2]
-        ]
-        yield Diagnostic(
-            "unknown-key",
-            f"verl's SFT trainer has no setting `{name}`",
-            did_you_mean(close),
-            name,
-            theirs.places[name].key,
-        )
+        yield Diagnostic("unknown-key", message, help, name, theirs.places[name].key)
 
 
-def _without_counterpart(theirs: ForeignFile, left: Sequence[str]) -> Iterator[Diagnostic]:
+def _without_counterpart(theirs: VerlFile, left: Sequence[str]) -> Iterator[Diagnostic]:
     if left:
         yield theirs.find(
             "no-counterpart",

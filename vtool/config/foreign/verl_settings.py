@@ -1,15 +1,16 @@
 """The meaning here of the settings of verl's SFT trainer.
 
-Read from `verl/trainer/config/sft_trainer_engine.yaml`, its groups `engine`, `optim`, `model` and
-`profiler`, and the code that reads them (`trainer/sft_trainer.py`, `workers/engine/`), of January
-to August 2026.
+Read from the code that reads them (`trainer/sft_trainer.py`, `workers/engine/`), of January to
+August 2026. Which release has which setting is in `releases/verl.json`.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from vtool.config.foreign.known_words import known_words
 from vtool.config.foreign.word import NO_COUNTERPART
 
 
@@ -94,7 +95,7 @@ FSDP = (
     SameSetting("engine.reshard_after_forward", "engine.reshard_after_forward"),
     SameSetting("engine.offload_policy", "engine.cpu_offload"),
     SameSetting("optim.optimizer", "optim.name", _one_of(adamw="adamw", adamw8bit="adamw")),
-    SameSetting("optim.min_lr_ratio", "optim.min_lr_ratio"),
+    SameSetting("optim.min_lr_ratio", "optim.min_lr_ratio", lambda value: value or None),
     SameSetting(
         "optim.lr_scheduler_type",
         "optim.schedule",
@@ -153,73 +154,27 @@ UNREAD: Mapping[str, str] = {
     "trainer.use_legacy_worker_impl": "verl has removed it, with the workers that it chose",
     "global_profiler": "verl's SFT trainer does not read it; its own group is `profiler`",
 }
-# Known to verl, and without a counterpart: whole groups, then single settings.
-_GROUPS = (
-    *(
-        "profiler",
-        "checkpoint",
-        "hydra",
-        "data.custom_cls",
-        "data.apply_chat_template_kwargs",
-        "optim.override_optimizer_config",
-    ),
-    *("model.fused_kernel_options", "model.tiled_mlp", "model.mtp", "model.override_config"),
-    *("engine.wrap_policy", "engine.override_mcore_model_config", "engine.mixed_precision"),
-    *("engine.qat", "engine.turbo_config", "engine.router_replay"),
-)
-_SINGLE = {
-    "data": (
-        "micro_batch_size_per_gpu max_token_len_per_gpu use_dynamic_bsz train_max_samples"
-        " val_max_samples messages_key tools_key enable_thinking_key pad_mode truncation"
-        " ignore_input_ids_mismatch image_key video_key enable_thinking_default"
-    ),
-    "trainer": (
-        "default_hdfs_dir project_name total_epochs total_training_steps logger resume_mode"
-        " resume_from_path profile_interval balance_batch"
-    ),
-    "model": (
-        "hf_config_path tokenizer_path trust_remote_code custom_chat_template external_lib"
-        " enable_activation_offload use_remove_padding lora_adapter_path use_liger"
-        " use_fused_kernels local_path lora.type lora.merge lora.target_modules"
-        " lora.exclude_modules lora.dropout_position lora.lora_A_init_method"
-        " lora.lora_B_init_method"
-        " lora.a2a_experimental lora.dtype lora.adapter_path lora.freeze_vision_model"
-        " lora.freeze_vision_projection lora.freeze_language_model"
-    ),
-    "engine": (
-        "strategy param_offload grad_offload optimizer_offload expert_model_parallel_size"
-        " expert_tensor_parallel_size virtual_pipeline_model_parallel_size use_dist_checkpointing"
-        " dist_checkpointing_path dist_checkpointing_prefix seed use_mbridge vanilla_mbridge"
-        " use_remove_padding forward_only fsdp_size forward_prefetch model_dtype use_orig_params"
-        " full_determinism ulysses_sequence_parallel_size entropy_from_logits_with_chunking"
-        " use_torch_compile entropy_checkpointing use_dynamic_bsz max_token_len_per_gpu"
-        " micro_batch_size_per_gpu infer_max_token_len_per_gpu infer_micro_batch_size_per_gpu"
-        " use_fused_kernels entropy_from_logits_chunk_size use_no_sync_for_gradient_accumulation"
-        " pad_to_length pad_to_length_bucket dynamic_context_parallel max_seqlen_per_dp_cp_rank"
-        " dist_ckpt_optim_fully_reshardable distrib_optim_fully_reshardable_mem_efficient"
-        " pad_bshd_to_minibatch_max use_megatron_fsdp"
-    ),
-    "optim": (
-        "optimizer_impl lr_warmup_steps_ratio total_training_steps num_cycles"
-        " warmup_style lr_warmup_init lr_decay_steps min_lr weight_decay_incr_style"
-        " lr_wsd_decay_style lr_wsd_decay_steps use_checkpoint_opt_param_scheduler"
-        " zero_indexed_step use_precision_aware_optimizer main_grads_dtype exp_avg_dtype"
-        " exp_avg_sq_dtype use_layer_wise_distributed_optimizer muon_momentum muon_nesterov"
-        " muon_split_qkv muon_scale_mode muon_coefficient_type muon_num_ns_steps muon_tp_mode"
-        " muon_fp32_matmul_prec muon_extra_scale_factor muon_scalar_optimizer"
-        " muon_match_adamw_update_rms"
-    ),
-}
-VERL_NAMES = frozenset(
-    {same.theirs for table in (RUN, LORA, FSDP, MEGATRON_LORA, MEGATRON) for same in table}
-    | set(UNREAD)
-    | {f"{group}.{name}" for group, names in _SINGLE.items() for name in names.split()}
-)
-"""Every setting that verl's SFT trainer has, or had."""
 
 
-def in_a_group(name: str) -> bool:
-    """Return whether a setting is in a group without a counterpart, or names a group's class."""
-    return name.endswith("_target_") or any(
-        name == group or name.startswith(f"{group}.") for group in _GROUPS
-    )
+@cache
+def verl_names() -> frozenset[str]:
+    """Return every setting that verl's SFT trainer has, or had in a release of its table."""
+    return frozenset(known_words("verl").history) | UNREAD.keys()
+
+
+def is_known_to_verl(name: str, fields: Mapping[str, Any] | None = None) -> bool:
+    """Return whether the release that is judged by has a setting, or takes it in a group.
+
+    Args:
+        fields: the settings to look in; all of that release, unless they are given.
+    """
+    known = known_words("verl")
+    fields = known.fields if fields is None else fields
+    if name in fields or name.endswith("_target_") or name in ("hydra", "defaults"):
+        return True
+    above = name.rpartition(".")[0]
+    while above:
+        if above in known.open or above == "hydra" or fields.get(above, 0) in (None, []):
+            return True
+        above = above.rpartition(".")[0]
+    return any(one.startswith(f"{name}.") for one in fields)

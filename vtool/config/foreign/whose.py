@@ -5,28 +5,13 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
+from vtool.config.foreign.known_words import known_words
 from vtool.config.foreign.more_words import AXOLOTL_WORDS
 from vtool.config.foreign.trainers import TRAINERS
-from vtool.config.foreign.verl_settings import VERL_NAMES, in_a_group
+from vtool.config.foreign.verl_settings import verl_names
 from vtool.config.schema import Run
 from vtool.config.settings import all_settings
 
-_AXOLOTL = """
-    datasets micro_batch_size gradient_accumulation_steps learning_rate optimizer warmup_steps
-    warmup_ratio weight_decay max_steps logging_steps output_dir bf16 fp16 tf32 model_type
-    trust_remote_code gradient_checkpointing gradient_checkpointing_kwargs deepspeed fsdp
-    fsdp_config seed save_total_limit save_strategy save_steps eval_steps lora_r lora_alpha
-    lora_dropout lora_target_modules lora_modules_to_save lora_fan_in_fan_out load_in_8bit
-    load_in_4bit hub_model_id neftune_noise_alpha special_tokens tokens strict group_by_length
-    resume_from_checkpoint auto_resume_from_checkpoints local_rank xformers_attention
-    s2_attention wandb_entity wandb_watch wandb_run_id wandb_log_model plugins debug rl
-    shuffle_merged_datasets skip_prepare_dataset remove_unused_columns image_size
-    image_resize_algorithm loss_watchdog_threshold loss_watchdog_patience eval_table_size
-    eval_max_new_tokens eval_sample_packing bfloat16 tokenizer_config max_grad_norm adam_beta1
-    adam_beta2 adam_epsilon torch_compile dataloader_num_workers lora_mlp_kernel lora_qkv_kernel
-    lora_o_kernel cut_cross_entropy liger_rope liger_rms_norm liger_glu_activation
-    is_llama_derived_model
-"""
 _ALONE = ("data.train_files", "model.partial_pretrain")
 """Settings of verl that say by themselves whose the recipe is."""
 _OTHER_PROGRAMS = ("actor_rollout_ref",)
@@ -42,7 +27,7 @@ def trainer_of(values: Mapping[Any, Any]) -> str | None:
         values: the mapping, as YAML has it.
 
     Returns:
-        A name that `--from` takes, or `axolotl`, whose recipes are not read.
+        A name that `--from` takes.
     """
     if "kind" in values or not _may_be_of_verl(values.get("defaults")):
         return None
@@ -58,6 +43,8 @@ def trainer_of(values: Mapping[Any, Any]) -> str | None:
     known = _names()
     everything = set().union(*known.values())
     found = [key if key in everything else _nearest(key) for key in given]
+    if "base_model" not in found:  # axolotl's, which has it always, knows many words of others
+        known = {name: words for name, words in known.items() if name != "axolotl"}
     scores = {name: sum(key in words for key in found) for name, words in known.items()}
     best, second = sorted(scores, key=lambda name: -scores[name])[:2]
     others = set().union(*(words for name, words in known.items() if name != best))
@@ -79,7 +66,9 @@ def _names() -> Mapping[str, frozenset[str]]:
         )
         for name, trainer in TRAINERS.items()
     }
-    return found | {"axolotl": frozenset(_AXOLOTL.split()) | AXOLOTL_WORDS.keys()}
+    axolotl = known_words("axolotl")
+    words = {*axolotl.history, *AXOLOTL_WORDS}.union(*axolotl.plugins.values())
+    return found | {"axolotl": frozenset(words)}
 
 
 def _earlier_words() -> set[str]:
@@ -109,7 +98,7 @@ def _is_of_verl(values: Mapping[Any, Any]) -> bool:
     ours = {setting.name for setting in all_settings(Run)}
     score = 0
     for name in _leaves(values, ""):
-        theirs = name in VERL_NAMES or (in_a_group(name) and "." in name)
+        theirs = name in verl_names() or (name.endswith("_target_") and "." in name)
         if name in _ALONE:
             score += 2
         elif theirs != (name in ours):

@@ -1,8 +1,8 @@
 """Words of other trainers, and the setting that each is here: the one table of them.
 
 `vtool explain` knows them, a message about an unknown setting does, and `validate-config --from`
-translates by them. Which trainer has which word is in `trainer_fields.json`, read from its own
-dataclasses.
+translates by them. Which release of a trainer has which word is in `releases/`, read from its
+wheels.
 """
 
 from collections.abc import Mapping

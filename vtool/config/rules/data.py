@@ -181,7 +181,8 @@ def evaluated_on_trained_rows(run: Run, origins: Origins) -> Iterator[Diagnostic
 
 def given_in(entry: Source) -> dict[str, object]:
     """Return which rows an entry names, as it is written."""
-    return {**entry.own_rows(), **entry.files()}
+    given = {**entry.own_rows(), **entry.files()}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def rows_key(entry: Source) -> tuple[object, ...]:

@@ -11,6 +11,7 @@ from vtool.config.given_for_recipe import ANOTHER_FAMILY
 from vtool.config.origins import Origins
 from vtool.config.rules.rule import settings_rule
 from vtool.config.schema import Run
+from vtool.contents import stand_in_of_model
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.families import FAMILIES
 from vtool.families.images import (
@@ -120,7 +121,7 @@ def conflicting_model_source(run: Run, origins: Origins) -> Iterator[Diagnostic]
         code="VT209",
         summary=(
             "model.path is no folder of a model of model.family, or of one without a vision part or"
-            " of quantized weights."
+            " of quantized weights, or its files are not what they are called."
         ),
         why="The wrong architecture loads with weights missing, or not at all.",
         bad="model.path=rows",
@@ -140,6 +141,9 @@ def not_a_model_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     if model.path is None or not os.path.exists(folder := Path(model.path)):
         return
     problem, seen = _problem(folder, model.family)
+    stands_in = stand_in_of_model(folder)
+    if stands_in:
+        problem, seen = stands_in[0], None
     if problem:
         inside = next(
             (
@@ -160,6 +164,8 @@ def not_a_model_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             help = f"give a model of one of {', '.join(FAMILIES)}; {ANOTHER_FAMILY}"
         elif problem.startswith("is quantized"):
             help = QUANTIZED_HELP
+        if stands_in and stands_in[1]:
+            help = stands_in[1]
         yield Diagnostic(
             "not-a-model-folder",
             f"{folder} {problem}",

@@ -12,6 +12,7 @@ from vtool.config.schema.training import OF_ITS_OWN
 from vtool.diagnostics import Diagnostic, Origin, Rule
 from vtool.diagnostics.near_miss import did_you_mean, near
 from vtool.families.modeling_file import is_well_formed, split_modeling
+from vtool.near_files import near_file, quoted_name
 
 PATH_NOT_FOUND = Rule(
     name="path-not-found",
@@ -37,14 +38,17 @@ def _missing(
     if rows and os.path.isdir(path):
         what = f"is a folder without a file of rows ({', '.join(ROWS_SUFFIXES)})"
     written = origins.near(name)
+    near_by = None if os.path.exists(path) else near_file(given, folders=True)
+    of_a_folder = name in ("model.path", "train.from", "checkpoint.resume")
+    if near_by and of_a_folder and not any(map(os.path.isdir, near_by.paths)):
+        near_by = None
+    if near_by and near_by.differences:
+        what += f"; {near_by.there}"
+    looked_for = f" (looked for {quoted_name(str(path.absolute()))})"
     return Diagnostic(
         "path-not-found",
-        (
-            f"{name}: {given} {what}"
-            if path.is_absolute()
-            else f"{name}: {given} {what} (looked for {path.absolute()})"
-        ),
-        _at_recipe(path, written) or _similar_names(path) or help,
+        f"{name}: {quoted_name(given)} {what}{'' if path.is_absolute() else looked_for}",
+        _at_recipe(path, written) or (near_by.question if near_by else help),
         name,
         written,
     )
@@ -67,15 +71,6 @@ def _why_missing(path: Path) -> str:
     except (OSError, ValueError) as error:
         return f"cannot be looked at: {getattr(error, 'strerror', None) or error}"
     return "is not there"
-
-
-def _similar_names(path: Path) -> str | None:
-    """Return a question about files with a similar name in the same folder."""
-    try:
-        names = [each.name for each in path.parent.iterdir()] if not os.path.exists(path) else []
-    except (OSError, ValueError):
-        return None
-    return did_you_mean([str(path.with_name(name)) for name in near(path.name, names) if path.name])
 
 
 @settings_rule(PATH_NOT_FOUND)

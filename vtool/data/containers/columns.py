@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vtool.data.containers.files import not_readable
+from vtool.data.missing import missing_in_words
 from vtool.data.row import refuse
 from vtool.diagnostics import Diagnostic, Findings, Origin
 from vtool.words import first_line
@@ -88,7 +89,8 @@ def read_json_text(text: str, what: str, name: str, origin: Origin) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        message = f'{name}: "{what}" is text, but not JSON: {error}'
+        words = missing_in_words(text) or f"text, but not JSON: {error}"
+        message = f'{name}: "{what}" is {words}'
         raise refuse("malformed-messages", message, origin) from error
 
 

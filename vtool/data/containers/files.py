@@ -1,16 +1,19 @@
 """Files of rows: what they are by their first bytes, their digests, and why one cannot be read."""
 
 import hashlib
+import json
 import os
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from vtool.config.schema import Run
 from vtool.config.schema.formats.entry import TABLE_SUFFIXES
+from vtool.contents import content_of, ends_early, stand_in
 from vtool.data.row import refuse
 from vtool.diagnostics import Diagnostic, Findings, Origin
+from vtool.near_files import near_file, quoted_name
 
 Kind = Literal["json", "arrow", "parquet", "tar"]
 MOST_LISTED = 20
@@ -22,45 +25,61 @@ _AS_MESSAGES = (
     '{"messages": [{"role": "user", "content": "What is this?"},'
     ' {"role": "assistant", "content": "A bus."}], "images": ["bus.jpg"]}'
 )
-_PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"PK\x03\x04": "zip"}
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
-_STREAM = b"\xff\xff\xff\xff"  # a message of Arrow's stream format begins so, as no UTF-8 text does
 
 
 def file_kind(path: Path) -> Kind:
     """Return the kind of a file, by its first bytes.
 
     Raises:
-        Findings: `path-not-found`; `broken-row`, where it is packed, and has no random access, is
-            text in UTF-16, or a table of other columns.
+        Findings: `path-not-found`; `broken-row`, where it is in the place of another file, is
+            packed, and has no random access, is text in UTF-16, or a table of other columns.
     """
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD)
     except OSError as error:
         raise not_readable(path, error) from error
+    found = content_of(path)
+    kind = found.kind if found else ""
+    if found and (found.stands_in or kind == "text") and not _may_be_rows(path, kind, head):
+        raise unreadable_file(path, f"{found.what}, and no rows", found.remedy)
     if path.suffix.lower() in TABLE_SUFFIXES and not head.lstrip().startswith((b"{", b"[")):
         raise unreadable_file(
             path,
             f"is a table ({path.suffix}), which is not read: its columns do not say who speaks",
             f"write it as JSON lines, one object a row: {_AS_MESSAGES}",
         )
-    for mark, name in _PACKED.items():
-        if head.startswith(mark):
-            message = f"{path} is packed with {name}: no row of it can be read without all before"
-            raise refuse("broken-row", message, Origin(str(path)), help="unpack it, and name that")
-    if head.startswith(b"PAR1"):
-        return "parquet"
-    if head.startswith(_UTF_16) and not head.startswith(_STREAM):
-        message = f"{path} is text in UTF-16, and UTF-8 is read"
+    if head.startswith(_UTF_16) and kind != "arrow":
         out = shlex.quote(str(path.with_name(f"{path.stem}-utf8{path.suffix}")))
         help = f"iconv -f UTF-16 -t UTF-8 {shlex.quote(str(path))} > {out}"
-        raise refuse("broken-row", message, Origin(str(path)), help=help)
-    if head.startswith((b"ARROW1", _STREAM)):
-        return "arrow"
-    if head[257:262] == b"ustar" or (path.suffix == ".tar" and b"\0" in head):
-        return "tar"
-    return "json"
+        raise unreadable_file(path, "is text in UTF-16, and UTF-8 is read", help)
+    if found and kind == "packed":
+        what = f"{found.what}: no row of it can be read without all before"
+        raise unreadable_file(path, what, found.remedy)
+    if found and kind in ("picture", "video", "other"):
+        raise unreadable_file(path, f"{found.what}, and no rows")
+    if kind in ("parquet", "arrow", "tar"):
+        return cast(Kind, kind)
+    return "tar" if path.suffix == ".tar" and b"\0" in head else "json"
+
+
+def _may_be_rows(path: Path, kind: str, head: bytes) -> bool:
+    """Return whether an empty file or short text may be rows all the same: its reader says more."""
+    suffix = path.suffix.lower()
+    if kind == "empty":
+        return not head and suffix not in _OF_COLUMNS
+    text = head.removeprefix(b"\xef\xbb\xbf").strip()
+    is_message = b"\n" not in text and text[:1] not in b'{["' and not _is_json(text)
+    return kind == "text" and (suffix in TABLE_SUFFIXES or not is_message)
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def needs_pyarrow(path: Path) -> bool:
@@ -121,17 +140,25 @@ def digest_of_files(paths: Sequence[Path]) -> str:
 
 def not_readable(path: Path, error: OSError) -> Findings:
     """Return the exception for a file or a folder that the system does not open."""
+    near = near_file(str(path), folders=True)
     return refuse(
         "path-not-found",
-        f"{path.absolute()}: {error.strerror}",
+        f"{quoted_name(str(path.absolute()))}: {error.strerror}",
         None,
         parameter="data",
-        help="paths are relative to the folder you are in",
+        help=near.question if near else "paths are relative to the folder you are in",
     )
 
 
 def unreadable_file(path: Path, why: str, help: str | None = None) -> Findings:
-    """Return the exception for a file of which no row can be read."""
+    """Return the exception for a file of which no row can be read.
+
+    Where it is in the place of another file, or ends early, it says that.
+    """
+    if found := stand_in(path):
+        why, help = f"{found.what}, and no rows", found.remedy
+    elif ends_early(path):
+        why, help = f"is cut off: it {why}", help or "copy it again"
     return refuse("broken-row", f"{path} {why}", Origin(str(path)), help=help)
 
 

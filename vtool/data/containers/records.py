@@ -25,6 +25,7 @@ _NAMES = {"json": "JSON", "parquet": "Parquet", "arrow": "Arrow", "tar": "a tar"
 _KINDS: dict[str, Kind] = {
     ".json": "json",
     ".jsonl": "json",
+    ".ndjson": "json",
     ".parquet": "parquet",
     ".arrow": "arrow",
     ".tar": "tar",

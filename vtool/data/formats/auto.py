@@ -2,6 +2,7 @@
 
 from typing import Any, ClassVar, Self
 
+from vtool.config.schema.formats import ENTRY_SETTINGS
 from vtool.config.schema.formats.auto import AutoSource
 from vtool.data.row import Row, RowReader
 
@@ -32,5 +33,11 @@ class Auto:
         return self.reader.row(index)
 
     def describe(self) -> dict[str, Any]:
-        described = self.reader.describe()
-        return {**described, "format": "auto", "layout": described["format"]}
+        found = self.reader.describe()
+        # not the settings that its layout alone has
+        own = {
+            name: value
+            for name, value in found.items()
+            if name in AutoSource.model_fields or name not in ENTRY_SETTINGS
+        }
+        return {**own, "format": "auto", "layout": found["format"]}

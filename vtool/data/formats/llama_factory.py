@@ -12,6 +12,7 @@ from typing import Any
 from vtool.data.chats import ColumnsReader, answer_text, check_keys, text, tools, visuals
 from vtool.data.containers.files import not_readable, unreadable_file
 from vtool.data.formats.alpaca import from_instruction
+from vtool.data.keys import may_mask
 from vtool.data.messages_layout import Malformed
 from vtool.data.row import shown_value
 from vtool.diagnostics import Diagnostic, Findings
@@ -128,10 +129,13 @@ class LlamaFactory(ColumnsReader):
                 raise malformed(f"{what} {shown_value(given)}")
             if role == "system" and (number > 1 or "system" in named):
                 raise malformed(f"turn {number} is a second system turn, or a late one")
-            check_keys(turn, (tags["role_tag"], tags["content_tag"]), self.ignore, malformed)
+            masks = {key: value for key, value in turn.items() if key == "weight" or may_mask(key)}
+            check_keys(
+                turn, (tags["role_tag"], tags["content_tag"], *masks), self.ignore, malformed
+            )
             read = answer_text if role == "assistant" else text
             content = read(turn.get(tags["content_tag"]), tags["content_tag"], malformed)
-            yield {"role": role, "content": content}
+            yield {**masks, "role": role, "content": content}
 
 
 def info_file(path: Path) -> Path:

@@ -10,8 +10,9 @@ format `messages`, to which rows are turned here. The rows of Qwen's own finetun
 from collections.abc import Mapping
 from typing import Any
 
-from vtool.data.chats import VISUALS, ChatReader
+from vtool.data.chats import VISUALS, ColumnsReader
 from vtool.data.messages_layout import NO_ANSWER, Malformed
+from vtool.data.missing import is_nan, missing_in_words
 from vtool.data.row import shown_value
 
 _ROLES = {"system": "system", "human": "user", "user": "user", "gpt": "assistant"}
@@ -21,27 +22,12 @@ _ROLES |= dict.fromkeys(("assistant", "chatgpt", "bot", "model"), "assistant")
 _EXAMPLE = 'write "conversations": [{"from": "human", "value": "…"}, {"from": "gpt", "value": "…"}]'
 
 
-class Llava(ChatReader):
+class Llava(ColumnsReader):
     """Rows of one file or folder."""
 
     format = "llava"
     reads = ("conversations", "system", "tools", *VISUALS)
     words = "LLaVA or ShareGPT conversations"
-
-    def __init__(
-        self, path: str, image_folder: str | None = None, label: str | None = None, **more: Any
-    ) -> None:
-        """Find the rows of `path`.
-
-        Args:
-            image_folder: the folder of images and videos; the file's own without it.
-            label: the beginning of its rows' names, in place of the file's own name.
-
-        Raises:
-            Findings: as `open_records`.
-        """
-        super().__init__(path, label, folder=image_folder, **more)
-        self.image_folder = image_folder
 
     @staticmethod
     def fits(record: Mapping[str, Any]) -> bool:
@@ -71,9 +57,6 @@ class Llava(ChatReader):
         messages = [_message(turn, number, malformed) for number, turn in enumerate(turns, 1)]
         return made | {"messages": system + messages}
 
-    def describe(self) -> dict[str, Any]:
-        return {"format": "llava", "image_folder": self.image_folder, **self.records.describe()}
-
 
 def _message(turn: Any, number: int, malformed: Malformed) -> dict[str, Any]:
     speaker = turn.get("from") if isinstance(turn, dict) else turn
@@ -83,12 +66,14 @@ def _message(turn: Any, number: int, malformed: Malformed) -> dict[str, Any]:
     for key, instead in (("role", "from"), ("content", "value")):
         if key in turn:
             raise malformed(f'turn {number} has "{key}", which is not read', f'write "{instead}"')
-    if turn.get("value") is None and _ROLES[speaker] == "assistant":
-        what = f'turn {number}, the assistant\'s, has no answer: "value" is null or not there'
-        raise malformed(what, NO_ANSWER)
-    if not isinstance(turn.get("value"), str):
+    value = turn.get("value")
+    if (value is None or is_nan(value)) and _ROLES[speaker] == "assistant":
+        seen = "null or not there" if value is None else missing_in_words(value)
         raise malformed(
-            f'"value" of turn {number} must be text; here it is {shown_value(turn.get("value"))}'
+            f'turn {number}, the assistant\'s, has no answer: "value" is {seen}', NO_ANSWER
         )
+    if not isinstance(value, str):
+        seen = missing_in_words(value) or shown_value(value)
+        raise malformed(f'"value" of turn {number} must be text; here it is {seen}')
     rest = {key: value for key, value in turn.items() if key not in ("from", "value")}
-    return {**rest, "role": _ROLES[speaker], "content": turn["value"]}
+    return {**rest, "role": _ROLES[speaker], "content": value}

@@ -6,14 +6,14 @@ part `{"type": "image", "image": PATH}` (or `path`, `url`), a part `{"type": "im
 `<image>` tag (or a part without a path) that takes the next entry of the row's `images` list. Paths
 are relative to the file's folder; `data:` addresses carry the picture itself, as does an entry
 `{"bytes", "path"}` of Arrow and Parquet. An assistant's message of `"weight": 0` is not learnt, as
-in OpenAI's fine-tuning. Keys that are not known are let be, unless they carry what belongs into a
-message elsewhere: those are refused by name.
+in OpenAI's fine-tuning, or where another project's key says so. Other keys that are not known are
+reported, or refused by name if they carry what belongs into a message elsewhere.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from vtool.data.chats import ChatReader
+from vtool.data.chats import VISUALS, ChatReader
 from vtool.data.messages_layout import Malformed
 
 
@@ -21,7 +21,7 @@ class Messages(ChatReader):
     """Rows of one file or folder."""
 
     format = "messages"
-    reads = ("messages", "images", "videos", "tools", "enable_thinking")
+    reads = ("messages", "tools", "enable_thinking", *VISUALS)
     words = "messages"
 
     @staticmethod

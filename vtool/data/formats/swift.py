@@ -85,31 +85,10 @@ def _messages(record: Mapping[str, Any], malformed: Malformed) -> Iterator[Any]:
             raise malformed('the row has "system" next to a message of the system')
         yield {"role": "system", "content": text(record["system"], "system", malformed)}
     for number, message in enumerate(messages, 1):
-        yield _message(message, number, malformed) if isinstance(message, Mapping) else message
-
-
-def _message(message: Mapping[str, Any], number: int, malformed: Malformed) -> dict[str, Any]:
-    role = message.get("role")
-    if role in ("tool_call", "tool_response"):
-        raise malformed(f"turn {number} has the role {role}: it is {_CALL}")
-    kept = {key: value for key, value in message.items() if key not in ("loss", "loss_scale")}
-    weights = {
-        key: value for key in ("loss", "loss_scale") if (value := message.get(key)) is not None
-    }
-    for key, value in weights.items():
-        if value not in (0, 1):  # true and false are these
-            help = "0 leaves the turn out of the loss, 1 is the default"
-            raise malformed(
-                f'turn {number}: "{key}" is {shown_value(value)}, and 0 or 1 is read', help
-            )
-        if value and role != "assistant":
-            what = f'turn {number} has "{key}": {shown_value(value)}'
-            raise malformed(f"{what}, but only turns of the assistant are learnt")
-    if len({bool(value) for value in weights.values()}) > 1:
-        raise malformed(f'turn {number} has "loss" and "loss_scale", which differ')
-    if weights and role == "assistant" and not all(weights.values()):
-        kept["weight"] = 0
-    return kept
+        role = message.get("role") if isinstance(message, Mapping) else None
+        if role in ("tool_call", "tool_response"):
+            raise malformed(f"turn {number} has the role {role}: it is {_CALL}")
+        yield message
 
 
 def _answered(record: Mapping[str, Any], malformed: Malformed) -> Iterator[Any]:

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from vtool.contents import stand_in
 from vtool.diagnostics import Diagnostic, Origin
 
 _LONG = re.compile(r"\S{400,}")
@@ -18,6 +19,13 @@ def about_file(
         if more.get(name):
             more[name] = _LONG.sub(_ends, more[name])
     return Diagnostic(rule, _LONG.sub(_ends, message), help, origin=Origin(str(file)), **more)
+
+
+def why_not_json(file: Path, error: ValueError) -> tuple[str, str | None]:
+    """Return why a file is not JSON, and what to do where it is in the place of another one."""
+    if found := stand_in(file):
+        return f"it {found.what}", found.remedy
+    return f"it is not JSON: {error}", None
 
 
 def _ends(name: re.Match[str]) -> str:

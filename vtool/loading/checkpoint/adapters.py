@@ -1,6 +1,5 @@
 """Findings about a folder with a LoRA adapter, as PEFT saves it: from headers and configs alone."""
 
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,17 +10,12 @@ from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.diagnostic import Severity
 from vtool.loading.checkpoint import strict_json
 from vtool.loading.checkpoint.about_file import about_file
-from vtool.loading.checkpoint.headers import Header, Tensor, read_header
+from vtool.loading.checkpoint.headers import Header, Tensor
 from vtool.loading.words import listed
 
 _CONFIG = "adapter_config.json"
 RULE = "adapter-mismatch"
-_PART = re.compile(
-    r"(?P<module>.+)\.lora_(?P<kind>embedding_)?(?P<part>[AB])(\.[^.]+)??(\.weight)?"
-)
-_PREFIX = "base_model.model."
-_CHOOSE_LAYERS = ("layers_to_transform", "layers_pattern", "exclude_modules", "target_parameters")
-"""Settings of PEFT by which some layers have no matrices on purpose."""
+_PART = re.compile(r"(?P<module>.+)\.lora_(embedding_)?(?P<part>[AB])(\.[^.]+)??(\.weight)?")
 _LARGEST = 16 * 2**20
 
 
@@ -31,7 +25,6 @@ class _Module:
 
     name: str
     parts: dict[str, Tensor] = field(default_factory=dict)
-    embedding: bool = False
 
     @property
     def rank(self) -> int:
@@ -82,8 +75,10 @@ def audit_adapter(
         *_ranks(modules, config, finding),
         *_targets(modules, config, finding),
     ]
-    against_base, base = _base(modules, config, finding)
-    return [*found, *against_base], f"{len(modules)} modules; {base}"
+    if not config.get("base_model_name_or_path"):
+        message = f"{_CONFIG} names no base_model_name_or_path: any base of that shape would do"
+        found.append(finding(message, "warning"))
+    return found, f"{len(modules)} modules"
 
 
 def _modules(tensors: Sequence[Tensor]) -> list[_Module]:
@@ -92,7 +87,6 @@ def _modules(tensors: Sequence[Tensor]) -> list[_Module]:
         if match := _PART.fullmatch(tensor.name):
             module = found.setdefault(match["module"], _Module(match["module"]))
             module.parts[match["part"]] = tensor
-            module.embedding = bool(match["kind"])
     return list(found.values())
 
 
@@ -178,105 +172,3 @@ def _targets(
     if absent and modules:
         message = f"no module of the adapter is of {listed(absent)}, which {_CONFIG} names"
         yield finding(message, "warning")
-
-
-def _base(
-    modules: Sequence[_Module], config: Mapping[str, Any], finding: Any
-) -> tuple[list[Diagnostic], str]:
-    """Return findings about modules that do not fit the base, and what was compared."""
-    name = config.get("base_model_name_or_path")
-    if not isinstance(name, str) or not name:
-        message = f"{_CONFIG} names no base_model_name_or_path: any base of that shape would do"
-        return [finding(message, "warning")], "not compared with a base: none is named"
-    files = sorted(Path(name).glob("*.safetensors")) if os.path.isdir(name) else []
-    headers = [header for file in files if (header := read_header(file)[0]) is not None]
-    if not headers:
-        return [], f"not compared with its base, {name}: no folder here with safetensors"
-    shapes = {tensor.name: tensor.shape for header in headers for tensor in header.tensors}
-    by_tail: dict[str, list[str]] = {}
-    for one in shapes:
-        by_tail.setdefault(_tail(one), []).append(one)
-    kinds = {_kind(tail) for tail in by_tail}
-    beyond, unlike, compared = [], [], []
-    for module in modules:
-        path = f"{module.name.removeprefix(_PREFIX)}.weight"
-        there = [path] if path in shapes else by_tail.get(_tail(path), [])
-        if not there and _kind(_tail(path)) in kinds:
-            beyond.append(module)
-        if len(there) != 1:
-            continue
-        compared.append(there[0])
-        if not _fits(module, shapes[there[0]]):
-            unlike.append((module, shapes[there[0]]))
-    found = []
-    if beyond or (modules and not compared):
-        lost = beyond or modules
-        message = f"the base {name} has no {listed([module.name for module in lost])}"
-        found.append(finding(f"{message}: the adapter is for another base"))
-    if unlike:
-        module, shape = unlike[0]
-        names = listed([one.name for one, _ in unlike])
-        message = f"the base {name} has other sizes for {names}: the adapter is for another base"
-        seen = " and ".join(
-            f"lora_{part} {list(tensor.shape)}" for part, tensor in sorted(module.parts.items())
-        )
-        found.append(finding(message, expected=f"for {list(shape)}", seen=seen))
-    if not found:
-        found += _gaps(modules, config, shapes, compared, finding)
-    return found, f"{len(compared)} of {len(modules)} modules compared with {name}"
-
-
-def _gaps(
-    modules: Sequence[_Module],
-    config: Mapping[str, Any],
-    shapes: Mapping[str, Sequence[int]],
-    compared: Sequence[str],
-    finding: Any,
-) -> Iterator[Diagnostic]:
-    """Yield a warning about modules of the base that are targets and adapted in other layers only.
-
-    PEFT adapts, and saves, every module whose name ends with a target; what a file lacks it makes
-    again, which changes nothing of the base. A part that no module was compared with, such as a
-    tower whose layers are named as those of the language model, is not reported.
-
-    Args:
-        shapes: of each tensor of the base.
-        compared: the base's tensors that the adapter's modules are for.
-    """
-    targets = config.get("target_modules")
-    if not isinstance(targets, list) or any(config.get(name) for name in _CHOOSE_LAYERS):
-        return
-    adapted = {_tail(module.name.removeprefix(_PREFIX)) for module in modules}
-    kinds = {_kind(one) for one in compared}
-    names = [name.removesuffix(".weight") for name in shapes if _kind(name) in kinds]
-    absent = [
-        name
-        for name in names
-        if _tail(name) not in adapted
-        and any(f".{name}".endswith(f".{target}") for target in targets)
-    ]
-    if absent:
-        message = (
-            f"the adapter has no matrices for targets of {_CONFIG} that the base has, and has them"
-            f" of other layers: {listed(absent)}; those modules"
-            " stay what they were"
-        )
-        yield finding(message, "warning")
-
-
-def _tail(name: str) -> str:
-    """Return a name from its layers on: what comes before differs between library and hub."""
-    before, found, after = f".{name}".partition(".layers.")
-    return f"{found}{after}" if found else before
-
-
-def _kind(name: str) -> str:
-    return re.sub(r"\d+", "#", name)
-
-
-def _fits(module: _Module, shape: tuple[int, ...]) -> bool:
-    """Return True unless a matrix has another size than the base's; some are kept transposed."""
-    if len(shape) != 2 or set(module.parts) != {"A", "B"}:
-        return True
-    size = (module.parts["B"].shape[0], module.parts["A"].shape[-1])
-    return tuple(sorted(size)) == tuple(sorted(shape))

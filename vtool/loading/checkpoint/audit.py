@@ -12,6 +12,7 @@ from vtool.diagnostics.result import Result, Verdict
 from vtool.loading.checkpoint.about_file import about_file
 from vtool.loading.checkpoint.adapters import audit_adapter
 from vtool.loading.checkpoint.duplicates import find_duplicates
+from vtool.loading.checkpoint.embeddings import audit_embeddings
 from vtool.loading.checkpoint.files import (
     Files,
     is_file,
@@ -41,6 +42,8 @@ _OF_FOLDERS = (
     "no-config",
     "adapter-mismatch",
     "missing-scale",
+    "tied-head-differs",
+    "zero-embedding-row",
 )
 _OF_HEADERS = (
     "truncated-file",
@@ -51,6 +54,8 @@ _OF_HEADERS = (
     "nonfinite-value",
     "missing-scale",
     "all-zero-weight",
+    "tied-head-differs",
+    "zero-embedding-row",
 )
 
 
@@ -79,12 +84,14 @@ def audit_folder(path: Path, *, digest: bool = False, threads: int = 2) -> Resul
     headers, found = _headers(path, files)
     findings += found
     findings += all_zero(headers)
-    compared = None
+    compared, about, why_not = None, dict[str, str](), dict[str, str]()
     if path.is_dir():
         config = read_config(path)
         findings += missing_scales(path, headers, config)
         findings += unquantised(path, headers, config)
         found, compared = audit_adapter(path, headers)
+        findings += found
+        found, about, why_not = audit_embeddings(path, headers, config)
         findings += found
     scanned = scan(list(headers.values()), threads=threads, digest=digest)
     findings += map(_nonfinite, scanned.nonfinite)
@@ -92,7 +99,7 @@ def audit_folder(path: Path, *, digest: bool = False, threads: int = 2) -> Resul
         about_file(file, "unreadable-weights", f"{file.name} cannot be read to its end: {why}")
         for file, why in scanned.unreadable.items()
     ]
-    measured: dict[str, Any] = {"adapter-mismatch": compared} if compared else {}
+    measured: dict[str, Any] = {**about, **({"adapter-mismatch": compared} if compared else {})}
     sizes = {header.file: header.size for header in headers.values()}
     if digest:
         measured["truncated-file"] = {
@@ -104,7 +111,7 @@ def audit_folder(path: Path, *, digest: bool = False, threads: int = 2) -> Resul
         measured["nonfinite-value"] = (
             f"{tensors} tensors in {len(headers)} files, {sum(sizes.values())} bytes"
         )
-    not_run = _not_run(path, files, headers)
+    not_run = why_not | _not_run(path, files, headers)
     if scanned.unreadable:
         not_run.setdefault("nonfinite-value", "a file cannot be read to its end")
     return _result(path, findings, tuple(headers.values()), not_run, measured)

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vtool.contents import stand_ins_of_model
 from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.diagnostic import Severity
 from vtool.loading.checkpoint import strict_json
-from vtool.loading.checkpoint.about_file import about_file
+from vtool.loading.checkpoint.about_file import about_file, why_not_json
 from vtool.loading.words import listed
 
 LARGEST_CONFIG = 16 * 2**20
@@ -71,9 +72,19 @@ def list_folder(folder: Path) -> tuple[Files, list[Diagnostic]]:
         )
     if (folder / "config.json").exists():
         findings += _config(folder / "config.json")
+    findings += _stand_ins(folder)
     for file in (*safetensors, *indexes, folder / "config.json"):
         findings += outside_link(file, folder)
     return Files(safetensors, index), findings
+
+
+def _stand_ins(folder: Path) -> Iterator[Diagnostic]:
+    """Yield a finding for each file beside the weights, such as the tokenizer, that is another."""
+    for name, found in stand_ins_of_model(folder).items():
+        # the config, the weights and their index have findings of their own
+        if name != "config.json" and ".safetensors" not in name:
+            message = f"{name}: it {found.what}"
+            yield about_file(folder / name, "no-config", message, found.remedy, severity="error")
 
 
 def read_config(folder: Path) -> Mapping[str, Any]:
@@ -91,8 +102,10 @@ def _config(file: Path) -> list[Diagnostic]:
     It is read in any case: the class that would read it may not be installed.
     """
 
-    def bad(message: str, severity: Severity | None = "error") -> Diagnostic:
-        return about_file(file, "no-config", f"{file.name}: {message}", severity=severity)
+    def bad(
+        message: str, severity: Severity | None = "error", help: str | None = None
+    ) -> Diagnostic:
+        return about_file(file, "no-config", f"{file.name}: {message}", help, severity=severity)
 
     if not file.is_file():
         return [bad("it is not a regular file")]
@@ -103,7 +116,8 @@ def _config(file: Path) -> list[Diagnostic]:
     except OSError as error:
         return [bad(f"it cannot be read: {error.strerror}")]
     except ValueError as error:
-        return [bad(f"it is not JSON: {error}")]
+        why, help = why_not_json(file, error)
+        return [bad(why, help=help)]
     if not isinstance(content, dict):
         return [bad("it is not a JSON object")]
     return [bad(f"`{name}` is there twice, and readers take the last", None) for name in repeated]

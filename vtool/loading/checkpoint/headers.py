@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from vtool.contents import content_of
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.loading.checkpoint import strict_json
 from vtool.loading.checkpoint.about_file import about_file
@@ -83,17 +84,15 @@ def _length(descriptor: int, file: Path, size: int) -> int:
         return Findings(about_file(file, rule, f"{file.name}{message}", help, **more))
 
     begin = os.pread(descriptor, 64, 0)
+    # the length of a header has zeros in its upper half: no text and no other format does
+    if (any(begin[4:8]) or not any(begin)) and (found := content_of(file)):
+        rule = "bad-header" if size else "truncated-file"
+        raise refuse(rule, f" {found.what}, not the weights", found.remedy)
     if len(begin) < 8:
         raise refuse(
             "truncated-file",
             f" has {size} bytes; a header's length alone takes 8",
             seen=f"{size} bytes",
-        )
-    if begin.startswith(b"version https://git-lfs"):
-        raise refuse(
-            "bad-header",
-            " is a Git LFS pointer, not the weights",
-            "fetch the weights: git lfs pull",
         )
     length = int.from_bytes(begin[:8], "little")
     not_one = "it is no safetensors file, or its beginning is damaged: fetch it again"

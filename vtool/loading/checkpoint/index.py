@@ -7,10 +7,11 @@ from pathlib import Path, PurePosixPath
 
 from vtool.diagnostics import Diagnostic
 from vtool.loading.checkpoint import strict_json
-from vtool.loading.checkpoint.about_file import about_file
+from vtool.loading.checkpoint.about_file import about_file, why_not_json
 from vtool.loading.checkpoint.files import is_weights
 from vtool.loading.checkpoint.headers import LARGEST_HEADER, Header
 from vtool.loading.words import listed
+from vtool.near_files import near_file
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
 
@@ -29,8 +30,8 @@ class Index:
 def read_index(file: Path) -> tuple[Index | None, list[Diagnostic]]:
     """Return the index, None where it cannot be used, and findings about the file by itself."""
 
-    def bad(message: str) -> Diagnostic:
-        return about_file(file, "index-mismatch", f"{file.name}: {message}")
+    def bad(message: str, help: str | None = None) -> Diagnostic:
+        return about_file(file, "index-mismatch", f"{file.name}: {message}", help)
 
     if not file.is_file():
         return None, [
@@ -43,7 +44,7 @@ def read_index(file: Path) -> tuple[Index | None, list[Diagnostic]]:
     except OSError as error:
         return None, [bad(f"it cannot be read: {error.strerror}")]
     except ValueError as error:
-        return None, [bad(f"it is not JSON: {error}")]
+        return None, [bad(*why_not_json(file, error))]
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weight_map, dict) or not all(
         isinstance(name, str) for name in weight_map.values()
@@ -86,7 +87,9 @@ def compare_with_headers(
                 f"{name} is not there, and the index has {len(tensors)} tensors in it:"
                 f" {listed(tensors)}"
             )
-            findings.append(about_file(index.file, "missing-shard", message, tensors=tensors))
+            near = near_file(name, index.file.parent)
+            help = near.question if near else None
+            findings.append(about_file(index.file, "missing-shard", message, help, tensors=tensors))
             continue
         inside = {tensor.name for tensor in headers[name].tensors}
         absent = [tensor for tensor in tensors if tensor not in inside]

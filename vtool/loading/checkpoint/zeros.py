@@ -13,17 +13,18 @@ _WEIGHTS = re.compile(
     r"(.*\.)?(lm_head|embed_out|embed_tokens|wte|word_embeddings|tok_embeddings)\.weight"
     r"|(model\.)?output\.weight"
 )
-_LORA_B = re.compile(r".+\.lora_(embedding_)?B(\.[^.]+)??(\.weight)?")
+_LORA = re.compile(r".+\.lora_(?P<part>[AB])(\.[^.]+)??(\.weight)?")
 _CHUNK = 1 << 20
+_Matrix = tuple[Header, Tensor, bool]
+"""A matrix, and whether it is all zero."""
 _FEW = 4
 """Fewer matrices of zeros say nothing: blocks that are added may begin with two each."""
 
 
 def all_zero(headers: Mapping[str, Header]) -> Iterator[Diagnostic]:
-    """Yield an error for a head, embedding or most matrices of zeros; a warning for an adapter."""
-    lora: list[tuple[Header, Tensor]] = []
-    matrices: list[tuple[Header, Tensor, bool]] = []
-    nonzero = False
+    """Yield findings for a head, an embedding, most matrices, or an adapter's A or B of zeros."""
+    lora: dict[str, list[_Matrix]] = {"A": [], "B": []}
+    matrices: list[_Matrix] = []
     for header in headers.values():
         for tensor in header.tensors:
             if tensor.end <= tensor.start or tensor.end > header.size:
@@ -37,9 +38,8 @@ def all_zero(headers: Mapping[str, Header]) -> Iterator[Diagnostic]:
                         parameter=tensor.name,
                         tensors=(tensor.name,),
                     )
-            elif _LORA_B.fullmatch(tensor.name) and not nonzero:
-                nonzero = not _is_zero(header, tensor)
-                lora.append((header, tensor))
+            elif match := _LORA.fullmatch(tensor.name):
+                lora[match["part"]].append((header, tensor, _is_zero(header, tensor)))
             elif tensor.name.endswith(".weight") and len(tensor.shape) > 1:
                 matrices.append((header, tensor, _is_zero(header, tensor)))
     zeros = [(header, tensor) for header, tensor, is_zero in matrices if is_zero]
@@ -51,11 +51,35 @@ def all_zero(headers: Mapping[str, Header]) -> Iterator[Diagnostic]:
         )
         names = tuple(tensor.name for _, tensor in zeros)
         yield about_file(header.file, "all-zero-weight", message, tensors=names)
-    if lora and not nonzero:
-        header, _ = lora[0]
-        message = f"each lora_B of {header.file.name} is all zero: the adapter changes nothing"
-        names = tuple(tensor.name for _, tensor in lora)
-        yield about_file(header.file, "all-zero-weight", message, tensors=names, severity="warning")
+    every = [tensor.name for header in headers.values() for tensor in header.tensors]
+    yield from _lora(lora, alone=all(map(_LORA.fullmatch, every)))
+
+
+def _lora(lora: Mapping[str, list[_Matrix]], alone: bool) -> Iterator[Diagnostic]:
+    """Yield a finding for an adapter whose matrices A, or B, are all zero.
+
+    With B of zeros it begins; A of zeros comes from no training.
+
+    Args:
+        alone: it has nothing else, such as modules that are trained whole.
+    """
+    zero = {part for part, found in lora.items() if found and all(one for *_, one in found)}
+    for part, what in (
+        ("A", "no training ends so, and the adapter changes nothing"),
+        ("B", "as before the first step of training, and the adapter changes nothing yet"),
+    ):
+        if part not in zero or (part == "B" and not alone):
+            continue
+        header, _, _ = lora[part][0]
+        names = tuple(tensor.name for _, tensor, _ in lora[part])
+        yield about_file(
+            header.file,
+            "all-zero-weight",
+            f"each lora_{part} of {header.file.name} is all zero: {what}",
+            tensors=names,
+            severity="error" if part == "A" else "warning",
+        )
+        return
 
 
 def _is_zero(header: Header, tensor: Tensor) -> bool:

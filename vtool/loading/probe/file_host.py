@@ -3,7 +3,7 @@
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -66,6 +66,7 @@ class FileHost(Host):
         checkpoint, files = read_folder(Path(self.checkpoint)) if self.checkpoint else (None, {})
         if checkpoint is None and callable(own := getattr(module, "checkpoint", None)):
             try:
+                torch.manual_seed(0)  # in every process that compares what it loads
                 checkpoint = own()
             except Exception as error:
                 raise LoadFailed(f"checkpoint() raises {error_text(error)}") from error
@@ -78,16 +79,41 @@ class FileHost(Host):
         return replace(subject, elsewhere=compared)
 
 
+def by_name(given: Any) -> Mapping[str, Tensor]:
+    """Return a checkpoint of the user's: a mapping, or pairs as `load_weights` takes them.
+
+    Raises:
+        LoadFailed: it is neither, or has a name twice, of which a mapping would lose one.
+    """
+    if isinstance(given, Mapping):
+        pairs = list(given.items())
+    else:
+        try:
+            pairs = [(name, tensor) for name, tensor in given]
+        except (TypeError, ValueError) as error:
+            what = f"{type(given).__name__}, not a mapping of names to tensors, or their pairs"
+            raise LoadFailed(f"the checkpoint is a {what}") from error
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in pairs:
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            what = f"{type(name).__name__} and {type(tensor).__name__}"
+            raise LoadFailed(f"the checkpoint has {what} where a name and a tensor are expected")
+        if name in tensors:
+            raise LoadFailed(f"the checkpoint has `{name}` twice")
+        tensors[name] = tensor
+    return tensors
+
+
 def subject_of_factory(
     factory: Callable[[], Any],
-    checkpoint: Mapping[str, Tensor] | None,
+    checkpoint: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | None,
     files: Mapping[str, str] = MappingProxyType({}),
 ) -> Subject:
     """Make a subject of what a factory makes.
 
     Args:
         factory: makes an object with `load_weights` and `named_parameters`.
-        checkpoint: the user's own; None: random values under the object's own names.
+        checkpoint: the user's own, also as pairs; None: random values under the object's own names.
         files: the shards that tensors are from.
 
     Raises:
@@ -106,16 +132,19 @@ def subject_of_factory(
         if not callable(getattr(made, method, None)):
             raise LoadFailed(f"what the factory makes, a {type(made).__name__}, has no {method}()")
     own_names = checkpoint is None
+    tensors: Mapping[str, Tensor]
     if checkpoint is None:
-        tensors = named_tensors(made)
-        kept = made.state_dict() if isinstance(made, torch.nn.Module) else tensors
-        checkpoint = random_values({name: tensors[name] for name in tensors if name in kept})
-    if not checkpoint:
+        named = named_tensors(made)
+        kept = made.state_dict() if isinstance(made, torch.nn.Module) else named
+        tensors = random_values({name: named[name] for name in named if name in kept})
+    else:
+        tensors = by_name(checkpoint)
+    if not tensors:
         raise LoadFailed("the checkpoint has no tensors")
     about = describe_class(type(made), type(made).load_weights, own_names=own_names, files=files)
     return Subject(
         make=make,
-        checkpoint={name: tensor.detach() for name, tensor in checkpoint.items()},
+        checkpoint={name: tensor.detach() for name, tensor in tensors.items()},
         load=lambda model, weights: model.load_weights(weights),
         origin="given",
         code=(os.path.dirname(about.file),) if about.file else (),
@@ -125,7 +154,7 @@ def subject_of_factory(
 
 def facts_of(
     factory: Callable[[], Any],
-    checkpoint: Mapping[str, Tensor],
+    checkpoint: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]],
     checks: Sequence[str],
     slots: int,
     sources: Sequence[str],

@@ -48,8 +48,11 @@ def runai(file: Path, *, distributed: bool = False) -> Iterator[NamedTensor]:
 
 
 def use_small_buffer(file: Path) -> None:
-    """Give Run:ai's streamer a buffer no larger than the largest tensor of a file needs."""
-    size = max(_sizes(file)) + (1 << 16)
+    """Give Run:ai's streamer a buffer no larger than the largest tensor of a file needs.
+
+    A byte more for each tensor, and the whole of a small file stays in it: nothing is overwritten.
+    """
+    size = max(_sizes(file))
     os.environ.update(RUNAI_STREAMER_MEMORY_LIMIT=str(size), RUNAI_STREAMER_CONCURRENCY="1")
 
 
@@ -81,7 +84,8 @@ STREAMING_SOURCES: Mapping[str, Callable[[Path], Iterator[NamedTensor]]] = {
     "runai": runai,
     "fastsafetensors": fastsafetensors,
 }
-RUNAI_ON_RANKS = "runai_distributed"
+RUNAI_SOURCES = ("runai", "runai_distributed")
+RUNAI_ON_RANKS = RUNAI_SOURCES[1]
 """The source that needs several processes: `runai_on_ranks`."""
 
 

@@ -71,9 +71,8 @@ def _untied(facts: Facts) -> CheckOutcome:
     model = facts.model
     if model["tie_meant"] is None:
         return CheckOutcome(not_run="the model's config does not say whether its head is tied")
-    if not_null(model, "sharded") or model["mesh"] or not_null(model, "adapters"):
-        kept = "an adapter may hold the head" if model["adapters"] else "weights are in pieces"
-        return CheckOutcome(not_run=kept)
+    if not_null(model, "sharded") or model["mesh"]:
+        return CheckOutcome(not_run="weights are in pieces")
     if bool(model["tie_meant"]) == bool(not_null(model, "tied")):
         return CheckOutcome(
             looked_at={"models": 1}, measured={"tied": bool(not_null(model, "tied"))}

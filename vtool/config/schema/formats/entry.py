@@ -50,7 +50,7 @@ class RowsEntry(Settings):
 
 MIXTURE_SETTINGS = ("name", "weight", "repeat", "limit")
 """Settings of an entry that say how much of its rows is taken, and not which rows there are."""
-ROWS_SUFFIXES = (".json", ".jsonl", ".parquet", ".arrow", ".tar")
+ROWS_SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet", ".arrow", ".tar")
 """The ends of names by which a folder's files of rows are known."""
 TABLE_SUFFIXES = (".csv", ".tsv", ".xlsx")
 """The ends of names of tables that people also keep rows in, and that are not read."""

@@ -21,7 +21,8 @@ class LlamaFactorySource(RowsEntry):
     image_folder: Annotated[str | None, PathMark()] = Field(default=None, min_length=1)
     """The folder that paths of images and videos are relative to, in the place of the file's."""
     ignore: tuple[str, ...] = ()
-    """Keys of a row that may be there and are not read. Any other key that is not known is refused.
+    """Keys that may be there and are not read. Another that is not known is reported, or refused
+    where rows are columns.
     """
 
     def files(self) -> Mapping[str, str]:

@@ -18,6 +18,10 @@ class LlavaSource(RowsEntry):
     """The file, or a folder of files of one kind. Image paths inside are relative to its folder."""
     image_folder: Annotated[str | None, PathMark()] = Field(default=None, min_length=1)
     """The folder that paths of images and videos are relative to, in the place of the file's."""
+    ignore: tuple[str, ...] | None = None
+    """Keys that may be there and are not read. Another that is not known is reported, or refused
+    where rows are columns.
+    """
 
     def files(self) -> Mapping[str, str]:
         return {"path": self.path}

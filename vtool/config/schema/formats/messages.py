@@ -16,6 +16,10 @@ class MessagesSource(RowsEntry):
     """The source of the rows, and their format."""
     path: Annotated[str, PathMark()] = Field(min_length=1)
     """The file, or a folder of files of one kind. Image paths inside are relative to its folder."""
+    ignore: tuple[str, ...] | None = None
+    """Keys that may be there and are not read. Another that is not known is reported, or refused
+    where rows are columns.
+    """
 
     def files(self) -> Mapping[str, str]:
         return {"path": self.path}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .digests import digest_of_bytes, digests, sampled_checksum
+from .embeddings import EmbeddingRows
 from .kept_gradients import gradient_of
 from .model import FoundModel, holds_shards, local_shard
 from .places import evenly_spaced, to_float64, widest
@@ -34,13 +35,16 @@ def is_given_up(optimizer: Any) -> bool:
     return isinstance(overflow, Tensor) and bool(overflow != 0)
 
 
-def gradient_facts(found: FoundModel, divisor: float) -> tuple[dict[str, Any], set[str]]:
+def gradient_facts(
+    found: FoundModel, divisor: float, rows: EmbeddingRows
+) -> tuple[dict[str, Any], set[str]]:
     """Return the fields of `arrived` that need this process's gradients alone, and what has any.
 
     The names are those of trained parameters whose gradient is not 0.
 
     Args:
         divisor: what the step will divide them by.
+        rows: looks at those of the embedding.
     """
     named = [(n, p) for n, p in found.model.named_parameters() if p.requires_grad]
     given = [(n, gradient_of(p)) for n, p in named]
@@ -55,11 +59,13 @@ def gradient_facts(found: FoundModel, divisor: float) -> tuple[dict[str, Any], s
     zero = [n for n, g, square in seen if square == 0 and not bool((g != 0).any())]
     bad = [n for n, g, square in seen if not math.isfinite(square) and not _is_finite(g)]
     each = digests([sampled_checksum(_dense(local_shard(g))) for _, g in with_gradient])
+    sharded = holds_shards(found.model)
     fact = {
         "norm": sum(squares) ** 0.5 / divisor,
+        "largest": None if sharded else rows.largest(names, parts, squares),
         "digest": digest_of_bytes("".join(each).encode()),
         "tensors": dict(list(zip(names, each))[:_TENSORS]),
-        "sharded": holds_shards(found.model),
+        "sharded": sharded,
         "whole": _whole(named),
         "trained": len(named),
         "no_gradient": none[:MOST_NAMES],

@@ -13,6 +13,7 @@ from . import arrival
 from .alive import is_accumulating, loss_scale, scales, trainer_facts
 from .batches import BatchLooks
 from .capture import Capture, is_in_backward
+from .embeddings import EmbeddingRows
 from .end_rate import RateFollower
 from .facts import FactWriter, rank_and_world
 from .frozen import Frozen
@@ -74,7 +75,7 @@ class Watch:
         """Trained parameters whose gradient is not 0 before the step."""
         self._moving: set[str] | None = None
         self._before: list[str] | None = None
-        self._kept = KeptGradients(found)
+        self._kept, self._rows = KeptGradients(found), EmbeddingRows(found)
         self._trail, self._rate = WeightTrail(), RateFollower()
         self._preference = PreferenceTrainer(found)
         self._passes = 0, 0
@@ -370,11 +371,12 @@ class Watch:
         divisor: float,
         scalers: list[float],
     ) -> None:
-        fact, self._pushed = arrival.gradient_facts(self.found, divisor)
+        fact, self._pushed = arrival.gradient_facts(self.found, divisor, self._rows)
         fact.update(self._kept.facts(optimizer, fact), left=self._left.lost(optimizer))
         fact["scalers"], fact["accumulating"] = scalers, is_accumulating()
+        fact["tokens"] = self._rows.tokens(records)
         if self._shared_out:
-            fact["sharded"], fact["whole"] = True, None
+            fact["sharded"], fact["whole"], fact["largest"] = True, None, None
         fact["gradients_before"], self._before = self._before, None
         fact["undone"], fact["hooked"] = self._undone, hooked_gradients(self.found)
         fact["layers"], fact["changes"] = self._left.facts(divisor), self._left.changes()

@@ -63,7 +63,7 @@ def run_processes(
     # This very package, wherever it is, and nothing else of the folder that it is in, or of the one
     # that the user is in.
     start = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); import vtool;"
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r}); import vtool;"
         f" sys.path.pop(0); from {__name__} import run_worker;"
         f" run_worker({module!r}, sys.argv[1], int(sys.argv[2]))"
     )

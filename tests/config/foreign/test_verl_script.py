@@ -1,0 +1,191 @@
+"""Scripts that start verl's SFT trainer, and what Hydra composes of verl's own defaults."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.commands import run_vtool
+from vtool.config.foreign.known_words import known_words
+from vtool.config.load import Examined, examine_foreign
+from vtool.diagnostics import Findings
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+OLD = """\
+set -x
+torchrun --standalone --nnodes=1 --nproc_per_node=4 \\
+    -m verl.trainer.fsdp_sft_trainer \\
+    data.train_files=$HOME/parts/train.parquet \\
+    data.micro_batch_size=4 \\
+    data.multiturn.messages_key=messages \\
+    model.partial_pretrain=/models/Qwen2.5-VL-3B-Instruct \\
+    optim.warmup_steps_ratio=0.05 \\
+    ulysses_sequence_parallel_size=2
+"""
+SHARED = """\
+backend=${BACKEND:-fsdp}
+SP=${SP:-2}
+FSDP="\\
+    engine=${backend} optim=${backend} \\
+    optim.lr=2e-5 optim.betas="[0.9,0.95]" \\
+    engine.ulysses_sequence_parallel_size=${SP}"
+MEGATRON="engine=megatron optim=megatron optim.lr=3e-5"
+if [ "$backend" = "fsdp" ]; then CONFIG="$FSDP"; else CONFIG="$MEGATRON"; fi
+torchrun --nproc-per-node=${GPUS:-8} -m verl.trainer.sft_trainer \\
+    data.train_files="${PWD_OF_ROWS:-.}/rows.parquet" data.train_batch_size=96 \\
+    data.pad_mode=right data.max_length=2048 data.truncation=right \\
+    model.path=$MODEL trainer.total_epochs=10 trainer.logger=['console','wandb'] \\
+    trainer.default_local_dir=$1 \\
+    ${CONFIG} "$@"
+"""
+ON_NPU = """\
+torchrun --nproc_per_node=8 -m verl.trainer.sft_trainer trainer.device=npu \\
+    data.train_files=$HOME/rows.parquet model.path=Qwen/Qwen3-VL-30B-A3B-Instruct \\
+    engine=megatron optim=megatron engine.tensor_model_parallel_size=4 \\
+    engine.expert_model_parallel_size=2 engine.pipeline_model_parallel_size=2 \\
+    +engine.override_transformer_config.use_flash_attn=True \\
+    profiler.enable=True profiler.tool=npu profiler.tool_config.npu.level=level1 \\
+    trainer.profile_interval=[3,5] trainer.total_training_steps=10
+"""
+
+
+def examined(text: str, name: str = "train.sh") -> Examined:
+    Path(name).write_text(text)
+    return examine_foreign(Path(name))
+
+
+def errors(done: Examined) -> list[tuple[str, str | None]]:
+    return [(one.rule, one.parameter) for one in done.findings if one.severity == "error"]
+
+
+def test_the_overrides_behind_the_trainer_are_checked(tmp_path: Path) -> None:
+    Path("old.sh").write_text(OLD)
+    done = run_vtool(tmp_path, "validate-config", "--from", "verl", "old.sh")
+    assert done.status == 1
+    assert "bad-yaml" not in done.stdout
+    words = " ".join(done.stdout.split())
+    assert "old.sh:7:5" in words
+    assert "has no setting `model.partial_pretrain` (known until 0.7.0)" in words
+    for meant in ("model.path", "data.messages_key", "engine.ulysses_sequence_parallel_size"):
+        assert f"did you mean `{meant}`" in words
+    assert "did you mean `optim.lr_warmup_steps_ratio`" in words
+    assert words.count("unknown-key VT101") == 5
+
+
+def test_an_old_file_names_what_has_taken_the_place_of_its_words() -> None:
+    done = examined("model: {partial_pretrain: /models/it}\nuse_remove_padding: true", "old.yaml")
+    helps = {one.parameter: one.help for one in done.findings if one.rule == "unknown-key"}
+    assert helps == {
+        "model.partial_pretrain": "did you mean `model.path`?",
+        "use_remove_padding": "did you mean `model.use_remove_padding`?",
+    }
+
+
+def test_variables_and_branches_of_a_script_are_followed() -> None:
+    Path("rows.parquet").touch()
+    done = examined(SHARED)
+    assert errors(done) == []
+    assert done.loaded is not None
+    plain: dict[str, Any] = done.loaded.plain
+    assert (plain["optim"]["lr"], plain["optim"]["betas"]) == (2e-5, [0.9, 0.95])
+    assert plain["engine"]["kind"] == "fsdp2"
+    assert (plain["data"]["global_batch_size"], plain["data"]["max_length"]) == (96, 2048)
+    assert (plain["train"]["epochs"], plain["tracking"][0]["kind"]) == (10, "wandb")
+    assert str(done.loaded.origins.of("optim.lr")) == "train.sh:5:5"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("python -m verl.trainer.main_ppo actor_rollout_ref.model.path=x", "verl.trainer.main_ppo"),
+        ("echo hello", "does not start verl's SFT trainer"),
+        (
+            "torchrun -m verl.trainer.sft_trainer --config-path=mine --config-name=it",
+            "a configuration of yours",
+        ),
+    ],
+)
+def test_a_script_that_is_not_read_says_so(text: str, said: str) -> None:
+    with pytest.raises(Findings) as raised:
+        examined(text)
+    (finding,) = raised.value.diagnostics
+    assert finding.rule == "unknown-recipe"
+    assert said in finding.message
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("engine.tensor_model_parallel_size=2", ["engine.tensor_model_parallel_size"]),
+        ("engine=megatron engine.tensor_model_parallel_size=2", []),
+        ("engine=megatron optim.lr_decay_style=cosine", ["optim.lr_decay_style"]),
+        ("engine=megatron optim=megatron optim.lr_decay_style=cosine", []),
+        ("engine=$ENGINE engine.tensor_model_parallel_size=2", []),
+        ("+data.of_mine=1", []),
+        ("data.of_mine=1", ["data.of_mine"]),
+        ("+engine.reshrd=false", ["engine.reshrd"]),
+        ("+engine.override_transformer_config.of_mine=1", []),
+        ("hydra.searchpath=[pkg://mine] engine=mine engine.of_mine=1", []),
+        ("engine=veomni optim=veomni engine.ulysses_parallel_size=2", []),
+        ("~trainer.seed", []),
+    ],
+)
+def test_a_setting_that_hydra_would_not_compose_is_an_error(given: str, found: list[str]) -> None:
+    done = examined(f"torchrun -m verl.trainer.sft_trainer {given}")
+    assert errors(done) == [("unknown-key", name) for name in found]
+
+
+def test_a_recipe_for_npus_is_not_wrong_for_what_is_lacking_here() -> None:
+    done = examined(ON_NPU)
+    assert errors(done) == []
+    notes = [one.message for one in done.findings if one.rule == "no-counterpart"]
+    assert any("MindSpeed" in note for note in notes)
+    assert (done.checks["not-built-on-engine"], done.checks["no-counterpart"]) == (
+        "not-run",
+        "not-run",
+    )
+
+
+def test_betas_do_not_reach_megatron() -> None:
+    start = "torchrun -m verl.trainer.sft_trainer engine=megatron optim=megatron"
+    done = examined(f"{start} optim.betas=[0.9,0.95]")
+    (finding,) = (one for one in done.findings if one.rule == "setting-dropped")
+    assert finding.parameter == "optim.betas"
+    same = examined(f"{start} optim.betas=[0.9,0.999]").findings
+    assert not [one for one in same if one.rule == "setting-dropped"]
+
+
+def _composed(engine: str) -> dict[str, Any]:
+    """Return verl's defaults with an engine, nested as Hydra composes them."""
+    known, made = known_words("verl"), dict[str, Any]()
+    groups = ("engine.", "optim.")
+    flat = {name: one for name, one in known.fields.items() if not name.startswith(groups)}
+    for group in ("engine", "optim"):
+        flat |= known.choices[f"{group}={engine}"] | {f"{group}._target_": "verl.of_it"}
+    newest = known.release
+    old = {name for name, releases in known.history.items() if newest not in releases}
+    for name in sorted(flat.keys() - old):
+        *above, last = name.split(".")
+        inner = made
+        for key in above:
+            inner[key] = inner.get(key) or {}
+            inner = inner[key]
+        inner[last] = flat[name]
+    return made
+
+
+@pytest.mark.parametrize("engine", ["fsdp", "megatron", "veomni", "torchtitan", "automodel"])
+def test_verls_own_defaults_have_no_error_and_no_warning(engine: str) -> None:
+    composed = _composed(engine)
+    assert len(composed["engine"]) > 10
+    done = examined(yaml.safe_dump(composed), "composed.yaml")
+    assert [one for one in done.findings if one.severity != "note"] == []
+    composed["optim"]["lrr"] = 1
+    again = examined(yaml.safe_dump(composed), "composed.yaml")
+    assert errors(again) == [("unknown-key", "optim.lrr")]

@@ -1,0 +1,113 @@
+"""The content of files whose names say something else."""
+
+import gzip
+import io
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from vtool.contents import content_of, ends_early, stand_in, stand_in_of_model
+
+POINTER = (
+    b"version https://git-lfs.github.com/spec/v1\n"
+    b"oid sha256:cdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcd\n"
+    b"size 99213\n"
+)
+NOT_FOUND = b'<?xml version="1.0"?><Error><Code>NoSuchKey</Code><Message>None</Message></Error>'
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"", "is empty, of 0 bytes"),
+        (bytes(9000), "has 9,000 bytes, and the first 9,000 are zero"),
+        (POINTER, "is a Git LFS pointer, for a file of 99,213 bytes that `git lfs pull` fetches"),
+        (POINTER.replace(b"\n", b"\r\n"), "is a Git LFS pointer, for a file of 99,213 bytes"),
+        (b"/annex/objects/SHA256E-s9--ab.png\n", "is a git-annex pointer"),
+        (b"<!DOCTYPE html>\n<html><body>403 Forbidden</body></html>", "HTML page: 403 Forbidden"),
+        (b"\n<html><head><title>Sign in</title></head><p>a</html>", "is an HTML page: Sign in"),
+        (b"\xef\xbb\xbf<HTML><H1>Busy</H1></HTML>", "is an HTML page: Busy"),
+        (NOT_FOUND, "a server's answer about an error: NoSuchKey None"),
+        (b'{"error":"Repository not found"}\n', "about an error: Repository not found"),
+        (b'{"detail": "Not authenticated"}', "about an error: Not authenticated"),
+        (b'{"error": {"code": 429, "message": "slow down"}}', "about an error: slow down"),
+        (b'{"message": "Not Found", "documentation_url": "x", "status": "404"}', "Not Found"),
+    ],
+)
+def test_what_is_in_the_place_of_a_file_is_named(tmp_path: Path, content: bytes, what: str) -> None:
+    (tmp_path / "a.jpg").write_bytes(content)
+    for given in (tmp_path / "a.jpg", content):
+        found = stand_in(given)
+        assert found is not None
+        assert what in found.what
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"messages": [{"role": "user", "content": "Hi"}]}\n',
+        b'{"message": "Hello", "title": "a row of somebody\'s"}\n',
+        b'{"error": "a", "answer": "b"}\n',
+        b'{"error": "a"}\n{"error": "b"}\n',
+        b'{"text": "<html>404</html>"}\n',
+        b'{"model_type": "qwen2_vl"}',
+        b"{}",
+        b"#version: 0.2\n",
+        b'{"qq": "WEBP pictures are small"}',
+        b'{"qq":"AVI is a format"}',
+        b'[{"\x66typ": 1}]',
+        b"{{ messages }}",
+        b"\0\0\0\0\1",
+    ],
+)
+def test_what_is_itself_is_in_no_others_place(content: bytes) -> None:
+    assert stand_in(content) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "what"),
+    [
+        (gzip.compress(b"a"), "packed", "is packed with gzip"),
+        (b"%PDF-1.7", "other", "is a PDF"),
+        (b"\0\0\0\x18ftypheic", "picture", "is a HEIC or AVIF picture"),
+        (b"\0\0\0\x18ftypisom", "video", "is a video (MP4)"),
+        (b'<svg xmlns="http://www.w3.org/2000/svg"/>', "other", "is an SVG drawing"),
+        (b"Entry not found\n", "text", 'is text: "Entry not found"'),
+        (b"PK\3\4\0\0\x08\x08" + bytes(22) + b"archive/data.pkl", "other", "torch.save"),
+    ],
+)
+def test_the_format_of_a_file_is_known_whatever_its_name(
+    content: bytes, kind: str, what: str
+) -> None:
+    found = content_of(content)
+    assert found is not None
+    assert (found.kind, what in found.what) == (kind, True)
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "GIF", "WEBP", "BMP"])
+def test_a_picture_that_was_cut_off_ends_early_and_a_whole_one_does_not(format: str) -> None:
+    stream = io.BytesIO()
+    Image.effect_noise((64, 64), 50).convert("RGB").save(stream, format)
+    whole = stream.getvalue()
+    assert [ends_early(whole[: len(whole) * part // 3]) for part in (1, 2, 3)] == [1, 1, 0]
+
+
+def test_letters_of_a_format_in_the_midst_of_text_are_text() -> None:
+    for text in (b'{"qq": "WEBP', b'{"qq":"AVI ', b"....ftypisom"):
+        found = content_of(text)
+        assert found is not None
+        assert found.kind == "text"
+
+
+def test_only_files_that_are_read_of_a_model_are_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2_vl"}')
+    (tmp_path / "consolidated.safetensors").write_bytes(POINTER)
+    assert stand_in_of_model(tmp_path) is None
+    (tmp_path / "tokenizer.json").write_bytes(POINTER)
+    (tmp_path / "merges.txt").touch()
+    assert stand_in_of_model(tmp_path) == (
+        "has a tokenizer.json that is a Git LFS pointer, for a file of 99,213 bytes that `git lfs"
+        " pull` fetches, and 1 more of its files are no better",
+        "in its repository: git lfs pull",
+    )

@@ -1,0 +1,157 @@
+"""The settings that a shell script gives verl's SFT trainer, as overrides of Hydra's."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vtool.config.foreign.shell import UNKNOWN, ShellWord, read_commands
+from vtool.config.foreign.verl_settings import verl_names
+from vtool.config.limits import MOST_BYTES
+from vtool.config.origins import ValuePosition
+from vtool.config.resources import shown_path
+from vtool.diagnostics import Diagnostic, Findings, Origin
+
+_TRAINERS = ("sft_trainer", "sft_trainer_ray", "fsdp_sft_trainer")
+_GROUPS = ("model", "engine", "optim", "profiler")
+_LEAST = 3
+"""Settings of verl's that say of a command whose first word is not known whose it is."""
+
+
+@dataclass(slots=True)
+class VerlScript:
+    """The settings of a script, by dotted name."""
+
+    given: dict[str, Any] = field(default_factory=dict)
+    """None where a variable or a command gives the value."""
+    places: dict[str, ValuePosition] = field(default_factory=dict)
+    choices: dict[str, str] = field(default_factory=dict)
+    """By group of Hydra's: the file that is chosen, where that is known."""
+    added: set[str] = field(default_factory=set)
+    """Names that `+` adds to verl's own."""
+    notes: list[str] = field(default_factory=list)
+
+
+def read_verl_script(path: Path) -> VerlScript:
+    """Read a script that starts verl's SFT trainer. Nothing of it is run.
+
+    Raises:
+        Findings: `unreadable-file`, `unknown-recipe`, fatal.
+    """
+    name = shown_path(path)
+    try:
+        with path.open("rb") as stream:
+            text = stream.read(MOST_BYTES).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _refused("unreadable-file", f"{name} cannot be read as text") from error
+    commands = list(read_commands(text))
+    found = next((words for words in map(_behind_trainer, commands) if words is not None), None)
+    if found is None:
+        other = next((word for command in commands for word in command if _is_other(word)), None)
+        what = (
+            f"starts `{other.text}`, another of verl's programs"
+            if other
+            else (
+                "does not start verl's SFT trainer, `python -m verl.trainer.sft_trainer`, in a way"
+                " that can be read without running it"
+            )
+        )
+        raise _refused(
+            "unknown-recipe",
+            f"{name} {what}",
+            "give a script that starts verl.trainer.sft_trainer, or the YAML that Hydra writes to"
+            " outputs/…/.hydra/config.yaml",
+        )
+    read = VerlScript(choices={"engine": "fsdp", "optim": "fsdp"})  # verl's own defaults
+    starts = [0, *(at + 1 for at, letter in enumerate(text) if letter == "\n")]
+    for word in found:
+        line = next(at for at in range(len(starts), 0, -1) if starts[at - 1] <= word.offset)
+        _read_word(word, Origin(name, line, word.offset - starts[line - 1] + 1), read)
+    return read
+
+
+def _refused(rule: str, message: str, help: str | None = None) -> Findings:
+    return Findings(Diagnostic(rule, message, help), fatal=True)
+
+
+def _last(word: ShellWord) -> str:
+    return word.text.removesuffix(".py").rpartition("/")[2].rpartition(".")[2]
+
+
+def _is_other(word: ShellWord) -> bool:
+    return word.text.startswith("verl.") and "=" not in word.text
+
+
+def _behind_trainer(command: list[ShellWord]) -> list[ShellWord] | None:
+    """Return the words behind the trainer's module or file; None for another command."""
+    for at, word in enumerate(command):
+        if "=" not in word.text and _last(word) in _TRAINERS:
+            return command[at + 1 :]
+    if not command or UNKNOWN not in command[0].text:
+        return None
+    names = [word.text.partition("=")[0].lstrip("+") for word in command if "=" in word.text]
+    return command[1:] if sum(name in verl_names() for name in names) >= _LEAST else None
+
+
+def _read_word(word: ShellWord, origin: Origin, read: VerlScript) -> None:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    text = word.text
+    place = ValuePosition(origin, origin, "value")
+    if text.startswith("--config"):
+        option, _, value = text.partition("=")
+        if option in ("--config-path", "--config-dir") or value.removesuffix(".yaml") not in (
+            "sft_trainer_engine",
+            "sft_trainer",
+        ):
+            raise _refused(
+                "unknown-recipe",
+                f"{origin.file} starts verl with a configuration of yours: `{text}`",
+                "give the YAML that Hydra writes to outputs/…/.hydra/config.yaml",
+            )
+        return
+    key, equals, value = text.partition("=")
+    if not equals or UNKNOWN in key:
+        if UNKNOWN in text:
+            read.notes.append(f"Line {origin.line} passes more to verl, which was not read")
+        return
+    name, _, _ = key.lstrip("+~").partition("@")
+    if key.startswith("~"):
+        return
+    if name in _GROUPS:
+        read.choices.pop(name, None)
+        if UNKNOWN not in value:
+            read.choices[name] = value
+        return
+    if key.startswith("+"):
+        read.added.add(name)
+    if UNKNOWN in value:
+        parsed: Any = None
+    else:
+        try:
+            parsed = _plain(OverridesParser.create().parse_override(f"{name}={value}").value())
+        except (HydraException, ValueError, RecursionError):
+            parsed = value
+    for one, inner in _leaves(name, parsed):
+        read.given[one], read.places[one] = inner, place
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _leaves(f"{name}.{key}", inner)
+    else:
+        yield name, value
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of Hydra's as one of YAML's; one that refers to another is None."""
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    if isinstance(value, Mapping):
+        return {str(_plain(key)): _plain(one) for key, one in value.items()}
+    if isinstance(value, int | float) or value is None:
+        return value
+    text = str(getattr(value, "text", value))
+    return None if "${" in text else text

@@ -1,0 +1,336 @@
+"""The content of a file by its first bytes, whatever its name says."""
+
+import json
+import re
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HEAD = 4096
+"""Bytes at the beginning of a file by which its content is known."""
+_LARGEST_ANSWER = 2**16
+"""Bytes of an answer of a server that is read: what is longer is data."""
+_SHOWN = 60
+
+_AGAIN = "fetch it again, signed in where its host asks for that"
+_UNPACK = "unpack it, and name what was in it"
+_MATROSKA = b"\x1a\x45\xdf\xa3"
+_PICTURE_BRANDS = (b"heic", b"heix", b"mif1", b"avif")
+_MARKS: tuple[tuple[int, bytes, str, str], ...] = (
+    (0, b"PAR1", "parquet", "Parquet"),
+    (0, b"ARROW1", "arrow", "Arrow"),
+    # a message of Arrow's stream format begins so, as no UTF-8 text does
+    (0, b"\xff\xff\xff\xff", "arrow", "Arrow"),
+    (257, b"ustar", "tar", "a tar"),
+    (0, b"\x1f\x8b", "packed", "packed with gzip"),
+    (0, b"\x28\xb5\x2f\xfd", "packed", "packed with zstd"),
+    (0, b"\xfd7zXZ\0", "packed", "packed with xz"),
+    (0, b"\x04\x22\x4d\x18", "packed", "packed with lz4"),
+    (0, b"7z\xbc\xaf\x27\x1c", "packed", "packed with 7-Zip"),
+    (0, b"BZh", "packed", "packed with bzip2"),
+    (0, b"PK\x03\x04", "packed", "packed with zip"),
+    (0, b"\xff\xd8\xff", "picture", "a JPEG picture"),
+    (0, b"\x89PNG\r\n\x1a\n", "picture", "a PNG picture"),
+    (0, b"GIF8", "picture", "a GIF picture"),
+    (8, b"WEBP", "picture", "a WebP picture"),
+    (0, b"II*\0", "picture", "a TIFF picture"),
+    (0, b"MM\0*", "picture", "a TIFF picture"),
+    *((4, b"ftyp" + brand, "picture", "a HEIC or AVIF picture") for brand in _PICTURE_BRANDS),
+    (4, b"ftyp", "video", "a video (MP4)"),
+    (0, _MATROSKA, "video", "a video (Matroska)"),
+    (8, b"AVI ", "video", "a video (AVI)"),
+    (0, b"%PDF-", "other", "a PDF"),
+    (0, b"GGUF", "other", "GGUF"),
+    (0, b"\x80\x02", "other", "a pickle"),
+    (0, b"\x80\x04", "other", "a pickle"),
+    (0, b"\x80\x05", "other", "a pickle"),
+    (0, b"\x89HDF\r\n", "other", "HDF5"),
+    (0, b"\x93NUMPY", "other", "an array of numpy"),
+    (0, b"SQLite format 3\0", "other", "a database of SQLite"),
+)
+"""An offset, the bytes there, the kind, and its name behind "is"."""
+_BEFORE = {4: b"\0", 8: b"RIFF"}
+"""The beginning of files that are known by bytes at these offsets."""
+_POINTERS = (
+    (
+        ("version https://git-lfs", "version https://hawser"),
+        "a Git LFS pointer",
+        "git lfs pull",
+    ),
+    (
+        ("/annex/objects/", "../.git/annex/objects/", ".git/annex/objects/"),
+        "a git-annex pointer",
+        "git annex get",
+    ),
+    (
+        ("# xet version",),
+        "a Xet pointer",
+        "git xet install && git lfs pull",
+    ),
+)
+_INDEX = "model.safetensors.index.json"
+_OF_MODEL = (
+    *("config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json"),
+    *("video_preprocessor_config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json"),
+    *("merges.txt", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
+    *("chat_template.jinja", "chat_template.json", "adapter_config.json"),
+    *("adapter_model.safetensors", "model.safetensors", _INDEX),
+)
+"""Files of a model's folder, or an adapter's, that its readers open."""
+_SIZE = re.compile(r"^size (\d+)\s*$", re.MULTILINE)
+_PAGE = re.compile(r"<(!doctype\s+html|html|head|body|title|script|h1|center)[\s>]", re.IGNORECASE)
+_TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
+_TAGS = re.compile(r"<(script|style)\b.*?</\1>|<!--.*?-->|<[^>]*>", re.IGNORECASE | re.DOTALL)
+_SAYS = ("error", "errors", "message", "detail", "msg", "error_description", "errorMessage")
+_OF_ANSWERS = frozenset(
+    {
+        *_SAYS,
+        *("code", "status", "statusCode", "status_code", "success", "ok", "type", "title", "path"),
+        *("timestamp", "documentation_url", "request_id", "requestId", "RequestId", "reason"),
+        *("error_code", "errorCode", "Code", "Message", "data", "url", "trace_id", "traceId"),
+        *("Data", "Success"),
+    }
+)
+"""Keys of what a server answers in the place of a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The content of a file, as far as its beginning shows it."""
+
+    kind: str
+    """A kind of `_MARKS`; `empty`, `pointer`, `page`, `answer`; `text` for other short text."""
+    what: str
+    """The content as a sentence has it behind the file's name: `is a Git LFS pointer, …`."""
+    remedy: str | None = None
+
+    @property
+    def stands_in(self) -> bool:
+        """Return whether the file is in the place of another one, and no reader's business."""
+        return self.kind in ("empty", "pointer", "page", "answer")
+
+
+def content_of(given: Path | bytes) -> Content | None:
+    """Return the content of a file; None where that is not known, or it cannot be opened.
+
+    Args:
+        given: a regular file, or its whole content.
+    """
+    if isinstance(given, bytes):
+        return _content(given[:_LARGEST_ANSWER], len(given))
+    try:
+        if not given.is_file():
+            return None
+        with given.open("rb") as file:
+            size = given.stat().st_size
+            return _content(file.read(_LARGEST_ANSWER if size <= _LARGEST_ANSWER else HEAD), size)
+    except (OSError, ValueError):
+        return None
+
+
+def stand_in(given: Path | bytes) -> Content | None:
+    """Return the content of a file that is in the place of another one; None for any other."""
+    found = content_of(given)
+    return found if found is not None and found.stands_in else None
+
+
+def stand_in_of_model(folder: Path) -> tuple[str, str | None] | None:
+    """Return the problem of a model's folder with files that stand in for others, and the remedy.
+
+    Files that no reader of such a folder opens may be anything: a clone with Git
+    LFS may leave them as they are.
+    """
+    if not (found := stand_ins_of_model(folder)):
+        return None
+    name, first = next(iter(found.items()))
+    more = f", and {len(found) - 1} more of its files are no better" if len(found) > 1 else ""
+    return f"has a {name} that {first.what}{more}", first.remedy
+
+
+def stand_ins_of_model(folder: Path) -> dict[str, Content]:
+    """Return the files of a model's folder that are in the place of others, by their names."""
+    return {name: one for name in _read_of_model(folder) if (one := stand_in(folder / name))}
+
+
+def _read_of_model(folder: Path) -> tuple[str, ...]:
+    try:
+        shards = json.loads((folder / _INDEX).read_bytes())["weight_map"].values()
+        named = sorted({name for name in shards if isinstance(name, str)})
+    except (OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError):
+        named = []
+    return (*_OF_MODEL, *named)
+
+
+def _content(head: bytes, size: int) -> Content | None:
+    return _nothing(head, size) or _format(head) or _text(head, size)
+
+
+def _nothing(head: bytes, size: int) -> Content | None:
+    if not size:
+        return Content("empty", "is empty, of 0 bytes", "fetch it again, or write it again")
+    if head.strip(b"\0"):
+        return None
+    what = f"has {size:,} bytes, and the first {len(head):,} are zero: it was never written"
+    return Content("empty", what, "fetch it again: an interrupted copy leaves such a file")
+
+
+def _format(head: bytes) -> Content | None:
+    if head.startswith(b"PK\x03\x04") and b"/data.pkl" in head[:128]:
+        return Content("other", "is a file of torch.save, a pickle")
+    for at, mark, kind, name in _MARKS:
+        # behind another mark, as text may have the same letters there
+        if head[at : at + len(mark)] == mark and head.startswith(_BEFORE.get(at, b"")):
+            return Content(kind, f"is {name}", _UNPACK if kind == "packed" else None)
+    return None
+
+
+def _text(head: bytes, size: int) -> Content | None:
+    try:
+        # the last character may be cut
+        text = head.decode("utf-8-sig", errors="strict" if len(head) == size else "ignore").strip()
+    except UnicodeDecodeError:
+        return None
+    if "\0" in text:
+        return None
+    if text.startswith("<"):
+        return _markup(text)
+    return (_pointer(text) or _answer(text)) if len(head) == size else None
+
+
+def _pointer(text: str) -> Content | None:
+    for begins, name, tool in _POINTERS:
+        if text.startswith(begins) and len(text) < 2048:
+            stands_for = _SIZE.search(text)
+            file = f"a file of {int(stands_for[1]):,} bytes" if stands_for else "a file"
+            what = f"is {name}, for {file} that `{tool}` fetches"
+            return Content("pointer", what, f"in its repository: {tool}")
+    return None
+
+
+def _answer(text: str) -> Content | None:
+    """Return the content of a small file of text, all of which is given."""
+    if text.startswith("{") and (said := _error_in(text)):
+        return Content("answer", f"is a server's answer about an error: {_short(said)}", _AGAIN)
+    if text and len(text) < 512 and text.replace("\n", " ").isprintable():
+        return Content("text", f'is text: "{_short(text)}"', _AGAIN)
+    return None
+
+
+def _markup(text: str) -> Content | None:
+    if re.search(r"<svg[\s>]", text[:2048]):
+        return Content("other", "is an SVG drawing, of lines and not of pixels")
+    if _PAGE.search(text[:2048]):
+        title = _TITLE.search(text)
+        words = _short(_TAGS.sub(" ", title[1] if title else text))
+        return Content("page", f"is an HTML page{f': {words}' if words else ''}", _AGAIN)
+    if text.startswith(("<?xml", "<Error")) and "<Error" in text:
+        words = _short(_TAGS.sub(" ", re.sub(r"<\?.*?\?>", " ", text)))
+        return Content("answer", f"is a server's answer about an error: {words}", _AGAIN)
+    return Content("other", "is XML") if text.startswith("<?xml") else None
+
+
+def _error_in(text: str) -> str | None:
+    """Return the message of a server's error; None where a JSON object is none."""
+    try:
+        found: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, Mapping) or not found or not found.keys() <= _OF_ANSWERS:
+        return None
+    said = next((found[key] for key in _SAYS if found.get(key)), None)
+    if isinstance(said, Mapping):
+        said = next((said[key] for key in ("message", "code", "type") if said.get(key)), None)
+    if isinstance(said, list):
+        said = said[0] if said else None
+    plain = said if isinstance(said, str) else None
+    lone = found.keys() <= {"message", "type", "data", "title"}  # it may be anybody's data
+    return None if lone and len(found) > 1 else plain
+
+
+def _short(text: str) -> str:
+    words = " ".join(text.split())
+    return words if len(words) <= _SHOWN else words[:_SHOWN] + "…"
+
+
+def ends_early(given: Path | bytes) -> bool:
+    """Return whether a file ends before its end, as its own format says.
+
+    It is for files that a reader has refused: what is not known is False.
+    """
+    if isinstance(given, Path):
+        try:
+            size = given.stat().st_size
+            with given.open("rb") as file:
+                head = file.read(64)
+                if head.startswith(_MATROSKA):
+                    return _segment_ends_early(head, size)
+                if head[4:8] == b"ftyp":
+                    return head[8:12] not in _PICTURE_BRANDS and _boxes_end_early(file, size)
+                file.seek(max(0, size - 1024))
+                return _ends_early(head, file.read(), size)
+        except OSError:
+            return False
+    if given[4:8] == b"ftyp":
+        return False
+    return _ends_early(given[:64], given[-1024:], len(given))
+
+
+_ENDS: tuple[tuple[bytes, Callable[[bytes], bool]], ...] = (
+    (b"\xff\xd8\xff", lambda tail: b"\xff\xd9" in tail),
+    (b"\x89PNG", lambda tail: b"IEND" in tail),
+    (b"GIF8", lambda tail: tail.rstrip(b"\0").endswith(b";")),
+    (b"PAR1", lambda tail: tail.endswith(b"PAR1")),
+    (b"ARROW1", lambda tail: tail.endswith(b"ARROW1")),
+)
+"""The beginning of a file, and whether its last bytes are those of its end."""
+_SIZES = ((b"RIFF", 4, 8), (b"BM", 2, 0))
+"""The beginning of a file, the place of its size, and what is not counted in that."""
+
+
+def _ends_early(head: bytes, tail: bytes, size: int) -> bool:
+    if any(head.startswith(begins) and not is_end(tail) for begins, is_end in _ENDS):
+        return True
+    return any(
+        head.startswith(begins) and int.from_bytes(head[at : at + 4], "little") + more > size
+        for begins, at, more in _SIZES
+    )
+
+
+def _segment_ends_early(head: bytes, size: int) -> bool:
+    """Return whether a Matroska file ends within its segment, the one element behind its header."""
+    header, width = _variable(head, 4)
+    at = 4 + width + header
+    if head[at : at + 4] != b"\x18\x53\x80\x67":
+        return at > size
+    length, width = _variable(head, at + 4)
+    live = length == 2 ** (7 * width) - 1  # of no known length
+    return not live and at + 4 + width + length > size
+
+
+def _variable(head: bytes, at: int) -> tuple[int, int]:
+    """Return a number of variable width, and its bytes: the first bit that is 1 says how many."""
+    first = head[at] if at < len(head) else 1
+    width = 9 - first.bit_length()
+    value = int.from_bytes(head[at : at + width], "big")
+    return value & (2 ** (7 * width) - 1), width
+
+
+def _boxes_end_early(file: Any, size: int) -> bool:
+    """Return whether the last box of an MP4 goes over the file's end, or it has no index."""
+    at, names = 0, set[bytes]()
+    while at + 8 <= size and len(names) < 10_000:
+        file.seek(at)
+        length, name = struct.unpack(">I4s", file.read(8))
+        if length == 1:
+            wide = file.read(8)
+            length = int.from_bytes(wide, "big") if len(wide) == 8 else 0
+        names.add(name)
+        if length == 0:  # it goes to the end
+            at = size
+        elif length < 8:
+            return False
+        else:
+            at += length
+    return at != size or not names & {b"moov", b"moof"}
