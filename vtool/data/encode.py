@@ -27,7 +27,7 @@ from vtool.data.outside import check_root
 from vtool.data.renderings import Renderings, render_rows
 from vtool.data.row import Row, refuse, shown_value
 from vtool.data.sources import Rows
-from vtool.data.tokens import tokenize
+from vtool.data.tokens import TokenizerPanics, tokenize
 from vtool.data.video import Clip, open_clip
 from vtool.data.visuals import Visuals, expand_placeholders, visuals_of
 from vtool.diagnostics import Findings
@@ -171,6 +171,8 @@ def encode_rows(
         begin(one.index)  # its images
         made[place] = (
             _not_tokenized(one.row, own)
+            if isinstance(own, TokenizerPanics)
+            else own
             if isinstance(own, Exception)
             else _each(_filled, one, own, processor, settings, measure, as_bytes)
         )
@@ -213,7 +215,7 @@ def _tokens(chats: Sequence[ChatTexts], processor: Processor) -> list[list[list[
     return [list(islice(ids, len(chat.texts))) for chat in chats]
 
 
-def _not_tokenized(row: Row, error: Exception) -> Findings:
+def _not_tokenized(row: Row, error: TokenizerPanics) -> Findings:
     message = f"{row.id}: the tokenizer fails: {shown_value(error)}"
     return refuse("tokenizer-fails", message, row.origin)
 

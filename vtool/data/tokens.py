@@ -14,6 +14,10 @@ _ENCODING = ("__call__", "_encode_plus", "_call_one", "_batch_encode_plus")
 _DECODING = ("decode", "_decode")
 
 
+class TokenizerPanics(ValueError):
+    """The library `tokenizers` gives up at a text."""
+
+
 def tokenize(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     """Return the token ids of texts, as `tokenizer(text, add_special_tokens=False)` gives them.
 
@@ -84,14 +88,14 @@ def _panics_raised() -> Iterator[None]:
     """Raise a panic of the library as an error, which it is: a pattern that never ends, say.
 
     Raises:
-        ValueError: the library panics.
+        TokenizerPanics: it does.
     """
     try:
         yield
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise ValueError(first_line(error)) from error
+        raise TokenizerPanics(first_line(error)) from error
 
 
 def _decoded(tokenizer: Any, ids: Sequence[int]) -> str:
