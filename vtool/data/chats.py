@@ -219,7 +219,9 @@ def check_keys(
                 malformed.origin,
             )
     unread = [
-        key for key in there if not is_known(key) and not check_mask(key, record[key], malformed)
+        key
+        for key in there
+        if not check_mask(key, record[key], malformed) and not is_known(key, record[key])
     ]
     if unread:
         said = {value for key in read if isinstance(value := record.get(key), str) and value}

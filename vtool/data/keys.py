@@ -76,6 +76,35 @@ _MASKS_OF_ROWS = frozenset(
 _WEIGHTS_OF_ROWS = frozenset({"weight", "loss_weight", "loss_scale", "sample_weight"})
 _SWITCHES_OF_ROWS = frozenset({"train", "training", "trainable", "learnable", "supervised", "loss"})
 
+_OF_NUMBERS = ("num_", "n_", "is_", "has_", "was_")
+_MEDIA_WORDS = frozenset({"image", "images", "img", "picture", "photo", "video", "frame", "frames"})
+_MEDIA: tuple[str, ...] = (
+    ".png",
+    ".jpg",
+    ".jpeg",
+    ".gif",
+    ".webp",
+    ".bmp",
+    ".tif",
+    ".tiff",
+    ".mp4",
+    ".mkv",
+    ".avi",
+)
+_MEDIA += (".webm", ".mov")
+_LEARNT_UNLESS_FALSE = frozenset({"target", "targets", "label", "labels", "grad", "gradient"})
+_LEARNT_UNLESS_TRUE = frozenset(
+    {"ignore", "ignored", "skip", "skipped", "context", "prompt", "frozen", "freeze", "eval"}
+)
+_SAID = {"yes": True, "true": True, "no": False, "false": False}
+_TURNS = frozenset({"turn", "turns", "round", "rounds", "message", "messages"})
+_LAST, _LEFT_OUT = frozenset({"last", "final"}), frozenset({"ignore", "ignored", "skip", "skipped"})
+_MASKED = frozenset({"mask", "masks", "masked", "untrained", "unsupervised"})
+_PARTS = frozenset(
+    {"only", "last", "final", "history", "prompt", "prompts", "input", "inputs", "user", "system"}
+)
+_ROLES = frozenset({"user", "assistant", "system", "tool", "human", "gpt", "model"})
+
 _FEW_LETTERS = 20
 """Letters of a row's texts below which it is chance that another text has all of them."""
 
@@ -97,17 +126,45 @@ def slip(kind: str, key: str) -> str | None:
     return next((name for name in KEYS_READ[kind] if name.rstrip("s") == bare), None)
 
 
-@lru_cache(maxsize=4096)
-def is_known(key: str) -> bool:
-    """Return whether a key says, by its name, nothing that is shown or learnt."""
-    return key in KNOWN_KEYS or bool(_KNOWN_WORDS.fullmatch(key))
+def is_known(key: str, value: Any = None) -> bool:
+    """Return whether a key says, by its name, nothing that is shown or learnt.
+
+    Args:
+        value: its value, where that is there: a file of pictures is no number of a row.
+    """
+    if key in KNOWN_KEYS:
+        return True
+    if not _is_known_word(key):
+        return False
+    if key.startswith(_OF_NUMBERS) and not isinstance(value, bool | int | float | None):
+        return False
+    return _MEDIA_WORDS.isdisjoint(_words(key)) or not (
+        isinstance(value, str) and value.lower().endswith(_MEDIA)
+    )
 
 
 @lru_cache(maxsize=4096)
-def may_mask(key: str) -> bool:
-    """Return whether a message's key can say, by its name, what of the message is learnt."""
-    words = re.split(r"[^a-z]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", key).casefold())
-    return key in TRAINED or not _MASKING.isdisjoint(words)
+def _is_known_word(key: str) -> bool:
+    return bool(_KNOWN_WORDS.fullmatch(key))
+
+
+@lru_cache(maxsize=4096)
+def _words(key: str) -> frozenset[str]:
+    """Return the words of a key: `trainOnLast`, `train_on_last` and `Train-on-last` have three."""
+    return frozenset(re.findall(r"[a-z]+", re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", key).casefold()))
+
+
+def may_mask(key: str, value: Any = None) -> bool:
+    """Return whether an answer's key can say, by its name, what of the message is learnt.
+
+    Args:
+        value: its value, where only `"target": false` or `"skip": true` would say so.
+    """
+    words = _words(key)
+    if key in TRAINED or not _MASKING.isdisjoint(words):
+        return True
+    left_out = _LEARNT_UNLESS_FALSE if value is False else _LEARNT_UNLESS_TRUE
+    return isinstance(value, bool) and not left_out.isdisjoint(words)
 
 
 def masks_row(key: str, value: Any) -> bool | None:
@@ -119,10 +176,30 @@ def masks_row(key: str, value: Any) -> bool | None:
         return bool(value)
     if key in _WEIGHTS_OF_ROWS:
         return bool(value != 1)
-    if key in _SWITCHES_OF_ROWS:
-        return not value if value in (0, 1) else None
+    if key in _SWITCHES_OF_ROWS and value in (0, 1):
+        return not value
     of_tokens = isinstance(value, list) and all(isinstance(each, int) for each in value)
-    return (of_tokens and (key in ("mask", "masks") or (key == "labels" and -100 in value))) or None
+    if of_tokens and (key in ("mask", "masks") or (key == "labels" and -100 in value)):
+        return True
+    return None if key in KNOWN_KEYS else _masks_by_words(_words(key), value)
+
+
+def _masks_by_words(words: frozenset[str], value: Any) -> bool | None:
+    """Return what a row's key of any spelling says, as `masks_row`: `trainOnLastTurn`, say."""
+    if isinstance(value, str):
+        value = _SAID.get(value.casefold(), value)
+    of_turns = not _TURNS.isdisjoint(words)
+    if _MASKING.isdisjoint(words):
+        left_out = isinstance(value, list) and of_turns and not _LEFT_OUT.isdisjoint(words)
+        last = value is True and "only" in words and not _LAST.isdisjoint(words)
+        return True if left_out or last else None
+    if isinstance(value, bool):
+        return value if not (_MASKED | _PARTS).isdisjoint(words) else not value
+    if isinstance(value, list) and value:
+        if all(isinstance(each, str) and each in _ROLES for each in value):
+            return not set(value) <= {"assistant", "gpt", "model"}
+        return (of_turns and all(isinstance(each, int) for each in value)) or None
+    return None
 
 
 def is_said(value: Any, texts: Collection[str]) -> bool:
@@ -140,3 +217,24 @@ def is_learnt(key: str, value: Any) -> bool | None:
     """Return whether a message's key says that it is learnt; None where it may say anything."""
     sense = TRAINED.get(key)
     return None if sense is None or value not in (0, 1) else bool(value) is sense
+
+
+@lru_cache(maxsize=1024)
+def carried(key: str) -> tuple[str, bool] | None:
+    """Return what to write for a key that tools or calls are in, and if it is a slip of one.
+
+    `toolCalls` is a slip of `tool_calls`; `available_tools` may be anything, such as their names.
+    """
+    words, bare = _words(key), re.sub("[^a-z]", "", key.casefold())
+    if key in CARRIERS or key in ("tool_calls", "tool_call_id", "tool_choice"):
+        return None
+    slips = {re.sub("[^a-z]", "", each): write for each, write in CARRIERS.items()}
+    slips["toolcalls"] = slips["toolcall"] = '"tool_calls"'
+    if bare in slips:
+        return slips[bare], True
+    if words.isdisjoint({"tools", "functions", "function", "tool"}):
+        return None
+    if not words.isdisjoint({"calls", "called"}):
+        return '"tool_calls"', False
+    of_tools = not words.isdisjoint({"tools", "functions", "definitions", "schemas"})
+    return ('the row\'s "tools"', False) if of_tools else None

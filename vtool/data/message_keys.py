@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from vtool.data.keys import CARRIERS, is_known, is_learnt, may_mask, slip
+from vtool.data.keys import CARRIERS, carried, is_known, is_learnt, may_mask, slip
 from vtool.data.missing import WRITE_NULL, is_empty, is_nan, is_nothing, missing_in_words
 from vtool.data.row import Remark, shown_value
 from vtool.diagnostics import Findings
@@ -68,6 +68,7 @@ class MessageKeys:
         self, message: Mapping[str, Any], where: str, marks: dict[str, bool]
     ) -> Mapping[str, Any]:
         made = {}
+        answers = message["role"] == "assistant"
         for key, value in message.items():
             if key in _PLAIN:
                 made[key] = value
@@ -77,7 +78,7 @@ class MessageKeys:
                 self._check_nan(key, value, where)
             elif key == "weight":
                 made[key] = self._weight(value, message["role"], where)
-            elif key in _FOR_TEMPLATES or may_mask(key):
+            elif key in _FOR_TEMPLATES or may_mask(key, value if answers else None):
                 if is_nothing(value):
                     continue
                 if key in _FOR_TEMPLATES:
@@ -87,7 +88,7 @@ class MessageKeys:
             else:
                 made[key] = value
                 if not is_empty(value):
-                    self._check_other(key, where)
+                    self._check_other(key, value, where)
         return self._weighted(made, marks, where) if marks else made
 
     def _check_nan(self, key: str, value: Any, where: str) -> None:
@@ -100,12 +101,15 @@ class MessageKeys:
             raise self.malformed(f'{where}: "{key}" is {words}: {WRITE_NULL}')
         return value
 
-    def _check_other(self, key: str, where: str) -> None:
-        meant = slip("message", key)
+    def _check_other(self, key: str, value: Any, where: str) -> None:
+        meant, carries = slip("message", key), carried(key)
+        if carries and carries[1]:
+            raise self.malformed(f'{where} has "{key}", which is not read', f"write {carries[0]}")
         if instead := f'write "{meant}"' if meant else _OF_CONTENT.get(key):
             raise self.malformed(f'{where} has "{key}", which is not read', instead)
-        if not is_known(key):
-            self.remarks.append(Remark("unread-key", f'"{key}" of a message', key))
+        if not is_known(key, value):
+            write = f" (for the model, write {carries[0]})" if carries else ""
+            self.remarks.append(Remark("unread-key", f'"{key}" of a message{write}', key))
 
     def _weight(self, weight: Any, role: str, where: str) -> Any:
         if isinstance(weight, bool) or weight not in (0, 1):
@@ -173,7 +177,7 @@ class MessageKeys:
             elif may_mask(key):
                 what = f'a part of content has "{key}", which is not read'
                 raise self.malformed(what, "a mask is of a whole turn: split the turn")
-            elif not is_known(key):
+            elif not is_known(key, value):
                 self.remarks.append(Remark("unread-key", f'"{key}" of a part of type {kind}'))
 
     def unread_tools(self) -> str:

@@ -156,7 +156,7 @@ def _unread_of_row(
             raise malformed(f'the row has "{key}", which is not read', _OF_ROWS[key])
         if meant := slip("row", key):
             raise malformed(f'the row has "{key}", which is not read', f'write "{meant}"')
-        if not check_mask(key, value, malformed) and not is_known(key):
+        if not check_mask(key, value, malformed) and not is_known(key, value):
             unread.append(key)
     return unread
 

@@ -129,7 +129,9 @@ class LlamaFactory(ColumnsReader):
                 raise malformed(f"{what} {shown_value(given)}")
             if role == "system" and (number > 1 or "system" in named):
                 raise malformed(f"turn {number} is a second system turn, or a late one")
-            masks = {key: value for key, value in turn.items() if key == "weight" or may_mask(key)}
+            masks = {
+                key: value for key, value in turn.items() if key == "weight" or may_mask(key, value)
+            }
             check_keys(
                 turn, (tags["role_tag"], tags["content_tag"], *masks), self.ignore, malformed
             )
