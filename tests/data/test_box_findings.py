@@ -23,7 +23,7 @@ RESIZED = {(2000, 1600): (840, 672), (2400, 1600): (924, 616)}
 
 
 def audited(file: Path, *overrides: str) -> Audit:
-    (audit,) = audit_rows(request("rows", messages(file), *overrides).run)
+    (audit,) = audit_rows(request("rows", messages(file), *overrides).run, family_named=True)
     return audit
 
 
@@ -82,7 +82,7 @@ def test_pictures_that_are_hardly_resized_need_no_other_pixels(tmp_path: Path) -
 def test_without_a_named_model_no_unit_is_wrong(tmp_path: Path) -> None:
     file = rows_file(tmp_path, "thousand")
     run = request("rows", messages(file), SOON).run
-    (audit,) = audit_rows(run.model_copy(update={"model": type(run.model)()}))
+    (audit,) = audit_rows(run)
     assert audit.findings == ()
     assert "no model is named" in audit.ledger.boxes.unlooked()["boxes-of-another-convention"]
 
@@ -103,6 +103,24 @@ def test_two_units_in_a_file_are_a_mix(tmp_path: Path, unit: Any) -> None:
     assert ("1 in 0 to 1 (rows.jsonl:6)" in findings[0].message) == (unit(5) == "unit")
 
 
+def test_thousandths_behind_pixels_are_a_mix_though_all_fit_in_a_thousand(tmp_path: Path) -> None:
+    sizes = ((640, 480), (320, 240), (800, 600), (900, 700), (400, 300))
+    for first in ("absolute", "thousand"):
+        other = "thousand" if first == "absolute" else "absolute"
+        file = rows_file(
+            tmp_path,
+            lambda number, first=first, other=other: first if number < 20 else other,
+            40,
+            sizes,
+            name=f"{first}.jsonl",
+        )
+        (one,) = found(file)
+        assert one.rule == "boxes-mix-conventions"
+        assert "20 in 0 to 1000" in one.message
+    ordered = rows_file(tmp_path, "thousand", 40, sorted(sizes * 8, reverse=True), name="ok.jsonl")
+    assert found(ordered, *QWEN3) == []
+
+
 def test_shuffled_units_are_a_mix_where_rows_of_each_leave_the_other(tmp_path: Path) -> None:
     file = rows_file(
         tmp_path,
@@ -116,7 +134,7 @@ def test_two_sources_of_different_units_are_a_mix(tmp_path: Path) -> None:
     one = rows_file(tmp_path, "thousand", name="one.jsonl")
     two = rows_file(tmp_path, "absolute", sizes=((640, 480),), name="two.jsonl")
     both = f"data.train=[{{format: messages, path: {one}}}, {{format: messages, path: {two}}}]"
-    (audit,) = audit_rows(request("rows", both, *QWEN3).run)
+    (audit,) = audit_rows(request("rows", both, *QWEN3).run, family_named=True)
     (mix,) = [one for one in audit.findings if one.rule in BOX_RULES]
     assert mix.rule == "boxes-mix-conventions"
     assert "24 in 0 to 1000 (one.jsonl:1" in mix.message

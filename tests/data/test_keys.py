@@ -64,9 +64,7 @@ def test_a_row_whose_key_says_what_is_so_anyway_is_not(key: str, value: Any) -> 
         ("context", "a page", False),
     ],
 )
-def test_an_answer_that_may_be_masked_by_its_value_is_seen(
-    key: str, value: Any, may: bool
-) -> None:
+def test_an_answer_that_may_be_masked_by_its_value_is_seen(key: str, value: Any, may: bool) -> None:
     assert may_mask(key, value) is may
 
 

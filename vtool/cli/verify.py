@@ -117,7 +117,15 @@ def verify(
 
             run = detected(run) if rows_only else run
             audits = (
-                [] if only or fast else audit_rows(run, row or [], look=html is not None, near=near)
+                []
+                if only or fast
+                else audit_rows(
+                    run,
+                    row or [],
+                    look=html is not None,
+                    near=near,
+                    family_named=any(each.startswith("model.family=") for each in given),
+                )
             )
         results = [
             _audit_result(subject, audit, run, readable, len(audits), rows_only) for audit in audits

@@ -36,6 +36,8 @@ _TELL = 12
 """Rows from which on the places of boxes tell a unit that no row rules out."""
 _MOST_MIXED = 5000
 """Rows whose sizes are exchanged to see how many boxes fit by chance."""
+_CHANCE, _FEW_PAIRS = 1e-6, 500
+"""A probability that is no chance, and the rows that are compared with each other at most."""
 _ALIKE = 1.05
 """Times another size up to which two are one: boxes are not told apart by it."""
 
@@ -178,7 +180,23 @@ def _one_after_the_other(
             apart = not here.units & there.units and here.units | there.units != _PIXELS
             if apart and here.unit and there.unit:
                 return there.unit, here.unit, chosen
+            of_pixels = name == "absolute" and "thousand" in told.units
+            if of_pixels and _by_chance(boxes, chosen) < _CHANCE:
+                return "thousand", name, chosen
     return None
+
+
+def _by_chance(boxes: NDArray[np.void], chosen: NDArray[np.bool_]) -> float:
+    """Return how probable it is that boxes all fit in their pictures, were they as the others are.
+
+    The others' boxes are tried in the pictures of the chosen ones.
+    """
+    reach = boxes["reach"][~chosen][:_FEW_PAIRS].astype(np.float64)
+    size = boxes["size"][chosen][:_FEW_PAIRS].astype(np.float64)
+    if not (size > 0).all():
+        return 1.0
+    fits = np.all(reach[:, None] <= size[None] * _SLACK + 1, axis=2)
+    return float(fits.mean() ** chosen.sum())
 
 
 def _fitting_by_size(

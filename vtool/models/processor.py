@@ -32,7 +32,7 @@ class Processor:
     """The rows of the model's embedding, by its config.json; None: as many as the tokenizer has."""
 
     named: bool = True
-    """False where nobody has named a model, and this one only counts tokens."""
+    """False where nobody has named a model: its weights are random, and have learnt nothing."""
 
     @property
     def coordinates(self) -> str | None:
@@ -92,7 +92,9 @@ def new_processor(
         known, {name: value for name, value in image_processor.to_dict().items() if name != "size"}
     )
     return with_sizes(
-        Processor(tokenizer, image_processor, videos, token_ids), image, video or Video()
+        Processor(tokenizer, image_processor, videos, token_ids, named=False),
+        image,
+        video or Video(),
     )
 
 

@@ -69,7 +69,12 @@ class Audit:
 
 
 def audit_rows(
-    run: Run, row_names: Sequence[str] = (), *, look: bool = False, near: bool = False
+    run: Run,
+    row_names: Sequence[str] = (),
+    *,
+    look: bool = False,
+    near: bool = False,
+    family_named: bool = False,
 ) -> list[Audit]:
     """Encode and check every row of every split that a run names.
 
@@ -78,6 +83,7 @@ def audit_rows(
             or their line numbers.
         look: collect what a page shows.
         near: compare the rows' answers with each other.
+        family_named: the user has named the family of a model whose weights are random.
 
     Raises:
         Findings: where a file or the model's folder cannot be read at all. A row that is asked for
@@ -86,7 +92,7 @@ def audit_rows(
     sources = open_splits(run.data)
     texts = [] if run.model.path else read_texts(sources["train"])
     processor = new_processor(run.model, run.data.image, texts, run.data.video)
-    processor = replace(processor, named=bool(run.model.model_fields_set))
+    processor = replace(processor, named=family_named or run.model.path is not None)
     for source in sources.values():
         rescale_rows(source, processor, run.data)
     found = {split: _find_rows(source, row_names) for split, source in sources.items()}
