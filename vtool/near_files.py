@@ -50,11 +50,25 @@ def _digits(name: str) -> str:
 
 
 def _seen(name: str) -> str:
-    """Return a name with codes in the place of characters that are not seen by themselves."""
-    return "".join(
-        char if char.isprintable() and not unicodedata.combining(char) else f"\\u{ord(char):04x}"
+    """Return a name with codes in the place of characters that are not seen by themselves.
+
+    So are parts of letters that another form has as one, and blanks that follow each other.
+    """
+    composed = unicodedata.is_normalized("NFC", name)
+    shown = "".join(
+        char
+        if char.isprintable()
+        and not unicodedata.combining(char)
+        and (composed or (unicodedata.is_normalized("NFC", f"a{char}a") and not _is_jamo(char)))
+        else f"\\u{ord(char):04x}"
         for char in name
     )
+    return re.sub("  +", lambda blanks: "\\u0020" * len(blanks[0]), shown)
+
+
+def _is_jamo(char: str) -> bool:
+    """Return whether a character is a part of a syllable of Hangul."""
+    return "\u1100" <= char <= "\u11ff"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +109,7 @@ def near_file(given: str, folder: Path | str = ".", *, folders: bool = False) ->
 
 def _near_file(given: str, folder: Path, folders: bool) -> NearFiles | None:
     text = given.removeprefix("file://")
-    if os.path.exists(folder / text):
+    if os.path.lexists(folder / text):  # also a link to what is not there
         return None
     slashes = text.replace("\\", "/")
     found = next(_by_form(text, folder, folders), None)

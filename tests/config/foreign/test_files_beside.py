@@ -318,3 +318,15 @@ def test_the_command_says_both_what_is_read_and_what_it_becomes() -> None:
     assert "max_pixels: 1843200  # IMAGE_MAX_TOKEN_NUM" in done.stdout
     assert "with IMAGE_MAX_TOKEN_NUM=1800 an image can have up to 1800 tokens" in done.stderr
     assert "set IMAGE_MAX_TOKEN_NUM below 1024" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["lora", "full", "freeze"])
+def test_what_freeze_alone_reads_is_said_of_the_other_kinds(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "lf.yaml"
+    file.write_text(
+        "model_name_or_path: /models/Qwen2.5-VL-7B-Instruct\nstage: sft\ndataset: a\n"
+        f"finetuning_type: {kind}\nfreeze_trainable_layers: 4\n"
+    )
+    examined = examine_foreign(file, trainer="llamafactory")
+    said = [one for one in examined.findings if "freeze_trainable_layers is set" in one.message]
+    assert len(said) == (kind != "freeze")

@@ -8,7 +8,11 @@ from typing import Any
 
 from vtool.config.foreign.deepspeed_file import find_contradictions
 from vtool.config.foreign.hf_translation import WITHOUT_WARM_UP
-from vtool.config.foreign.llamafactory_traps import find_unread_rows, find_untrained_parts
+from vtool.config.foreign.llamafactory_traps import (
+    find_unread_freezing,
+    find_unread_rows,
+    find_untrained_parts,
+)
 from vtool.config.foreign.swift_bounds import find_unread_bounds
 from vtool.config.foreign.theirs import ForeignFile
 from vtool.config.foreign.trainers import ForeignTrainer, looks_visual
@@ -281,6 +285,11 @@ def _of_swift(look: TheirSettings) -> Iterator[Diagnostic]:
 
 _BY_TRAINER = {
     "trl": (_of_trl,),
-    "llamafactory": (_of_llama_factory, find_untrained_parts, find_unread_rows),
+    "llamafactory": (
+        _of_llama_factory,
+        find_untrained_parts,
+        find_unread_rows,
+        find_unread_freezing,
+    ),
     "ms-swift": (_of_swift, find_unread_bounds),
 }

@@ -21,6 +21,7 @@ FREEZES = {
     "vision": "freeze_vision_tower",
     "language": "freeze_language_model",
 }
+_OF_FREEZING = ("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules")
 _UNREAD = (
     *("dataset", "eval_dataset", "val_size", "cutoff_len", "max_samples", "mix_strategy"),
     *("interleave_probs", "mask_history", "train_on_prompt"),
@@ -74,6 +75,21 @@ def find_untrained_parts(look: "TheirSettings") -> Iterator[Diagnostic]:
             f" the {part} gets an adapter: nothing of it is trained",
             f"name its layers in additional_target, or set {word}: true",
         )
+
+
+def find_unread_freezing(look: "TheirSettings") -> Iterator[Diagnostic]:
+    """Yield findings about settings that finetuning_type freeze alone reads (model/adapter.py)."""
+    kind = look["finetuning_type"]
+    if kind == "freeze":
+        return
+    for word in _OF_FREEZING:
+        if look.is_given(word) and look[word] != look.trainer.fields.get(word):
+            yield look.at(
+                "setting-without-reader",
+                word,
+                f"{word} is set, but finetuning_type is {kind}, and freeze alone reads it",
+                "leave it out, or set finetuning_type: freeze",
+            )
 
 
 def tokens_on_disk(theirs: ForeignFile) -> Path | None:

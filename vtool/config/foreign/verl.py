@@ -147,7 +147,9 @@ def in_their_words(
 
     def worded(text: str | None) -> str | None:
         for ours, scale in (scales or {}).items():
-            for number in re.findall(rf"{re.escape(ours)}(?:=| is | below )(\d+)", text or ""):
+            for number in re.findall(
+                rf"{re.escape(ours)}(?:=| is | below |, which is )(\d+)", text or ""
+            ):
                 text = (text or "").replace(number, str(int(number) // scale))
         for ours, theirs in sorted(words.items(), key=lambda pair: -len(pair[0])):
             short = ours.removeprefix("engine.")
