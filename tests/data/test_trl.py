@@ -28,6 +28,19 @@ def test_a_completion_is_learnt_and_an_answer_inside_the_prompt_is_not(tmp_path:
     assert list(whole.supervised()) == [1]
 
 
+def test_images_without_a_place_stand_before_the_first_question_as_in_trl(tmp_path: Path) -> None:
+    for name in ("a.png", "b.png"):
+        picture(tmp_path / name)
+    asked = [{"role": "system", "content": "Look."}, {"role": "user", "content": "Who?"}]
+    record = {"prompt": asked, "completion": [{"role": "assistant", "content": "A cat."}]}
+    (row,) = read("trl", tmp_path, record | {"images": ["a.png", "b.png"]})
+    ours = [[part["type"] for part in each["content"]] for each in row.messages[1:2]]
+    data_utils = pytest.importorskip("trl.data_utils")
+    theirs = data_utils.prepare_multimodal_messages([*asked, *record["completion"]], [0, 1])
+    assert ours == [[part["type"] for part in theirs[1]["content"]]] == [["image"] * 2 + ["text"]]
+    assert len(row.images) == 2
+
+
 @pytest.mark.parametrize(
     ("row", "rule", "words"),
     [

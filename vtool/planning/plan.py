@@ -160,7 +160,11 @@ def make_plan(run: Run, asked: PlanQuestion) -> MemoryPlan:
     try:
         shape = shape_of(run, asked.gpus, asked.tokens, asked.images)
     except ValueError as error:
-        raise Findings(Diagnostic("not-planned", str(error)), fatal=True) from error
+        help = "take --tokens from the line `tokens a row` of vtool verify"
+        raise Findings(
+            Diagnostic("not-planned", str(error), help if "--tokens" in str(error) else None),
+            fatal=True,
+        ) from error
     module = model_of(run)
     passes = passes_of(run, asked.gpus, shape)
     head = module.get_output_embeddings().weight

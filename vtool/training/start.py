@@ -371,6 +371,15 @@ def only_length(changed: Sequence[str]) -> bool:
     return {change.partition(":")[0] for change in changed} <= {"train.steps", "train.epochs"}
 
 
+def _is_earlier(changed: Sequence[str]) -> bool:
+    """Return whether a run is to end before the steps or epochs that it was begun for."""
+    for change in changed:
+        before, _, after = change.partition(": ")[2].partition(" → ")
+        if "null" not in (before, after) and float(after) < float(before):
+            return True
+    return False
+
+
 def folder_taken(path: Path, changed: list[str], run: Run) -> Diagnostic:
     """Return the finding for a folder with a run of other settings, and two ways to continue."""
     new, weights = f"add {new_name(run)}", shlex.quote(str(path))
@@ -378,7 +387,7 @@ def folder_taken(path: Path, changed: list[str], run: Run) -> Diagnostic:
     other_model = any(change.startswith("model.path:") for change in changed)
     if trained and not other_model:  # what it would begin with is the model that is left
         new += f", and train.from={weights} to begin with its weights"
-    if trained and only_length(changed):
+    if trained and only_length(changed) and not _is_earlier(changed):
         extend = "to train this run on, to a later end, add checkpoint.resume=extend"
         new = f"{extend}; for a new run {new}"
     return Diagnostic(

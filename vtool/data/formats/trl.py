@@ -1,7 +1,8 @@
 """Rows in TRL's columns: `messages`, or lists `prompt` and `completion`, with `images`.
 
 As in TRL, of a prompt with its completion the completion alone is learnt: an answer inside the
-prompt has weight 0. Image parts take the row's `images` in order.
+prompt has weight 0. Image parts take the row's `images` in order; without any, they stand before
+the first user's text.
 """
 
 from collections.abc import Mapping
@@ -46,11 +47,30 @@ class Trl(ColumnsReader):
             assert isinstance(asked, list)
             assert isinstance(answer, list)
             messages = [*map(_unlearnt, asked), *answer]
+        shown = visuals(record, malformed)
         return {
-            "messages": messages,
-            **visuals(record, malformed),
+            "messages": _with_images(messages, len(shown.get("images") or ())),
+            **shown,
             **tools(record, malformed),
         }
+
+
+def _with_images(messages: Any, images: int) -> Any:
+    """Return messages with a row's images before the first user's text, where none says its place.
+
+    So does TRL (`prepare_multimodal_messages`) where all contents are text.
+    """
+    if not images or not isinstance(messages, list):
+        return messages
+    texts = [one.get("content") for one in messages if isinstance(one, Mapping)]
+    if not all(isinstance(text, str | None) and "<image>" not in (text or "") for text in texts):
+        return messages
+    for place, one in enumerate(messages):
+        if isinstance(one, Mapping) and one.get("role") == "user":
+            parts = [{"type": "image"}] * images
+            text = {"type": "text", "text": one.get("content") or ""}
+            return [*messages[:place], {**one, "content": [*parts, text]}, *messages[place + 1 :]]
+    return messages
 
 
 def _unlearnt(message: Any) -> Any:
