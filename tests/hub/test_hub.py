@@ -85,10 +85,10 @@ def test_checking_downloads_nothing_and_says_the_command(hub: Hub, tmp_path: Pat
     output = vtool(tmp_path, "validate-config", "digits", *MODEL, status=1)
     assert f"error[hub-model-absent VT850]: {NAME} is no folder here" in output
     assert "1 failed, " in output.rpartition("; checks: ")[2]
-    assert f"help: hf download {NAME}{OR_ELSE}\n" in output
+    assert f"help: hf download {NAME}{OR_ELSE}" in output
     pinned = (f"model.path={NAME}@v1", "model.size=null")
     output = vtool(tmp_path, "validate-config", "digits", *pinned, status=1)
-    assert f"help: hf download {NAME} --revision v1{OR_ELSE}\n" in output
+    assert f"help: hf download {NAME} --revision v1{OR_ELSE}" in output
     assert hub.asked == []
 
 
@@ -171,7 +171,7 @@ def test_half_a_download_is_reported_and_resumed(hub: Hub, tmp_path: Path) -> No
     recipe = ("digits", "model.path=org/broken", "model.size=null")
     output = vtool(tmp_path, "validate-config", *recipe, status=1)
     assert "error[hub-incomplete VT853]: org/broken" in output
-    assert f"help: hf download org/broken{OR_ELSE}\n" in output
+    assert f"help: hf download org/broken{OR_ELSE}" in output
     hub.fails_after = None
     downloaded(tmp_path, "predict", "org/broken", "--question", "Which digit is shown?")
     vtool(tmp_path, "validate-config", *recipe)

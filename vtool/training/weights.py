@@ -139,7 +139,25 @@ def find_weights(run: Run, digests: DigestsByFile = digest_here) -> Weights | No
             Diagnostic(RULE, f"{found.folder}: {problem}", help, _SETTING)
             for problem, help in problems
         )
+    if found.run is not None and run.model.path is not None:
+        _check_same_model(found.run, run.model.path)
     return found
+
+
+def _check_same_model(run: Path, given: str) -> None:
+    """Refuse the weights of a run that began with another model than `model.path` names now.
+
+    Raises:
+        Findings: `unfit-weights`.
+    """
+    path = written_settings(RunFolder(run).config)["model"].get("path")
+    if _is_elsewhere(path, given, run):
+        message = (
+            f"{run} is a run with model.path {path or 'null'}, and model.path is {given}: they are"
+            " two models"
+        )
+        help = "leave one of them out: train.from for model.path's weights, or model.path"
+        raise Findings(Diagnostic(RULE, message, help, _SETTING))
 
 
 def _of_checkpoint(
@@ -155,13 +173,6 @@ def _of_checkpoint(
         lora = written.get("lora")
         settings = Lora.model_validate_json(json.dumps(lora)) if lora else None
         path = written["model"].get("path")
-    if run.model.path is not None and _is_elsewhere(path, run.model.path, origin.path):
-        message = (
-            f"{checkpoint} is of a run with model.path {path or 'null'}, and model.path is"
-            f" {run.model.path}: they are two models"
-        )
-        help = "leave one of them out: train.from for model.path's weights, or model.path"
-        raise Findings(Diagnostic(RULE, message, help, _SETTING))
     check_processor(origin)
     base = None
     if settings is not None:

@@ -146,7 +146,7 @@ def test_what_was_not_looked_at_stands_on_the_page() -> None:
     text = Elements(verified(numbered(60))[0]).text
     assert "There are no rows of data.validation and no rows of data.test" in text
     assert "Of 60 rows, at most 9 are shown; all were audited." in text
-    assert "Videos" not in text
+    assert "Videos a row" not in text
     assert "not run" in text
     assert "data.max_length is not given" in text
 

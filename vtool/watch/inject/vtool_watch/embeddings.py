@@ -33,8 +33,8 @@ class EmbeddingRows:
     def tokens(self, records: list[PassRecord]) -> dict[str, Any] | None:
         """Return `tokens` of `arrived`; None where the embedding or the ids cannot be read."""
         weight, trained = self._weight()
-        ids = self._ids(records)
-        if weight is None or ids is None:
+        ids = None if weight is None else self._ids(records)
+        if ids is None:
             return None
         values, counts = ids.unique(return_counts=True)
         inside = values < len(weight)
@@ -126,7 +126,7 @@ class EmbeddingRows:
         # a row of padding is zero by its making, and has no gradient
         padding = getattr(self.found.model.get_input_embeddings(), "padding_idx", None)
         beside |= set() if padding is None else {int(padding)}
-        left = torch.tensor(sorted(beside), dtype=ids.dtype)
+        left = torch.tensor(sorted(beside), dtype=ids.dtype, device=ids.device)
         return ids[(ids >= 0) & ~torch.isin(ids, left)]
 
 
