@@ -132,7 +132,7 @@ def test_no_hub_is_asked_for_a_kernel(tmp_path: Path) -> None:
         pytest.skip("bitsandbytes asks no hub on this CPU")
     ours = (
         "import torch\nfrom vtool.models.nf4 import Nf4Linear\n"
-        "from vtool.models.adapters import _peft\n_peft()\n"
+        "from vtool.models.adapters import import_peft\nimport_peft()\n"
         "layer = Nf4Linear(torch.nn.Linear(64, 64)).eval()\n"
         "layer(torch.randn(1, 64))\nimport kernels, sys\n"
         "assert 'bitsandbytes' in sys.modules and hasattr(kernels, 'get_kernel')"

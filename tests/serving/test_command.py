@@ -10,10 +10,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
+import torch
 
 from tests.commands import run_vtool, vtool
 from vtool.diagnostics import Findings
+from vtool.models.build import load_model
 from vtool.serving.command import Address, ServedModel, ServerCommand, curl_example, serve_command
 from vtool.serving.server import check_address, check_key
 from vtool.serving.vllm import VLLM
@@ -210,12 +213,15 @@ def test_without_vllm_the_finding_says_how_to_get_it(
 def test_an_adapter_that_vllm_cannot_apply_is_merged_first(
     trained: tuple[Path, str], tmp_path: Path
 ) -> None:
-    adapter = tmp_path / "adapter"
-    adapter.mkdir()
-    base = trained[0] / "runs/digits/export"
-    (adapter / "adapter_config.json").write_text(
-        f'{{"base_model_name_or_path": "{base}", "r": 8, "use_dora": true}}'
-    )
+    adapter, base = tmp_path / "adapter", trained[0] / "runs/digits/export"
+    model = load_model(base, "qwen2_5_vl", torch.float32, "sdpa")
+    config = peft.LoraConfig(r=4, target_modules=["q_proj"], use_dora=True)
+    made = peft.get_peft_model(model, config)
+    made.peft_config["default"].base_model_name_or_path = str(base)
+    for name, weight in made.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.ones_(weight)
+    made.save_pretrained(adapter)
     output = vtool(tmp_path, "serve", "adapter", "--print", status=2)
     assert "not-servable" in output
     assert "merge it: vtool export adapter --merge" in output
