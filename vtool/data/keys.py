@@ -185,7 +185,7 @@ def masks_row(key: str, value: Any) -> bool | None:
 
 
 def _masks_by_words(words: frozenset[str], value: Any) -> bool | None:
-    """Return what a row's key of any spelling says, as `masks_row`: `trainOnLastTurn`, say."""
+    """Return the answer of `masks_row` for a key of any spelling, such as `trainOnLastTurn`."""
     if isinstance(value, str):
         value = _SAID.get(value.casefold(), value)
     of_turns = not _TURNS.isdisjoint(words)
@@ -221,7 +221,7 @@ def is_learnt(key: str, value: Any) -> bool | None:
 
 @lru_cache(maxsize=1024)
 def carried(key: str) -> tuple[str, bool] | None:
-    """Return what to write for a key that tools or calls are in, and if it is a slip of one.
+    """Return the key to write for one with tools or calls, and whether that is a slip of it.
 
     `toolCalls` is a slip of `tool_calls`; `available_tools` may be anything, such as their names.
     """
