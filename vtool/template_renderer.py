@@ -115,12 +115,15 @@ class _Renderer:
         with self.lock:
             for _ in range(2):
                 process = self._started()
-                with suppress(BrokenPipeError):
-                    process.stdin.write(struct.pack("=I", len(content)) + content)  # type: ignore[union-attr]
-                    process.stdin.flush()  # type: ignore[union-attr]
-                if head := process.stdout.read(4):  # type: ignore[union-attr]
-                    (size,) = struct.unpack("=I", head)
-                    answer: dict[str, Any] = marshal.loads(process.stdout.read(size))  # type: ignore[union-attr]
+                try:
+                    reply = _exchange(process, content)
+                except BaseException:  # a Ctrl-C: its answer must not be taken for the next one's
+                    self.process = None
+                    process.kill()
+                    _end(process, os.getpid())
+                    raise
+                if reply is not None:
+                    answer: dict[str, Any] = marshal.loads(reply)
                     return answer
                 self.process = None
                 _end(process, os.getpid())
@@ -139,6 +142,21 @@ class _Renderer:
             )
             finalize(self, _end, self.process, os.getpid())
         return self.process
+
+
+def _exchange(process: "subprocess.Popen[bytes]", content: bytes) -> bytes | None:
+    """Send a request, and return the whole reply; None where the process has ended before it."""
+    asked, answered = process.stdin, process.stdout
+    assert asked is not None, "it is a pipe"
+    assert answered is not None, "it is a pipe"
+    with suppress(BrokenPipeError):
+        asked.write(struct.pack("=I", len(content)) + content)
+        asked.flush()
+    if len(head := answered.read(4)) < 4:
+        return None
+    (size,) = struct.unpack("=I", head)
+    reply = answered.read(size)
+    return reply if len(reply) == size else None
 
 
 def _end(process: "subprocess.Popen[bytes]", starter: int) -> None:

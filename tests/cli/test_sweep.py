@@ -123,6 +123,30 @@ def test_without_validation_rows_nothing_is_the_best_and_the_test_rows_choose_no
     assert "give data.validation" in lines[-1]
 
 
+SWEEP = [sys.executable, "-m", "vtool", "train", "sft", "digits", "-m", "run.seed=1,2", *SHORT]
+SWEEP += ["--no-preflight"]
+LONG = [*SWEEP, "train.steps=400"]
+"""A sweep whose jobs have time to be stopped."""
+
+
+def begun_sweep(folder: Path, command: list[str]) -> "tuple[subprocess.Popen[bytes], Path]":
+    """Start a sweep, and return it and the metrics of its first job, which has taken steps."""
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            command, cwd=folder, stdout=log, stderr=log, start_new_session=True
+        )
+    lines = folder / "runs/digits-seed=1/metrics.jsonl"
+    while not (lines.exists() and lines.read_text().count("\n") > 1):
+        assert process.poll() is None, (folder / "log").read_text()
+        time.sleep(0.02)
+    return process, lines
+
+
+def job_of(process: "subprocess.Popen[bytes]") -> str:
+    (job,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return job
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(
     "again",
@@ -132,38 +156,19 @@ def test_without_validation_rows_nothing_is_the_best_and_the_test_rows_choose_no
 def test_a_stop_ends_the_job_that_runs_and_the_same_command_resumes(
     tmp_path: Path, again: bool
 ) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "vtool",
-        "train",
-        "sft",
-        "digits",
-        "-m",
-        "run.seed=1,2",
-        *SHORT,
-        *([] if again else ["train.steps=400"]),  # it has time to be stopped
-        "--no-preflight",
-    ]
-    with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(
-            command, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True
-        )
-        lines = tmp_path / "runs/digits-seed=1/metrics.jsonl"
-        while not (lines.exists() and lines.read_text().count("\n") > 1):
-            assert process.poll() is None, (tmp_path / "log").read_text()
-            time.sleep(0.02)
-        # A terminal's Ctrl-C, while the sweep is not given a processor. Were it to reach the job
-        # too, the sweep's would be a second one, at which a run ends without a checkpoint.
-        os.kill(process.pid, signal.SIGSTOP)
-        os.killpg(process.pid, signal.SIGINT)
-        (job,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        steps_before = lines.read_text().count("\n")
-        while lines.read_text().count("\n") < steps_before + 3:
-            assert Path(f"/proc/{job}/stat").read_text().rpartition(") ")[2][0] != "Z"
-            time.sleep(0.02)
-        os.kill(process.pid, signal.SIGCONT)
-        assert process.wait() == 130
+    command = SWEEP if again else LONG
+    process, lines = begun_sweep(tmp_path, command)
+    # A terminal's Ctrl-C, while the sweep is not given a processor. Were it to reach the job
+    # too, the sweep's would be a second one, at which a run ends without a checkpoint.
+    os.kill(process.pid, signal.SIGSTOP)
+    os.killpg(process.pid, signal.SIGINT)
+    job = job_of(process)
+    steps_before = lines.read_text().count("\n")
+    while lines.read_text().count("\n") < steps_before + 3:
+        assert Path(f"/proc/{job}/stat").read_text().rpartition(") ")[2][0] != "Z"
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGCONT)
+    assert process.wait() == 130
     rows = [line.split()[1:4] for line in (tmp_path / "log").read_text().splitlines()[-5:-3]]
     assert rows == [["run.seed=1", "stopped", "-"], ["run.seed=2", "not", "started"]]
     assert not (tmp_path / "runs/digits-seed=2").exists()
@@ -182,20 +187,11 @@ def test_a_stop_ends_the_job_that_runs_and_the_same_command_resumes(
 
 @pytest.mark.full
 def test_a_job_ends_with_the_sweep_however_that_ends(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "vtool", "train", "sft", "digits", "-m", "run.seed=1,2"]
-    command += [*SHORT, "train.steps=400", "--no-preflight"]
-    with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(
-            command, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True
-        )
-        lines = tmp_path / "runs/digits-seed=1/metrics.jsonl"
-        while not (lines.exists() and lines.read_text().count("\n") > 1):
-            assert process.poll() is None, (tmp_path / "log").read_text()
-            time.sleep(0.02)
-        (job,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        process.kill()
-        process.wait()
+    process, lines = begun_sweep(tmp_path, LONG)
+    job = job_of(process)
+    process.kill()
+    process.wait()
     state = Path(f"/proc/{job}/stat")
     while state.exists() and state.read_text().rpartition(") ")[2][0] != "Z":
         time.sleep(0.02)
-    assert len(list((tmp_path / "runs/digits-seed=1/checkpoints").iterdir())) == 1
+    assert len(list((lines.parent / "checkpoints").iterdir())) == 1

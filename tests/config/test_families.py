@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.test_contents import POINTER
 from vtool.config.load import examine
 from vtool.diagnostics import Diagnostic
 from vtool.families import FAMILIES
@@ -214,3 +215,23 @@ def test_megatron_refuses_families_whose_layers_it_does_not_have(name: str) -> N
     found = examine("digits_megatron", [f"model.family={name}", "launch.nproc=2"]).findings
     wanted = [] if FAMILIES[name].on_megatron else [("not-built-on-engine", "engine.kind")]
     assert [(one.rule, one.parameter) for one in found] == wanted
+
+
+def test_a_file_that_is_a_pointer_of_git_is_named(tmp_path: Path) -> None:
+    given = folder(tmp_path, "qwen2_5_vl")
+    (tmp_path / "tokenizer.json").write_bytes(POINTER)
+    finding = only(given, "model.size=null")
+    assert (finding.rule, finding.help) == (
+        "not-a-model-folder",
+        "in its repository: git lfs pull",
+    )
+    assert "has a tokenizer.json that is a Git LFS pointer" in finding.message
+
+
+def test_a_giant_config_is_not_read(tmp_path: Path) -> None:
+    given = folder(tmp_path, "qwen2_5_vl")
+    with (tmp_path / "config.json").open("wb") as file:
+        file.truncate(2**40)
+    found = examine("digits", [given, "model.size=null"]).findings
+    (finding,) = [each for each in found if each.rule == "not-a-model-folder"]
+    assert "1,099,511,627,776 bytes" in finding.message

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from tests.test_contents import POINTER
 from vtool.config import rules
 from vtool.config.load import RECIPE_RULES, examine
 from vtool.config.rules import SETTINGS_RULES
@@ -319,15 +318,6 @@ class TestModel:
         Path("models/qwen/config.json").write_text(text, encoding="latin-1")
         assert only("model.path=models/qwen", "model.size=null").rule == "not-a-model-folder"
 
-    def test_a_file_that_is_a_pointer_of_git(self) -> None:
-        Path("models/qwen/tokenizer.json").write_bytes(POINTER)
-        finding = only("model.path=models/qwen", "model.size=null")
-        assert (finding.rule, finding.help) == (
-            "not-a-model-folder",
-            "in its repository: git lfs pull",
-        )
-        assert "models/qwen has a tokenizer.json that is a Git LFS pointer" in finding.message
-
     def test_the_folder_of_a_run_has_the_model_inside(self) -> None:
         Path("runs/digits").mkdir(parents=True)
         Path("models/qwen").rename("runs/digits/export")
@@ -496,15 +486,3 @@ def test_a_path_that_must_not_be_looked_at_is_reported(
     assert len(found) == 1
     assert "closed" in found[0].message
     assert "Permission denied" in found[0].message
-
-
-def test_a_giant_config_of_a_models_folder_is_not_read() -> None:
-    with Path("models/qwen/config.json").open("wb") as file:
-        file.truncate(2**40)
-    found = findings(
-        "rows",
-        "data.train=[{format: messages, path: rows/train.jsonl}]",
-        "model={path: models/qwen, size: null}",
-    )
-    (finding,) = [each for each in found if each.rule == "not-a-model-folder"]
-    assert "1,099,511,627,776 bytes" in finding.message

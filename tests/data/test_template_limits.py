@@ -177,6 +177,26 @@ def test_a_renderer_that_somebody_kills_is_started_again() -> None:
     assert process.returncode == -signal.SIGKILL
 
 
+def test_after_a_ctrl_c_the_next_chat_is_not_given_the_text_of_the_one_before() -> None:
+    loops = "{% for i in range(20) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"
+    slow = loops + "{{ messages[0].content }}"
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupted)
+    try:
+        with LimitedTemplate():
+            rendered("x")  # it is there
+            signal.setitimer(signal.ITIMER_REAL, 0.02)
+            with pytest.raises(KeyboardInterrupt):
+                rendered(slow)
+            assert rendered("{{ messages[1].content }}") == "c"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def test_a_forked_process_has_a_renderer_of_its_own() -> None:
     with LimitedTemplate():
         rendered("x")

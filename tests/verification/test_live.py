@@ -411,16 +411,13 @@ class TestCommand:
 
 
 def test_what_is_made_smaller_is_reported() -> None:
-    more = (
-        "engine=megatron",
-        "engine.parallel={tensor: 2, pipeline: 2}",
-        "launch.nproc=16",
-        "device.kind=cuda",
-    )
     run = load_run(
         "digits",
         [
-            *more,
+            "engine=megatron",
+            "engine.parallel={tensor: 2, pipeline: 2}",
+            "launch.nproc=16",
+            "device.kind=cuda",
             "engine.transformer_config.apply_rope_fusion=true",
             "engine.ddp_config.nccl_ub=true",
         ],

@@ -188,7 +188,7 @@ def _check(
 
     from vtool.config.load import ALWAYS_CHECKED, examine, examine_foreign
     from vtool.config.schema import Run
-    from vtool.data.containers.files import rows_that_are_none
+    from vtool.data.containers.files import unreadable_rows
     from vtool.diagnostics import Findings
     from vtool.diagnostics.result import Result
 
@@ -203,10 +203,10 @@ def _check(
         checks = {rule: "failed" if rule in found else "not-run" for rule in ALWAYS_CHECKED}
         return Result(subject, "not-run", checks, findings.diagnostics), None
     run = examined.loaded.settings if examined.loaded and trusted and not trainer else None
-    none = tuple(rows_that_are_none(run)) if isinstance(run, Run) else ()
-    all_found = (*examined.findings, *none)
-    verdict = "clean" if examined.loaded and not none else "unsafe"
-    checks = {**examined.checks, **dict.fromkeys((one.rule for one in none), "failed")}
+    unreadable = tuple(unreadable_rows(run)) if isinstance(run, Run) else ()
+    all_found = (*examined.findings, *unreadable)
+    verdict = "clean" if examined.loaded and not unreadable else "unsafe"
+    checks = {**examined.checks, **dict.fromkeys((one.rule for one in unreadable), "failed")}
     return (
         Result(subject, verdict, checks, all_found, examined.details),  # type: ignore[arg-type]
         examined.loaded,

@@ -27,6 +27,16 @@ from vtool.training.stop import StopRequest
 
 HERE = Path(__file__)
 OTHERS = HERE.parents[3] / ".trainers"
+_QWEN3_LORA = {
+    "finetuning_type": "lora",
+    "lora_rank": 8,
+    "lora_target": "all",
+    "template": "qwen3_nothink",
+    "per_device_train_batch_size": 1,
+    "gradient_accumulation_steps": 8,
+    "learning_rate": 1e-4,
+}
+"""Settings of LLaMA-Factory's qwen3_lora_sft.yaml, and of the script of its name."""
 PYTHON = {
     "trl": Path(sys.executable),
     "llamafactory": OTHERS / "llamafactory/bin/python",
@@ -152,27 +162,11 @@ EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "examples/train_lora/qwen3_lora_sft.yaml": (
         "llamafactory",
-        {
-            "finetuning_type": "lora",
-            "lora_rank": 8,
-            "lora_target": "all",
-            "template": "qwen3_nothink",
-            "per_device_train_batch_size": 1,
-            "gradient_accumulation_steps": 8,
-            "learning_rate": 1e-4,
-        },
+        _QWEN3_LORA,
     ),
     "examples/train_lora/qwen3_lora_sft.sh": (
         "llamafactory",
-        {
-            "finetuning_type": "lora",
-            "lora_rank": 8,
-            "lora_target": "all",
-            "template": "qwen3_nothink",
-            "per_device_train_batch_size": 1,
-            "gradient_accumulation_steps": 8,
-            "learning_rate": 1e-4,
-        },
+        _QWEN3_LORA,
     ),
     "examples/train_full/qwen3_full_sft.yaml": (
         "llamafactory",

@@ -98,7 +98,7 @@ def needs_pyarrow(path: Path) -> bool:
         return False
 
 
-def rows_that_are_none(run: Run) -> Iterator[Diagnostic]:
+def unreadable_rows(run: Run) -> Iterator[Diagnostic]:
     """Look at the first bytes of a run's files of rows: one that is empty, packed, or a table."""
     for path in [
         Path(path)
