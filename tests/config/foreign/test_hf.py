@@ -444,3 +444,10 @@ def test_a_model_that_sees_images_is_known_by_its_folder_or_its_name() -> None:
         assert looks_visual(name), name
     for name in ("Qwen/Qwen3-8B", "meta-llama/Llama-3.1-8B", "google/gemma-3-1b-it", None):
         assert not looks_visual(name), name
+
+
+def test_a_variable_that_a_script_sets_is_read() -> None:
+    text = "LR=1e-4\nswift sft \\\n --dataset x \\\n --learning_rate ${LR} \\\n --tuner_type full\n"
+    write("ms-swift", text)
+    recipe = as_recipe(read_foreign(Path("theirs.sh"), "ms-swift"), "ms-swift")
+    assert "lr: 0.0001" in recipe

@@ -23,6 +23,10 @@ ARGS="\\
     c=d"
 torchrun ${ARGS} "$ARGS" last
 """,
+    "words of no letters": """\
+EMPTY=''
+torchrun '' "" x='' y"" "$@" $EMPTY end
+""",
     "lists": """\
 X=5
 DATA=(

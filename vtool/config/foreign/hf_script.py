@@ -3,19 +3,18 @@
 import json
 import math
 import re
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from vtool.config.foreign.given import read_given
+from vtool.config.foreign.shell import UNKNOWN, ScriptPlaces, ShellWord, read_commands, read_text
 from vtool.config.foreign.swift_bounds import BOUND_VARIABLES
 from vtool.config.foreign.trainers import ForeignTrainer
-from vtool.config.limits import MOST_BYTES
 from vtool.config.origins import ValuePosition
 from vtool.config.resources import shown_path
 from vtool.config.yaml_positions import read_yaml
-from vtool.diagnostics import Diagnostic, Findings, Origin
+from vtool.diagnostics import Diagnostic, Findings
 
 PROCESSES_VARIABLE = "NPROC_PER_NODE"
 """The name under which the place of the number of processes is given."""
@@ -36,47 +35,40 @@ def read_script(
     Raises:
         Findings: `unreadable-file`, `unknown-recipe`, fatal.
     """
-    name = shown_path(path)
-    text = _text(path, name)
+    name, text = shown_path(path), read_text(path)
+    place = ScriptPlaces(name, text)
     given: dict[str, Any] = {}
     places: dict[str, ValuePosition] = {}
-    processes: int | None = None
-    inside = found = False
-    last: str | None = None
-    for number, line in enumerate(text.splitlines(), 1):
-        continued = line.rstrip().endswith("\\")
-        words = _words(line)
-        if set_to := _PROCESSES.search(line.partition(" #")[0]):
-            processes = int(set_to[1])
-            places[PROCESSES_VARIABLE] = _place(name, number, set_to.start())
-        if trainer.name == "ms-swift" and (inside or not found):  # of its process
-            for variable, bound, column in _variables(line):
-                given[variable], places[variable] = bound, _place(name, number, column)
-        if not inside:
-            start = _after(words, trainer)
-            if found or start is None:
-                continue
-            inside = found = True
-            words = words[start:]
-            if words and words[0].endswith((".yaml", ".yml", ".json")):
-                message = f"{name} starts the trainer with the settings of {words[0]}"
-                raise Findings(Diagnostic("unknown-recipe", message, "give that file"), fatal=True)
-        for word in words:
-            if word.startswith("--"):
-                key, equals, value = word[2:].partition("=")
-                last = key.replace("-", "_")
-                places[last] = _place(name, number, line.find(word))
-                given[last] = _value(value) if equals else True
-            elif last is not None:
-                before = given[last]
-                several = before if isinstance(before, list) else [before]
-                given[last] = _value(word) if before is True else [*several, _value(word)]
-        inside = continued
-    given = {key: None if _of_a_variable(value) else value for key, value in given.items()}
-    if not found:
+    words = next(filter(None, (_behind(each, trainer) for each in read_commands(text))), None)
+    if words is None:
         message = f"{name} does not call `{' '.join(trainer.command)}`"
         help = "give a YAML file, or a script that starts the trainer by its command"
         raise Findings(Diagnostic("unknown-recipe", message, help), fatal=True)
+    start, *words = words
+    if words and words[0].text.endswith((".yaml", ".yml", ".json")):
+        message = f"{name} starts the trainer with the settings of {words[0].text}"
+        raise Findings(Diagnostic("unknown-recipe", message, "give that file"), fatal=True)
+    processes: int | None = None
+    ends = place.line((words or [start])[-1].offset)
+    for number, line in enumerate(text.splitlines(), 1):
+        if set_to := _PROCESSES.search(line.partition(" #")[0]):
+            processes = int(set_to[1])
+            places[PROCESSES_VARIABLE] = place.at(number, set_to.start() + 1)
+        if trainer.name == "ms-swift" and number <= ends:  # of its process
+            for variable, bound, column in _variables(line):
+                given[variable], places[variable] = bound, place.at(number, column + 1)
+    last: str | None = None
+    for word in words:
+        if word.text.startswith("--"):
+            key, equals, value = word.text[2:].partition("=")
+            last = key.replace("-", "_")
+            places[last] = place.of(word)
+            given[last] = _value(value) if equals else True
+        elif last is not None:
+            before = given[last]
+            several = before if isinstance(before, list) else [before]
+            given[last] = _value(word.text) if before is True else [*several, _value(word.text)]
+    given = {key: None if _is_unknown(value) else value for key, value in given.items()}
     if processes is None and (launch := _of_launch_file(text, path)):
         processes, places[PROCESSES_VARIABLE] = launch
     return given, places, processes
@@ -109,50 +101,21 @@ def _variables(line: str) -> Iterator[tuple[str, int, int]]:
             yield found[1], math.prod(factors), found.start()
 
 
-def _text(path: Path, name: str) -> str:
-    try:
-        with path.open("rb") as stream:
-            return stream.read(MOST_BYTES).decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        message = f"{name} cannot be read as text"
-        raise Findings(Diagnostic("unreadable-file", message), fatal=True) from error
-
-
-def _words(line: str) -> list[str]:
-    """Return the words of a line of shell before its comment; `rows#100` begins none."""
-    try:
-        words = shlex.split(line.rstrip().removesuffix("\\"))
-    except ValueError:  # a quote that is not closed, as in a comment
-        words = line.split()
-    of_comment = (
-        place
-        for place, word in enumerate(words)
-        if word.startswith("#") and not re.search(rf"[\"']{re.escape(word)}", line)
-    )
-    return words[: next(of_comment, len(words))]
-
-
-def _of_a_variable(value: Any) -> bool:
+def _is_unknown(value: Any) -> bool:
     """Return whether a variable or a command gives a value, which nobody has read."""
-    parts = value if isinstance(value, list) else [value]
-    return any("$" in str(part) or "`" in str(part) for part in parts)
+    return any(UNKNOWN in str(part) for part in (value if isinstance(value, list) else [value]))
 
 
-def _after(words: list[str], trainer: ForeignTrainer) -> int | None:
-    """Return the place behind what starts the trainer: its command, or a file of its own."""
-    command = trainer.command
-    for start, word in enumerate(words):
-        here = words[start : start + len(command)]
-        if here[0].rpartition("/")[2] == command[0] and tuple(here[1:]) == command[1:]:
-            return start + len(command)
-        if word.rpartition("/")[2] in trainer.files:
-            return start + 1
+def _behind(command: list[ShellWord], trainer: ForeignTrainer) -> list[ShellWord] | None:
+    """Return the last word that starts the trainer, its command or a file of it, and the rest."""
+    texts, wanted = [word.text for word in command], trainer.command
+    for start, text in enumerate(texts):
+        here, end = texts[start : start + len(wanted)], start + len(wanted)
+        if here[0].rpartition("/")[2] == wanted[0] and tuple(here[1:]) == wanted[1:]:
+            return command[end - 1 :]
+        if text.rpartition("/")[2] in trainer.files:
+            return command[start:]
     return None
-
-
-def _place(name: str, number: int, column: int) -> ValuePosition:
-    at = Origin(name, number, column + 1)
-    return ValuePosition(at, at, "value")
 
 
 def _value(text: str) -> Any:

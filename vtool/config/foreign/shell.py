@@ -6,9 +6,16 @@ what a command prints, is `UNKNOWN` in a word.
 """
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
+
+from vtool.config.limits import MOST_BYTES
+from vtool.config.origins import ValuePosition
+from vtool.config.resources import shown_path
+from vtool.diagnostics import Diagnostic, Findings, Origin
 
 UNKNOWN = "\0"
 """Stands in a word for what a variable or a command gives, which nobody has read."""
@@ -64,6 +71,42 @@ class _Script:
     """The separator that has ended the last command."""
 
 
+class ScriptPlaces:
+    """The places of a script's words, by line and column."""
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name = name
+        self.starts = [0, *(at + 1 for at, letter in enumerate(text) if letter == "\n")]
+
+    def line(self, offset: int) -> int:
+        """Return the line of a place, from 1."""
+        return bisect_right(self.starts, offset)
+
+    def of(self, word: ShellWord) -> ValuePosition:
+        """Return the place of a word."""
+        line = self.line(word.offset)
+        return self.at(line, word.offset - self.starts[line - 1] + 1)
+
+    def at(self, line: int, column: int) -> ValuePosition:
+        """Return a place; both from 1."""
+        place = Origin(self.name, line, column)
+        return ValuePosition(place, place, "value")
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a script.
+
+    Raises:
+        Findings: `unreadable-file`, fatal.
+    """
+    try:
+        with path.open("rb") as stream:
+            return stream.read(MOST_BYTES).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"{shown_path(path)} cannot be read as text"
+        raise Findings(Diagnostic("unreadable-file", message), fatal=True) from error
+
+
 def read_commands(text: str) -> Iterator[list[ShellWord]]:
     """Yield the commands of a script that are run, or may be."""
     script = _Script(text.replace("\r\n", " \n"))
@@ -97,7 +140,7 @@ def _command(script: _Script) -> list[_Text]:
             script.ended = two if two in ("&&", "||", ";;") else here
             script.at += max(1, len(script.ended))
             return words
-        if here in "()" or (here in "<>"):
+        if here in "()<>":
             _redirected(script)
             continue
         start = _ASSIGNED.match(script.text, script.at)
@@ -163,7 +206,7 @@ def _assign(script: _Script, start: re.Match[str], *, depends: bool) -> None:
     else:
         pieces = _pieces(script)
         # no word is split where a value is assigned
-        value = [[char for piece in pieces for char in piece]]
+        value = [[char for piece in pieces for char in piece if char.text]]
     live = None if depends else _alive(script)
     if live is False:
         return
@@ -196,7 +239,10 @@ def _pieces(script: _Script) -> list[_Text]:
     text, quoted = script.text, False
     while script.at < len(text):
         here = text[script.at]
-        if here == '"':
+        if text[script.at : script.at + 2] in ("''", '""') and not quoted:  # a word of no letters
+            pieces[-1].append(Char("", script.at, quoted=True))
+            script.at += 2
+        elif here == '"':
             quoted = not quoted
             script.at += 1
         elif here == "'" and not quoted:

@@ -5,12 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vtool.config.foreign.shell import UNKNOWN, ShellWord, read_commands
+from vtool.config.foreign.shell import UNKNOWN, ScriptPlaces, ShellWord, read_commands, read_text
 from vtool.config.foreign.verl_settings import verl_names
-from vtool.config.limits import MOST_BYTES
 from vtool.config.origins import ValuePosition
 from vtool.config.resources import shown_path
-from vtool.diagnostics import Diagnostic, Findings, Origin
+from vtool.diagnostics import Diagnostic, Findings
 
 _TRAINERS = ("sft_trainer", "sft_trainer_ray", "fsdp_sft_trainer")
 _GROUPS = ("model", "engine", "optim", "profiler")
@@ -38,12 +37,7 @@ def read_verl_script(path: Path) -> VerlScript:
     Raises:
         Findings: `unreadable-file`, `unknown-recipe`, fatal.
     """
-    name = shown_path(path)
-    try:
-        with path.open("rb") as stream:
-            text = stream.read(MOST_BYTES).decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise _refused("unreadable-file", f"{name} cannot be read as text") from error
+    name, text = shown_path(path), read_text(path)
     commands = list(read_commands(text))
     found = next((words for words in map(_behind_trainer, commands) if words is not None), None)
     if found is None:
@@ -63,10 +57,9 @@ def read_verl_script(path: Path) -> VerlScript:
             " outputs/…/.hydra/config.yaml",
         )
     read = VerlScript(choices={"engine": "fsdp", "optim": "fsdp"})  # verl's own defaults
-    starts = [0, *(at + 1 for at, letter in enumerate(text) if letter == "\n")]
+    places = ScriptPlaces(name, text)
     for word in found:
-        line = next(at for at in range(len(starts), 0, -1) if starts[at - 1] <= word.offset)
-        _read_word(word, Origin(name, line, word.offset - starts[line - 1] + 1), read)
+        _read_word(word, places.of(word), read)
     return read
 
 
@@ -93,12 +86,11 @@ def _behind_trainer(command: list[ShellWord]) -> list[ShellWord] | None:
     return command[1:] if sum(name in verl_names() for name in names) >= _LEAST else None
 
 
-def _read_word(word: ShellWord, origin: Origin, read: VerlScript) -> None:
+def _read_word(word: ShellWord, place: ValuePosition, read: VerlScript) -> None:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
     text = word.text
-    place = ValuePosition(origin, origin, "value")
     if text.startswith("--config"):
         option, _, value = text.partition("=")
         if option in ("--config-path", "--config-dir") or value.removesuffix(".yaml") not in (
@@ -107,14 +99,14 @@ def _read_word(word: ShellWord, origin: Origin, read: VerlScript) -> None:
         ):
             raise _refused(
                 "unknown-recipe",
-                f"{origin.file} starts verl with a configuration of yours: `{text}`",
+                f"{place.value.file} starts verl with a configuration of yours: `{text}`",
                 "give the YAML that Hydra writes to outputs/…/.hydra/config.yaml",
             )
         return
     key, equals, value = text.partition("=")
     if not equals or UNKNOWN in key:
         if UNKNOWN in text:
-            read.notes.append(f"Line {origin.line} passes more to verl, which was not read")
+            read.notes.append(f"Line {place.value.line} passes more to verl, which was not read")
         return
     name, _, _ = key.lstrip("+~").partition("@")
     if key.startswith("~"):
