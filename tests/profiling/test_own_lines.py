@@ -27,6 +27,13 @@ def test_torchs_own_lines_are_left_out_and_all_others_stay(
     ]
 
 
+def test_torchs_own_lines_are_known_on_every_rank(capfd: pytest.CaptureFixture[str]) -> None:
+    advice = b"[W1128 1 CPUAllocator.cpp:245] Memory block of unknown size was allocated before\n"
+    with without_own_lines():
+        os.write(2, b"[rank12]:" + advice + advice + b"[rank12]:[W1128 ProcessGroup.cpp:1] other\n")
+    assert capfd.readouterr().err == "[rank12]:[W1128 ProcessGroup.cpp:1] other\n"
+
+
 def test_what_was_written_before_an_error_is_not_lost(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RuntimeError, match="CUPTI"):
         _fail()

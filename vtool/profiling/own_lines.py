@@ -9,9 +9,13 @@ from tempfile import TemporaryFile
 
 import torch
 
-_OWN = re.compile(rb"^USDT:.* profiler_st(?:art|op)\s*$|^\[W.* CPUAllocator\.cpp.*unknown size")
+_OWN = re.compile(
+    rb"^USDT:.* profiler_st(?:art|op)\s*$"
+    rb"|^(?:\[rank\d+\]:)?\[W.* CPUAllocator\.cpp.*unknown size"
+)
 """Kineto's marks for tracers of the system, which no level of its log leaves out, and the advice
-that memory of before the profile is freed, which is so in every training."""
+that memory of before the profile is freed, which is so in every training. Once there has been a process group, torch's lines begin
+with the rank."""
 
 
 @contextmanager
