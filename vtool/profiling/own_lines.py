@@ -14,8 +14,8 @@ _OWN = re.compile(
     rb"|^(?:\[rank\d+\]:)?\[W.* CPUAllocator\.cpp.*unknown size"
 )
 """Kineto's marks for tracers of the system, which no level of its log leaves out, and the advice
-that memory of before the profile is freed, which is so in every training. Once there has been a process group, torch's lines begin
-with the rank."""
+that memory of before the profile is freed, which is so in every training. Where there has been a
+process group, torch writes the rank before it."""
 
 
 @contextmanager
