@@ -213,9 +213,9 @@ def _content(given: str | bytes) -> bytes:
 
 def _check_size(given: Any) -> None:
     """Refuse a file that is much larger than any picture's: all of it is read for its digest."""
-    if isinstance(given, str) and not given.startswith("data:"):
-        if (size := os.stat(given).st_size) > LARGEST_FILE:
-            raise ValueError(f"its file has {size:,} bytes, and {LARGEST_FILE:,} at most are read")
+    is_file = isinstance(given, str) and not given.startswith("data:")
+    if is_file and (size := os.stat(given).st_size) > LARGEST_FILE:
+        raise ValueError(f"its file has {size:,} bytes, and {LARGEST_FILE:,} at most are read")
 
 
 def is_wide(image: Any) -> bool:
