@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from vtool.data.template_limits import LimitedTemplate
+from vtool.models.template_limits import LimitedTemplate
 from vtool.families import FAMILIES
 from vtool.families.family import load_family
 from vtool.models.tokenizer import chat_template, train_tokenizer

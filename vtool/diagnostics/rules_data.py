@@ -311,10 +311,36 @@ RULES = (
         bad="a template that removes the reasoning of earlier turns",
         good="a template that renders every turn the same, wherever it stands",
         fix=(
-            "Use a template for training that keeps earlier turns as they were, or split the chat"
-            " into rows with one assistant turn each."
+            "data.turns=each makes of each answer a sample in which it is the last turn, as at"
+            " inference; data.chat_template names a template for training that keeps earlier turns"
+            " as they were."
         ),
         stage="row",
+    ),
+    Rule(
+        name="prompt-differs",
+        code="VT665",
+        summary=(
+            "The chat template writes an answer's turn otherwise than the prompt that it gives for"
+            " that answer at inference."
+        ),
+        why=(
+            "What is learnt would follow another prompt than a server's: an empty thought in the"
+            " one, and the answer's own thought in the other (LLaMA-Factory#9392, trl#6361)."
+        ),
+        bad="data.template_arguments={enable_thinking: false}, and rows with thoughts",
+        good="data.template_arguments={enable_thinking: false}, and rows without thoughts",
+        fix="Give the template the arguments that inference has: data.template_arguments.",
+        stage="row",
+    ),
+    Rule(
+        name="template-argument-unread",
+        code="VT666",
+        summary="An argument of data.template_arguments is none that the chat template reads.",
+        why="It changes nothing, and the run is taken for another one.",
+        bad="data.template_arguments={enable_thinkin: false}",
+        good="data.template_arguments={enable_thinking: false}",
+        fix="Write the name as the template has it, or leave the argument out.",
     ),
     Rule(
         name="control-token-in-text",

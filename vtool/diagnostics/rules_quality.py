@@ -128,6 +128,23 @@ RULES = (
         stage="quality",
     ),
     Rule(
+        name="more-than-answer-supervised",
+        code="VT667",
+        summary="The chat template writes into answers what neither the rows nor inference have.",
+        why=(
+            "An empty thought before each answer teaches a model never to think: its prompt leaves"
+            " a thought open at inference (LLaMA-Factory#9092)."
+        ),
+        bad="Qwen3.5's template, and answers without thoughts: `\n</think>\n\nred` is learnt",
+        good="data.template_arguments={enable_thinking: false}: the empty thought is prompt",
+        fix=(
+            "data.template_arguments={enable_thinking: false}, where the template reads it, and the"
+            " same at inference; or rows with thoughts."
+        ),
+        severity="warning",
+        stage="quality",
+    ),
+    Rule(
         name="lengths-not-validated",
         code="VT658",
         summary="Rows to train on are much longer or shorter than all that are validated on.",
