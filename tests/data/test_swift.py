@@ -62,9 +62,8 @@ def turned(role: str = "assistant", **keys: Any) -> dict[str, Any]:
         (turned("tool_call"), "malformed-messages", "call of a tool as text"),
         ({"query": "a", "response": None}, "malformed-messages", 'no answer: "response" is null'),
         ({"query": "a", "response": ["b", "c"]}, "malformed-messages", '"response" must be text'),
-        ({"query": "a", "response": "b", "rejected_response": "c"}, "not-for-training", "pair"),
-        ({"query": "a", "response": "b", "label": True}, "not-for-training", "judgement"),
-        (chat("a", "b") | {"chat_template_kwargs": {"a": 1}}, "unread-key", "chat_template_kwargs"),
+        ({"query": "a", "response": "b", "label": False}, "not-for-training", "judgement"),
+        (chat("a", "b") | {"chat_template_kwargs": {"a": 1}}, "malformed-messages", "kwargs"),
         (chat("a", "b") | {"response": "c"}, "malformed-messages", "has one of"),
         (chat("a", "b") | {"query": "c"}, "malformed-messages", 'both "messages" and "query"'),
         (

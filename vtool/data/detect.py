@@ -11,12 +11,12 @@ from vtool.config.schema import Run, Source
 from vtool.config.schema.formats import FORMATS
 from vtool.config.schema.formats.auto import AutoSource
 from vtool.config.schema.formats.entry import is_rows_file, rows_bytes
-from vtool.data.chats import OTHER_TASKS
 from vtool.data.containers.arrow import SPLITS, STATE
 from vtool.data.containers.files import empty_file
 from vtool.data.containers.records import JoinedRows, Records, open_records
 from vtool.data.formats import LAYOUTS
 from vtool.data.formats.llama_factory import INFO, info_file, read_info
+from vtool.data.keys import OTHER_TASKS
 from vtool.diagnostics import Diagnostic, Findings, Origin
 
 _MOST_FILES = 8

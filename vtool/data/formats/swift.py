@@ -10,7 +10,6 @@ from typing import Any
 from vtool.data.chats import (
     VISUALS,
     ColumnsReader,
-    check_keys,
     exchanges,
     not_for_training,
     text,
@@ -57,7 +56,6 @@ class Swift(ColumnsReader):
                 " data.coordinates rescales them there"
             )
             raise not_for_training(malformed, _OBJECTS, help)
-        check_keys(record, self.reads, self.ignore, malformed)
         shapes = [key for key in ("messages", "response", "conversation") if record.get(key)]
         if not shapes and "response" in record:  # null, or empty
             shapes = ["response"]
