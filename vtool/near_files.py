@@ -25,12 +25,17 @@ def _one_form(name: str) -> str:
     return unicodedata.normalize("NFC", name)
 
 
+def _without_query(name: str) -> str:
+    return re.sub(r"(\.\w{2,5})[?#].*", r"\1", name)
+
+
 def _without_suffix(name: str) -> str:
     return name.rpartition(".")[0] or name
 
 
 _FORMS: tuple[tuple[str, Callable[[str], str]], ...] = (
     ("its percent-encoding (%20 for a blank)", unquote),
+    ("what follows ? or #", _without_query),
     ("its Unicode form", _one_form),
     ("blanks, or other characters that are not seen", _without_blanks),
     ("upper and lower case", str.casefold),
@@ -111,6 +116,10 @@ def _near_file(given: str, folder: Path, folders: bool) -> NearFiles | None:
     text = given.removeprefix("file://")
     if os.path.lexists(folder / text):  # also a link to what is not there
         return None
+    if (bare := re.sub("^(file:|localhost(?=/))", "", text)) != text:
+        text = bare
+        if (folder / text).is_file():
+            return NearFiles((text,), ("the address before it",))
     slashes = text.replace("\\", "/")
     found = next(_by_form(text, folder, folders), None)
     if found is None and slashes != text:

@@ -14,6 +14,7 @@ from vtool.data.keys import is_said, slip
 from vtool.data.messages_layout import NO_ANSWER, Malformed, parse_row
 from vtool.data.missing import (
     is_empty,
+    is_empty_pair,
     is_missing_text,
     is_nan,
     missing_in_words,
@@ -259,11 +260,15 @@ def exchanges(
         yield {"role": "system", "content": text(system, "system", malformed)}
     if not isinstance(pairs, list | tuple):
         raise malformed(f'"{what}" must be a list of pairs; here it is {shown_value(pairs)}')
-    for pair in pairs:
+    earlier = what == "history"
+    for place, pair in enumerate(pairs):
+        if earlier and is_empty_pair(pair):
+            continue
         if not isinstance(pair, list | tuple) or len(pair) != 2:
             raise malformed(f'"{what}" has {shown_value(pair)}, which is no pair of two texts')
-        yield {"role": "user", "content": text(pair[0], what, malformed)}
-        yield {"role": "assistant", "content": answer_text(pair[1], what, malformed)}
+        asked, answered = (f"{what}[{place}][{side}]" if earlier else what for side in (0, 1))
+        yield {"role": "user", "content": text(pair[0], asked, malformed)}
+        yield {"role": "assistant", "content": answer_text(pair[1], answered, malformed)}
 
 
 def text(value: Any, what: str, malformed: Malformed) -> str:

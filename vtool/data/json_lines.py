@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from vtool.data.containers.columns import read_lists
 from vtool.data.containers.files import not_readable
 from vtool.data.containers.json_array import LARGEST_ROW, find_elements, is_array
 from vtool.data.containers.places import Places, find_lines
@@ -126,6 +127,11 @@ def row_object(text: bytes, name: str, origin: Origin) -> dict[str, Any]:
         # Strictly: json itself would let halves of characters pass. Some editors write a mark at
         # the beginning of a file.
         record = _DECODER.decode(text.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        bad = f"byte {error.start} is {error.object[error.start]:#04x}"
+        help = "where it is Windows' encoding: iconv -f WINDOWS-1252 -t UTF-8 FILE > OTHER"
+        message = f"{name} is not text in UTF-8: {bad}"
+        raise refuse("broken-row", message, origin, help=help) from error
     except (ValueError, RecursionError) as error:
         column = None
         why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
@@ -137,6 +143,7 @@ def row_object(text: bytes, name: str, origin: Origin) -> dict[str, Any]:
     if not isinstance(record, dict):
         message = f"{name} is JSON, but no object: {shown_value(record)}"
         raise refuse("broken-row", message, origin)
+    read_lists(record, name, origin)
     return record
 
 

@@ -254,6 +254,9 @@ def _message(
             f" {shown_value(message['tool_calls'])}"
         )
     if isinstance(content, str):
+        if role != "assistant" and _are_parts(content):
+            what = f'"content" of {where} is text: parts of content as JSON'
+            raise malformed(what, "write the list itself: the model would read its brackets")
         parts: Any = (
             list(_split_tags(content, place, role))
             if any(tag in content for tag in _tags(role))
@@ -299,6 +302,18 @@ def _message(
         )
         raise malformed(f"{where} has {slip[0]}, which would be read as plain text", help)
     return made
+
+
+def _are_parts(text: str) -> bool:
+    """Return whether a text is a list of parts of content, as `json.dumps` writes it."""
+    if not re.match(r"\s*\[\s*\{", text) or '"type"' not in text:
+        return False
+    try:
+        parts = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    kinds = [part.get("type") for part in parts if isinstance(part, dict)]
+    return len(kinds) == len(parts) and set(kinds) <= {"text", "image", "image_url", "video"}
 
 
 def _says_more(message: Mapping[str, Any]) -> bool:
