@@ -10,7 +10,12 @@ from typing import Any
 from vtool.config.schema import Run, Source
 from vtool.config.schema.formats import FORMATS
 from vtool.config.schema.formats.auto import AutoSource
-from vtool.config.schema.formats.entry import is_rows_file, rows_bytes
+from vtool.config.schema.formats.entry import (
+    ROWS_SUFFIXES,
+    TABLE_SUFFIXES,
+    is_rows_file,
+    rows_bytes,
+)
 from vtool.data.containers.arrow import SPLITS, STATE
 from vtool.data.containers.files import empty_file
 from vtool.data.containers.records import JoinedRows, Records, open_records
@@ -18,8 +23,13 @@ from vtool.data.formats import LAYOUTS
 from vtool.data.formats.llama_factory import INFO, info_file, read_info
 from vtool.data.keys import OTHER_TASKS
 from vtool.diagnostics import Diagnostic, Findings, Origin
+from vtool.near_files import quoted_name
+from vtool.words import plural
 
 _MOST_FILES = 8
+_MAY_HAVE_ROWS = (".txt", ".jl", ".jsonlines", ".json5", ".xls", ".xml", ".yaml", ".yml", ".pkl")
+_MAY_HAVE_ROWS += (".feather", ".orc", ".avro", ".tfrecord", ".db", ".sqlite", ".zip", ".tgz")
+_ABOUT = ("README", "LICENSE", "NOTICE", "REQUIREMENTS", "CITATION")
 _LOOKED_AT = 100
 """The rows at the beginning that are looked at, of each file of a folder."""
 _OF_SWIFT = {"response", "conversation"}
@@ -119,8 +129,12 @@ def describe_source(source: Mapping[str, Any]) -> str:
     return f"{rows} of {kind}" if kind else ""
 
 
-def copy_message(source: Mapping[str, Any]) -> str:
-    """Return the message about a source that is read from a copy; empty for any other one."""
+def source_messages(source: Mapping[str, Any]) -> list[str]:
+    """Return what is said once about a source: that a copy is read, and what is not read."""
+    return list(filter(None, (_of_copy(source), _of_left_out(source))))
+
+
+def _of_copy(source: Mapping[str, Any]) -> str:
     if "copied_to" not in source:
         return ""
     size = source["largest_group"] / 2**20
@@ -128,6 +142,29 @@ def copy_message(source: Mapping[str, Any]) -> str:
         f"{source['path']} has a row group of {size:,.0f} MiB, all of which would be in memory for"
         f" one row: it is read from a copy, {source['copied_to']}"
     )
+
+
+def _of_left_out(source: Mapping[str, Any]) -> str:
+    """Return the message about files of a source's folder that may have rows, and are not read."""
+    folder = Path(source.get("path", ""))
+    if source["format"] == "llama_factory" or not folder.is_dir():
+        return ""
+    if any((folder / each).is_file() for each in (STATE, SPLITS)):
+        return ""
+    names = sorted(each.name for each in folder.iterdir() if _is_left_out(each))
+    if not names:
+        return ""
+    more = ", …" if len(names) > _MOST_FILES else ""
+    listed = ", ".join(map(quoted_name, names[:_MOST_FILES])) + more
+    return f"{plural(len(names), 'file')} of {source['path']} are not read: {listed}"
+
+
+def _is_left_out(path: Path) -> bool:
+    """Return whether a file may have rows, by its name, and is none of those that are read."""
+    suffixes = {suffix.lower() for suffix in path.suffixes[-2:]}
+    of_rows = not suffixes.isdisjoint((*ROWS_SUFFIXES, *TABLE_SUFFIXES, *_MAY_HAVE_ROWS))
+    about = path.stem.upper().startswith(_ABOUT) or path.name.startswith(".")
+    return of_rows and not about and path.is_file() and not is_rows_file(path)
 
 
 class NothingReadable(Findings):
