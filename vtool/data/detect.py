@@ -13,6 +13,7 @@ from vtool.config.schema.formats.auto import AutoSource
 from vtool.config.schema.formats.entry import (
     ROWS_SUFFIXES,
     TABLE_SUFFIXES,
+    has_rows_files,
     is_rows_file,
     rows_bytes,
 )
@@ -24,11 +25,13 @@ from vtool.data.formats.llama_factory import INFO, info_file, read_info
 from vtool.data.keys import OTHER_TASKS
 from vtool.diagnostics import Diagnostic, Findings, Origin
 from vtool.near_files import quoted_name
-from vtool.words import plural
 
 _MOST_FILES = 8
-_MAY_HAVE_ROWS = (".txt", ".jl", ".jsonlines", ".json5", ".xls", ".xml", ".yaml", ".yml", ".pkl")
-_MAY_HAVE_ROWS += (".feather", ".orc", ".avro", ".tfrecord", ".db", ".sqlite", ".zip", ".tgz")
+_MAY_HAVE_ROWS = (
+    *(".txt", ".jl", ".jsonlines", ".json5", ".xls", ".xml", ".yaml", ".yml", ".pkl"),
+    *(".feather", ".orc", ".avro", ".tfrecord", ".db", ".sqlite", ".zip", ".tgz"),
+)
+"""Ends of names of files that may have rows too; with `_ABOUT`, they are about the others."""
 _ABOUT = ("README", "LICENSE", "NOTICE", "REQUIREMENTS", "CITATION")
 _LOOKED_AT = 100
 """The rows at the beginning that are looked at, of each file of a folder."""
@@ -151,20 +154,23 @@ def _of_left_out(source: Mapping[str, Any]) -> str:
         return ""
     if any((folder / each).is_file() for each in (STATE, SPLITS)):
         return ""
-    names = sorted(each.name for each in folder.iterdir() if _is_left_out(each))
+    names = sorted(filter(None, map(_left_out, folder.iterdir())))
     if not names:
         return ""
     more = ", …" if len(names) > _MOST_FILES else ""
     listed = ", ".join(map(quoted_name, names[:_MOST_FILES])) + more
-    return f"{plural(len(names), 'file')} of {source['path']} are not read: {listed}"
+    return f"{len(names):,} in {source['path']} may have rows, and are not read: {listed}"
 
 
-def _is_left_out(path: Path) -> bool:
-    """Return whether a file may have rows, by its name, and is none of those that are read."""
+def _left_out(path: Path) -> str:
+    """Return the name of what may have rows, and is not read; empty for anything else."""
+    if path.name.startswith(".") or path.is_dir():
+        inside = not path.name.startswith(".") and has_rows_files(str(path))
+        return f"{path.name}/" if inside else ""
     suffixes = {suffix.lower() for suffix in path.suffixes[-2:]}
     of_rows = not suffixes.isdisjoint((*ROWS_SUFFIXES, *TABLE_SUFFIXES, *_MAY_HAVE_ROWS))
-    about = path.stem.upper().startswith(_ABOUT) or path.name.startswith(".")
-    return of_rows and not about and path.is_file() and not is_rows_file(path)
+    about = path.stem.upper().startswith(_ABOUT)
+    return "" if not of_rows or about or is_rows_file(path) else path.name
 
 
 class NothingReadable(Findings):

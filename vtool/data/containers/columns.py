@@ -17,7 +17,10 @@ from vtool.words import first_line
 _MERGED = ("arguments", "parameters")
 """Objects of tools, whose keys each row has of its own, and Arrow gives to every row."""
 _CHATS = ("messages", "prompt", "completion")
-_LISTS = (*_CHATS, "conversations", "conversation", "texts", "history", "images", "videos")
+_LISTS = (
+    *_CHATS,
+    *("conversations", "conversation", "texts", "history", "images", "videos", "objects"),
+)
 _MAY_BE_TEXT = ("prompt", "completion", "images", "videos")
 
 
@@ -92,12 +95,13 @@ def read_lists(record: dict[str, Any], name: str, origin: Origin) -> None:
     """
     for key in _LISTS:
         text = record.get(key)
-        if not isinstance(text, str) or not text.lstrip().startswith("["):
+        begins = "{" if key == "objects" else "["
+        if not isinstance(text, str) or not text.lstrip().startswith(begins):
             continue
         try:
             found = json.loads(text)
         except (ValueError, RecursionError) as error:
-            of_python = re.match(r"\s*\[\s*[\[{]?\s*'", text)
+            of_python = re.match(r"\s*[\[{]\s*[\[{]?\s*'", text)
             if key in _MAY_BE_TEXT and not of_python:
                 continue
             what = "a list as Python's str() writes it, and no JSON"
