@@ -117,7 +117,11 @@ def _help(rule: str, read: Mapping[str, Sequence[str]]) -> str | None:
     guesses = []
     for key, (each, known) in zip(keys, read.items(), strict=True):
         alike = [other for other in known if other in key] or get_close_matches(key, known, 1, 0.75)
-        if "of a part" not in each and (meant := did_you_mean(alike[:1])):
+        if (
+            "of a part" not in each
+            and key.partition(".")[0] not in known
+            and (meant := did_you_mean(alike[:1]))
+        ):
             guesses.append(f"{key}: {meant}")
     instead = f"where nothing of it is to be learnt: ignore: [{', '.join(dict.fromkeys(keys))}]"
     return "; ".join([*guesses, instead])
