@@ -140,12 +140,14 @@ def _by_form(text: str, folder: Path, folders: bool, *differences: str) -> Itera
     moved = "the folder before it"
     # a folder of another machine, or one too many or too few, before the rest of the path
     for begin in range(len(parts)):
-        for base, prefix in ((folder, ""), (folder / "..", "..")):
-            for names, more in _walk(base, parts[begin:], folders):
-                yield _near(os.path.join(prefix, *names), [*differences, moved, *more])
+        for names, more in _walk(folder, parts[begin:], folders):
+            yield _near(os.path.join(*names), [*differences, moved, *more])
     for inside in _names(str(folder))[:_MOST_COMPARED]:
         if parts and (folder / inside / parts[-1]).is_file():
             yield _near(os.path.join(inside, parts[-1]), [*differences, moved])
+    for begin in range(len(parts)):
+        for names, more in _walk(folder / "..", parts[begin:], folders):
+            yield _near(os.path.join("..", *names), [*differences, moved, *more])
 
 
 def _similar(asked: Path, folder: Path, folders: bool) -> NearFiles | None:

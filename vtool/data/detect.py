@@ -228,6 +228,12 @@ def _nothing(records: Records, unknown: Mapping[int, Mapping[str, Any]], path: s
             isinstance(each, list) for each in record[layout]
         ):
             return _uncertain(records, index, f'{name}: "{layout}" has {_PACKED}', None)
+    lists = [key for key, value in record.items() if isinstance(value, list) and value]
+    if len(records) == 1 and lists and isinstance(record[lists[0]][0], Mapping):
+        out = shlex.quote(str(Path(path).with_name(f"{Path(path).stem}-rows.jsonl")))
+        what = f'{path} is one object, whose "{lists[0]}" has a list of {len(record[lists[0]])}'
+        help = f"write its rows: jq -c '.[\"{lists[0]}\"][]' {shlex.quote(path)} > {out}"
+        return _uncertain(records, index, what, help)
     keys = ", ".join(list(record)[:10]) or "none"
     help = _in_info(Path(path)) or (
         f"write rows as {_MESSAGES}; or name the format, if it is one of"

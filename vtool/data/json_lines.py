@@ -15,6 +15,9 @@ from vtool.data.containers.places import Places, find_lines
 from vtool.data.row import name_by_number, refuse, shown_value
 from vtool.diagnostics import Origin
 
+_SHOWN = 60
+_BEGINS = (b"{", b"[", b'"', b"\xef\xbb\xbf{", b"\xef\xbb\xbf[")
+
 
 class JsonLines:
     """The JSON objects of a file: one a line, blank lines being none, or the elements of an array.
@@ -103,7 +106,13 @@ class JsonLines:
         return {"path": str(self.path), "sha256": self.digest, "rows": len(self)}
 
     def _check_lines(self) -> None:
-        """Refuse a file whose rows go over several lines, once and not for each of its lines."""
+        """Refuse, once and not for each line, other text than JSON, and rows of several lines."""
+        first = [self.text(index).lstrip()[:_SHOWN] for index in range(min(len(self), 3))]
+        if len(first) > 1 and not any(each.startswith(_BEGINS) for each in first):
+            begins = shown_value(first[0].removeprefix(b"\xef\xbb\xbf").decode(errors="replace"))
+            help = "rows are one JSON object a line"
+            message = f"{self.path} is text, and no JSON: it begins with {begins}"
+            raise refuse("broken-row", message, self.origin(0), help=help)
         if len(self.places) < 2 or self.places[0].size > 80 or self.text(0).strip() != b"{":
             return
         out = self.path.with_suffix(".jsonl")
@@ -135,11 +144,14 @@ def row_object(text: bytes, name: str, origin: Origin) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         column = None
         why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        help = None
+        if text.lstrip().startswith((b"{'", b"{ '")):
+            help = "it is a dict as Python's str() writes it: write json.dumps(row)"
         if isinstance(error, json.JSONDecodeError):
             # its own words count lines from this one
             column, why = error.colno, f"{error.msg} (column {error.colno})"
         place = Origin(origin.file, origin.line, column)
-        raise refuse("broken-row", f"{name} is not JSON: {why}", place) from error
+        raise refuse("broken-row", f"{name} is not JSON: {why}", place, help=help) from error
     if not isinstance(record, dict):
         message = f"{name} is JSON, but no object: {shown_value(record)}"
         raise refuse("broken-row", message, origin)

@@ -117,6 +117,7 @@ _MASKED = frozenset({"mask", "masks", "masked", "untrained", "unsupervised"})
 _PARTS = frozenset(
     {"only", "last", "final", "history", "prompt", "prompts", "input", "inputs", "user", "system"}
 )
+_ANSWERS = frozenset({"assistant", "completion", "completions", "response", "answer", "answers"})
 _ROLES = frozenset({"user", "assistant", "system", "tool", "human", "gpt", "model"})
 
 _FEW_LETTERS = 20
@@ -207,6 +208,8 @@ def _masks_by_words(words: frozenset[str], value: Any) -> bool | None:
         left_out = isinstance(value, list) and of_turns and not _LEFT_OUT.isdisjoint(words)
         last = value is True and "only" in words and not _LAST.isdisjoint(words)
         return True if left_out or last else None
+    if isinstance(value, bool) and "only" in words and not _ANSWERS.isdisjoint(words):
+        return not value
     if isinstance(value, bool):
         return value if not (_MASKED | _PARTS).isdisjoint(words) else not value
     if isinstance(value, list) and value:
