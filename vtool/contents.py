@@ -12,6 +12,8 @@ HEAD = 4096
 """Bytes at the beginning of a file by which its content is known."""
 _LARGEST_ANSWER = 2**16
 """Bytes of an answer of a server that is read: what is longer is data."""
+LARGEST_SMALL_FILE = 2**28
+"""Bytes of a JSON file of a model: four times what the largest tokenizers have."""
 _SHOWN = 60
 
 _AGAIN = "fetch it again, signed in where its host asks for that"
@@ -79,12 +81,15 @@ _POINTERS = (
     ),
 )
 _INDEX = "model.safetensors.index.json"
-_OF_MODEL = (
-    *("config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json"),
+JSON_OF_MODEL = (
+    *("generation_config.json", "preprocessor_config.json", "processor_config.json"),
     *("video_preprocessor_config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json"),
-    *("merges.txt", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
-    *("chat_template.jinja", "chat_template.json", "adapter_config.json"),
-    *("adapter_model.safetensors", "model.safetensors", _INDEX),
+    *("special_tokens_map.json", "added_tokens.json", "chat_template.json"),
+)
+"""Files of JSON beside a model's config.json and the index of its weights."""
+_OF_MODEL = (
+    *("config.json", *JSON_OF_MODEL, "merges.txt", "tokenizer.model", "chat_template.jinja"),
+    *("adapter_config.json", "adapter_model.safetensors", "model.safetensors", _INDEX),
 )
 """Files of a model's folder, or an adapter's, that its readers open."""
 _SIZE = re.compile(r"^size (\d+)\s*$", re.MULTILINE)
@@ -180,7 +185,7 @@ def stand_ins_of_model(folder: Path) -> dict[str, Content]:
 
 def _read_of_model(folder: Path) -> tuple[str, ...]:
     try:
-        shards = json.loads((folder / _INDEX).read_bytes())["weight_map"].values()
+        shards = json.loads(small_file(folder / _INDEX))["weight_map"].values()
         named = sorted({name for name in shards if isinstance(name, str)})
     except (OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError):
         named = []
@@ -276,6 +281,18 @@ def _error_in(text: str) -> str | None:
 def _short(text: str) -> str:
     words = " ".join(text.split())
     return words if len(words) <= _SHOWN else words[:_SHOWN] + "…"
+
+
+def small_file(file: Path) -> bytes:
+    """Return the content of a file that nobody has large, as a model's JSON.
+
+    Raises:
+        ValueError: it has more than `LARGEST_SMALL_FILE` bytes, and is not read.
+        OSError: it cannot be read.
+    """
+    if (size := file.stat().st_size) > LARGEST_SMALL_FILE:
+        raise ValueError(f"it has {size:,} bytes; at most {LARGEST_SMALL_FILE:,} are read")
+    return file.read_bytes()
 
 
 def ends_early(given: Path | bytes) -> bool:

@@ -111,3 +111,29 @@ def test_an_option_of_another_trainer_is_answered_with_the_setting(
 
 def test_another_kind_of_training_is_no_command() -> None:
     assert "supervised fine-tuning alone is built" in in_a_narrow_terminal("train", "dpo", "digits")
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "os.register_at_fork(before=hit); os.fork() or os._exit(0)",
+        "weakref.finalize(Kept(), hit)",
+    ],
+)
+def test_a_ctrl_c_where_python_drops_what_is_raised_still_ends_the_command(place: str) -> None:
+    """A hook of `os.fork`, as logging's, or a finalizer: "Exception ignored in", and nothing."""
+    lost = (
+        "import os, signal, sys, time, weakref\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "import vtool.cli.app as cli\n"
+        "class Kept: pass\n"
+        "def hit():\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "def app(obj):\n"
+        f"    {place}\n"
+        "    time.sleep(20)\n"
+        "cli.app = app\n"
+        "cli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", lost], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "stopped\n")

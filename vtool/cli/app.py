@@ -98,17 +98,32 @@ def note_interrupts() -> list[int]:
 
     Code in C may raise an error of its own in its place, and leave no trace of it: safetensors did,
     while it loaded a checkpoint ("could not determine the shape of object type").
+
+    Where Python drops what is raised, as in a hook of `os.fork` (logging has one) or a finalizer,
+    the interrupt comes again.
     """
+    import os
     import signal
+    import sys
+    import threading
 
     came: list[int] = []
+    report = sys.unraisablehook
 
     def handle(number: int, frame: object) -> None:
         came.append(number)
         raise KeyboardInterrupt
 
+    def again(dropped: "sys.UnraisableHookArgs") -> None:
+        if issubclass(dropped.exc_type, KeyboardInterrupt):
+            # not from here, where it would be dropped too
+            threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
+        else:
+            report(dropped)
+
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, handle)
+        sys.unraisablehook = again
     return came
 
 

@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from vtool.data.groups import group_of_media, group_of_text
 from vtool.data.row import Row, refuse
 from vtool.data.row_audits import Stamp
 
+_PIECE = 2**20
 SETTLED = 2_000_000_000
 """Nanoseconds after which a file's marks are trusted."""
 
@@ -76,9 +76,10 @@ def digests_of(row: Row, sample: Sample) -> Digests:
     group = row.group
     for given in _media(row):
         if isinstance(given, str) and not given.startswith("data:"):
-            content = Path(given).read_bytes()
-            files.update(content)
-        elif isinstance(given, str | bytes):
+            of_file = _update_with_file(given, files, media)
+            group = of_file if group is None else group
+            continue
+        if isinstance(given, str | bytes):
             content = given.encode() if isinstance(given, str) else given
         else:
             content = np.asarray(given).tobytes()
@@ -95,6 +96,17 @@ def digests_of(row: Row, sample: Sample) -> Digests:
         xxhash.xxh3_64_intdigest(ids[learnt].tobytes()),
         group_of_text(row) if group is None else group,
     )
+
+
+def _update_with_file(path: str, files: Any, media: Any) -> int:
+    """Add a file, of which a piece is in memory, to two digests; return its own."""
+    own = xxhash.xxh3_64()
+    with open(path, "rb", buffering=0) as file:
+        media.update(os.fstat(file.fileno()).st_size.to_bytes(8, "little"))
+        while piece := file.read(_PIECE):
+            for digest in (own, files, media):
+                digest.update(piece)
+    return own.intdigest()
 
 
 def check_unchanged(row: Row, sample: Sample, audited: int) -> None:

@@ -52,6 +52,10 @@ class JsonLines:
                     self.places, self.digest = find_lines(file, first)
         except OSError as error:
             raise not_readable(self.path, error) from error
+        except ValueError as error:
+            raise refuse(
+                "broken-row", f"{self.path} is no file of rows: {error}", Origin(str(self.path))
+            ) from error
         self._check_lines()
 
     def __len__(self) -> int:

@@ -1,6 +1,7 @@
 """Reading of pictures: upright, in RGB, and never with values that RGB cannot hold."""
 
 import base64
+import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ _ORIENTATION = 0x0112  # of EXIF: 1 is upright
 _ON_ITS_SIDE = range(5, 9)
 # What a PNG has where Pillow finds an orientation, which may be behind the pixels.
 _TURNS_A_PNG = (b"eXIf", b"com.adobe.xmp", b"Raw profile type")
+LARGEST_FILE = 2**31
+"""Bytes of a picture's file: the most pixels that are decoded, of 12 bytes each."""
 _WHITE_IS_ZERO, _PHOTOMETRIC = 0, 262  # of TIFF
 _SAMPLE_FORMAT, _UNSIGNED = 339, 1
 PICTURE_TRAITS = {
@@ -70,6 +73,7 @@ class PictureReader:
         Raises:
             WideValues, TooManyPixels, and whatever a decoder raises for its file format.
         """
+        _check_size(given)
         with _opened(given) as opened:
             image = opened
             if (pixels := image.width * image.height) > self.most_pixels:
@@ -201,7 +205,17 @@ def _content(given: str | bytes) -> bytes:
     """Return the bytes of a picture's file, which may be inside a row."""
     if isinstance(given, bytes):
         return given
-    return carried_picture(given).read() if given.startswith("data:") else Path(given).read_bytes()
+    if given.startswith("data:"):
+        return carried_picture(given).read()
+    _check_size(given)
+    return Path(given).read_bytes()
+
+
+def _check_size(given: Any) -> None:
+    """Refuse a file that is much larger than any picture's: all of it is read for its digest."""
+    is_file = isinstance(given, str) and not given.startswith("data:")
+    if is_file and (size := os.stat(given).st_size) > LARGEST_FILE:
+        raise ValueError(f"its file has {size:,} bytes, and {LARGEST_FILE:,} at most are read")
 
 
 def is_wide(image: Any) -> bool:

@@ -56,3 +56,15 @@ def test_places_of_an_array_go_by_their_own_number() -> None:
     assert made[:] == [RowPlace(1, 4, 10, 5), RowPlace(2, 4, 17, 6)]
     with pytest.raises(IndexError):
         made[2]
+
+
+def test_a_line_without_an_end_is_not_read_to_the_end_of_the_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(places, "_CHUNK", 16)
+    monkeypatch.setattr(places, "LARGEST_LINE", 40)
+    data = BytesIO(b"{}\n{}\n" + bytes(1000))
+    with pytest.raises(ValueError, match="line 3 has more than 40 bytes"):
+        find_lines(data)
+    assert data.tell() < 100
+    assert len(find_lines(BytesIO((b"{}" + b" " * 37 + b"\n") * 9))[0]) == 9

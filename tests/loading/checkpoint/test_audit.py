@@ -461,6 +461,32 @@ def test_the_place_of_a_value_is_reported_of_more_dimensions_than_numpy_has(tmp_
     assert "the first at 1" in finding.message
 
 
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b'{"model": {"vocab": {"a": 0, ', "Expecting property name"),
+        (b'{"model": {}}' + bytes(5000), "Extra data"),
+        (b'{"model": "\xff"}', "can't decode byte 0xff"),
+        (b"[" * 100_000, "maximum recursion depth"),
+        (2**40, "it has 1,099,511,627,776 bytes; at most 268,435,456 are read"),
+    ],
+)
+def test_a_damaged_tokenizer_beside_whole_weights_is_a_finding(
+    tmp_path: Path, content: bytes | int, why: str
+) -> None:
+    folder(tmp_path / "model", model={"a": f32(2)})
+    tokenizer = tmp_path / "model" / "tokenizer.json"
+    with tokenizer.open("wb") as file:
+        file.write(b"{" if isinstance(content, int) else content)
+        file.truncate(content if isinstance(content, int) else None)
+    (finding,) = audited(tmp_path / "model").findings
+    assert (finding.rule, finding.severity) == ("no-config", "error")
+    assert finding.message.startswith("tokenizer.json: ")
+    assert why in finding.message
+    tokenizer.write_text('{"model": {"vocab": {"a": 0}}}')
+    passes(tmp_path / "model")
+
+
 def test_an_index_that_names_nothing_is_a_finding(tmp_path: Path) -> None:
     folder(tmp_path / "model", model={"a": f32(2)})
     index(tmp_path / "model", {})

@@ -162,6 +162,20 @@ def test_blocks_cover_a_file_once_and_in_order(tmp_path: Path) -> None:
     assert tested == sum(len(data) for dtype, _, data in tensors.values() if dtype.startswith("F"))
 
 
+@pytest.mark.timeout(20)
+def test_what_is_behind_the_last_tensor_is_not_read(tmp_path: Path) -> None:
+    """A file may say that it has 8 TiB there, of which the disk has no block."""
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(encode({"a": of("F32", np.array([1, np.nan], np.float32))}))
+    with file.open("r+b") as longer:
+        longer.truncate(2**43)
+    header, findings = read_header(file)
+    assert header
+    assert [one.rule for one in findings] == ["bad-header"]
+    found = scan([header], threads=2, digest=False)
+    assert [(one.tensor.name, one.nans) for one in found.nonfinite] == [("a", 1)]
+
+
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_a_digest_is_that_of_the_whole_file(tmp_path: Path, threads: int) -> None:
     found = scanned(

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 _CHUNK = 2**24
 """Bytes of a file that are in memory at once."""
+LARGEST_LINE = 2**32
+"""Bytes without an end of a line after which a file is not one of rows."""
 _BLANK = np.zeros(256, bool)
 _BLANK[list(b" \t\n\r\x0b\x0c")] = True
 
@@ -68,10 +70,13 @@ def find_lines(file: BinaryIO, first: int | None = None) -> tuple[Places, str]:
 
     Args:
         first: find so many alone, and return "" in place of the digest of what is not read.
+
+    Raises:
+        ValueError: a line has more than `LARGEST_LINE` bytes; what follows is not read.
     """
     digest = hashlib.sha256()
     starts, odd = [np.zeros(1, np.int64)], [np.zeros(0, np.int64)]
-    base, begins = 0, True
+    base, begins, last, lines = 0, True, 0, 1
     while data := file.read(_CHUNK):
         digest.update(data)
         content = np.frombuffer(data, np.uint8)
@@ -81,7 +86,11 @@ def find_lines(file: BinaryIO, first: int | None = None) -> tuple[Places, str]:
         odd.append(here[_BLANK[content[here]]] + base)
         starts.append(after + base)
         begins = bool(len(after)) and int(after[-1]) == len(data)
+        if len(after):
+            last, lines = base + int(after[-1]), lines + len(after)
         base += len(data)
+        if base - last > LARGEST_LINE:
+            raise ValueError(f"line {lines:,} has more than {LARGEST_LINE:,} bytes")
         if first is not None and sum(map(len, starts)) - sum(map(len, odd)) > first + 1:
             break
     start = np.concatenate(starts)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from vtool.contents import small_file
 from vtool.diagnostics import Diagnostic
 from vtool.faint_rows import as_numbers, faint_rows, row_sizes
 from vtool.loading.checkpoint.about_file import about_file
@@ -187,7 +188,7 @@ def _zero(
 def _tokens(folder: Path) -> dict[int, str] | None:
     """Return the tokenizer's tokens by id; None without a tokenizer.json that can be read."""
     try:
-        content = json.loads((folder / "tokenizer.json").read_bytes())
+        content = json.loads(small_file(folder / "tokenizer.json"))
         vocabulary = content["model"]["vocab"]
         pairs = (
             vocabulary.items()

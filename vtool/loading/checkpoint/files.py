@@ -1,12 +1,13 @@
 """The files of a checkpoint folder, and findings about them without a look into the weights."""
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vtool.contents import stand_ins_of_model
+from vtool.contents import JSON_OF_MODEL, small_file, stand_in, stand_ins_of_model
 from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.diagnostic import Severity
 from vtool.loading.checkpoint import strict_json
@@ -72,7 +73,7 @@ def list_folder(folder: Path) -> tuple[Files, list[Diagnostic]]:
         )
     if (folder / "config.json").exists():
         findings += _config(folder / "config.json")
-    findings += _stand_ins(folder)
+    findings += [*_stand_ins(folder), *_broken_json(folder)]
     for file in (*safetensors, *indexes, folder / "config.json"):
         findings += outside_link(file, folder)
     return Files(safetensors, index), findings
@@ -85,6 +86,22 @@ def _stand_ins(folder: Path) -> Iterator[Diagnostic]:
         if name != "config.json" and ".safetensors" not in name:
             message = f"{name}: it {found.what}"
             yield about_file(folder / name, "no-config", message, found.remedy, severity="error")
+
+
+def _broken_json(folder: Path) -> Iterator[Diagnostic]:
+    """Yield a finding for each other JSON file of a model, such as the tokenizer, that is none."""
+    for file in (folder / name for name in JSON_OF_MODEL):
+        if is_file(file) and not stand_in(file):
+            try:
+                json.loads(small_file(file))
+            except OSError as error:
+                why = f"it cannot be read: {error.strerror}"
+            except (ValueError, RecursionError) as error:
+                why = str(error)
+            else:
+                continue
+            help = "copy the folder again, and compare it with its source"
+            yield about_file(file, "no-config", f"{file.name}: {why}", help, severity="error")
 
 
 def read_config(folder: Path) -> Mapping[str, Any]:

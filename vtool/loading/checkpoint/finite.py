@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +41,7 @@ class Scan:
 
 
 def scan(headers: Sequence[Header], *, threads: int, digest: bool) -> Scan:
-    """Read every byte of the files once, and test the numbers.
+    """Read every byte of the tensors once, and test the numbers.
 
     Each thread reads into a buffer of its own. Blocks are handed out in order, so that the threads
     share one large file as well as many small ones.
@@ -65,7 +66,7 @@ class _Pass:
     def __init__(self, headers: Sequence[Header], digest: bool) -> None:
         self.tensors = {header.file: whole_tensors(header) for header in headers}
         self.blocks: Iterator[tuple[int, Block]] = enumerate(
-            block for header in headers for block in blocks(header)
+            block for header in headers for block in _read_blocks(header, digest)
         )
         self.found: dict[tuple[Path, int, str], NonFinite] = {}
         self.unreadable: dict[Path, str] = {}
@@ -147,6 +148,15 @@ class _Pass:
                 item.infinities += int(infinities[inside].sum())
                 item.first = min(item.first, first)
             places = places[len(inside) :]
+
+
+def _read_blocks(header: Header, digest: bool) -> Iterator[Block]:
+    """Yield the blocks of a file; without a digest, none behind its last tensor.
+
+    A file may be of any length there, which is a finding about its header.
+    """
+    end = header.size if digest else max((one.end for one in header.tensors), default=0)
+    return takewhile(lambda block: block.offset < end, blocks(header))
 
 
 def _holding(tensors: Sequence[Tensor], byte: int) -> Tensor:
