@@ -151,3 +151,14 @@ def test_files_of_a_folder_that_are_not_read_are_said_once(tmp_path: Path) -> No
     assert source_messages(reader.describe()) == [
         f"5 in {tmp_path} may have rows, and are not read: C.JSONL, b.csv, d.txt, e.jsonl.gz, more/"
     ]
+
+
+def test_rows_in_a_list_of_one_object_are_refused_with_what_takes_them_out(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps({"info": "mine", "data": [chat("a", "b")] * 3}))
+    with pytest.raises(Findings) as caught:
+        detect(str(path))
+    (found,) = caught.value.diagnostics
+    assert found.message == f'{path} is one object, whose "data" has a list of 3'
+    assert found.help is not None
+    assert "jq -c '.[\"data\"][]'" in found.help

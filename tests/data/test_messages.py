@@ -378,3 +378,15 @@ def test_parts_of_content_as_json_text_are_refused(tmp_path: Path) -> None:
     ]
     reader = Messages(str(write_rows(tmp_path / "rows.jsonl", healthy)))
     assert [len(reader.row(index).messages) for index in range(3)] == [2, 2, 2]
+
+
+def test_the_picture_beside_rows_that_an_address_has_the_name_of_is_suggested(
+    tmp_path: Path,
+) -> None:
+    picture(tmp_path / "my cat.png")
+    for name, help in (("my%20cat.png", "did you mean `my cat.png`?"), ("dog.png", None)):
+        row = chat("<image>?", "b") | {"images": [f"https://example.org/photos/{name}?w=5"]}
+        with pytest.raises(Findings) as caught:
+            Messages(str(write_rows(tmp_path / "rows.jsonl", [row]))).row(0)
+        (found,) = caught.value.diagnostics
+        assert (found.rule, found.help) == ("missing-image", help)

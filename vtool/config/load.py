@@ -260,7 +260,7 @@ class _Stage:
 
 
 def _without(outcome: rules.RulesOutcome, rule: str) -> rules.RulesOutcome:
-    """Return what the rules have found, with one of them not run."""
+    """Return the outcome of the other rules; the one is not run."""
     findings = tuple(finding for finding in outcome.findings if finding.rule != rule)
     return replace(outcome, findings=findings, missed=outcome.missed | {rule})
 

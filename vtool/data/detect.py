@@ -133,7 +133,7 @@ def describe_source(source: Mapping[str, Any]) -> str:
 
 
 def source_messages(source: Mapping[str, Any]) -> list[str]:
-    """Return what is said once about a source: that a copy is read, and what is not read."""
+    """Return the messages about a source: of its copy, and of files that are not read."""
     return list(filter(None, (_of_copy(source), _of_left_out(source))))
 
 

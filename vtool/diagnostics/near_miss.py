@@ -18,7 +18,7 @@ def near(word: str, words: Iterable[str], limit: int = 3) -> list[str]:
     return [other for score, other in scored[:limit] if score >= max(0.6, best - 0.1)]
 
 
-def alike(word: str, words: Iterable[str]) -> list[str]:
+def likely_words(word: str, words: Iterable[str]) -> list[str]:
     """Return words as `near` does, of which each has a part, or most letters, of `word`."""
     parts = set(_words(word))
     return [

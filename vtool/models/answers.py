@@ -8,7 +8,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from vtool.models.generate import answer_text, generate_tokens
+from vtool.models.generate import generate_tokens, shown_answer
 from vtool.models.processor import Processor
 
 
@@ -56,7 +56,7 @@ def generate_answers(
     taken = torch.stack(recorder.taken, 1).double().cpu()
     end, made = processor.ids.end, []
     for row, logs in zip(tokens.tolist(), taken, strict=True):
-        text = answer_text(processor.tokenizer, row)
+        text = shown_answer(processor.tokenizer, row)
         stopped = end not in row
         length = len(row) if stopped else row.index(end) + 1
         made.append(Generated(text, tuple(row[:length]), -float(logs[:length].sum()), stopped))

@@ -23,10 +23,10 @@ def answer_greedily(
         max_new_tokens: the longest answer, in tokens.
     """
     answers = generate_tokens(model, processor, inputs, max_new_tokens)
-    return [answer_text(processor.tokenizer, ids) for ids in answers.tolist()]
+    return [shown_answer(processor.tokenizer, ids) for ids in answers.tolist()]
 
 
-def answer_text(tokenizer: Any, ids: Sequence[int]) -> str:
+def shown_answer(tokenizer: Any, ids: Sequence[int]) -> str:
     """Return the text of an answer without its special tokens, but for those of its content."""
     added = tokenizer.added_tokens_decoder.items()
     content = {number for number, token in added if str(token) in CONTENT_TOKENS}

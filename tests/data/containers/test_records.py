@@ -238,3 +238,18 @@ def test_an_array_is_found_without_being_in_memory_whole(tmp_path: Path) -> None
     assert path.stat().st_size > 20 * 2**20
     assert peak < 14 * 2**20  # 300 bytes a place, a chunk and its copies
     assert rows.record(19_999) == json.loads(row)
+
+
+def test_text_that_is_no_json_is_one_finding(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("instruction,output\na,b\nc,d\n" * 200)
+    found = finding(path)
+    assert found.message == f"{path} is text, and no JSON: it begins with 'instruction,output'"
+    path.write_text("// the first line says more\n" + (json.dumps(chat("a", "b")) + "\n") * 2)
+    assert len(open_records(str(path))) == 3, "one line alone is a finding of that line"
+    path.write_text(str(chat("a", "b")) + "\n")
+    with pytest.raises(Findings, match="a dict as Python's str"):
+        open_records(str(path)).record(0)
+    path.write_bytes(json.dumps(chat("a", "caf\u00e9"), ensure_ascii=False).encode("latin-1"))
+    with pytest.raises(Findings, match=r"is not text in UTF-8: byte \d+ is 0xe9"):
+        open_records(str(path)).record(0)
