@@ -192,7 +192,7 @@ class ColumnsReader(ChatReader):
         for key, value in rest.items():
             if is_empty(value) or is_nan(value):
                 continue
-            meant = slip(tuple(self.reads), key)
+            meant = slip(tuple(self.reads), key, value)
             if meant and meant not in record:
                 raise malformed(f'the row has "{key}", which is not read', f'write "{meant}"')
             if key in made:

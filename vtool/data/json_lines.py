@@ -111,11 +111,15 @@ class JsonLines:
 
     def _check_lines(self) -> None:
         """Refuse, once and not for each line, other text than JSON, and rows of several lines."""
-        first = [self.text(index).lstrip()[:_SHOWN] for index in range(min(len(self), 3))]
+        with self.path.open("rb") as file:
+            first = [
+                os.pread(file.fileno(), min(each.size, _SHOWN), each.start).strip()
+                for each in map(self.places.__getitem__, range(min(len(self), 3)))
+            ]
         if len(first) > 1 and not any(each.startswith(_BEGINS) for each in first):
             begins = shown_value(first[0].removeprefix(b"\xef\xbb\xbf").decode(errors="replace"))
             help = "rows are one JSON object a line"
-            message = f"{self.path} is text, and no JSON: it begins with {begins}"
+            message = f"{self.path} is text, and no rows: it begins with {begins}"
             raise refuse("broken-row", message, self.origin(0), help=help)
         if len(self.places) < 2 or self.places[0].size > 80 or self.text(0).strip() != b"{":
             return

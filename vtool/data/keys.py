@@ -132,9 +132,18 @@ KEYS_READ = {
 }
 
 
+def slip(read: tuple[str, ...], key: str, value: Any) -> str | None:
+    """Return the key that is read, where this one differs from it in case or number only.
+
+    A word in `tool` is that of a program, and no tool that the model is offered.
+    """
+    meant = _slip(read, key)
+    word = meant == "tools" and isinstance(value, str) and value.lstrip()[:1] not in ("[", "{")
+    return None if word else meant
+
+
 @lru_cache(maxsize=1024)
-def slip(read: tuple[str, ...], key: str) -> str | None:
-    """Return the key that is read, where this one differs from it in case or number only."""
+def _slip(read: tuple[str, ...], key: str) -> str | None:
     if key in read:
         return None
     bare = key.casefold().strip("_").rstrip("s")

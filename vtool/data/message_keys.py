@@ -109,7 +109,7 @@ class MessageKeys:
         return value
 
     def _check_other(self, key: str, value: Any, where: str) -> None:
-        meant, carries = slip(KEYS_READ["message"], key), carried(key)
+        meant, carries = slip(KEYS_READ["message"], key, value), carried(key)
         if carries and carries[1]:
             raise self.malformed(f'{where} has "{key}", which is not read', f"write {carries[0]}")
         if instead := f'write "{meant}"' if meant else _OF_CONTENT.get(key):

@@ -168,7 +168,7 @@ def _unread_of_row(
             continue
         if value and key in _OF_ROWS:
             raise malformed(f'the row has "{key}", which is not read', _OF_ROWS[key])
-        if meant := slip(KEYS_READ["row"], key):
+        if meant := slip(KEYS_READ["row"], key, value):
             raise malformed(f'the row has "{key}", which is not read', f'write "{meant}"')
         if key in JUDGEMENTS and value is False:
             raise refuse(

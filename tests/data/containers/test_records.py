@@ -244,7 +244,7 @@ def test_text_that_is_no_json_is_one_finding(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("instruction,output\na,b\nc,d\n" * 200)
     found = finding(path)
-    assert found.message == f"{path} is text, and no JSON: it begins with 'instruction,output'"
+    assert found.message == f"{path} is text, and no rows: it begins with 'instruction,output'"
     path.write_text("// the first line says more\n" + (json.dumps(chat("a", "b")) + "\n") * 2)
     assert len(open_records(str(path))) == 3, "one line alone is a finding of that line"
     path.write_text(str(chat("a", "b")) + "\n")
