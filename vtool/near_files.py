@@ -15,6 +15,10 @@ _MOST_COMPARED = 200
 """Names of a folder that are compared letter by letter: there may be a row for each of millions."""
 _MOST_NAMED = 3
 _INVISIBLE = re.compile("[\u200b-\u200f\u2060\ufeff\u00ad]")
+_QUERY = re.compile(
+    r"(\.(?:png|jpe?g|gif|webp|bmp|tiff?|mp4|avi|mov|mkv|webm))[?#].*", re.IGNORECASE
+)
+"""An address's query or fragment: behind an extension, for a name itself may have a # too."""
 
 
 def _without_blanks(name: str) -> str:
@@ -26,7 +30,7 @@ def _one_form(name: str) -> str:
 
 
 def _without_query(name: str) -> str:
-    return re.sub(r"(\.\w{2,5})[?#].*", r"\1", name)
+    return _QUERY.sub(r"\1", name)
 
 
 def _without_suffix(name: str) -> str:
