@@ -13,7 +13,7 @@ from vtool.data.containers.files import not_readable
 from vtool.data.containers.json_array import LARGEST_ROW, find_elements, is_array
 from vtool.data.containers.places import Places, find_lines
 from vtool.data.row import name_by_number, refuse, shown_value
-from vtool.diagnostics import Origin
+from vtool.diagnostics import Findings, Origin
 
 _SHOWN = 60
 _BEGINS = (b"{", b"[", b'"', b"\xef\xbb\xbf{", b"\xef\xbb\xbf[")
@@ -52,6 +52,8 @@ class JsonLines:
                     self.places, self.digest = find_lines(file, first)
         except OSError as error:
             raise not_readable(self.path, error) from error
+        except Findings:  # they are values' errors too
+            raise
         except ValueError as error:
             raise refuse(
                 "broken-row", f"{self.path} is no file of rows: {error}", Origin(str(self.path))
