@@ -10,6 +10,7 @@ from vtool.data.renderings import NONE_KNOWN, Renderings, begins_with_answer, re
 from vtool.data.row import Row, refuse, shown_value, texts_of
 from vtool.data.tokens import tokenize
 from vtool.diagnostics import Findings
+from vtool.families.tokens import CONTENT_TOKENS
 from vtool.models.chat_template import THOUGHT_KEYS, thought_of
 from vtool.models.processor import Processor
 from vtool.models.template_limits import LimitedTemplate
@@ -263,8 +264,9 @@ def all_texts(row: Row) -> list[str]:
 
 
 def control_tokens_in(texts: Sequence[str], special: Sequence[str]) -> list[str]:
-    """Return a tokenizer's special tokens that occur in texts of rows."""
-    return [token for token in special if any(token in text for text in texts)]
+    """Return a tokenizer's special tokens that occur in texts of rows, but for those of content."""
+    control = [token for token in special if token not in CONTENT_TOKENS]
+    return [token for token in control if any(token in text for text in texts)]
 
 
 class _Videos:

@@ -18,7 +18,7 @@ from vtool.devices import device_kind, kind_here
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.evaluation.subject import EvaluatedModel
 from vtool.models.answers import answer_length
-from vtool.models.generate import generate_tokens
+from vtool.models.generate import generate_tokens, shown_answer
 from vtool.models.pictures import PictureReader
 from vtool.models.processor import Processor, load_processor
 
@@ -143,7 +143,7 @@ class Asker:
 def _answer(tokens: Tensor, processor: Processor) -> GreedyAnswer:
     ids = tokens.tolist()
     length = answer_length(ids, processor)
-    text = str(processor.tokenizer.decode(ids, skip_special_tokens=True)).strip()
+    text = shown_answer(processor.tokenizer, ids).strip()
     return GreedyAnswer(text, len(ids) if length is None else length, length is None)
 
 
