@@ -225,10 +225,12 @@ def stop_ids(config: Any, folder: Path, tokenizer: Any) -> list[int]:
         written: Any = json.loads(small_file(folder / "generation_config.json")).get("eos_token_id")
     except (OSError, ValueError, AttributeError, RecursionError):
         written = None
-    if written is None:  # transformers and vLLM then take the config's
-        texts = (config, config.get_text_config())
-        written = next((end for one in texts if (end := getattr(one, "eos_token_id", None))), None)
     found = written if isinstance(written, list) else [written]
+    if written is None:
+        # transformers and vLLM then take the config's, which may be its class's own default
+        texts = (config, config.get_text_config())
+        ends = (getattr(one, "eos_token_id", None) for one in texts)
+        found = [end for end in ends if isinstance(end, int) and _is_token(tokenizer, end)]
     return [token for token in (tokenizer.eos_token_id, *found) if isinstance(token, int)]
 
 
