@@ -38,7 +38,7 @@ class LastAnswers:
         return len(self.reader)
 
     def __getattr__(self, name: str) -> Any:
-        """Return what a reader has besides: its format, the record of a row."""
+        """Return another attribute of the reader: its format, the record of a row."""
         return getattr(self.reader, name)
 
     def __reduce__(self) -> Any:
@@ -73,7 +73,7 @@ class EachAnswer:
         return self.ends[-1] if self.ends else 0
 
     def __getattr__(self, name: str) -> Any:
-        """Return what a reader has besides, as its format."""
+        """Return another attribute of the reader, as its format."""
         return getattr(self.reader, name)
 
     def __reduce__(self) -> Any:
@@ -115,7 +115,7 @@ def _samples(reader: RowReader, index: int, form: TemplateForm | None) -> int:
     answers = list(row.supervised())
     if form is not None and not form.rewrites_turns:
         said = [message for message in row.messages if message["role"] == "assistant"][:-1]
-        if not any(map(thought_of, said)):
+        if not form.rewrites_thoughts or not any(map(thought_of, said)):
             return 1
     return max(1, len(answers))
 

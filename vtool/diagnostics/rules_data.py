@@ -334,15 +334,6 @@ RULES = (
         stage="row",
     ),
     Rule(
-        name="template-argument-unread",
-        code="VT666",
-        summary="An argument of data.template_arguments is none that the chat template reads.",
-        why="It changes nothing, and the run is taken for another one.",
-        bad="data.template_arguments={enable_thinkin: false}",
-        good="data.template_arguments={enable_thinking: false}",
-        fix="Write the name as the template has it, or leave the argument out.",
-    ),
-    Rule(
         name="control-token-in-text",
         code="VT612",
         summary="The text of a message contains one of the tokenizer's control tokens.",

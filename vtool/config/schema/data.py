@@ -1,9 +1,8 @@
 """Settings `data`: the rows, how they are cut, and how they are batched."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import Field, create_model
+from pydantic import Field, JsonValue, create_model
 
 from vtool.config.schema.base import ActsLater, ReadBack, Settings
 from vtool.config.schema.formats import Source
@@ -168,7 +167,7 @@ class Data(Settings):
 
     It is written into the run's folder and the export, with `template_arguments`.
     """
-    template_arguments: Mapping[str, Any] = Field(default_factory=dict)
+    template_arguments: dict[str, JsonValue] = Field(default={})
     """The arguments of the chat template, as `{enable_thinking: false}`. They hold in training,
     and for whoever renders the exported template and gives no others.
     """
