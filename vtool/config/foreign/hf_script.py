@@ -5,22 +5,25 @@ import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vtool.config.foreign.given import read_given
 from vtool.config.foreign.shell import UNKNOWN, ScriptPlaces, ShellWord, read_commands, read_text
-from vtool.config.foreign.swift_bounds import BOUND_VARIABLES
+from vtool.config.foreign.swift_bounds import SWIFT_VARIABLES, meant_variable
 from vtool.config.foreign.trainers import ForeignTrainer
 from vtool.config.origins import ValuePosition
 from vtool.config.resources import shown_path
 from vtool.config.yaml_positions import read_yaml
-from vtool.diagnostics import Diagnostic, Findings
+from vtool.diagnostics import Diagnostic, Findings, Origin
+from vtool.diagnostics.near_miss import did_you_mean
 
 PROCESSES_VARIABLE = "NPROC_PER_NODE"
 """The name under which the place of the number of processes is given."""
 _PROCESSES = re.compile(r"(?i)(?:\bnproc[-_]per[-_]node|--num[-_]processes)[= ](\d+)")
-_VARIABLE = re.compile(r"(?<![\w$-])([A-Z_]+)=[\"']?(\d+|\$\(\([\d\s*]+\)\))")
-"""A variable that a script sets to a number, or to a product of numbers."""
+_VARIABLE = re.compile(r"(?<![\w$-])([A-Z_]+)=[\"']?(\d+(?:\.\d+)?|\$\(\([\d\s*]+\)\)|)")
+"""A variable that a script sets, and its value where it is a number, or a product of numbers."""
+_ALONE = re.compile(r"\s*[A-Z_]+=\S*\s*;?\s*")
+"""A line that sets a variable and does nothing else."""
 _LAUNCH_FILE = re.compile(r"--config[-_]file[= ](\S+)")
 """The option by which `accelerate launch` takes its settings from a file."""
 
@@ -54,9 +57,12 @@ def read_script(
         if set_to := _PROCESSES.search(line.partition(" #")[0]):
             processes = int(set_to[1])
             places[PROCESSES_VARIABLE] = place.at(number, set_to.start() + 1)
-        if trainer.name == "ms-swift" and number <= ends:  # of its process
-            for variable, bound, column in _variables(line):
-                given[variable], places[variable] = bound, place.at(number, column + 1)
+    if trainer.name == "ms-swift":
+        for one in _variables(text, ends):
+            if one.value is not None and one.exported and one.name in SWIFT_VARIABLES:
+                given[one.name], places[one.name] = one.value, place.at(one.line, one.column)
+            elif one.name == PROCESSES_VARIABLE and not one.exported:
+                processes = None
     last: str | None = None
     for word in words:
         if word.text.startswith("--"):
@@ -92,13 +98,54 @@ def _of_launch_file(text: str, script: Path) -> tuple[int, ValuePosition] | None
     return count, places["num_processes"]
 
 
-def _variables(line: str) -> Iterator[tuple[str, int, int]]:
-    """Yield the bounds that variables of a line give, with values and columns."""
-    code = "" if line.lstrip().startswith("#") else line.partition(" #")[0]
-    for found in _VARIABLE.finditer(code):
-        if found[1] in BOUND_VARIABLES:
-            factors = map(int, re.findall(r"\d+", found[2]))
-            yield found[1], math.prod(factors), found.start()
+class _SetVariable(NamedTuple):
+    """A variable of the environment that a script sets."""
+
+    name: str
+    value: float | None
+    """None where it is no number."""
+    line: int
+    column: int
+    exported: bool
+    """False where it is a variable of the shell alone, which its commands do not get."""
+
+
+def _variables(text: str, last: int) -> Iterator[_SetVariable]:
+    """Yield what a script sets up to its last line that is read."""
+    lines, continued = text.splitlines()[:last], False
+    for number, line in enumerate(lines, 1):
+        code = "" if line.lstrip().startswith("#") else line.partition(" #")[0]
+        alone = bool(_ALONE.fullmatch(code)) and not continued
+        continued = line.endswith("\\")
+        for found in _VARIABLE.finditer(code):
+            name = found[1]
+            factors = [float(one) for one in re.findall(r"[\d.]+", found[2])]
+            value = math.prod(factors) if factors else None
+            if value is not None and value.is_integer():
+                value = int(value)
+            used = re.search(rf"\$\{{?{name}\b|\bexport\b.*\b{name}\b|set -\w*a|allexport", text)
+            yield _SetVariable(name, value, number, found.start() + 1, not alone or bool(used))
+
+
+def find_unread_variables(path: Path, ends: int) -> Iterator[Diagnostic]:
+    """Yield findings about variables of a script that do not reach ms-swift.
+
+    Args:
+        ends: the line of the last setting.
+    """
+    name, text = shown_path(path), read_text(path)
+    for one in _variables(text, ends):
+        place = Origin(name, one.line, one.column)
+        meant = meant_variable(one.name)
+        if meant and not re.search(rf"\$\{{?{one.name}\b", text):
+            message = f"{one.name} is set, and ms-swift reads no such variable"
+            help = did_you_mean(meant)
+        elif one.name in (*SWIFT_VARIABLES, PROCESSES_VARIABLE) and not one.exported:
+            message = f"{one.name} is a variable of the shell alone: ms-swift does not get it"
+            help = f"export {one.name}=…"
+        else:
+            continue
+        yield Diagnostic("setting-without-reader", message, help, one.name, place)
 
 
 def _is_unknown(value: Any) -> bool:

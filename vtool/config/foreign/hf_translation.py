@@ -245,7 +245,8 @@ class Translation:
         steps = self.value("warmup_steps") or 0
         share = self.value("warmup_ratio") if "warmup_ratio" in self.trainer.fields else None
         share = steps if not share and isinstance(steps, float) and 0 < steps < 1 else share
-        if self.value("lr_scheduler_type") in WITHOUT_WARM_UP:
+        schedule = self.theirs.given.get("lr_scheduler_type")  # judged with the words
+        if schedule in WITHOUT_WARM_UP:
             self.theirs.put("optim.warmup_steps", 0, "lr_scheduler_type")
             self.theirs.judged -= {"warmup_ratio", "warmup_steps"}
         elif isinstance(share, int | float) and share:

@@ -22,7 +22,11 @@ from vtool.config.foreign.theirs import (
     absent_findings,
 )
 from vtool.config.foreign.verl_file import VerlFile
-from vtool.config.foreign.verl_script import VerlScript, read_verl_script
+from vtool.config.foreign.verl_script import (
+    VerlScript,
+    find_refused_overrides,
+    read_verl_script,
+)
 from vtool.config.foreign.verl_settings import (
     FSDP,
     LORA,
@@ -116,7 +120,8 @@ def read_verl(path: Path, *, read_environment: bool = True) -> ForeignRecipe:
         choice = script.choices.get(group) or engine
         theirs.defaults |= known_words("verl").choices.get(f"{group}={choice}", {})
     findings = [*_unread(theirs), *_translate(theirs, engine, read_environment)]
-    findings += [*_unknown(theirs, script, engine), *absent_findings(theirs)]
+    findings += [*_unknown(theirs, script, engine), *find_refused_overrides(script)]
+    findings += [*theirs.find_unread_warm_up(engine), *absent_findings(theirs)]
     left = [
         name
         for name in theirs.given
