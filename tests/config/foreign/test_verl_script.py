@@ -189,3 +189,43 @@ def test_verls_own_defaults_have_no_error_and_no_warning(engine: str) -> None:
     composed["optim"]["lrr"] = 1
     again = examined(yaml.safe_dump(composed), "composed.yaml")
     assert errors(again) == [("unknown-key", "optim.lrr")]
+
+
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [
+        ("+optim.lr=1e-5", "optim.lr"),
+        ("optim.lr=1e-5", None),
+        ("++optim.lr=1e-5", None),
+        ("+optim.betas=[0.9,0.95]", None),  # merged
+        ("+data.custom_cls.path=x.py", None),  # null is no value
+        ("+data.train_max_samples=3", "data.train_max_samples"),
+        ("+trainer.mine=1 +trainer.mine=2", "trainer.mine"),
+        ("model.override_config.attn_implementation=sdpa", "model.override_config.attn_impl"),
+        ("model.override_config={attn_implementation:sdpa}", "model.override_config.attn_impl"),
+        ("+model.override_config.attn_implementation=sdpa", None),
+        ("engine=megatron optim=megatron +engine.dtype=bfloat16", "engine.dtype"),
+        ("hydra.run.dir=out", None),
+    ],
+)
+def test_a_sign_that_hydra_refuses_is_told(words: str, refused: str | None) -> None:
+    """As Hydra 1.3 has composed each with verl 0.9.1's own files."""
+    found = errors(examined(f"torchrun -m verl.trainer.sft_trainer {words}"))
+    assert len(found) == (refused is not None)
+    assert all(rule == "refused-there" for rule, _ in found)
+    assert refused is None or str(found[0][1]).startswith(refused)
+
+
+@pytest.mark.parametrize(
+    ("words", "dead"),
+    [
+        ("optim.lr_warmup_steps=9 optim.lr_warmup_steps_ratio=0.1", "lr_warmup_steps_ratio"),
+        ("optim.lr_warmup_steps=-1 optim.lr_warmup_steps_ratio=0.1", None),
+        ("optim.lr_warmup_steps=9", None),
+        ("engine=veomni optim=veomni optim.lr_warmup_steps=9", "lr_warmup_steps"),
+    ],
+)
+def test_a_warm_up_that_verl_does_not_read_is_told(words: str, dead: str | None) -> None:
+    done = examined(f"torchrun -m verl.trainer.sft_trainer {words}")
+    told = [one.parameter for one in done.findings if one.severity == "warning"]
+    assert told == ([f"optim.{dead}"] if dead else [])

@@ -12,7 +12,7 @@ from vtool.config.foreign.axolotl_traps import find_axolotl_traps
 from vtool.config.foreign.deepspeed_file import DEEPSPEED_SCHEDULES, read_deepspeed
 from vtool.config.foreign.given import read_given
 from vtool.config.foreign.hf_sharing import sharding_engine
-from vtool.config.foreign.hf_translation import WITHOUT_WARM_UP, is_whole
+from vtool.config.foreign.hf_translation import WITHOUT_WARM_UP
 from vtool.config.foreign.known_words import known_words
 from vtool.config.foreign.named_model import look_at_model
 from vtool.config.foreign.theirs import LEFT_OPEN, ForeignFile, ForeignRecipe, absent_findings
@@ -22,6 +22,7 @@ from vtool.config.foreign.word import (
     NO_COUNTERPART,
     adamw_name,
     attention_name,
+    is_whole,
     positive_number,
     schedule_name,
 )

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from vtool.config.foreign.deepspeed_file import find_contradictions
-from vtool.config.foreign.hf_translation import is_whole
 from vtool.config.foreign.hf_traps import (
     TheirSettings,
     find_unread_warm_up,
@@ -16,6 +15,7 @@ from vtool.config.foreign.hf_traps import (
 )
 from vtool.config.foreign.theirs import ForeignFile
 from vtool.config.foreign.trainers import ForeignTrainer
+from vtool.config.foreign.word import is_whole
 from vtool.diagnostics import Diagnostic
 
 _TEMPLATES = (
@@ -62,7 +62,7 @@ class _InTransformersWords(TheirSettings):
             return whole // size if is_whole(size) else None
         if name in ("warmup_steps", "warmup_ratio"):
             steps = given.get("warmup_steps")
-            return steps if name == "warmup_steps" and is_whole(steps) and steps > 1 else None
+            return steps if name == "warmup_steps" and is_whole(steps) and steps != 1 else None
         default = {"micro_batch_size": 1, "gradient_accumulation_steps": 1, **_DEFAULTS}
         value = super().__getitem__(name)
         return default.get(self.word(name)) if value is None else value

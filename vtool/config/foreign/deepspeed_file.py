@@ -113,7 +113,7 @@ def _unreadable(look: "TheirSettings", value: Any) -> Iterator[Diagnostic]:
             "refused-there",
             "deepspeed",
             f"deepspeed is {value}, and there is no such file: {own}",
-            did_you_mean(close) if swift else "give the path of a JSON file",
+            str(did_you_mean(close)) if swift else "give the path of a JSON file",
         )
     elif value:
         folder = look.theirs.folder

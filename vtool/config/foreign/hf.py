@@ -14,8 +14,9 @@ from vtool.config.compose import Composed
 from vtool.config.foreign import hf_traps
 from vtool.config.foreign.given import read_given
 from vtool.config.foreign.hf_script import PROCESSES_VARIABLE, find_unread_variables, read_script
-from vtool.config.foreign.hf_translation import Translation, is_whole
+from vtool.config.foreign.hf_translation import Translation
 from vtool.config.foreign.known_words import known_words
+from vtool.config.foreign.launch_options import Ranks
 from vtool.config.foreign.swift_bounds import (
     SWIFT_VARIABLES,
     find_lost_variables,
@@ -24,6 +25,7 @@ from vtool.config.foreign.swift_bounds import (
 )
 from vtool.config.foreign.theirs import ForeignFile, ForeignRecipe, absent_findings
 from vtool.config.foreign.trainers import ForeignTrainer
+from vtool.config.foreign.word import is_whole
 from vtool.config.origins import Origins, ValuePosition
 from vtool.config.resources import RecipeFile
 from vtool.config.yaml_positions import read_yaml
@@ -52,11 +54,12 @@ def read_hf(path: Path, trainer: ForeignTrainer, *, read_environment: bool = Tru
         given, places = read_given(file, whole=trainer.fields, read_environment=read_environment)
         _refuse_others(given, path, trainer)
         processes = _take_variables(given, places, trainer)
+        ranks = Ranks(processes, 1) if processes else None
     else:
-        given, places, processes = read_script(path, trainer)
+        given, places, ranks, unread = read_script(path, trainer)
         if trainer.name == "ms-swift":
-            lines = [place.value.line for place in places.values()]
-            unread = list(find_unread_variables(path, max(lines, default=0)))
+            lines = [place.value.line or 0 for place in places.values()]
+            unread += find_unread_variables(path, max(lines, default=0))
     _refuse_megatron(given, places, trainer)
     unknown = [*unread, *_unknown(given, places, trainer)]
     given, places, written = _with_current_names(given, places, trainer)
@@ -66,9 +69,9 @@ def read_hf(path: Path, trainer: ForeignTrainer, *, read_environment: bool = Tru
         given = with_model_arguments(given)
     theirs = ForeignFile(given, places, path.parent)
     theirs.values["kind"] = "sft"
-    translation = Translation(theirs, trainer, path.stem, processes, trusted=read_environment)
+    translation = Translation(theirs, trainer, path.stem, ranks, trusted=read_environment)
     translation.translate()
-    traps = hf_traps.find_traps(theirs, trainer, processes)
+    traps = hf_traps.find_traps(theirs, trainer, ranks.all if ranks else None)
     findings = [*unknown, *traps, *absent_findings(theirs)]
     left = tuple(
         (name, value)

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vtool.config.foreign.given import read_given
+from vtool.config.foreign.launch_options import LaunchOptions, Ranks, read_launch_options
 from vtool.config.foreign.shell import UNKNOWN, ScriptPlaces, ShellWord, read_commands, read_text
 from vtool.config.foreign.swift_bounds import SWIFT_VARIABLES, meant_variable
 from vtool.config.foreign.trainers import ForeignTrainer
+from vtool.config.foreign.word import is_whole
 from vtool.config.origins import ValuePosition
 from vtool.config.resources import shown_path
 from vtool.config.yaml_positions import read_yaml
@@ -19,7 +21,8 @@ from vtool.diagnostics.near_miss import did_you_mean
 
 PROCESSES_VARIABLE = "NPROC_PER_NODE"
 """The name under which the place of the number of processes is given."""
-_PROCESSES = re.compile(r"(?i)(?:\bnproc[-_]per[-_]node|--num[-_]processes)[= ](\d+)")
+_PROCESSES = re.compile(r"(?i)(?<!-)\bnproc_per_node=[\"']?(\d+)")
+_NODES = re.compile(r"(?i)(?<!-)\bnnodes=[\"']?(\d+)")
 _VARIABLE = re.compile(r"(?<![\w$-])([A-Z_]+)=[\"']?(\d+(?:\.\d+)?|\$\(\([\d\s*]+\)\)|)")
 """A variable that a script sets, and its value where it is a number, or a product of numbers."""
 _ALONE = re.compile(r"\s*[A-Z_]+=\S*\s*;?\s*")
@@ -30,8 +33,8 @@ _LAUNCH_FILE = re.compile(r"--config[-_]file[= ](\S+)")
 
 def read_script(
     path: Path, trainer: ForeignTrainer
-) -> tuple[dict[str, Any], dict[str, ValuePosition], int | None]:
-    """Return the settings behind `--`, where each stands, and the processes that are asked for.
+) -> tuple[dict[str, Any], dict[str, ValuePosition], Ranks | None, list[Diagnostic]]:
+    """Return the settings behind `--`, where each stands, the processes, and what the launcher has.
 
     Nothing of the script is run: a value that a variable or a command gives is None.
 
@@ -40,29 +43,42 @@ def read_script(
     """
     name, text = shown_path(path), read_text(path)
     place = ScriptPlaces(name, text)
-    given: dict[str, Any] = {}
-    places: dict[str, ValuePosition] = {}
-    words = next(filter(None, (_behind(each, trainer) for each in read_commands(text))), None)
-    if words is None:
+    found = next(filter(None, (_split(each, trainer) for each in read_commands(text))), None)
+    if found is None:
         message = f"{name} does not call `{' '.join(trainer.command)}`"
         help = "give a YAML file, or a script that starts the trainer by its command"
         raise Findings(Diagnostic("unknown-recipe", message, help), fatal=True)
-    start, *words = words
+    before, (start, *words) = found
     if words and words[0].text.endswith((".yaml", ".yml", ".json")):
         message = f"{name} starts the trainer with the settings of {words[0].text}"
         raise Findings(Diagnostic("unknown-recipe", message, "give that file"), fatal=True)
-    processes: int | None = None
+    launch = read_launch_options(before)
     ends = place.line((words or [start])[-1].offset)
-    for number, line in enumerate(text.splitlines(), 1):
-        if set_to := _PROCESSES.search(line.partition(" #")[0]):
-            processes = int(set_to[1])
-            places[PROCESSES_VARIABLE] = place.at(number, set_to.start() + 1)
-    if trainer.name == "ms-swift":
-        for one in _variables(text, ends):
-            if one.value is not None and one.exported and one.name in SWIFT_VARIABLES:
-                given[one.name], places[one.name] = one.value, place.at(one.line, one.column)
-            elif one.name == PROCESSES_VARIABLE and not one.exported:
-                processes = None
+    given: dict[str, Any] = {}
+    places: dict[str, ValuePosition] = {}
+    of_shell = False
+    for one in _variables(text, ends) if trainer.name == "ms-swift" else ():
+        if one.value is not None and one.exported and one.name in SWIFT_VARIABLES:
+            given[one.name], places[one.name] = one.value, place.at(one.line, one.column)
+        of_shell |= one.name == PROCESSES_VARIABLE and not one.exported
+    _read_words(words, place, given, places)
+    lines = [] if of_shell else _code(text, ends)
+    ranks = _ranks(lines, place, launch, places) or _of_launch_file(text, path, places)
+    for name, value, word in launch.settings(given):
+        given[name], places[name] = value, place.of(word)
+    findings = [
+        Diagnostic(rule, message, help, option, place.of(word).value)
+        for rule, option, message, help, word in launch.find(given, trainer.name)
+    ]
+    return given, places, ranks, findings
+
+
+def _read_words(
+    words: list[ShellWord],
+    place: ScriptPlaces,
+    given: dict[str, Any],
+    places: dict[str, ValuePosition],
+) -> None:
     last: str | None = None
     for word in words:
         if word.text.startswith("--"):
@@ -74,14 +90,44 @@ def read_script(
             before = given[last]
             several = before if isinstance(before, list) else [before]
             given[last] = _value(word.text) if before is True else [*several, _value(word.text)]
-    given = {key: None if _is_unknown(value) else value for key, value in given.items()}
-    if processes is None and (launch := _of_launch_file(text, path)):
-        processes, places[PROCESSES_VARIABLE] = launch
-    return given, places, processes
+    given |= {key: None for key, value in given.items() if _is_unknown(value)}
 
 
-def _of_launch_file(text: str, script: Path) -> tuple[int, ValuePosition] | None:
-    """Return the processes that accelerate's file asks for, and where; None where none are given.
+def _code(text: str, last: int) -> list[str]:
+    """Return the lines up to the last one that is read, without comments."""
+    lines = text.splitlines()[:last]
+    return ["" if line.lstrip().startswith("#") else line.partition(" #")[0] for line in lines]
+
+
+def _ranks(
+    lines: list[str],
+    place: ScriptPlaces,
+    launch: LaunchOptions,
+    places: dict[str, ValuePosition],
+) -> Ranks | None:
+    """Return the processes by the launcher's options, or else by variables; None: it is not said.
+
+    Args:
+        places: gets the place of their number.
+    """
+    processes, nodes = None, 1
+    for number, line in enumerate(lines, 1):
+        if set_to := _PROCESSES.search(line):
+            processes = int(set_to[1])
+            places[PROCESSES_VARIABLE] = place.at(number, set_to.start() + 1)
+        if set_to := _NODES.search(line):
+            nodes = int(set_to[1])
+    if asked := launch.processes():
+        processes, places[PROCESSES_VARIABLE] = asked[0], place.of(asked[1])
+    nodes = launch.nodes() or nodes
+    if processes is None:
+        return None
+    whole = processes if launch.counts_all else processes * nodes
+    return Ranks(whole, min(nodes, whole))
+
+
+def _of_launch_file(text: str, script: Path, places: dict[str, ValuePosition]) -> Ranks | None:
+    """Return the processes that accelerate's file asks for; None where none are given.
 
     Its path is relative to the folder where the script is run: this one, or the script's own.
     """
@@ -91,11 +137,12 @@ def _of_launch_file(text: str, script: Path) -> tuple[int, ValuePosition] | None
         return None
     name = named[1].strip("'\"")
     file = next(filter(Path.is_file, (Path(name), script.parent / name)), None)
-    given, places = read_given(read_yaml(file)) if file else ({}, {})
-    count = given.get("num_processes")
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+    given, there = read_given(read_yaml(file)) if file else ({}, {})
+    count, nodes = given.get("num_processes"), given.get("num_machines")
+    if count is None or not is_whole(count):
         return None
-    return count, places["num_processes"]
+    places[PROCESSES_VARIABLE] = there["num_processes"]
+    return Ranks(count, min(nodes, count) if nodes is not None and is_whole(nodes) else 1)
 
 
 class _SetVariable(NamedTuple):
@@ -112,19 +159,19 @@ class _SetVariable(NamedTuple):
 
 def _variables(text: str, last: int) -> Iterator[_SetVariable]:
     """Yield what a script sets up to its last line that is read."""
-    lines, continued = text.splitlines()[:last], False
-    for number, line in enumerate(lines, 1):
-        code = "" if line.lstrip().startswith("#") else line.partition(" #")[0]
+    continued = False
+    for number, code in enumerate(_code(text, last), 1):
         alone = bool(_ALONE.fullmatch(code)) and not continued
-        continued = line.endswith("\\")
+        continued = code.endswith("\\")
         for found in _VARIABLE.finditer(code):
             name = found[1]
             factors = [float(one) for one in re.findall(r"[\d.]+", found[2])]
-            value = math.prod(factors) if factors else None
-            if value is not None and value.is_integer():
-                value = int(value)
+            product = float(math.prod(factors))
+            value = int(product) if product.is_integer() else product
             used = re.search(rf"\$\{{?{name}\b|\bexport\b.*\b{name}\b|set -\w*a|allexport", text)
-            yield _SetVariable(name, value, number, found.start() + 1, not alone or bool(used))
+            yield _SetVariable(
+                name, value if factors else None, number, found.start() + 1, not alone or bool(used)
+            )
 
 
 def find_unread_variables(path: Path, ends: int) -> Iterator[Diagnostic]:
@@ -153,15 +200,20 @@ def _is_unknown(value: Any) -> bool:
     return any(UNKNOWN in str(part) for part in (value if isinstance(value, list) else [value]))
 
 
-def _behind(command: list[ShellWord], trainer: ForeignTrainer) -> list[ShellWord] | None:
-    """Return the last word that starts the trainer, its command or a file of it, and the rest."""
+def _split(
+    command: list[ShellWord], trainer: ForeignTrainer
+) -> tuple[list[ShellWord], list[ShellWord]] | None:
+    """Return the words before the last one that starts the trainer, and that one with the rest.
+
+    It is the trainer's command, or a file of it.
+    """
     texts, wanted = [word.text for word in command], trainer.command
     for start, text in enumerate(texts):
         here, end = texts[start : start + len(wanted)], start + len(wanted)
         if here[0].rpartition("/")[2] == wanted[0] and tuple(here[1:]) == wanted[1:]:
-            return command[end - 1 :]
+            return command[:start], command[end - 1 :]
         if text.rpartition("/")[2] in trainer.files:
-            return command[start:]
+            return command[:start], command[start:]
     return None
 
 

@@ -45,7 +45,8 @@ def meant_variable(name: str) -> list[str]:
     """Return the variable that a name which ms-swift does not read is near to, if any."""
     if name in _READ or not _OF_THEIR_KIND.search(name):
         return []
-    return get_close_matches(name, _READ, 1, 0.75)
+    plain = name.removeprefix("IMAGE_")
+    return [plain] if plain in _READ else get_close_matches(name, _READ, 1, 0.75)
 
 
 def with_model_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
