@@ -8,7 +8,7 @@ import yaml
 
 from tests.commands import run_vtool
 from vtool.config.foreign.known_words import known_words
-from vtool.config.load import Examined, examine_foreign
+from vtool.config.load import Examined, examine_foreign, read_foreign
 from vtool.diagnostics import Findings
 
 
@@ -229,3 +229,23 @@ def test_a_warm_up_that_verl_does_not_read_is_told(words: str, dead: str | None)
     done = examined(f"torchrun -m verl.trainer.sft_trainer {words}")
     told = [one.parameter for one in done.findings if one.severity == "warning"]
     assert told == ([f"optim.{dead}"] if dead else [])
+
+
+@pytest.mark.parametrize(
+    ("words", "dtype", "told"),
+    [
+        ("engine.dtype=float32", "bfloat16", True),
+        ("engine.dtype=bfloat16", "bfloat16", False),
+        ("+engine.mixed_precision.param_dtype=fp32", "float32", False),
+        ("+engine.mixed_precision={param_dtype:fp32}", "float32", False),
+    ],
+)
+def test_the_type_is_the_one_that_verls_fsdp_computes_in(
+    words: str, dtype: str, told: bool
+) -> None:
+    """`_build_fsdp_module` of verl 0.9.1 reads mixed_precision, and never engine.dtype."""
+    done = examined(f"torchrun -m verl.trainer.sft_trainer {words}")
+    assert errors(done) == []
+    warned = [one.parameter for one in done.findings if one.severity == "warning"]
+    assert warned == (["engine.dtype"] if told else [])
+    assert read_foreign(Path("train.sh"), "verl").composed.values["model"]["dtype"] == dtype

@@ -211,6 +211,7 @@ def _translate(theirs: VerlFile, engine: str, trusted: bool) -> Iterator[Diagnos
         yield from _megatron(theirs)
     elif ours:
         theirs.map(FSDP)
+        yield from theirs.put_precision()
     if not _is_number(rank := take("model.lora_rank", 0)) or rank > 0:
         theirs.map(LORA)
     elif megatron and theirs.given.get("model.lora.rank"):
@@ -462,7 +463,8 @@ def _unknown(theirs: VerlFile, script: VerlScript, engine: str) -> Iterator[Diag
             continue
         choice = f"{group}={script.choices.get(group)}"
         others = known.other_releases(name)
-        if is_known_to_verl(name):
+        chosen = known.choices.get(f"{group}={script.choices.get(group) or engine}", known.fields)
+        if is_known_to_verl(name) or is_known_to_verl(name, chosen):
             if choice not in known.choices or is_known_to_verl(name, known.choices[choice]):
                 continue
             having = [one for one in known.choices if is_known_to_verl(name, known.choices[one])]

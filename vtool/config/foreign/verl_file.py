@@ -28,6 +28,25 @@ class VerlFile(ForeignFile):
         """Return a setting with the default that it has with the engine that is chosen."""
         return replace(same, default=self.defaults.get(same.theirs, same.default))
 
+    def put_precision(self) -> Iterator[Diagnostic]:
+        """Set the type that verl's FSDP computes in, and yield a finding where it is another's."""
+        name, other = "engine.mixed_precision.param_dtype", "engine.dtype"
+        word = str(self.take(name, "bf16"))
+        dtype = {"bf16": "bfloat16", "fp32": "float32"}.get(word, word)
+        self.values.get("model", {}).pop("dtype", None)  # of engine.dtype
+        if dtype in ("bfloat16", "float32"):
+            self.put("model.dtype", dtype, name)
+        else:
+            self.judged.discard(name)
+        if self.says(other) and self.given[other] not in (None, dtype):
+            yield self.find(
+                "setting-without-reader",
+                other,
+                f"{other} is {self.given[other]}, but verl's FSDP reads {name} alone: it computes"
+                f" in {dtype}",
+                f"set +{name}={self.given[other]}",
+            )
+
     def find_unread_warm_up(self, engine: str) -> Iterator[Diagnostic]:
         """Yield a finding where both settings of a warm-up are set: one of them is not read."""
         steps, ratio = "optim.lr_warmup_steps", "optim.lr_warmup_steps_ratio"
