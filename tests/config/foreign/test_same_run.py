@@ -396,7 +396,7 @@ def make_our_step(step: dict[str, Any], reading: ForeignRecipe, trainer: str) ->
     """Make the first step by the converted recipe, and compare; return the micro-batches' rows."""
     Path("ours.yaml").write_text(as_recipe(reading, trainer))
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    Path("rows.jsonl").write_text(f"{json.dumps({'messages': chat})}\n" * 64)
+    Path("rows.jsonl").write_text(f"{json.dumps({'messages': chat})}\n" * 256)
     made = request("ours.yaml", messages(Path("rows.jsonl")), "run.dir=ours")
     opened, progress = session(made)
     trained = {
