@@ -22,7 +22,7 @@ _ORIENTATION = 0x0112  # of EXIF: 1 is upright
 _ON_ITS_SIDE = range(5, 9)
 # What a PNG has where Pillow finds an orientation, which may be behind the pixels.
 _TURNS_A_PNG = (b"eXIf", b"com.adobe.xmp", b"Raw profile type")
-LARGEST_FILE = 2**31
+LARGEST_PICTURE_FILE = 2**31
 """Bytes of a picture's file: the most pixels that are decoded, of 12 bytes each."""
 _WHITE_IS_ZERO, _PHOTOMETRIC = 0, 262  # of TIFF
 _SAMPLE_FORMAT, _UNSIGNED = 339, 1
@@ -214,8 +214,10 @@ def _content(given: str | bytes) -> bytes:
 def _check_size(given: Any) -> None:
     """Refuse a file that is much larger than any picture's: all of it is read for its digest."""
     is_file = isinstance(given, str) and not given.startswith("data:")
-    if is_file and (size := os.stat(given).st_size) > LARGEST_FILE:
-        raise ValueError(f"its file has {size:,} bytes, and {LARGEST_FILE:,} at most are read")
+    if is_file and (size := os.stat(given).st_size) > LARGEST_PICTURE_FILE:
+        raise ValueError(
+            f"its file has {size:,} bytes, and {LARGEST_PICTURE_FILE:,} at most are read"
+        )
 
 
 def is_wide(image: Any) -> bool:
