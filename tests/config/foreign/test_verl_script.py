@@ -209,7 +209,7 @@ def test_verls_own_defaults_have_no_error_and_no_warning(engine: str) -> None:
     ],
 )
 def test_a_sign_that_hydra_refuses_is_told(words: str, refused: str | None) -> None:
-    """As Hydra 1.3 has composed each with verl 0.9.1's own files."""
+    """Compare with Hydra 1.3, which has composed each with verl 0.9.1's own files."""
     found = errors(examined(f"torchrun -m verl.trainer.sft_trainer {words}"))
     assert len(found) == (refused is not None)
     assert all(rule == "refused-there" for rule, _ in found)

@@ -16,7 +16,7 @@ from vtool.config.foreign.given import read_given
 from vtool.config.foreign.hf_script import PROCESSES_VARIABLE, find_unread_variables, read_script
 from vtool.config.foreign.hf_translation import Translation
 from vtool.config.foreign.known_words import known_words
-from vtool.config.foreign.launch_options import Ranks
+from vtool.config.foreign.launch_options import AskedProcesses
 from vtool.config.foreign.swift_bounds import (
     SWIFT_VARIABLES,
     find_lost_variables,
@@ -54,7 +54,7 @@ def read_hf(path: Path, trainer: ForeignTrainer, *, read_environment: bool = Tru
         given, places = read_given(file, whole=trainer.fields, read_environment=read_environment)
         _refuse_others(given, path, trainer)
         processes = _take_variables(given, places, trainer)
-        ranks = Ranks(processes, 1) if processes else None
+        ranks = AskedProcesses(processes, 1) if processes else None
     else:
         given, places, ranks, unread = read_script(path, trainer)
         if trainer.name == "ms-swift":

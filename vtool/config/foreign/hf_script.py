@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vtool.config.foreign.given import read_given
-from vtool.config.foreign.launch_options import LaunchOptions, Ranks, read_launch_options
+from vtool.config.foreign.launch_options import AskedProcesses, LaunchOptions, read_launch_options
 from vtool.config.foreign.shell import UNKNOWN, ScriptPlaces, ShellWord, read_commands, read_text
 from vtool.config.foreign.swift_bounds import SWIFT_VARIABLES, meant_variable
 from vtool.config.foreign.trainers import ForeignTrainer
@@ -33,7 +33,7 @@ _LAUNCH_FILE = re.compile(r"--config[-_]file[= ](\S+)")
 
 def read_script(
     path: Path, trainer: ForeignTrainer
-) -> tuple[dict[str, Any], dict[str, ValuePosition], Ranks | None, list[Diagnostic]]:
+) -> tuple[dict[str, Any], dict[str, ValuePosition], AskedProcesses | None, list[Diagnostic]]:
     """Return the settings behind `--`, where each stands, the processes, and what the launcher has.
 
     Nothing of the script is run: a value that a variable or a command gives is None.
@@ -104,7 +104,7 @@ def _ranks(
     place: ScriptPlaces,
     launch: LaunchOptions,
     places: dict[str, ValuePosition],
-) -> Ranks | None:
+) -> AskedProcesses | None:
     """Return the processes by the launcher's options, or else by variables; None: it is not said.
 
     Args:
@@ -123,10 +123,12 @@ def _ranks(
     if processes is None:
         return None
     whole = processes if launch.counts_all else processes * nodes
-    return Ranks(whole, min(nodes, whole))
+    return AskedProcesses(whole, min(nodes, whole))
 
 
-def _of_launch_file(text: str, script: Path, places: dict[str, ValuePosition]) -> Ranks | None:
+def _of_launch_file(
+    text: str, script: Path, places: dict[str, ValuePosition]
+) -> AskedProcesses | None:
     """Return the processes that accelerate's file asks for; None where none are given.
 
     Its path is relative to the folder where the script is run: this one, or the script's own.
@@ -142,7 +144,7 @@ def _of_launch_file(text: str, script: Path, places: dict[str, ValuePosition]) -
     if count is None or not is_whole(count):
         return None
     places[PROCESSES_VARIABLE] = there["num_processes"]
-    return Ranks(count, min(nodes, count) if nodes is not None and is_whole(nodes) else 1)
+    return AskedProcesses(count, min(nodes, count) if nodes is not None and is_whole(nodes) else 1)
 
 
 class _SetVariable(NamedTuple):
@@ -158,7 +160,7 @@ class _SetVariable(NamedTuple):
 
 
 def _variables(text: str, last: int) -> Iterator[_SetVariable]:
-    """Yield what a script sets up to its last line that is read."""
+    """Yield the variables that a script sets up to a line."""
     continued = False
     for number, code in enumerate(_code(text, last), 1):
         alone = bool(_ALONE.fullmatch(code)) and not continued

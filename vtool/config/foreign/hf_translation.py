@@ -11,7 +11,7 @@ from vtool.config.foreign import hf_rows
 from vtool.config.foreign.deepspeed_file import DEEPSPEED_SCHEDULES, read_deepspeed
 from vtool.config.foreign.hf_script import PROCESSES_VARIABLE
 from vtool.config.foreign.hf_sharing import sharding_engine
-from vtool.config.foreign.launch_options import Ranks
+from vtool.config.foreign.launch_options import AskedProcesses
 from vtool.config.foreign.llamafactory_traps import FREEZES, parts_without_adapter
 from vtool.config.foreign.named_model import look_at_model
 from vtool.config.foreign.swift_bounds import put_bounds
@@ -64,7 +64,7 @@ class Translation:
     trainer: ForeignTrainer
     stem: str
     """The name of the file, without its end."""
-    ranks: Ranks | None
+    ranks: AskedProcesses | None
     """The processes that a script starts; None where that is not said."""
     trusted: bool = True
     """False for the recipe of a stranger."""

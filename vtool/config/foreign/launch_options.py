@@ -19,7 +19,7 @@ _OF_DEEPSPEED = {
 """Options of accelerate's that its own DeepSpeed alone reads, and the trainer's word for each."""
 
 
-class Ranks(NamedTuple):
+class AskedProcesses(NamedTuple):
     """The processes that a script asks for."""
 
     all: int
@@ -77,7 +77,7 @@ class LaunchOptions:
             yield "fsdp", "full_shard", self.options["use_fsdp"][1]
 
     def find(self, given: Mapping[str, Any], trainer: str) -> Iterator[_Problem]:
-        """Yield what is wrong with the options, by itself and beside the recipe."""
+        """Yield mistakes in the options, by themselves and beside the recipe."""
         if self.launcher == "deepspeed":
             both = [name for name in ("num_gpus", "num_nodes") if name in self.options]
             narrowed = [name for name in ("include", "exclude") if name in self.options]
@@ -145,7 +145,7 @@ class LaunchOptions:
 
 
 def read_launch_options(before: Sequence[ShellWord]) -> LaunchOptions:
-    """Return what the words before a trainer's file or command say; a value may be UNKNOWN."""
+    """Return the options before a trainer's file or command."""
     names = [word.text.rpartition("/")[2] for word in before]
     launcher = next((name for name in names if name in _LAUNCHERS), None)
     if launcher is None and any("torch.distributed" in name for name in names):

@@ -56,7 +56,7 @@ def with_model_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _model_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `model_kwargs` sets, by the names of the variables that it becomes."""
+    """Return the values that `model_kwargs` sets, by the names of their variables."""
     arguments = given.get("model_kwargs")
     if isinstance(arguments, str):
         try:

@@ -168,7 +168,7 @@ def _read_word(word: ShellWord, place: ValuePosition, read: VerlScript) -> None:
 
 
 def _read_sign(key: str, name: str, value: Any, read: VerlScript) -> None:
-    """Note what `+` adds; Hydra merges a list or a group into what is there."""
+    """Keep the names that `+` adds. Hydra merges a list or a group into an older one."""
     if key.startswith("+"):
         if not key.startswith("++") and not isinstance(value, list | dict):
             read.again |= {name} & read.added
