@@ -149,8 +149,10 @@ def _of_copy(source: Mapping[str, Any]) -> str:
 
 def _of_left_out(source: Mapping[str, Any]) -> str:
     """Return the message about files of a source's folder that may have rows, and are not read."""
-    folder = Path(source.get("path", ""))
-    if source["format"] == "llama_factory" or not folder.is_dir():
+    if "path" not in source or source["format"] == "llama_factory":
+        return ""
+    folder = Path(source["path"])
+    if not folder.is_dir():
         return ""
     if any((folder / each).is_file() for each in (STATE, SPLITS)):
         return ""
