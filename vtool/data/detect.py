@@ -149,10 +149,8 @@ def _of_copy(source: Mapping[str, Any]) -> str:
 
 def _of_left_out(source: Mapping[str, Any]) -> str:
     """Return the message about files of a source's folder that may have rows, and are not read."""
-    if "path" not in source or source["format"] == "llama_factory":
-        return ""
-    folder = Path(source["path"])
-    if not folder.is_dir():
+    folder = Path(source.get("path") or "")
+    if not source.get("path") or source["format"] == "llama_factory" or not folder.is_dir():
         return ""
     if any((folder / each).is_file() for each in (STATE, SPLITS)):
         return ""
