@@ -90,7 +90,9 @@ def byte_tokenizer() -> Any:
     plain = Tokenizer(models.BPE({one: place for place, one in enumerate(alphabet)}, []))
     plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     plain.decoder = decoders.ByteLevel()
-    made = PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="<|im_end|>")
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=plain, bos_token="<bos>", eos_token="<|im_end|>"
+    )
     made.add_tokens(list(_MARKS), special_tokens=True)
     made.add_tokens(["<think>", "</think>"])
     return made

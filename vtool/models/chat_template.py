@@ -205,11 +205,11 @@ def find_form(tokenizer: Any) -> TemplateForm:
         if _THINKS in _rendered(tokenizer, form, thinking):
             form = replace(form, thought=key)
             break
-    thinks = {**answers, **({form.thought: _THINKS} if form.thought else {})}
+    thinks = _message("assistant", f"<think>\n{_THINKS}\n</think>\n\n{_ANSWERS}")
     return replace(
         form,
         rewrites_turns=_rewrites(tokenizer, form, answers),
-        rewrites_thoughts=bool(form.thought) and _rewrites(tokenizer, form, thinks),
+        rewrites_thoughts=_rewrites(tokenizer, form, thinks),
     )
 
 
