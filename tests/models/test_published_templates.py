@@ -1,4 +1,4 @@
-"""What is supervised is what inference would write after its prompt, by any published template."""
+"""Supervised is what inference would write after its prompt, by any published template."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -19,7 +19,7 @@ from vtool.models.chat_template import find_form, with_arguments
 from vtool.models.processor import Processor
 
 ASKED, ASKED_AGAIN = (
-    {"role": "user", "content": "What colour?"},
+    {"role": "user", "content": "What color?"},
     {"role": "user", "content": "Sure?"},
 )
 OFF = {"enable_thinking": False}

@@ -20,7 +20,7 @@ CUT = Train(
 
 
 def relabelled(change: Any) -> Any:
-    """Return a `label_chat` that gives the same chat other labels, made by `change(chat, split)`."""
+    """Return a `label_chat` that gives the same chat other labels: `change(chat, split)`."""
 
     def wrong(real: Any) -> Any:
         def label(split: Any, tokens: Any) -> Chat:

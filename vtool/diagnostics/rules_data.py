@@ -318,22 +318,6 @@ RULES = (
         stage="row",
     ),
     Rule(
-        name="prompt-differs",
-        code="VT665",
-        summary=(
-            "The chat template writes an answer's turn otherwise than the prompt that it gives for"
-            " that answer at inference."
-        ),
-        why=(
-            "What is learnt would follow another prompt than a server's: an empty thought in the"
-            " one, and the answer's own thought in the other (LLaMA-Factory#9392, trl#6361)."
-        ),
-        bad="data.template_arguments={enable_thinking: false}, and rows with thoughts",
-        good="data.template_arguments={enable_thinking: false}, and rows without thoughts",
-        fix="Give the template the arguments that inference has: data.template_arguments.",
-        stage="row",
-    ),
-    Rule(
         name="control-token-in-text",
         code="VT612",
         summary="The text of a message contains one of the tokenizer's control tokens.",

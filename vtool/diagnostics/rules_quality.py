@@ -1,4 +1,4 @@
-"""Rules VT630 to VT637, VT656 to VT660, VT670: usable rows that are repeated, shared, or odd."""
+"""Rules VT630 to VT637, VT656 to VT670: rows that are repeated, shared, odd, taught otherwise."""
 
 from vtool.diagnostics.rule import Rule
 
@@ -126,6 +126,22 @@ RULES = (
         fix="Nothing, if it is meant: data.root names the folder that all of them have to be in.",
         severity="note",
         stage="quality",
+    ),
+    Rule(
+        name="prompt-differs",
+        code="VT665",
+        summary=(
+            "The chat template writes an answer's turn otherwise than the prompt that it gives for"
+            " that answer at inference."
+        ),
+        why=(
+            "What is learnt would follow another prompt than a server's: an empty thought in the"
+            " one, and the answer's own thought in the other (LLaMA-Factory#9392, trl#6361)."
+        ),
+        bad="data.template_arguments={enable_thinking: false}, and rows with thoughts",
+        good="data.template_arguments={enable_thinking: false}, and rows without thoughts",
+        fix="Give the template the arguments that inference has: data.template_arguments.",
+        stage="row",
     ),
     Rule(
         name="more-than-answer-supervised",
