@@ -101,7 +101,7 @@ def choose_template(tokenizer: Any, folder: Path, settings: Data | None) -> None
         Findings: `model-does-not-load`, where there is no such template, or none at all;
             `template-argument-unread`.
     """
-    asked = settings and settings.chat_template
+    asked = settings.chat_template if settings else None
     tokenizer.chat_template = _chosen(tokenizer.chat_template, asked, folder)
     if settings and settings.template_arguments:
         tokenizer.chat_template = with_arguments(
