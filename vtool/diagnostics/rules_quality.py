@@ -161,6 +161,17 @@ RULES = (
         stage="quality",
     ),
     Rule(
+        name="templates-differ",
+        code="VT668",
+        summary="Two files of a model's folder have chat templates, and they differ.",
+        why="A server or another release may take the other one: prompts are not the same.",
+        bad="chat_template.jinja that was changed, beside tokenizer_config.json's as it was",
+        good="one template, in chat_template.jinja",
+        fix="Remove the one that is not meant.",
+        severity="warning",
+        stage="quality",
+    ),
+    Rule(
         name="lengths-not-validated",
         code="VT658",
         summary="Rows to train on are much longer or shorter than all that are validated on.",

@@ -11,7 +11,12 @@ from vtool.contents import small_file, stand_in_of_model
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.families.family import load_family
 from vtool.families.tokens import TokenIds, TokenNames
-from vtool.models.chat_template import TemplateForm, choose_template, find_form
+from vtool.models.chat_template import (
+    TemplateForm,
+    choose_template,
+    differing_templates,
+    find_form,
+)
 from vtool.models.patches import resized_size
 from vtool.models.pictures import PictureReader
 from vtool.models.pixel_check import check_pixels
@@ -37,6 +42,8 @@ class Processor:
     vocabulary: int | None = None
     """The rows of the model's embedding, by its config.json; None: as many as the tokenizer has."""
 
+    notes: tuple[Diagnostic, ...] = ()
+    """Warnings about the folder."""
     named: bool = True
     """False where nobody has named a model: its weights are random, and have learnt nothing."""
 
@@ -212,6 +219,7 @@ def load_processor(
             ids,
             form=form,
             stops=tuple(dict.fromkeys((ids.end, *stops))),
+            notes=() if data and data.chat_template else differing_templates(folder),
             vocabulary=vocabulary,
         ),
         image or Image(),
