@@ -145,8 +145,8 @@ def _of_turns(source: Mapping[str, Any]) -> str:
     if samples == rows or "samples" not in source:
         return ""
     return (
-        f"{samples:,} samples of {rows:,} rows: each answer is the last turn of its own, as the chat"
-        " template writes earlier turns in another way, or data.turns says so"
+        f"{samples:,} samples of {rows:,} rows: each answer is the last turn of its own, as the"
+        " chat template writes earlier turns in another way, or data.turns says so"
     )
 
 
