@@ -31,6 +31,7 @@ ROW_RULES = (
     "end-token-unsupervised",
     "control-token-in-text",
     "unstable-template",
+    "prompt-differs",
 )
 """The rules that every row is checked by."""
 
