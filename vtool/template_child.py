@@ -13,14 +13,14 @@ import struct
 import sys
 import time
 from functools import lru_cache
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
-from jinja2 import Template, TemplateError, nodes
+from jinja2 import Template, TemplateError, Undefined, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
+from jinja2.utils import Namespace, missing
 
 _FINEST = 0.01
 
@@ -44,6 +44,17 @@ class _Dict:
 
     def fromkeys(self, *args: Any) -> dict[Any, Any]:
         return dict.fromkeys(*args)
+
+
+class _Noted(Undefined):
+    """A name that is not given: written, it is noted, and nothing is written, as in Jinja."""
+
+    names: ClassVar[set[str]] = set()
+
+    def __str__(self) -> str:
+        if self._undefined_obj is missing and self._undefined_name:
+            self.names.add(self._undefined_name)
+        return ""
 
 
 class _PlainNamespace(Namespace):
@@ -90,7 +101,10 @@ def _as_json(
 def _compiled(text: str, day: str) -> Template:
     """Compile a template in an environment that is as transformers' (`chat_template_utils`)."""
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_Generation, "jinja2.ext.loopcontrols"],
+        undefined=_Noted,
     )
     today = datetime.datetime.fromisoformat(day)
     environment.filters["tojson"] = _as_json
@@ -114,11 +128,13 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     try:
         render = _compiled(request["template"], request["day"]).render
         texts = []
+        _Noted.names.clear()
         for values in request["chats"]:
             texts.append(render(**values))
             if len(texts[-1]) > request["most"]:
                 return {"costly": f"it writes {len(texts[-1]):,} characters"}
-        return {"texts": texts, "seconds": time.process_time() - before}
+        seconds = time.process_time() - before
+        return {"texts": texts, "seconds": seconds, "unknown": sorted(_Noted.names)}
     except MemoryError:
         return {"costly": f"it takes more than {request['memory'] / 2**30:g} GiB of memory"}
     except Exception as error:

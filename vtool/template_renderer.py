@@ -48,6 +48,8 @@ class LimitedRendering:
 
     def __init__(self, template: str, row: RowTime | None = None) -> None:
         self.template, self.row = template, row or RowTime()
+        self.unknown: list[str] = []
+        """Names that were to be written, and that no argument gave."""
 
     def render(self, **values: Any) -> str:
         """Return the text that the template writes of a chat; raise as `render_chats`."""
@@ -75,6 +77,7 @@ class LimitedRendering:
             if "raised" in answer:
                 raise _raised(answer["raised"], answer["arguments"])
             self.row.seconds += answer["seconds"]
+            self.unknown = answer["unknown"]
             texts: list[str] = answer["texts"]
             return texts
         if left < _SECONDS:

@@ -303,6 +303,30 @@ def test_an_argument_that_the_template_never_reads_is_refused() -> None:
         with_arguments("{% for %}", OFF)
 
 
+def test_an_argument_that_the_template_writes_and_nothing_gives_is_refused() -> None:
+    tokenizer = byte_tokenizer()
+    for written in ("{{ own_name }}", "{{ own_name ~ '!' }}", "{{ 'I am ' + (own_name | trim) }}"):
+        text = f"{written}{TEMPLATES['qwen2_5']}"
+        tokenizer.chat_template = text
+        with pytest.raises(Findings) as caught:
+            find_form(tokenizer)
+        (finding,) = caught.value.diagnostics
+        assert (finding.rule, finding.help) == (
+            "template-argument-missing",
+            "data.template_arguments={own_name: …}",
+        )
+        tokenizer.chat_template = with_arguments(text, {"own_name": "Ada"})
+        assert find_form(tokenizer).closing == "<|im_end|>"
+    for healthy in (
+        "{% if own_name is defined %}{{ own_name }}{% endif %}",
+        "{{ own_name | default('I') }}",
+        "{{ own_name or 'I' }}",
+        "{{ messages[0].own_name }}{{ unk_token }}",
+    ):
+        tokenizer.chat_template = f"{healthy}{TEMPLATES['qwen2_5']}"
+        assert find_form(tokenizer).closing == "<|im_end|>"
+
+
 def test_two_templates_of_a_folder_that_differ_are_a_warning(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text(TEMPLATES["gemma"] + "\n")
     config = tmp_path / "tokenizer_config.json"

@@ -22,6 +22,15 @@ RULES = (
         fix="Copy the folder again, and compare it with its source.",
     ),
     Rule(
+        name="template-argument-missing",
+        code="VT669",
+        summary="The chat template writes an argument that nothing gives.",
+        why="Jinja writes nothing there: prompts are learnt that no server with the argument has.",
+        bad="{{ assistant_name }} in a template, and no data.template_arguments",
+        good="data.template_arguments={assistant_name: Ada}",
+        fix="Give the argument, or take it out of the template.",
+    ),
+    Rule(
         name="template-argument-unread",
         code="VT666",
         summary="An argument of data.template_arguments is none that the chat template reads.",

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from vtool.contents import small_file
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
 from vtool.models.template_limits import LimitedTemplate
+from vtool.template_renderer import LimitedRendering
 from vtool.words import first_line
 
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
@@ -191,10 +193,15 @@ def read_names(template: str) -> frozenset[str]:
 
 @LimitedTemplate()
 def find_form(tokenizer: Any) -> TemplateForm:
-    """Return the form of chats that a tokenizer's template takes: it is tried on small ones."""
+    """Return the form of chats that a tokenizer's template takes: it is tried on small ones.
+
+    Raises:
+        Findings: `template-argument-missing`.
+    """
     form = TemplateForm()
     asks, answers = _message("user", _ASKS), _message("assistant", _ANSWERS)
     chat = [asks, answers, asks]
+    _check_arguments(tokenizer, chat)
     text = _rendered(tokenizer, form, chat)
     if _ANSWERS not in text:
         form = replace(form, parts_only=True)
@@ -214,6 +221,23 @@ def find_form(tokenizer: Any) -> TemplateForm:
         rewrites_turns=_rewrites(tokenizer, form, answers),
         rewrites_thoughts=_rewrites(tokenizer, form, thinks),
     )
+
+
+def _check_arguments(tokenizer: Any, chat: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a template that writes arguments which nothing gives: Jinja writes nothing there."""
+    rendering = LimitedRendering(str(tokenizer.chat_template))
+    with suppress(Exception):  # each row will say it
+        rendering.render(messages=chat, **tokenizer.special_tokens_map)
+    if names := [name for name in rendering.unknown if not name.endswith("_token")]:
+        given = ", ".join(f"{name}: …" for name in names)
+        raise Findings(
+            Diagnostic(
+                "template-argument-missing",
+                f"the chat template writes {', '.join(names)}, which nothing gives",
+                f"data.template_arguments={{{given}}}",
+                parameter="data.template_arguments",
+            )
+        )
 
 
 def _message(role: str, text: str) -> dict[str, Any]:
