@@ -17,9 +17,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tests.campaign import runs
+from tests.campaign import files, runs, targets
 from tests.campaign.state import Tally
-from tests.campaign.targets import TARGETS, Verdict, prepare
+from tests.campaign.targets import Verdict
 
 SECONDS = 2.0
 """Processor time that one input may take."""
@@ -27,11 +27,22 @@ MIB = 512
 """Memory that one input may take above what the process has."""
 BATCH = 4000
 """Inputs that one forked process is given."""
+HANGS = 20.0
+"""Processor time after which the kernel ends a process, in a function of C too."""
+WALL = 120.0
+"""Seconds of one input after which its process is killed."""
+TARGETS = targets.TARGETS | files.TARGETS
 WEIGHTED = [name for name, target in TARGETS.items() for _ in range(target.weight)]
 
 
 class TooSlow(Exception):
     """An input has taken more than its time."""
+
+
+def prepare(place: Path) -> None:
+    """Write what is in the folder of the inputs."""
+    targets.prepare(place)
+    files.prepare(place)
 
 
 def name_of(tally: Tally, number: int) -> str:
@@ -60,7 +71,7 @@ def _batch(tally: Tally, place: Path, until: float) -> None:
     pid = os.fork()
     if pid == 0:
         _child(tally, place, first, until, reached, out)
-    _, status = os.waitpid(pid, 0)
+    status = _wait(pid, reached)
     last = struct.unpack("q", reached[:])[0]
     if out.exists():
         written = json.loads(out.read_text())
@@ -71,6 +82,18 @@ def _batch(tally: Tally, place: Path, until: float) -> None:
         code = os.waitstatus_to_exitcode(status)
         tally.problem(f"{name_of(tally, last)}: the process ended with {code}", f"input {last}")
     tally.next = last + 1
+
+
+def _wait(pid: int, reached: mmap.mmap) -> int:
+    """Return the status of a child; kill it where one input takes too long."""
+    at, since = b"", time.monotonic()
+    while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+        if (now := reached[:]) != at:
+            at, since = now, time.monotonic()
+        elif time.monotonic() > since + WALL:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+    return ended[1]
 
 
 def _child(
@@ -110,7 +133,11 @@ def _limit() -> None:
 
 
 def _too_slow(number: int, frame: Any) -> None:
+    _ALARMS.append(number)  # where whatever is raised is caught
     raise TooSlow
+
+
+_ALARMS: list[int] = []
 
 
 def try_input(tally: Tally, number: int, place: Path) -> tuple[str, Verdict]:
@@ -118,12 +145,16 @@ def try_input(tally: Tally, number: int, place: Path) -> tuple[str, Verdict]:
     draw = tally.draw(number)
     name = draw.choice(WEIGHTED)
     target = TARGETS[name]
+    slow = Verdict("slow", f"more than {SECONDS:.0f} s", "")
+    _ALARMS.clear()
     # a first alarm, and others in case that it is raised where exceptions are caught
     signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS, 1.0)
+    signal.setitimer(signal.ITIMER_PROF, HANGS)
     try:
-        return name, target.judge(draw, place)
+        verdict = target.judge(draw, place)
+        return name, slow if _ALARMS else verdict
     except TooSlow:
-        return name, Verdict("slow", f"more than {SECONDS:.0f} s", "")
+        return name, slow
     except MemoryError:
         return name, Verdict("memory", f"more than {MIB} MiB", "")
     except Exception as error:
@@ -133,6 +164,7 @@ def try_input(tally: Tally, number: int, place: Path) -> tuple[str, Verdict]:
         return name, Verdict("crash", kind, str(error)[:200])
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def show(tally: Tally, number: int, folder: Path) -> None:

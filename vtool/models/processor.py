@@ -158,6 +158,8 @@ def load_processor(
                 folder, f"tokenizer.json replaces texts by some that are {times:,} times longer"
             )
         )
+    if why := _does_not_encode(tokenizer):
+        raise Findings(_unusable(folder, f"the tokenizer fails at a text: {why}"))
     if not tokenizer.chat_template:
         raise Findings(
             _unusable(folder, "the tokenizer has no chat template (chat_template.jinja)")
@@ -166,6 +168,9 @@ def load_processor(
     if destroyed := check_pixels(image_processor, own, folder):
         raise Findings(destroyed)
     ids = known.token_ids(config, tokenizer)
+    if ids.end is None:
+        what = "the tokenizer names no eos_token, which ends an answer (tokenizer_config.json)"
+        raise Findings(_unusable(folder, what))
     if strange := [
         f"{name} {token}"
         for name, token in asdict(ids).items()
@@ -179,6 +184,17 @@ def load_processor(
         image or Image(),
         video or Video(),
     )
+
+
+def _does_not_encode(tokenizer: Any) -> str | None:
+    """Return why no text can be encoded, as by a setting of another kind; None where one can."""
+    try:
+        tokenizer("What is this?", add_special_tokens=False)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library panics
+        return first_line(error)
+    return None
 
 
 def _is_token(tokenizer: Any, token: Any) -> bool:

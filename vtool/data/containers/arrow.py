@@ -42,8 +42,8 @@ class ArrowRows:
         self.path, self.files = Path(path), tuple(files)
         self.label = label or self.path.name
         self._table: Any = None
-        self.digest = digest_of_files(self.files) if first is None else ""
         self.rows = self.table.num_rows
+        self.digest = digest_of_files(self.files) if first is None else ""
 
     @property
     def table(self) -> Any:
@@ -142,6 +142,8 @@ def _opened(file: Path) -> Any:
         table = opened.read_all()
         # offsets of a damaged file would lead anywhere in memory
         table.validate(full=True)
+        if not is_file and source.tell() < source.size():
+            raise refused(f"{source.size() - source.tell():,} bytes are behind its end")
     return table
 
 

@@ -47,11 +47,11 @@ class ParquetRows:
         """
         self.path, self.files = Path(path), tuple(files)
         self.label = label or self.path.name
-        self.digest = digest_of_files(self.files) if first is None else ""
         self._open: dict[int, Any] = {}
         self._kept: OrderedDict[int, Any] = OrderedDict()
         opened = [self._file(number) for number in range(len(self.files))]
         check_same_columns([plain_schema(each) for each in opened], self.files)
+        self.digest = digest_of_files(self.files) if first is None else ""
         groups = [
             (number, group, each.metadata.row_group(group).num_rows)
             for number, each in enumerate(opened)

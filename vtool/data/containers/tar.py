@@ -43,7 +43,6 @@ class TarRows:
         """
         self.path = Path(path)
         self.label = label or self.path.name
-        self.digest = digest_of_files([self.path]) if first is None else ""
         self._descriptor: int | None = None
         self.rows = _TarIndex()
         try:
@@ -51,6 +50,7 @@ class TarRows:
                 raise_found(_grouped(find_members(file, self.path), self.rows, self.path))
         except OSError as error:
             raise not_readable(self.path, error) from error
+        self.digest = digest_of_files([self.path]) if first is None else ""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_descriptor": None}
