@@ -21,8 +21,6 @@ from tests.campaign import files, runs, targets
 from tests.campaign.state import Tally
 from tests.campaign.targets import Verdict
 
-SECONDS = 2.0
-"""Processor time that one input may take."""
 MIB = 512
 """Memory that one input may take above what the process has."""
 BATCH = 4000
@@ -80,7 +78,9 @@ def _batch(tally: Tally, place: Path, until: float) -> None:
         tally.counts.update(written["counts"])
     if status:
         code = os.waitstatus_to_exitcode(status)
-        tally.problem(f"{name_of(tally, last)}: the process ended with {code}", f"input {last}")
+        said = runs.last_lines((place / "stderr").read_text(errors="replace"), 3)
+        kind = f"{name_of(tally, last)}: the process ended with {code}"
+        tally.problem(kind, f"input {last}: {said}")
     tally.next = last + 1
 
 
@@ -102,6 +102,7 @@ def _child(
     problems: list[tuple[str, str]] = []
     counts: Counter[str] = Counter()
     try:
+        os.dup2(os.open(place / "stderr", os.O_CREAT | os.O_WRONLY | os.O_TRUNC), 2)
         _limit()
         for number in range(first, first + BATCH):
             reached[:] = struct.pack("q", number)
@@ -145,10 +146,10 @@ def try_input(tally: Tally, number: int, place: Path) -> tuple[str, Verdict]:
     draw = tally.draw(number)
     name = draw.choice(WEIGHTED)
     target = TARGETS[name]
-    slow = Verdict("slow", f"more than {SECONDS:.0f} s", "")
+    slow = Verdict("slow", f"more than {target.seconds:.0f} s", "")
     _ALARMS.clear()
     # a first alarm, and others in case that it is raised where exceptions are caught
-    signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS, 1.0)
+    signal.setitimer(signal.ITIMER_VIRTUAL, target.seconds, 1.0)
     signal.setitimer(signal.ITIMER_PROF, HANGS)
     try:
         verdict = target.judge(draw, place)

@@ -64,6 +64,8 @@ class Target:
     make: Make = mutate.as_json
     both: bool = False
     """True where no input that the oracle takes may be refused."""
+    seconds: float = 2.0
+    """Processor time that one input may take."""
 
     def judge(self, draw: random.Random, place: Path) -> Verdict:
         tree = copy.deepcopy(draw.choice(self.trees))

@@ -17,8 +17,9 @@ _SETTINGS = (
     *("do_resize", "do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std"),
     *("do_convert_rgb", "resample", *_SIDES),
 )
-_LARGEST_SIDE = 256
-"""Pixels of a patch's side, or patches of a token's; published ones have 16 and 2."""
+_LARGEST_SIDE = 4
+"""Times that a side of a patch or of a token, and its frames, may be the family's: published
+folders of a family have one size."""
 _FLAT = 1e-3
 """The share of the family's range below which an image is one color."""
 
@@ -74,7 +75,7 @@ def _strange(processor: Any, family: Any) -> str | None:
         if own is None or isinstance(own, bool):
             fits = given is None or isinstance(given, bool)
         elif name in _SIDES:
-            fits = type(given) is int and 0 < given <= _LARGEST_SIDE
+            fits = type(given) is int and 0 < given <= _LARGEST_SIDE * own
         elif isinstance(own, list | tuple):
             fits = isinstance(given, list | tuple) and all(map(_is_number, given))
         else:

@@ -2,10 +2,16 @@
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vtool.data.containers.columns import from_columns, pyarrow, read_by_arrow
+from vtool.data.containers.columns import (
+    from_columns,
+    pyarrow,
+    read_by_arrow,
+    unreadable_row,
+)
 from vtool.data.containers.files import digest_of_files, not_readable, unreadable_file
 from vtool.data.row import name_by_number
 from vtool.diagnostics import Diagnostic, Findings, Origin
@@ -71,7 +77,8 @@ class ArrowRows:
         Raises:
             Findings: `merged-by-arrow`, `malformed-messages`.
         """
-        row = self.table.slice(index, 1).to_pylist()[0]
+        with read_by_arrow(self.path, partial(unreadable_row, self.name(index), self.origin(index))):
+            row = self.table.slice(index, 1).to_pylist()[0]
         return from_columns(row, self.name(index), self.origin(index))
 
     def complete(self, made: dict[str, Any], index: int) -> dict[str, Any]:

@@ -58,6 +58,11 @@ def read_by_arrow(file: Path, refused: Callable[[str], Findings]) -> Iterator[No
         raise refused(first_line(error)) from error
 
 
+def unreadable_row(name: str, origin: Origin, why: str) -> Findings:
+    """Return the exception for a row whose columns cannot be read, as by a name that is no text."""
+    return refuse("broken-row", f"{name} cannot be read: {why}", origin, help="copy its file again")
+
+
 def from_columns(row: Mapping[str, Any], name: str, origin: Origin) -> dict[str, Any]:
     """Return a row of columns without the keys that it does not have.
 
