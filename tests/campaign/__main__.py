@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-PARTS = {"kills": 0.5, "faults": 0.3, "fuzz": 0.2}
+PARTS = {"kills": 0.3, "faults": 0.2, "fuzz": 0.2, "commands": 0.2}
 """The parts that share the minutes, and how."""
 ONCE = ("security", "soak")
 """The parts that are done once, whole, before the others; a short campaign leaves them out."""
@@ -22,6 +22,7 @@ def main() -> int:
     options = _options()
     _begin_anew_with_shim(options.state)
     from tests.campaign import fuzz, page, runs
+    from tests.campaign.commands import damage_commands
     from tests.campaign.faults import fail_writes
     from tests.campaign.kills import kill_runs
     from tests.campaign.security import run_security_tests
@@ -41,6 +42,7 @@ def main() -> int:
         "kills": kill_runs,
         "faults": fail_writes,
         "fuzz": fuzz.fuzz,
+        "commands": damage_commands,
     }
     asked = (
         options.parts.split(",")
@@ -52,7 +54,7 @@ def main() -> int:
     )
     began = time.monotonic()
     folder = (options.state / "work").absolute()
-    if set(asked) - {"security", "fuzz"}:
+    if set(asked) - {"security", "fuzz", "commands"}:
         runs.warm_up(folder)
     gc.freeze()  # what is forked shares it
     for name in (each for each in ONCE if each in asked):
@@ -98,6 +100,9 @@ def _begin_anew_with_shim(state: Path) -> None:
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONWARNINGS": "ignore",
+        "RUST_BACKTRACE": "0",
+        # an arena of the default one is larger than an input's memory may be
+        "ARROW_DEFAULT_MEMORY_POOL": "system",
         **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
         **({"LD_PRELOAD": str(shim)} if shim else {}),
     }

@@ -33,7 +33,7 @@ from vtool.data.media import load_picture, picture_errors
 from vtool.data.row import Row, RowVideo
 from vtool.data.video import open_clip
 from vtool.diagnostics import Findings
-from vtool.families.family import load_family
+from vtool.models.build import model_config
 from vtool.models.pictures import PictureReader
 from vtool.models.processor import Processor, load_processor, new_processor
 
@@ -45,6 +45,11 @@ _SEEDS: dict[str, list[bytes]] = {}
 """Whole files by the name of their target."""
 _SPANS: dict[bytes, tuple[int, int]] = {}
 """The place of the answer in whole files whose format has a checksum of it."""
+
+
+def seeds(name: str) -> list[bytes]:
+    """Return the whole files of a target."""
+    return _SEEDS[name]
 
 
 def _damaged(name: str) -> Callable[[random.Random, Any], bytes]:
@@ -284,7 +289,7 @@ _PIECES = (
 
 def _tailed(draw: random.Random, tree: Any) -> bytes:
     """Return a whole file's bytes; `_ask_tailed` puts the tail behind it."""
-    return draw.choice(_SEEDS[draw.choice([*_SEEDS])])
+    return draw.choice([seed for seeds in _SEEDS.values() for seed in seeds])
 
 
 def _ask_tailed(file: Path) -> Answer:
@@ -403,13 +408,14 @@ def prepare(place: Path) -> None:
     )
     model = place / "model"
     _processor().save(model)
-    ids = load_family("qwen2_5_vl").facts.token_fields
-    named = {field: getattr(_processor().ids, name) for name, field in ids.items()}
-    (model / "config.json").write_text(json.dumps({"model_type": "qwen2_5_vl", **named}))
+    settings = Model(family="qwen2_5_vl", size="tiny")
+    vocabulary = len(_processor().tokenizer)
+    model_config(settings, _processor(), vocabulary).save_pretrained(model)
     for file, trees in (
         ("tokenizer.json", _TOKENIZERS),
         ("tokenizer_config.json", _TOKENIZER_CONFIGS),
         ("preprocessor_config.json", _PREPROCESSORS),
+        ("config.json", _CONFIGS),
     ):
         trees[:] = [json.loads((model / file).read_bytes())]
     _TOKENIZERS.extend({**_TOKENIZERS[0], **part} for part in _PARTS)
@@ -427,6 +433,7 @@ def prepare(place: Path) -> None:
 _TOKENIZERS: list[Any] = []
 _TOKENIZER_CONFIGS: list[Any] = []
 _PREPROCESSORS: list[Any] = []
+_CONFIGS: list[Any] = []
 _REPLACE = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 16}
 _SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
 _PARTS: tuple[dict[str, Any], ...] = (
@@ -483,6 +490,7 @@ TARGETS = {
     "preprocessor_config.json": Target(
         8, "model/preprocessor_config.json", _ask_model, _nothing, _PREPROCESSORS, _of_pixels
     ),
+    "model": Target(2, "model/config.json", _ask_model, _refusal_of_config, _CONFIGS),
     "template": Target(8, "template.jinja", _ask_template, _refusal_of_template, ("",), _as_template),
     "adapter_config.json": Target(
         30, "adapter/adapter_config.json", _ask_folder, _refusal_of_config, (_ADAPTER,)
