@@ -39,6 +39,8 @@ from vtool.models.processor import Processor, load_processor, new_processor
 
 TAIL = 40 * 2**30
 """Bytes without content that a file may have behind its own."""
+BOMB = 4000
+"""Bytes that the largest Parquet file has more than, whose rows are a gigabyte."""
 ANSWER = "It is the answer of row 3, and nothing else."
 _MOST_READ = 20
 _SEEDS: dict[str, list[bytes]] = {}

@@ -59,7 +59,8 @@ class Store:
             yield self
         finally:
             for lock in locks:
-                os.close(lock)
+                with suppress(OSError):  # a full disk: nothing was written to it
+                    os.close(lock)
 
     def _take(self) -> int:
         with self.writing():
