@@ -156,13 +156,13 @@ class End:
     seconds: float
     memory: int
     output: str
-    """What is on standard output alone."""
+    """The standard output alone."""
     printed: str
     in_time: bool = True
 
 
 def problems(end: End, machine: str | None, reason: str | None) -> list[str]:
-    """Return what is wrong with an end, where an oracle has a reason to refuse, or None."""
+    """Return the problems of an end, where an oracle has a reason to refuse, or None."""
     found = []
     if end.status not in (0, 1, 2):
         found.append(f"ends with {end.status}")

@@ -68,7 +68,7 @@ def _split(rows: Path, more: Sequence[str]) -> list[str]:
 
 
 def _content_of(name: str) -> Callable[[Path], Mapping[str, Any]]:
-    """Return what reads the files below a name, without what times change."""
+    """Return the reader of the files below a name, without what times change."""
 
     def read(place: Path) -> Mapping[str, Any]:
         file = place / name
@@ -124,27 +124,59 @@ def _cases(rows: Path) -> tuple[Case, ...]:
     many, run = str(rows / "many.jsonl"), runs.RUN
     verified = ["verify", many, "data.image={min_pixels:784,max_pixels:784}", "--format", "json"]
     return (
-        Case("convert", lambda _: ["convert", many, "out.jsonl"], _content_of("out.jsonl"), once=True),
-        Case("convert to Parquet", lambda _: ["convert", many, "o.parquet"], _content_of("o.parquet"), once=True),
+        Case(
+            "convert", lambda _: ["convert", many, "out.jsonl"], _content_of("out.jsonl"), once=True
+        ),
+        Case(
+            "convert to Parquet",
+            lambda _: ["convert", many, "o.parquet"],
+            _content_of("o.parquet"),
+            once=True,
+        ),
         Case("verify", lambda _: verified, _content_of("output.json")),
-        Case("verify from Parquet", lambda _: ["verify", str(rows / "many.parquet"), *verified[2:]],
-             _content_of("output.json")),
-        Case("evaluate", lambda _: ["evaluate", run, str(rows / "test.jsonl"), "--to", "ev"],
-             _content_of("ev")),
-        Case("export", lambda _: ["export", run, "--output", "exported"], _content_of("exported"), once=True),
+        Case(
+            "verify from Parquet",
+            lambda _: ["verify", str(rows / "many.parquet"), *verified[2:]],
+            _content_of("output.json"),
+        ),
+        Case(
+            "evaluate",
+            lambda _: ["evaluate", run, str(rows / "test.jsonl"), "--to", "ev"],
+            _content_of("ev"),
+        ),
+        Case(
+            "export",
+            lambda _: ["export", run, "--output", "exported"],
+            _content_of("exported"),
+            once=True,
+        ),
         Case("report", lambda _: ["report", run, "--output", "r.html"], _content_of("r.html")),
         Case("chat", lambda _: ["chat", run, "--max-new-tokens", "3"], _content_of("output.json")),
         Case("watch", _watched, _content_of("watched.json"), stays=True),
-        Case("verify, an audit's worker", lambda _: [*verified, "data.workers=2", "--fresh"],
-             _content_of("output.json"), child=True, fails=True),
-        Case("train, a data worker",
-             lambda _: _split(rows, ("data.workers=2", "run.dir=trained")),
-             _runs_below("trained"), child=True, fails=True),
-        Case("train, the launcher's parent",
-             lambda _: _split(rows, ("launch.nproc=2", "run.dir=trained")), _runs_below("trained")),
-        Case("train, a sweep",
-             lambda _: [*_split(rows, ("run.dir=swept", "optim.lr=0.1,0.2")), "-m"],
-             _runs_below("swept")),
+        Case(
+            "verify, an audit's worker",
+            lambda _: [*verified, "data.workers=2", "--fresh"],
+            _content_of("output.json"),
+            child=True,
+            fails=True,
+        ),
+        Case(
+            "train, a data worker",
+            lambda _: _split(rows, ("data.workers=2", "run.dir=trained")),
+            _runs_below("trained"),
+            child=True,
+            fails=True,
+        ),
+        Case(
+            "train, the launcher's parent",
+            lambda _: _split(rows, ("launch.nproc=2", "run.dir=trained")),
+            _runs_below("trained"),
+        ),
+        Case(
+            "train, a sweep",
+            lambda _: [*_split(rows, ("run.dir=swept", "optim.lr=0.1,0.2")), "-m"],
+            _runs_below("swept"),
+        ),
     )
 
 
@@ -267,10 +299,8 @@ class _Bench:
             time.sleep(0.005)
         return False
 
-    def _after(
-        self, case: Case, done: template.Forked, place: Path, hit: bool
-    ) -> Iterator[str]:
-        """Yield what is wrong right after a kill."""
+    def _after(self, case: Case, done: template.Forked, place: Path, hit: bool) -> Iterator[str]:
+        """Yield the problems that a kill has left."""
         if done.hung:
             yield "hangs after a kill"
         if name := template.traceback_in(done.printed):

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as arrow
-import pyarrow.parquet as parquet
 from PIL import Image as Pictures
+from pyarrow import parquet
 
 from tests.campaign import mutate
 from tests.campaign.targets import Answer, Target, _ask_folder, _refusal_of_config
@@ -55,7 +55,7 @@ def seeds(name: str) -> list[bytes]:
 
 
 def _damaged(name: str) -> Callable[[random.Random, Any], bytes]:
-    """Return what damages a whole file of a target: anywhere, or in the answer alone."""
+    """Return the maker of a damaged file of a target: anywhere, or in the answer alone."""
 
     def make(draw: random.Random, tree: Any) -> bytes:
         content = draw.choice(_SEEDS[name])
@@ -281,10 +281,19 @@ _COSTLY = (
 )
 _PIECES = (
     *("{{ messages }}", "{{ 1/0 }}", "{{ x.y.z }}", "{{ ''.__class__ }}", "{% break %}", "{# "),
-    *("{{ messages[0].content[0]|tojson }}", "{% set x = namespace(a=1) %}", "{{ raise_exception }}"),
+    *(
+        "{{ messages[0].content[0]|tojson }}",
+        "{% set x = namespace(a=1) %}",
+        "{{ raise_exception }}",
+    ),
     *("{{ raise_exception('no') }}", "{% generation %}", "{% if false %}", "{{ messages|sort }}"),
     *("{{ [1]|random }}", "{{ cycler }}", "{% include 'a' %}", "{% import 'os' as o %}", "\x00"),
-    *("{{ strftime_now('%s') }}", "{{ strftime_now(1) }}", "{{ dict(a=1)['b'] }}", "{{ [] | first }}"),
+    *(
+        "{{ strftime_now('%s') }}",
+        "{{ strftime_now(1) }}",
+        "{{ dict(a=1)['b'] }}",
+        "{{ [] | first }}",
+    ),
     *("{{ lipsum(999) }}", "{{ messages|map(attribute='x')|list }}", "{% raw %}", "{{ self }}"),
 )
 
@@ -493,11 +502,11 @@ TARGETS = {
         8, "model/preprocessor_config.json", _ask_model, _nothing, _PREPROCESSORS, _of_pixels
     ),
     "model": Target(2, "model/config.json", _ask_model, _refusal_of_config, _CONFIGS),
-    "template": Target(8, "template.jinja", _ask_template, _refusal_of_template, ("",), _as_template),
+    "template": Target(
+        8, "template.jinja", _ask_template, _refusal_of_template, ("",), _as_template
+    ),
     "adapter_config.json": Target(
         30, "adapter/adapter_config.json", _ask_folder, _refusal_of_config, (_ADAPTER,)
     ),
-    "a long tail": Target(
-        1, "tail", _ask_tailed, _nothing, ("",), _tailed, seconds=19.0
-    ),
+    "a long tail": Target(1, "tail", _ask_tailed, _nothing, ("",), _tailed, seconds=19.0),
 }

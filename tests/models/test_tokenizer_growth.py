@@ -82,3 +82,22 @@ def test_a_pattern_that_gives_up_is_a_finding_of_the_row(tmp_path: Path) -> None
         encode_row(rows.row(0), 0, processor, settings)
     assert caught.value.diagnostics[0].rule == "tokenizer-fails"
     assert encode_row(rows.row(1), 1, processor, settings).supervised == 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"eos_token": None}, "names no eos_token"),
+        ({"model_max_length": "long"}, "fails at a text: '>' not supported"),
+    ],
+)
+def test_a_tokenizer_whose_settings_are_of_another_kind_is_not_loaded(
+    tmp_path: Path, setting: dict[str, Any], words: str
+) -> None:
+    folder = folder_with(tmp_path, "normalizer", {"type": "NFC"})
+    load_processor(folder, "qwen2_5_vl")
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **setting}))
+    with pytest.raises(Findings, match=words) as caught:
+        load_processor(folder, "qwen2_5_vl")
+    assert caught.value.diagnostics[0].rule == "model-does-not-load"

@@ -36,13 +36,7 @@ def check_pixels(processor: Any, family: Any, folder: object) -> Diagnostic | No
         `pixels-destroyed`, where values are not finite, alike, or far from the family's; else None.
     """
     if strange := _strange(processor, family):
-        return _destroyed(folder, f"has {strange}")
-    least = dict(processor.size).get("shortest_edge")
-    if isinstance(least, int | float) and not 0 <= least <= MOST_PIXELS:
-        return _destroyed(
-            folder,
-            f"makes {least:.3g} pixels or more of every image (size.shortest_edge, min_pixels)",
-        )
+        return _destroyed(folder, strange)
     usual = _values(family, family)
     try:
         found = _values(processor, family)
@@ -66,7 +60,7 @@ def check_pixels(processor: Any, family: Any, folder: object) -> Diagnostic | No
 
 
 def _strange(processor: Any, family: Any) -> str | None:
-    """Return the first setting that is of no kind that its family's own is; None for none.
+    """Return what is said of the first setting of another kind than its family's; None for none.
 
     What transformers makes of it is seen with the first picture, or with one of another size.
     """
@@ -81,10 +75,13 @@ def _strange(processor: Any, family: Any) -> str | None:
         else:
             fits = _is_number(given)
         if not fits:
-            return f"{name} {given!r:.60}"
+            return f"has {name} {given!r:.60}"
     for name, edge in dict(processor.size).items():
         if edge is not None and not (_is_number(edge) and edge >= 0):
-            return f"size.{name} {edge!r:.60}"
+            return f"has size.{name} {edge!r:.60}"
+    least = dict(processor.size).get("shortest_edge") or 0
+    if least > MOST_PIXELS:
+        return f"makes {least:.3g} pixels or more of every image (size.shortest_edge, min_pixels)"
     return None
 
 

@@ -77,7 +77,9 @@ class ArrowRows:
         Raises:
             Findings: `merged-by-arrow`, `malformed-messages`.
         """
-        with read_by_arrow(self.path, partial(unreadable_row, self.name(index), self.origin(index))):
+        with read_by_arrow(
+            self.path, partial(unreadable_row, self.name(index), self.origin(index))
+        ):
             row = self.table.slice(index, 1).to_pylist()[0]
         return from_columns(row, self.name(index), self.origin(index))
 

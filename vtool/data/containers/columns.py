@@ -50,6 +50,8 @@ def read_by_arrow(file: Path, refused: Callable[[str], Findings]) -> Iterator[No
     """
     try:
         yield
+    except Findings:
+        raise
     except MemoryError as error:
         raise refused(f"it asks for more memory than there is ({first_line(error)})") from error
     except (pyarrow("pyarrow", file).ArrowException, OSError, ValueError) as error:

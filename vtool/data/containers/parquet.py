@@ -105,7 +105,9 @@ class ParquetRows:
             table, index_in_table = self._group(place, first, index), index - first
         else:
             index_in_table = index
-        with read_by_arrow(self.path, partial(unreadable_row, self.name(index), self.origin(index))):
+        with read_by_arrow(
+            self.path, partial(unreadable_row, self.name(index), self.origin(index))
+        ):
             row = table.slice(index_in_table, 1).to_pylist()[0]
         return from_columns(row, self.name(index), self.origin(index))
 
@@ -156,7 +158,10 @@ class ParquetRows:
                 return unreadable_file(file, what, "it may be cut off: copy it again")
 
             with read_by_arrow(file, refused):
-                self._open[number] = open_parquet(file)
+                self._open[number] = opened = open_parquet(file)
+                says, groups = opened.metadata.num_rows, range(opened.num_row_groups)
+                if (there := sum(opened.metadata.row_group(n).num_rows for n in groups)) != says:
+                    raise refused(f"its groups have {there:,} rows, and it says {says:,}")
         return self._open[number]
 
     def _group(self, place: int, first: int, index: int) -> Any:

@@ -123,7 +123,9 @@ def _ranks(
         asked = _pattern(config.get("rank_pattern"), module.name, config.get("r"))
         fits = module.rank == asked or (
             # of experts that are one parameter, all are stacked
-            config.get("target_parameters") and isinstance(asked, int) and asked
+            config.get("target_parameters")
+            and isinstance(asked, int)
+            and asked
             and module.rank % asked == 0
         )
         if of_b != module.rank or not fits:
