@@ -7,6 +7,8 @@ import pytest
 
 from vtool.near_files import near_file, quoted_name
 
+PERCENT = "its percent-encoding (%20 for a blank)"
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -21,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
     [
         (unicodedata.normalize("NFD", "img/café.png"), "img/café.png", ["its Unicode form"]),
         ("img\\plan a.png", "img/plan a.png", ["/ for \\"]),
-        ("img/plan%20a.png", "img/plan a.png", ["its percent-encoding (%20 for a blank)"]),
+        ("img/plan%20a.png", "img/plan a.png", [PERCENT]),
         ("img/plan a.png ", "img/plan a.png", ["blanks, or other characters that are not seen"]),
         (
             "img/plan\u00a0a.png",
@@ -37,6 +39,11 @@ def folder(tmp_path: Path) -> Path:
         ("images/plan a.png", "img/plan a.png", ["the folder before it"]),
         ("plan a.png", "img/plan a.png", ["the folder before it"]),
         ("img/stil.gif", "img/still.gif", []),
+        ("img/0001.jpg?width=5&v=1.5", "img/0001.jpg", ["what follows ? or #"]),
+        ("img/plan%20a.png#top", "img/plan a.png", [PERCENT, "what follows ? or #"]),
+        ("file:img/0001.jpg", "img/0001.jpg", ["the address before it"]),
+        ("file://localhost/img/0001.jpg", "img/0001.jpg", ["the folder before it"]),
+        ("file:///img/plan%20a.png", "img/plan a.png", [PERCENT, "the folder before it"]),
     ],
 )
 def test_a_name_that_differs_by_form_leads_to_its_file(

@@ -55,6 +55,14 @@ _MARKS: tuple[tuple[int, bytes, str, str], ...] = (
 """An offset, the bytes there, the kind, and its name behind "is"."""
 _BEFORE = {4: b"\0", 8: b"RIFF"}
 """The beginning of files that are known by bytes at these offsets."""
+_WIDE_MARKS = (
+    (b"\xff\xfe\0\0", "UTF-32"),
+    (b"\0\0\xfe\xff", "UTF-32"),
+    (b"\xff\xfe", "UTF-16"),
+    (b"\xfe\xff", "UTF-16"),
+)
+_WIDE = (("UTF-32LE", 4, 0), ("UTF-32BE", 4, 3), ("UTF-16LE", 2, 0), ("UTF-16BE", 2, 1))
+"""Encodings without a mark: bytes a character, and which one of them ASCII has."""
 _POINTERS = (
     (
         ("version https://git-lfs", "version https://hawser"),
@@ -133,6 +141,22 @@ def content_of(given: Path | bytes) -> Content | None:
             return _content(file.read(_LARGEST_ANSWER if size <= _LARGEST_ANSWER else HEAD), size)
     except (OSError, ValueError):
         return None
+
+
+def wide_encoding(head: bytes) -> str | None:
+    """Return the encoding of text of two or four bytes a character; None for any other file.
+
+    It is known by its mark; without one, by the zeros of a first word of ASCII.
+    """
+    for mark, name in _WIDE_MARKS:
+        if head.startswith(mark):
+            return name
+    for name, width, place in _WIDE:
+        first = head[: 4 * width]
+        alike = all(bool(byte) == (at % width == place) for at, byte in enumerate(first))
+        if len(first) == 4 * width and alike:
+            return name
+    return None
 
 
 def stand_in(given: Path | bytes) -> Content | None:

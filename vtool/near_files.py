@@ -15,6 +15,10 @@ _MOST_COMPARED = 200
 """Names of a folder that are compared letter by letter: there may be a row for each of millions."""
 _MOST_NAMED = 3
 _INVISIBLE = re.compile("[\u200b-\u200f\u2060\ufeff\u00ad]")
+_QUERY = re.compile(
+    r"(\.(?:png|jpe?g|gif|webp|bmp|tiff?|mp4|avi|mov|mkv|webm))[?#].*", re.IGNORECASE
+)
+"""An address's query or fragment: behind an extension, for a name itself may have a # too."""
 
 
 def _without_blanks(name: str) -> str:
@@ -25,12 +29,17 @@ def _one_form(name: str) -> str:
     return unicodedata.normalize("NFC", name)
 
 
+def _without_query(name: str) -> str:
+    return _QUERY.sub(r"\1", name)
+
+
 def _without_suffix(name: str) -> str:
     return name.rpartition(".")[0] or name
 
 
 _FORMS: tuple[tuple[str, Callable[[str], str]], ...] = (
     ("its percent-encoding (%20 for a blank)", unquote),
+    ("what follows ? or #", _without_query),
     ("its Unicode form", _one_form),
     ("blanks, or other characters that are not seen", _without_blanks),
     ("upper and lower case", str.casefold),
@@ -111,6 +120,10 @@ def _near_file(given: str, folder: Path, folders: bool) -> NearFiles | None:
     text = given.removeprefix("file://")
     if os.path.lexists(folder / text):  # also a link to what is not there
         return None
+    if (bare := re.sub("^(file:|localhost(?=/))", "", text)) != text:
+        text = bare
+        if (folder / text).is_file():
+            return NearFiles((text,), ("the address before it",))
     slashes = text.replace("\\", "/")
     found = next(_by_form(text, folder, folders), None)
     if found is None and slashes != text:
@@ -131,12 +144,14 @@ def _by_form(text: str, folder: Path, folders: bool, *differences: str) -> Itera
     moved = "the folder before it"
     # a folder of another machine, or one too many or too few, before the rest of the path
     for begin in range(len(parts)):
-        for base, prefix in ((folder, ""), (folder / "..", "..")):
-            for names, more in _walk(base, parts[begin:], folders):
-                yield _near(os.path.join(prefix, *names), [*differences, moved, *more])
+        for names, more in _walk(folder, parts[begin:], folders):
+            yield _near(os.path.join(*names), [*differences, moved, *more])
     for inside in _names(str(folder))[:_MOST_COMPARED]:
         if parts and (folder / inside / parts[-1]).is_file():
             yield _near(os.path.join(inside, parts[-1]), [*differences, moved])
+    for begin in range(len(parts)):
+        for names, more in _walk(folder / "..", parts[begin:], folders):
+            yield _near(os.path.join("..", *names), [*differences, moved, *more])
 
 
 def _similar(asked: Path, folder: Path, folders: bool) -> NearFiles | None:

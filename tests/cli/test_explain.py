@@ -217,3 +217,10 @@ def test_the_page_of_all_rules_is_what_the_command_prints() -> None:
     assert all(
         f"### {rule.code} {rule.name}\n" in out and rule.fix in unwrapped for rule in RULES.values()
     )
+
+
+def test_a_word_that_has_nothing_in_common_with_a_name_is_no_guess() -> None:
+    code, _, error = explain("nonsense-rule")
+    assert (code, "did you mean" in error) == (2, False)
+    assert "did you mean `overlong-row`?" in explain("overlongrow")[2]
+    assert "did you mean `boxes-leave-picture`?" in explain("boxes-left-picture")[2]

@@ -49,3 +49,11 @@ def test_nan_and_an_empty_list_of_calls_are_what_they_are(tmp_path: Path) -> Non
         '"images" is NaN, which pandas writes for a missing value: write null, or leave the key out'
     )
     assert first["origin"]["line"] == 2
+
+
+def test_a_row_of_another_task_with_an_answer_is_a_note_in_every_layout(tmp_path: Path) -> None:
+    rows = [{"query": f"a{n}", "response": f"b{n}", "rejected_response": "c"} for n in range(3)]
+    found = verified(tmp_path, rows)
+    (note,) = found["findings"]
+    assert (found["exit"], note["rule"], note["severity"]) == (0, "unread-key", "note")
+    assert '"rejected_response" (a pair of a preferred and a rejected answer' in note["message"]

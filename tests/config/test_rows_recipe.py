@@ -226,10 +226,16 @@ def test_an_empty_recipe_and_one_that_extends_no_other_are_told_to_begin_with_on
     assert (finding.rule, fatal) == ("bad-yaml", True)
     assert str(finding.help).startswith("begin the recipe with `defaults: [finetune, _self_]`")
     Path("mine.yaml").write_text("optim: {name: sgd, lr: 1.0e-4}\n")
-    first, second, _ = examine("mine.yaml").findings
+    first, second = examine("mine.yaml").findings
     assert first.message == "mine.yaml has no `defaults:`, and lacks `kind`, `data` and `train`"
     assert first.help == finding.help
     assert second.help == "only `adamw` is built: leave `optim.name` out"
+    Path("mine.yaml").write_text(f"data: {{train: {rows('good.json')}}}\ntrain: {{epochs: 1}}\n")
+    examined = examine("mine.yaml")
+    (only,) = examined.findings
+    assert only.message == "mine.yaml has no `defaults:`, and lacks `kind` and `optim`"
+    assert examined.checks["missing-key"] == "failed"
+    assert examined.checks["conflicting-model-source"] == "not-run"
 
 
 def test_the_family_is_that_of_the_folder_unless_a_recipe_of_ones_own_says_it() -> None:

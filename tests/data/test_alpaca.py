@@ -35,15 +35,13 @@ def test_the_input_is_a_line_below_the_instruction_and_earlier_answers_are_learn
     assert full.images == [str(tmp_path / "a.png")]
 
 
-def test_a_key_that_is_not_read_is_refused_unless_the_source_ignores_it(tmp_path: Path) -> None:
+def test_a_key_that_is_not_read_is_remarked_on_unless_the_source_ignores_it(tmp_path: Path) -> None:
     row = {"instruction": "a", "output": "b", "rationale": "because", "hint": 3, "id": "x"}
-    finding = refused("alpaca", tmp_path, row)
-    assert finding.rule == "unread-key"
-    assert finding.message == 'rows.jsonl:1 has keys that are not read: "rationale", "hint"'
-    assert finding.help is not None
-    assert "ignore: [rationale, hint]" in finding.help
+    (made,) = read("alpaca", tmp_path, row)
+    assert [one.words for one in made.remarks] == ['"rationale"', '"hint"']
     (kept,) = read("alpaca", tmp_path, row, ignore=["rationale", "hint"])
     assert said(kept) == [("user", "a"), ("assistant", "b")]
+    assert kept.remarks == ()
 
 
 @pytest.mark.parametrize(
@@ -66,7 +64,7 @@ def test_a_key_that_is_not_read_is_refused_unless_the_source_ignores_it(tmp_path
             'both "image" and "images"',
         ),
         ({"instruction": "<image>", "output": "b"}, "placeholder-mismatch", "but 0 entries"),
-        ({"instruction": "a", "output": "b", "kto_tag": True}, "not-for-training", "judgement"),
+        ({"instruction": "a", "output": "b", "kto_tag": False}, "not-for-training", "judgement"),
     ],
 )
 def test_what_cannot_be_mapped_is_named(
@@ -81,5 +79,6 @@ def test_the_whole_row_as_one_text_is_no_other_key(tmp_path: Path) -> None:
     row = {"instruction": "Name the animal.", "output": "A cat."}
     (made,) = read("alpaca", tmp_path, row | {"text": "Q: Name the animal.\nA: A cat."})
     assert said(made) == [("user", "Name the animal."), ("assistant", "A cat.")]
-    finding = refused("alpaca", tmp_path, row | {"text": "Q: Name the animal.\nA: A dog."})
-    assert finding.message == 'rows.jsonl:1 has a key that is not read: "text"'
+    assert made.remarks == ()
+    (made,) = read("alpaca", tmp_path, row | {"text": "Q: Name the animal.\nA: A dog."})
+    assert [one.words for one in made.remarks] == ['"text"']

@@ -54,12 +54,6 @@ def test_questions_are_rows_of_their_own_where_the_source_says_so(tmp_path: Path
     [
         ({"texts": [], "images": ["a.png"]}, "malformed-messages", '"texts" must be a list'),
         (asked(("<image>q", "a")), "malformed-messages", "has <image> as text"),
-        (asked(("q", "a"), notes="x"), "unread-key", '"notes"'),
-        (
-            {"texts": [{"user": "q", "assistant": "a", "hint": "x"}], "images": ["a.png"]},
-            "unread-key",
-            '"hint"',
-        ),
         ({"texts": [{"user": "q", "assistant": 7}]}, "malformed-messages", "texts.assistant"),
     ],
 )

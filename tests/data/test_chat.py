@@ -266,6 +266,8 @@ def test_control_tokens_in_a_text_are_found(processor: Processor) -> None:
     assert control_tokens(odd, processor) == ["<|im_end|>"]
     plain = row(("user", "What is <b>it</b>?"), ("assistant", "a cat"))
     assert control_tokens(plain, processor) == []
+    box = ["<|box_start|>(1,2),(3,4)<|box_end|>"]
+    assert control_tokens_in(box, ["<|box_start|>", "<|box_end|>", "<|im_end|>"]) == []
 
 
 def test_control_tokens_in_reasoning_and_tools_are_found(processor: Processor) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.data.readers import open_rows
 from tests.rows import chat, write_rows
 from vtool.data.containers.parquet import ParquetRows
-from vtool.data.detect import detect
+from vtool.data.detect import detect, source_messages
 from vtool.data.formats import LAYOUTS
 from vtool.diagnostics import Diagnostic, Findings
 
@@ -136,3 +136,29 @@ def test_what_is_of_no_layout_is_refused_by_name(
     found = uncertain(write_rows(tmp_path / "rows.jsonl", [row]))
     assert found.rule == rule
     assert words in found.message
+
+
+def test_files_of_a_folder_that_are_not_read_are_said_once(tmp_path: Path) -> None:
+    write_rows(tmp_path / "a.jsonl", [chat("a", "b")])
+    reader = open_rows("messages", tmp_path)
+    for name in ("cat.png", "README.txt", ".hidden.csv"):
+        (tmp_path / name).touch()
+    (tmp_path / "pictures").mkdir()
+    assert source_messages(reader.describe()) == []
+    for name in ("b.csv", "C.JSONL", "d.txt", "e.jsonl.gz", "more/f.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert source_messages(reader.describe()) == [
+        f"5 in {tmp_path} may have rows, and are not read: C.JSONL, b.csv, d.txt, e.jsonl.gz, more/"
+    ]
+
+
+def test_rows_in_a_list_of_one_object_are_refused_with_what_takes_them_out(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps({"info": "mine", "data": [chat("a", "b")] * 3}))
+    with pytest.raises(Findings) as caught:
+        detect(str(path))
+    (found,) = caught.value.diagnostics
+    assert found.message == f'{path} is one object, whose "data" has a list of 3'
+    assert found.help is not None
+    assert "jq -c '.[\"data\"][]'" in found.help

@@ -25,6 +25,8 @@ IMAGE = "cat.png"
         ("roles_to_train", ["user", "assistant"]),
         ("learn_from_last_turn", True),
         ("is_last_turn_trained", True),
+        ("assistant_only_loss", False),
+        ("completion_only_loss", False),
     ],
 )
 def test_a_row_that_masks_in_any_spelling_is_refused(key: str, value: Any) -> None:
@@ -38,6 +40,7 @@ def test_a_row_that_masks_in_any_spelling_is_refused(key: str, value: Any) -> No
         ("is_train", True),
         ("roles_to_train", ["assistant"]),
         ("masked", False),
+        ("assistant_only_loss", True),
         ("training_source", "web"),
         ("train_losses", [0.25, 0.5]),
         ("mask", "masks/1.png"),

@@ -75,9 +75,10 @@ def test_a_column_that_the_entry_does_not_name_is_refused_and_not_left_out(tmp_p
     turns = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
     finding = refused(tmp_path, SHAREGPT, {"conversations": turns, "images": ["a.png"]})
     assert (finding.rule, finding.message) == (
-        "unread-key",
-        'x.json row 1 has a key that is not read: "images"',
+        "malformed-messages",
+        'x.json row 1: the row has "images", which no column of mine is',
     )
+    assert finding.help == 'name it in dataset_info.json: "columns": {"images": "images"}'
 
 
 @pytest.mark.parametrize(

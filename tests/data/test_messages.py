@@ -364,3 +364,29 @@ def test_one_image_may_be_given_without_a_list(tmp_path: Path, given: Any) -> No
     picture(tmp_path / "a.png")
     one = parse_row(chat("<image>What?", "b") | {"image": given}, "r", tmp_path)
     assert one == parse_row(chat("<image>What?", "b") | {"images": ["a.png"]}, "r", tmp_path)
+
+
+def test_parts_of_content_as_json_text_are_refused(tmp_path: Path) -> None:
+    parts = [{"type": "image", "image": "a.png"}, {"type": "text", "text": "What?"}]
+    file = write_rows(tmp_path / "rows.jsonl", [chat(json.dumps(parts), "b")])
+    with pytest.raises(Findings, match='"content" of turn 1 is text: parts of content as JSON'):
+        Messages(str(file)).row(0)
+    healthy = [
+        chat('Sort [{"type": "b"}, {"type": "a"}]', '[{"type": "a"}, {"type": "b"}]'),
+        chat('[{"type": "a", "text": "b"}]', "c"),
+        chat("[{not JSON", "c"),
+    ]
+    reader = Messages(str(write_rows(tmp_path / "rows.jsonl", healthy)))
+    assert [len(reader.row(index).messages) for index in range(3)] == [2, 2, 2]
+
+
+def test_the_picture_beside_rows_that_an_address_has_the_name_of_is_suggested(
+    tmp_path: Path,
+) -> None:
+    picture(tmp_path / "my cat.png")
+    for name, help in (("my%20cat.png", "did you mean `my cat.png`?"), ("dog.png", None)):
+        row = chat("<image>?", "b") | {"images": [f"https://example.org/photos/{name}?w=5"]}
+        with pytest.raises(Findings) as caught:
+            Messages(str(write_rows(tmp_path / "rows.jsonl", [row]))).row(0)
+        (found,) = caught.value.diagnostics
+        assert (found.rule, found.help) == ("missing-image", help)

@@ -136,3 +136,38 @@ def test_none_may_be_an_answer_and_a_reply(tmp_path: Path) -> None:
     row = {"messages": [*chat("Which?", "None")["messages"], *chat("None", "NaN")["messages"]]}
     (made,) = read("messages", tmp_path, row)
     assert made.remarks == ()
+
+
+@pytest.mark.parametrize("word", ["none", "N/A", "null", "NA", "nil", "-", "None"])
+def test_a_word_for_no_picture_is_no_name(tmp_path: Path, word: str) -> None:
+    alone = [chat("?", "b") | {"image": word}] if word != "null" else []  # JSON of nothing
+    for row in (
+        chat("<image>?", "b") | {"images": [word]},
+        chat([{"type": "image", "image": word}], "b"),
+        *alone,
+    ):
+        finding = refused("messages", tmp_path, row)
+        assert finding.rule == "malformed-messages"
+        assert f'is the text "{word}", which' in finding.message
+
+
+@pytest.mark.parametrize("pair", [None, [], [None, None], ["", ""], [NAN, NAN], ["", None]])
+def test_a_pair_of_nothing_in_a_history_is_absent(tmp_path: Path, pair: Any) -> None:
+    for format, names in (("alpaca", ("instruction", "output")), ("swift", ("query", "response"))):
+        row = dict(zip(names, ("a", "b"), strict=True)) | {"history": [["q", "r"], pair]}
+        (made,) = read(format, tmp_path, row)
+        assert [text for _, text in said(made)] == ["q", "r", "a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("pair", "words"),
+    [
+        (["q", None], 'no answer: "history[1][1]" is null'),
+        (["q", NAN], f'no answer: "history[1][1]" {PANDAS}'),
+        ([None, "r"], '"history[1][0]" must be text; here it is null'),
+        ([NAN, "r"], f'"history[1][0]" {PANDAS}'),
+    ],
+)
+def test_half_a_pair_of_a_history_is_named(tmp_path: Path, pair: Any, words: str) -> None:
+    row = {"instruction": "a", "output": "b", "history": [["q", "r"], pair]}
+    assert words in refused("alpaca", tmp_path, row).message

@@ -49,7 +49,7 @@ def test_images_without_a_place_stand_before_the_first_question_as_in_trl(tmp_pa
         ({"prompt": [{"role": "user", "content": "a"}]}, "malformed-messages", '"completion" must'),
         ({"prompt": [], "chosen": ["a"], "rejected": ["b"]}, "not-for-training", "pair"),
         (chat("a", "b") | {"prompt": []}, "malformed-messages", '"messages" next to'),
-        (chat("a", "b") | {"chat_template_kwargs": {"x": 1}}, "unread-key", "chat_template_kwargs"),
+        (chat("a", "b") | {"chat_template_kwargs": {"x": 1}}, "malformed-messages", "kwargs"),
     ],
 )
 def test_what_cannot_be_mapped_is_named(

@@ -238,3 +238,49 @@ def test_a_mask_of_a_row_of_columns_is_refused_unless_it_says_what_is_so_anyway(
     finding = refused(format, tmp_path, row | {"loss_mask": [0, 1]})
     assert finding.rule == "malformed-messages"
     assert 'the row has "loss_mask": [0, 1], which is not read' in finding.message
+
+
+ROWS = {
+    "messages": chat("a", "b"),
+    "swift": {"query": "a", "response": "b"},
+    "trl": {"prompt": chat("a", "b")["messages"][:1], "completion": chat("a", "b")["messages"][1:]},
+    "alpaca": {"instruction": "a", "output": "b"},
+    "llava": {
+        "conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}],
+    },
+    "cauldron": {"texts": [{"user": "a", "assistant": "b"}]},
+}
+
+
+@pytest.mark.parametrize("format", ROWS)
+def test_a_key_that_nothing_reads_is_the_same_note_in_every_layout(
+    tmp_path: Path, format: str
+) -> None:
+    more = {"texts": "turns"} if format == "cauldron" else {}
+    keys = {"rejected_response": "c", "label": True, "rationale": "because", "id": 7}
+    (made,) = read(format, tmp_path, ROWS[format] | keys, **more)
+    assert [one.words.split(" (")[0] for one in made.remarks] == [
+        '"rejected_response"',
+        '"label"',
+        '"rationale"',
+    ]
+    assert "pair of a preferred and a rejected answer" in made.remarks[0].words
+    finding = refused(format, tmp_path, ROWS[format] | {"label": False}, **more)
+    assert finding.rule == "not-for-training"
+
+
+def test_a_key_that_is_like_one_of_its_layout_is_told_with_that(tmp_path: Path) -> None:
+    row = {"instruction": "a", "output": "b", "histroy": [["c", "d"]]}
+    file = write_rows(tmp_path / "train.jsonl", [row])
+    (audit,) = audit_rows(request("rows", f"data.train=[{{format: alpaca, path: {file}}}]").run)
+    (one,) = (each for each in audit.findings if each.rule == "unread-key")
+    assert one.help == (
+        "histroy: did you mean `history`?; where nothing of it is to be learnt: ignore: [histroy]"
+    )
+    finding = refused("alpaca", tmp_path, {"instruction": "a", "output": "b", "System": "c"})
+    assert (finding.rule, finding.help) == ("malformed-messages", 'write "system"')
+
+
+def test_an_answer_that_the_chat_ends_with_is_no_other_key(tmp_path: Path) -> None:
+    row = chat("a", "b") | {"chosen": chat("a", "b")["messages"]}  # as in UltraFeedback
+    assert read("messages", tmp_path, row)[0].remarks == ()

@@ -12,7 +12,7 @@ from PIL import Image
 from transformers.image_utils import load_image
 
 from tests.rows import decompression_bomb
-from vtool.models.pictures import LARGEST_FILE, PictureReader, TooManyPixels, WideValues
+from vtool.models.pictures import LARGEST_PICTURE_FILE, PictureReader, TooManyPixels, WideValues
 
 RAMP = np.linspace(0, 4095, 64 * 32).reshape(32, 64)
 WIDE: dict[str, tuple[Any, str]] = {
@@ -156,9 +156,9 @@ def test_a_file_much_larger_than_any_picture_is_refused_before_it_is_read(tmp_pa
     file = tmp_path / "a.png"
     Image.new("RGB", (8, 8)).save(file)
     with file.open("r+b") as grown:
-        grown.truncate(LARGEST_FILE + 1)  # without a block of the disk
+        grown.truncate(LARGEST_PICTURE_FILE + 1)  # without a block of the disk
     for look in (PictureReader().read, PictureReader().measure):
-        with pytest.raises(ValueError, match=f"its file has {LARGEST_FILE + 1:,} bytes"):
+        with pytest.raises(ValueError, match=f"its file has {LARGEST_PICTURE_FILE + 1:,} bytes"):
             look(str(file))
 
 

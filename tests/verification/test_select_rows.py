@@ -16,7 +16,8 @@ from vtool.verification.context import ProofContext, build_proof_context
 from vtool.verification.not_provable import NotProvable
 from vtool.verification.proofs import label_masks_disagree
 from vtool.verification.prove import prove
-from vtool.verification.select_rows import FURTHEST, ROW_TOKENS
+from vtool.verification.rows import audit_rows
+from vtool.verification.select_rows import FURTHEST, LOOKED_AT, ROW_TOKENS
 
 DECOMPOSED = unicodedata.normalize("NFD", "Crème brûlée")
 EMOJI = [
@@ -100,6 +101,23 @@ class TestLengths:
         assert cut.truncated
         assert torch.equal(cut.input_ids, whole.input_ids[:-5])
         assert whole.supervised > cut.supervised > 0
+
+    def test_the_tokens_of_a_row_that_is_too_long_are_those_of_the_audit(
+        self, tmp_path: Path
+    ) -> None:
+        image = picture(tmp_path / "a.png", 84, 112).name
+        rows = [
+            chat(f"<image>Number {number}, and a long word: incomprehensibilities", "yes")
+            | {"images": [image]}
+            for number in range(2 * LOOKED_AT)
+        ]
+        with pytest.raises(Findings) as raised:
+            context_of(tmp_path, rows, "data.max_length=20")
+        file = write_rows(tmp_path / "rows.jsonl", rows)
+        (audit,) = audit_rows(load_run("rows", [messages(file), "data.max_length=20"]).run)
+        counted = audit.findings[0].message
+        assert counted.startswith("rows.jsonl:1 has ")
+        assert f"; the first: {counted}" in raised.value.diagnostics[0].message
 
     def test_a_row_that_is_too_long_is_so_still(self, tmp_path: Path) -> None:
         rows = [

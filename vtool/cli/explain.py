@@ -153,7 +153,13 @@ def _print_settings(topic: str) -> None:
     from vtool.config.settings import all_settings, choices
     from vtool.config.shipped import recipe_names
     from vtool.diagnostics import RULES
-    from vtool.diagnostics.near_miss import did_you_mean, ending, near, overlapping, same_words
+    from vtool.diagnostics.near_miss import (
+        did_you_mean,
+        ending,
+        likely_words,
+        overlapping,
+        same_words,
+    )
 
     name = ".".join(part for part in topic.split(".") if not part.isdigit())
     kind, _, inside = name.partition(".")
@@ -180,7 +186,7 @@ def _print_settings(topic: str) -> None:
     words = [each for setting in settings for each in choices(setting.field.annotation)]
     likely = (
         ending(topic, names)
-        or near(topic, [*RULES, *recipe_names(), *names, *WORDS, *words])
+        or likely_words(topic, [*RULES, *recipe_names(), *names, *WORDS, *words])
         or same_words(topic, names)
         or overlapping(topic, names)
     )

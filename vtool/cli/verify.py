@@ -265,15 +265,15 @@ def _print_ledger(audit: "Audit", tokenizer: str | None) -> None:
     """Print the counts and lengths of a split, what was dropped, and the rows shown."""
     import statistics
 
-    from vtool.data.detect import copy_message, describe_source
+    from vtool.data.detect import describe_source, source_messages
     from vtool.diagnostics.printable import printable
 
     ledger = audit.ledger
     for source in () if ledger.held_back else ledger.sources:
         if describe_source(source):
             typer.echo(f"data.{audit.split}: {describe_source(source)}")
-        if copy_message(source):
-            typer.echo(f"data.{audit.split}: {copy_message(source)}")
+        for message in source_messages(source):
+            typer.echo(printable(f"data.{audit.split}: {message}"))
     if ledger.held_back:
         typer.echo(f"data.{audit.split}: {ledger.held_back}")
     rows = f"{ledger.rows} rows = {len(ledger.kept)} usable + {ledger.rows - len(ledger.kept)} not"

@@ -19,7 +19,7 @@ from vtool.config.hub_model import with_hub_folder
 from vtool.config.model_folder import with_family_of_folder
 from vtool.config.origins import Origins
 from vtool.config.path_settings import without_impossible_paths, without_outside_paths
-from vtool.config.resources import refuse_link
+from vtool.config.resources import BEGIN_WITH_DEFAULTS, refuse_link
 from vtool.config.rows_recipe import names_rows, of_subject
 from vtool.config.schema import LoadCheck, Run, Settings
 from vtool.config.schema.base import NotValid
@@ -259,6 +259,12 @@ class _Stage:
     """By rule, why this machine cannot answer it."""
 
 
+def _without(outcome: rules.RulesOutcome, rule: str) -> rules.RulesOutcome:
+    """Return the outcome of the other rules; the one is not run."""
+    findings = tuple(finding for finding in outcome.findings if finding.rule != rule)
+    return replace(outcome, findings=findings, missed=outcome.missed | {rule})
+
+
 def _checked(composed: Composed, trusted: bool = True) -> tuple[Loaded | None, Examined]:
     """Return the settings where the schema accepts them, and the result of every check."""
     checked = validate(composed)
@@ -277,6 +283,8 @@ def _checked(composed: Composed, trusted: bool = True) -> tuple[Loaded | None, E
         settings, run = made if settings is run else settings, made
         composed = replace(composed, origins=origins)
         outcome = rules.run_rules(run, composed.origins)
+        if any(one.help == BEGIN_WITH_DEFAULTS for one in checked.findings):
+            outcome = _without(outcome, "conflicting-model-source")  # the other recipe says it
         stages += [
             _Stage(_SETTINGS_RULES, outcome.findings, outcome.missed, outcome.reasons),
             _npu_stage(run, composed.origins, trusted),
@@ -287,6 +295,7 @@ def _checked(composed: Composed, trusted: bool = True) -> tuple[Loaded | None, E
     reasons = {rule: reason for stage in stages for rule, reason in stage.reasons.items()}
     missed = reasons.keys() | {rule for stage in stages for rule in stage.missed}
     failed = {finding.rule for finding in findings if finding.severity == "error"}
+    missed -= {finding.rule for finding in findings}  # it has run, and found something
     checks = {
         rule: "failed" if rule in failed else "not-run" if rule in missed else "passed"
         for stage in stages

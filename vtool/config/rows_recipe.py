@@ -48,9 +48,10 @@ def names_rows(subject: str) -> bool:
 
 
 def _is_json_text(subject: str) -> bool:
-    """Return whether a file is a text by its name, and JSON by its first byte."""
+    """Return whether a file is a text by its name, or has no extension, and JSON by its begin."""
+    text = os.path.splitext(subject)[1] in (".txt", "")
     try:
-        with open(subject if subject.endswith(".txt") else os.devnull, "rb") as file:
+        with open(subject if text else os.devnull, "rb") as file:
             return file.read(64).lstrip().startswith((b"{", b"["))
     except (OSError, ValueError):
         return False

@@ -123,7 +123,7 @@ def validate(composed: Composed) -> CheckedRecipe:
 
 
 def _without_defaults(findings: list[Diagnostic], composed: Composed) -> list[Diagnostic]:
-    """Say once that a recipe extends no other, in the place of each group that it lacks."""
+    """Say once that a recipe extends no other, in the place of each setting that it lacks."""
     own = shown_path(composed.file.path)
     files = {place.value.file for place in composed.origins.places.values()}
     missing = [
@@ -134,7 +134,8 @@ def _without_defaults(findings: list[Diagnostic], composed: Composed) -> list[Di
     names = [f"`{one.parameter}`" for one in missing]
     message = f"{own} has no `defaults:`, and lacks {', '.join(names[:-1])} and {names[-1]}"
     first = Diagnostic("missing-key", message, BEGIN_WITH_DEFAULTS, None, Origin(own))
-    return [first, *(one for one in findings if one not in missing)]
+    given = (*missing, *(one for one in findings if one.parameter == "data.global_batch_size"))
+    return [first, *(one for one in findings if one not in given)]
 
 
 def _is_unknown(error: ErrorDetails, keys: Key, unknown: Collection[Key]) -> bool:

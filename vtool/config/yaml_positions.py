@@ -59,7 +59,10 @@ def read_yaml(path: Path) -> YamlFile:
                 Origin(name),
             )
         if (found := content_of(content)) and found.kind not in ("empty", "text"):
-            raise _refused("unreadable-file", f"{name} {found.what}", Origin(name), found.remedy)
+            of_rows = found.kind in ("parquet", "arrow", "tar")
+            rename = f"rows are known by their names: rename it to {path.stem}.{found.kind}"
+            help = rename if of_rows else found.remedy
+            raise _refused("unreadable-file", f"{name} {found.what}", Origin(name), help)
         text = content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
         _refuse_depth(text, name)
         root = yaml.compose(text, _LOADER)

@@ -130,6 +130,12 @@ def find_boxes(row: Row) -> list[WrittenBox]:
     return found
 
 
+def tagged_boxes(text: str) -> list[WrittenBox]:
+    """Return the boxes and points of a text that stand between tags, or are tokens."""
+    found = _of_text(text, 0, None, "", answered=True) if _may_have(text) else []
+    return [box for box in found if box.form not in ("json", "list", "answer")]
+
+
 def _texts(message: Mapping[str, Any]) -> Iterator[tuple[int | None, str]]:
     content = message.get("content")
     if isinstance(content, str):

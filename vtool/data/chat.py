@@ -10,6 +10,7 @@ from vtool.data.row import Row, refuse
 from vtool.data.template_limits import LimitedTemplate
 from vtool.data.tokens import tokenize
 from vtool.diagnostics import Findings
+from vtool.families.tokens import CONTENT_TOKENS
 from vtool.models.processor import Processor
 
 IGNORED = -100
@@ -183,8 +184,9 @@ def all_texts(row: Row) -> list[str]:
 
 
 def control_tokens_in(texts: Sequence[str], special: Sequence[str]) -> list[str]:
-    """Return a tokenizer's special tokens that occur in texts of rows."""
-    return [token for token in special if any(token in text for text in texts)]
+    """Return a tokenizer's special tokens that occur in texts of rows, but for those of content."""
+    control = [token for token in special if token not in CONTENT_TOKENS]
+    return [token for token in control if any(token in text for text in texts)]
 
 
 class _Videos:

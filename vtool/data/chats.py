@@ -10,10 +10,11 @@ from vtool.config.schema.formats.entry import MIXTURE_SETTINGS, RowsEntry
 from vtool.data.containers.columns import read_json_text
 from vtool.data.containers.records import open_records
 from vtool.data.groups import group_of_value
-from vtool.data.keys import is_known, is_said
-from vtool.data.messages_layout import NO_ANSWER, Malformed, check_mask, parse_row
+from vtool.data.keys import is_said, slip
+from vtool.data.messages_layout import NO_ANSWER, Malformed, parse_row
 from vtool.data.missing import (
     is_empty,
+    is_empty_pair,
     is_missing_text,
     is_nan,
     missing_in_words,
@@ -26,18 +27,6 @@ from vtool.diagnostics import Findings, Origin
 _IDS = ("id", "uid", "uuid")
 """Keys of what one row is called; `image_id`, `conversation_id` and the like are of several."""
 VISUALS = ("image", "images", "video", "videos")
-_PAIRS = "a pair of a preferred and a rejected answer: training on one of them is another task"
-OTHER_TASKS = {
-    "chosen": _PAIRS,
-    "rejected": _PAIRS,
-    "rejected_response": _PAIRS,
-    "rejected_messages": _PAIRS,
-    "rejected_images": _PAIRS,
-    "kto_tag": "a judgement of an answer, and not an answer to learn",
-    "label": "a judgement of an answer, or a class, and not an answer to learn",
-    "reward_model": "a question with a reward in the place of an answer: reinforcement learning",
-}
-"""Keys of rows that are for another task than learning answers, and what such a row is."""
 
 
 class ChatReader(ABC):
@@ -97,6 +86,12 @@ class ChatReader(ABC):
             Findings: of the rules VT6xx, where that would lose something.
         """
 
+    def unread(
+        self, record: Mapping[str, Any], made: Mapping[str, Any], malformed: Malformed
+    ) -> dict[str, Any]:
+        """Return the keys of a row that the layout does not read, where `made` is without them."""
+        return {}
+
     def __len__(self) -> int:
         return len(self.records)
 
@@ -121,7 +116,9 @@ class ChatReader(ABC):
         group = None if self.group is None else self._take_group(record, self.group, name, origin)
         malformed = Malformed(name, origin)
         given = present(record, self.reads, malformed)
-        made = self.records.complete(self.to_messages(given, malformed), self.place(index))
+        messages = self.to_messages(given, malformed)
+        made = {**self.unread(given, messages, malformed), **messages}
+        made = self.records.complete(made, self.place(index))
         folder = Path(self.folder)
         row = parse_row(made, name, folder, origin, self.urls, own_id, self.ignore)
         if remarks := [*self._missing_input(given), *_missing_messages(row)]:
@@ -158,7 +155,7 @@ class ChatReader(ABC):
 
 
 class ColumnsReader(ChatReader):
-    """The rows of one path, of which every key is read, known to say nothing, or refused."""
+    """The rows of one path in a layout of columns, which may be in a folder of images."""
 
     def __init__(
         self,
@@ -180,6 +177,29 @@ class ColumnsReader(ChatReader):
         super().__init__(path, label, folder=image_folder, **more)
         self.image_folder = image_folder
 
+    def unread(
+        self, record: Mapping[str, Any], made: Mapping[str, Any], malformed: Malformed
+    ) -> dict[str, Any]:
+        """Return the keys of a row that the layout does not read, without what its texts say.
+
+        Raises:
+            Findings: `malformed-messages`, for one that is meant for a key that is read.
+        """
+        handled = {*self.reads, *self.ignore}
+        rest = {key: value for key, value in record.items() if key not in handled}
+        if not rest:
+            return rest
+        for key, value in rest.items():
+            if is_empty(value) or is_nan(value):
+                continue
+            meant = slip(tuple(self.reads), key, value)
+            if meant and meant not in record:
+                raise malformed(f'the row has "{key}", which is not read', f'write "{meant}"')
+            if key in made:
+                raise malformed(f'the row has "{key}", which {self.format} does not read')
+        said = {value for key in self.reads if isinstance(value := record.get(key), str) and value}
+        return {key: value for key, value in rest.items() if not is_said(value, said)}
+
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "image_folder": self.image_folder}
 
@@ -196,45 +216,6 @@ def _missing_messages(row: Row) -> Iterator[Remark]:
 
 def _beside(path: Path) -> Path:
     return path if path.is_dir() else path.parent
-
-
-def check_keys(
-    record: Mapping[str, Any], read: Collection[str], ignore: Collection[str], malformed: Malformed
-) -> None:
-    """Check that every key of a row is read, or says nothing that is shown or learnt.
-
-    Raises:
-        Findings: `not-for-training`; `unread-key`, naming all of them.
-    """
-    there = [
-        key
-        for key, value in record.items()
-        if not (is_empty(value) or is_nan(value) or key in read or key in ignore)
-    ]
-    for key in there:
-        if key in OTHER_TASKS:
-            raise refuse(
-                "not-for-training",
-                f'{malformed.name} has "{key}": it is {OTHER_TASKS[key]}',
-                malformed.origin,
-            )
-    unread = [
-        key
-        for key in there
-        if not check_mask(key, record[key], malformed) and not is_known(key, record[key])
-    ]
-    if unread:
-        said = {value for key in read if isinstance(value := record.get(key), str) and value}
-        unread = [key for key in unread if not is_said(record[key], said)]
-    if unread:
-        names = ", ".join(f'"{key}"' for key in unread)
-        plural = "keys that are" if len(unread) > 1 else "a key that is"
-        raise refuse(
-            "unread-key",
-            f"{malformed.name} has {plural} not read: {names}",
-            malformed.origin,
-            help=f"where nothing of it is to be learnt: ignore: [{', '.join(unread)}]",
-        )
 
 
 def visuals(record: Mapping[str, Any], malformed: Malformed) -> dict[str, list[Any]]:
@@ -279,11 +260,15 @@ def exchanges(
         yield {"role": "system", "content": text(system, "system", malformed)}
     if not isinstance(pairs, list | tuple):
         raise malformed(f'"{what}" must be a list of pairs; here it is {shown_value(pairs)}')
-    for pair in pairs:
+    earlier = what == "history"
+    for place, pair in enumerate(pairs):
+        if earlier and is_empty_pair(pair):
+            continue
         if not isinstance(pair, list | tuple) or len(pair) != 2:
             raise malformed(f'"{what}" has {shown_value(pair)}, which is no pair of two texts')
-        yield {"role": "user", "content": text(pair[0], what, malformed)}
-        yield {"role": "assistant", "content": answer_text(pair[1], what, malformed)}
+        asked, answered = (f"{what}[{place}][{side}]" if earlier else what for side in (0, 1))
+        yield {"role": "user", "content": text(pair[0], asked, malformed)}
+        yield {"role": "assistant", "content": answer_text(pair[1], answered, malformed)}
 
 
 def text(value: Any, what: str, malformed: Malformed) -> str:

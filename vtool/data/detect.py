@@ -10,16 +10,29 @@ from typing import Any
 from vtool.config.schema import Run, Source
 from vtool.config.schema.formats import FORMATS
 from vtool.config.schema.formats.auto import AutoSource
-from vtool.config.schema.formats.entry import is_rows_file, rows_bytes
-from vtool.data.chats import OTHER_TASKS
+from vtool.config.schema.formats.entry import (
+    ROWS_SUFFIXES,
+    TABLE_SUFFIXES,
+    has_rows_files,
+    is_rows_file,
+    rows_bytes,
+)
 from vtool.data.containers.arrow import SPLITS, STATE
 from vtool.data.containers.files import empty_file
 from vtool.data.containers.records import JoinedRows, Records, open_records
 from vtool.data.formats import LAYOUTS
 from vtool.data.formats.llama_factory import INFO, info_file, read_info
+from vtool.data.keys import OTHER_TASKS
 from vtool.diagnostics import Diagnostic, Findings, Origin
+from vtool.near_files import quoted_name
 
 _MOST_FILES = 8
+_MAY_HAVE_ROWS = (
+    *(".txt", ".jl", ".jsonlines", ".json5", ".xls", ".xml", ".yaml", ".yml", ".pkl"),
+    *(".feather", ".orc", ".avro", ".tfrecord", ".db", ".sqlite", ".zip", ".tgz"),
+)
+"""Ends of names of files that may have rows too; with `_ABOUT`, they are about the others."""
+_ABOUT = ("README", "LICENSE", "NOTICE", "REQUIREMENTS", "CITATION")
 _LOOKED_AT = 100
 """The rows at the beginning that are looked at, of each file of a folder."""
 _OF_SWIFT = {"response", "conversation"}
@@ -119,8 +132,12 @@ def describe_source(source: Mapping[str, Any]) -> str:
     return f"{rows} of {kind}" if kind else ""
 
 
-def copy_message(source: Mapping[str, Any]) -> str:
-    """Return the message about a source that is read from a copy; empty for any other one."""
+def source_messages(source: Mapping[str, Any]) -> list[str]:
+    """Return the messages about a source: of its copy, and of files that are not read."""
+    return list(filter(None, (_of_copy(source), _of_left_out(source))))
+
+
+def _of_copy(source: Mapping[str, Any]) -> str:
     if "copied_to" not in source:
         return ""
     size = source["largest_group"] / 2**20
@@ -128,6 +145,32 @@ def copy_message(source: Mapping[str, Any]) -> str:
         f"{source['path']} has a row group of {size:,.0f} MiB, all of which would be in memory for"
         f" one row: it is read from a copy, {source['copied_to']}"
     )
+
+
+def _of_left_out(source: Mapping[str, Any]) -> str:
+    """Return the message about files of a source's folder that may have rows, and are not read."""
+    folder = Path(source.get("path") or "")
+    if not source.get("path") or source["format"] == "llama_factory" or not folder.is_dir():
+        return ""
+    if any((folder / each).is_file() for each in (STATE, SPLITS)):
+        return ""
+    names = sorted(filter(None, map(_left_out, folder.iterdir())))
+    if not names:
+        return ""
+    more = ", …" if len(names) > _MOST_FILES else ""
+    listed = ", ".join(map(quoted_name, names[:_MOST_FILES])) + more
+    return f"{len(names):,} in {source['path']} may have rows, and are not read: {listed}"
+
+
+def _left_out(path: Path) -> str:
+    """Return the name of what may have rows, and is not read; empty for anything else."""
+    if path.name.startswith(".") or path.is_dir():
+        inside = not path.name.startswith(".") and has_rows_files(str(path))
+        return f"{path.name}/" if inside else ""
+    suffixes = {suffix.lower() for suffix in path.suffixes[-2:]}
+    of_rows = not suffixes.isdisjoint((*ROWS_SUFFIXES, *TABLE_SUFFIXES, *_MAY_HAVE_ROWS))
+    about = path.stem.upper().startswith(_ABOUT)
+    return "" if not of_rows or about or is_rows_file(path) else path.name
 
 
 class NothingReadable(Findings):
@@ -185,6 +228,12 @@ def _nothing(records: Records, unknown: Mapping[int, Mapping[str, Any]], path: s
             isinstance(each, list) for each in record[layout]
         ):
             return _uncertain(records, index, f'{name}: "{layout}" has {_PACKED}', None)
+    lists = [key for key, value in record.items() if isinstance(value, list) and value]
+    if len(records) == 1 and lists and isinstance(record[lists[0]][0], Mapping):
+        out = shlex.quote(str(Path(path).with_name(f"{Path(path).stem}-rows.jsonl")))
+        what = f'{path} is one object, whose "{lists[0]}" has a list of {len(record[lists[0]])}'
+        help = f"write its rows: jq -c '.[\"{lists[0]}\"][]' {shlex.quote(path)} > {out}"
+        return _uncertain(records, index, what, help)
     keys = ", ".join(list(record)[:10]) or "none"
     help = _in_info(Path(path)) or (
         f"write rows as {_MESSAGES}; or name the format, if it is one of"

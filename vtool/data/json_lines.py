@@ -7,11 +7,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from vtool.data.containers.columns import read_lists
 from vtool.data.containers.files import digest_of_files, not_readable
 from vtool.data.containers.json_array import LARGEST_ROW, find_elements, is_array
 from vtool.data.containers.places import Places, find_lines
 from vtool.data.row import name_by_number, refuse, shown_value
-from vtool.diagnostics import Origin
+from vtool.diagnostics import Findings, Origin
+
+_SHOWN = 60
+_BEGINS = (b"{", b"[", b'"', b"\xef\xbb\xbf{", b"\xef\xbb\xbf[")
 
 
 class JsonLines:
@@ -46,6 +50,8 @@ class JsonLines:
                     self.places, self.digest = find_lines(file, first)
         except OSError as error:
             raise not_readable(self.path, error) from error
+        except Findings:  # they are values' errors too
+            raise
         except ValueError as error:
             raise refuse(
                 "broken-row", f"{self.path} is no file of rows: {error}", Origin(str(self.path))
@@ -104,7 +110,17 @@ class JsonLines:
         return {"path": str(self.path), "sha256": self.digest, "rows": len(self)}
 
     def _check_lines(self) -> None:
-        """Refuse a file whose rows go over several lines, once and not for each of its lines."""
+        """Refuse, once and not for each line, other text than JSON, and rows of several lines."""
+        with self.path.open("rb") as file:
+            first = [
+                os.pread(file.fileno(), min(each.size, _SHOWN), each.start).strip()
+                for each in map(self.places.__getitem__, range(min(len(self), 3)))
+            ]
+        if len(first) > 1 and not any(each.startswith(_BEGINS) for each in first):
+            begins = shown_value(first[0].removeprefix(b"\xef\xbb\xbf").decode(errors="replace"))
+            help = "rows are one JSON object a line"
+            message = f"{self.path} is text, and no rows: it begins with {begins}"
+            raise refuse("broken-row", message, self.origin(0), help=help)
         if len(self.places) < 2 or self.places[0].size > 80 or self.text(0).strip() != b"{":
             return
         out = self.path.with_suffix(".jsonl")
@@ -128,17 +144,26 @@ def row_object(text: bytes, name: str, origin: Origin) -> dict[str, Any]:
         # Strictly: json itself would let halves of characters pass. Some editors write a mark at
         # the beginning of a file.
         record = _DECODER.decode(text.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        bad = f"byte {error.start} is {error.object[error.start]:#04x}"
+        help = "where it is Windows' encoding: iconv -f WINDOWS-1252 -t UTF-8 FILE > OTHER"
+        message = f"{name} is not text in UTF-8: {bad}"
+        raise refuse("broken-row", message, origin, help=help) from error
     except (ValueError, RecursionError) as error:
         column = None
         why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        help = None
+        if text.lstrip().startswith((b"{'", b"{ '")):
+            help = "it is a dict as Python's str() writes it: write json.dumps(row)"
         if isinstance(error, json.JSONDecodeError):
             # its own words count lines from this one
             column, why = error.colno, f"{error.msg} (column {error.colno})"
         place = Origin(origin.file, origin.line, column)
-        raise refuse("broken-row", f"{name} is not JSON: {why}", place) from error
+        raise refuse("broken-row", f"{name} is not JSON: {why}", place, help=help) from error
     if not isinstance(record, dict):
         message = f"{name} is JSON, but no object: {shown_value(record)}"
         raise refuse("broken-row", message, origin)
+    read_lists(record, name, origin)
     return record
 
 

@@ -75,6 +75,20 @@ _MASKS_OF_ROWS = frozenset(
 """Keys of a row that say what of it is learnt, unless they say no."""
 _WEIGHTS_OF_ROWS = frozenset({"weight", "loss_weight", "loss_scale", "sample_weight"})
 _SWITCHES_OF_ROWS = frozenset({"train", "training", "trainable", "learnable", "supervised", "loss"})
+_PAIRS = "a pair of a preferred and a rejected answer: training on one of them is another task"
+OTHER_TASKS = {
+    "chosen": _PAIRS,
+    "rejected": _PAIRS,
+    "rejected_response": _PAIRS,
+    "rejected_messages": _PAIRS,
+    "rejected_images": _PAIRS,
+    "kto_tag": "a judgement of an answer, and not an answer to learn",
+    "label": "a judgement of an answer, or a class, and not an answer to learn",
+    "reward_model": "a question with a reward in the place of an answer: reinforcement learning",
+}
+"""Keys of rows that are for another task than learning answers, and what such a row is."""
+JUDGEMENTS = ("kto_tag", "label")
+"""Keys of rows that say whether their answer is a good one."""
 
 _OF_NUMBERS = ("num_", "n_", "is_", "has_", "was_")
 _MEDIA_WORDS = frozenset({"image", "images", "img", "picture", "photo", "video", "frame", "frames"})
@@ -103,6 +117,7 @@ _MASKED = frozenset({"mask", "masks", "masked", "untrained", "unsupervised"})
 _PARTS = frozenset(
     {"only", "last", "final", "history", "prompt", "prompts", "input", "inputs", "user", "system"}
 )
+_ANSWERS = frozenset({"assistant", "completion", "completions", "response", "answer", "answers"})
 _ROLES = frozenset({"user", "assistant", "system", "tool", "human", "gpt", "model"})
 
 _FEW_LETTERS = 20
@@ -117,13 +132,22 @@ KEYS_READ = {
 }
 
 
+def slip(read: tuple[str, ...], key: str, value: Any) -> str | None:
+    """Return the key that is read, where this one differs from it in case or number only.
+
+    A word in `tool` is that of a program, and no tool that the model is offered.
+    """
+    meant = _slip(read, key)
+    word = meant == "tools" and isinstance(value, str) and value.lstrip()[:1] not in ("[", "{")
+    return None if word else meant
+
+
 @lru_cache(maxsize=1024)
-def slip(kind: str, key: str) -> str | None:
-    """Return the key that is read, where this one differs from it in case or number only."""
-    if key in KEYS_READ[kind]:
+def _slip(read: tuple[str, ...], key: str) -> str | None:
+    if key in read:
         return None
     bare = key.casefold().strip("_").rstrip("s")
-    return next((name for name in KEYS_READ[kind] if name.rstrip("s") == bare), None)
+    return next((name for name in read if name.rstrip("s") == bare), None)
 
 
 def is_known(key: str, value: Any = None) -> bool:
@@ -193,6 +217,8 @@ def _masks_by_words(words: frozenset[str], value: Any) -> bool | None:
         left_out = isinstance(value, list) and of_turns and not _LEFT_OUT.isdisjoint(words)
         last = value is True and "only" in words and not _LAST.isdisjoint(words)
         return True if left_out or last else None
+    if isinstance(value, bool) and "only" in words and not _ANSWERS.isdisjoint(words):
+        return not value
     if isinstance(value, bool):
         return value if not (_MASKED | _PARTS).isdisjoint(words) else not value
     if isinstance(value, list) and value:

@@ -1,15 +1,18 @@
 """Locations of a row's images and videos."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from vtool.contents import content_of, ends_early
 from vtool.data.row import Row, RowVideo, media_path, refuse, shown_value
 from vtool.data.urls import SCHEMES, NotFetched, UrlCache
 from vtool.diagnostics import Findings, Origin
+from vtool.diagnostics.near_miss import did_you_mean
 from vtool.models.pictures import (
     PictureReader,
     TooManyPixels,
@@ -222,22 +225,29 @@ def undecodable(row: Row, given: Any, named: str, rule: str, kind: str, why: str
     return refuse(rule, f"{row.id}: {named} cannot be decoded: {why}", row.origin)
 
 
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a path longer than any can be
+        return False
+
+
 def _file(
     given: str, name: str, folder: Path, origin: Origin | None, kind: str, what: str = ""
 ) -> str:
     rule = f"missing-{kind}"
     if given.startswith(SCHEMES):
+        path = Path(unquote(urlsplit(given).path.lstrip("/")))
+        beside = next((each for each in (path, path.name) if _is_file(folder / each)), None)
         raise refuse(
             rule,
             f"{name}: {shown_value(given)} is an address on the web, which is not fetched",
             origin,
+            help=did_you_mean([str(beside)]) if beside else None,
         )
     path = media_path(folder, given)
-    try:
-        there, is_folder = path.is_file(), path.is_dir()
-    except OSError:  # a path longer than any can be
-        there = is_folder = False
-    if is_folder and kind == "video":
+    there = _is_file(path)
+    if not there and kind == "video" and os.path.isdir(path):
         raise refuse(
             rule,
             f"{name}: the {kind} {path} is a folder",

@@ -3,8 +3,15 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from vtool.data.keys import CARRIERS, carried, is_known, is_learnt, may_mask, slip
-from vtool.data.missing import WRITE_NULL, is_empty, is_nan, is_nothing, missing_in_words
+from vtool.data.keys import CARRIERS, KEYS_READ, carried, is_known, is_learnt, may_mask, slip
+from vtool.data.missing import (
+    WRITE_NULL,
+    is_empty,
+    is_nan,
+    is_nothing,
+    missing_in_words,
+    no_name_in_words,
+)
 from vtool.data.row import Remark, shown_value
 from vtool.diagnostics import Findings
 
@@ -102,7 +109,7 @@ class MessageKeys:
         return value
 
     def _check_other(self, key: str, value: Any, where: str) -> None:
-        meant, carries = slip("message", key), carried(key)
+        meant, carries = slip(KEYS_READ["message"], key, value), carried(key)
         if carries and carries[1]:
             raise self.malformed(f'{where} has "{key}", which is not read', f"write {carries[0]}")
         if instead := f'write "{meant}"' if meant else _OF_CONTENT.get(key):
@@ -168,7 +175,8 @@ class MessageKeys:
         for key, value in part.items():
             if key in read:
                 of_text = kind == "text"
-                words = None if of_text and isinstance(value, str) else missing_in_words(value)
+                in_words = no_name_in_words if key == kind else missing_in_words
+                words = None if of_text and isinstance(value, str) else in_words(value)
                 if words or (of_text and value is None):
                     what = f'"{key}" of a part of content is {words or "null"}'
                     raise self.malformed(what, "write it, or leave the part out")

@@ -7,7 +7,17 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vtool.data.keys import CARRIERS, KEYS_READ, WRITE_TOOLS, is_known, is_said, masks_row, slip
+from vtool.data.keys import (
+    CARRIERS,
+    JUDGEMENTS,
+    KEYS_READ,
+    OTHER_TASKS,
+    WRITE_TOOLS,
+    is_known,
+    is_said,
+    masks_row,
+    slip,
+)
 from vtool.data.media import NOT_OF_VIDEOS, image_of_source, locate_image, locate_video
 from vtool.data.message_keys import NO_SOUND, WRITE_WEIGHT, MessageKeys
 from vtool.data.missing import is_empty, is_nan, missing_in_words
@@ -133,7 +143,11 @@ def parse_row(
     if unread:
         said = {text for message in rendered for text in texts_of(message) if text}
         more = [key for key in unread if not is_said(record[key], said)]
-        remarks = [*(Remark("unread-key", f'"{key}"') for key in more), *remarks]
+        more = [key for key in more if record[key] != messages]
+        told = [
+            f'"{key}"' + (f" ({OTHER_TASKS[key]})" if key in OTHER_TASKS else "") for key in more
+        ]
+        remarks = [*(Remark("unread-key", words) for words in told), *remarks]
     return Row(
         *(name, rendered, images, tools, origin, videos, given_id, str(folder), thinking),
         remarks=tuple(dict.fromkeys(remarks)),
@@ -154,8 +168,15 @@ def _unread_of_row(
             continue
         if value and key in _OF_ROWS:
             raise malformed(f'the row has "{key}", which is not read', _OF_ROWS[key])
-        if meant := slip("row", key):
+        if meant := slip(KEYS_READ["row"], key, value):
             raise malformed(f'the row has "{key}", which is not read', f'write "{meant}"')
+        if key in JUDGEMENTS and value is False:
+            raise refuse(
+                "not-for-training",
+                f'{malformed.name} has "{key}": false: it is {OTHER_TASKS[key]}',
+                malformed.origin,
+                help=f"where it says nothing of the answer: ignore: [{key}]",
+            )
         if not check_mask(key, value, malformed) and not is_known(key, value):
             unread.append(key)
     return unread
@@ -233,6 +254,9 @@ def _message(
             f" {shown_value(message['tool_calls'])}"
         )
     if isinstance(content, str):
+        if role != "assistant" and _are_parts(content):
+            what = f'"content" of {where} is text: parts of content as JSON'
+            raise malformed(what, "write the list itself: the model would read its brackets")
         parts: Any = (
             list(_split_tags(content, place, role))
             if any(tag in content for tag in _tags(role))
@@ -278,6 +302,18 @@ def _message(
         )
         raise malformed(f"{where} has {slip[0]}, which would be read as plain text", help)
     return made
+
+
+def _are_parts(text: str) -> bool:
+    """Return whether a text is a list of parts of content, as `json.dumps` writes it."""
+    if not re.match(r"\s*\[\s*\{", text) or '"type"' not in text:
+        return False
+    try:
+        parts = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    kinds = [part.get("type") for part in parts if isinstance(part, dict)]
+    return len(kinds) == len(parts) and set(kinds) <= {"text", "image", "image_url", "video"}
 
 
 def _says_more(message: Mapping[str, Any]) -> bool:

@@ -16,6 +16,8 @@ _NONE = {
     "NULL": "a database",
     "undefined": "JavaScript",
 }
+_NO_NAMES = frozenset({"none", "null", "nan", "nil", "na", "n/a", "#n/a", "-", "--", "undefined"})
+"""Words for no file, in small letters; some may be a text, and none is a picture's name."""
 _EMPTY_JSON = ("[]", "{}", "null")
 """Texts that are JSON of nothing: what has tools may be JSON as text."""
 _LISTS = ("image", "images", "video", "videos")
@@ -38,6 +40,12 @@ def is_empty(value: Any) -> bool:
     return isinstance(value, dict) and all(each is None for each in value.values())
 
 
+def is_empty_pair(value: Any) -> bool:
+    """Return whether an earlier question and its answer are both missing, or not there."""
+    both = value if isinstance(value, list | tuple) else [value]
+    return all(is_empty(each) or is_nan(each) for each in both)
+
+
 def is_nothing(value: Any) -> bool:
     """Return whether a value that is no text says nothing, be it written as JSON in a text."""
     return is_empty(value) or (isinstance(value, str) and value.strip() in ("", *_EMPTY_JSON))
@@ -52,6 +60,14 @@ def missing_in_words(value: object) -> str | None:
     bare = value.strip()
     writer = _NONE.get(bare)
     return f'the text "{bare}", which {writer} writes for a missing value' if writer else None
+
+
+def no_name_in_words(value: object) -> str | None:
+    """Return words for a name of a picture or a video that stands for none."""
+    if words := missing_in_words(value):
+        return words
+    bare = value.strip() if isinstance(value, str) else ""
+    return f'the text "{bare}", which is no file\'s name' if bare.casefold() in _NO_NAMES else None
 
 
 def is_missing_text(role: str, content: str, *, first: bool) -> bool:
@@ -91,13 +107,14 @@ def present(
             if not is_nan(value):
                 kept[key] = value
             continue
-        if (optional or is_nan(value)) and (words := missing_in_words(value)):
+        in_words = no_name_in_words if key in _LISTS else missing_in_words
+        if (optional or is_nan(value)) and (words := in_words(value)):
             instead = (
                 WRITE_NULL if optional or key in _MAY_BE_NONE else "write it, or remove the row"
             )
             raise malformed(f'"{key}" is {words}: {instead}')
         for number, each in enumerate(value if of_list else (), 1):
-            if words := "empty" if _is_no_entry(each) else missing_in_words(each):
+            if words := "empty" if _is_no_entry(each) else no_name_in_words(each):
                 raise malformed(f'entry {number} of "{key}" is {words}: leave it out')
         kept[key] = value
     return kept

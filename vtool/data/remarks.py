@@ -92,21 +92,36 @@ def _finding(
     return Diagnostic(
         rule,
         f"data.{split}: of {total:,} rows, {what}: {'; '.join(parts)}",
-        _help(rule, [words for words, _ in order[:_LISTED]]),
+        _help(rule, {words: _read(rows, each.rows[0], words) for words, each in order[:_LISTED]}),
         parameter=f"data.{split}",
         severity=severity,
     )
 
 
-def _help(rule: str, words: Sequence[str]) -> str | None:
+def _read(rows: Rows, index: int, words: str) -> Sequence[str]:
+    """Return the keys that are read where a remark's key is."""
+    if " of a message" in words:
+        return KEYS_READ["message"]
+    return (*getattr(rows.find(index)[0], "reads", ()), *KEYS_READ["row"])
+
+
+def _help(rule: str, read: Mapping[str, Sequence[str]]) -> str | None:
+    """Return the help of a rule.
+
+    Args:
+        read: the keys that are read in the place of each remark, by its words.
+    """
     if rule != "unread-key":
         return None
-    keys = [each.split('"')[1] for each in words]
+    keys = [each.split('"')[1] for each in read]
     guesses = []
-    for key, each in zip(keys, words, strict=True):
-        known = KEYS_READ["message" if each.endswith("message") else "row"]
+    for key, (each, known) in zip(keys, read.items(), strict=True):
         alike = [other for other in known if other in key] or get_close_matches(key, known, 1, 0.75)
-        if "of a part" not in each and (meant := did_you_mean(alike[:1])):
+        if (
+            "of a part" not in each
+            and key.partition(".")[0] not in known
+            and (meant := did_you_mean(alike[:1]))
+        ):
             guesses.append(f"{key}: {meant}")
     instead = f"where nothing of it is to be learnt: ignore: [{', '.join(dict.fromkeys(keys))}]"
     return "; ".join([*guesses, instead])

@@ -4,6 +4,9 @@ import re
 from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
 
+_MOST_LETTERS = 0.7
+"""A likeness below which words that share no part are others."""
+
 
 def near(word: str, words: Iterable[str], limit: int = 3) -> list[str]:
     """Return the most similar words, the likeliest first, without those far behind it."""
@@ -13,6 +16,18 @@ def near(word: str, words: Iterable[str], limit: int = 3) -> list[str]:
     )
     best = scored[0][0] if scored else 0.0
     return [other for score, other in scored[:limit] if score >= max(0.6, best - 0.1)]
+
+
+def likely_words(word: str, words: Iterable[str]) -> list[str]:
+    """Return words as `near` does, of which each has a part, or most letters, of `word`."""
+    parts = set(_words(word))
+    return [
+        other
+        for other in near(word, words)
+        if not parts.isdisjoint(_words(other))
+        or other.casefold().startswith(word.casefold())
+        or _likeness(word.casefold(), other.casefold()) >= _MOST_LETTERS
+    ]
 
 
 def ending(word: str, names: Iterable[str]) -> list[str]:

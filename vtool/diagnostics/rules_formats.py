@@ -20,8 +20,8 @@ RULES = (
         code="VT650",
         summary="A row has a key that nothing reads, and that may be for the model.",
         why=(
-            "Other loaders silently leave it out: what it says is never learnt. Formats of columns"
-            " refuse the row; in `messages` and `llava`, where other keys are usual, it is a note."
+            "Other loaders silently leave it out: what it says is never learnt. It is one note for"
+            " all such keys of a split, each with the number of its rows."
         ),
         bad='{"instruction": "…", "output": "…", "rationale": "because it rains"}',
         good="{format: alpaca, path: rows.json, ignore: [rationale]}",

@@ -27,6 +27,7 @@ from vtool.evaluation.evaluate import chunks
 from vtool.evaluation.subject import EvaluatedModel
 from vtool.models.adapters import CONFIG, is_for_nf4
 from vtool.models.answers import row_seed
+from vtool.models.generate import shown_answer
 from vtool.models.model_class import recorded_modeling
 from vtool.vllm_python import VARIABLE, vllm_python
 
@@ -225,7 +226,7 @@ def _asked(rows: EncodedRows, question: _Question, answer: Mapping[str, Any]) ->
             )
             raise _failed(message, "leave --with out")
     ids, end = answer["ids"], rows.processor.ids.end
-    text = rows.processor.tokenizer.decode(ids, skip_special_tokens=True)
+    text = shown_answer(rows.processor.tokenizer, ids)
     logprob = answer.get("reference", answer["logprob"])
     return asked_row(
         rows,

@@ -2,6 +2,11 @@
 
 from dataclasses import dataclass
 
+CONTENT_TOKENS = frozenset(
+    f"<|{what}_{side}|>" for what in ("object_ref", "box", "quad") for side in ("start", "end")
+)
+"""Special tokens of Qwen's models that a text itself has: around what is seen, and where it is."""
+
 
 @dataclass(frozen=True, slots=True)
 class TokenNames:

@@ -8,7 +8,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from vtool.models.generate import generate_tokens
+from vtool.models.generate import generate_tokens, shown_answer
 from vtool.models.processor import Processor
 
 
@@ -54,9 +54,9 @@ def generate_answers(
     recorder = _Recorder.of(rows, sampling)
     tokens = generate_tokens(model, processor, inputs, max_new_tokens, [recorder])
     taken = torch.stack(recorder.taken, 1).double().cpu()
-    texts = processor.tokenizer.batch_decode(tokens, skip_special_tokens=True)
     end, made = processor.ids.end, []
-    for row, text, logs in zip(tokens.tolist(), texts, taken, strict=True):
+    for row, logs in zip(tokens.tolist(), taken, strict=True):
+        text = shown_answer(processor.tokenizer, row)
         stopped = end not in row
         length = len(row) if stopped else row.index(end) + 1
         made.append(Generated(text, tuple(row[:length]), -float(logs[:length].sum()), stopped))

@@ -1,11 +1,13 @@
 """Generate greedy answers."""
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from vtool.families.tokens import CONTENT_TOKENS
 from vtool.models.processor import Processor
 
 
@@ -21,8 +23,17 @@ def answer_greedily(
         max_new_tokens: the longest answer, in tokens.
     """
     answers = generate_tokens(model, processor, inputs, max_new_tokens)
-    texts: list[str] = processor.tokenizer.batch_decode(answers, skip_special_tokens=True)
-    return texts
+    return [shown_answer(processor.tokenizer, ids) for ids in answers.tolist()]
+
+
+def shown_answer(tokenizer: Any, ids: Sequence[int]) -> str:
+    """Return the text of an answer without its special tokens, but for those of its content."""
+    added = tokenizer.added_tokens_decoder.items()
+    content = {number for number, token in added if str(token) in CONTENT_TOKENS}
+    return "".join(
+        tokenizer.decode(list(some), skip_special_tokens=not shown)
+        for shown, some in groupby(ids, content.__contains__)
+    )
 
 
 def generate_tokens(

@@ -22,7 +22,7 @@ _ORIENTATION = 0x0112  # of EXIF: 1 is upright
 _ON_ITS_SIDE = range(5, 9)
 # What a PNG has where Pillow finds an orientation, which may be behind the pixels.
 _TURNS_A_PNG = (b"eXIf", b"com.adobe.xmp", b"Raw profile type")
-LARGEST_FILE = 2**31
+LARGEST_PICTURE_FILE = 2**31
 """Bytes of a picture's file: the most pixels that are decoded, of 12 bytes each."""
 _LARGEST_WHOLE = 2**29
 """Bytes of a file of WebP or AVIF: Pillow reads the whole of it to open it."""
@@ -224,9 +224,9 @@ def _check_size(given: Any) -> None:
     with open(given, "rb") as file:
         head = file.read(12)
     most = _LARGEST_WHOLE
-    if head[8:] != b"WEBP" and head[4:8] != b"ftyp" and size <= LARGEST_FILE:
+    if head[8:] != b"WEBP" and head[4:8] != b"ftyp" and size <= LARGEST_PICTURE_FILE:
         with _opened(given) as image:
-            most = min(LARGEST_FILE, max(_USUAL_FILE, 16 * image.width * image.height))
+            most = min(LARGEST_PICTURE_FILE, max(_USUAL_FILE, 16 * image.width * image.height))
     if size > most:
         raise ValueError(f"its file has {size:,} bytes, and {most:,} at most are read")
 

@@ -13,7 +13,7 @@ from vtool.config.schema.data import MOST_TEXT_BYTES
 from vtool.data.audit import Ledger, audit_warnings, set_digests
 from vtool.data.audit_cache import audit_split, usual_cache
 from vtool.data.coordinates import rescale_rows
-from vtool.data.detect import copy_message, describe_source
+from vtool.data.detect import describe_source, source_messages
 from vtool.data.ledgers import build_ledgers, with_held_back
 from vtool.data.loader import EncodedRows
 from vtool.data.row import Row
@@ -149,8 +149,8 @@ def _print_ledger(run: Run, split: str, ledger: Ledger) -> None:
     for source in () if ledger.held_back else ledger.sources:
         if "layout" in source:
             print(f"data.{split}: {describe_source(source)}", flush=True)
-        if copied := copy_message(source):
-            print(f"data.{split}: {copied}", flush=True)
+        for message in source_messages(source):
+            print(printable(f"data.{split}: {message}"), flush=True)
     if ledger.held_back:
         print(f"data.{split}: {ledger.held_back}", flush=True)
     print(f"data.{split}: {ledger.in_words()}", flush=True)

@@ -19,6 +19,7 @@ from vtool.data.row import Row, texts_of
 from vtool.data.sources import Rows
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.models.processor import Processor, new_processor
+from vtool.training.setup import read_texts
 from vtool.verification.not_provable import NotProvable
 from vtool.verification.proofs.proof import list_first
 
@@ -159,7 +160,7 @@ def _no_usable_row(rows: Rows, encoder: "_Encoder") -> Findings:
             " so have all rows looked at that can be used"
         )
         return _not_provable(message, "put a shorter row among the first ones of data.train")
-    why = f"; the first: {refused[0].diagnostics[0].message}" if refused else ""
+    why = f"; the first: {_first_problem(rows, encoder)}" if refused else ""
     message = f"none of the first {tried} rows of data.train can be used{why}"
     rules = {findings.diagnostics[0].rule for findings in refused}
     never_dropped = "overlong-row" in rules and encoder.recipe_run.data.on_overlong == "error"
@@ -167,6 +168,23 @@ def _no_usable_row(rows: Rows, encoder: "_Encoder") -> Findings:
         message = f"{message}; data.max_dropped_rows={encoder.may_drop} lets them go"
         return _not_provable(message, "put a row that can be used among the first of data.train")
     return Findings(Diagnostic("no-rows", message, parameter="data.train"))
+
+
+def _first_problem(rows: Rows, encoder: "_Encoder") -> str:
+    """Return why the first row cannot be used; its tokens are counted as the audit counts them."""
+    first, run = encoder.refused[0].diagnostics[0], encoder.recipe_run
+    if first.rule != "overlong-row":
+        return first.message
+    texts = () if run.model.path else read_texts(rows)
+    processor = new_processor(run.model, run.data.image, texts, run.data.video)
+    name = first.message.partition(" has ")[0]
+    for index in range(encoder.looked_at):
+        if rows.name(index) == name:
+            try:
+                EncodedRows(rows, processor, run.data).sample(index)
+            except Findings as found:
+                return found.diagnostics[0].message
+    return first.message
 
 
 def _not_provable(message: str, help: str) -> NotProvable:

@@ -15,7 +15,7 @@ from tests.data.readers import open_rows
 from tests.rows import chat
 from tests.runs import request
 from vtool.data.containers import arrow_copy, parquet
-from vtool.data.detect import copy_message
+from vtool.data.detect import source_messages
 from vtool.data.sources import Rows
 from vtool.diagnostics import Findings
 
@@ -64,7 +64,7 @@ def test_rows_of_a_copy_are_those_of_the_file_and_it_is_made_once(
     assert answers(pickle.loads(pickle.dumps(opened(path)))) == WANTED
     assert copies(tmp_path) == [copy]
     assert copy.stat().st_ino == made
-    message = copy_message(reader.describe())
+    (message,) = source_messages(reader.describe())
     assert str(copy) in message
     assert "rows.parquet has a row group of 0 MiB" in message
 
@@ -76,7 +76,7 @@ def test_small_groups_are_read_from_the_file_itself(
     reader = opened(path)
     assert answers(reader) == WANTED
     assert not copies(tmp_path)
-    assert copy_message(reader.describe()) == ""
+    assert source_messages(reader.describe()) == []
 
 
 @pytest.mark.parametrize("start", ["the same", "the next"])

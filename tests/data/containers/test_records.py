@@ -12,6 +12,7 @@ import pytest
 from tests.data.readers import open_rows
 from tests.rows import chat, write_rows
 from vtool.data.containers import json_array
+from vtool.data.containers.files import KIND_NAMES
 from vtool.data.containers.records import open_records
 from vtool.diagnostics import Diagnostic, Findings
 
@@ -70,10 +71,57 @@ def test_parquet_that_is_named_json_is_reported_with_the_conversion(tmp_path: Pa
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".tar"])
-def test_what_is_not_what_its_name_says_is_refused(tmp_path: Path, suffix: str) -> None:
+def test_what_is_not_what_its_name_says_is_refused_as_what_it_is(
+    tmp_path: Path, suffix: str
+) -> None:
     path = tmp_path / f"rows{suffix}"
     write_rows(path, [chat("a", "b")])
+    found = finding(path)
+    assert f"is JSON, and its name says {KIND_NAMES[suffix[1:]]}" in found.message
+    assert found.help == "rename it to rows.jsonl, which is read as it is"
+    path.write_text("[" + json.dumps(chat("a", "b")) + "]")
+    assert finding(path).help == "rename it to rows.json, which is read as it is"
+    path.write_bytes(b"\x01 neither")
     assert "as its name says" in finding(path).message
+
+
+def test_lists_that_a_column_keeps_as_json_text_are_read(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    row = chat("a", "b") | {"images": [], "prompt": "[1, 2]"}
+    texts = {key: json.dumps(row[key]) for key in ("messages", "images")} | {"prompt": "[1, 2]"}
+    pq.write_table(pa.Table.from_pylist([texts]), tmp_path / "rows.parquet")
+    write_rows(tmp_path / "rows.jsonl", [texts])
+    for name in ("rows.parquet", "rows.jsonl"):
+        assert open_records(str(tmp_path / name)).record(0) == row
+    texts["messages"] = str(row["messages"])
+    write_rows(tmp_path / "rows.jsonl", [texts])
+    with pytest.raises(Findings, match=r'"messages" is text: a list as Python.s str\(\) writes it'):
+        open_records(str(tmp_path / "rows.jsonl")).record(0)
+
+
+@pytest.mark.parametrize("name", ["UTF-16LE", "UTF-16BE", "UTF-32LE", "UTF-32BE", "UTF-16"])
+def test_text_of_another_encoding_is_refused_by_its_name(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes((json.dumps(chat("a", "b")) + "\n").encode(name))
+    found = finding(path)
+    assert (found.rule, f"is text in {name}, and UTF-8 is read" in found.message) == (
+        "broken-row",
+        True,
+    )
+    assert found.help == f"iconv -f {name} -t UTF-8 {path} > {tmp_path / 'rows-utf8.jsonl'}"
+
+
+def test_a_table_with_the_columns_of_a_layout_says_how_it_becomes_rows(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text('messages,images\n"[]",cat.png\n')
+    found = finding(path)
+    assert "is a table (.csv), which is not read, with the columns messages, images" in (
+        found.message
+    )
+    assert found.help is not None
+    assert "pandas.read_csv('rows.csv').to_json('rows.jsonl', orient='records'" in found.help
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".xlsx"])
@@ -190,3 +238,18 @@ def test_an_array_is_found_without_being_in_memory_whole(tmp_path: Path) -> None
     assert path.stat().st_size > 20 * 2**20
     assert peak < 14 * 2**20  # 300 bytes a place, a chunk and its copies
     assert rows.record(19_999) == json.loads(row)
+
+
+def test_text_that_is_no_json_is_one_finding(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("instruction,output\na,b\nc,d\n" * 200)
+    found = finding(path)
+    assert found.message == f"{path} is text, and no rows: it begins with 'instruction,output'"
+    path.write_text("// the first line says more\n" + (json.dumps(chat("a", "b")) + "\n") * 2)
+    assert len(open_records(str(path))) == 3, "one line alone is a finding of that line"
+    path.write_text(str(chat("a", "b")) + "\n")
+    with pytest.raises(Findings, match="a dict as Python's str"):
+        open_records(str(path)).record(0)
+    path.write_bytes(json.dumps(chat("a", "caf\u00e9"), ensure_ascii=False).encode("latin-1"))
+    with pytest.raises(Findings, match=r"is not text in UTF-8: byte \d+ is 0xe9"):
+        open_records(str(path)).record(0)

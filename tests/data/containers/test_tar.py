@@ -199,3 +199,9 @@ def test_a_row_costs_little_more_than_the_names_of_its_members(tmp_path: Path) -
     rows = TarRows(str(write(tmp_path / "rows.tar", *members, format=tarfile.USTAR_FORMAT)))
     assert [rows.name(n) for n in (0, 499)] == ["rows.tar:00000000", "rows.tar:00000499"]
     assert len(pickle.dumps(rows)) < 500 * (2 * (12 + 24) + 8) + 2_000
+
+
+def test_a_row_may_name_its_picture_without_a_list(tmp_path: Path, pictures: list[bytes]) -> None:
+    row = chat("<image>?", "b") | {"image": "1.png"}
+    path = write(tmp_path / "rows.tar", ("1.json", row), ("1.png", pictures[0]))
+    assert open_rows("messages", path).row(0).images == [pictures[0]]

@@ -120,6 +120,23 @@ def test_boxes_too_many_and_too_few_cost() -> None:
     assert score("iou", "no box", one) == 0
 
 
+@pytest.mark.parametrize(
+    "written",
+    [
+        "<|box_start|>(0,0),(2,2)<|box_end|>",
+        "The <|object_ref_start|>cat<|object_ref_end|><|box_start|>(0,0),(2,2)<|box_end|>.",
+        "<box>[[0, 0, 2, 2]]</box>",
+        "cat<|det|>[[0, 0, 2, 2]]<|/det|>",
+        "<|begin_of_box|>[[0, 0, 2, 2]]<|end_of_box|>",
+        '{"bbox_2d": [0, 0, 2, 2]}',
+    ],
+)
+def test_boxes_between_tags_are_those_of_json(written: str) -> None:
+    assert score("iou", written, "[0, 0, 2, 2]") == 1
+    assert score("iou", "[1, 0, 3, 2]", written) == pytest.approx(1 / 3)
+    assert [metric.name for metric in metrics_for({}, (), [written]).metrics][-1] == "iou"
+
+
 def test_choices_are_known_but_for_case_and_punctuation() -> None:
     assert choice_of(" (b). ", ("A", "B")) == "B"
     assert choice_of("b", ("B", "b")) == "b"

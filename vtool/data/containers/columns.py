@@ -1,6 +1,7 @@
 """Rows of Arrow and Parquet as the JSON objects that they were made of, or refused."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -16,6 +17,11 @@ from vtool.words import first_line
 _MERGED = ("arguments", "parameters")
 """Objects of tools, whose keys each row has of its own, and Arrow gives to every row."""
 _CHATS = ("messages", "prompt", "completion")
+_LISTS = (
+    *_CHATS,
+    *("conversations", "conversation", "texts", "history", "images", "videos", "objects"),
+)
+_MAY_BE_TEXT = ("prompt", "completion", "images", "videos")
 
 
 def pyarrow(module: str, what: object) -> Any:
@@ -78,6 +84,7 @@ def from_columns(row: Mapping[str, Any], name: str, origin: Origin) -> dict[str,
         message = f'{name}: {where} has a null, which may be the key of another row\'s "{where}"'
         raise refuse("merged-by-arrow", message, origin)
     record: dict[str, Any] = _present(row)
+    read_lists(record, name, origin)
     _read_text(record, "tools", name, origin)
     for column in _CHATS:
         messages = record.get(column)
@@ -85,6 +92,31 @@ def from_columns(row: Mapping[str, Any], name: str, origin: Origin) -> dict[str,
             if isinstance(message, dict):
                 _read_text(message, "tool_calls", name, origin)
     return record
+
+
+def read_lists(record: dict[str, Any], name: str, origin: Origin) -> None:
+    """Read the lists that a row keeps as JSON in a text, as `json.dumps` writes them into a column.
+
+    Raises:
+        Findings: `malformed-messages`.
+    """
+    for key in _LISTS:
+        text = record.get(key)
+        begins = "{" if key == "objects" else "["
+        if not isinstance(text, str) or not text.lstrip().startswith(begins):
+            continue
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            of_python = re.match(r"\s*[\[{]\s*[\[{]?\s*'", text)
+            if key in _MAY_BE_TEXT and not of_python:
+                continue
+            what = "a list as Python's str() writes it, and no JSON"
+            message = f'{name}: "{key}" is text: {what if of_python else error}'
+            help = f"write json.dumps({key}) into that column, or the list itself"
+            raise refuse("malformed-messages", message, origin, help=help) from error
+        if key not in _MAY_BE_TEXT[:2] or (found and all(isinstance(one, dict) for one in found)):
+            record[key] = found
 
 
 def read_json_text(text: str, what: str, name: str, origin: Origin) -> Any:

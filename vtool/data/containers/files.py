@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -10,12 +11,28 @@ from typing import Literal, cast
 
 from vtool.config.schema import Run
 from vtool.config.schema.formats.entry import TABLE_SUFFIXES
-from vtool.contents import content_of, ends_early, stand_in
+from vtool.contents import content_of, ends_early, stand_in, wide_encoding
 from vtool.data.row import refuse
 from vtool.diagnostics import Diagnostic, Findings, Origin
 from vtool.near_files import near_file, quoted_name
 
 Kind = Literal["json", "arrow", "parquet", "tar"]
+_READ_TABLE = {".csv": "read_csv('{}')", ".tsv": "read_csv('{}', sep='\\t')"}
+_LAYOUTS = (
+    *({"messages"}, {"conversations"}, {"instruction", "output"}),
+    *({"query", "response"}, {"prompt", "completion"}),
+)
+"""Columns by which a table has rows of a layout that is read."""
+KIND_NAMES = {"json": "JSON", "parquet": "Parquet", "arrow": "Arrow", "tar": "a tar"}
+_KINDS: dict[str, Kind] = {
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".tar": "tar",
+}
+"""The kind that a file's name says, for each of `ROWS_SUFFIXES`."""
 MOST_LISTED = 20
 """Findings of one file that are listed; the others are counted."""
 _OF_COLUMNS = (".parquet", ".arrow")
@@ -25,7 +42,6 @@ _AS_MESSAGES = (
     '{"messages": [{"role": "user", "content": "What is this?"},'
     ' {"role": "assistant", "content": "A bus."}], "images": ["bus.jpg"]}'
 )
-_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 def file_kind(path: Path) -> Kind:
@@ -44,24 +60,65 @@ def file_kind(path: Path) -> Kind:
     kind = found.kind if found else ""
     if found and (found.stands_in or kind == "text") and not _may_be_rows(path, kind, head):
         raise unreadable_file(path, f"{found.what}, and no rows", found.remedy)
-    if path.suffix.lower() in TABLE_SUFFIXES and not head.lstrip().startswith((b"{", b"[")):
-        raise unreadable_file(
-            path,
-            f"is a table ({path.suffix}), which is not read: its columns do not say who speaks",
-            f"write it as JSON lines, one object a row: {_AS_MESSAGES}",
-        )
-    if head.startswith(_UTF_16) and kind != "arrow":
+    is_known = kind in ("parquet", "arrow", "tar")
+    is_table = path.suffix.lower() in TABLE_SUFFIXES and not is_known
+    if is_table and not head.lstrip().startswith((b"{", b"[")):
+        raise _table(path, head)
+    if not is_known and (encoding := wide_encoding(head)):
         out = shlex.quote(str(path.with_name(f"{path.stem}-utf8{path.suffix}")))
-        help = f"iconv -f UTF-16 -t UTF-8 {shlex.quote(str(path))} > {out}"
-        raise unreadable_file(path, "is text in UTF-16, and UTF-8 is read", help)
+        help = f"iconv -f {encoding} -t UTF-8 {shlex.quote(str(path))} > {out}"
+        raise unreadable_file(path, f"is text in {encoding}, and UTF-8 is read", help)
     if found and kind == "packed":
         what = f"{found.what}: no row of it can be read without all before"
         raise unreadable_file(path, what, found.remedy)
     if found and kind in ("picture", "video", "other"):
         raise unreadable_file(path, f"{found.what}, and no rows")
-    if kind in ("parquet", "arrow", "tar"):
+    if is_known:
         return cast(Kind, kind)
     return "tar" if path.suffix == ".tar" and b"\0" in head else "json"
+
+
+def check_name(file: Path, kind: Kind) -> None:
+    """Check that a file is what its name says.
+
+    Raises:
+        Findings: `broken-row`, with how to read it.
+    """
+    by_name = _KINDS.get(file.suffix)
+    if by_name in (None, kind):
+        return
+    with file.open("rb") as opened:
+        text = opened.read(_HEAD).removeprefix(b"\xef\xbb\xbf").lstrip()
+    if kind == "json" and not text.startswith((b"{", b"[")):
+        raise unreadable_file(
+            file,
+            f"is not {KIND_NAMES[by_name]}, as its name says",
+            "it may be cut off: copy it again",
+        )
+    own = next(suffix for suffix, each in _KINDS.items() if each == kind)
+    if text.startswith(b"{"):
+        own = ".jsonl"
+    help = f"rename it to {file.stem}{own}, which is read as it is"
+    if by_name == "json":
+        converted = shlex.quote(str(file.with_name(f"{file.stem}-lines.jsonl")))
+        help += f", or write it as JSON lines: vtool convert {shlex.quote(str(file))} {converted}"
+    what = f"is {KIND_NAMES[kind]}, and its name says {KIND_NAMES[by_name]}"
+    raise unreadable_file(file, what, help)
+
+
+def _table(path: Path, head: bytes) -> Findings:
+    """Return the exception for a table; one whose columns are a layout's becomes JSON lines."""
+    what = f"is a table ({path.suffix}), which is not read"
+    columns = re.findall(r"[^\s,;\"]+", head.decode("utf-8-sig", "replace").split("\n")[0])
+    reader = _READ_TABLE.get(path.suffix.lower())
+    if reader and any(layout <= set(columns) for layout in _LAYOUTS):
+        out = path.with_suffix(".jsonl").name
+        lines = f".to_json('{out}', orient='records', lines=True)"
+        code = f"import pandas; pandas.{reader.format(path.name)}{lines}"
+        help = f'write it as JSON lines, where lists may be JSON as text: python -c "{code}"'
+        return unreadable_file(path, f"{what}, with the columns {', '.join(columns)}", help)
+    help = f"write it as JSON lines, one object a row: {_AS_MESSAGES}"
+    return unreadable_file(path, f"{what}: its columns do not say who speaks", help)
 
 
 def _may_be_rows(path: Path, kind: str, head: bytes) -> bool:
@@ -111,7 +168,7 @@ def unreadable_rows(run: Run) -> Iterator[Diagnostic]:
             yield empty_file(path)
             continue
         try:
-            file_kind(path)
+            check_name(path, file_kind(path))
         except Findings as found:
             yield from found.diagnostics
 

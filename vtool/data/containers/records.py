@@ -1,6 +1,5 @@
 """Open the rows of a path: a file by what is in it, or a folder of files of one kind."""
 
-import shlex
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
@@ -10,27 +9,17 @@ from typing import Any, Protocol
 from vtool.config.schema.formats.entry import ROWS_SUFFIXES, is_rows_file
 from vtool.data.containers.arrow import SPLITS, STATE, ArrowRows, saved_files
 from vtool.data.containers.files import (
+    KIND_NAMES,
     Kind,
+    check_name,
     digest_of_files,
     file_kind,
     not_readable,
-    unreadable_file,
 )
 from vtool.data.containers.parquet import ParquetRows
 from vtool.data.containers.tar import TarRows
 from vtool.data.json_lines import JsonLines
 from vtool.diagnostics import Diagnostic, Findings, Origin
-
-_NAMES = {"json": "JSON", "parquet": "Parquet", "arrow": "Arrow", "tar": "a tar"}
-_KINDS: dict[str, Kind] = {
-    ".json": "json",
-    ".jsonl": "json",
-    ".ndjson": "json",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".tar": "tar",
-}
-"""The kind that a file's name says, for each of `ROWS_SUFFIXES`."""
 
 
 class Records(Protocol):
@@ -87,12 +76,14 @@ def open_records(
     kinds = {file_kind(file): file for file in files}
     if len(kinds) > 1:
         (one, ours), (two, theirs), *_ = kinds.items()
-        message = f"{place} has {_NAMES[one]} ({ours.name}) and {_NAMES[two]} ({theirs.name})"
+        message = (
+            f"{place} has {KIND_NAMES[one]} ({ours.name}) and {KIND_NAMES[two]} ({theirs.name})"
+        )
         help = "name each as a source of its own"
         raise Findings(Diagnostic("layout-not-certain", message, help, origin=Origin(path)))
     (kind,) = kinds
     for file in files:
-        _check_name(file, kind)
+        check_name(file, kind)
     if kind == "parquet":
         return ParquetRows(files, path, label, first)
     if kind == "arrow":
@@ -156,35 +147,12 @@ def _of_file(
     place: Path, kind: Kind, path: str, label: str | None, strict: bool, first: int | None
 ) -> Records:
     if strict:
-        _check_name(place, kind)
+        check_name(place, kind)
     if kind == "parquet":
         return ParquetRows([place], path, label, first)
     if kind == "arrow":
         return ArrowRows([place], path, label, first)
     return TarRows(path, label, first) if kind == "tar" else JsonLines(path, label, first)
-
-
-def _check_name(file: Path, kind: Kind) -> None:
-    """Check that a file is what its name says.
-
-    Raises:
-        Findings: `broken-row`, with how to read it.
-    """
-    by_name = _KINDS.get(file.suffix)
-    if by_name in (None, kind):
-        return
-    if by_name != "json":
-        raise unreadable_file(
-            file, f"is not {_NAMES[by_name]}, as its name says", "it may be cut off: copy it again"
-        )
-    own = next(suffix for suffix, each in _KINDS.items() if each == kind)
-    converted = shlex.quote(str(file.with_name(f"{file.stem}-lines.jsonl")))
-    raise unreadable_file(
-        file,
-        f"is {_NAMES[kind]}, and its name says JSON",
-        f"rename it to {file.stem}{own}, which is read as it is, or write it as JSON lines:"
-        f" vtool convert {shlex.quote(str(file))} {converted}",
-    )
 
 
 def _files(folder: Path) -> list[Path]:

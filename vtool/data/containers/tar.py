@@ -101,6 +101,8 @@ class TarRows:
             if not listed and _waits_for_picture(made.get("messages")):
                 raise self._unpaired(index, "it shows a picture, and there is none next to it")
             return made
+        if (one := made.get("image")) and not made.get("images"):
+            made = {**made, "images": one if isinstance(one, list) else [one], "image": None}
         taken: set[str] = set()
         named: list[str] = []
 

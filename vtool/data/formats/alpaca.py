@@ -11,7 +11,6 @@ from vtool.data.chats import (
     VISUALS,
     ColumnsReader,
     answer_text,
-    check_keys,
     exchanges,
     text,
     tools,
@@ -34,7 +33,6 @@ class Alpaca(ColumnsReader):
         return "instruction" in record and "output" in record
 
     def to_messages(self, record: Mapping[str, Any], malformed: Malformed) -> dict[str, Any]:
-        check_keys(record, self.reads, self.ignore, malformed)
         return from_instruction(record, malformed)
 
 

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any, Literal
 
-from vtool.data.chats import ColumnsReader, answer_text, check_keys, text, visuals
+from vtool.data.chats import VISUALS, ColumnsReader, answer_text, text, visuals
 from vtool.data.messages_layout import TAG, Malformed
 from vtool.data.row import shown_value
 from vtool.diagnostics import Origin
 
-_READ = ("images", "texts")
+_READ = ("texts", *VISUALS)
 _OF_TEXTS = ("user", "assistant")
 
 
@@ -74,7 +74,6 @@ class Cauldron(ColumnsReader):
         return self._find(index)[0]
 
     def to_messages(self, record: Mapping[str, Any], malformed: Malformed) -> dict[str, Any]:
-        check_keys(record, self.reads, self.ignore, malformed)
         texts = record.get("texts")
         if not isinstance(texts, list) or not texts:
             raise malformed(
@@ -85,14 +84,14 @@ class Cauldron(ColumnsReader):
         for number, each in enumerate(texts, 1):
             if not isinstance(each, Mapping):
                 raise malformed(f'"texts" has {shown_value(each)}, which is no question and answer')
-            check_keys(each, _OF_TEXTS, self.ignore, malformed)
             question = text(each.get("user"), "texts.user", malformed)
             answer = answer_text(each.get("assistant"), "texts.assistant", malformed)
+            rest = {key: value for key, value in each.items() if key not in _OF_TEXTS}
             if TAG in question:
                 raise malformed(f"question {number} has {TAG} as text; the images are shown first")
             messages += [
                 {"role": "user", "content": question},
-                {"role": "assistant", "content": answer},
+                {**rest, "role": "assistant", "content": answer},
             ]
         if shown_first := [{"type": "image"} for _ in found.get("images", ())]:
             asked = {"type": "text", "text": messages[0]["content"]}

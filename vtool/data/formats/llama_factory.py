@@ -9,11 +9,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vtool.data.chats import ColumnsReader, answer_text, check_keys, text, tools, visuals
+from vtool.data.chats import ColumnsReader, answer_text, text, tools, visuals
 from vtool.data.containers.files import not_readable, unreadable_file
 from vtool.data.formats.alpaca import from_instruction
-from vtool.data.keys import may_mask
+from vtool.data.keys import KEYS_READ
 from vtool.data.messages_layout import Malformed
+from vtool.data.missing import is_empty
 from vtool.data.row import shown_value
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
@@ -85,7 +86,11 @@ class LlamaFactory(ColumnsReader):
         return False  # by its `dataset_info.json` alone
 
     def to_messages(self, record: Mapping[str, Any], malformed: Malformed) -> dict[str, Any]:
-        check_keys(record, self.reads, self.ignore, malformed)
+        for key in KEYS_READ["row"]:
+            if key not in self.reads and key not in self.ignore and not is_empty(record.get(key)):
+                what = f'the row has "{key}", which no column of {self.dataset} is'
+                column = f"{key}s" if key in ("image", "video") else key
+                raise malformed(what, f'name it in {INFO}: "columns": {{"{column}": "{key}"}}')
         named = {
             _PARTS.get(name, name): record[column]
             for name, column in self.columns.items()
@@ -129,15 +134,13 @@ class LlamaFactory(ColumnsReader):
                 raise malformed(f"{what} {shown_value(given)}")
             if role == "system" and (number > 1 or "system" in named):
                 raise malformed(f"turn {number} is a second system turn, or a late one")
-            masks = {
-                key: value for key, value in turn.items() if key == "weight" or may_mask(key, value)
-            }
-            check_keys(
-                turn, (tags["role_tag"], tags["content_tag"], *masks), self.ignore, malformed
-            )
+            read_as = (tags["role_tag"], tags["content_tag"])
+            rest = {key: value for key, value in turn.items() if key not in read_as}
+            if stray := rest.keys() & {"role", "content"}:
+                raise malformed(f'turn {number} has "{min(stray)}", which is not read')
             read = answer_text if role == "assistant" else text
             content = read(turn.get(tags["content_tag"]), tags["content_tag"], malformed)
-            yield {**masks, "role": role, "content": content}
+            yield {**rest, "role": role, "content": content}
 
 
 def info_file(path: Path) -> Path:

@@ -43,11 +43,7 @@ class Llava(ColumnsReader):
             raise malformed(f'there is no list "conversations" with a turn{seen}', help)
         if "messages" in record:
             raise malformed('the row has both "conversations" and "messages"')
-        made = {
-            key: value
-            for key, value in record.items()
-            if key not in ("conversations", "image", "video", "system")
-        }
+        made = {key: value for key, value in record.items() if key in ("tools", "images", "videos")}
         for key in ("image", "video"):
             if (one := record.get(key)) is not None:
                 if record.get(f"{key}s"):

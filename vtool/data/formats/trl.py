@@ -8,11 +8,12 @@ the first user's text.
 from collections.abc import Mapping
 from typing import Any
 
-from vtool.data.chats import ColumnsReader, check_keys, not_for_training, tools, visuals
+from vtool.data.chats import VISUALS, ColumnsReader, not_for_training, tools, visuals
+from vtool.data.keys import OTHER_TASKS
 from vtool.data.messages_layout import Malformed
 from vtool.data.row import shown_value
 
-_READ = ("messages", "prompt", "completion", "image", "images", "tools")
+_READ = ("messages", "prompt", "completion", "tools", *VISUALS)
 
 
 class Trl(ColumnsReader):
@@ -27,12 +28,13 @@ class Trl(ColumnsReader):
         return "prompt" in record and "completion" in record
 
     def to_messages(self, record: Mapping[str, Any], malformed: Malformed) -> dict[str, Any]:
-        check_keys(record, self.reads, self.ignore, malformed)
         asked, answer = record.get("prompt"), record.get("completion")
         messages = record.get("messages")
         if messages is not None and (asked is not None or answer is not None):
             raise malformed('the row has "messages" next to "prompt" or "completion"')
         if messages is None:
+            if answer is None and (task := next(filter(record.get, OTHER_TASKS), None)):
+                raise not_for_training(malformed, f'it has "{task}": it is {OTHER_TASKS[task]}')
             if isinstance(asked, str) or isinstance(answer, str):
                 what = (
                     "the prompt or the completion is text without roles, for a model without a"

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from vtool.data.boxes import tagged_boxes
 from vtool.evaluation.metrics.json_text import parsed
 from vtool.evaluation.metrics.metric import Metric
 
@@ -14,8 +15,11 @@ _KEYS = ("bbox_2d", "bbox", "box")
 def boxes_in(text: str) -> list[Box] | None:
     """Return the boxes [x1, y1, x2, y2] of a text of JSON: one, a list, or objects with one each.
 
-    None where it has anything else. An empty list has no box.
+    Boxes between tags, such as <|box_start|> and <box>, may have other text around them. None where
+    it has anything else. An empty list has no box.
     """
+    if tagged := tagged_boxes(text):
+        return [_ordered(*box.edges) for box in tagged]
     value = parsed(text)
     found = value if isinstance(value, list) and not _is_box(value) else [value]
     made = []
@@ -25,9 +29,12 @@ def boxes_in(text: str) -> list[Box] | None:
             own = next((each[key] for key in _KEYS if key in each), None)
         if not _is_box(own):
             return None
-        left, top, right, bottom = map(float, own)
-        made.append((min(left, right), min(top, bottom), max(left, right), max(top, bottom)))
+        made.append(_ordered(*map(float, own)))
     return made
+
+
+def _ordered(left: float, top: float, right: float, bottom: float) -> Box:
+    return min(left, right), min(top, bottom), max(left, right), max(top, bottom)
 
 
 def _is_box(value: Any) -> bool:
@@ -83,7 +90,8 @@ def score(answer: str, reference: str) -> float:
 def _fits(references: Sequence[str]) -> bool:
     """Return if each reference has a box; four plain numbers might be anything else."""
     return all(
-        boxes_in(reference) and any(key in reference for key in _KEYS) for reference in references
+        boxes_in(reference) and (tagged_boxes(reference) or any(key in reference for key in _KEYS))
+        for reference in references
     )
 
 
