@@ -259,7 +259,7 @@ def _as_template(draw: random.Random, tree: Any) -> bytes:
     text = _processor().tokenizer.chat_template
     for _ in range(draw.choice((1, 1, 2))):
         act = draw.randrange(4)
-        if act == 0 and draw.random() < 0.05:
+        if act == 0 and draw.random() < 0.02:
             text = draw.choice(_COSTLY) + text
         elif act == 1:
             at = draw.choice([place for place, one in enumerate(text) if one == "{"])
@@ -300,7 +300,8 @@ _PIECES = (
 
 def _tailed(draw: random.Random, tree: Any) -> bytes:
     """Return a whole file's bytes; `_ask_tailed` puts the tail behind it."""
-    return draw.choice([seed for seeds in _SEEDS.values() for seed in seeds])
+    # a video is looked through for 15 seconds: tests/data/test_video.py has that
+    return draw.choice([seed for name in _SEEDS if name != "video" for seed in _SEEDS[name]])
 
 
 def _ask_tailed(file: Path) -> Answer:
@@ -493,17 +494,17 @@ TARGETS = {
     "picture": _of_seeds(80, "picture", "picture.png", _ask_picture, _refusal_of_picture),
     "video": _of_seeds(4, "video", "clip.mp4", _ask_video, _nothing),
     "tokenizer.json": Target(
-        4, "model/tokenizer.json", _ask_model, _refusal_of_tokenizer, _TOKENIZERS
+        2, "model/tokenizer.json", _ask_model, _refusal_of_tokenizer, _TOKENIZERS
     ),
     "tokenizer_config.json": Target(
         2, "model/tokenizer_config.json", _ask_model, _refusal_of_config, _TOKENIZER_CONFIGS
     ),
     "preprocessor_config.json": Target(
-        8, "model/preprocessor_config.json", _ask_model, _nothing, _PREPROCESSORS, _of_pixels
+        4, "model/preprocessor_config.json", _ask_model, _nothing, _PREPROCESSORS, _of_pixels
     ),
     "model": Target(2, "model/config.json", _ask_model, _refusal_of_config, _CONFIGS),
     "template": Target(
-        8, "template.jinja", _ask_template, _refusal_of_template, ("",), _as_template
+        4, "template.jinja", _ask_template, _refusal_of_template, ("",), _as_template
     ),
     "adapter_config.json": Target(
         30, "adapter/adapter_config.json", _ask_folder, _refusal_of_config, (_ADAPTER,)

@@ -396,7 +396,7 @@ TARGETS = {
     ),
     "result.json": Target(20, "run/result.json", _ask_result, _refusal_of_result, (_RESULT,)),
     "metrics": Target(10, "run/metrics.jsonl", _ask_metrics, lambda file: None, _METRICS),
-    "recipe": Target(2, "fuzz.yaml", _ask_recipe, _refusal_of_yaml, (_RECIPE,), _as_yaml),
-    "overrides": Target(2, "words.txt", _ask_recipe, lambda file: None, ("",), _as_words),
+    "recipe": Target(1, "fuzz.yaml", _ask_recipe, _refusal_of_yaml, (_RECIPE,), _as_yaml),
+    "overrides": Target(1, "words.txt", _ask_recipe, lambda file: None, ("",), _as_words),
 }
 """By name; an input of a recipe takes a hundred times as long as a header."""
