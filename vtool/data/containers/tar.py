@@ -96,6 +96,9 @@ class TarRows:
             Findings: `unpaired-member`, where a picture is left, or is not there.
         """
         members = {ext: each for ext, each in self.rows[index][1].items() if ext != _ROW}
+        lists = (made.get("messages"), made.get("images") or [])
+        if not all(isinstance(each, list) for each in lists):
+            return made  # its reader refuses it
         if not members:
             listed = made.get("images") or made.get("image")
             if not listed and _waits_for_picture(made.get("messages")):
