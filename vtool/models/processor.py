@@ -1,6 +1,8 @@
 """The processor: tokenizer, chat template, image and video processor, and their token ids."""
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from vtool.config.schema import Image, Model, Video
 from vtool.contents import stand_in_of_model
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.families.family import load_family
+from vtool.families.images import beyond_any_model
 from vtool.families.tokens import TokenIds, TokenNames
 from vtool.models.patches import resized_size
 from vtool.models.pictures import PictureReader
@@ -134,13 +137,16 @@ def load_processor(
         if not any((folder / name).exists() for name in names)
     ]:
         raise Findings(_unusable(folder, f"there is no {', and no '.join(absent)}"))
+    if beyond := beyond_any_model(config_of or folder):
+        raise Findings(_unusable(folder, beyond))
     try:
         config = AutoConfig.from_pretrained(
             config_of or folder, local_files_only=True, trust_remote_code=False
         )
-        tokenizer = AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
+        with _printed_as_errors():
+            tokenizer = AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
         image_processor = known.image_processor_class().from_pretrained(
             folder, local_files_only=True
         )
@@ -184,6 +190,20 @@ def load_processor(
         image or Image(),
         video or Video(),
     )
+
+
+@contextmanager
+def _printed_as_errors() -> Iterator[None]:
+    """Have what a library prints go to standard error: the library `tokenizers` prints keys that it
+    does not know, and a command's JSON would be none.
+    """
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _does_not_encode(tokenizer: Any) -> str | None:
