@@ -103,9 +103,10 @@ def _child(
     counts: Counter[str] = Counter()
     try:
         os.dup2(os.open(place / "stderr", os.O_CREAT | os.O_WRONLY | os.O_TRUNC), 2)
-        _limit()
+        signal.signal(signal.SIGVTALRM, _too_slow)
         for number in range(first, first + BATCH):
             reached[:] = struct.pack("q", number)
+            _limit()
             name, verdict = try_input(tally, number, place)
             counts["inputs"] += 1
             counts[f"inputs: {name}"] += 1
@@ -126,11 +127,10 @@ def _child(
 
 
 def _limit() -> None:
-    """Limit this process's memory, and have a signal end what takes too long."""
+    """Limit this process's memory, beyond what it has now."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * mmap.PAGESIZE + (MIB << 20)
     resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
-    signal.signal(signal.SIGVTALRM, _too_slow)
 
 
 def _too_slow(number: int, frame: Any) -> None:

@@ -194,8 +194,9 @@ def load_processor(
 
 @contextmanager
 def _printed_as_errors() -> Iterator[None]:
-    """Have what a library prints go to standard error: the library `tokenizers` prints keys that it
-    does not know, and a command's JSON would be none.
+    """Send standard output to standard error: `tokenizers` prints keys that it does not know.
+
+    A command's JSON would be none.
     """
     kept = os.dup(1)
     try:
