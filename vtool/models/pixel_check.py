@@ -60,7 +60,7 @@ def check_pixels(processor: Any, family: Any, folder: object) -> Diagnostic | No
 
 
 def _strange(processor: Any, family: Any) -> str | None:
-    """Say what is wrong with the first setting of another kind than its family's; None: nothing.
+    """Return the first setting of another kind than its family's, in words; None for none.
 
     What transformers makes of it is seen with the first picture, or with one of another size.
     """
