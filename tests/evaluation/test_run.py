@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -403,8 +404,9 @@ def test_a_lock_that_cannot_be_closed_hides_no_finding(
         failed.append(descriptor)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(ArithmeticError), Store(tmp_path / "to").held(Ranks()):
-        monkeypatch.setattr("vtool.evaluation.store.os.close", full)
-        raise ArithmeticError
-    monkeypatch.undo()
+    held = Store(tmp_path / "to").held(Ranks())
+    held.__enter__()
+    with monkeypatch.context() as patch, suppress(ArithmeticError):
+        patch.setattr("vtool.evaluation.store.os.close", full)
+        held.__exit__(ArithmeticError, ArithmeticError(), None)
     assert len(failed) == 1
