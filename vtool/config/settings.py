@@ -192,8 +192,9 @@ def _takes(annotation: Any, metadata: Sequence[Any]) -> str:
         if entries[-1] is Ellipsis:
             return f"a list{_bounds(metadata)}, each entry {takes(entries[0])}"
         return f"a list of {len(entries)}, each {takes(entries[0])}"
-    if list(_classes(annotation)):
-        return "a group of settings"
+    if typing.get_origin(annotation) is dict or list(_classes(annotation)):
+        free = typing.get_origin(annotation) is dict
+        return "a mapping of names to values" if free else "a group of settings"
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return ", or ".join(takes(each, metadata) for each in typing.get_args(annotation))
     return _WORDS.get(annotation, str(annotation)) + _bounds(metadata)

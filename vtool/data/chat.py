@@ -1,22 +1,24 @@
 """Rendering of chats: token ids, and labels of the answers and the token that ends each."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from vtool.data.keys import CARRIERS, WRITE_TOOLS
 from vtool.data.renderings import NONE_KNOWN, Renderings, begins_with_answer, render_beginning
-from vtool.data.row import Row, refuse
-from vtool.data.template_limits import LimitedTemplate
+from vtool.data.row import Row, refuse, shown_value, texts_of
 from vtool.data.tokens import tokenize
 from vtool.diagnostics import Findings
 from vtool.families.tokens import CONTENT_TOKENS
+from vtool.models.chat_template import THOUGHT_KEYS, thought_of
 from vtool.models.processor import Processor
+from vtool.models.template_limits import LimitedTemplate
 
 IGNORED = -100
 # Keys of a message that carry something to be learnt or seen, and that many chat templates know
 # nothing of.
-_OFFERED = ("tool_calls", "reasoning_content", "reasoning", "thinking", *CARRIERS)
+_OFFERED = ("tool_calls", *THOUGHT_KEYS, *CARRIERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,8 @@ class Turn:
     """The end of the generation prompt, such as `<|im_start|>assistant`, or an opened `<think>`."""
     text: str
     """The supervised text: the answer as the template writes it, and the end token."""
+    end: str = ""
+    """The end token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,8 @@ class ChatTexts:
     texts: tuple[str, ...]
     """By turns what is before an answer and the answer, without its end token; the rest is last."""
     turns: tuple[Turn, ...]
+    ends: tuple[int, ...]
+    """The id of the token that ends each answer."""
 
 
 def render_chat(row: Row, processor: Processor, videos: Sequence[str] = ()) -> Chat:
@@ -65,7 +71,7 @@ def render_chat(row: Row, processor: Processor, videos: Sequence[str] = ()) -> C
         Findings: as `split_chat`.
     """
     split = split_chat(row, processor, videos)
-    return label_chat(split, tokenize(processor.tokenizer, split.texts), processor)
+    return label_chat(split, tokenize(processor.tokenizer, split.texts))
 
 
 @LimitedTemplate()
@@ -86,7 +92,7 @@ def split_chat(
         Findings: `no-assistant-turn`, `malformed-messages`, `ignored-by-template`,
             `unstable-template`, `end-token-unsupervised`, `image-token-mismatch`.
     """
-    end_text = processor.tokenizer.convert_ids_to_tokens(processor.ids.end)
+    stops = processor.stop_texts
     if begins_with_answer(row):
         raise refuse(
             "malformed-messages",
@@ -106,18 +112,28 @@ def split_chat(
             if place + 1 == len(row.messages)
             else render_beginning(row, place + 1, processor, prompt=False, known=known)
         )
-        if not whole.startswith(before) or not whole.startswith(after):
+        if not after.startswith(before):
+            raise _prompt_differs(row, place, before, after)
+        if not whole.startswith(after):
             raise refuse(
                 "unstable-template",
                 f"{row.id}: the template renders turn {place + 1} differently within the whole"
                 " chat",
                 row.origin,
+                help="data.turns=each: every answer is the last turn of its own sample",
             )
-        answer, found, _ = after[len(before) :].rpartition(end_text)
-        if not found:
+        if processor.form.thought and _is_open(row.messages[place]):
+            raise refuse(
+                "malformed-messages",
+                f"{row.id}: the thought of turn {place + 1} is never closed: there is <think>, and"
+                " no </think>",
+                row.origin,
+            )
+        answer, end = _ended(after[len(before) :], whole[len(after) :], processor)
+        if not end:
             raise refuse(
                 "end-token-unsupervised",
-                f"{row.id}: the template does not close turn {place + 1} with {end_text}",
+                f"{row.id}: {_not_closed(after[len(before) :], place, processor)}",
                 row.origin,
             )
         if not answer.strip():
@@ -127,8 +143,9 @@ def split_chat(
                 row.origin,
             )
         texts += [put(whole[done : len(before)]), answer]
-        turns.append(Turn(place, before.rpartition(end_text)[2], answer + end_text))
-        done = len(before) + len(answer) + len(end_text)
+        opening = before[max(_end_of_last(each, before) for each in stops) :]
+        turns.append(Turn(place, opening, answer + end, end))
+        done = len(before) + len(answer) + len(end)
     if not turns:
         there = any(message["role"] == "assistant" for message in row.messages)
         raise refuse(
@@ -137,10 +154,75 @@ def split_chat(
             f" turn{' has weight 0' * there}",
             row.origin,
         )
-    return ChatTexts((*texts, put(whole[done:])), tuple(turns))
+    ends = tuple(stops[turn.end] for turn in turns)
+    return ChatTexts((*texts, put(whole[done:])), tuple(turns), ends)
 
 
-def label_chat(split: ChatTexts, tokens: Sequence[Sequence[int]], processor: Processor) -> Chat:
+def _prompt_differs(row: Row, place: int, prompt: str, written: str) -> Findings:
+    """Return the finding for a turn that does not begin as the prompt of inference does."""
+    pairs = enumerate(zip(prompt, written, strict=False))
+    at = next((at for at, (one, other) in pairs if one != other), 0)
+    begin = max(0, at - 20)
+    help = "give the template the arguments that inference has: data.template_arguments"
+    if thought_of(row.messages[place]):
+        help = (
+            "the answer has a thought, and the prompt says that there is none: leave"
+            " enable_thinking=false out of data.template_arguments, or remove the thought"
+        )
+    return refuse(
+        "prompt-differs",
+        f"{row.id}: before turn {place + 1} inference's prompt has"
+        f" {shown_value(prompt[begin:])}, and the chat has {shown_value(written[begin : at + 40])}",
+        row.origin,
+        parameter="data.template_arguments",
+        help=help,
+    )
+
+
+def _is_open(message: Mapping[str, Any]) -> bool:
+    text = "".join(texts_of(message)).lstrip()
+    return text.startswith("<think>") and "</think>" not in text
+
+
+def _end_of_last(token: str, text: str) -> int:
+    found = text.rfind(token)
+    return found + len(token) if found >= 0 else 0
+
+
+def _ended(written: str, behind: str, processor: Processor) -> tuple[str, str]:
+    """Return an answer, and the token at which inference stops behind it; "" where there is none.
+
+    Args:
+        written: what the template writes between the prompt and the end of the answer's turn.
+        behind: what it writes then, in which the next role's token may be the end (GLM's).
+    """
+    stops = processor.stop_texts
+    found = [(at, end) for end in stops if (at := written.rfind(end)) >= 0]
+    if found:
+        at, end = max(found, key=lambda one: (one[0], len(one[1])))
+        return written[:at], end
+    if not processor.form.closed_by_next:
+        return written, ""
+    end = next((end for end in stops if behind.startswith(end)), "")
+    if not behind and processor.form.closing in stops:
+        end = processor.form.closing
+    return written, end
+
+
+def _not_closed(written: str, place: int, processor: Processor) -> str:
+    """Return why a turn that the template has written does not end where inference stops."""
+    stops, closing = " or ".join(processor.stop_texts), processor.form.closing
+    what = f"the template does not close turn {place + 1} with {stops}, at which inference stops"
+    if closing and closing not in processor.stop_texts:
+        token = processor.tokenizer.convert_tokens_to_ids(closing)
+        what = (
+            f"the template closes turn {place + 1} with {closing}, at which inference does not stop"
+            f" (it stops at {stops}): add {token} to eos_token_id in generation_config.json"
+        )
+    return what
+
+
+def label_chat(split: ChatTexts, tokens: Sequence[Sequence[int]]) -> Chat:
     """Return a chat of which the answers and the token that ends each are labels.
 
     Args:
@@ -150,10 +232,10 @@ def label_chat(split: ChatTexts, tokens: Sequence[Sequence[int]], processor: Pro
     labels: list[int] = []
     prompt = answered = 0
     *pairs, rest = tokens
-    for asked, answer in zip(pairs[::2], pairs[1::2], strict=True):
+    for asked, answer, end in zip(pairs[::2], pairs[1::2], split.ends, strict=True):
         ids += asked
         prompt, answered = len(ids), len(answer)
-        ids += [*answer, processor.ids.end]
+        ids += [*answer, end]
         labels += [IGNORED] * len(asked)
         labels += ids[prompt:]
     return Chat((*ids, *rest), (*labels, *([IGNORED] * len(rest))), split.turns, prompt, answered)
@@ -164,9 +246,7 @@ def render_prompt(
 ) -> tuple[tuple[int, ...], str]:
     """Return the token ids before a chat's last supervised answer, as in training, and its text."""
     chat = render_chat(row, processor, videos)
-    return chat.ids[: chat.prompt], chat.turns[-1].text.removesuffix(
-        processor.tokenizer.convert_ids_to_tokens(processor.ids.end)
-    )
+    return chat.ids[: chat.prompt], chat.turns[-1].text.removesuffix(chat.turns[-1].end)
 
 
 @LimitedTemplate()
@@ -212,8 +292,10 @@ class _Videos:
 def _check_nothing_is_lost(row: Row, whole: str, processor: Processor) -> None:
     """Refuse a row with content, in addition to text, that the template leaves out."""
     lost: list[str] = []
-    help = None
+    help, learnt = None, set(row.supervised())
     for place, key, without in _offered(row):
+        if key in THOUGHT_KEYS and place not in learnt:  # as templates do at inference
+            continue
         try:
             same = render_beginning(without, len(row.messages), processor, prompt=False) == whole
         except Findings as found:  # the template cannot do without it

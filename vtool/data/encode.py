@@ -179,8 +179,6 @@ def encode_rows(
     return [made[place] for place in sorted(made)]
 
 
-THINKING = "enable_thinking"
-"""The column of verl's rows, and the name that chat templates have for it."""
 _T = TypeVar("_T")
 
 
@@ -229,7 +227,7 @@ def _filled(
     as_bytes: bool,
 ) -> Sample:
     """Return a row with its images and videos, and cut to its length."""
-    row, chat = opened.row, label_chat(opened.chat, tokens, processor)
+    row, chat = opened.row, label_chat(opened.chat, tokens)
     shown = list(visuals_of(row, opened.clips, processor, measure=measure, as_bytes=as_bytes))
     ids, labels, visuals = expand_placeholders(chat.ids, chat.labels, row, iter(shown), processor)
     truncated = settings.max_length is not None and len(ids) > settings.max_length
@@ -290,15 +288,6 @@ def encode_question(row: Row, processor: Processor) -> Prompt:
 def _check_row(row: Row, special: Sequence[str], processor: Processor, settings: Data) -> None:
     if settings.root is not None:
         check_root(row, settings.root)
-    if row.thinking is not None and THINKING in str(processor.tokenizer.chat_template):
-        raise refuse(
-            "unread-key",
-            f'{row.id} has "{THINKING}": {str(row.thinking).lower()}, which the chat template'
-            " reads, and it is given no arguments of a row",
-            row.origin,
-            help="remove the key, and write what the template would write, such as"
-            " <think></think>, into the answer",
-        )
     _check_text(row, special, settings.max_text_bytes)
 
 

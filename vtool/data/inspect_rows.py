@@ -178,7 +178,7 @@ class _Inspector(Dataset[list[RowAudit]]):
                 answer_digest=digests.answer,
                 group=digests.group,
                 given_id=id_of(row),
-                text_traits=traits_of(row),
+                text_traits=traits_of(row, sample.turns),
                 remarks=digest_of_remarks(row, str(processor.tokenizer.chat_template)),
                 boxes=row_boxes(row, processor.pictures.upright_size, processor.resized),
                 files=read.files,

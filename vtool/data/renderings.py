@@ -4,10 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vtool.data.row import Row, refuse, shown_value
-from vtool.data.template_limits import CollectedChats
 from vtool.models.processor import Processor
+from vtool.models.template_limits import CollectedChats
 from vtool.template_renderer import TooCostly
 
+THINKING = "enable_thinking"
+"""The column of verl's rows, and the argument that chat templates have for it."""
 Renderings = Mapping[tuple[int, bool], str]
 """Texts of one chat, by the number of its first messages and whether an answer is asked for."""
 NONE_KNOWN: Renderings = {}
@@ -32,7 +34,8 @@ def render_beginning(
         return there
     try:
         # as in `render_rows`: a template may ask if there is a list, be it empty
-        text: str = _apply(processor, row.messages[:turns], prompt, row.tools or None)
+        own = {} if row.thinking is None else {THINKING: row.thinking}
+        text: str = _apply(processor, row.messages[:turns], prompt, row.tools or None, **own)
     except TooCostly as error:
         raise refuse(
             "template-too-costly", f"{row.id}: the chat template is stopped: {error}", row.origin
@@ -59,7 +62,7 @@ def render_rows(rows: Sequence[Row], processor: Processor) -> list[Renderings]:
         (place, turns, prompt)
         for prompt in (False, True)
         for place, row in enumerate(rows)
-        if not row.tools and len(row.messages) <= _MOST_TURNS
+        if not row.tools and row.thinking is None and len(row.messages) <= _MOST_TURNS
         for turns in _beginnings(row, prompt=prompt)
     ]
     if not wanted:
@@ -71,7 +74,7 @@ def render_rows(rows: Sequence[Row], processor: Processor) -> list[Renderings]:
                     rows[place].messages[:turns] for place, turns, its in wanted if its == prompt
                 ]
                 if chats:
-                    _apply(processor, chats, prompt, None)
+                    _apply(processor, chats, prompt, None, many=True)
         texts = asked.texts()
     except Exception:  # `render` finds out whose it is
         return list(known)
@@ -93,7 +96,20 @@ def _beginnings(row: Row, *, prompt: bool) -> list[int]:
     return answers if prompt else sorted({len(row.messages), *(place + 1 for place in answers)})
 
 
-def _apply(processor: Processor, chats: Any, prompt: bool, tools: Any) -> Any:
+def _apply(
+    processor: Processor,
+    chats: Any,
+    prompt: bool,
+    tools: Any,
+    *,
+    many: bool = False,
+    **arguments: Any,
+) -> Any:
+    shaped = processor.form.shaped
     return processor.tokenizer.apply_chat_template(
-        chats, tools=tools, tokenize=False, add_generation_prompt=prompt
+        [shaped(chat) for chat in chats] if many else shaped(chats),
+        tools=tools,
+        tokenize=False,
+        add_generation_prompt=prompt,
+        **arguments,
     )

@@ -59,6 +59,11 @@ class Rows:
         self.rescale: Callable[[Row], Row] | None = None
         self.ends = list(accumulate(map(len, self.readers)))
 
+    def replace_readers(self, readers: Sequence[RowReader]) -> None:
+        """Take other readers in the place of these, in their order."""
+        self.readers = list(readers)
+        self.ends = list(accumulate(map(len, self.readers)))
+
     def __len__(self) -> int:
         return self.ends[-1] if self.ends else 0
 

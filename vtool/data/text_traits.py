@@ -5,8 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from vtool.data.chat import Turn
 from vtool.data.outside import has_files_outside
-from vtool.data.row import Row
+from vtool.data.row import Row, texts_of
+from vtool.models.chat_template import thought_of
 
 # All ways begin with one character: a pattern is then searched for at these places alone.
 _OF_OTHER_MODELS = re.compile(
@@ -16,17 +18,18 @@ _OF_OTHER_MODELS = re.compile(
 )
 # With the marks that may be struck text too: most text with markup has none of all these.
 _MAY_BE = re.compile(_OF_OTHER_MODELS.pattern[:-1] + "|/?s>)")
+_NO_THOUGHT = re.compile(r"\s*(?:<think>\s*)?</think>")
 # UTF-8 that was read as cp1252: `Ã©` for `é`, `â€™` for `’`.
 _DOUBLY_ENCODED = re.compile("[ÂÃ][\x80-\xbf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]|â€[\x80-\xbf™œ“”˜¢¦]")
 
 FRAMES_WITHOUT_RATE = "frames-without-rate"
 
 
-def _late_system(row: Row, texts: Sequence[str]) -> bool:
+def _late_system(row: Row, *_: object) -> bool:
     return any(message["role"] == "system" for message in row.messages[1:])
 
 
-def _two_user_turns(row: Row, texts: Sequence[str]) -> bool:
+def _two_user_turns(row: Row, *_: object) -> bool:
     roles = [message["role"] for message in row.messages]
     return any(pair == ("user", "user") for pair in pairwise(roles))
 
@@ -57,37 +60,53 @@ class Trait:
 
     rule: str
     words: str
-    has: Callable[[Row, Sequence[str]], bool]
-    """A check of a row, which is given its texts too."""
+    has: Callable[[Row, Sequence[str], Sequence[Turn]], bool]
+    """A check of a row, which is given its texts and its supervised turns too."""
+
+
+def _teaches_no_thought(row: Row, _: object, turns: Sequence[Turn]) -> bool:
+    """Check for an empty block of a thought, which the template writes into an answer."""
+    return any(
+        _NO_THOUGHT.match(turn.text)
+        and not thought_of(row.messages[turn.message])
+        and not any("think>" in text for text in texts_of(row.messages[turn.message]))
+        for turn in turns
+    )
 
 
 TEXT_TRAITS = (
     Trait(
+        "more-than-answer-supervised",
+        "with answers before which the chat template writes an empty thought, which is learnt:"
+        " never to think",
+        _teaches_no_thought,
+    ),
+    Trait(
         "damaged-text",
         "with U+FFFD, which stands for characters that were lost",
-        lambda _, texts: any("\ufffd" in text for text in texts),
+        lambda _, texts, __: any("\ufffd" in text for text in texts),
     ),
     Trait(
         "damaged-text",
         "with text that was encoded twice (such as Ã© for é)",
-        lambda _, texts: any(map(_is_doubly_encoded, texts)),
+        lambda _, texts, __: any(map(_is_doubly_encoded, texts)),
     ),
     Trait(
         "tokens-of-other-models",
         "with control tokens of other models' templates, which are plain text here",
-        lambda _, texts: any(map(_has_marks_of_others, texts)),
+        lambda _, texts, __: any(map(_has_marks_of_others, texts)),
     ),
     Trait("unusual-turns", "with a system turn that is not the first", _late_system),
     Trait("unusual-turns", "with two user turns in a row", _two_user_turns),
     Trait(
         "files-outside-folder",
         "with images or videos outside of the folder of their rows file",
-        lambda row, _: has_files_outside(row),
+        lambda row, *_: has_files_outside(row),
     ),
     Trait(
         FRAMES_WITHOUT_RATE,
         "with a list of frames and no `fps`",
-        lambda row, _: any(
+        lambda row, *_: any(
             not isinstance(one.source, str) and one.fps is None for one in row.videos
         ),
     ),
@@ -95,7 +114,13 @@ TEXT_TRAITS = (
 """Traits that are counted, each a bit by its place here."""
 
 
-def traits_of(row: Row) -> int:
-    """Return the traits that a row has, as bits by their places in `TEXT_TRAITS`."""
+def traits_of(row: Row, turns: Sequence[Turn]) -> int:
+    """Return the traits that a row has, as bits by their places in `TEXT_TRAITS`.
+
+    Args:
+        turns: its supervised turns, as the chat template writes them.
+    """
     texts = [*row.texts()]
-    return sum(1 << place for place, trait in enumerate(TEXT_TRAITS) if trait.has(row, texts))
+    return sum(
+        1 << place for place, trait in enumerate(TEXT_TRAITS) if trait.has(row, texts, turns)
+    )

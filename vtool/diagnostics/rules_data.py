@@ -311,8 +311,9 @@ RULES = (
         bad="a template that removes the reasoning of earlier turns",
         good="a template that renders every turn the same, wherever it stands",
         fix=(
-            "Use a template for training that keeps earlier turns as they were, or split the chat"
-            " into rows with one assistant turn each."
+            "data.turns=each makes of each answer a sample in which it is the last turn, as at"
+            " inference; data.chat_template names a template for training that keeps earlier turns"
+            " as they were."
         ),
         stage="row",
     ),

@@ -1,4 +1,4 @@
-"""Rules VT630 to VT637, VT656 to VT660, VT670: usable rows that are repeated, shared, or odd."""
+"""Rules VT630 to VT637, VT656 to VT670: rows that are repeated, shared, odd, taught otherwise."""
 
 from vtool.diagnostics.rule import Rule
 
@@ -125,6 +125,39 @@ RULES = (
         good='`"images": ["images/cat.png"]`, in data/images',
         fix="Nothing, if it is meant: data.root names the folder that all of them have to be in.",
         severity="note",
+        stage="quality",
+    ),
+    Rule(
+        name="prompt-differs",
+        code="VT665",
+        summary=(
+            "The chat template writes an answer's turn otherwise than the prompt that it gives for"
+            " that answer at inference."
+        ),
+        why=(
+            "What is learnt would follow another prompt than a server's: an empty thought in the"
+            " one, and the answer's own thought in the other (LLaMA-Factory#9392, trl#6361)."
+        ),
+        bad="data.template_arguments={enable_thinking: false}, and rows with thoughts",
+        good="data.template_arguments={enable_thinking: false}, and rows without thoughts",
+        fix="Give the template the arguments that inference has: data.template_arguments.",
+        stage="row",
+    ),
+    Rule(
+        name="more-than-answer-supervised",
+        code="VT667",
+        summary="The chat template writes into answers what neither the rows nor inference have.",
+        why=(
+            "An empty thought before each answer teaches a model never to think: its prompt leaves"
+            " a thought open at inference (LLaMA-Factory#9092)."
+        ),
+        bad="Qwen3.5's template, and answers without thoughts: `\n</think>\n\nred` is learnt",
+        good="data.template_arguments={enable_thinking: false}: the empty thought is prompt",
+        fix=(
+            "data.template_arguments={enable_thinking: false}, where the template reads it, and the"
+            " same at inference; or rows with thoughts."
+        ),
+        severity="warning",
         stage="quality",
     ),
     Rule(

@@ -22,6 +22,15 @@ RULES = (
         fix="Copy the folder again, and compare it with its source.",
     ),
     Rule(
+        name="template-argument-unread",
+        code="VT666",
+        summary="An argument of data.template_arguments is none that the chat template reads.",
+        why="It changes nothing, and the run is taken for another one.",
+        bad="data.template_arguments={enable_thinkin: false}",
+        good="data.template_arguments={enable_thinking: false}",
+        fix="Write the name as the template has it, or leave the argument out.",
+    ),
+    Rule(
         name="extra-not-installed",
         code="VT503",
         summary="The recipe asks for something that needs a package which is not installed.",

@@ -40,7 +40,7 @@ def read_recipe_or_script(trainer: Trainer, path: Path) -> Script:
             fatal=True,
         )
     if trainer in TRAINERS and path.suffix not in (".yaml", ".yml", ".json"):
-        given, places, _ = hf_script.read_script(path, TRAINERS[trainer])
+        given, places, *_ = hf_script.read_script(path, TRAINERS[trainer])
     else:
         given, places = read_given(read_yaml(path))
     known = trainer != "verl" or not any(name.startswith("actor_rollout_ref.") for name in given)

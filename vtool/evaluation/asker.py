@@ -17,6 +17,7 @@ from vtool.data.vocabulary import beyond_vocabulary
 from vtool.devices import device_kind, kind_here
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.evaluation.subject import EvaluatedModel
+from vtool.models.answers import answer_length
 from vtool.models.generate import generate_tokens, shown_answer
 from vtool.models.pictures import PictureReader
 from vtool.models.processor import Processor, load_processor
@@ -140,10 +141,10 @@ class Asker:
 
 
 def _answer(tokens: Tensor, processor: Processor) -> GreedyAnswer:
-    ids, end = tokens.tolist(), processor.ids.end
-    stopped = end not in ids
+    ids = tokens.tolist()
+    length = answer_length(ids, processor)
     text = shown_answer(processor.tokenizer, ids).strip()
-    return GreedyAnswer(text, len(ids) if stopped else ids.index(end) + 1, stopped)
+    return GreedyAnswer(text, len(ids) if length is None else length, length is None)
 
 
 def _streamer(tokenizer: Any, say: Callable[[str], object]) -> Any:

@@ -98,8 +98,7 @@ def prompt_of(rows: EncodedRows, sample: Sample) -> Prompt:
         begin = int(labelled[0])
         behind = set(sample.input_ids[begin:].tolist())
         if not behind & {ids.image, ids.video}:
-            end = rows.processor.tokenizer.convert_ids_to_tokens(ids.end)
-            reference = sample.turns[-1].text.removesuffix(end)
+            reference = sample.turns[-1].text.removesuffix(sample.turns[-1].end)
             return Prompt(sample.index, sample.input_ids[:begin], sample.visuals, reference)
     return rows.prompt(sample.index)
 

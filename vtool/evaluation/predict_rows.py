@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from vtool.config.schema import Data
-from vtool.data.coordinates import rescale_rows
 from vtool.data.encode import Prompt
 from vtool.data.outside import check_root
 from vtool.data.row import Row, refuse, texts_of
 from vtool.data.sources import Rows
+from vtool.data.turns import prepare_rows
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.evaluation.asker import Asker, PromptReader
 from vtool.evaluation.evaluate import chunks
@@ -81,7 +81,7 @@ def answer_rows(
     data = with_own_reading(load_settings(rows, given), subject.run, names).data
     opened = Rows(data.train, allow_urls=data.allow_urls)
     reader, count = PromptReader.of(subject, data), len(opened.taken())
-    rescale_rows(opened, reader.processor, data)
+    prepare_rows(opened, reader.processor, data)
     say(f"{rows}: {count:,} row{'s' * (count != 1)}; loading {subject.in_words()}")
     asker = reader.load()
     size = batch_size if asker.at_once else 1

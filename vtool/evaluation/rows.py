@@ -11,12 +11,12 @@ from vtool.config.schema import Run
 from vtool.data.audit import Ledger, build_ledger, set_digests
 from vtool.data.audit_cache import audit_split, usual_cache
 from vtool.data.chats import ChatReader
-from vtool.data.coordinates import rescale_rows
 from vtool.data.detect import detected
 from vtool.data.ledgers import build_ledgers, with_held_back
 from vtool.data.loader import EncodedRows
 from vtool.data.row_audits import RowAudits
 from vtool.data.sources import Rows
+from vtool.data.turns import prepare_rows
 from vtool.devices import own_cores
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
@@ -87,7 +87,7 @@ def open_questions(
     rows = Rows(entries, allow_urls=data.allow_urls, group=data.split.group if held_back else group)
     if group is not None:
         _check_group(rows, group)
-    rescale_rows(rows, processor, data)
+    prepare_rows(rows, processor, data)
     encoded = EncodedRows(rows, processor, data)
     audits = _audit(encoded, ranks, own_cores(run, ranks.local_world))
     set_digests(encoded, audits)

@@ -26,7 +26,7 @@ from vtool.evaluation.asking import AskedRow, Asking, asked_row, prompt_of
 from vtool.evaluation.evaluate import chunks
 from vtool.evaluation.subject import EvaluatedModel
 from vtool.models.adapters import CONFIG, is_for_nf4
-from vtool.models.answers import row_seed
+from vtool.models.answers import answer_length, row_seed
 from vtool.models.generate import shown_answer
 from vtool.models.model_class import recorded_modeling
 from vtool.vllm_python import VARIABLE, vllm_python
@@ -174,7 +174,7 @@ def _settings(
         "adapter": str(subject.export.folder.resolve()) if subject.is_adapter else None,
         "temperature": asking.sampling.temperature if asking.sampling else 0,
         "max_new_tokens": asking.max_new_tokens,
-        "end": rows.processor.ids.end,
+        "ends": [*rows.processor.stop_texts.values()],
     }
 
 
@@ -225,7 +225,7 @@ def _asked(rows: EncodedRows, question: _Question, answer: Mapping[str, Any]) ->
                 " its answers would be to another prompt"
             )
             raise _failed(message, "leave --with out")
-    ids, end = answer["ids"], rows.processor.ids.end
+    ids = answer["ids"]
     text = shown_answer(rows.processor.tokenizer, ids)
     logprob = answer.get("reference", answer["logprob"])
     return asked_row(
@@ -233,7 +233,7 @@ def _asked(rows: EncodedRows, question: _Question, answer: Mapping[str, Any]) ->
         prompt_of(rows, sample),
         text,
         len(ids),
-        end not in ids,
+        answer_length(ids, rows.processor) is None,
         math.exp(answer["logprob"] / len(ids)),
         -logprob,
         sample.supervised,

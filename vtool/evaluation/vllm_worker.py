@@ -49,9 +49,8 @@ class VllmModel:
                 temperature=self.settings["temperature"],
                 seed=one["seed"],
                 max_tokens=self.settings["max_new_tokens"],
-                # ours alone: a folder's other end tokens were not trained to end an answer
                 ignore_eos=True,
-                stop_token_ids=[self.settings["end"]],
+                stop_token_ids=self.settings["ends"],
                 logprobs=0,
             )
             for one in batch

@@ -54,13 +54,20 @@ def generate_answers(
     recorder = _Recorder.of(rows, sampling)
     tokens = generate_tokens(model, processor, inputs, max_new_tokens, [recorder])
     taken = torch.stack(recorder.taken, 1).double().cpu()
-    end, made = processor.ids.end, []
+    made = []
     for row, logs in zip(tokens.tolist(), taken, strict=True):
         text = shown_answer(processor.tokenizer, row)
-        stopped = end not in row
-        length = len(row) if stopped else row.index(end) + 1
-        made.append(Generated(text, tuple(row[:length]), -float(logs[:length].sum()), stopped))
+        length = answer_length(row, processor)
+        cut = length is None
+        length = len(row) if length is None else length
+        made.append(Generated(text, tuple(row[:length]), -float(logs[:length].sum()), cut))
     return made
+
+
+def answer_length(ids: Sequence[int], processor: Processor) -> int | None:
+    """Return the tokens of an answer with the one that ends it; None where none does."""
+    stops = set(processor.stop_texts.values())
+    return next((place + 1 for place, token in enumerate(ids) if token in stops), None)
 
 
 def row_seed(seed: int, row: int) -> int:

@@ -67,7 +67,7 @@ def generate_tokens(
     greedy = GenerationConfig(
         do_sample=False,
         max_new_tokens=max_new_tokens,
-        eos_token_id=processor.ids.end,
+        eos_token_id=[*processor.stop_texts.values()],
         pad_token_id=processor.ids.pad,
         use_cache=getattr(model, "generates_with_cache", True),
     )

@@ -1,5 +1,6 @@
 """The processor: tokenizer, chat template, image and video processor, and their token ids."""
 
+import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -7,12 +8,13 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from vtool.config.schema import Image, Model, Video
-from vtool.contents import stand_in_of_model
+from vtool.config.schema import Data, Image, Model, Video
+from vtool.contents import small_file, stand_in_of_model
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.families.family import load_family
 from vtool.families.images import beyond_any_model
 from vtool.families.tokens import TokenIds, TokenNames
+from vtool.models.chat_template import TemplateForm, choose_template, find_form
 from vtool.models.patches import resized_size
 from vtool.models.pictures import PictureReader
 from vtool.models.pixel_check import check_pixels
@@ -31,6 +33,10 @@ class Processor:
     video: VideoProcessor
     ids: TokenIds
     pictures: PictureReader = field(default_factory=PictureReader)
+    form: TemplateForm = field(default_factory=TemplateForm)
+    """The form of chats that the chat template takes."""
+    stops: tuple[int, ...] = ()
+    """The ids at which inference stops, `ids.end` first."""
     vocabulary: int | None = None
     """The rows of the model's embedding, by its config.json; None: as many as the tokenizer has."""
 
@@ -56,6 +62,12 @@ class Processor:
             **{name: self.tokenizer.convert_ids_to_tokens(token) for name, token in found.items()}
         )
 
+    @property
+    def stop_texts(self) -> dict[str, int]:
+        """The tokens at which inference stops, with their ids."""
+        ids = self.stops or (self.ids.end,)
+        return {self.tokenizer.convert_ids_to_tokens(token): token for token in ids}
+
     def resized(self, width: int, height: int) -> tuple[int, int] | None:
         """Return the size that a picture is shown in, as `resized_size`."""
         return resized_size(self.image_processor, width, height)
@@ -68,7 +80,11 @@ class Processor:
 
 
 def new_processor(
-    settings: Model, image: Image, texts: Iterable[str], video: Video | None = None
+    settings: Model,
+    image: Image,
+    texts: Iterable[str],
+    video: Video | None = None,
+    data: Data | None = None,
 ) -> Processor:
     """Return the processor of a run that starts: that of `model.path`, or one trained on texts.
 
@@ -77,14 +93,16 @@ def new_processor(
         image: the sizes of images.
         texts: for a tokenizer that is trained here.
         video: the sizes and lengths of videos.
+        data: has the chat template and its arguments; None: they are the folder's.
 
     Raises:
-        Findings: `model-does-not-load`.
+        Findings: as `load_processor`.
     """
     if settings.path:
-        return load_processor(Path(settings.path), settings.family, image, video)
+        return load_processor(Path(settings.path), settings.family, image, video, data=data)
     known = load_family(settings.family)
     tokenizer = train_tokenizer(texts, known.facts.token_names)
+    choose_template(tokenizer, Path(settings.family), data)
     ids = {
         name: tokenizer.convert_tokens_to_ids(getattr(known.facts.token_names, name))
         for name in known.facts.token_fields
@@ -95,7 +113,15 @@ def new_processor(
         known, {name: value for name, value in image_processor.to_dict().items() if name != "size"}
     )
     return with_sizes(
-        Processor(tokenizer, image_processor, videos, token_ids, named=False),
+        Processor(
+            tokenizer,
+            image_processor,
+            videos,
+            token_ids,
+            form=find_form(tokenizer),
+            stops=(token_ids.end,),
+            named=False,
+        ),
         image,
         video or Video(),
     )
@@ -107,6 +133,7 @@ def load_processor(
     image: Image | None = None,
     video: Video | None = None,
     config_of: Path | None = None,
+    data: Data | None = None,
 ) -> Processor:
     """Load the processor of a folder: a model's, a run's, or an exported one.
 
@@ -118,10 +145,11 @@ def load_processor(
         image: the sizes of images; None: the folder's.
         video: the sizes and lengths of videos; None: the folder's.
         config_of: where config.json is, if elsewhere: an adapter's folder has none.
+        data: has the chat template and its arguments; None: they are the folder's.
 
     Raises:
         Findings: `model-does-not-load`, where a part of it is missing or cannot be read;
-            `pixels-destroyed`.
+            `pixels-destroyed`, `template-argument-unread`.
     """
     from transformers import AutoConfig, AutoTokenizer
 
@@ -166,27 +194,37 @@ def load_processor(
         )
     if why := _does_not_encode(tokenizer):
         raise Findings(_unusable(folder, f"the tokenizer fails at a text: {why}"))
-    if not tokenizer.chat_template:
-        raise Findings(
-            _unusable(folder, "the tokenizer has no chat template (chat_template.jinja)")
-        )
+    choose_template(tokenizer, folder, data)
     own = known.image_processor_class()(**asdict(known.facts.patches))
     if destroyed := check_pixels(image_processor, own, folder):
         raise Findings(destroyed)
-    ids = known.token_ids(config, tokenizer)
+    ids, form = known.token_ids(config, tokenizer), find_form(tokenizer)
     if ids.end is None:
         what = "the tokenizer names no eos_token, which ends an answer (tokenizer_config.json)"
         raise Findings(_unusable(folder, what))
+    stops = stop_ids(config, config_of or folder, tokenizer)
+    named = [*asdict(ids).items(), *(("eos_token_id", token) for token in stops)]
     if strange := [
         f"{name} {token}"
-        for name, token in asdict(ids).items()
+        for name, token in named
         if token is not None and not _is_token(tokenizer, token)
     ]:
-        what = f"config.json names token ids that the tokenizer has not: {', '.join(strange)}"
+        what = f"its configs name token ids that the tokenizer has not: {', '.join(strange)}"
         raise Findings(_unusable(folder, what))
+    closing = tokenizer.convert_tokens_to_ids(form.closing) if form.closing else None
+    if closing in stops:
+        ids = replace(ids, end=closing)
     vocabulary = getattr(config.get_text_config(), "vocab_size", None)
     return with_sizes(
-        Processor(tokenizer, image_processor, videos, ids, vocabulary=vocabulary),
+        Processor(
+            tokenizer,
+            image_processor,
+            videos,
+            ids,
+            form=form,
+            stops=tuple(dict.fromkeys((ids.end, *stops))),
+            vocabulary=vocabulary,
+        ),
         image or Image(),
         video or Video(),
     )
@@ -216,6 +254,21 @@ def _does_not_encode(tokenizer: Any) -> str | None:
     except BaseException as error:  # the library panics
         return first_line(error)
     return None
+
+
+def stop_ids(config: Any, folder: Path, tokenizer: Any) -> list[int]:
+    """Return the ids at which inference with a model's folder stops."""
+    try:
+        written: Any = json.loads(small_file(folder / "generation_config.json")).get("eos_token_id")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        written = None
+    found = written if isinstance(written, list) else [written]
+    if written is None:
+        # transformers and vLLM then take the config's, which may be its class's own default
+        texts = (config, config.get_text_config())
+        ends = (getattr(one, "eos_token_id", None) for one in texts)
+        found = [end for end in ends if isinstance(end, int) and _is_token(tokenizer, end)]
+    return [token for token in (tokenizer.eos_token_id, *found) if isinstance(token, int)]
 
 
 def _is_token(tokenizer: Any, token: Any) -> bool:

@@ -12,13 +12,13 @@ from vtool.config.schema import Run
 from vtool.config.schema.data import MOST_TEXT_BYTES
 from vtool.data.audit import Ledger, audit_warnings, set_digests
 from vtool.data.audit_cache import audit_split, usual_cache
-from vtool.data.coordinates import rescale_rows
 from vtool.data.detect import describe_source, source_messages
 from vtool.data.ledgers import build_ledgers, with_held_back
 from vtool.data.loader import EncodedRows
 from vtool.data.row import Row
 from vtool.data.row_audits import RowAudits
 from vtool.data.sources import Rows, open_splits
+from vtool.data.turns import prepare_rows
 from vtool.devices import own_cores
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.printable import printable
@@ -76,7 +76,7 @@ def set_up_run(
     ranks.barrier()
     processor = load_processor(folder.processor, run.model.family, run.data.image, run.data.video)
     for source in sources.values():
-        rescale_rows(source, processor, run.data)
+        prepare_rows(source, processor, run.data)
     rows = with_held_back(
         run.data,
         {split: EncodedRows(source, processor, run.data) for split, source in sources.items()},
@@ -245,10 +245,12 @@ def _write_processor(run: Run, rows: Rows, folder: RunFolder, start: Start) -> N
     begun, source = start.weights, run.model.path and Path(run.model.path)
     if begun is None:
         texts = [] if source else read_texts(rows)
-        processor = new_processor(run.model, run.data.image, texts, run.data.video)
+        processor = new_processor(run.model, run.data.image, texts, run.data.video, run.data)
     else:
         source, sizes = begun.config, (run.data.image, run.data.video)
-        processor = load_processor(begun.processor, run.model.family, *sizes, config_of=source)
+        processor = load_processor(
+            begun.processor, run.model.family, *sizes, config_of=source, data=run.data
+        )
     with folder.writing():
         if folder.processor.exists():  # of a start that did not get far
             shutil.rmtree(folder.processor)

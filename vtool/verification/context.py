@@ -24,6 +24,7 @@ from vtool.data.loader import EncodedRows, MicroBatch
 from vtool.data.row import Row
 from vtool.data.row_audits import RowAudit, RowAudits
 from vtool.data.sources import Rows, open_split
+from vtool.data.turns import prepare_rows
 from vtool.data.vocabulary import beyond_vocabulary
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
@@ -188,7 +189,10 @@ def build_proof_context(
     source = open_split(recipe_run.data, "train")
     first = [read_row(source, index) for index in range(min(len(source), LOOKED_AT))]
     texts = [text for row in first if row for text in row.texts()]
-    processor = new_processor(recipe_run.model, run.data.image, texts, run.data.video)
+    processor = new_processor(
+        recipe_run.model, run.data.image, texts, run.data.video, recipe_run.data
+    )
+    prepare_rows(source, processor, recipe_run.data)
     rows, samples, selection = select_rows(source, processor, run, recipe_run)
     changes += selection
     if beyond := beyond_vocabulary("data.train", processor, samples):

@@ -10,13 +10,13 @@ from vtool.config.schema import Run
 from vtool.data.audit import Ledger, audit_warnings
 from vtool.data.audit_cache import audit_split, usual_cache
 from vtool.data.chat import IGNORED
-from vtool.data.coordinates import rescale_rows
 from vtool.data.ledgers import SplitAudit, build_ledgers, with_held_back
 from vtool.data.loader import EncodedRows
 from vtool.data.near import FEWEST_WORDS, NearDuplicates, find_near, near_duplicate_findings
 from vtool.data.row import short_names
 from vtool.data.row_audits import RowAudits
 from vtool.data.sources import Rows, open_splits
+from vtool.data.turns import prepare_rows
 from vtool.devices import own_cores
 from vtool.diagnostics import Diagnostic
 from vtool.models.processor import new_processor
@@ -91,10 +91,10 @@ def audit_rows(
     """
     sources = open_splits(run.data)
     texts = [] if run.model.path else read_texts(sources["train"])
-    processor = new_processor(run.model, run.data.image, texts, run.data.video)
+    processor = new_processor(run.model, run.data.image, texts, run.data.video, run.data)
     processor = replace(processor, named=family_named or run.model.path is not None)
     for source in sources.values():
-        rescale_rows(source, processor, run.data)
+        prepare_rows(source, processor, run.data)
     found = {split: _find_rows(source, row_names) for split, source in sources.items()}
     unknown = _unknown_rows(sources, row_names, found)
     rows = {split: EncodedRows(source, processor, run.data) for split, source in sources.items()}

@@ -277,6 +277,8 @@ class _Encoder:
             new_processor(self.recipe_run.model, image, (), video),
             tokenizer=self.processor.tokenizer,
             ids=self.processor.ids,
+            form=self.processor.form,
+            stops=self.processor.stops,
         )
 
 

@@ -79,7 +79,7 @@ def open_small_session(recipe_run: Run, small: Run, folder: Path, ranks: Ranks) 
 def _build_processor(recipe_run: Run, small: Run) -> Processor:
     """Build the processor, with the model folder's own for images and videos if it has them."""
     data = small.data
-    processor = new_processor(small.model, data.image, [], data.video)
+    processor = new_processor(small.model, data.image, [], data.video, data)
     path = recipe_run.model.path
     if path is None or not any(
         (Path(path) / name).exists()

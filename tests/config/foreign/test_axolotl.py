@@ -12,7 +12,7 @@ import pytest
 
 from tests.commands import run_vtool
 from tests.config.foreign.test_whose import RECIPES
-from vtool.config.load import Examined, examine, examine_foreign
+from vtool.config.load import Examined, examine, examine_foreign, read_foreign
 
 SEES = RECIPES["axolotl"]
 TEXT = """\
@@ -157,6 +157,15 @@ def test_an_unknown_setting_is_named_with_the_nearest_and_its_place() -> None:
         ("template: qwen2_vl", "template: llava\nrole_boundaries: [{role: user, start: a}]", None),
         ("template: qwen2_vl", "template: pixtral", None),
         (
+            "lr_scheduler: cosine",
+            "lr_scheduler: constant\nwarmup_ratio: 0.1",
+            ("warning", "setting-without-reader", "warmup_ratio"),
+        ),
+        ("lr_scheduler: cosine", "lr_scheduler: constant", None),
+        ("lr_scheduler: cosine", "lr_scheduler: constant_with_warmup\nwarmup_ratio: 0.1", None),
+        ("adapter: lora", "adapter: qlora", ("error", "refused-there", "adapter")),
+        ("adapter: lora", "adapter: qlora\nload_in_4bit: true", None),
+        (
             "val_set_size: 0.0",
             "test_datasets: [{path: a}]\nval_set_size: 0.1",
             ("error", "refused-there", "val_set_size"),
@@ -173,6 +182,51 @@ def test_a_trap_of_axolotls_is_found(
 ) -> None:
     assert was in SEES
     assert said(SEES.replace(was, now)) == ([found] if found else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "refused"),
+    [
+        ("gradient_accumulation_steps", 3, True),
+        ("gradient_accumulation_steps", 4, False),
+        ("gradient_accumulation_steps", "auto", False),
+        ("train_micro_batch_size_per_gpu", 8, True),
+        ("gradient_clipping", 1.0, True),
+        ("gradient_clipping", 0.5, False),
+        ("fp16", {"enabled": True}, True),
+        ("bf16", {"enabled": True}, False),
+        ("optimizer", {"type": "AdamW", "params": {"lr": 1e-5}}, True),
+        ("optimizer", {"type": "AdamW", "params": {"lr": 2e-4, "betas": [0.9, 0.95]}}, False),
+    ],
+)
+def test_the_file_of_deepspeed_is_held_against_the_recipe(
+    name: str, value: Any, refused: bool
+) -> None:
+    Path("ds").mkdir()
+    settings = {name: value, "zero_optimization": {"stage": 2}}
+    Path("ds/zero2.json").write_text(json.dumps(settings))
+    text = TEXT.replace("qlora", "lora").replace("load_in_4bit: true\n", "")
+    found = said(f"{text}deepspeed: ds/zero2.json\n")
+    assert found == ([("error", "refused-there", "deepspeed")] if refused else [])
+    loaded = examined(f"{text}deepspeed: ds/zero2.json\n").loaded
+    assert loaded is None or loaded.plain["engine"]["reshard_after_forward"] is False
+
+
+def test_a_file_of_deepspeed_that_is_not_here_is_a_note() -> None:
+    findings = examined(f"{TEXT}deepspeed: deepspeed_configs/zero3_bf16.json\n").findings
+    assert [one.rule for one in findings if one.parameter == "deepspeed"] == ["not-on-this-machine"]
+
+
+def test_the_length_is_taken_over_where_axolotl_prepares_the_rows() -> None:
+    """With skip_prepare_dataset it calls handle_long_seq_in_dataset for no row."""
+    text = SEES.replace("skip_prepare_dataset: true\n", "")
+    Path("theirs.yaml").write_text(text)
+    data = read_foreign(Path("theirs.yaml"), "axolotl").composed.values["data"]
+    assert (data["max_length"], data["on_overlong"]) == (8192, "drop")
+    Path("theirs.yaml").write_text(f"{text}skip_prepare_dataset: true\n")
+    reading = read_foreign(Path("theirs.yaml"), "axolotl")
+    assert "max_length" not in reading.composed.values["data"]
+    assert any("no sequence_len" in note for note in reading.notes)
 
 
 def test_text_without_images_is_packed_as_there() -> None:

@@ -277,7 +277,7 @@ def test_a_part_that_no_adapter_reaches_is_told_and_frozen(
 
 @pytest.mark.parametrize("name", ["constant", "reduce_lr_on_plateau"])
 def test_a_schedule_without_a_warm_up_says_so_and_gets_none_here(name: str) -> None:
-    text = f"lr_scheduler_type: {name}\nwarmup_steps: 60\n"
+    text = f"lr_scheduler_type: {name}\nwarmup_steps: 60\neval_strategy: steps\n"
     (finding,) = found("trl", text)
     assert (finding.rule, finding.parameter) == ("setting-without-reader", "warmup_steps")
     assert values("trl", text)["optim"]["warmup_steps"] == 0

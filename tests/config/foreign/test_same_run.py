@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from tests.commands import run_vtool
 from tests.runs import messages, request, session
 from vtool.config.foreign.convert import as_recipe
+from vtool.config.foreign.theirs import ForeignRecipe
 from vtool.config.load import read_foreign
 from vtool.data.chat import IGNORED
 from vtool.data.collate import Batch
@@ -204,6 +206,40 @@ EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
 """By an example's file: its trainer, and its settings that say what a step is."""
 
 
+VERL: dict[str, list[str]] = {
+    "examples/sft/gsm8k/run_gemma_2b_fsdp.sh": [
+        *("data.micro_batch_size_per_gpu=4", "optim.lr=1e-4", "engine=fsdp"),
+        "trainer.total_epochs=2",
+    ],
+    "examples/sft/gsm8k/run_qwen3_8b_fsdp.sh": [
+        *("data.micro_batch_size_per_gpu=64", "optim.lr=1e-4", "engine=fsdp"),
+        *("model.lora_rank=32", "model.lora_alpha=16", "model.target_modules=all-linear"),
+        *("data.ignore_input_ids_mismatch=True", "trainer.total_epochs=2"),
+    ],
+    "examples/sft/gsm8k/run_deepseek_coder_6_7b_fsdp.sh": [
+        *("data.micro_batch_size_per_gpu=4", "optim.lr=1e-4", "engine=fsdp"),
+        *("data.use_dynamic_bsz=False", "trainer.total_epochs=4"),
+    ],
+    "examples/sft/multiturn/run_qwen2_5_0_5b_fsdp.sh": [
+        *("data.micro_batch_size_per_gpu=4", "engine=fsdp"),
+        *("engine.ulysses_sequence_parallel_size=1", "trainer.total_training_steps=1"),
+    ],
+    "examples/sft/vlm/run_qwen3_vl_2b_fsdp.sh": [
+        *("data.train_batch_size=96", "data.max_length=2048", "data.truncation=error"),
+        *("data.use_dynamic_bsz=True", "data.max_token_len_per_gpu=65536"),
+        *("engine=fsdp", "optim=fsdp", "optim.lr=2e-5", "optim.lr_warmup_steps_ratio=0.01"),
+        *("optim.weight_decay=0.1", "optim.betas=[0.9,0.95]", "optim.clip_grad=1.0"),
+        *("optim.min_lr_ratio=0.1", "optim.warmup_style=cosine", "trainer.total_epochs=10"),
+    ],
+}
+"""By an example's file: its words that say what a step is, on one process."""
+VERL_HERE = (
+    *("trainer.device=cpu", "trainer.logger=[console]", "model.use_remove_padding=False"),
+    *("+model.override_config.attn_implementation=sdpa", "engine.strategy=fsdp2"),
+    "+engine.mixed_precision.param_dtype=fp32",
+)
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Qwen3-VL, as vtool exports it."""
@@ -301,9 +337,66 @@ def test_a_converted_recipe_makes_the_trainers_own_first_step(
     assert Path("step.pt").exists(), (done.stdout + done.stderr)[-3000:]
     step = torch.load("step.pt")
 
-    Path("ours.yaml").write_text(as_recipe(read_foreign(Path("theirs.yaml"), trainer), trainer))
+    sizes = make_our_step(step, read_foreign(Path("theirs.yaml"), trainer), trainer)
+    assert sizes == [settings.get("per_device_train_batch_size", 8)] * len(sizes)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", VERL)
+def test_a_converted_script_of_verls_makes_its_own_first_step(
+    name: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torchrun = OTHERS / "verl/bin/torchrun"
+    if not torchrun.is_file():
+        pytest.skip("not run: verl is not installed (make trainers-env)")
+    monkeypatch.chdir(tmp_path)
+    Path("rows.parquet").touch()
+    words = [*VERL[name], *VERL_HERE, "data.train_files=rows.parquet", f"model.path={model}"]
+    Path("theirs.sh").write_text(f"torchrun -m verl.trainer.sft_trainer {' '.join(words)}\n")
+    plugin = HERE.with_name("verl_step.py")
+    words += [f"data.custom_cls.path={plugin}", "data.custom_cls.name=RowsOfTokens"]
+    words += ["data.num_workers=0", "trainer.default_local_dir=out"]
+    own = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    own |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    own |= {"VERL_USE_EXTERNAL_MODULES": "verl_on_cpu,verl_step", "VERL_STEP": "step.pt"}
+    folders = (plugin.parent, HERE.parents[2] / "watch/trainers")
+    own["PYTHONPATH"] = os.pathsep.join(map(str, folders))
+    command = [
+        str(torchrun),
+        "--standalone",
+        "--nproc_per_node=1",
+        "-m",
+        "verl.trainer.sft_trainer",
+    ]
+    done = subprocess.run([*command, *words], env=own, capture_output=True, text=True, check=False)
+    assert Path("step.pt").exists(), (done.stdout + done.stderr)[-3000:]
+    step = torch.load("step.pt")
+    step["batches"] = [padded(**one) for one in step["batches"]]
+    make_our_step(step, read_foreign(Path("theirs.sh"), "verl"), "verl")
+
+
+def padded(input_ids: list[Tensor], loss_mask: list[Tensor]) -> dict[str, Tensor]:
+    """Return rows of verl's, which have no padding, as a batch that has it at the right."""
+    labels = [
+        torch.where(mask.bool(), ids, IGNORED)
+        for ids, mask in zip(input_ids, loss_mask, strict=True)
+    ]
+    ones = [torch.ones_like(ids) for ids in input_ids]
+    return {
+        name: torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=empty)
+        for name, rows, empty in (
+            ("input_ids", input_ids, 0),
+            ("labels", labels, IGNORED),
+            ("attention_mask", ones, 0),
+        )
+    }
+
+
+def make_our_step(step: dict[str, Any], reading: ForeignRecipe, trainer: str) -> list[int]:
+    """Make the first step by the converted recipe, and compare; return the micro-batches' rows."""
+    Path("ours.yaml").write_text(as_recipe(reading, trainer))
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    Path("rows.jsonl").write_text(f"{json.dumps({'messages': chat})}\n" * 64)
+    Path("rows.jsonl").write_text(f"{json.dumps({'messages': chat})}\n" * 256)
     made = request("ours.yaml", messages(Path("rows.jsonl")), "run.dir=ours")
     opened, progress = session(made)
     trained = {
@@ -314,11 +407,13 @@ def test_a_converted_recipe_makes_the_trainers_own_first_step(
     assert trained.keys() == {plain(each) for each in step["begun"]}
     with torch.no_grad():
         for each, value in step["begun"].items():
-            trained[plain(each)].copy_(value)
+            mine = trained[plain(each)]
+            whole = mine.to_local() if isinstance(mine, DTensor) else mine  # of one process
+            whole.copy_(value)
     sizes = [len(one["input_ids"]) for one in step["batches"]]
-    assert sizes == [settings.get("per_device_train_batch_size", 8)] * len(sizes)
     assert sum(sizes) == made.run.data.global_batch_size
     batches = [batch_of(one, sum(sizes[:number])) for number, one in enumerate(step["batches"])]
     metrics, _ = train_step(opened, progress, 1, batches, StopRequest())
     assert metrics["loss"] == pytest.approx(step["loss"], rel=1e-5)
     assert metrics["grad_norm"] == pytest.approx(step["norm"], rel=1e-5)
+    return sizes

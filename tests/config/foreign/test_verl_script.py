@@ -8,7 +8,7 @@ import yaml
 
 from tests.commands import run_vtool
 from vtool.config.foreign.known_words import known_words
-from vtool.config.load import Examined, examine_foreign
+from vtool.config.load import Examined, examine_foreign, read_foreign
 from vtool.diagnostics import Findings
 
 
@@ -189,3 +189,63 @@ def test_verls_own_defaults_have_no_error_and_no_warning(engine: str) -> None:
     composed["optim"]["lrr"] = 1
     again = examined(yaml.safe_dump(composed), "composed.yaml")
     assert errors(again) == [("unknown-key", "optim.lrr")]
+
+
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [
+        ("+optim.lr=1e-5", "optim.lr"),
+        ("optim.lr=1e-5", None),
+        ("++optim.lr=1e-5", None),
+        ("+optim.betas=[0.9,0.95]", None),  # merged
+        ("+data.custom_cls.path=x.py", None),  # null is no value
+        ("+data.train_max_samples=3", "data.train_max_samples"),
+        ("+trainer.mine=1 +trainer.mine=2", "trainer.mine"),
+        ("model.override_config.attn_implementation=sdpa", "model.override_config.attn_impl"),
+        ("model.override_config={attn_implementation:sdpa}", "model.override_config.attn_impl"),
+        ("+model.override_config.attn_implementation=sdpa", None),
+        ("engine=megatron optim=megatron +engine.dtype=bfloat16", "engine.dtype"),
+        ("hydra.run.dir=out", None),
+    ],
+)
+def test_a_sign_that_hydra_refuses_is_told(words: str, refused: str | None) -> None:
+    """Compare with Hydra 1.3, which has composed each with verl 0.9.1's own files."""
+    found = errors(examined(f"torchrun -m verl.trainer.sft_trainer {words}"))
+    assert len(found) == (refused is not None)
+    assert all(rule == "refused-there" for rule, _ in found)
+    assert refused is None or str(found[0][1]).startswith(refused)
+
+
+@pytest.mark.parametrize(
+    ("words", "dead"),
+    [
+        ("optim.lr_warmup_steps=9 optim.lr_warmup_steps_ratio=0.1", "lr_warmup_steps_ratio"),
+        ("optim.lr_warmup_steps=-1 optim.lr_warmup_steps_ratio=0.1", None),
+        ("optim.lr_warmup_steps=9", None),
+        ("engine=veomni optim=veomni optim.lr_warmup_steps=9", "lr_warmup_steps"),
+    ],
+)
+def test_a_warm_up_that_verl_does_not_read_is_told(words: str, dead: str | None) -> None:
+    done = examined(f"torchrun -m verl.trainer.sft_trainer {words}")
+    told = [one.parameter for one in done.findings if one.severity == "warning"]
+    assert told == ([f"optim.{dead}"] if dead else [])
+
+
+@pytest.mark.parametrize(
+    ("words", "dtype", "told"),
+    [
+        ("engine.dtype=float32", "bfloat16", True),
+        ("engine.dtype=bfloat16", "bfloat16", False),
+        ("+engine.mixed_precision.param_dtype=fp32", "float32", False),
+        ("+engine.mixed_precision={param_dtype:fp32}", "float32", False),
+    ],
+)
+def test_the_type_is_the_one_that_verls_fsdp_computes_in(
+    words: str, dtype: str, told: bool
+) -> None:
+    """`_build_fsdp_module` of verl 0.9.1 reads mixed_precision, and never engine.dtype."""
+    done = examined(f"torchrun -m verl.trainer.sft_trainer {words}")
+    assert errors(done) == []
+    warned = [one.parameter for one in done.findings if one.severity == "warning"]
+    assert warned == (["engine.dtype"] if told else [])
+    assert read_foreign(Path("train.sh"), "verl").composed.values["model"]["dtype"] == dtype

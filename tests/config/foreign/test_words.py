@@ -37,6 +37,13 @@ ARRIVES: dict[str, tuple[str, str, str, Any]] = {
     "max_steps": ("70", "", "train.steps", 70),
     "learning_rate": ("3.0e-4", "", "optim.lr", 3e-4),
     "weight_decay": ("0.2", "", "optim.weight_decay", 0.2),
+    "enable_thinking": (
+        "false",
+        "",
+        "data.template_arguments",
+        {"enable_thinking": False},
+    ),
+    "chat_template_path": ("own.jinja", "", "data.chat_template", "own.jinja"),
     "adam_beta1": ("0.8", "", "optim.betas", [0.8, None]),
     "adam_beta2": ("0.7", "", "optim.betas", [None, 0.7]),
     "adam_epsilon": ("1.0e-6", "", "optim.eps", 1e-6),

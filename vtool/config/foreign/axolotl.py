@@ -3,14 +3,16 @@
 Read from the code of axolotl 0.21. Findings give places in axolotl's own file.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from vtool.config.compose import Composed
+from vtool.config.foreign.axolotl_traps import find_axolotl_traps
+from vtool.config.foreign.deepspeed_file import DEEPSPEED_SCHEDULES, read_deepspeed
 from vtool.config.foreign.given import read_given
 from vtool.config.foreign.hf_sharing import sharding_engine
+from vtool.config.foreign.hf_translation import WITHOUT_WARM_UP
 from vtool.config.foreign.known_words import known_words
 from vtool.config.foreign.named_model import look_at_model
 from vtool.config.foreign.theirs import LEFT_OPEN, ForeignFile, ForeignRecipe, absent_findings
@@ -20,6 +22,7 @@ from vtool.config.foreign.word import (
     NO_COUNTERPART,
     adamw_name,
     attention_name,
+    is_whole,
     positive_number,
     schedule_name,
 )
@@ -66,16 +69,6 @@ _LORA = (
 )
 _LAYOUTS = {"chat_template": "messages", "alpaca": "alpaca", "sharegpt": "llava"}
 """By axolotl's kind of rows, ours."""
-_TEMPLATES = (
-    *("qwen2_vl", "qwen3_5", "gemma3", "gemma3n", "gemma4", "gemma4_unified"),
-    *("llama3_2_vision", "llama4", "pixtral", "mistral_v7_tekken"),
-)
-"""Templates of which axolotl knows where a role begins and ends (processing_strategies.py)."""
-_KNOWN_MODELS = re.compile(
-    r"(?i)paddleocr|cohere|command|compass|muse|qwen3[._]5|qwen3[._]6|qwen4|glm-?5|nemotron"
-    r"|mistral|magistral|ministral|devstral"
-)
-"""Models that axolotl knows by themselves, or whose tokenizer says it."""
 _HARMLESS = (
     *("strict", "plugins", "processor_type", "tokenizer_type", "logging_steps", "debug"),
     *("dataset_prepared_path", "dataset_num_proc", "dataset_processes", "shuffle_merged_datasets"),
@@ -107,10 +100,10 @@ def read_axolotl(path: Path, *, read_environment: bool = True) -> ForeignRecipe:
     if not given.keys() & {"base_model", "datasets", "pretraining_dataset"}:
         message = f"{path.name} names neither a base_model nor datasets: it is no recipe of axolotl"
         raise Findings(Diagnostic("unknown-recipe", message), fatal=True)
-    theirs = ForeignFile(given, places)
+    theirs = ForeignFile(given, places, path.parent)
     theirs.values["kind"] = "sft"
     notes = list(_translate(theirs, path.stem, trusted=read_environment))
-    findings = [*_unread(theirs), *_traps(theirs), *absent_findings(theirs)]
+    findings = [*_unread(theirs), *find_axolotl_traps(theirs), *absent_findings(theirs)]
     left = tuple(
         (name, value)
         for name, value in given.items()
@@ -145,11 +138,11 @@ def _translate(theirs: ForeignFile, stem: str, *, trusted: bool) -> Iterator[str
     _optimizer(theirs)
     yield from _batches(theirs)
     steps, epochs = theirs.take("max_steps"), theirs.take("num_epochs", 1.0)
-    by_steps = _is_whole(steps)
+    by_steps = is_whole(steps)
     theirs.put("train.steps", steps if by_steps else None, "max_steps")
     theirs.put("train.epochs", None if by_steps else epochs, "num_epochs")
     _adapters(theirs)
-    _rows(theirs)
+    yield from _rows(theirs)
     _run(theirs, stem)
 
 
@@ -190,8 +183,8 @@ def _optimizer(theirs: ForeignFile) -> None:
     if any(theirs.given.get(word) is not None for word in ("adam_beta1", "adam_beta2")):
         put("optim.betas", betas, "adam_beta2" if "adam_beta2" in theirs.given else "adam_beta1")
     steps, share = theirs.take("warmup_steps"), theirs.take("warmup_ratio")
-    if theirs.given.get("lr_scheduler") == "constant":  # transformers makes no warm-up then
-        theirs.judged -= {"warmup_steps", "warmup_ratio"}
+    if theirs.given.get("lr_scheduler") in WITHOUT_WARM_UP:
+        put("optim.warmup_steps", 0, "lr_scheduler")
     elif isinstance(steps, int):
         put("optim.warmup_steps", 2 if steps == 1 else steps, "warmup_steps")
     elif isinstance(share, int | float) or share is None:
@@ -202,16 +195,16 @@ def _batches(theirs: ForeignFile) -> Iterator[str]:
     size = theirs.take("micro_batch_size", 1)
     passes = theirs.take("gradient_accumulation_steps")
     whole = theirs.given.get("batch_size")
-    if passes is None and _is_whole(whole) and _is_whole(size):
+    if passes is None and is_whole(whole) and is_whole(size):
         theirs.judged.add("batch_size")
         passes = whole // size
     passes = 1 if passes is None else passes
     theirs.values.setdefault("data", {})["micro_batch_size"] = "auto"
     if theirs.given.get("auto_find_batch_size") is True:
         theirs.put("data.micro_batch_size", "auto", "auto_find_batch_size")
-    elif _is_whole(size):
+    elif is_whole(size):
         theirs.put("data.micro_batch_size", size, "micro_batch_size")
-    if _is_whole(size) and _is_whole(passes):
+    if is_whole(size) and is_whole(passes):
         theirs.put("data.global_batch_size", size * passes, "gradient_accumulation_steps")
         yield (
             f"data.global_batch_size is that of one process: {size} rows × {passes} passes."
@@ -250,7 +243,7 @@ def _adapters(theirs: ForeignFile) -> None:
             theirs.absent["lora_model_dir"] = (why, "train.from=FOLDER")
 
 
-def _rows(theirs: ForeignFile) -> None:
+def _rows(theirs: ForeignFile) -> Iterator[str]:
     put, given = theirs.put, theirs.given
     for word, ours in (("datasets", "data.train"), ("test_datasets", "data.validation")):
         listed = given.get(word)
@@ -276,19 +269,19 @@ def _rows(theirs: ForeignFile) -> None:
         theirs.judged.add("val_set_size")
         put("data.split.validation", share, "val_set_size")
     longest = theirs.take("sequence_len", 512)
-    if given.get("processor_type") and not given.get("sample_packing"):
-        theirs.judged -= {"sequence_len"}  # rows with images are neither cut nor left out
+    if given.get("skip_prepare_dataset") is True:
+        yield "axolotl reads no sequence_len where skip_prepare_dataset is true: no row is left out"
         return
     put("data.max_length", longest, "sequence_len")
     treatment = theirs.take("excess_length_strategy", "drop")
     overlong = {"drop": "drop", "truncate": "truncate", "raise": "error"}.get(str(treatment))
     if overlong:
         put("data.on_overlong", overlong, "excess_length_strategy")
-    if theirs.take("sample_packing") is True and _is_whole(longest):
+    if theirs.take("sample_packing") is True and is_whole(longest):
         size = theirs.values["data"].pop("micro_batch_size", 1)
         theirs.origins.pop(("data", "micro_batch_size"), None)
         put("data.packing", "token_budget", "sample_packing")
-        size = size if _is_whole(size) else 1
+        size = size if is_whole(size) else 1
         put("data.micro_batch_tokens", size * longest, "sample_packing")
 
 
@@ -336,11 +329,14 @@ def _run(theirs: ForeignFile, stem: str) -> None:
         put("tracking", trackers, word)
     name = theirs.take("wandb_name") or Path(str(given.get("output_dir") or stem)).name or stem
     put("run.name", str(name), "wandb_name")
-    engine = None
+    engine, settings = None, read_deepspeed(theirs, "axolotl") or {}
+    scheduler = settings.get("scheduler")
+    if isinstance(scheduler, Mapping) and scheduler.get("type") in DEEPSPEED_SCHEDULES:
+        put("optim.schedule", DEEPSPEED_SCHEDULES[scheduler["type"]], "deepspeed")
     if "base_dtype" not in theirs.values.get("lora", {}):  # four bits are there on ddp alone
         if given.get("deepspeed"):
             theirs.judged.add("deepspeed")
-            engine = sharding_engine("deepspeed", given["deepspeed"])
+            engine = sharding_engine("deepspeed", settings or given["deepspeed"])
         elif given.get("fsdp_config") and str(given.get("fsdp_version")) == "2":
             theirs.judged |= {"fsdp_version"}
             engine = {"kind": "fsdp2"}
@@ -385,48 +381,5 @@ def _unread(theirs: ForeignFile) -> Iterator[Diagnostic]:
 _INSTEAD = {"adam_eps": "write `adam_epsilon`", "fsdp": "write `fsdp_config`"}
 
 
-def _traps(theirs: ForeignFile) -> Iterator[Diagnostic]:
-    given = theirs.given
-    sees = bool(given.get("processor_type"))
-    if sees and given.get("sample_packing") is True:
-        yield theirs.find(
-            "refused-there",
-            "sample_packing",
-            "sample_packing is true, and axolotl does not pack rows with images",
-            "set sample_packing: false; here data.packing=token_budget packs them",
-        )
-    template = str(given.get("chat_template") or "tokenizer_default")
-    told = given.get("role_boundaries") or given.get("train_on_inputs") is True
-    named = _KNOWN_MODELS.search(str(given.get("base_model")))
-    if sees and not told and not named and template not in _TEMPLATES:
-        yield theirs.find(
-            "silent-trap",
-            "chat_template" if "chat_template" in given else "processor_type",
-            f"with chat_template={template}, axolotl does not know where an answer to an image"
-            " begins: the loss is on questions and system messages as well, after one warning",
-            f"set chat_template to one of {', '.join(_TEMPLATES)}, where it fits the model, or"
-            " give role_boundaries; here answers alone are learnt",
-        )
-    if given.get("warmup_steps") and given.get("warmup_ratio"):
-        yield _exclusive(theirs, "warmup_ratio", "warmup_steps")
-    if given.get("test_datasets") and given.get("val_set_size"):
-        yield _exclusive(theirs, "val_set_size", "test_datasets")
-    if given.get("evals_per_epoch") and given.get("eval_steps"):
-        yield _exclusive(theirs, "evals_per_epoch", "eval_steps")
-    if given.get("saves_per_epoch") and given.get("save_steps"):
-        yield _exclusive(theirs, "saves_per_epoch", "save_steps")
-    if given.get("batch_size") and given.get("gradient_accumulation_steps"):
-        yield _exclusive(theirs, "batch_size", "gradient_accumulation_steps")
-
-
-def _exclusive(theirs: ForeignFile, name: str, other: str) -> Diagnostic:
-    message = f"axolotl refuses {name} together with {other}"
-    return theirs.find("refused-there", name, message, "leave one of them out")
-
-
 def _whole_steps(value: Any) -> Any:
-    return value if _is_whole(value) else NO_COUNTERPART
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return value if is_whole(value) else NO_COUNTERPART

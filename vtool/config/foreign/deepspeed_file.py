@@ -61,7 +61,7 @@ def find_contradictions(look: "TheirSettings") -> Iterator[Diagnostic]:
         return
     name = value if isinstance(value, str) and not value.lstrip().startswith("{") else "deepspeed"
     if wrong := [
-        f"{there} {_text(said)} for {word} {_text(wanted)}"
+        f"{there} {_text(said)} for {look.word(word)} {_text(wanted)}"
         for there, said, word, wanted in _differences(look, settings)
     ]:
         yield look.at(
@@ -79,22 +79,25 @@ def find_contradictions(look: "TheirSettings") -> Iterator[Diagnostic]:
         yield look.at(
             "setting-without-reader",
             "lr_scheduler_type",
-            f"lr_scheduler_type is {kind}, but {name} has a scheduler, {schedule}: it alone is"
-            " read",
-            f"leave `scheduler` out of {name}, or lr_scheduler_type out of the recipe",
+            f"{look.word('lr_scheduler_type')} is {kind}, but {name} has a scheduler, {schedule}:"
+            " it alone is read",
+            f"leave `scheduler` out of {name}, or {look.word('lr_scheduler_type')} out of the"
+            " recipe",
         )
     optimizer = str(_at(settings, "optimizer.type") or "AdamW")
     if look.is_given("optim") and optimizer.lower() not in str(look["optim"]).lower():
         yield look.at(
             "setting-without-reader",
             "optim",
-            f"optim is {look['optim']}, but {name} has an optimizer, {optimizer}: it alone is read",
-            f"leave `optimizer` out of {name}, or optim out of the recipe",
+            f"{look.word('optim')} is {look['optim']}, but {name} has an optimizer, {optimizer}: it"
+            " alone is read",
+            f"leave `optimizer` out of {name}, or {look.word('optim')} out of the recipe",
         )
 
 
 def _unreadable(look: "TheirSettings", value: Any) -> Iterator[Diagnostic]:
-    if not isinstance(value, str) or (look.trainer.name == "ms-swift" and value in _BUILT_IN):
+    swift = look.trainer.name == "ms-swift"
+    if not isinstance(value, str) or (swift and value in _BUILT_IN):
         return
     path = None if value.lstrip().startswith("{") else look.theirs.find_path(value)
     if path is not None or value.lstrip().startswith("{"):
@@ -103,6 +106,14 @@ def _unreadable(look: "TheirSettings", value: Any) -> Iterator[Diagnostic]:
             "deepspeed",
             f"{value} is no JSON of DeepSpeed's settings: transformers refuses it",
             "write it as JSON, without comments",
+        )
+    elif close := near(value, sorted(_BUILT_IN)):
+        own = "ms-swift has no file of its own by that name" if swift else "ms-swift alone has it"
+        yield look.at(
+            "refused-there",
+            "deepspeed",
+            f"deepspeed is {value}, and there is no such file: {own}",
+            str(did_you_mean(close)) if swift else "give the path of a JSON file",
         )
     elif value:
         folder = look.theirs.folder
@@ -153,7 +164,7 @@ def _number(look: "TheirSettings", name: str) -> float | None:
     """Return the number in force; None where it is not known."""
     if name == "learning_rate" and look[name] is None:
         value = look.theirs.values.get("optim", {}).get("lr")  # ms-swift's own
-    elif name in look.theirs.given and look.theirs.given[name] is None:
+    elif look.theirs.given.get(look.word(name), 0) is None:
         return None  # a variable of a script
     else:
         value = look[name]

@@ -4,19 +4,28 @@ All three take the settings of transformers' Trainer, and their own in addition.
 file, or a script that calls the trainer's command. Findings give places in it.
 """
 
+import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from vtool.config.compose import Composed
 from vtool.config.foreign import hf_traps
 from vtool.config.foreign.given import read_given
-from vtool.config.foreign.hf_script import PROCESSES_VARIABLE, read_script
-from vtool.config.foreign.hf_translation import Translation, is_whole
+from vtool.config.foreign.hf_script import PROCESSES_VARIABLE, find_unread_variables, read_script
+from vtool.config.foreign.hf_translation import Translation
 from vtool.config.foreign.known_words import known_words
-from vtool.config.foreign.swift_bounds import BOUND_VARIABLES, with_model_arguments
+from vtool.config.foreign.launch_options import AskedProcesses
+from vtool.config.foreign.swift_bounds import (
+    SWIFT_VARIABLES,
+    find_lost_variables,
+    meant_variable,
+    with_model_arguments,
+)
 from vtool.config.foreign.theirs import ForeignFile, ForeignRecipe, absent_findings
 from vtool.config.foreign.trainers import ForeignTrainer
+from vtool.config.foreign.word import is_whole
 from vtool.config.origins import Origins, ValuePosition
 from vtool.config.resources import RecipeFile
 from vtool.config.yaml_positions import read_yaml
@@ -39,23 +48,30 @@ def read_hf(path: Path, trainer: ForeignTrainer, *, read_environment: bool = Tru
             ),
             fatal=True,
         )
+    unread: list[Diagnostic] = []
     if path.suffix in (".yaml", ".yml", ".json"):
         file = read_yaml(path)
         given, places = read_given(file, whole=trainer.fields, read_environment=read_environment)
         _refuse_others(given, path, trainer)
         processes = _take_variables(given, places, trainer)
+        ranks = AskedProcesses(processes, 1) if processes else None
     else:
-        given, places, processes = read_script(path, trainer)
+        given, places, ranks, unread = read_script(path, trainer)
+        if trainer.name == "ms-swift":
+            lines = [place.value.line or 0 for place in places.values()]
+            unread += find_unread_variables(path, max(lines, default=0))
     _refuse_megatron(given, places, trainer)
-    unknown = list(_unknown(given, places, trainer))
-    given, places = _with_current_names(given, places, trainer)
+    unknown = [*unread, *_unknown(given, places, trainer)]
+    given, places, written = _with_current_names(given, places, trainer)
+    theirs = ForeignFile(given, places)
     if trainer.name == "ms-swift":
+        unknown += find_lost_variables(given, theirs)
         given = with_model_arguments(given)
     theirs = ForeignFile(given, places, path.parent)
     theirs.values["kind"] = "sft"
-    translation = Translation(theirs, trainer, path.stem, processes, trusted=read_environment)
+    translation = Translation(theirs, trainer, path.stem, ranks, trusted=read_environment)
     translation.translate()
-    traps = hf_traps.find_traps(theirs, trainer, processes)
+    traps = hf_traps.find_traps(theirs, trainer, ranks.all if ranks else None)
     findings = [*unknown, *traps, *absent_findings(theirs)]
     left = tuple(
         (name, value)
@@ -70,12 +86,15 @@ def read_hf(path: Path, trainer: ForeignTrainer, *, read_environment: bool = Tru
         for pair in left
         if pair[0].partition(".")[0] in trainer.fields and pair[0] not in unsaid
     )
-    findings += _without_counterpart(theirs, known)
+    findings[len(unknown) :] = [
+        _as_written(one, written)
+        for one in (*findings[len(unknown) :], *_without_counterpart(theirs, known))
+    ]
     return ForeignRecipe(
         Composed(RecipeFile(path), theirs.values, Origins(theirs.origins)),
         tuple(findings),
-        theirs.names,
-        left,
+        {ours: written.get(word, word) for ours, word in theirs.names.items()},
+        tuple((written.get(name, name), value) for name, value in left),
         tuple(translation.notes),
         theirs.scales,
     )
@@ -90,7 +109,7 @@ def _take_variables(
     processes = None
     for name in [one for one in given if one.partition(".")[0].upper() == "ENV"]:
         variable = name.partition(".")[2]
-        if variable in BOUND_VARIABLES:
+        if variable in SWIFT_VARIABLES or meant_variable(variable):
             given[variable], places[variable] = given[name], places[name]
         elif variable == PROCESSES_VARIABLE and is_whole(given[name]):
             processes, places[variable] = given[name], places[name]
@@ -156,7 +175,12 @@ def _unknown(
 ) -> Iterator[Diagnostic]:
     for name in given:
         head = name.partition(".")[0]
-        if head in trainer.fields or name in BOUND_VARIABLES:
+        if head in trainer.fields or name in SWIFT_VARIABLES:
+            continue
+        if variables := meant_variable(name) if trainer.name == "ms-swift" else []:
+            message = f"{name} is set, and ms-swift reads no such variable"
+            help = did_you_mean(variables)
+            yield Diagnostic("setting-without-reader", message, help, name, places[name].key)
             continue
         meant = did_you_mean(near(head, sorted(trainer.fields)))
         elsewhere = trainer.replaced(head)
@@ -173,10 +197,11 @@ def _unknown(
 
 def _with_current_names(
     given: Mapping[str, Any], places: Mapping[str, ValuePosition], trainer: ForeignTrainer
-) -> tuple[dict[str, Any], dict[str, ValuePosition]]:
+) -> tuple[dict[str, Any], dict[str, ValuePosition], dict[str, str]]:
     """Return settings with words of earlier releases by those that mean the same now.
 
-    They were found already; a recipe that is converted must not lose what they mean.
+    They were found already; a recipe that is converted must not lose what they mean. The third are
+    the words that the file has, by those of now.
     """
     renamed = {
         name: now
@@ -186,7 +211,16 @@ def _with_current_names(
     return (
         {renamed.get(name, name): value for name, value in given.items()},
         {renamed.get(name, name): place for name, place in places.items()},
+        {now: name for name, now in renamed.items()},
     )
+
+
+def _as_written(finding: Diagnostic, written: Mapping[str, str]) -> Diagnostic:
+    """Return a finding with the words that the file has."""
+    message, name = finding.message, finding.parameter
+    for now, word in written.items():
+        message = re.sub(rf"(?<![\w.]){now}(?!\w)", word, message)
+    return replace(finding, message=message, parameter=written.get(name or "", name))
 
 
 def _without_counterpart(

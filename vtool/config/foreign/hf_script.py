@@ -5,30 +5,36 @@ import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vtool.config.foreign.given import read_given
+from vtool.config.foreign.launch_options import AskedProcesses, LaunchOptions, read_launch_options
 from vtool.config.foreign.shell import UNKNOWN, ScriptPlaces, ShellWord, read_commands, read_text
-from vtool.config.foreign.swift_bounds import BOUND_VARIABLES
+from vtool.config.foreign.swift_bounds import SWIFT_VARIABLES, meant_variable
 from vtool.config.foreign.trainers import ForeignTrainer
+from vtool.config.foreign.word import is_whole
 from vtool.config.origins import ValuePosition
 from vtool.config.resources import shown_path
 from vtool.config.yaml_positions import read_yaml
-from vtool.diagnostics import Diagnostic, Findings
+from vtool.diagnostics import Diagnostic, Findings, Origin
+from vtool.diagnostics.near_miss import did_you_mean
 
 PROCESSES_VARIABLE = "NPROC_PER_NODE"
 """The name under which the place of the number of processes is given."""
-_PROCESSES = re.compile(r"(?i)(?:\bnproc[-_]per[-_]node|--num[-_]processes)[= ](\d+)")
-_VARIABLE = re.compile(r"(?<![\w$-])([A-Z_]+)=[\"']?(\d+|\$\(\([\d\s*]+\)\))")
-"""A variable that a script sets to a number, or to a product of numbers."""
+_PROCESSES = re.compile(r"(?i)(?<!-)\bnproc_per_node=[\"']?(\d+)")
+_NODES = re.compile(r"(?i)(?<!-)\bnnodes=[\"']?(\d+)")
+_VARIABLE = re.compile(r"(?<![\w$-])([A-Z_]+)=[\"']?(\d+(?:\.\d+)?|\$\(\([\d\s*]+\)\)|)")
+"""A variable that a script sets, and its value where it is a number, or a product of numbers."""
+_ALONE = re.compile(r"\s*[A-Z_]+=\S*\s*;?\s*")
+"""A line that sets a variable and does nothing else."""
 _LAUNCH_FILE = re.compile(r"--config[-_]file[= ](\S+)")
 """The option by which `accelerate launch` takes its settings from a file."""
 
 
 def read_script(
     path: Path, trainer: ForeignTrainer
-) -> tuple[dict[str, Any], dict[str, ValuePosition], int | None]:
-    """Return the settings behind `--`, where each stands, and the processes that are asked for.
+) -> tuple[dict[str, Any], dict[str, ValuePosition], AskedProcesses | None, list[Diagnostic]]:
+    """Return the settings behind `--`, where each stands, the processes, and what the launcher has.
 
     Nothing of the script is run: a value that a variable or a command gives is None.
 
@@ -37,26 +43,42 @@ def read_script(
     """
     name, text = shown_path(path), read_text(path)
     place = ScriptPlaces(name, text)
-    given: dict[str, Any] = {}
-    places: dict[str, ValuePosition] = {}
-    words = next(filter(None, (_behind(each, trainer) for each in read_commands(text))), None)
-    if words is None:
+    found = next(filter(None, (_split(each, trainer) for each in read_commands(text))), None)
+    if found is None:
         message = f"{name} does not call `{' '.join(trainer.command)}`"
         help = "give a YAML file, or a script that starts the trainer by its command"
         raise Findings(Diagnostic("unknown-recipe", message, help), fatal=True)
-    start, *words = words
+    before, (start, *words) = found
     if words and words[0].text.endswith((".yaml", ".yml", ".json")):
         message = f"{name} starts the trainer with the settings of {words[0].text}"
         raise Findings(Diagnostic("unknown-recipe", message, "give that file"), fatal=True)
-    processes: int | None = None
+    launch = read_launch_options(before)
     ends = place.line((words or [start])[-1].offset)
-    for number, line in enumerate(text.splitlines(), 1):
-        if set_to := _PROCESSES.search(line.partition(" #")[0]):
-            processes = int(set_to[1])
-            places[PROCESSES_VARIABLE] = place.at(number, set_to.start() + 1)
-        if trainer.name == "ms-swift" and number <= ends:  # of its process
-            for variable, bound, column in _variables(line):
-                given[variable], places[variable] = bound, place.at(number, column + 1)
+    given: dict[str, Any] = {}
+    places: dict[str, ValuePosition] = {}
+    of_shell = False
+    for one in _variables(text, ends) if trainer.name == "ms-swift" else ():
+        if one.value is not None and one.exported and one.name in SWIFT_VARIABLES:
+            given[one.name], places[one.name] = one.value, place.at(one.line, one.column)
+        of_shell |= one.name == PROCESSES_VARIABLE and not one.exported
+    _read_words(words, place, given, places)
+    lines = [] if of_shell else _code(text, ends)
+    ranks = _ranks(lines, place, launch, places) or _of_launch_file(text, path, places)
+    for name, value, word in launch.settings(given):
+        given[name], places[name] = value, place.of(word)
+    findings = [
+        Diagnostic(rule, message, help, option, place.of(word).value)
+        for rule, option, message, help, word in launch.find(given, trainer.name)
+    ]
+    return given, places, ranks, findings
+
+
+def _read_words(
+    words: list[ShellWord],
+    place: ScriptPlaces,
+    given: dict[str, Any],
+    places: dict[str, ValuePosition],
+) -> None:
     last: str | None = None
     for word in words:
         if word.text.startswith("--"):
@@ -68,14 +90,46 @@ def read_script(
             before = given[last]
             several = before if isinstance(before, list) else [before]
             given[last] = _value(word.text) if before is True else [*several, _value(word.text)]
-    given = {key: None if _is_unknown(value) else value for key, value in given.items()}
-    if processes is None and (launch := _of_launch_file(text, path)):
-        processes, places[PROCESSES_VARIABLE] = launch
-    return given, places, processes
+    given |= {key: None for key, value in given.items() if _is_unknown(value)}
 
 
-def _of_launch_file(text: str, script: Path) -> tuple[int, ValuePosition] | None:
-    """Return the processes that accelerate's file asks for, and where; None where none are given.
+def _code(text: str, last: int) -> list[str]:
+    """Return the lines up to the last one that is read, without comments."""
+    lines = text.splitlines()[:last]
+    return ["" if line.lstrip().startswith("#") else line.partition(" #")[0] for line in lines]
+
+
+def _ranks(
+    lines: list[str],
+    place: ScriptPlaces,
+    launch: LaunchOptions,
+    places: dict[str, ValuePosition],
+) -> AskedProcesses | None:
+    """Return the processes by the launcher's options, or else by variables; None: it is not said.
+
+    Args:
+        places: gets the place of their number.
+    """
+    processes, nodes = None, 1
+    for number, line in enumerate(lines, 1):
+        if set_to := _PROCESSES.search(line):
+            processes = int(set_to[1])
+            places[PROCESSES_VARIABLE] = place.at(number, set_to.start() + 1)
+        if set_to := _NODES.search(line):
+            nodes = int(set_to[1])
+    if asked := launch.processes():
+        processes, places[PROCESSES_VARIABLE] = asked[0], place.of(asked[1])
+    nodes = launch.nodes() or nodes
+    if processes is None:
+        return None
+    whole = processes if launch.counts_all else processes * nodes
+    return AskedProcesses(whole, min(nodes, whole))
+
+
+def _of_launch_file(
+    text: str, script: Path, places: dict[str, ValuePosition]
+) -> AskedProcesses | None:
+    """Return the processes that accelerate's file asks for; None where none are given.
 
     Its path is relative to the folder where the script is run: this one, or the script's own.
     """
@@ -85,20 +139,62 @@ def _of_launch_file(text: str, script: Path) -> tuple[int, ValuePosition] | None
         return None
     name = named[1].strip("'\"")
     file = next(filter(Path.is_file, (Path(name), script.parent / name)), None)
-    given, places = read_given(read_yaml(file)) if file else ({}, {})
-    count = given.get("num_processes")
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+    given, there = read_given(read_yaml(file)) if file else ({}, {})
+    count, nodes = given.get("num_processes"), given.get("num_machines")
+    if count is None or not is_whole(count):
         return None
-    return count, places["num_processes"]
+    places[PROCESSES_VARIABLE] = there["num_processes"]
+    return AskedProcesses(count, min(nodes, count) if nodes is not None and is_whole(nodes) else 1)
 
 
-def _variables(line: str) -> Iterator[tuple[str, int, int]]:
-    """Yield the bounds that variables of a line give, with values and columns."""
-    code = "" if line.lstrip().startswith("#") else line.partition(" #")[0]
-    for found in _VARIABLE.finditer(code):
-        if found[1] in BOUND_VARIABLES:
-            factors = map(int, re.findall(r"\d+", found[2]))
-            yield found[1], math.prod(factors), found.start()
+class _SetVariable(NamedTuple):
+    """A variable of the environment that a script sets."""
+
+    name: str
+    value: float | None
+    """None where it is no number."""
+    line: int
+    column: int
+    exported: bool
+    """False where it is a variable of the shell alone, which its commands do not get."""
+
+
+def _variables(text: str, last: int) -> Iterator[_SetVariable]:
+    """Yield the variables that a script sets up to a line."""
+    continued = False
+    for number, code in enumerate(_code(text, last), 1):
+        alone = bool(_ALONE.fullmatch(code)) and not continued
+        continued = code.endswith("\\")
+        for found in _VARIABLE.finditer(code):
+            name = found[1]
+            factors = [float(one) for one in re.findall(r"[\d.]+", found[2])]
+            product = float(math.prod(factors))
+            value = int(product) if product.is_integer() else product
+            used = re.search(rf"\$\{{?{name}\b|\bexport\b.*\b{name}\b|set -\w*a|allexport", text)
+            yield _SetVariable(
+                name, value if factors else None, number, found.start() + 1, not alone or bool(used)
+            )
+
+
+def find_unread_variables(path: Path, ends: int) -> Iterator[Diagnostic]:
+    """Yield findings about variables of a script that do not reach ms-swift.
+
+    Args:
+        ends: the line of the last setting.
+    """
+    name, text = shown_path(path), read_text(path)
+    for one in _variables(text, ends):
+        place = Origin(name, one.line, one.column)
+        meant = meant_variable(one.name)
+        if meant and not re.search(rf"\$\{{?{one.name}\b", text):
+            message = f"{one.name} is set, and ms-swift reads no such variable"
+            help = did_you_mean(meant)
+        elif one.name in (*SWIFT_VARIABLES, PROCESSES_VARIABLE) and not one.exported:
+            message = f"{one.name} is a variable of the shell alone: ms-swift does not get it"
+            help = f"export {one.name}=…"
+        else:
+            continue
+        yield Diagnostic("setting-without-reader", message, help, one.name, place)
 
 
 def _is_unknown(value: Any) -> bool:
@@ -106,15 +202,20 @@ def _is_unknown(value: Any) -> bool:
     return any(UNKNOWN in str(part) for part in (value if isinstance(value, list) else [value]))
 
 
-def _behind(command: list[ShellWord], trainer: ForeignTrainer) -> list[ShellWord] | None:
-    """Return the last word that starts the trainer, its command or a file of it, and the rest."""
+def _split(
+    command: list[ShellWord], trainer: ForeignTrainer
+) -> tuple[list[ShellWord], list[ShellWord]] | None:
+    """Return the words before the last one that starts the trainer, and that one with the rest.
+
+    It is the trainer's command, or a file of it.
+    """
     texts, wanted = [word.text for word in command], trainer.command
     for start, text in enumerate(texts):
         here, end = texts[start : start + len(wanted)], start + len(wanted)
         if here[0].rpartition("/")[2] == wanted[0] and tuple(here[1:]) == wanted[1:]:
-            return command[end - 1 :]
+            return command[:start], command[end - 1 :]
         if text.rpartition("/")[2] in trainer.files:
-            return command[start:]
+            return command[:start], command[start:]
     return None
 
 

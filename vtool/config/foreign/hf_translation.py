@@ -11,12 +11,13 @@ from vtool.config.foreign import hf_rows
 from vtool.config.foreign.deepspeed_file import DEEPSPEED_SCHEDULES, read_deepspeed
 from vtool.config.foreign.hf_script import PROCESSES_VARIABLE
 from vtool.config.foreign.hf_sharing import sharding_engine
+from vtool.config.foreign.launch_options import AskedProcesses
 from vtool.config.foreign.llamafactory_traps import FREEZES, parts_without_adapter
 from vtool.config.foreign.named_model import look_at_model
 from vtool.config.foreign.swift_bounds import put_bounds
 from vtool.config.foreign.theirs import ForeignFile, listed_words
 from vtool.config.foreign.trainers import ForeignTrainer
-from vtool.config.foreign.word import NARROW_ADAMW, NO_COUNTERPART, family_name
+from vtool.config.foreign.word import NARROW_ADAMW, NO_COUNTERPART, family_name, is_whole
 from vtool.config.foreign.words import WORDS
 from vtool.config.schema.tracking import TRACKERS
 
@@ -63,7 +64,7 @@ class Translation:
     trainer: ForeignTrainer
     stem: str
     """The name of the file, without its end."""
-    processes: int | None
+    ranks: AskedProcesses | None
     """The processes that a script starts; None where that is not said."""
     trusted: bool = True
     """False for the recipe of a stranger."""
@@ -172,7 +173,7 @@ class Translation:
     def _batches(self) -> None:
         size = self.value("per_device_train_batch_size")
         passes = self.value("gradient_accumulation_steps")
-        ranks = self.processes or 1
+        ranks = self.ranks.all if self.ranks else 1
         given = "gradient_accumulation_steps" in self.theirs.given
         self.theirs.values.setdefault("data", {})["micro_batch_size"] = "auto"
         if self.theirs.take("auto_find_batch_size") is True:
@@ -191,13 +192,16 @@ class Translation:
                 "The loss is a mean over the tokens of a step. There, for models with images, each"
                 f" of its {passes} passes counts the same, whatever its tokens"
             )
-        if self.processes is None:
+        if self.ranks is None:
             self.notes.append(
                 f"data.global_batch_size is that of one process: {size} rows × {passes} passes."
                 " Multiply it by the number of processes that you ran"
             )
         else:
-            self.theirs.put("launch.nproc", ranks, PROCESSES_VARIABLE)
+            nodes = self.ranks.nodes
+            self.theirs.put("launch.nproc", max(1, ranks // nodes), PROCESSES_VARIABLE)
+            if nodes > 1:
+                self.notes.append(f"It is for {nodes} machines: start it on each, by torchrun")
 
     def _length(self) -> None:
         steps, epochs = self.value("max_steps"), self.value("num_train_epochs")
@@ -245,7 +249,8 @@ class Translation:
         steps = self.value("warmup_steps") or 0
         share = self.value("warmup_ratio") if "warmup_ratio" in self.trainer.fields else None
         share = steps if not share and isinstance(steps, float) and 0 < steps < 1 else share
-        if self.value("lr_scheduler_type") in WITHOUT_WARM_UP:
+        schedule = self.theirs.given.get("lr_scheduler_type")  # judged with the words
+        if schedule in WITHOUT_WARM_UP:
             self.theirs.put("optim.warmup_steps", 0, "lr_scheduler_type")
             self.theirs.judged -= {"warmup_ratio", "warmup_steps"}
         elif isinstance(share, int | float) and share:
@@ -338,8 +343,3 @@ class Translation:
 def _family_of_word(word: Any) -> Any:
     """Return the family of a model's type, or of a template such as `qwen3_vl_nothink`."""
     return family_name(str(word).removesuffix("_nothink"))
-
-
-def is_whole(value: Any) -> bool:
-    """Return whether a value is a whole number above 0."""
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -3,8 +3,8 @@
 Each was read in the code of the releases that `releases/` names.
 """
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
 from vtool.config.foreign.deepspeed_file import find_contradictions
 from vtool.config.foreign.hf_translation import WITHOUT_WARM_UP
@@ -20,6 +20,7 @@ from vtool.diagnostics import Diagnostic
 
 _DEAD, _TRAP, _REFUSED = "setting-without-reader", "silent-trap", "refused-there"
 _ADAPTERS = ("lora_r", "lora_rank", "lora_alpha", "lora_dropout", "use_dora", "use_rslora")
+_BY_SCORE = ("reduce_lr_on_plateau", "greedy")
 _FLASH = ("flash_attn", "flash_attention_2", "flash_attention_3", "flash_attention_4")
 
 
@@ -34,18 +35,26 @@ def find_traps(
 
 
 class TheirSettings:
-    """Their settings, with the trainer's defaults."""
+    """Their settings by transformers' words, with the trainer's defaults."""
+
+    words: ClassVar[Mapping[str, str]] = {}
+    """The trainer's own words for those of transformers."""
 
     def __init__(self, theirs: ForeignFile, trainer: ForeignTrainer, processes: int | None) -> None:
         self.theirs, self.trainer, self.processes = theirs, trainer, processes
 
     def __getitem__(self, name: str) -> Any:
+        name = self.word(name)
         value = self.theirs.given.get(name)
         return self.trainer.fields.get(name) if value is None else value
 
+    def word(self, name: str) -> str:
+        """Return the trainer's word for one of transformers'."""
+        return self.words.get(name, name)
+
     def is_given(self, name: str) -> bool:
         """Return whether the recipe has it, with a value."""
-        return self.theirs.given.get(name) is not None
+        return self.theirs.given.get(self.word(name)) is not None
 
     def visual(self) -> bool:
         """Return whether the model sees images."""
@@ -54,8 +63,10 @@ class TheirSettings:
 
     def at(self, rule: str, name: str, message: str, help: str) -> Diagnostic:
         """Return a finding at a setting, or at the model's where that is not given."""
+        name = self.word(name)
         if name not in self.theirs.places:
-            named = [one for one in ("model", "model_name_or_path") if one in self.theirs.places]
+            models = ("model", "model_name_or_path", "base_model")
+            named = [one for one in models if one in self.theirs.places]
             place = self.theirs.places[named[0]] if named else None
             return Diagnostic(rule, message, help, name, place.value if place else None)
         return self.theirs.find(rule, name, message, help)
@@ -84,17 +95,11 @@ def _of_all(look: TheirSettings) -> Iterator[Diagnostic]:
             + ("ms-swift refuses it" if refused else "transformers takes the ratio"),
             "leave one of them out",
         )
-    for name in ("warmup_ratio", "warmup_steps"):
-        schedule = look["lr_scheduler_type"]
-        if schedule in WITHOUT_WARM_UP and look.is_given(name) and look[name]:
-            other = "constant_with_warmup" if schedule == "constant" else "cosine"
-            yield look.at(
-                _DEAD,
-                name,
-                f"{name} is {look[name]}, but lr_scheduler_type {schedule} has no warm-up ({other}"
-                " has)",
-                f"set lr_scheduler_type: {other}, or leave it out",
-            )
+    yield from find_unread_warm_up(look)
+    scores = look["eval_strategy"] not in ("no", False)
+    if look.trainer.name == "ms-swift":  # it turns the evaluation off where there are no rows
+        scores = scores and _has_rows_to_score(look)
+    yield from find_unscored_schedule(look, scores=scores)
     for name, strategy in (("eval_steps", "eval_strategy"), ("save_steps", "save_strategy")):
         chosen = look[strategy]
         if look.is_given(name) and chosen in ("no", "epoch", False):
@@ -137,6 +142,33 @@ def _of_all(look: TheirSettings) -> Iterator[Diagnostic]:
                 " frozen is trained, and there is no adapter",
                 f"set {kind}: {'true' if kind == 'use_peft' else 'lora'}, or leave them out",
             )
+
+
+def find_unread_warm_up(look: TheirSettings) -> Iterator[Diagnostic]:
+    """Yield a finding about a warm-up beside a schedule that has none."""
+    word, schedule = look.word("lr_scheduler_type"), look["lr_scheduler_type"]
+    for name in ("warmup_ratio", "warmup_steps"):
+        if schedule in WITHOUT_WARM_UP and (value := look.theirs.given.get(name)):
+            other = "constant_with_warmup" if schedule == "constant" else "cosine"
+            yield look.at(
+                _DEAD,
+                name,
+                f"{name} is {value}, but {word} {schedule} has no warm-up ({other} has)",
+                f"set {word}: {other}, or leave it out",
+            )
+
+
+def find_unscored_schedule(look: TheirSettings, *, scores: bool) -> Iterator[Diagnostic]:
+    """Yield a finding about a schedule that waits for a score, where nothing is scored."""
+    schedule = look["lr_scheduler_type"]
+    if schedule in _BY_SCORE and not scores:
+        yield look.at(
+            _REFUSED,
+            "lr_scheduler_type",
+            f"{look.word('lr_scheduler_type')} is {schedule}, which follows the score of an"
+            " evaluation, and there is none: transformers refuses it",
+            "evaluate (eval_strategy: steps, with rows for it), or take another schedule",
+        )
 
 
 def _of_trl(look: TheirSettings) -> Iterator[Diagnostic]:
@@ -249,6 +281,11 @@ def _of_llama_factory(look: TheirSettings) -> Iterator[Diagnostic]:
         )
 
 
+def _has_rows_to_score(look: TheirSettings) -> bool:
+    words = ("val_dataset", "eval_dataset", "split_dataset_ratio", "cached_val_dataset")
+    return any(look[name] for name in words)
+
+
 def _of_swift(look: TheirSettings) -> Iterator[Diagnostic]:
     for name in ("packing", "padding_free"):
         if look[name] is True and look["attn_impl"] not in _FLASH:
@@ -264,9 +301,8 @@ def _of_swift(look: TheirSettings) -> Iterator[Diagnostic]:
         yield look.at(
             _REFUSED, "dataset", "no dataset is given: ms-swift refuses it", "name one: dataset"
         )
-    has_rows = look["val_dataset"] or look["eval_dataset"] or look["split_dataset_ratio"]
     given = [name for name in ("eval_steps", "eval_strategy") if look.is_given(name)]
-    if given and not has_rows and look["eval_strategy"] not in ("no", False):
+    if given and not _has_rows_to_score(look) and look["eval_strategy"] not in ("no", False):
         yield look.at(
             _DEAD,
             given[0],

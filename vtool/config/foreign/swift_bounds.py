@@ -5,10 +5,15 @@ images in tokens. ms-swift makes these from the variables in pixels, where none 
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
+from vtool.config.foreign.theirs import ForeignFile
+from vtool.config.foreign.word import NO_COUNTERPART
 from vtool.diagnostics import Diagnostic
+from vtool.diagnostics.near_miss import did_you_mean
 from vtool.families import FAMILIES
 from vtool.families.facts import FamilyFacts
 
@@ -24,25 +29,70 @@ _PAIRS = {
 }
 """By the variable in pixels: the one in tokens, which goes before it, and our setting."""
 BOUND_VARIABLES = frozenset(_PAIRS) | {tokens for tokens, _ in _PAIRS.values()}
+_FRAMES = {"FPS": "data.video.fps", "FPS_MAX_FRAMES": "data.video.max_frames"}
+SWIFT_VARIABLES = BOUND_VARIABLES | _FRAMES.keys()
+"""Variables whose numbers are taken over."""
+_READ = (
+    *sorted(SWIFT_VARIABLES),
+    *("FPS_MIN_FRAMES", "FRAME_FACTOR", "VIDEO_TOTAL_PIXELS", "NPROC_PER_NODE"),
+    *("NFRAMES", "NUM_FRAMES", "MAX_NUM_FRAMES", "VLLM_NUM_FRAMES", "STACK_FRAMES"),
+)
+"""Variables of pixels, tokens, frames and processes that ms-swift reads."""
+_OF_THEIR_KIND = re.compile(r"PIXEL|TOKEN|FPS|FRAME|N_?PROC")
+
+
+def meant_variable(name: str) -> list[str]:
+    """Return the variable that a name which ms-swift does not read is near to, if any."""
+    if name in _READ or not _OF_THEIR_KIND.search(name):
+        return []
+    plain = name.removeprefix("IMAGE_")
+    return [plain] if plain in _READ else get_close_matches(name, _READ, 1, 0.75)
 
 
 def with_model_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings with the variables that `model_kwargs` sets, which go before the others."""
+    set_here = _model_arguments(given)
+    return dict(given) | {name: set_here[name] for name in SWIFT_VARIABLES & set_here.keys()}
+
+
+def _model_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that `model_kwargs` sets, by the names of their variables."""
     arguments = given.get("model_kwargs")
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
         except ValueError:
             arguments = None
-    if not isinstance(arguments, Mapping):
-        return dict(given)
-    set_here = {str(name).upper(): value for name, value in arguments.items()}
-    return dict(given) | {name: set_here[name] for name in BOUND_VARIABLES & set_here.keys()}
+    arguments = arguments if isinstance(arguments, Mapping) else {}
+    return {str(name).upper(): value for name, value in arguments.items()}
+
+
+def find_lost_variables(given: Mapping[str, Any], theirs: ForeignFile) -> Iterator[Diagnostic]:
+    """Yield findings about variables that `model_kwargs` overrides or misspells.
+
+    Args:
+        given: the settings without those of `model_kwargs`.
+    """
+    for name, value in _model_arguments(given).items():
+        if meant := meant_variable(name):
+            message = f"model_kwargs has {name.lower()}, which ms-swift does not read"
+            help = did_you_mean([one.lower() for one in meant])
+            yield theirs.find("setting-without-reader", "model_kwargs", message, help)
+        elif name in SWIFT_VARIABLES and name in theirs.places and given[name] != value:
+            yield theirs.find(
+                "setting-without-reader",
+                name,
+                f"{name} is {given[name]}, but model_kwargs sets {value}: it alone is read",
+                "leave one of them out",
+            )
 
 
 def put_bounds(the: "Translation") -> None:
     """Put the bounds in force into our settings, in pixels."""
     theirs, family = the.theirs, _family(the.theirs.values)
+    for name, ours in _FRAMES.items() if family and _reads(family) else ():
+        if name in theirs.given:
+            the.put(ours, name, _whole if ours.endswith("frames") else _rate)
     for pixels, (tokens, ours) in _PAIRS.items():
         word = tokens if _number(theirs.given, tokens) is not None else pixels
         number = _number(theirs.given, word)
@@ -76,6 +126,16 @@ def _tighten(the: "Translation", ours: str, value: int, word: str) -> bool:
 def find_unread_bounds(look: "TheirSettings") -> Iterator[Diagnostic]:
     """Yield a finding for each bound that ms-swift does not read, or that a row has no room for."""
     family = _family(look.theirs.values)
+    given = look.theirs.given
+    tokens_alone = [tokens for tokens, _ in _PAIRS.values() if _number(given, tokens) is not None]
+    if family is None and tokens_alone:
+        yield look.at(
+            "no-counterpart",
+            tokens_alone[0],
+            f"{', '.join(tokens_alone)}: of how many pixels a token of this model is, is not known"
+            " here: no bound of images is taken over",
+            "set data.image.max_pixels in the recipe that it becomes",
+        )
     for pixels, (tokens, ours) in _PAIRS.items():
         number, count = (_number(look.theirs.given, name) for name in (pixels, tokens))
         for name, value in ((pixels, number), (tokens, count)):
@@ -127,3 +187,15 @@ def _number(given: Mapping[str, Any], name: str) -> int | None:
         return int(given.get(name))  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return None
+
+
+def _whole(value: Any) -> Any:
+    number = _number({"": value}, "")
+    return NO_COUNTERPART if number is None or number < 2 else number
+
+
+def _rate(value: Any) -> Any:
+    try:
+        return float(value) if float(value) > 0 else NO_COUNTERPART
+    except (TypeError, ValueError):
+        return NO_COUNTERPART

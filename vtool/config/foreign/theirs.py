@@ -111,7 +111,7 @@ class ForeignFile:
             elif ours is not None:
                 self.put(same.ours, ours, same.theirs)
 
-    def find(self, rule: str, name: str, message: str, help: str) -> Diagnostic:
+    def find(self, rule: str, name: str, message: str, help: str | None) -> Diagnostic:
         """Return a finding about one of their settings, at its place, which judges the setting."""
         self.judged.add(name)
         place = self.places.get(name)

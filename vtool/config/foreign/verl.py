@@ -22,7 +22,11 @@ from vtool.config.foreign.theirs import (
     absent_findings,
 )
 from vtool.config.foreign.verl_file import VerlFile
-from vtool.config.foreign.verl_script import VerlScript, read_verl_script
+from vtool.config.foreign.verl_script import (
+    VerlScript,
+    find_refused_overrides,
+    read_verl_script,
+)
 from vtool.config.foreign.verl_settings import (
     FSDP,
     LORA,
@@ -116,7 +120,8 @@ def read_verl(path: Path, *, read_environment: bool = True) -> ForeignRecipe:
         choice = script.choices.get(group) or engine
         theirs.defaults |= known_words("verl").choices.get(f"{group}={choice}", {})
     findings = [*_unread(theirs), *_translate(theirs, engine, read_environment)]
-    findings += [*_unknown(theirs, script, engine), *absent_findings(theirs)]
+    findings += [*_unknown(theirs, script, engine), *find_refused_overrides(script)]
+    findings += [*theirs.find_unread_warm_up(engine), *absent_findings(theirs)]
     left = [
         name
         for name in theirs.given
@@ -206,6 +211,7 @@ def _translate(theirs: VerlFile, engine: str, trusted: bool) -> Iterator[Diagnos
         yield from _megatron(theirs)
     elif ours:
         theirs.map(FSDP)
+        yield from theirs.put_precision()
     if not _is_number(rank := take("model.lora_rank", 0)) or rank > 0:
         theirs.map(LORA)
     elif megatron and theirs.given.get("model.lora.rank"):
@@ -457,7 +463,8 @@ def _unknown(theirs: VerlFile, script: VerlScript, engine: str) -> Iterator[Diag
             continue
         choice = f"{group}={script.choices.get(group)}"
         others = known.other_releases(name)
-        if is_known_to_verl(name):
+        chosen = known.choices.get(f"{group}={script.choices.get(group) or engine}", known.fields)
+        if is_known_to_verl(name) or is_known_to_verl(name, chosen):
             if choice not in known.choices or is_known_to_verl(name, known.choices[choice]):
                 continue
             having = [one for one in known.choices if is_known_to_verl(name, known.choices[one])]

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vtool.config.foreign.known_words import known_words
 from vtool.config.foreign.shell import UNKNOWN, ScriptPlaces, ShellWord, read_commands, read_text
-from vtool.config.foreign.verl_settings import verl_names
+from vtool.config.foreign.verl_settings import UNREAD, is_known_to_verl, verl_names
 from vtool.config.origins import ValuePosition
 from vtool.config.resources import shown_path
 from vtool.diagnostics import Diagnostic, Findings
@@ -28,7 +29,44 @@ class VerlScript:
     """By group of Hydra's: the file that is chosen, where that is known."""
     added: set[str] = field(default_factory=set)
     """Names that `+` adds to verl's own."""
+    plain: set[str] = field(default_factory=set)
+    """Names without a sign, which Hydra refuses where verl has no such setting."""
+    appended: set[str] = field(default_factory=set)
+    """Names behind one `+`, which Hydra refuses where there is a value already."""
+    again: set[str] = field(default_factory=set)
+    """Names that are appended twice."""
     notes: list[str] = field(default_factory=list)
+
+
+def find_refused_overrides(script: VerlScript) -> Iterator[Diagnostic]:
+    """Yield findings about names whose sign Hydra refuses: tried with Hydra 1.3."""
+    known = known_words("verl")
+    for name, place in script.places.items():
+        group = name.partition(".")[0]
+        choice = f"{group}={script.choices.get(group)}"
+        fields = known.choices.get(choice, known.fields)
+        if name in UNREAD or (choice not in known.choices and group in ("engine", "optim")):
+            continue  # of a plug-in, or chosen by a variable
+        there = fields.get(name)
+        has_value = there not in (None, {}) and "${" not in str(there)
+        if name in script.again or (name in script.appended and has_value):
+            yield Diagnostic(
+                "refused-there",
+                f"+{name}: there is a value already, and Hydra does not append to it",
+                f"write {name}=…",
+                name,
+                place.key,
+            )
+        elif name in script.plain and name not in fields and script.given[name] is not None:
+            if group == "hydra" or not is_known_to_verl(name, fields):
+                continue
+            yield Diagnostic(
+                "refused-there",
+                f"{name}: verl has the group without this name, and Hydra does not add it",
+                f"write +{name}=…",
+                name,
+                place.key,
+            )
 
 
 def read_verl_script(path: Path) -> VerlScript:
@@ -116,8 +154,6 @@ def _read_word(word: ShellWord, place: ValuePosition, read: VerlScript) -> None:
         if UNKNOWN not in value:
             read.choices[name] = value
         return
-    if key.startswith("+"):
-        read.added.add(name)
     if UNKNOWN in value:
         parsed: Any = None
     else:
@@ -125,8 +161,19 @@ def _read_word(word: ShellWord, place: ValuePosition, read: VerlScript) -> None:
             parsed = _plain(OverridesParser.create().parse_override(f"{name}={value}").value())
         except (HydraException, ValueError, RecursionError):
             parsed = value
+    _read_sign(key, name, parsed, read)
     for one, inner in _leaves(name, parsed):
         read.given[one], read.places[one] = inner, place
+        read.plain |= {one} if key == name else set()
+
+
+def _read_sign(key: str, name: str, value: Any, read: VerlScript) -> None:
+    """Keep the names that `+` adds. Hydra merges a list or a group into an older one."""
+    if key.startswith("+"):
+        if not key.startswith("++") and not isinstance(value, list | dict):
+            read.again |= {name} & read.added
+            read.appended.add(name)
+        read.added.add(name)
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:

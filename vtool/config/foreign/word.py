@@ -37,6 +37,11 @@ def positive_number(value: Any) -> Any:
     return value if value > 0 else None
 
 
+def is_whole(value: Any) -> bool:
+    """Return whether a value is a whole number above 0."""
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
 def whole_steps(value: Any) -> Any:
     """Return steps as a whole number; a share of all steps is none."""
     if not isinstance(value, int | float) or 0 < value < 1:

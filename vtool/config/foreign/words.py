@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from vtool.config.foreign.more_words import AXOLOTL_WORDS, PEFT_WORDS, VERL_WORDS
 from vtool.config.foreign.trainers import TRAINERS
 from vtool.config.foreign.word import (
+    NO_COUNTERPART,
     Word,
     adamw_name,
     as_it_is,
@@ -122,8 +123,12 @@ WORDS: Mapping[str, Word] = {
     "template": Word(None, _TEMPLATE),
     "system": Word(None, _SYSTEM),
     "default_system": Word(None, _SYSTEM),
-    "enable_thinking": Word(None, _TEMPLATE),
-    "chat_template_path": Word(None, _TEMPLATE),
+    "enable_thinking": Word(
+        "data.template_arguments",
+        "an argument of the model's own chat template, where that reads it",
+        lambda value: {"enable_thinking": value} if isinstance(value, bool) else NO_COUNTERPART,
+    ),
+    "chat_template_path": Word("data.chat_template", "a file, or a name of the model's", as_it_is),
     "trust_remote_code": Word(
         "model.modeling", "a modeling file of your own; none of a hub is run"
     ),

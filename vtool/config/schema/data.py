@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import Field, create_model
+from pydantic import Field, JsonValue, create_model
 
 from vtool.config.schema.base import ActsLater, ReadBack, Settings
 from vtool.config.schema.formats import Source
@@ -161,6 +161,22 @@ class Data(Settings):
     allow_urls: tuple[str, ...] = ()
     """Hosts that images are fetched from, where a row names one by its address: once each, and then
     they are kept. Such a row is refused for any other host.
+    """
+    chat_template: str | None = Field(default=None, min_length=1)
+    """The chat template: a file, or the name of one of the model's own. Default: the model's.
+
+    It is written into the run's folder and the export, with `template_arguments`.
+    """
+    template_arguments: dict[str, JsonValue] = Field(default={})
+    """The arguments of the chat template, as `{enable_thinking: false}`. They hold in training,
+    and for whoever renders the exported template and gives no others.
+    """
+    turns: Literal["all", "last", "each"] | None = None
+    """The answers that are learnt of a row of several: `all` in one sample, the `last`, or `each`
+    in a sample in which it is the last, as templates need that write earlier turns in another way.
+
+    Default: `each` of the rows whose earlier answers the template would write in another way, else
+    `all`.
     """
     coordinates: Coordinates | None = None
     """The unit of the boxes and points in the rows' text, and the unit that they are rescaled to

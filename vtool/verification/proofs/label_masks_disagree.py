@@ -48,7 +48,7 @@ def _compare_row(context: ProofContext, place: int, what: str) -> ProofResult | 
     """Return the failure that a row is, or why it cannot be compared, or None where it is right."""
     from vtool.data.chat import IGNORED
     from vtool.data.labels import same_text
-    from vtool.data.template_limits import LimitedTemplate
+    from vtool.models.template_limits import LimitedTemplate
     from vtool.verification import reference
 
     row, sample, tokenizer = context.rows[place], context.samples[place], context.tokenizer

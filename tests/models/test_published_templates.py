@@ -1,0 +1,304 @@
+"""Supervised is what inference would write after its prompt, by any published template."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.models.templates import STOPS, TEMPLATES, OneRow, byte_tokenizer, processor_of
+from vtool.config.load import load_run
+from vtool.data.chat import IGNORED, render_chat
+from vtool.data.row import Row
+from vtool.data.sources import Rows
+from vtool.data.text_traits import TEXT_TRAITS, traits_of
+from vtool.data.turns import EachAnswer, LastAnswers, prepare_rows
+from vtool.diagnostics import Findings
+from vtool.models.chat_template import find_form, with_arguments
+from vtool.models.processor import Processor
+
+ASKED, ASKED_AGAIN = (
+    {"role": "user", "content": "What color?"},
+    {"role": "user", "content": "Sure?"},
+)
+OFF = {"enable_thinking": False}
+THOUGHT = "It looks red."
+
+
+def said(text: str, thought: str = "", *, inside: bool = False) -> dict[str, Any]:
+    if inside:
+        text, thought = f"<think>\n{thought}\n</think>\n\n{text}", ""
+    return {
+        "role": "assistant",
+        "content": text,
+        **({"reasoning_content": thought} if thought else {}),
+    }
+
+
+def made(name: str, arguments: Mapping[str, Any] | None = None) -> Processor:
+    return processor_of(TEMPLATES[name], byte_tokenizer(), arguments, STOPS.get(name, ()))
+
+
+def samples(processor: Processor, messages: Sequence[Mapping[str, Any]]) -> list[Row]:
+    reader = EachAnswer.of(OneRow(messages), processor.form)
+    return [reader.row(index) for index in range(len(reader))]
+
+
+def supervised(
+    processor: Processor, messages: Sequence[Mapping[str, Any]], *, each: bool = True
+) -> list[str]:
+    """The learnt texts of a row's samples, decoded from their labels."""
+    rows = samples(processor, messages) if each else [Row("r", messages, [])]
+    found = []
+    for row in rows:
+        chat = render_chat(row, processor)
+        labels = [label if label != IGNORED else None for label in chat.labels]
+        begins = [0, *(at + 1 for at, two in enumerate(pairwise(labels)) if None in two), None]
+        runs = [labels[begin:end] for begin, end in pairwise(begins)]
+        found += [processor.tokenizer.decode(run) for run in runs if run and run[0] is not None]
+    return found
+
+
+PLAIN = [ASKED, said("red")]
+TWO = [*PLAIN, ASKED_AGAIN, said("yes")]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "messages", "expected"),
+    [
+        ("qwen2_5", None, TWO, ["red<|im_end|>", "yes<|im_end|>"]),
+        ("qwen3_5", OFF, TWO, ["red<|im_end|>", "yes<|im_end|>"]),
+        ("qwen3_8", OFF, TWO, ["red<|im_end|>", "yes<|im_end|>"]),
+        ("glm", OFF, TWO, ["\nred<|user|>", "\nyes<|user|>"]),
+        ("gemma", None, TWO, ["red<end_of_turn>", "yes<end_of_turn>"]),
+        ("smolvlm", None, TWO, [" red<end_of_utterance>", " yes<end_of_utterance>"]),
+        *(
+            (
+                name,
+                None,
+                [
+                    ASKED,
+                    said("red", THOUGHT, inside=inside),
+                    ASKED_AGAIN,
+                    said("yes", "I am.", inside=inside),
+                ],
+                ends,
+            )
+            for inside in (False, True)
+            for name, ends in (
+                (
+                    "qwen3_5",
+                    [f"{THOUGHT}\n</think>\n\nred<|im_end|>", "I am.\n</think>\n\nyes<|im_end|>"],
+                ),
+                (
+                    "qwen3_8",
+                    [f"{THOUGHT}\n</think>\n\nred<|im_end|>", "I am.\n</think>\n\nyes<|im_end|>"],
+                ),
+                (
+                    "glm",
+                    [
+                        f"\n<think>{THOUGHT}</think>\nred<|user|>",
+                        "\n<think>I am.</think>\nyes<|user|>",
+                    ],
+                ),
+            )
+        ),
+    ],
+)
+def test_what_inference_would_write_is_supervised(
+    name: str, arguments: Mapping[str, Any] | None, messages: Any, expected: list[str]
+) -> None:
+    assert supervised(made(name, arguments), messages) == expected
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_what_is_before_an_answer_is_the_prompt_of_inference(name: str) -> None:
+    """Against the template itself, asked for the prompt of each answer by transformers."""
+    processor = made(name, OFF if name in ("qwen3_5", "qwen3_8", "glm") else None)
+    for row in samples(processor, TWO):
+        chat = render_chat(row, processor)
+        begin = (
+            next(
+                at
+                for at, label in reversed([*enumerate(chat.labels)])
+                if label == IGNORED and at + 1 < len(chat.labels) and chat.labels[at + 1] != IGNORED
+            )
+            + 1
+        )
+        asked = [
+            {**message, "content": [{"type": "text", "text": message["content"]}]}
+            if name == "smolvlm"
+            else message
+            for message in row.messages[:-1]
+        ]
+        prompt = processor.tokenizer.apply_chat_template(
+            asked, tokenize=False, add_generation_prompt=True
+        )
+        ids = processor.tokenizer(prompt, add_special_tokens=False).input_ids
+        assert list(chat.ids[:begin]) == ids
+
+
+@pytest.mark.parametrize(
+    ("name", "learnt"), [("qwen3_5", 1), ("qwen3_8", 1), ("glm", 1), ("qwen2_5", 0), ("gemma", 0)]
+)
+def test_an_empty_thought_that_is_learnt_is_a_warning(name: str, learnt: int) -> None:
+    """more-than-answer-supervised: with thinking on, the prompt does not close the thought."""
+    place = [one.rule for one in TEXT_TRAITS].index("more-than-answer-supervised")
+
+    def found(processor: Processor, messages: Any) -> int:
+        row = Row("r", messages, [])
+        return traits_of(row, render_chat(row, processor).turns) >> place & 1
+
+    assert found(made(name), PLAIN) == learnt
+    if learnt:
+        assert found(made(name, OFF), PLAIN) == 0
+        assert found(made(name), [ASKED, said("red", THOUGHT)]) == 0
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_8", "glm"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_thought_behind_a_prompt_without_one_is_refused(name: str, inside: bool) -> None:
+    messages = [ASKED, said("red", THOUGHT, inside=inside)]
+    with pytest.raises(Findings) as caught:
+        render_chat(Row("r", messages, []), made(name, OFF))
+    (finding,) = caught.value.diagnostics
+    assert finding.rule == "prompt-differs"
+    assert finding.help
+    assert "enable_thinking=false" in finding.help
+
+
+def test_rows_are_cut_only_where_the_template_writes_earlier_turns_in_another_way() -> None:
+    thoughts = [ASKED, said("red", THOUGHT), ASKED_AGAIN, said("yes")]
+    counts = {
+        name: [len(samples(made(name), rows)) for rows in (PLAIN, TWO, thoughts)]
+        for name in TEMPLATES
+    }
+    assert counts == {
+        "qwen2_5": [1, 1, 1],
+        "qwen3_5": [1, 2, 2],
+        "qwen3_8": [1, 1, 1],
+        "glm": [1, 1, 2],
+        "gemma": [1, 1, 1],
+        "smolvlm": [1, 1, 1],
+    }
+
+
+def test_the_answers_that_are_learnt_are_those_that_the_setting_says(tmp_path: Path) -> None:
+    """data.turns: against the answers of a row of three, the second of weight 0."""
+    file = tmp_path / "rows.jsonl"
+    file.write_text(
+        '{"id": "x", "messages": [{"role": "user", "content": "a?"},'
+        ' {"role": "assistant", "content": "one"}, {"role": "user", "content": "b?"},'
+        ' {"role": "assistant", "content": "two", "weight": 0}, {"role": "user", "content": "c?"},'
+        ' {"role": "assistant", "content": "three"}, {"role": "user", "content": "d?"}]}\n'
+    )
+    expected = {
+        "all": ["one<|im_end|>", "three<|im_end|>"],
+        "last": ["three<|im_end|>"],
+        "each": ["one<|im_end|>", "three<|im_end|>"],
+    }
+    for turns, texts in expected.items():
+        data = load_run(
+            "digits",
+            [f"data.train=[{{format: messages, path: {file}}}]", f"data.turns={turns}"],
+        ).run.data
+        rows, processor = Rows(data.train), made("qwen2_5")
+        prepare_rows(rows, processor, data)
+        assert len(rows) == (2 if turns == "each" else 1)
+        found, ids, lengths = [], [], []
+        for index in range(len(rows)):
+            row = rows.row(index)
+            found += supervised(processor, row.messages, each=False)
+            ids.append((row.id, row.given_id))
+            lengths.append(len(row.messages))
+        assert found == texts
+        if turns == "each":
+            assert ids == [
+                ("rows.jsonl:1 answer 1", "x answer 1"),
+                ("rows.jsonl:1 answer 2", "x answer 2"),
+            ]
+        assert lengths == {"all": [7], "last": [6], "each": [2, 6]}[turns]
+
+
+def test_pictures_behind_the_answer_are_left_out() -> None:
+    image = [{"type": "image"}, {"type": "text", "text": "?"}]
+    messages = [
+        {"role": "user", "content": image},
+        said("a"),
+        {"role": "user", "content": [*image, *image]},
+        said("b"),
+    ]
+
+    class WithPictures(OneRow):
+        def row(self, index: int) -> Row:
+            return Row("r", messages, ["1.png", "2.png", "3.png"])
+
+    reader = EachAnswer.of(WithPictures(messages), None)
+    assert [list(reader.row(index).images) for index in range(2)] == [
+        ["1.png"],
+        ["1.png", "2.png", "3.png"],
+    ]
+    assert list(LastAnswers(WithPictures(messages)).row(0).images) == ["1.png", "2.png", "3.png"]
+
+
+@pytest.mark.parametrize("name", ["gemma", "glm"])
+def test_an_end_at_which_inference_does_not_stop_is_named(name: str) -> None:
+    processor = processor_of(TEMPLATES[name], byte_tokenizer(), None, ("<eos>",))
+    closing = {"gemma": "<end_of_turn>", "glm": "<|user|>"}[name]
+    with pytest.raises(Findings) as caught:
+        render_chat(Row("r", PLAIN, []), processor)
+    (finding,) = caught.value.diagnostics
+    assert finding.rule == "end-token-unsupervised"
+    token = processor.tokenizer.convert_tokens_to_ids(closing)
+    assert f"closes turn 2 with {closing}" in finding.message
+    assert f"add {token} to eos_token_id in generation_config.json" in finding.message
+
+
+def test_a_thought_that_is_never_closed_is_refused() -> None:
+    for name in ("qwen3_5", "glm"):
+        with pytest.raises(Findings, match="never closed"):
+            render_chat(Row("r", [ASKED, said("<think>It looks red. red")], []), made(name))
+    open_text = [ASKED, said("<think> is a tag")]
+    assert supervised(made("qwen2_5"), open_text) == ["<think> is a tag<|im_end|>"]
+
+
+def test_arguments_stand_in_the_template_and_others_go_before_them() -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = with_arguments(TEMPLATES["qwen3_5"], OFF)
+
+    def prompt(**arguments: Any) -> str:
+        return str(
+            tokenizer.apply_chat_template(
+                [ASKED], tokenize=False, add_generation_prompt=True, **arguments
+            )
+        )
+
+    tokenizer.chat_template, baked = TEMPLATES["qwen3_5"], tokenizer.chat_template
+    off, on = prompt(enable_thinking=False), prompt()
+    tokenizer.chat_template = baked
+    assert prompt() == off
+    assert prompt(enable_thinking=True) == on
+    for value in ("a'b", 'say "{{ 7*7 }}"', 7, 0.5, None, [1, {"a": True}], "é\n%}"):
+        tokenizer.chat_template = with_arguments("\n {{ given | tojson }}", {"given": value})
+        written = tokenizer.apply_chat_template([ASKED], tokenize=False)
+        tokenizer.chat_template = "\n {{ given | tojson }}"
+        assert written == tokenizer.apply_chat_template([ASKED], tokenize=False, given=value)
+
+
+def test_an_argument_that_the_template_never_reads_is_refused() -> None:
+    with pytest.raises(Findings) as caught:
+        with_arguments(TEMPLATES["qwen3_5"], {"enable_thinkin": False, "effort": "low"})
+    first, second = caught.value.diagnostics
+    assert {first.rule, second.rule} == {"template-argument-unread"}
+    assert first.help == "did you mean `enable_thinking`?"
+    assert second.help == "it reads enable_thinking"
+    with pytest.raises(Findings, match="no Jinja"):
+        with_arguments("{% for %}", OFF)
+
+
+def test_a_template_that_refuses_everything_has_no_form() -> None:
+    tokenizer = byte_tokenizer()
+    for template in ("{{ raise_exception('no') }}", "{% for x in y.z %}{% endfor %}", "nothing"):
+        tokenizer.chat_template = template
+        assert find_form(tokenizer).closing == ""

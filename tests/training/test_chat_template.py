@@ -1,0 +1,70 @@
+"""A run's chat template and its arguments reach the export, and all that asks its model."""
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from tests.models.templates import TEMPLATES
+from vtool import api
+from vtool.diagnostics import Findings
+
+_TEMPLATE = TEMPLATES["qwen3_5"].replace("<image>", "<|vision_start|><|image_pad|><|vision_end|>")
+ROW = {
+    "messages": [
+        {"role": "user", "content": "What is it?"},
+        {"role": "assistant", "content": "a cat"},
+        {"role": "user", "content": "Sure?"},
+        {"role": "assistant", "content": "yes"},
+    ]
+}
+
+
+def settings(folder: Path, *more: str) -> list[str]:
+    (folder / "rows.jsonl").write_text((json.dumps(ROW) + "\n") * 4)
+    (folder / "own.jinja").write_text(_TEMPLATE)
+    return [
+        str(folder / "rows.jsonl"),
+        f"data.chat_template={folder / 'own.jinja'}",
+        *("train.steps=1", "train.epochs=null", "data.global_batch_size=2"),
+        f"run.dir={folder / 'one'}",
+        *more,
+    ]
+
+
+def test_a_run_and_its_export_have_the_template_and_its_arguments(tmp_path: Path) -> None:
+    """data.chat_template and data.template_arguments."""
+    given = settings(tmp_path, "data.template_arguments={enable_thinking: false}")
+    ended = api.train(api.load(*given), preflight=False)
+    for folder in ("processor", "export"):
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path / "one" / folder)
+        prompt = tokenizer.apply_chat_template(
+            ROW["messages"][:1], tokenize=False, add_generation_prompt=True
+        )
+        assert prompt.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n"), folder
+    assert ended
+
+
+def test_each_answer_is_a_sample_where_the_template_needs_it(tmp_path: Path) -> None:
+    api.train(
+        api.load(*settings(tmp_path, "data.template_arguments={enable_thinking: false}")),
+        preflight=False,
+    )
+    (source,) = json.loads((tmp_path / "one" / "data.json").read_text())["train"]["files"]
+    assert (source["turns"], source["samples"]) == ("each", 8)
+
+
+@pytest.mark.parametrize(
+    ("setting", "rule"),
+    [
+        ("data.chat_template=nowhere.jinja", "model-does-not-load"),
+        ("data.template_arguments={thinking: false}", "template-argument-unread"),
+    ],
+)
+def test_a_template_or_an_argument_that_is_not_there_is_refused(
+    tmp_path: Path, setting: str, rule: str
+) -> None:
+    with pytest.raises(Findings) as caught:
+        api.train(api.load(*settings(tmp_path, setting)), preflight=False)
+    assert caught.value.diagnostics[0].rule == rule

@@ -1,0 +1,268 @@
+"""The chat template of a tokenizer: which it is, its arguments, and the form of chats it takes."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError, meta
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from vtool.config.schema import Data
+from vtool.contents import small_file
+from vtool.diagnostics import Diagnostic, Findings
+from vtool.diagnostics.near_miss import did_you_mean, near
+from vtool.models.template_limits import LimitedTemplate
+from vtool.words import first_line
+
+THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
+"""Keys by which messages have a thought; a template reads one of them, if any."""
+_THOUGHT = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
+_ASKS, _ANSWERS, _THINKS = "vtool asks", "vtool answers", "vtool thinks"
+_GIVEN = frozenset(
+    {
+        *("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"),
+        *("raise_exception", "strftime_now", "namespace", "dict", "range", "pad_token"),
+    }
+)
+"""Names that every template is given, which no setting changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateForm:
+    """The form of chats that a template takes, as its own renderings show it."""
+
+    thought: str | None = None
+    """The key of a message by which it is given a thought; None where it writes none."""
+    parts_only: bool = False
+    """If it writes a message's content only where that is a list of parts."""
+    closing: str = ""
+    """The token that follows an answer; "" for none."""
+    closed_by_next: bool = False
+    """If that is the next role's (GLM's `<|user|>`), so that the last answer has none."""
+    rewrites_turns: bool = False
+    """If it writes an earlier answer in another way than the last one."""
+    rewrites_thoughts: bool = False
+    """If it leaves out the thoughts of earlier answers, or writes them in another way."""
+
+    def shaped(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Return messages as the template takes them, with nothing added or left out."""
+        return [self._shaped(message) for message in messages]
+
+    def _shaped(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        if message["role"] == "assistant" and self.thought:
+            message = with_thought_as(message, self.thought)
+        if self.parts_only and isinstance(message.get("content"), str):
+            return {**message, "content": [{"type": "text", "text": message["content"]}]}
+        return message
+
+
+def with_thought_as(message: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return a message whose thought, if it has one, is at a key, and not in its content."""
+    own = next((each for each in THOUGHT_KEYS if message.get(each)), None)
+    if own is not None:
+        if own == key or message.get(key):
+            return message
+        return {
+            **{name: value for name, value in message.items() if name != own},
+            key: message[own],
+        }
+    content = message.get("content")
+    first = content
+    if isinstance(content, list):
+        first = content[0].get("text") if content and content[0].get("type") == "text" else None
+    if not isinstance(first, str) or not (found := _THOUGHT.match(first)):
+        return message
+    rest: Any = first[found.end() :]
+    if isinstance(content, list):
+        rest = [{**content[0], "text": rest}, *content[1:]]
+    return {**message, "content": rest, key: found[1].strip("\n")}
+
+
+def thought_of(message: Mapping[str, Any]) -> str:
+    """Return the thought of a message, at one of its keys or in its content; "" for none."""
+    found = with_thought_as(message, THOUGHT_KEYS[0])
+    return str(next((found[key] for key in THOUGHT_KEYS if found.get(key)), ""))
+
+
+def choose_template(tokenizer: Any, folder: Path, settings: Data | None) -> None:
+    """Give a tokenizer the chat template that the settings ask for, with their arguments.
+
+    These stand at the template's beginning, so that whoever renders it later, a server too, has
+    the same; an argument that is given to a rendering goes before them.
+
+    Args:
+        folder: the tokenizer's.
+        settings: None: the template is the folder's.
+
+    Raises:
+        Findings: `model-does-not-load`, where there is no such template, or none at all;
+            `template-argument-unread`.
+    """
+    asked = settings.chat_template if settings else None
+    tokenizer.chat_template = _chosen(tokenizer.chat_template, asked, folder)
+    if settings and settings.template_arguments:
+        tokenizer.chat_template = with_arguments(
+            tokenizer.chat_template, settings.template_arguments
+        )
+
+
+def _chosen(given: Any, asked: str | None, folder: Path) -> str:
+    named: Mapping[str, str] = given if isinstance(given, dict) else {}
+    if asked is None:
+        if named and "default" not in named:
+            raise _no_template(
+                f"{folder}: the tokenizer has chat templates {', '.join(sorted(named))}, and none"
+                " is the default",
+                f"data.chat_template={min(named)}",
+            )
+        if not (text := named.get("default", "") if named else given):
+            raise _no_template(
+                f"{folder}: the tokenizer has no chat template (chat_template.jinja)",
+                "data.chat_template=FILE gives one",
+            )
+        return str(text)
+    if asked in named:
+        return named[asked]
+    file = Path(asked)
+    try:
+        return small_file(file).decode()
+    except (OSError, ValueError) as error:
+        known = ", ".join(sorted(named))
+        there = f"; the folder's own are {known}" if named else ""
+        why = error.strerror if isinstance(error, OSError) else first_line(error)
+        message = f"data.chat_template is {asked}, which cannot be read: {why}{there}"
+        raise _no_template(message, did_you_mean(near(asked, named))) from error
+
+
+def _no_template(message: str, help: str | None) -> Findings:
+    return Findings(
+        Diagnostic("model-does-not-load", message, help, parameter="data.chat_template")
+    )
+
+
+def with_arguments(template: str, arguments: Mapping[str, Any]) -> str:
+    """Return a template that has these arguments where a rendering gives it no others.
+
+    Raises:
+        Findings: `template-argument-unread`; `model-does-not-load`, where it is no Jinja.
+    """
+    known = read_names(template)
+    if unread := [name for name in arguments if name not in known]:
+        raise Findings(_unread(unread, sorted(known - _GIVEN)))
+    lines = [
+        f"{{% set {name} = {name} if {name} is defined else {value!r} %}}\n"  # trim_blocks
+        for name, value in arguments.items()
+    ]
+    return "".join(lines) + template
+
+
+def _unread(unread: Sequence[str], read: Sequence[str]) -> Iterator[Diagnostic]:
+    for name in unread:
+        help = did_you_mean(near(name, read)) or (
+            f"it reads {', '.join(read)}" if read else "it reads no argument: leave it out"
+        )
+        yield Diagnostic(
+            "template-argument-unread",
+            f"data.template_arguments has {name}, which the chat template never reads",
+            help,
+            parameter="data.template_arguments",
+        )
+
+
+def read_names(template: str) -> frozenset[str]:
+    """Return the names that a template reads and does not set before.
+
+    Raises:
+        Findings: `model-does-not-load`, where it is no Jinja.
+    """
+    environment = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"])
+    marks = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
+    try:
+        return frozenset(meta.find_undeclared_variables(environment.parse(marks.sub("", template))))
+    except (TemplateError, RecursionError, ValueError) as error:
+        raise _no_template(f"the chat template is no Jinja: {first_line(error)}", None) from error
+
+
+@LimitedTemplate()
+def find_form(tokenizer: Any) -> TemplateForm:
+    """Return the form of chats that a tokenizer's template takes: it is tried on small ones."""
+    form = TemplateForm()
+    asks, answers = _message("user", _ASKS), _message("assistant", _ANSWERS)
+    chat = [asks, answers, asks]
+    text = _rendered(tokenizer, form, chat)
+    if _ANSWERS not in text:
+        form = replace(form, parts_only=True)
+        if _ANSWERS not in (text := _rendered(tokenizer, form, chat)):
+            return TemplateForm()  # each row will say what is wrong
+    closing = _first_token(tokenizer, text.partition(_ANSWERS)[2])
+    last = _rendered(tokenizer, form, [asks, answers]).partition(_ANSWERS)[2]
+    form = replace(form, closing=closing, closed_by_next=bool(closing) and closing not in last)
+    for key in THOUGHT_KEYS:
+        thinking = [asks, {**answers, key: _THINKS}]
+        if _THINKS in _rendered(tokenizer, form, thinking):
+            form = replace(form, thought=key)
+            break
+    thinks = _message("assistant", f"<think>\n{_THINKS}\n</think>\n\n{_ANSWERS}")
+    return replace(
+        form,
+        rewrites_turns=_rewrites(tokenizer, form, answers),
+        rewrites_thoughts=_rewrites(tokenizer, form, thinks),
+    )
+
+
+def _message(role: str, text: str) -> dict[str, Any]:
+    return {"role": role, "content": text}
+
+
+def _rendered(
+    tokenizer: Any, form: TemplateForm, chat: Sequence[Mapping[str, Any]], *, prompt: bool = False
+) -> str:
+    try:
+        return str(
+            tokenizer.apply_chat_template(
+                form.shaped(chat), tokenize=False, add_generation_prompt=prompt
+            )
+        )
+    except MemoryError:
+        raise
+    except Exception:  # a template is a program, and raises whatever it likes
+        return ""
+
+
+def _rewrites(tokenizer: Any, form: TemplateForm, answer: Mapping[str, Any]) -> bool:
+    asks = _message("user", _ASKS)
+    whole = _rendered(tokenizer, form, [asks, answer, asks, answer])
+    return not all(
+        whole.startswith(part)
+        for part in (
+            _rendered(tokenizer, form, [asks], prompt=True),
+            _rendered(tokenizer, form, [asks, answer]).rstrip(),
+        )
+    )
+
+
+def _first_token(tokenizer: Any, text: str) -> str:
+    """Return the added token that a text begins with, behind blanks; "" for none."""
+    text = text.lstrip()
+    added = (str(token) for token in tokenizer.get_added_vocab())
+    return max((token for token in added if text.startswith(token)), key=len, default="")
+
+
+def templates_of(folder: Path) -> dict[str, str]:
+    """Return the default chat templates that a folder's files have, by the file's name."""
+    found: dict[str, str] = {}
+    for name in ("chat_template.jinja", "chat_template.json", "tokenizer_config.json"):
+        try:
+            text: Any = small_file(folder / name).decode()
+            if name.endswith(".json"):
+                text = json.loads(text).get("chat_template")
+        except (OSError, ValueError, AttributeError, RecursionError):
+            continue
+        if isinstance(text, list):
+            text = next((one.get("template") for one in text if one.get("name") == "default"), None)
+        if isinstance(text, str):
+            found[name] = text
+    return found
