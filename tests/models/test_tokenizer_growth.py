@@ -118,7 +118,9 @@ def test_what_the_library_prints_of_a_tokenizer_is_no_output_of_a_command(
     assert "a_key_of_another_release" in printed.err
 
 
-@pytest.mark.parametrize("size", [{"num_hidden_layers": 2**31}, {"vision_config": {"depth": 1e9}}])
+@pytest.mark.parametrize(
+    "size", [{"num_hidden_layers": 2**31}, {"vision_config": {"depth": 10**400}}]
+)
 def test_a_config_with_more_layers_than_any_model_is_refused_before_a_list_of_them(
     tmp_path: Path, size: dict[str, Any]
 ) -> None:

@@ -38,7 +38,8 @@ def beyond_any_model(folder: Path) -> str | None:
             for name in names if isinstance(part, dict) else ():
                 given = part.get(name)
                 if isinstance(given, int | float) and given > most:
-                    return f"config.json says {name} {given:.3g}, and no model has {most:,}"
+                    said = f"{name} {min(given, 1e300):.3g}"
+                    return f"config.json says {said}, and no model has {most:,}"
     return None
 
 

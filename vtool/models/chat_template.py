@@ -15,6 +15,7 @@ from vtool.contents import small_file
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
 from vtool.models.template_limits import LimitedTemplate
+from vtool.template_renderer import TooCostly
 from vtool.words import first_line
 
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
@@ -189,6 +190,13 @@ def read_names(template: str) -> frozenset[str]:
 @LimitedTemplate()
 def find_form(tokenizer: Any) -> TemplateForm:
     """Return the form of chats that a tokenizer's template takes: it is tried on small ones."""
+    try:
+        return _found_form(tokenizer)
+    except TooCostly:
+        return TemplateForm()  # each row will say that
+
+
+def _found_form(tokenizer: Any) -> TemplateForm:
     form = TemplateForm()
     asks, answers = _message("user", _ASKS), _message("assistant", _ANSWERS)
     chat = [asks, answers, asks]
@@ -226,7 +234,7 @@ def _rendered(
                 form.shaped(chat), tokenize=False, add_generation_prompt=prompt
             )
         )
-    except MemoryError:
+    except (MemoryError, TooCostly):
         raise
     except Exception:  # a template is a program, and raises whatever it likes
         return ""
@@ -262,7 +270,14 @@ def templates_of(folder: Path) -> dict[str, str]:
         except (OSError, ValueError, AttributeError, RecursionError):
             continue
         if isinstance(text, list):
-            text = next((one.get("template") for one in text if one.get("name") == "default"), None)
+            text = next(
+                (
+                    one.get("template")
+                    for one in text
+                    if isinstance(one, dict) and one.get("name") == "default"
+                ),
+                None,
+            )
         if isinstance(text, str):
             found[name] = text
     return found
