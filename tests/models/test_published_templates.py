@@ -1,5 +1,6 @@
 """Supervised is what inference would write after its prompt, by any published template."""
 
+import json
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +16,12 @@ from vtool.data.sources import Rows
 from vtool.data.text_traits import TEXT_TRAITS, traits_of
 from vtool.data.turns import EachAnswer, LastAnswers, prepare_rows
 from vtool.diagnostics import Findings
-from vtool.models.chat_template import find_form, with_arguments
+from vtool.models.chat_template import (
+    choose_template,
+    differing_templates,
+    find_form,
+    with_arguments,
+)
 from vtool.models.processor import Processor
 
 ASKED, ASKED_AGAIN = (
@@ -295,6 +301,30 @@ def test_an_argument_that_the_template_never_reads_is_refused() -> None:
     assert second.help == "it reads enable_thinking"
     with pytest.raises(Findings, match="no Jinja"):
         with_arguments("{% for %}", OFF)
+
+
+def test_two_templates_of_a_folder_that_differ_are_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATES["gemma"] + "\n")
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({"chat_template": TEMPLATES["gemma"]}))
+    assert differing_templates(tmp_path) == ()
+    named = [{"name": "default", "template": TEMPLATES["glm"]}]
+    for other in (TEMPLATES["glm"], named):
+        config.write_text(json.dumps({"chat_template": other}))
+        (finding,) = differing_templates(tmp_path)
+        assert finding.rule == "templates-differ"
+        assert "vLLM and vtool take chat_template.jinja's" in finding.message
+    (tmp_path / "chat_template.jinja").unlink()
+    own = tmp_path / "chat_template.json"
+    own.write_text(json.dumps({"chat_template": TEMPLATES["gemma"]}))
+    (finding,) = differing_templates(tmp_path)
+    assert "vLLM and vtool take chat_template.json's" in finding.message
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = TEMPLATES["glm"]
+    choose_template(tokenizer, tmp_path, None)
+    assert tokenizer.chat_template == TEMPLATES["gemma"]
+    config.write_text("[]")
+    assert differing_templates(tmp_path) == ()
 
 
 def test_a_template_that_refuses_everything_has_no_form() -> None:

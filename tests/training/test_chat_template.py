@@ -8,7 +8,9 @@ from transformers import AutoTokenizer
 
 from tests.models.templates import TEMPLATES
 from vtool import api
+from vtool.data.detect import source_messages
 from vtool.diagnostics import Findings
+from vtool.verification.rows import audit_rows
 
 _TEMPLATE = TEMPLATES["qwen3_5"].replace("<image>", "<|vision_start|><|image_pad|><|vision_end|>")
 ROW = {
@@ -68,3 +70,15 @@ def test_a_template_or_an_argument_that_is_not_there_is_refused(
     with pytest.raises(Findings) as caught:
         api.train(api.load(*settings(tmp_path, setting)), preflight=False)
     assert caught.value.diagnostics[0].rule == rule
+
+
+def test_a_row_that_is_asked_for_is_all_of_its_samples(tmp_path: Path) -> None:
+    given = settings(tmp_path, "data.template_arguments={enable_thinking: false}")
+    (audit,) = audit_rows(api.load(*given).run, ["4"])
+    assert [shown.row for shown in audit.shown][-2:] == [
+        "rows.jsonl:4 answer 1",
+        "rows.jsonl:4 answer 2",
+    ]
+    assert "unknown-row" not in {one.rule for one in audit.findings}
+    (source,) = audit.ledger.sources
+    assert source_messages(source)[0].startswith("8 samples of 4 rows: each answer")

@@ -31,6 +31,7 @@ ROW_RULES = (
     "end-token-unsupervised",
     "control-token-in-text",
     "unstable-template",
+    "prompt-differs",
 )
 """The rules that every row is checked by."""
 
@@ -217,6 +218,7 @@ def build_ledger(
     rate = video.fps if video.family.facts.shows_times else None
     template = str(rows.processor.tokenizer.chat_template)
     quality = (
+        *(rows.processor.notes if split == "train" else ()),
         *split_findings(split, rows.settings, rows.rows, audits, rate),
         *boxes.findings,
         *remark_findings(split, rows.rows, kept, template),

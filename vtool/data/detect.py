@@ -133,8 +133,21 @@ def describe_source(source: Mapping[str, Any]) -> str:
 
 
 def source_messages(source: Mapping[str, Any]) -> list[str]:
-    """Return the messages about a source: of its copy, and of files that are not read."""
-    return list(filter(None, (_of_copy(source), _of_left_out(source))))
+    """Return the messages about a source: its copy, its answers, and files that are not read."""
+    return list(filter(None, (_of_copy(source), _of_turns(source), _of_left_out(source))))
+
+
+def _of_turns(source: Mapping[str, Any]) -> str:
+    """Return the message about a source of which not all answers are in one sample of their row."""
+    if source.get("turns") == "last":
+        return "of each row the last answer is learnt (data.turns)"
+    samples, rows = source.get("samples", 0), source["rows"]
+    if samples == rows or "samples" not in source:
+        return ""
+    return (
+        f"{samples:,} samples of {rows:,} rows: each answer is the last turn of its own, as the"
+        " chat template writes earlier turns in another way, or data.turns says so"
+    )
 
 
 def _of_copy(source: Mapping[str, Any]) -> str:

@@ -14,6 +14,9 @@ from vtool.diagnostics import Findings
 from vtool.models.chat_template import TemplateForm, thought_of
 from vtool.models.processor import Processor
 
+OF_ANSWER = " answer "
+"""Text in the name of a sample, behind its row's name and before the number of the answer."""
+
 
 def prepare_rows(rows: Rows, processor: Processor, settings: Data) -> None:
     """Let rows be read as `data.coordinates` and `data.turns` say, and the template needs it."""
@@ -87,7 +90,7 @@ class EachAnswer:
 
     def name(self, index: int) -> str:
         row, answer, count = self._place(index)
-        return f"{self.reader.name(row)}{f' answer {answer + 1}' if count > 1 else ''}"
+        return f"{self.reader.name(row)}{f'{OF_ANSWER}{answer + 1}' if count > 1 else ''}"
 
     def record(self, index: int) -> Mapping[str, Any]:
         """Return the record that a sample is of, as its file has it."""
@@ -99,7 +102,7 @@ class EachAnswer:
         row = self.reader.row(number)
         if count == 1:
             return row
-        own_id = f"{row.given_id} answer {answer + 1}" if row.given_id else ""
+        own_id = f"{row.given_id}{OF_ANSWER}{answer + 1}" if row.given_id else ""
         made = ending_with(row, list(row.supervised())[answer])
         return replace(made, id=self.name(index), given_id=own_id)
 

@@ -1,4 +1,4 @@
-"""Rules VT649 to VT655, VT663: the layouts of rows, their files, and their model's vocabulary."""
+"""Rules VT649 to VT655, VT663, VT665: the layouts of rows, their files, vocabulary and prompts."""
 
 from vtool.diagnostics.rule import Rule
 
@@ -113,6 +113,22 @@ RULES = (
         bad='"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a|aa)+$"}, …}',
         good="tokenizer.json as the model's authors have published it",
         fix="Replace tokenizer.json by the published one. The row is named: its text may be odd.",
+        stage="row",
+    ),
+    Rule(
+        name="prompt-differs",
+        code="VT665",
+        summary=(
+            "The chat template writes an answer's turn otherwise than the prompt that it gives for"
+            " that answer at inference."
+        ),
+        why=(
+            "What is learnt would follow another prompt than a server's: an empty thought in the"
+            " one, and the answer's own thought in the other (LLaMA-Factory#9392, trl#6361)."
+        ),
+        bad="data.template_arguments={enable_thinking: false}, and rows with thoughts",
+        good="data.template_arguments={enable_thinking: false}, and rows without thoughts",
+        fix="Give the template the arguments that inference has: data.template_arguments.",
         stage="row",
     ),
 )

@@ -128,22 +128,6 @@ RULES = (
         stage="quality",
     ),
     Rule(
-        name="prompt-differs",
-        code="VT665",
-        summary=(
-            "The chat template writes an answer's turn otherwise than the prompt that it gives for"
-            " that answer at inference."
-        ),
-        why=(
-            "What is learnt would follow another prompt than a server's: an empty thought in the"
-            " one, and the answer's own thought in the other (LLaMA-Factory#9392, trl#6361)."
-        ),
-        bad="data.template_arguments={enable_thinking: false}, and rows with thoughts",
-        good="data.template_arguments={enable_thinking: false}, and rows without thoughts",
-        fix="Give the template the arguments that inference has: data.template_arguments.",
-        stage="row",
-    ),
-    Rule(
         name="more-than-answer-supervised",
         code="VT667",
         summary="The chat template writes into answers what neither the rows nor inference have.",
@@ -157,6 +141,17 @@ RULES = (
             "data.template_arguments={enable_thinking: false}, where the template reads it, and the"
             " same at inference; or rows with thoughts."
         ),
+        severity="warning",
+        stage="quality",
+    ),
+    Rule(
+        name="templates-differ",
+        code="VT668",
+        summary="Two files of a model's folder have chat templates, and they differ.",
+        why="A server or another release may take the other one: prompts are not the same.",
+        bad="chat_template.jinja that was changed, beside tokenizer_config.json's as it was",
+        good="one template, in chat_template.jinja",
+        fix="Remove the one that is not meant.",
         severity="warning",
         stage="quality",
     ),

@@ -103,7 +103,10 @@ def choose_template(tokenizer: Any, folder: Path, settings: Data | None) -> None
             `template-argument-unread`.
     """
     asked = settings.chat_template if settings else None
-    tokenizer.chat_template = _chosen(tokenizer.chat_template, asked, folder)
+    given, files = tokenizer.chat_template, _templates_in(folder)
+    if "chat_template.jinja" not in files:  # a processor's goes before its tokenizer's
+        given = files.get("chat_template.json", given)
+    tokenizer.chat_template = _chosen(given, asked, folder)
     if settings and settings.template_arguments:
         tokenizer.chat_template = with_arguments(
             tokenizer.chat_template, settings.template_arguments
@@ -259,25 +262,33 @@ def _first_token(tokenizer: Any, text: str) -> str:
     return max((token for token in added if text.startswith(token)), key=len, default="")
 
 
-def templates_of(folder: Path) -> dict[str, str]:
-    """Return the default chat templates that a folder's files have, by the file's name."""
+def differing_templates(folder: Path) -> tuple[Diagnostic, ...]:
+    """Return the warning about a folder whose files have chat templates that differ, if any."""
+    found = _templates_in(folder)
+    if len(set(found.values())) < 2:
+        return ()
+    used, *others = found
+    message = (
+        f"{folder}: the chat templates of {used} and {' and '.join(others)} differ;"
+        f" transformers' processors, vLLM and vtool take {used}'s"
+    )
+    help = f"remove the one that is not meant, or name a file: data.chat_template={folder / used}"
+    return (Diagnostic("templates-differ", message, help, parameter="data.chat_template"),)
+
+
+def _templates_in(folder: Path) -> dict[str, str]:
+    """Return the default chat templates that files have, by the file's name, the used one first."""
     found: dict[str, str] = {}
     for name in ("chat_template.jinja", "chat_template.json", "tokenizer_config.json"):
         try:
             text: Any = small_file(folder / name).decode()
             if name.endswith(".json"):
                 text = json.loads(text).get("chat_template")
-        except (OSError, ValueError, AttributeError, RecursionError):
+            if isinstance(text, list):
+                named = {one["name"]: one["template"] for one in text}
+                text = named.get("default")
+        except (OSError, ValueError, AttributeError, RecursionError, KeyError, TypeError):
             continue
-        if isinstance(text, list):
-            text = next(
-                (
-                    one.get("template")
-                    for one in text
-                    if isinstance(one, dict) and one.get("name") == "default"
-                ),
-                None,
-            )
         if isinstance(text, str):
-            found[name] = text
+            found[name] = text.rstrip("\n")
     return found

@@ -14,7 +14,12 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.families.family import load_family
 from vtool.families.images import beyond_any_model
 from vtool.families.tokens import TokenIds, TokenNames
-from vtool.models.chat_template import TemplateForm, choose_template, find_form
+from vtool.models.chat_template import (
+    TemplateForm,
+    choose_template,
+    differing_templates,
+    find_form,
+)
 from vtool.models.patches import resized_size
 from vtool.models.pictures import PictureReader
 from vtool.models.pixel_check import check_pixels
@@ -40,6 +45,8 @@ class Processor:
     vocabulary: int | None = None
     """The rows of the model's embedding, by its config.json; None: as many as the tokenizer has."""
 
+    notes: tuple[Diagnostic, ...] = ()
+    """Warnings about the folder."""
     named: bool = True
     """False where nobody has named a model: its weights are random, and have learnt nothing."""
 
@@ -223,6 +230,7 @@ def load_processor(
             ids,
             form=form,
             stops=tuple(dict.fromkeys((ids.end, *stops))),
+            notes=() if data and data.chat_template else differing_templates(folder),
             vocabulary=vocabulary,
         ),
         image or Image(),

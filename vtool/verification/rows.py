@@ -16,7 +16,7 @@ from vtool.data.near import FEWEST_WORDS, NearDuplicates, find_near, near_duplic
 from vtool.data.row import short_names
 from vtool.data.row_audits import RowAudits
 from vtool.data.sources import Rows, open_splits
-from vtool.data.turns import prepare_rows
+from vtool.data.turns import OF_ANSWER, prepare_rows
 from vtool.devices import own_cores
 from vtool.diagnostics import Diagnostic
 from vtool.models.processor import new_processor
@@ -195,7 +195,8 @@ def _find_rows(rows: Rows, row_names: Sequence[str]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for index in range(len(rows) if row_names else 0):
         name = rows.name(index)
-        for matching in short_names(name) & set(row_names):
+        whole = name.partition(OF_ANSWER)[0]  # all samples of a row go by its name
+        for matching in (short_names(name) | short_names(whole)) & set(row_names):
             found.setdefault(matching, []).append(index)
     return found
 

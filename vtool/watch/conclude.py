@@ -89,8 +89,10 @@ def _conclude_models(
 
 def with_turns(facts: Facts, tokenizer: Path | None) -> Facts:
     """Return the facts with how the chat template of a tokenizer marks answers."""
-    folder = tokenizer or Path(str(facts.model.get("name_or_path") or ""))
-    if not str(facts.model.get("name_or_path") or tokenizer or "") or not folder.is_dir():
+    named = [facts.model.get(name) for name in ("tokenizer", "name_or_path")]
+    folders = [tokenizer, *(Path(str(one)) for one in named if one)]
+    folder = next((one for one in folders if one and one.is_dir()), None)
+    if folder is None:
         return replace(facts, no_turns="the tokenizer is not known: --tokenizer DIR")
     known = replace(facts, tokenizer=load_tokenizer(folder))
     turns = find_turns(folder)

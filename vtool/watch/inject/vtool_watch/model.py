@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from . import megatron
 from .megatron import ParallelLayout
 from .solve import LanguageHead
+from .tokenizer import tokenizer_folder
 
 _NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f", "final_norm", "norm_f")
 _SPECIAL = re.compile(r"(image|video|audio|vision|pad)\w*_(?:token_)?(?:id|index)$|pad_token_id$")
@@ -313,6 +314,7 @@ def model_facts(
         "class": type(model).__name__,
         "model_type": getattr(config, "model_type", None),
         "name_or_path": getattr(config, "_name_or_path", None) or None,
+        "tokenizer": tokenizer_folder(),
         "optimizer": type(optimizer).__name__,
         "dtype": str(named[0][1].dtype),
         "parameters": len(named),
