@@ -113,7 +113,7 @@ def trial(tally: Tally, place: Path) -> None:
         name = draw.choice([name for name in files.TARGETS if name in _ROWS])
         target = fuzz.TARGETS[name]
         words[1] = target.file
-        content = draw.choice(files.seeds(name))
+        content = draw.choice(files.SEEDS[name])
     else:
         content = target.input(draw)
         while len(content) > files.BOMB and case.target == "Parquet":  # a gigabyte of real rows

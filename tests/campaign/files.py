@@ -22,11 +22,11 @@ import pyarrow as arrow
 from PIL import Image as Pictures
 from pyarrow import parquet
 
-from tests.campaign import mutate
+from tests.campaign import mutate, seeds
 from tests.campaign.targets import Answer, Target, _ask_folder, _refusal_of_config
 from tests.rows import chat, film
 from vtool.config.load import load_run
-from vtool.config.schema import Data, Image, Model
+from vtool.config.schema import Image, Model
 from vtool.data.encode import encode_row
 from vtool.data.formats.messages import Messages
 from vtool.data.media import load_picture, picture_errors
@@ -41,27 +41,19 @@ TAIL = 40 * 2**30
 """Bytes without content that a file may have behind its own."""
 BOMB = 4000
 """Bytes that the largest Parquet file has more than, whose rows are a gigabyte."""
-ANSWER = "It is the answer of row 3, and nothing else."
 _MOST_READ = 20
-_SEEDS: dict[str, list[bytes]] = {}
+SEEDS: dict[str, list[bytes]] = {}
 """Whole files by the name of their target."""
-_SPANS: dict[bytes, tuple[int, int]] = {}
-"""The place of the answer in whole files whose format has a checksum of it."""
-
-
-def seeds(name: str) -> list[bytes]:
-    """Return the whole files of a target."""
-    return _SEEDS[name]
 
 
 def _damaged(name: str) -> Callable[[random.Random, Any], bytes]:
     """Return the maker of a damaged file of a target: anywhere, or in the answer alone."""
 
     def make(draw: random.Random, tree: Any) -> bytes:
-        content = draw.choice(_SEEDS[name])
-        if content in _SPANS and draw.random() < 0.3:
+        content = draw.choice(SEEDS[name])
+        if content in seeds.SPANS and draw.random() < 0.3:
             made = bytearray(content)
-            made[draw.randrange(*_SPANS[content])] ^= 1 << draw.randrange(8)
+            made[draw.randrange(*seeds.SPANS[content])] ^= 1 << draw.randrange(8)
             return bytes(made)
         if draw.random() < 0.1:
             return content[: draw.randrange(len(content))]
@@ -79,8 +71,8 @@ def _damaged(name: str) -> Callable[[random.Random, Any], bytes]:
 def _changed_answer(file: Path, name: str) -> str | None:
     """Return a reason where the answer alone has other bytes than the whole file had."""
     content = file.read_bytes()
-    for seed in _SEEDS[name]:
-        first, behind = _SPANS.get(seed, (0, 0))
+    for seed in SEEDS[name]:
+        first, behind = seeds.SPANS.get(seed, (0, 0))
         around = (content[:first], content[behind:]) == (seed[:first], seed[behind:])
         if around and len(content) == len(seed) and content != seed:
             return "a byte of an answer is another one"
@@ -197,6 +189,9 @@ def _ask_video(file: Path) -> Answer:
     return False, None
 
 
+_recipe = cache(lambda: load_run("digits").run)
+
+
 @cache
 def _processor() -> Processor:
     """Return the processor of a tiny model, with a tokenizer that is trained here."""
@@ -215,18 +210,13 @@ def _ask_model(file: Path) -> Answer:
         least = dict(processor.image_processor.size).get("shortest_edge")
         if isinstance(least, int | float) and least > 2**22:
             return False, None
-        sample = encode_row(_row(file.parent.parent), 0, processor, _data())
+        sample = encode_row(_row(file.parent.parent), 0, processor, _recipe().data)
     except Findings:
         return True, None
     pixels = sample.visuals.pixel_values
     if pixels is None or not pixels.isfinite().all():
         return False, "pixels that are not finite"
     return False, None if float(pixels.std()) > 1e-3 else "pixels that are all the same"
-
-
-@cache
-def _data() -> Data:
-    return load_run("digits").run.data
 
 
 def _refusal_of_tokenizer(file: Path) -> str | None:
@@ -239,7 +229,7 @@ def _ask_template(file: Path) -> Answer:
     tokenizer = copy.copy(_processor().tokenizer)
     tokenizer.chat_template = file.read_text("utf-8", "replace")
     try:
-        encode_row(_row(file.parent), 0, replace(_processor(), tokenizer=tokenizer), _data())
+        encode_row(_row(file.parent), 0, replace(_processor(), tokenizer=tokenizer), _recipe().data)
     except Findings:
         return True, None
     return False, None
@@ -301,13 +291,13 @@ _PIECES = (
 def _tailed(draw: random.Random, tree: Any) -> bytes:
     """Return a whole file's bytes; `_ask_tailed` puts the tail behind it."""
     # a video is looked through for 15 seconds: tests/data/test_video.py has that
-    return draw.choice([seed for name in _SEEDS if name != "video" for seed in _SEEDS[name]])
+    return draw.choice([seed for name in SEEDS if name != "video" for seed in SEEDS[name]])
 
 
 def _ask_tailed(file: Path) -> Answer:
     """Ask the reader of a file that goes on for 40 GiB behind its content."""
     content = file.read_bytes()
-    (name,) = [name for name, seeds in _SEEDS.items() if content in seeds]
+    (name,) = [name for name, whole in SEEDS.items() if content in whole]
     named = file.with_name(Path(TARGETS[name].file).name)
     file.rename(named)
     try:
@@ -318,102 +308,23 @@ def _ask_tailed(file: Path) -> Answer:
         file.write_bytes(content)
 
 
-def _as_pictures() -> list[bytes]:
-    pixels = np.random.RandomState(1).randint(0, 256, (40, 60, 4), dtype=np.uint8)
-    smooth = Pictures.fromarray(np.add.outer(np.arange(40), np.arange(60)).astype(np.uint8) * 2)
-    colors = Pictures.fromarray(pixels[:, :, :3])
-    exif = Pictures.Exif()
-    exif[0x0112] = 6
-    made = []
-    for picture, kind, more in (
-        (colors, "PNG", {}),
-        (Pictures.fromarray(pixels), "PNG", {}),
-        (colors.convert("P"), "PNG", {"transparency": 0}),
-        (smooth.convert("I;16"), "PNG", {}),
-        (smooth, "PNG", {"save_all": True, "append_images": [smooth.rotate(90)]}),
-        (smooth.convert("RGB"), "JPEG", {"exif": exif}),
-        (colors, "JPEG", {"progressive": True}),
-        (smooth.convert("CMYK"), "JPEG", {}),
-        (colors, "WEBP", {}),
-        (colors, "WEBP", {"lossless": True, "save_all": True, "append_images": [colors]}),
-        (colors.convert("P"), "GIF", {"save_all": True, "append_images": [smooth.convert("P")]}),
-        (colors, "TIFF", {}),
-        (colors, "TIFF", {"compression": "tiff_lzw"}),
-        (smooth.convert("F"), "TIFF", {}),
-        (colors, "BMP", {}),
-    ):
-        out = io.BytesIO()
-        picture.save(out, kind, **more)
-        made.append(out.getvalue())
-    return made
-
-
-def _as_parquet(rows: list[dict[str, Any]]) -> list[bytes]:
-    made = []
-    for more in (
-        {"compression": "none", "use_dictionary": False},
-        {"compression": "snappy"},
-        {"compression": "zstd", "row_group_size": 3},
-        {"compression": "gzip", "data_page_version": "2.0"},
-    ):
-        out = io.BytesIO()
-        parquet.write_table(arrow.Table.from_pylist(rows), out, write_page_checksum=True, **more)
-        made.append(out.getvalue())
-    first = made[0].find(ANSWER.encode())
-    _SPANS[made[0]] = (first, first + len(ANSWER))
-    out = io.BytesIO()
-    one = [chat("What is this?", "bomb " + "x" * 2**16)] * 9
-    few = arrow.Table.from_pylist(one)
-    parquet.write_table(arrow.concat_tables([few] * 2222), out, row_group_size=10**6)
-    return [*made, out.getvalue()]
-
-
-def _as_arrow(rows: list[dict[str, Any]]) -> list[bytes]:
-    table = arrow.Table.from_pylist(rows)
-    made = []
-    for kind in (arrow.ipc.new_file, arrow.ipc.new_stream):
-        for codec in (None, "zstd", "lz4"):
-            out = io.BytesIO()
-            options = arrow.ipc.IpcWriteOptions(compression=codec)
-            with kind(out, table.schema, options=options) as writer:
-                writer.write_table(table, max_chunksize=4)
-            made.append(out.getvalue())
-    return made
-
-
-def _as_tar(rows: list[dict[str, Any]], picture: bytes) -> list[bytes]:
-    made = []
-    for layout in (tarfile.USTAR_FORMAT, tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
-        out = io.BytesIO()
-        with tarfile.open(fileobj=out, mode="w", format=layout) as tar:
-            for number, row in enumerate(rows):
-                name = ("a" * 80 + "/" + "b" * 60 if number == 2 else "row") + f"-{number}"
-                content = json.dumps(row).encode()
-                for suffix, data in (("json", content), ("png", picture)):
-                    member = tarfile.TarInfo(f"{name}.{suffix}")
-                    member.size = len(data)
-                    tar.addfile(member, io.BytesIO(data))
-        made.append(out.getvalue())
-    return made
-
-
 def prepare(place: Path) -> None:
     """Write what is in the folder of the inputs, which has `a.png`: seeds, and a model's files."""
     os.environ["XDG_CACHE_HOME"] = str(place / "cache")
     rows = [chat("What is this?", f"It is number {number}.") for number in range(6)]
-    rows[3] = chat("What is this?", ANSWER)
-    pictures = _as_pictures()
+    rows[3] = chat("What is this?", seeds.ANSWER)
+    pictures = seeds.pictures_files()
     at = pictures[0].find(b"IDAT") + 4
-    _SPANS[pictures[0]] = (at, at + 2000)
+    seeds.SPANS[pictures[0]] = (at, at + 2000)
     film(place / "seed.mp4", 6, 32, 32)
     film(place / "seed.mkv", 4, 32, 32)
     shown = [chat([{"type": "image"}, {"type": "text", "text": "?"}], "yes")] * 3
-    _SEEDS.update(
+    SEEDS.update(
         {
-            "Parquet": _as_parquet(rows),
-            "Arrow": _as_arrow(rows),
+            "Parquet": seeds.parquet_files(rows),
+            "Arrow": seeds.arrow_files(rows),
             "JSON array": [json.dumps(rows, indent=width).encode() for width in (None, 1)],
-            "tar": _as_tar(shown, pictures[2]),
+            "tar": seeds.tar_files(shown, pictures[2]),
             "picture": pictures,
             "video": [(place / f"seed.{suffix}").read_bytes() for suffix in ("mp4", "mkv")],
         }
@@ -459,7 +370,7 @@ _ADAPTER = {
     **{"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]},
     **{"base_model_name_or_path": "base", "bias": "none", "rank_pattern": {"q_proj": 4}},
 }
-NUMBERS = (float("nan"), 0, 0.0, 1, -1, 1e10, 1e-10, 1e12, 255, 2**31, float("inf"), None, [], "a")
+_NUMBERS = (float("nan"), 0, 0.0, 1, -1, 1e10, 1e-10, 1e12, 255, 2**31, float("inf"), None, [], "a")
 
 
 def _of_pixels(draw: random.Random, tree: Any) -> bytes:
@@ -467,7 +378,7 @@ def _of_pixels(draw: random.Random, tree: Any) -> bytes:
     if draw.random() < 0.6:
         tree = copy.deepcopy(_PREPROCESSORS[0])
         key = draw.choice([*tree])
-        one = draw.choice(NUMBERS)
+        one = draw.choice(_NUMBERS)
         old = tree[key]
         if isinstance(old, list) and draw.random() < 0.8:
             tree[key] = [one] * len(old) if draw.random() < 0.7 else [*old[1:], one]
@@ -478,12 +389,12 @@ def _of_pixels(draw: random.Random, tree: Any) -> bytes:
     return mutate.as_json(draw, tree) if draw.random() < 0.2 else json.dumps(tree).encode()
 
 
-def _nothing(file: Path) -> None:
-    return None
-
-
 def _of_seeds(weight: int, name: str, file: str, ask: Any, refusal: Any) -> Target:
     return Target(weight, file, ask, refusal, ("",), _damaged(name))
+
+
+def _nothing(file: Path) -> None:
+    return None
 
 
 TARGETS = {
@@ -500,7 +411,12 @@ TARGETS = {
         2, "model/tokenizer_config.json", _ask_model, _refusal_of_config, _TOKENIZER_CONFIGS
     ),
     "preprocessor_config.json": Target(
-        4, "model/preprocessor_config.json", _ask_model, _nothing, _PREPROCESSORS, _of_pixels
+        4,
+        "model/preprocessor_config.json",
+        _ask_model,
+        _nothing,
+        _PREPROCESSORS,
+        _of_pixels,
     ),
     "model": Target(2, "model/config.json", _ask_model, _refusal_of_config, _CONFIGS),
     "template": Target(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaign import commands, ends, faults, files, fuzz, mutate, page, soak, targets
+from tests.campaign import commands, ends, faults, files, fuzz, mutate, page, seeds, soak, targets
 from tests.campaign.state import ROOT, State, Tally
 from vtool.diagnostics import Diagnostic
 
@@ -100,9 +100,9 @@ def test_a_changed_byte_of_an_answer_is_refused_where_the_format_has_a_checksum(
     place: Path,
 ) -> None:
     for name in ("Parquet", "picture"):
-        spans = [seed for seed in files.seeds(name) if seed in files._SPANS]
+        spans = [seed for seed in files.SEEDS[name] if seed in seeds.SPANS]
         assert len(spans) == 1
-        first, behind = files._SPANS[spans[0]]
+        first, behind = seeds.SPANS[spans[0]]
         target = fuzz.TARGETS[name]
         file = place / target.file
         for at in (first, (first + behind) // 2, behind - 1):
