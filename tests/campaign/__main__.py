@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-PARTS = {"kills": 0.5, "faults": 0.3, "fuzz": 0.2}
+PARTS = {"kills": 0.3, "faults": 0.2, "fuzz": 0.2, "commands": 0.2, "ends": 0.1}
 """The parts that share the minutes, and how."""
 ONCE = ("security", "soak")
 """The parts that are done once, whole, before the others; a short campaign leaves them out."""
@@ -22,6 +22,8 @@ def main() -> int:
     options = _options()
     _begin_anew_with_shim(options.state)
     from tests.campaign import fuzz, page, runs
+    from tests.campaign.commands import damage_commands
+    from tests.campaign.ends import kill_commands
     from tests.campaign.faults import fail_writes
     from tests.campaign.kills import kill_runs
     from tests.campaign.security import run_security_tests
@@ -41,6 +43,8 @@ def main() -> int:
         "kills": kill_runs,
         "faults": fail_writes,
         "fuzz": fuzz.fuzz,
+        "commands": damage_commands,
+        "ends": kill_commands,
     }
     asked = (
         options.parts.split(",")
@@ -52,7 +56,7 @@ def main() -> int:
     )
     began = time.monotonic()
     folder = (options.state / "work").absolute()
-    if set(asked) - {"security", "fuzz"}:
+    if set(asked) - {"security", "fuzz", "commands"}:
         runs.warm_up(folder)
     gc.freeze()  # what is forked shares it
     for name in (each for each in ONCE if each in asked):
@@ -86,6 +90,10 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def _python_path() -> list[str]:
+    return [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+
+
 def _begin_anew_with_shim(state: Path) -> None:
     """Start this Python again with the environment that runs need, and the shim preloaded."""
     from tests.campaign.faults import build_shim
@@ -98,6 +106,10 @@ def _begin_anew_with_shim(state: Path) -> None:
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONWARNINGS": "ignore",
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *_python_path()]),
+        "RUST_BACKTRACE": "0",
+        # an arena of the default one is larger than an input's memory may be
+        "ARROW_DEFAULT_MEMORY_POOL": "system",
         **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
         **({"LD_PRELOAD": str(shim)} if shim else {}),
     }

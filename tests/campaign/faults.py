@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.campaign import runs, template
+from tests.campaign.ends import keep_caches, timeless
 from tests.campaign.state import Tally
 
 SHORT = -1
@@ -37,6 +38,8 @@ class Case:
     name: str
     variant: str = "ddp"
     words: tuple[str, ...] | None = None
+    root: str = "out"
+    """The folder below which writes of a command fail."""
 
 
 CASES = (
@@ -45,6 +48,14 @@ CASES = (
     Case("2 ranks", "ddp, 2 ranks"),
     Case("export", words=("export", runs.RUN, "--output", "out/export")),
     Case("report", words=("report", runs.RUN, "--output", "out/report.html")),
+    Case("convert", words=("convert", "ROWS/train.jsonl", "out/rows.jsonl")),
+    Case("convert to Parquet", words=("convert", "ROWS/train.jsonl", "out/rows.parquet")),
+    Case("evaluate", words=("evaluate", runs.RUN, "ROWS/test.jsonl", "--to", "out/answers")),
+    Case(
+        "verify's caches",
+        words=("verify", "ROWS/train.parquet", "data.image={min_pixels:784,max_pixels:784}"),
+        root="cache",
+    ),
 )
 
 
@@ -81,12 +92,13 @@ class _Bench:
 
     def arguments(self) -> list[str]:
         if self.case.words is not None:
-            return list(self.case.words)
+            rows = str(self.straights.rows)
+            return [word.replace("ROWS", rows) for word in self.case.words]
         return runs.command(self.straights.rows, self.variant)
 
     def root(self, place: Path) -> Path:
         """Return the folder below which writes fail."""
-        return place / (runs.RUN if self.case.words is None else "out")
+        return place / (runs.RUN if self.case.words is None else self.case.root)
 
     def place(self, name: str) -> Path:
         place = runs.fresh(self.straights.folder / name)
@@ -94,6 +106,8 @@ class _Bench:
             self.straights.of(self.variant)
             shutil.copytree(self.straights.folder_of(self.variant) / runs.RUN, place / runs.RUN)
             self.root(place).mkdir()
+            if not (rows := self.straights.rows / "train.parquet").exists():
+                template.run(["convert", str(rows.with_suffix(".jsonl")), str(rows)], place)
         return place
 
     def content(self, place: Path) -> Mapping[str, Any]:
@@ -101,15 +115,17 @@ class _Bench:
             return runs.content(place / runs.RUN)
         root = self.root(place)
         return {
-            file.relative_to(root).as_posix(): file.read_bytes()
+            file.relative_to(root).as_posix(): timeless(file)
             for file in sorted(root.rglob("*"))
-            if file.is_file()
+            if file.is_file() and self.case.root == "out" and file.name != ".lock"
         }
 
     def start(self, place: Path, first: int, last: int, fault: int) -> template.Forked:
         def prepare(rank: int) -> None:
             if rank:
                 return
+            if self.case.words is not None:
+                keep_caches(place / "cache")
             hits = os.open(place / "hits", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
             shim = ctypes.CDLL(None)
             shim.fault_arm.argtypes = [ctypes.c_char_p, *[ctypes.c_long] * 2, *[ctypes.c_int] * 2]
@@ -175,7 +191,7 @@ class _Bench:
     def after(self, place: Path, done: template.Forked) -> list[str]:
         """Continue without faults, and return what is wrong then."""
         found = []
-        if any(done.status.values()):
+        if any(done.status.values()) or "report: not written" in done.printed:
             least = _least_checkpoint(place / runs.RUN) if self.case.words is None else 0
             again = template.run(self.arguments(), place, world=self.variant.world, log="again")
             if any(again.status.values()):

@@ -17,21 +17,30 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tests.campaign import runs
+from tests.campaign import files, runs, targets
 from tests.campaign.state import Tally
-from tests.campaign.targets import TARGETS, Verdict, prepare
+from tests.campaign.targets import Verdict
 
-SECONDS = 2.0
-"""Processor time that one input may take."""
 MIB = 512
 """Memory that one input may take above what the process has."""
 BATCH = 4000
 """Inputs that one forked process is given."""
+HANGS = 20.0
+"""Processor time after which the kernel ends a process, in a function of C too."""
+WALL = 120.0
+"""Seconds of one input after which its process is killed."""
+TARGETS = targets.TARGETS | files.TARGETS
 WEIGHTED = [name for name, target in TARGETS.items() for _ in range(target.weight)]
 
 
 class TooSlow(Exception):
     """An input has taken more than its time."""
+
+
+def prepare(place: Path) -> None:
+    """Write what is in the folder of the inputs."""
+    targets.prepare(place)
+    files.prepare(place)
 
 
 def name_of(tally: Tally, number: int) -> str:
@@ -60,7 +69,7 @@ def _batch(tally: Tally, place: Path, until: float) -> None:
     pid = os.fork()
     if pid == 0:
         _child(tally, place, first, until, reached, out)
-    _, status = os.waitpid(pid, 0)
+    status = _wait(pid, reached)
     last = struct.unpack("q", reached[:])[0]
     if out.exists():
         written = json.loads(out.read_text())
@@ -69,8 +78,22 @@ def _batch(tally: Tally, place: Path, until: float) -> None:
         tally.counts.update(written["counts"])
     if status:
         code = os.waitstatus_to_exitcode(status)
-        tally.problem(f"{name_of(tally, last)}: the process ended with {code}", f"input {last}")
+        said = runs.last_lines((place / "stderr").read_text(errors="replace"), 3)
+        kind = f"{name_of(tally, last)}: the process ended with {code}"
+        tally.problem(kind, f"input {last}: {said}")
     tally.next = last + 1
+
+
+def _wait(pid: int, reached: mmap.mmap) -> int:
+    """Return the status of a child; kill it where one input takes too long."""
+    at, since = b"", time.monotonic()
+    while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+        if (now := reached[:]) != at:
+            at, since = now, time.monotonic()
+        elif time.monotonic() > since + WALL:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+    return ended[1]
 
 
 def _child(
@@ -79,9 +102,11 @@ def _child(
     problems: list[tuple[str, str]] = []
     counts: Counter[str] = Counter()
     try:
-        _limit()
+        os.dup2(os.open(place / "stderr", os.O_CREAT | os.O_WRONLY | os.O_TRUNC), 2)
+        signal.signal(signal.SIGVTALRM, _too_slow)
         for number in range(first, first + BATCH):
             reached[:] = struct.pack("q", number)
+            _limit()
             name, verdict = try_input(tally, number, place)
             counts["inputs"] += 1
             counts[f"inputs: {name}"] += 1
@@ -102,15 +127,18 @@ def _child(
 
 
 def _limit() -> None:
-    """Limit this process's memory, and have a signal end what takes too long."""
+    """Limit this process's memory, beyond what it has now."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * mmap.PAGESIZE + (MIB << 20)
     resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
-    signal.signal(signal.SIGVTALRM, _too_slow)
 
 
 def _too_slow(number: int, frame: Any) -> None:
+    _ALARMS.append(number)  # where whatever is raised is caught
     raise TooSlow
+
+
+_ALARMS: list[int] = []
 
 
 def try_input(tally: Tally, number: int, place: Path) -> tuple[str, Verdict]:
@@ -118,12 +146,16 @@ def try_input(tally: Tally, number: int, place: Path) -> tuple[str, Verdict]:
     draw = tally.draw(number)
     name = draw.choice(WEIGHTED)
     target = TARGETS[name]
+    slow = Verdict("slow", f"more than {target.seconds:.0f} s", "")
+    _ALARMS.clear()
     # a first alarm, and others in case that it is raised where exceptions are caught
-    signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS, 1.0)
+    signal.setitimer(signal.ITIMER_VIRTUAL, target.seconds, 1.0)
+    signal.setitimer(signal.ITIMER_PROF, HANGS)
     try:
-        return name, target.judge(draw, place)
+        verdict = target.judge(draw, place)
+        return name, slow if _ALARMS else verdict
     except TooSlow:
-        return name, Verdict("slow", f"more than {SECONDS:.0f} s", "")
+        return name, slow
     except MemoryError:
         return name, Verdict("memory", f"more than {MIB} MiB", "")
     except Exception as error:
@@ -133,6 +165,7 @@ def try_input(tally: Tally, number: int, place: Path) -> tuple[str, Verdict]:
         return name, Verdict("crash", kind, str(error)[:200])
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def show(tally: Tally, number: int, folder: Path) -> None:

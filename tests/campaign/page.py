@@ -61,6 +61,23 @@ def _fuzz(tally: Tally) -> str:
     return f"{tally.counts['inputs']:,} inputs ({shown})"
 
 
+def _commands(tally: Tally) -> str:
+    kinds = sorted(name for name in tally.counts if name.startswith("commands: "))
+    shown = ", ".join(f"{name.partition(': ')[2]} {tally.counts[name]:,}" for name in kinds)
+    most = f"at most {tally.measured['most seconds']:.0f} s and {tally.measured['most MiB']:,} MiB"
+    return f"{tally.counts['commands']:,} commands ({shown}); {most}"
+
+
+def _ends(tally: Tally) -> str:
+    kinds = sorted(name for name in tally.counts if name.startswith("ends: "))
+    shown = ", ".join(f"{name.partition(': ')[2]} {tally.counts[name]:,}" for name in kinds)
+    return f"{tally.counts['kills']:,} kills ({shown}){_not_run(tally)}"
+
+
+def _not_run(tally: Tally) -> str:
+    return f"; not run: {tally.measured['not run']}" if "not run" in tally.measured else ""
+
+
 def _soak(tally: Tally) -> str:
     numbers = "; ".join(f"{name} {shown}" for name, shown in tally.measured.items())
     return f"{tally.counts['steps']:,} steps, {tally.counts['samples']:,} samples: {numbers}"
@@ -75,6 +92,8 @@ _DESCRIBED = {
     "kills": _kills,
     "faults": _faults,
     "fuzz": _fuzz,
+    "commands": _commands,
+    "ends": _ends,
     "soak": _soak,
     "security": _security,
 }

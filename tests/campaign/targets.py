@@ -64,10 +64,16 @@ class Target:
     make: Make = mutate.as_json
     both: bool = False
     """True where no input that the oracle takes may be refused."""
+    seconds: float = 2.0
+    """Processor time that one input may take."""
+
+    def input(self, draw: random.Random) -> bytes:
+        """Return a file's content that follows from random numbers."""
+        tree = copy.deepcopy(draw.choice(self.trees))
+        return self.make(draw, mutate.change(draw, tree) if draw.random() < 0.9 else tree)
 
     def judge(self, draw: random.Random, place: Path) -> Verdict:
-        tree = copy.deepcopy(draw.choice(self.trees))
-        content = self.make(draw, mutate.change(draw, tree) if draw.random() < 0.9 else tree)
+        content = self.input(draw)
         file = place / self.file
         kept = file.read_bytes() if file.exists() else b""
         file.write_bytes(content)
@@ -314,6 +320,20 @@ def _ask_result(file: Path) -> Answer:
     return refused, None
 
 
+def _ask_metrics(file: Path) -> Answer:
+    """Read damaged metrics; a page of the run is made of one in 200."""
+    run = read_run(file.parent)
+    if zlib.crc32(file.read_bytes()) % 200 == 0:
+        render_run_page([run])
+    return False, None
+
+
+_METRICS = tuple(
+    {"step": step, "loss": 1.0 / step, "lr": 0.1, "grad_norm": 1.0, "tokens": 9, "seconds": 0.1}
+    for step in (1, 2)
+)
+
+
 def _refusal_of_result(file: Path) -> str | None:
     return _reason(lambda: range(json.loads(file.read_bytes())["steps"]))
 
@@ -375,7 +395,8 @@ TARGETS = {
         10, f"{_CHECKPOINT}/model.safetensors", _whole, _refusal_of_weights, ("",), _damaged
     ),
     "result.json": Target(20, "run/result.json", _ask_result, _refusal_of_result, (_RESULT,)),
-    "recipe": Target(2, "fuzz.yaml", _ask_recipe, _refusal_of_yaml, (_RECIPE,), _as_yaml),
-    "overrides": Target(2, "words.txt", _ask_recipe, lambda file: None, ("",), _as_words),
+    "metrics": Target(10, "run/metrics.jsonl", _ask_metrics, lambda file: None, _METRICS),
+    "recipe": Target(1, "fuzz.yaml", _ask_recipe, _refusal_of_yaml, (_RECIPE,), _as_yaml),
+    "overrides": Target(1, "words.txt", _ask_recipe, lambda file: None, ("",), _as_words),
 }
 """By name; an input of a recipe takes a hundred times as long as a header."""

@@ -1,36 +1,42 @@
-"""The campaign's own parts, and a slice of it: three minutes, always of the same seed."""
+"""The campaign's own parts, and an hour of it, always of the same seed."""
 
 import json
 import os
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.campaign import faults, fuzz, mutate, page, soak, targets
+from tests.campaign import commands, ends, faults, files, fuzz, mutate, page, seeds, soak, targets
 from tests.campaign.state import ROOT, State, Tally
 from vtool.diagnostics import Diagnostic
+
+_PARTS = "kills,faults,fuzz,commands,ends"
 
 
 def campaign(state: Path, *options: str) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-m", "tests.campaign", "--state", str(state), *options]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=580, check=False
+        words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=7000, check=False
     )
 
 
 @pytest.mark.soak
-def test_three_minutes_of_the_campaign_find_nothing(tmp_path: Path) -> None:
-    done = campaign(tmp_path / "state", "--minutes", "3", "--seed", "18")
+@pytest.mark.timeout(7200)
+def test_an_hour_of_the_campaign_finds_nothing(tmp_path: Path) -> None:
+    done = campaign(tmp_path / "state", "--minutes", "60", "--seed", "18", "--parts", _PARTS)
     assert done.returncode == 0, done.stdout + done.stderr
     tallies = State.read(tmp_path / "state", 18).tallies
     assert tallies["kills"].counts["kills"]
     assert tallies["faults"].counts["faults"] or tallies["faults"].counts["skipped: no cc"]
-    assert tallies["fuzz"].counts["inputs"] > 1000
+    assert tallies["fuzz"].counts["inputs"] > 20_000
+    assert tallies["commands"].counts["commands"] > 100
+    assert tallies["ends"].counts["kills"] > 10
 
 
 def test_a_campaign_resumes_where_it_was_and_not_under_another_seed(tmp_path: Path) -> None:
@@ -68,14 +74,80 @@ def test_an_input_follows_from_the_seed_and_its_number() -> None:
     assert len({made(seed) for seed in range(20)}) > 10
 
 
-@pytest.mark.parametrize("name", targets.TARGETS)
-def test_each_target_takes_inputs_and_refuses_some(name: str, tmp_path: Path) -> None:
-    target = targets.TARGETS[name]
-    targets.prepare(tmp_path)
-    count = 12 if name in ("recipe", "overrides") else 60
-    answers = {target.judge(random.Random(number), tmp_path).answer for number in range(count)}
-    assert "refused" in answers
+_SLOW = ("recipe", "overrides", "a long tail", "tokenizer.json", "preprocessor_config.json")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of the inputs, which sets the user's cache too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", "")
+        folder = tmp_path_factory.mktemp("inputs") / "place"
+        fuzz.prepare(folder)
+        yield folder
+
+
+@pytest.mark.parametrize("name", fuzz.TARGETS)
+def test_each_target_takes_inputs_and_refuses_some(name: str, place: Path) -> None:
+    target = fuzz.TARGETS[name]
+    count = 12 if name in _SLOW else 60
+    answers = {target.judge(random.Random(number), place).answer for number in range(count)}
+    assert "refused" in answers or name == "metrics"  # a line that cannot be read is left out
     assert answers <= {"refused", "clean"}
+
+
+def test_a_changed_byte_of_an_answer_is_refused_where_the_format_has_a_checksum(
+    place: Path,
+) -> None:
+    for name in ("Parquet", "picture"):
+        spans = [seed for seed in files.SEEDS[name] if seed in seeds.SPANS]
+        assert len(spans) == 1
+        first, behind = seeds.SPANS[spans[0]]
+        target = fuzz.TARGETS[name]
+        file = place / target.file
+        for at in (first, (first + behind) // 2, behind - 1):
+            content = bytearray(spans[0])
+            content[at] ^= 1
+            file.write_bytes(content)
+            assert target.ask(file) == (True, None)
+            assert target.refusal(file) == "a byte of an answer is another one"
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        (commands.End(0, 1.0, 2**20, "{}", ""), ["ends with 0, and an oracle says cut off"]),
+        (commands.End(1, 1.0, 2**20, "{}", ""), []),
+        (commands.End(1, 1.0, 2**20, "[] x", ""), ["its json is none"]),
+        (commands.End(-9, 1.0, 2**20, "{}", ""), ["ends with -9"]),
+        (commands.End(1, 21.0, 2**20, "{}", ""), ["more than 20 seconds"]),
+        (commands.End(1, 1.0, 2**20, "{}", "", in_time=False), ["more than 20 seconds"]),
+        (commands.End(2, 1.0, 2**31 + 1, "{}", ""), ["more than 2 GiB"]),
+        (
+            commands.End(2, 1.0, 2**20, "{}", "Traceback (most recent call last)\nKeyError: 1\n"),
+            ["a traceback of KeyError"],
+        ),
+    ],
+)
+def test_the_end_of_a_command_is_judged(end: commands.End, expected: list[str]) -> None:
+    assert commands.problems(end, "json", "cut off: 3 bytes") == expected
+
+
+def test_a_process_that_a_command_leaves_is_found(tmp_path: Path) -> None:
+    left = subprocess.Popen(["sleep", "60"], cwd=tmp_path)
+    try:
+        assert ends._processes_in(tmp_path) == {left.pid: "sleep 60 "}
+    finally:
+        left.kill()
+        left.wait()
+    assert ends._processes_in(tmp_path) == {}
+
+
+def test_what_a_killed_command_leaves_is_found(tmp_path: Path) -> None:
+    for name in (".out.jsonl.7.part", ".making-1", ".writing-settings.json", "out.jsonl", "parts"):
+        (tmp_path / name).touch()
+    left = sorted(name.rpartition("/")[2] for name in ends._left(tmp_path))
+    assert left == [".making-", ".part", ".writing-"]
 
 
 def test_a_reader_that_calls_everything_clean_is_found_out(

@@ -122,6 +122,14 @@ def test_no_setting_is_explained_where_it_is_refused(topic: str) -> None:
     assert explain(topic)[0] == 2
 
 
+def test_a_recipe_that_is_no_text_is_a_finding(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_bytes(b"# for \xff\nkind: sft\n")
+    done = CliRunner().invoke(app, ["explain", str(file)])
+    assert done.exit_code == 2
+    assert "is not text in UTF-8: byte 6 is 0xff" in done.stderr
+
+
 def test_a_recipe_with_what_it_is_for_and_its_settings() -> None:
     code, out, _ = explain("digits")
     assert code == 0

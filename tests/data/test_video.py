@@ -5,6 +5,7 @@ how they are written, what is shown of a file, and one finding for each thing th
 
 import builtins
 import json
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -354,6 +355,17 @@ def test_a_file_that_is_no_whole_video_is_one_finding(
     assert "rows.jsonl:1" in broken.message
     assert words in broken.message
     assert broken.origin is not None
+
+
+def test_a_search_for_the_next_frame_has_an_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vtool.data.video._PATIENCE", 0.5)
+    file = film(tmp_path / "a.mkv", 6, 32, 32)
+    audited(tmp_path, [chat("<video>", "b") | {"videos": ["a.mkv"]}])
+    os.truncate(file, 40 * 2**30)  # without a block of the disk
+    _, findings = audited(tmp_path, [chat("<video>", "b") | {"videos": ["a.mkv"]}])
+    assert "no frame of it is found in 0.5 seconds" in findings[0].message
 
 
 @pytest.mark.parametrize("ending", ["gif", "png"])

@@ -1,12 +1,15 @@
 """Evaluations of a tiny model: the same answers however they are obtained, and scores of them."""
 
+import errno
 import hashlib
 import json
 import math
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,7 @@ from vtool.engines.ranks import Ranks
 from vtool.evaluation.asking import Asking, ask_rows, prompt_of
 from vtool.evaluation.rows import load_settings, open_questions
 from vtool.evaluation.run import Evaluated, EvaluationRequest, evaluate_model
+from vtool.evaluation.store import Store
 from vtool.evaluation.subject import open_model
 from vtool.models.answers import Sampling
 from vtool.models.base_files import file_digests
@@ -388,3 +392,21 @@ def test_all_pictures_of_the_worst_are_kept(
     assert len(shown) == sum(bool(row["images"]) for row in read_lines(made[1]))
     assert all((done.store.path / name).is_file() for line in shown for name in line["pictures"])
     assert max(len(line["pictures"]) for line in shown) > 1
+
+
+def test_a_lock_that_cannot_be_closed_hides_no_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close, failed = os.close, []
+
+    def full(descriptor: int) -> None:
+        close(descriptor)
+        failed.append(descriptor)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    held = Store(tmp_path / "to").held(Ranks())
+    held.__enter__()
+    with monkeypatch.context() as patch, suppress(ArithmeticError):
+        patch.setattr("vtool.evaluation.store.os.close", full)
+        held.__exit__(ArithmeticError, ArithmeticError(), None)
+    assert len(failed) == 1

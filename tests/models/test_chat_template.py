@@ -1,14 +1,17 @@
 import random
 import re
 import time
+from typing import Any
 
 import jinja2
 import numpy as np
 import pytest
 from jinja2 import nodes
 
+from vtool import template_renderer
 from vtool.families.family import load_family
 from vtool.families.tokens import TokenNames
+from vtool.models.chat_template import TemplateForm, find_form
 from vtool.models.tokenizer import _without_long_words, chat_template, train_tokenizer
 
 
@@ -68,3 +71,21 @@ def test_long_words_are_cut_as_they_were(text: str) -> None:
         for part in re.split(r"(\s+)", text)
     )
     assert _without_long_words(text) == expected
+
+
+def test_the_form_of_a_costly_template_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rendering would take all of its seconds."""
+    monkeypatch.setattr(template_renderer, "_SECONDS", 0.3)
+    tokenizer = train_tokenizer(["warm"], load_family("qwen2_5_vl").facts.token_names)
+    assert find_form(tokenizer).closing == "<|im_end|>"
+    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    tokenizer.chat_template = endless + tokenizer.chat_template
+    ask, asked = template_renderer._Renderer.ask, []
+
+    def counted(self: Any, request: dict[str, Any]) -> Any:
+        asked.append(request)
+        return ask(self, request)
+
+    monkeypatch.setattr(template_renderer._Renderer, "ask", counted)
+    assert find_form(tokenizer) == TemplateForm()
+    assert len(asked) == 1

@@ -162,6 +162,20 @@ def test_a_file_much_larger_than_any_picture_is_refused_before_it_is_read(tmp_pa
             look(str(file))
 
 
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "BMP", "JPEG"])
+def test_a_small_picture_with_a_long_tail_is_refused_before_it_is_read(
+    tmp_path: Path, kind: str
+) -> None:
+    file = tmp_path / "picture"
+    Image.new("RGB", (8, 8)).save(file, kind)
+    PictureReader().read(str(file))
+    with file.open("r+b") as grown:
+        grown.truncate(2**30)  # without a block of the disk
+    for look in (PictureReader().read, PictureReader().measure):
+        with pytest.raises(ValueError, match="its file has 1,073,741,824 bytes"):
+            look(str(file))
+
+
 def test_a_large_photo_gives_no_warning_of_a_bomb(tmp_path: Path) -> None:
     file = tmp_path / "a.png"
     Image.new("1", (10_000, 9_000)).save(file)  # above the half of what Pillow refuses

@@ -32,6 +32,18 @@ DESTROYED: list[tuple[dict[str, Any], str]] = [
     ({"image_std": [0.26]}, "makes nothing of a picture"),
     ({"size": {"shortest_edge": 10**10, "longest_edge": 10**11}}, "pixels or more"),
     ({"size": {"shortest_edge": 1e12, "longest_edge": 1e13}}, "pixels or more"),
+    (
+        {"size": {"shortest_edge": 3136, "longest_edge": "1003520"}},
+        "has size.longest_edge '1003520'",
+    ),
+    ({"size": {"shortest_edge": 3136, "longest_edge": NAN}}, "has size.longest_edge nan"),
+    ({"do_convert_rgb": {}}, "has do_convert_rgb {}"),
+    ({"do_resize": "yes"}, "has do_resize 'yes'"),
+    ({"resample": "bicubic"}, "has resample 'bicubic'"),
+    ({"image_mean": 0.5}, "has image_mean 0.5"),
+    ({"patch_size": 0}, "has patch_size 0"),
+    ({"merge_size": 255}, "has merge_size 255"),
+    ({"temporal_patch_size": 2.0}, "has temporal_patch_size 2.0"),
 ]
 HEALTHY: list[dict[str, Any]] = [
     {},

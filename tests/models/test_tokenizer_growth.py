@@ -13,6 +13,7 @@ from vtool.config.schema import Image, Model
 from vtool.data.encode import encode_row
 from vtool.diagnostics import Findings
 from vtool.families.family import load_family
+from vtool.families.images import patches_of_processor
 from vtool.models.processor import load_processor, new_processor
 from vtool.models.tokenizer import train_tokenizer
 from vtool.models.tokenizer_growth import MOST, text_growth
@@ -82,3 +83,55 @@ def test_a_pattern_that_gives_up_is_a_finding_of_the_row(tmp_path: Path) -> None
         encode_row(rows.row(0), 0, processor, settings)
     assert caught.value.diagnostics[0].rule == "tokenizer-fails"
     assert encode_row(rows.row(1), 1, processor, settings).supervised == 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"eos_token": None}, "names no eos_token"),
+        ({"model_max_length": "long"}, "fails at a text: '>' not supported"),
+    ],
+)
+def test_a_tokenizer_whose_settings_are_of_another_kind_is_not_loaded(
+    tmp_path: Path, setting: dict[str, Any], words: str
+) -> None:
+    folder = folder_with(tmp_path, "normalizer", {"type": "NFC"})
+    load_processor(folder, "qwen2_5_vl")
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **setting}))
+    with pytest.raises(Findings, match=words) as caught:
+        load_processor(folder, "qwen2_5_vl")
+    assert caught.value.diagnostics[0].rule == "model-does-not-load"
+
+
+def test_what_the_library_prints_of_a_tokenizer_is_no_output_of_a_command(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = folder_with(tmp_path, "normalizer", {"type": "NFC"})
+    file = folder / "tokenizer_config.json"
+    token = {"content": "<new>", "__type": "AddedToken", "a_key_of_another_release": True}
+    written = {**json.loads(file.read_text()), "added_tokens_decoder": {"400": token}}
+    file.write_text(json.dumps(written))
+    load_processor(folder, "qwen2_5_vl")
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert "a_key_of_another_release" in printed.err
+
+
+@pytest.mark.parametrize(
+    "size", [{"num_hidden_layers": 2**31}, {"vision_config": {"depth": 10**400}}]
+)
+def test_a_config_with_more_layers_than_any_model_is_refused_before_a_list_of_them(
+    tmp_path: Path, size: dict[str, Any]
+) -> None:
+    folder = folder_with(tmp_path, "normalizer", {"type": "NFC"})
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **size}))
+    with pytest.raises(Findings, match="and no model has 10,000"):
+        load_processor(folder, "qwen2_5_vl")
+
+
+@pytest.mark.parametrize("size", ["Infinity", "1e999", "NaN"])
+def test_a_patch_without_an_end_is_none(tmp_path: Path, size: str) -> None:
+    (tmp_path / "preprocessor_config.json").write_text(f'{{"patch_size": {size}}}')
+    assert patches_of_processor(tmp_path) is None

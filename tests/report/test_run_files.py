@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -121,3 +122,10 @@ def test_settings_that_nest_without_end_do_not_hide_the_run(run_folder: Path) ->
 def test_a_folder_that_cannot_be_looked_at_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(Findings, match=r"not-a-run.*cannot be looked at: File name too long"):
         check_is_run(tmp_path / ("x" * 300))
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "result.json"])
+def test_a_file_that_goes_on_for_gigabytes_is_not_read(run_folder: Path, name: str) -> None:
+    os.truncate(run_folder / name, 40 * 2**30)  # without a block of the disk
+    (notice,) = read_run(run_folder).notices
+    assert notice.startswith(f"{name} ")

@@ -305,3 +305,18 @@ def test_a_pipe_in_place_of_a_file_is_damage_and_waited_for_by_nobody(
 def test_digits_of_other_scripts_name_no_step(tmp_path: Path) -> None:
     save(tmp_path, snapshot(4), keep_last=2).rename(tmp_path / "step-\u0660\u0664")
     assert checkpoints(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("manifest.json", "manifest.json cannot be read: it has 42,949,672,960 bytes"),
+        ("state.json", "state.json has 42949672960 bytes"),
+    ],
+)
+def test_a_file_of_json_that_goes_on_for_gigabytes_is_damage(
+    tmp_path: Path, name: str, words: str
+) -> None:
+    path = save(tmp_path, snapshot(3), keep_last=2)
+    os.truncate(path / name, 40 * 2**30)  # without a block of the disk
+    assert words in str(find_damage(path))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.watch.runs.loop import TEMPLATE, tokenizer
-from vtool.watch.turns import Turns, find_turns
+from vtool.watch.turns import Turns, find_turns, load_tokenizer
 
 PARTS = TEMPLATE.replace(
     "{{ m.content }}", "{% for part in m.content %}{{ part['text'] }}{% endfor %}"
@@ -46,3 +46,14 @@ def test_marks_are_found_in_templates_of_text_and_of_parts(tmp_path: Path, templ
 )
 def test_a_template_without_marks_says_why(tmp_path: Path, template: str, why: str) -> None:
     assert why in str(find_turns(folder_with(tmp_path, template)))
+
+
+@pytest.mark.parametrize("normalizer", [{"type": "Precompiled", "precompiled_charsmap": "AAAA"}, 3])
+def test_a_tokenizer_that_its_library_gives_up_at_is_none(
+    tmp_path: Path, normalizer: object
+) -> None:
+    folder = folder_with(tmp_path, TEMPLATE)
+    assert load_tokenizer(folder) is not None
+    file = folder / "tokenizer.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "normalizer": normalizer}))
+    assert load_tokenizer(folder) is None

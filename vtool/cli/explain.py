@@ -271,7 +271,8 @@ def _purpose(path: "Path") -> str:
 def _first_comment(path: "Path") -> list[str]:
     """Return the lines of a recipe's first comment: commands and figures in it are indented."""
     comment = takewhile(
-        lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines()
+        lambda line: line.startswith("#"),
+        path.read_text(encoding="utf-8", errors="replace").splitlines(),
     )
     lines = [
         line.removeprefix("#").removeprefix(" ").rstrip()

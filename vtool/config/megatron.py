@@ -50,7 +50,7 @@ def language_of(model: Model) -> Language | None:
         width = text.get("intermediate_size")
         query, key, layers = (int(text[name]) for name in names)
         return Language(query, key, layers, width and int(width))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return None
 
 

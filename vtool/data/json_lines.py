@@ -1,6 +1,5 @@
 """Rows of a file of JSON, in lines or in an array: found once, and read when they are asked for."""
 
-import hashlib
 import json
 import os
 import shlex
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vtool.data.containers.columns import read_lists
-from vtool.data.containers.files import not_readable
+from vtool.data.containers.files import digest_of_files, not_readable
 from vtool.data.containers.json_array import LARGEST_ROW, find_elements, is_array
 from vtool.data.containers.places import Places, find_lines
 from vtool.data.row import name_by_number, refuse, shown_value
@@ -44,10 +43,9 @@ class JsonLines:
         try:
             with self.path.open("rb") as file:
                 if is_array(file):
-                    self.digest = "" if first else hashlib.file_digest(file, "sha256").hexdigest()
-                    file.seek(0)
                     found = islice(find_elements(file, self.path), first)
                     self.places = Places.of(found, by_line=False)
+                    self.digest = "" if first else digest_of_files([self.path])
                 else:
                     self.places, self.digest = find_lines(file, first)
         except OSError as error:

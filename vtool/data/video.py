@@ -10,6 +10,9 @@ from vtool.diagnostics import Findings
 from vtool.models.pictures import PictureReader
 from vtool.models.video import VideoProcessor
 
+_PATIENCE = 15.0
+"""Seconds without a frame after which a file is given up: its decoder looks for the next one in
+whatever follows, which may go on for hours."""
 MOST_FRAME_BYTES = 2**31
 """Bytes of a video's frames in RGB that are decoded at most."""
 
@@ -117,6 +120,8 @@ def _of_file(row: Row, path: str, fps: float | None, processor: VideoProcessor) 
         ) from error
     except (_Undecodable, av.FFmpegError, OSError, ValueError) as error:
         why = str(error) if isinstance(error, _Undecodable) else shown_value(error)
+        if isinstance(error, av.error.ExitError):
+            why = f"no frame of it is found in {_PATIENCE:g} seconds"
         raise undecodable(row, path, path, "broken-video", "a video", why) from error
 
 
@@ -152,7 +157,7 @@ def _decode(path: str, choose_frames: Callable[[int, float], list[int]]) -> Clip
 def _open(path: str) -> Any:
     import av
 
-    container = av.open(path)
+    container = av.open(path, timeout=_PATIENCE)
     if not container.streams.video:
         container.close()
         raise _Undecodable("it has no video in it")

@@ -4,7 +4,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,8 @@ class Store:
             yield self
         finally:
             for lock in locks:
-                os.close(lock)
+                with suppress(OSError):  # a full disk: nothing was written to it
+                    os.close(lock)
 
     def _take(self) -> int:
         with self.writing():

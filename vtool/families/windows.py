@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vtool.families import FAMILIES
-from vtool.families.images import read_json
+from vtool.families.images import MOST_LAYERS, read_json
 
 SLIDING = "sliding_attention"
 
@@ -50,7 +50,9 @@ def window_of_folder(folder: Path, family: str) -> Window | None:
         first = int(text.get("max_window_layers", default.first))
         used = text.get("use_sliding_window")
         tokens = int(text.get("sliding_window", default.tokens) or 0) if used else None
-    except (AttributeError, TypeError, ValueError):  # not a config: what loads it says so
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        return None
+    if layers > MOST_LAYERS:  # not a config: what loads it says so
         return None
     types = text.get("layer_types") or ["full_attention"] * min(first, layers) + [SLIDING] * (
         layers - first

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from vtool.contents import small_file
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
 from vtool.models.template_limits import LimitedTemplate
-from vtool.template_renderer import LimitedRendering
+from vtool.template_renderer import LimitedRendering, TooCostly
 from vtool.words import first_line
 
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
@@ -198,6 +197,13 @@ def find_form(tokenizer: Any) -> TemplateForm:
     Raises:
         Findings: `template-argument-missing`.
     """
+    try:
+        return _found_form(tokenizer)
+    except TooCostly:
+        return TemplateForm()  # each row will say that
+
+
+def _found_form(tokenizer: Any) -> TemplateForm:
     form = TemplateForm()
     asks, answers = _message("user", _ASKS), _message("assistant", _ANSWERS)
     chat = [asks, answers, asks]
@@ -226,8 +232,12 @@ def find_form(tokenizer: Any) -> TemplateForm:
 def _check_arguments(tokenizer: Any, chat: Sequence[Mapping[str, Any]]) -> None:
     """Refuse a template that writes arguments which nothing gives: Jinja writes nothing there."""
     rendering = LimitedRendering(str(tokenizer.chat_template))
-    with suppress(Exception):  # each row will say it
+    try:
         rendering.render(messages=chat, **tokenizer.special_tokens_map)
+    except TooCostly:
+        raise
+    except Exception:  # each row will say it
+        return
     if names := [name for name in rendering.unknown if not name.endswith("_token")]:
         given = ", ".join(f"{name}: …" for name in names)
         raise Findings(
@@ -253,7 +263,7 @@ def _rendered(
                 form.shaped(chat), tokenize=False, add_generation_prompt=prompt
             )
         )
-    except MemoryError:
+    except (MemoryError, TooCostly):
         raise
     except Exception:  # a template is a program, and raises whatever it likes
         return ""

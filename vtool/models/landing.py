@@ -17,6 +17,7 @@ import torch
 
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.diagnostic import Origin
+from vtool.families.images import beyond_any_model
 from vtool.models.adapters import CONFIG, WEIGHTS, base_of_adapter, import_peft
 from vtool.words import first_line
 
@@ -200,6 +201,8 @@ def _class_of(base: Path) -> Any:
     """
     import transformers
 
+    if beyond := beyond_any_model(base):
+        raise NotJudged(beyond)
     try:
         config = transformers.AutoConfig.from_pretrained(
             base, local_files_only=True, trust_remote_code=False

@@ -24,6 +24,10 @@ _ON_ITS_SIDE = range(5, 9)
 _TURNS_A_PNG = (b"eXIf", b"com.adobe.xmp", b"Raw profile type")
 LARGEST_PICTURE_FILE = 2**31
 """Bytes of a picture's file: the most pixels that are decoded, of 12 bytes each."""
+_LARGEST_WHOLE = 2**29
+"""Bytes of a file of WebP or AVIF: Pillow reads the whole of it to open it."""
+_USUAL_FILE = 2**27
+"""Bytes up to which a file may be larger than its picture: it may have many frames."""
 _WHITE_IS_ZERO, _PHOTOMETRIC = 0, 262  # of TIFF
 _SAMPLE_FORMAT, _UNSIGNED = 339, 1
 PICTURE_TRAITS = {
@@ -212,12 +216,19 @@ def _content(given: str | bytes) -> bytes:
 
 
 def _check_size(given: Any) -> None:
-    """Refuse a file that is much larger than any picture's: all of it is read for its digest."""
-    is_file = isinstance(given, str) and not given.startswith("data:")
-    if is_file and (size := os.stat(given).st_size) > LARGEST_PICTURE_FILE:
-        raise ValueError(
-            f"its file has {size:,} bytes, and {LARGEST_PICTURE_FILE:,} at most are read"
-        )
+    """Refuse a file that is much larger than its picture: all of it is read for its digest."""
+    if not isinstance(given, str) or given.startswith("data:"):
+        return
+    if (size := os.stat(given).st_size) <= _USUAL_FILE:
+        return
+    with open(given, "rb") as file:
+        head = file.read(12)
+    most = _LARGEST_WHOLE
+    if head[8:] != b"WEBP" and head[4:8] != b"ftyp" and size <= LARGEST_PICTURE_FILE:
+        with _opened(given) as image:
+            most = min(LARGEST_PICTURE_FILE, max(_USUAL_FILE, 16 * image.width * image.height))
+    if size > most:
+        raise ValueError(f"its file has {size:,} bytes, and {most:,} at most are read")
 
 
 def is_wide(image: Any) -> bool:

@@ -12,6 +12,14 @@ MOST_PIXELS = 2**26
 """Pixels of one image beyond which a processor's lower bound is refused: 768 MiB as floats."""
 _WIDER, _SHIFT = 1.99, 0.75
 """Times that values may be wider or narrower than the family's, and ranges off its centre."""
+_SIDES = ("patch_size", "temporal_patch_size", "merge_size")
+_SETTINGS = (
+    *("do_resize", "do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std"),
+    *("do_convert_rgb", "resample", *_SIDES),
+)
+_LARGEST_SIDE = 4
+"""Times that a side of a patch or of a token, and its frames, may be the family's: published
+folders of a family have one size."""
 _FLAT = 1e-3
 """The share of the family's range below which an image is one color."""
 
@@ -27,18 +35,14 @@ def check_pixels(processor: Any, family: Any, folder: object) -> Diagnostic | No
     Returns:
         `pixels-destroyed`, where values are not finite, alike, or far from the family's; else None.
     """
-    least = dict(processor.size).get("shortest_edge")
-    if isinstance(least, int | float) and not 0 <= least <= MOST_PIXELS:
-        return _destroyed(
-            folder,
-            f"makes {least:.3g} pixels or more of every image (size.shortest_edge, min_pixels)",
-        )
+    if strange := _strange(processor, family):
+        return _destroyed(folder, strange)
     usual = _values(family, family)
     try:
         found = _values(processor, family)
     except (ArithmeticError, TypeError, ValueError, IndexError) as error:
         return _destroyed(folder, f"makes nothing of a picture: {type(error).__name__}: {error}")
-    if not np.isfinite(found).all():
+    if not found.size or not np.isfinite(found).all():
         return _destroyed(folder, "makes values that are not finite")
     low, high = found.min(1), found.max(1)
     own_low, own_high = usual.min(1), usual.max(1)
@@ -53,6 +57,36 @@ def check_pixels(processor: Any, family: Any, folder: object) -> Diagnostic | No
             f" {own_low.min():.3g} to {own_high.max():.3g}",
         )
     return None
+
+
+def _strange(processor: Any, family: Any) -> str | None:
+    """Return the first setting of another kind than its family's, in words; None for none.
+
+    What transformers makes of it is seen with the first picture, or with one of another size.
+    """
+    for name in _SETTINGS:
+        given, own = getattr(processor, name, None), getattr(family, name, None)
+        if own is None or isinstance(own, bool):
+            fits = given is None or isinstance(given, bool)
+        elif name in _SIDES:
+            fits = type(given) is int and 0 < given <= _LARGEST_SIDE * own
+        elif isinstance(own, list | tuple):
+            fits = isinstance(given, list | tuple) and all(map(_is_number, given))
+        else:
+            fits = _is_number(given)
+        if not fits:
+            return f"has {name} {given!r:.60}"
+    for name, edge in dict(processor.size).items():
+        if edge is not None and not (_is_number(edge) and edge >= 0):
+            return f"has size.{name} {edge!r:.60}"
+    least = dict(processor.size).get("shortest_edge") or 0
+    if least > MOST_PIXELS:
+        return f"makes {least:.3g} pixels or more of every image (size.shortest_edge, min_pixels)"
+    return None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _values(processor: Any, family: Any) -> np.ndarray:

@@ -1,7 +1,9 @@
 """The processor: tokenizer, chat template, image and video processor, and their token ids."""
 
 import json
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from vtool.config.schema import Data, Image, Model, Video
 from vtool.contents import small_file, stand_in_of_model
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.families.family import load_family
+from vtool.families.images import beyond_any_model
 from vtool.families.tokens import TokenIds, TokenNames
 from vtool.models.chat_template import (
     TemplateForm,
@@ -169,13 +172,16 @@ def load_processor(
         if not any((folder / name).exists() for name in names)
     ]:
         raise Findings(_unusable(folder, f"there is no {', and no '.join(absent)}"))
+    if beyond := beyond_any_model(config_of or folder):
+        raise Findings(_unusable(folder, beyond))
     try:
         config = AutoConfig.from_pretrained(
             config_of or folder, local_files_only=True, trust_remote_code=False
         )
-        tokenizer = AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
+        with _printed_as_errors():
+            tokenizer = AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
         image_processor = known.image_processor_class().from_pretrained(
             folder, local_files_only=True
         )
@@ -193,11 +199,16 @@ def load_processor(
                 folder, f"tokenizer.json replaces texts by some that are {times:,} times longer"
             )
         )
+    if why := _does_not_encode(tokenizer):
+        raise Findings(_unusable(folder, f"the tokenizer fails at a text: {why}"))
     choose_template(tokenizer, folder, data)
     own = known.image_processor_class()(**asdict(known.facts.patches))
     if destroyed := check_pixels(image_processor, own, folder):
         raise Findings(destroyed)
     ids, form = known.token_ids(config, tokenizer), find_form(tokenizer)
+    if ids.end is None:
+        what = "the tokenizer names no eos_token, which ends an answer (tokenizer_config.json)"
+        raise Findings(_unusable(folder, what))
     stops = stop_ids(config, config_of or folder, tokenizer)
     named = [*asdict(ids).items(), *(("eos_token_id", token) for token in stops)]
     if strange := [
@@ -225,6 +236,32 @@ def load_processor(
         image or Image(),
         video or Video(),
     )
+
+
+@contextmanager
+def _printed_as_errors() -> Iterator[None]:
+    """Send standard output to standard error: `tokenizers` prints keys that it does not know.
+
+    A command's JSON would be none.
+    """
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def _does_not_encode(tokenizer: Any) -> str | None:
+    """Return why no text can be encoded, as by a setting of another kind; None where one can."""
+    try:
+        tokenizer("What is this?", add_special_tokens=False)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library panics
+        return first_line(error)
+    return None
 
 
 def stop_ids(config: Any, folder: Path, tokenizer: Any) -> list[int]:

@@ -7,6 +7,7 @@ from typing import Any
 from vtool.config.schema import Run
 from vtool.diagnostics import Findings
 from vtool.families.family import load_family
+from vtool.families.images import beyond_any_model
 from vtool.families.tokens import TokenIds
 from vtool.models.build import build_on_meta
 from vtool.models.mapped_weights import does_not_load
@@ -50,6 +51,8 @@ def _check_config(folder: Path) -> None:
     """Refuse a config.json that no model can be loaded by, as `train` does once it loads."""
     from transformers import AutoConfig
 
+    if beyond := beyond_any_model(folder):
+        raise _no_model(ValueError(beyond))
     try:
         AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # its classes check themselves, each with exceptions of its own

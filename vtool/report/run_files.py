@@ -4,6 +4,7 @@ Files that are absent, unfinished or damaged are named in `notices`, never raise
 write, any file may be missing, and the last line of a `.jsonl` may be half written.
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -20,6 +21,8 @@ from vtool.diagnostics.near_miss import did_you_mean, near
 from vtool.report.settings import SettingLine, read_settings
 
 _RUN_FILES = ("config.yaml", "metrics.jsonl", "result.json")
+_LARGEST = 2**30
+"""Bytes of a run's file that is read: the metrics of millions of steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +301,8 @@ def parse_line(line: str) -> dict[str, Any] | None:
 
 
 def _text(path: Path) -> str:
+    if (size := path.stat().st_size) > _LARGEST:
+        raise OSError(errno.EFBIG, f"it has {size:,} bytes; at most {_LARGEST:,} are read")
     # A crash may leave bytes that are no UTF-8 in the last block; they must not hide the lines
     # before.
     return path.read_text(encoding="utf-8", errors="replace")

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from vtool.contents import small_file
 from vtool.engines.ranks import Ranks
 
 MANIFEST = "manifest.json"
@@ -182,7 +183,7 @@ class SavedTensors(Mapping[str, Tensor]):
 
 def paths_of_tensors(checkpoint: Path, kind: str) -> list[Path]:
     """Return the files of a checkpoint that have the tensors of a kind."""
-    manifest = json.loads((checkpoint / MANIFEST).read_text())
+    manifest = json.loads(small_file(checkpoint / MANIFEST))
     return [checkpoint / name for name in tensor_files(manifest, kind)]
 
 

@@ -13,6 +13,7 @@ from vtool.config.schema import Run
 from vtool.config.schema.formats import PLACES
 from vtool.config.schema.training import OF_ITS_OWN
 from vtool.config.settings import all_settings
+from vtool.contents import small_file
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.printable import Lines
 from vtool.launchers import is_first
@@ -246,7 +247,7 @@ def _check_result(folder: RunFolder) -> None:
         Findings: `not-a-run`.
     """
     try:
-        result = json.loads(folder.result.read_text())
+        result = json.loads(small_file(folder.result))
         numbers = {"steps": result.get("steps")}
         numbers |= {f"ledger.{name}": result.get("ledger", {}).get(name) for name in _COUNTS}
         if any(name in result for name in _TESTED):

@@ -58,7 +58,9 @@ def load_tokenizer(folder: Path) -> Any | None:
     file = folder / "tokenizer.json"
     try:
         return Tokenizer.from_file(str(file)) if file.is_file() else None
-    except Exception:  # tokenizers raises plain Exception for a file that it cannot read
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:  # plain Exception for a file that it cannot read, and some panic
         return None
 
 

@@ -100,3 +100,36 @@ def test_a_copy_of_such_rows_is_written_a_few_rows_at_a_time(
         rows.slice(299, 1).to_pylist()
         == ParquetRows([file], str(file))._file(0).read().slice(299, 1).to_pylist()
     )
+
+
+_ROLE = b"%\x02\x18\x04role"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        # a column of texts becomes one of numbers, and keeps its histograms
+        (b"\x15\x0c" + _ROLE, b"\x15\x08" + _ROLE, "does not support FLOAT"),
+        # six rows of a group become five
+        (b"\x16\x0c&\x08\x16", b"\x16\x0a&\x08\x16", "its groups have 5 rows, and it says 6"),
+    ],
+)
+def test_what_a_damaged_footer_says_is_a_finding_and_ends_no_process(
+    old: bytes, new: bytes, why: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "rows.parquet"
+    parquet.write_table(pa.table({"messages": [chat(f"answer {n}") for n in range(6)]}), file)
+    content = file.read_bytes()
+    assert content.count(old) == 1
+    file.write_bytes(content.replace(old, new))
+    code = (
+        "import sys; from vtool.data.containers.parquet import ParquetRows\n"
+        "from vtool.diagnostics import Findings\nfrom pathlib import Path\n"
+        "try: ParquetRows([Path(sys.argv[1])], sys.argv[1]).record(0)\n"
+        "except Findings as found: print(found)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert why in done.stdout

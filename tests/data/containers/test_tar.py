@@ -205,3 +205,13 @@ def test_a_row_may_name_its_picture_without_a_list(tmp_path: Path, pictures: lis
     row = chat("<image>?", "b") | {"image": "1.png"}
     path = write(tmp_path / "rows.tar", ("1.json", row), ("1.png", pictures[0]))
     assert open_rows("messages", path).row(0).images == [pictures[0]]
+
+
+@pytest.mark.parametrize(
+    "row", [{"turns": []}, {"messages": 3}, chat("<image>", "b") | {"images": 3}]
+)
+def test_a_row_of_another_layout_beside_its_picture_is_a_finding(
+    tmp_path: Path, pictures: list[bytes], row: dict[str, Any]
+) -> None:
+    path = write(tmp_path / "rows.tar", ("1.json", row), ("1.png", pictures[0]))
+    assert finding(path).rule == "malformed-messages"

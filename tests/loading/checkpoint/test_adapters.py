@@ -113,6 +113,11 @@ def test_each_wrong_adapter_has_one_finding(
     assert [(one.severity, words in one.message) for one in found] == [(severity, True)]
 
 
+@pytest.mark.parametrize("pattern", [0.5, [3], "q_proj"])
+def test_a_pattern_of_ranks_that_is_no_object_is_none(pattern: object, tmp_path: Path) -> None:
+    assert findings(adapter(tmp_path / "adapter", with_config(rank_pattern=pattern))) == []
+
+
 def test_an_adapter_without_its_config_is_an_error(tmp_path: Path) -> None:
     path = adapter(tmp_path / "adapter")
     (path / "adapter_config.json").unlink()

@@ -322,7 +322,7 @@ def _blocks(run: Run) -> tuple[int, int] | None:
         config = read_json(Path(str(model.path)) / "config.json")
         text, vision = config.get("text_config", config), config["vision_config"]
         return int(vision["depth"]), int(text["num_hidden_layers"])
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return None
 
 

@@ -2,10 +2,16 @@
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vtool.data.containers.columns import from_columns, pyarrow, read_by_arrow
+from vtool.data.containers.columns import (
+    from_columns,
+    pyarrow,
+    read_by_arrow,
+    unreadable_row,
+)
 from vtool.data.containers.files import digest_of_files, not_readable, unreadable_file
 from vtool.data.row import name_by_number
 from vtool.diagnostics import Diagnostic, Findings, Origin
@@ -42,8 +48,8 @@ class ArrowRows:
         self.path, self.files = Path(path), tuple(files)
         self.label = label or self.path.name
         self._table: Any = None
-        self.digest = digest_of_files(self.files) if first is None else ""
         self.rows = self.table.num_rows
+        self.digest = digest_of_files(self.files) if first is None else ""
 
     @property
     def table(self) -> Any:
@@ -71,7 +77,10 @@ class ArrowRows:
         Raises:
             Findings: `merged-by-arrow`, `malformed-messages`.
         """
-        row = self.table.slice(index, 1).to_pylist()[0]
+        with read_by_arrow(
+            self.path, partial(unreadable_row, self.name(index), self.origin(index))
+        ):
+            row = self.table.slice(index, 1).to_pylist()[0]
         return from_columns(row, self.name(index), self.origin(index))
 
     def complete(self, made: dict[str, Any], index: int) -> dict[str, Any]:
@@ -142,6 +151,8 @@ def _opened(file: Path) -> Any:
         table = opened.read_all()
         # offsets of a damaged file would lead anywhere in memory
         table.validate(full=True)
+        if not is_file and source.tell() < source.size():
+            raise refused(f"{source.size() - source.tell():,} bytes are behind its end")
     return table
 
 

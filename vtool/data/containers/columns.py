@@ -56,12 +56,19 @@ def read_by_arrow(file: Path, refused: Callable[[str], Findings]) -> Iterator[No
     """
     try:
         yield
+    except Findings:
+        raise
     except MemoryError as error:
         raise refused(f"it asks for more memory than there is ({first_line(error)})") from error
     except (pyarrow("pyarrow", file).ArrowException, OSError, ValueError) as error:
         if isinstance(error, OSError) and error.strerror:  # the system's, not the format's
             raise not_readable(file, error) from error
         raise refused(first_line(error)) from error
+
+
+def unreadable_row(name: str, origin: Origin, why: str) -> Findings:
+    """Return the exception for a row whose columns cannot be read, as by a name that is no text."""
+    return refuse("broken-row", f"{name} cannot be read: {why}", origin, help="copy its file again")
 
 
 def from_columns(row: Mapping[str, Any], name: str, origin: Origin) -> dict[str, Any]:

@@ -13,28 +13,26 @@ SLICE_BYTES = 2**26
 def open_parquet(file: Path) -> Any:
     """Open a Parquet file.
 
-    Its pages are held against their checksums, which a writer may have left out. Texts that a
-    dictionary encodes stay so: a system prompt that a million rows share is one text in the file,
-    and would be a million texts in memory.
+    Its pages are held against their checksums, which a writer may have left out. Texts are read as
+    dictionaries: a system prompt that a million rows share is one text in the file, and would be a
+    million texts in memory. Which columns have a dictionary in the file is not asked: pyarrow ends
+    the process where a damaged file has another size of a column's histograms.
 
     Raises:
         OSError, ValueError, pyarrow.ArrowException: it cannot be opened.
     """
     parquet = pyarrow("pyarrow.parquet", file)
     metadata = parquet.read_metadata(file, memory_map=True)
-    columns = range(metadata.num_columns)
-    chunks = [metadata.row_group(n) for n in range(metadata.num_row_groups)]
-    repeated = [
-        metadata.schema.column(n).path
-        for n in columns
-        if metadata.schema.column(n).physical_type == "BYTE_ARRAY"
-        and any(chunk.column(n).has_dictionary_page for chunk in chunks)
+    texts = [
+        column.path
+        for column in map(metadata.schema.column, range(metadata.num_columns))
+        if column.physical_type == "BYTE_ARRAY"
     ]
     return parquet.ParquetFile(
         file,
         metadata=metadata,
         memory_map=True,
-        read_dictionary=repeated,
+        read_dictionary=texts,
         page_checksum_verification=True,
     )
 

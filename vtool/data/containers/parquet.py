@@ -13,7 +13,12 @@ from typing import Any
 
 from vtool.data.containers.arrow import check_same_columns
 from vtool.data.containers.arrow_copy import copy_to_arrow, map_copy, mark_of
-from vtool.data.containers.columns import from_columns, pyarrow, read_by_arrow
+from vtool.data.containers.columns import (
+    from_columns,
+    pyarrow,
+    read_by_arrow,
+    unreadable_row,
+)
 from vtool.data.containers.files import digest_of_files, unreadable_file
 from vtool.data.containers.open_parquet import open_parquet, plain_schema
 from vtool.data.row import name_by_number, refuse
@@ -47,11 +52,11 @@ class ParquetRows:
         """
         self.path, self.files = Path(path), tuple(files)
         self.label = label or self.path.name
-        self.digest = digest_of_files(self.files) if first is None else ""
         self._open: dict[int, Any] = {}
         self._kept: OrderedDict[int, Any] = OrderedDict()
         opened = [self._file(number) for number in range(len(self.files))]
         check_same_columns([plain_schema(each) for each in opened], self.files)
+        self.digest = digest_of_files(self.files) if first is None else ""
         groups = [
             (number, group, each.metadata.row_group(group).num_rows)
             for number, each in enumerate(opened)
@@ -100,7 +105,10 @@ class ParquetRows:
             table, index_in_table = self._group(place, first, index), index - first
         else:
             index_in_table = index
-        row = table.slice(index_in_table, 1).to_pylist()[0]
+        with read_by_arrow(
+            self.path, partial(unreadable_row, self.name(index), self.origin(index))
+        ):
+            row = table.slice(index_in_table, 1).to_pylist()[0]
         return from_columns(row, self.name(index), self.origin(index))
 
     def complete(self, made: dict[str, Any], index: int) -> dict[str, Any]:
@@ -150,7 +158,10 @@ class ParquetRows:
                 return unreadable_file(file, what, "it may be cut off: copy it again")
 
             with read_by_arrow(file, refused):
-                self._open[number] = open_parquet(file)
+                self._open[number] = opened = open_parquet(file)
+                says, groups = opened.metadata.num_rows, range(opened.num_row_groups)
+                if (there := sum(opened.metadata.row_group(n).num_rows for n in groups)) != says:
+                    raise refused(f"its groups have {there:,} rows, and it says {says:,}")
         return self._open[number]
 
     def _group(self, place: int, first: int, index: int) -> Any:
@@ -179,6 +190,8 @@ class ParquetRows:
                 return beginning
             table = self._file(number).read_row_group(group, use_threads=False)
             table.validate(full=True)
+            if table.num_rows != (promised := self.ends[place] - first):
+                raise refused(f"it has {table.num_rows:,} rows, and its file says {promised:,}")
         self._kept[place] = table
         while len(self._kept) > 1 and sum(one.nbytes for one in self._kept.values()) > KEPT_BYTES:
             self._kept.popitem(last=False)

@@ -43,7 +43,6 @@ class TarRows:
         """
         self.path = Path(path)
         self.label = label or self.path.name
-        self.digest = digest_of_files([self.path]) if first is None else ""
         self._descriptor: int | None = None
         self.rows = _TarIndex()
         try:
@@ -51,6 +50,7 @@ class TarRows:
                 raise_found(_grouped(find_members(file, self.path), self.rows, self.path))
         except OSError as error:
             raise not_readable(self.path, error) from error
+        self.digest = digest_of_files([self.path]) if first is None else ""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_descriptor": None}
@@ -96,6 +96,9 @@ class TarRows:
             Findings: `unpaired-member`, where a picture is left, or is not there.
         """
         members = {ext: each for ext, each in self.rows[index][1].items() if ext != _ROW}
+        lists = (made.get("messages"), made.get("images") or [])
+        if not all(isinstance(each, list) for each in lists):
+            return made  # its reader refuses it
         if not members:
             listed = made.get("images") or made.get("image")
             if not listed and _waits_for_picture(made.get("messages")):

@@ -16,6 +16,8 @@ _FILE, _PAX, _PAX_FOR_ALL, _LONG_NAME = b"0\07", b"x", b"g", b"L"
 _FOLDER = b"5"
 _OTHERS = {b"1": "a hard link", b"2": "a symbolic link", b"S": "a file with holes"}
 _MOST_HEADER = 2**20  # bytes of a name or of an extended header
+_MOST_FILLING = 2**22
+"""Bytes behind a tar's end: usual records have 10,240, those of tapes may have a megabyte."""
 _RECORD = re.compile(rb"(\d+) ([^=]+)=")
 
 
@@ -39,6 +41,7 @@ def find_members(file: BinaryIO, path: Path) -> Iterator[TarMember]:
     while True:
         head = _read(file, at, _BLOCK)
         if len(head) == _BLOCK and not any(head):
+            _check_end(file, at, whole, path)
             return
         if len(head) < _BLOCK:
             what = "ends without the mark of a tar's end: it is cut off"
@@ -69,6 +72,16 @@ def find_members(file: BinaryIO, path: Path) -> Iterator[TarMember]:
             what = _OTHERS.get(kind, f"a member of type {kind!r}")
             raise unreadable_file(path, f"has {what}, {name}: rows and pictures are files in it")
         more = {}
+
+
+def _check_end(file: BinaryIO, at: int, whole: int, path: Path) -> None:
+    """Check that there is nothing but filling behind a tar's end."""
+    if whole - at > _MOST_FILLING:
+        what = f"has {whole - at:,} bytes behind its end; {_MOST_FILLING:,} may fill it up"
+        raise unreadable_file(path, what)
+    if any(_read(file, at, whole - at)):
+        help = "write the rows of tars that were put together into one: tar --concatenate"
+        raise unreadable_file(path, f"has more behind its end, at byte {at:,}", help)
 
 
 def _read(file: BinaryIO, start: int, size: int) -> bytes:

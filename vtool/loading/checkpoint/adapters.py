@@ -123,7 +123,10 @@ def _ranks(
         asked = _pattern(config.get("rank_pattern"), module.name, config.get("r"))
         fits = module.rank == asked or (
             # of experts that are one parameter, all are stacked
-            config.get("target_parameters") and isinstance(asked, int) and module.rank % asked == 0
+            config.get("target_parameters")
+            and isinstance(asked, int)
+            and asked
+            and module.rank % asked == 0
         )
         if of_b != module.rank or not fits:
             wrong.append((module, of_b, asked))
@@ -140,7 +143,7 @@ def _ranks(
 
 def _pattern(patterns: Any, name: str, default: Any) -> Any:
     """Return the value of the first pattern that a module's name ends with, as PEFT does."""
-    for pattern, value in (patterns or {}).items():
+    for pattern, value in patterns.items() if isinstance(patterns, Mapping) else ():
         try:
             if re.match(rf"(.*\.)?({pattern})$", name):
                 return value

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vtool.contents import small_file
+
 PREDICTIONS, RESULT, AGAINST = "predictions.jsonl", "result.json", "against.json"
 _TEXTS = ("row", "source", "question", "reference", "answer")
 
@@ -45,7 +47,7 @@ def is_evaluation(folder: Path) -> bool:
 def read_json_object(file: Path) -> Mapping[str, Any]:
     """Return a JSON object; nothing where the file has none."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(small_file(file))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
