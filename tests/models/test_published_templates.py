@@ -327,6 +327,85 @@ def test_an_argument_that_the_template_writes_and_nothing_gives_is_refused() -> 
         assert find_form(tokenizer).closing == "<|im_end|>"
 
 
+def test_an_answer_that_turns_follow_is_cut_where_they_change_how_it_is_written() -> None:
+    """The one learnt answer of a row may not be its last message."""
+    for behind in ([ASKED_AGAIN], [ASKED_AGAIN, {**said("later"), "weight": 0}]):
+        chat = [ASKED, said("red", THOUGHT), *behind]
+        assert supervised(made("qwen3_5"), chat) == [f"{THOUGHT}\n</think>\n\nred<|im_end|>"]
+        assert supervised(made("qwen3_5", OFF), [*PLAIN, *behind]) == ["red<|im_end|>"]
+        (row,) = samples(made("qwen3_5"), chat)
+        assert len(row.messages) == 2
+        (row,) = samples(made("qwen2_5"), [ASKED, said("red"), *behind])
+        assert len(row.messages) == 2 + len(behind)
+
+
+def test_a_call_of_a_tool_ends_with_the_token_of_its_answer() -> None:
+    """GLM's turns end with the next role's token, be the row cut behind them or not."""
+    call = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+    called = {**said("", THOUGHT), "tool_calls": [call]}
+    chat = [ASKED, called, {"role": "tool", "content": "3"}, said("it is 3")]
+    text = TEMPLATES["glm"].replace(
+        "{{ said }}{% endif %}{% endfor %}",
+        "{{ said }}{% for c in m.tool_calls or [] %}<call>{{ c.function.name }}{% endfor %}"
+        "{% endif %}{% endfor %}",
+    )
+    text = text.replace(
+        "{% else %}<|assistant|>",
+        "{% elif m.role == 'tool' %}<|observation|>{{ said }}{% else %}<|assistant|>",
+    )
+    processor = processor_of(text, byte_tokenizer(), None, STOPS["glm"])
+    assert processor.form.closing_call == "<|observation|>"
+    expected = f"\n<think>{THOUGHT}</think>\n<call>f<|observation|>"
+    assert supervised(processor, chat)[0] == expected
+    assert supervised(processor, chat)[1].endswith("it is 3<|user|>")
+    assert supervised(processor, chat[:2]) == [expected]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}",
+        TEMPLATES["qwen2_5"].replace("{{ write(m.content) }}", "Answer: {{ write(m.content) }}"),
+    ],
+)
+def test_a_role_or_a_word_that_is_learnt_with_the_answer_is_a_warning(template: str) -> None:
+    processor = processor_of(template, byte_tokenizer(), None, ("<|im_end|>",))
+    row = Row("r", PLAIN, [])
+    place = [one.rule for one in TEXT_TRAITS].index("more-than-answer-supervised")
+    assert traits_of(row, render_chat(row, processor).turns) >> place & 1
+
+
+def test_parts_of_text_are_one_text_for_a_template_that_takes_texts() -> None:
+    text = "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    text += "{{ m.content if m.content is string else '' }}<|im_end|>\n{% endfor %}"
+    text += "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    processor = processor_of(text, byte_tokenizer())
+    parts = [{"type": "text", "text": "What "}, {"type": "text", "text": "color?"}]
+    row = Row("r", [{"role": "user", "content": parts}, said("red")], [])
+    assert "What color?" in processor.tokenizer.decode(render_chat(row, processor).ids)
+    assert supervised(processor, row.messages) == ["red<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ({"role": "assistant", "content": "  "}, "is empty"),
+        (said("<think>\nA\n</think>\n\nred") | {"reasoning_content": "B"}, "is there twice"),
+        (said("use the tag </think> to close it"), "within a line"),
+    ],
+)
+def test_an_answer_without_words_or_with_odd_thoughts_is_refused(
+    answer: dict[str, Any], why: str
+) -> None:
+    for name in ("qwen3_5", "qwen3_8", "glm"):
+        with pytest.raises(Findings, match=why):
+            render_chat(Row("r", [ASKED, answer], []), made(name))
+    as_prompted = said(f"{THOUGHT}\n</think>\n\nred")  # as the model writes it
+    assert supervised(made("qwen3_5"), [ASKED, as_prompted]) == [
+        f"{THOUGHT}\n</think>\n\nred<|im_end|>"
+    ]
+
+
 def test_two_templates_of_a_folder_that_differ_are_a_warning(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text(TEMPLATES["gemma"] + "\n")
     config = tmp_path / "tokenizer_config.json"

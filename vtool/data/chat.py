@@ -1,6 +1,7 @@
 """Rendering of chats: token ids, and labels of the answers and the token that ends each."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +12,7 @@ from vtool.data.row import Row, refuse, shown_value, texts_of
 from vtool.data.tokens import tokenize
 from vtool.diagnostics import Findings
 from vtool.families.tokens import CONTENT_TOKENS
-from vtool.models.chat_template import THOUGHT_KEYS, thought_of
+from vtool.models.chat_template import THOUGHT_KEYS, has_two_thoughts, thought_of
 from vtool.models.processor import Processor
 from vtool.models.template_limits import LimitedTemplate
 
@@ -19,6 +20,7 @@ IGNORED = -100
 # Keys of a message that carry something to be learnt or seen, and that many chat templates know
 # nothing of.
 _OFFERED = ("tool_calls", *THOUGHT_KEYS, *CARRIERS)
+_WITHIN_A_LINE = re.compile(r"</think>[^\S\n]*[^\s<]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,21 +124,19 @@ def split_chat(
                 row.origin,
                 help="data.turns=each: every answer is the last turn of its own sample",
             )
-        if processor.form.thought and _is_open(row.messages[place]):
-            raise refuse(
-                "malformed-messages",
-                f"{row.id}: the thought of turn {place + 1} is never closed: there is <think>, and"
-                " no </think>",
-                row.origin,
-            )
-        answer, end = _ended(after[len(before) :], whole[len(after) :], processor)
+        if processor.form.thought and (why := _odd_thought(row.messages[place])):
+            message = f"{row.id}: the thought of turn {place + 1} {why}"
+            raise refuse("malformed-messages", message, row.origin)
+        answer, end = _ended(
+            after[len(before) :], whole[len(after) :], row.messages[place], processor
+        )
         if not end:
             raise refuse(
                 "end-token-unsupervised",
                 f"{row.id}: {_not_closed(after[len(before) :], place, processor)}",
                 row.origin,
             )
-        if not answer.strip():
+        if not answer.strip() or _says_nothing(row.messages[place]):
             raise refuse(
                 "no-assistant-turn",
                 f"{row.id}: the assistant's turn {place + 1} is empty",
@@ -179,9 +179,28 @@ def _prompt_differs(row: Row, place: int, prompt: str, written: str) -> Findings
     )
 
 
-def _is_open(message: Mapping[str, Any]) -> bool:
+def _odd_thought(message: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with the marks of a thought, in words; None where nothing is."""
     text = "".join(texts_of(message)).lstrip()
-    return text.startswith("<think>") and "</think>" not in text
+    if text.startswith("<think>") and "</think>" not in text:
+        return "is never closed: there is <think>, and no </think>"
+    if has_two_thoughts(message):
+        return "is there twice: at a key of the message, and in its content"
+    if "<think>" not in text and _WITHIN_A_LINE.search(text):
+        return "would be the text before </think>, which is within a line and has no <think>"
+    return None
+
+
+def _says_nothing(message: Mapping[str, Any]) -> bool:
+    return not (
+        any(text.strip() for text in texts_of(message))
+        or any(message.get(key) for key in _OFFERED)
+        or any(
+            part.get("type") != "text"
+            for part in message["content"] or ()
+            if isinstance(part, dict)
+        )
+    )
 
 
 def _end_of_last(token: str, text: str) -> int:
@@ -189,12 +208,15 @@ def _end_of_last(token: str, text: str) -> int:
     return found + len(token) if found >= 0 else 0
 
 
-def _ended(written: str, behind: str, processor: Processor) -> tuple[str, str]:
+def _ended(
+    written: str, behind: str, message: Mapping[str, Any], processor: Processor
+) -> tuple[str, str]:
     """Return an answer, and the token at which inference stops behind it; "" where there is none.
 
     Args:
         written: what the template writes between the prompt and the end of the answer's turn.
         behind: what it writes then, in which the next role's token may be the end (GLM's).
+        message: the turn's.
     """
     stops = processor.stop_texts
     found = [(at, end) for end in stops if (at := written.rfind(end)) >= 0]
@@ -204,8 +226,10 @@ def _ended(written: str, behind: str, processor: Processor) -> tuple[str, str]:
     if not processor.form.closed_by_next:
         return written, ""
     end = next((end for end in stops if behind.startswith(end)), "")
-    if not behind and processor.form.closing in stops:
-        end = processor.form.closing
+    if not behind:
+        form = processor.form
+        closing = form.closing_call if message.get("tool_calls") else form.closing
+        end = closing if closing in stops else ""
     return written, end
 
 

@@ -1,14 +1,15 @@
 """Traits of one row's text and turns, which are counted and reported for a whole split."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from vtool.data.chat import Turn
 from vtool.data.outside import has_files_outside
 from vtool.data.row import Row, texts_of
-from vtool.models.chat_template import thought_of
+from vtool.models.chat_template import THOUGHT_KEYS, thought_of, with_thought_as
 
 # All ways begin with one character: a pattern is then searched for at these places alone.
 _OF_OTHER_MODELS = re.compile(
@@ -18,7 +19,7 @@ _OF_OTHER_MODELS = re.compile(
 )
 # With the marks that may be struck text too: most text with markup has none of all these.
 _MAY_BE = re.compile(_OF_OTHER_MODELS.pattern[:-1] + "|/?s>)")
-_NO_THOUGHT = re.compile(r"\s*(?:<think>\s*)?</think>")
+_MARKS_OF_A_THOUGHT = re.compile(r"</?think>")
 # UTF-8 that was read as cp1252: `Ã©` for `é`, `â€™` for `’`.
 _DOUBLY_ENCODED = re.compile("[ÂÃ][\x80-\xbf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]|â€[\x80-\xbf™œ“”˜¢¦]")
 
@@ -64,22 +65,32 @@ class Trait:
     """A check of a row, which is given its texts and its supervised turns too."""
 
 
-def _teaches_no_thought(row: Row, _: object, turns: Sequence[Turn]) -> bool:
-    """Check for an empty block of a thought, which the template writes into an answer."""
-    return any(
-        _NO_THOUGHT.match(turn.text)
-        and not thought_of(row.messages[turn.message])
-        and not any("think>" in text for text in texts_of(row.messages[turn.message]))
-        for turn in turns
-    )
+def _teaches_more(row: Row, _: object, turns: Sequence[Turn]) -> bool:
+    """Check for text of a supervised turn that is neither its answer or thought nor its end."""
+    return any(map(_has_more, turns, (row.messages[turn.message] for turn in turns)))
+
+
+def _has_more(turn: Turn, message: Mapping[str, Any]) -> bool:
+    own = with_thought_as(message, THOUGHT_KEYS[0])
+    said = "".join(texts_of(own)).strip()
+    text = turn.text.removesuffix(turn.end)
+    # calls are written in each template's own words, and labels are held against the answer's
+    if message.get("tool_calls") or not said or said not in text:
+        return False
+    before, _, after = text.rpartition(said)
+    thought = thought_of(message).strip()
+    if thought in before:
+        before = before.replace(thought, "", 1)
+        before = _MARKS_OF_A_THOUGHT.sub("", before) if thought else before
+    return bool((before + after).strip())
 
 
 TEXT_TRAITS = (
     Trait(
         "more-than-answer-supervised",
-        "with answers before which the chat template writes an empty thought, which is learnt:"
-        " never to think",
-        _teaches_no_thought,
+        "with answers around which the chat template writes more, which is learnt (an empty"
+        " thought, as never to think, or a role)",
+        _teaches_more,
     ),
     Trait(
         "damaged-text",

@@ -100,8 +100,10 @@ class EachAnswer:
     def row(self, index: int) -> Row:
         number, answer, count = self._place(index)
         row = self.reader.row(number)
-        if count == 1:
+        if not _is_cut(row, self.form):
             return row
+        if count == 1:
+            return ending_with(row, next(iter(row.supervised()), len(row.messages) - 1))
         own_id = f"{row.given_id}{OF_ANSWER}{answer + 1}" if row.given_id else ""
         made = ending_with(row, list(row.supervised())[answer])
         return replace(made, id=self.name(index), given_id=own_id)
@@ -115,12 +117,18 @@ def _samples(reader: RowReader, index: int, form: TemplateForm | None) -> int:
         row = reader.row(index)
     except Findings:  # the audit says it
         return 1
-    answers = list(row.supervised())
-    if form is not None and not form.rewrites_turns:
-        said = [message for message in row.messages if message["role"] == "assistant"][:-1]
-        if not form.rewrites_thoughts or not any(map(thought_of, said)):
-            return 1
-    return max(1, len(answers))
+    return max(1, len(list(row.supervised()))) if _is_cut(row, form) else 1
+
+
+def _is_cut(row: Row, form: TemplateForm | None) -> bool:
+    """Return whether each answer of a row is in a sample that ends with it.
+
+    So are those that turns follow which have the template write them in another way.
+    """
+    earlier = [one for one in row.messages[:-1] if one["role"] == "assistant"]
+    if form is None or not earlier:
+        return bool(earlier)
+    return form.rewrites_turns or (form.rewrites_thoughts and any(map(thought_of, earlier)))
 
 
 def ending_with(row: Row, place: int) -> Row:

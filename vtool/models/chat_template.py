@@ -22,6 +22,7 @@ THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
 """Keys by which messages have a thought; a template reads one of them, if any."""
 _THOUGHT = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
 _ASKS, _ANSWERS, _THINKS = "vtool asks", "vtool answers", "vtool thinks"
+_CALL = {"type": "function", "function": {"name": "vtool_calls", "arguments": {"x": 1}}}
 _GIVEN = frozenset(
     {
         *("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"),
@@ -39,10 +40,14 @@ class TemplateForm:
     """The key of a message by which it is given a thought; None where it writes none."""
     parts_only: bool = False
     """If it writes a message's content only where that is a list of parts."""
+    text_only: bool = False
+    """If it writes a message's content only where that is a text."""
     closing: str = ""
     """The token that follows an answer; "" for none."""
     closed_by_next: bool = False
     """If that is the next role's (GLM's `<|user|>`), so that the last answer has none."""
+    closing_call: str = ""
+    """The token that follows a call of a tool in that case (GLM's `<|observation|>`)."""
     rewrites_turns: bool = False
     """If it writes an earlier answer in another way than the last one."""
     rewrites_thoughts: bool = False
@@ -53,11 +58,26 @@ class TemplateForm:
         return [self._shaped(message) for message in messages]
 
     def _shaped(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        content = message.get("content")
+        if self.text_only and isinstance(content, list) and _is_text(content):
+            message = {**message, "content": "".join(part["text"] for part in content)}
         if message["role"] == "assistant" and self.thought:
             message = with_thought_as(message, self.thought)
         if self.parts_only and isinstance(message.get("content"), str):
             return {**message, "content": [{"type": "text", "text": message["content"]}]}
         return message
+
+
+def _is_text(content: Sequence[Any]) -> bool:
+    return all(isinstance(part, dict) and part.get("type") == "text" for part in content)
+
+
+def has_two_thoughts(message: Mapping[str, Any]) -> bool:
+    """Return whether a message has a thought at a key, and another one in its content."""
+    if not any(message.get(key) for key in THOUGHT_KEYS):
+        return False
+    rest = {name: value for name, value in message.items() if name not in THOUGHT_KEYS}
+    return bool(thought_of(rest))
 
 
 def with_thought_as(message: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -209,13 +229,22 @@ def _found_form(tokenizer: Any) -> TemplateForm:
     chat = [asks, answers, asks]
     _check_arguments(tokenizer, chat)
     text = _rendered(tokenizer, form, chat)
+    parts = _rendered(tokenizer, TemplateForm(parts_only=True), chat)
+    takes_parts = _ANSWERS in parts and "'type'" not in parts
+    if _ANSWERS not in text and not takes_parts:
+        return form  # each row will say what is wrong
     if _ANSWERS not in text:
-        form = replace(form, parts_only=True)
-        if _ANSWERS not in (text := _rendered(tokenizer, form, chat)):
-            return TemplateForm()  # each row will say what is wrong
+        form, text = replace(form, parts_only=True), parts
+    elif not takes_parts:
+        form = replace(form, text_only=True)
     closing = _first_token(tokenizer, text.partition(_ANSWERS)[2])
     last = _rendered(tokenizer, form, [asks, answers]).partition(_ANSWERS)[2]
     form = replace(form, closing=closing, closed_by_next=bool(closing) and closing not in last)
+    if form.closed_by_next:
+        calls = [asks, {**answers, "tool_calls": [_CALL]}]
+        called = _rendered(tokenizer, form, calls)
+        behind = _rendered(tokenizer, form, [*calls, _message("tool", "1")]).removeprefix(called)
+        form = replace(form, closing_call=_first_token(tokenizer, behind))
     for key in THOUGHT_KEYS:
         thinking = [asks, {**answers, key: _THINKS}]
         if _THINKS in _rendered(tokenizer, form, thinking):
