@@ -180,7 +180,7 @@ def _prompt_differs(row: Row, place: int, prompt: str, written: str) -> Findings
 
 
 def _odd_thought(message: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with the marks of a thought, in words; None where nothing is."""
+    """Return the problem with the marks of a thought, in words; None where there is none."""
     text = "".join(texts_of(message)).lstrip()
     if text.startswith("<think>") and "</think>" not in text:
         return "is never closed: there is <think>, and no </think>"
