@@ -346,8 +346,9 @@ def _processes_in(place: Path) -> dict[int, str]:
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             with suppress(OSError):
                 if Path(os.readlink(entry / "cwd")).is_relative_to(place):
-                    words = (entry / "cmdline").read_bytes().split(b"\0")[:3]
-                    found[int(entry.name)] = b" ".join(words).decode(errors="replace")[:60]
+                    program, *words = (entry / "cmdline").read_text(errors="replace").split("\0")
+                    named = " ".join([Path(program).name, *words[:2]])  # no path of a machine
+                    found[int(entry.name)] = named[:60]
     return found
 
 

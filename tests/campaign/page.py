@@ -62,16 +62,17 @@ def _fuzz(tally: Tally) -> str:
 
 
 def _commands(tally: Tally) -> str:
-    kinds = sorted(name for name in tally.counts if name.startswith("commands: "))
-    shown = ", ".join(f"{name.partition(': ')[2]} {tally.counts[name]:,}" for name in kinds)
     most = f"at most {tally.measured['most seconds']:.0f} s and {tally.measured['most MiB']:,} MiB"
-    return f"{tally.counts['commands']:,} commands ({shown}); {most}"
+    return f"{tally.counts['commands']:,} commands ({_by_kind(tally, 'commands: ')}); {most}"
 
 
 def _ends(tally: Tally) -> str:
-    kinds = sorted(name for name in tally.counts if name.startswith("ends: "))
-    shown = ", ".join(f"{name.partition(': ')[2]} {tally.counts[name]:,}" for name in kinds)
-    return f"{tally.counts['kills']:,} kills ({shown}){_not_run(tally)}"
+    return f"{tally.counts['kills']:,} kills ({_by_kind(tally, 'ends: ')}){_not_run(tally)}"
+
+
+def _by_kind(tally: Tally, begins: str) -> str:
+    kinds = sorted(name for name in tally.counts if name.startswith(begins))
+    return ", ".join(f"{name.removeprefix(begins)} {tally.counts[name]:,}" for name in kinds)
 
 
 def _not_run(tally: Tally) -> str:

@@ -87,7 +87,9 @@ AXOLOTL_WORDS: Mapping[str, Word] = {
     "dataset_prepared_path": Word("data.audit_cache", "rows are encoded as they are needed"),
     "dataset_processes": Word("data.workers", "rows are encoded while the model trains"),
     "train_on_inputs": Word(None, _ANSWERS),
-    "chat_template": Word(None, "the chat template is the tokenizer's own, of model.path"),
+    "chat_template": Word(
+        None, "the chat template is the model's own; data.chat_template names another"
+    ),
     "adapter": Word("lora", _GROUP),
     "lora_model_dir": Word("train.from", "train.from=RUN begins with the adapter of RUN"),
     "lora_target_linear": Word("lora.targets", _NAMES),

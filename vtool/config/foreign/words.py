@@ -34,7 +34,7 @@ _ENGINE = "engine=fsdp2 shards weights, gradients and optimizer state with torch
 _QUANTIZED = "lora.base_dtype=nf4 (QLoRA): the base of adapters in 4 bits, and nothing else"
 _LAST = "checkpoint.every_steps writes checkpoints; the newest and the best are kept"
 _FROZEN = "model.freeze says which parts are not trained: vision, projector, language"
-_TEMPLATE = "the chat template is the tokenizer's own, of model.path"
+_TEMPLATE = "the chat template is the model's own; data.chat_template names another"
 _ATTENTION = "with sdpa, varlen or flash_attention_2 packed rows do not see one another"
 _SYSTEM = "a row's own first message says it: {role: system, content: …}"
 _SHUFFLED = "rows are in another order in each epoch, by run.seed"
