@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from vtool.contents import content_of, ends_early, stand_in, stand_in_of_model
+from vtool.contents import content_of, ends_early, stand_in
+from vtool.model_folder import ModelFolder
 
 POINTER = (
     b"version https://git-lfs.github.com/spec/v1\n"
@@ -103,10 +104,10 @@ def test_letters_of_a_format_in_the_midst_of_text_are_text() -> None:
 def test_only_files_that_are_read_of_a_model_are_looked_at(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen2_vl"}')
     (tmp_path / "consolidated.safetensors").write_bytes(POINTER)
-    assert stand_in_of_model(tmp_path) is None
+    assert ModelFolder(tmp_path).stand_in() is None
     (tmp_path / "tokenizer.json").write_bytes(POINTER)
     (tmp_path / "merges.txt").touch()
-    assert stand_in_of_model(tmp_path) == (
+    assert ModelFolder(tmp_path).stand_in() == (
         "has a tokenizer.json that is a Git LFS pointer, for a file of 99,213 bytes that `git lfs"
         " pull` fetches, and 1 more of its files are no better",
         "in its repository: git lfs pull",

@@ -16,6 +16,7 @@ from vtool.evaluation.exported import Export, find_export, load_exported, own_se
 from vtool.hub.cache import find_cached_model
 from vtool.hub.download import download_absent
 from vtool.hub.names import HubName, hub_name
+from vtool.model_folder import MODEL_CONFIG
 from vtool.models.base_files import BASE_RECORD, check_same_weights, file_digests
 from vtool.models.landing import check_landing
 from vtool.models.model_class import MODELING_RECORD
@@ -26,7 +27,7 @@ ADDS_NOTHING = "which adds nothing yet: a matrix of each module is all zero, and
 """Words of an adapter as it begins, before a step of training."""
 _RUNS = Path("runs")
 """The folder that a run is in by default."""
-_OF_RUN_OR_MODEL = ("config.yaml", "checkpoints", "export", "config.json", "adapter_config.json")
+_OF_RUN_OR_MODEL = ("config.yaml", "checkpoints", "export", MODEL_CONFIG, "adapter_config.json")
 """Names of which the folder of a run, a model or an adapter has one at least."""
 _OF_A_MODEL = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.txt", "*.model")
 """The files of weights, configs, templates and tokenizers."""

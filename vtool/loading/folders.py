@@ -17,6 +17,7 @@ from vtool.loading.checkpoint.adapters import (
 )
 from vtool.loading.checkpoint.audit import audit_folder
 from vtool.loading.worker import framework_interpreter
+from vtool.model_folder import MODEL_CONFIG
 from vtool.processes import Ended, run_processes
 
 HOST = "vllm"
@@ -169,7 +170,7 @@ def _why_not(path: Path, result: Result, settings: LoadCheck) -> str | None:
         detail = result.details.get(RULE, {})
         landed = detail.get("reason") or detail.get("measured", "not compared with its base")
         return f"it is an adapter, {landed}; no class of {HOST} was asked"
-    if not (path / "config.json").is_file():
+    if not (path / MODEL_CONFIG).is_file():
         return "without a config.json nothing says which class will load it"
     return _why_not_here(path, settings)
 

@@ -1,6 +1,5 @@
 """The chat template of a tokenizer: which it is, its arguments, and the form of chats it takes."""
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from vtool.config.schema import Data
 from vtool.contents import small_file
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
+from vtool.model_folder import TEMPLATE, TEMPLATE_JSON, ModelFolder
 from vtool.models.template_limits import LimitedTemplate
 from vtool.template_renderer import LimitedRendering, TooCostly
 from vtool.words import first_line
@@ -123,9 +123,9 @@ def choose_template(tokenizer: Any, folder: Path, settings: Data | None) -> None
             `template-argument-unread`.
     """
     asked = settings.chat_template if settings else None
-    given, files = tokenizer.chat_template, _templates_in(folder)
-    if "chat_template.jinja" not in files:  # a processor's goes before its tokenizer's
-        given = files.get("chat_template.json", given)
+    given, files = tokenizer.chat_template, ModelFolder(folder).templates
+    if TEMPLATE not in files:  # a processor's goes before its tokenizer's
+        given = files.get(TEMPLATE_JSON, given)
     tokenizer.chat_template = _chosen(given, asked, folder)
     if settings and settings.template_arguments:
         tokenizer.chat_template = with_arguments(
@@ -144,7 +144,7 @@ def _chosen(given: Any, asked: str | None, folder: Path) -> str:
             )
         if not (text := named.get("default", "") if named else given):
             raise _no_template(
-                f"{folder}: the tokenizer has no chat template (chat_template.jinja)",
+                f"{folder}: the tokenizer has no chat template ({TEMPLATE})",
                 "data.chat_template=FILE gives one",
             )
         return str(text)
@@ -319,7 +319,7 @@ def _first_token(tokenizer: Any, text: str) -> str:
 
 def differing_templates(folder: Path) -> tuple[Diagnostic, ...]:
     """Return the warning about a folder whose files have chat templates that differ, if any."""
-    found = _templates_in(folder)
+    found = ModelFolder(folder).templates
     if len(set(found.values())) < 2:
         return ()
     used, *others = found
@@ -329,21 +329,3 @@ def differing_templates(folder: Path) -> tuple[Diagnostic, ...]:
     )
     help = f"remove the one that is not meant, or name a file: data.chat_template={folder / used}"
     return (Diagnostic("templates-differ", message, help, parameter="data.chat_template"),)
-
-
-def _templates_in(folder: Path) -> dict[str, str]:
-    """Return the default chat templates that files have, by the file's name, the used one first."""
-    found: dict[str, str] = {}
-    for name in ("chat_template.jinja", "chat_template.json", "tokenizer_config.json"):
-        try:
-            text: Any = small_file(folder / name).decode()
-            if name.endswith(".json"):
-                text = json.loads(text).get("chat_template")
-            if isinstance(text, list):
-                named = {one["name"]: one["template"] for one in text}
-                text = named.get("default")
-        except (OSError, ValueError, AttributeError, RecursionError, KeyError, TypeError):
-            continue
-        if isinstance(text, str):
-            found[name] = text.rstrip("\n")
-    return found

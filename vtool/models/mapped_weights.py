@@ -6,7 +6,6 @@ file, so that it moves names and no bytes. A rank then cuts its share out of eac
 read from the disk. What has to be joined of several tensors is joined in memory, on every rank.
 """
 
-import json
 import pickle
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,12 +20,11 @@ from torch import Tensor, nn
 
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.families.family import load_family
-from vtool.families.images import read_json
 from vtool.families.quantization import QUANTIZED_HELP, quantized_already
+from vtool.model_folder import INDEX, WHOLE, ModelFolder
 from vtool.models.on_meta import parameters_on_meta
 from vtool.words import first_line
 
-WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLED = ("pytorch_model.bin", "pytorch_model-*-of-*.bin")
 _SHOWN = 3
 # What a tool that rounds a vocabulary up changes, by the ends of names.
@@ -72,14 +70,13 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
     """
     if (folder / WHOLE).exists():
         return (folder / WHOLE,)
-    index = folder / _INDEX
+    index = folder / INDEX
     if not index.exists():
         return ()
     try:
-        content = json.loads(index.read_text())
-        names = dict.fromkeys(content["weight_map"].values())
-        files = tuple(folder / name for name in sorted(names))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        files = tuple(folder / name for name in ModelFolder(folder).shards)
+        content = ModelFolder(folder).read(INDEX)
+    except (OSError, ValueError) as error:
         raise does_not_load(f"{index} cannot be read: {first_line(error)}") from error
     if not isinstance(content.get("metadata"), dict):
         message = f"{index} has no `metadata`, without which transformers opens none of its files"
@@ -155,7 +152,7 @@ def check_numbers(folder: Path, files: Iterable[Path], family_name: str) -> None
     Raises:
         Findings: `model-does-not-load`.
     """
-    if quantized := quantized_already(read_json(folder / "config.json")):
+    if quantized := quantized_already(ModelFolder(folder).config):
         raise does_not_load(f"{folder} is {quantized}", QUANTIZED_HELP)
     for file in files:
         try:

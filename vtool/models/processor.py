@@ -1,6 +1,5 @@
 """The processor: tokenizer, chat template, image and video processor, and their token ids."""
 
-import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -9,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from vtool.config.schema import Data, Image, Model, Video
-from vtool.contents import small_file, stand_in_of_model
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.families.family import load_family
 from vtool.families.images import beyond_any_model
 from vtool.families.tokens import TokenIds, TokenNames
+from vtool.model_folder import GENERATION, MODEL_CONFIG, PROCESSOR_FILES, TOKENIZER, ModelFolder
 from vtool.models.chat_template import (
     TemplateForm,
     choose_template,
@@ -25,7 +24,7 @@ from vtool.models.pictures import PictureReader
 from vtool.models.pixel_check import check_pixels
 from vtool.models.tokenizer import train_tokenizer
 from vtool.models.tokenizer_growth import MOST, text_growth
-from vtool.models.video import VideoProcessor, video_processor, video_settings_in
+from vtool.models.video import VideoProcessor, video_processor
 from vtool.words import first_line
 
 
@@ -162,14 +161,12 @@ def load_processor(
 
     known = load_family(family_name)
     wanted = (
-        ("tokenizer.json", "vocab.json", "tokenizer.model"),
-        ("preprocessor_config.json", "processor_config.json"),
+        (TOKENIZER, "vocab.json", "tokenizer.model"),
+        PROCESSOR_FILES,
     )
-    absent = [] if ((config_of or folder) / "config.json").exists() else ["config.json"]
+    absent = [] if ModelFolder(config_of or folder).has(MODEL_CONFIG) else [MODEL_CONFIG]
     if absent := absent + [
-        " or ".join(names)
-        for names in wanted
-        if not any((folder / name).exists() for name in names)
+        " or ".join(names) for names in wanted if not ModelFolder(folder).has(*names)
     ]:
         raise Findings(_unusable(folder, f"there is no {', and no '.join(absent)}"))
     if beyond := beyond_any_model(config_of or folder):
@@ -185,12 +182,12 @@ def load_processor(
         image_processor = known.image_processor_class().from_pretrained(
             folder, local_files_only=True
         )
-        videos = video_processor(known, video_settings_in(folder))
+        videos = video_processor(known, ModelFolder(folder).video_processor)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # each reader raises what its file format raises; some panic
         what = "the tokenizer, the image processor or the video processor cannot be read"
-        if found := stand_in_of_model(folder):
+        if found := ModelFolder(folder).stand_in():
             raise Findings(_unusable(folder, found[0], found[1])) from error
         raise Findings(_unusable(folder, f"{what}: {first_line(error)}")) from error
     if (times := text_growth(tokenizer)) > MOST:
@@ -266,10 +263,7 @@ def _does_not_encode(tokenizer: Any) -> str | None:
 
 def stop_ids(config: Any, folder: Path, tokenizer: Any) -> list[int]:
     """Return the ids at which inference with a model's folder stops."""
-    try:
-        written: Any = json.loads(small_file(folder / "generation_config.json")).get("eos_token_id")
-    except (OSError, ValueError, AttributeError, RecursionError):
-        written = None
+    written = (ModelFolder(folder).settings(GENERATION) or {}).get("eos_token_id")
     found = written if isinstance(written, list) else [written]
     if written is None:
         # transformers and vLLM then take the config's, which may be its class's own default

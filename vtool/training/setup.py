@@ -24,7 +24,8 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.printable import printable
 from vtool.diagnostics.progress import working
 from vtool.engines.ranks import Ranks, SharedFindings
-from vtool.models.build import GENERATION, model_config
+from vtool.model_folder import GENERATION
+from vtool.models.build import model_config
 from vtool.models.model_class import model_class
 from vtool.models.processor import load_processor, new_processor
 from vtool.training.agreement import check_same_model, on_every_rank
