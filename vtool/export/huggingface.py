@@ -19,7 +19,7 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.printable import printable
 from vtool.export.file_modes import share_mode
 from vtool.families.family import load_family
-from vtool.model_folder import PROCESSOR_FILES, TOKENIZER_CONFIG, ModelFolder
+from vtool.model_folder import MODEL_CONFIG, PROCESSOR_FILES, TOKENIZER_CONFIG, ModelFolder
 from vtool.models.adapters import write_adapter
 from vtool.models.model_class import class_of
 from vtool.models.nf4 import NF4_RECORD
