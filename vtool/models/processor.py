@@ -14,6 +14,7 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.families.family import load_family
 from vtool.families.images import beyond_any_model
 from vtool.families.tokens import TokenIds, TokenNames
+from vtool.models.backends import choose_backend, record_backend
 from vtool.models.chat_template import (
     TemplateForm,
     choose_template,
@@ -114,10 +115,13 @@ def new_processor(
         name: tokenizer.convert_tokens_to_ids(getattr(known.facts.token_names, name))
         for name in known.facts.token_fields
     }
-    image_processor = known.image_processor_class()(**asdict(known.facts.patches))
+    backend = choose_backend(image.backend)
+    image_processor = known.image_processor_class(backend)(**asdict(known.facts.patches))
     token_ids = TokenIds(**ids, end=tokenizer.eos_token_id, pad=tokenizer.pad_token_id)
     videos = video_processor(
-        known, {name: value for name, value in image_processor.to_dict().items() if name != "size"}
+        known,
+        {name: value for name, value in image_processor.to_dict().items() if name != "size"},
+        backend,
     )
     return with_sizes(
         Processor(
@@ -156,7 +160,7 @@ def load_processor(
 
     Raises:
         Findings: `model-does-not-load`, where a part of it is missing or cannot be read;
-            `pixels-destroyed`, `template-argument-unread`.
+            `pixels-destroyed`, `processor-backend-missing`, `template-argument-unread`.
     """
     from transformers import AutoConfig, AutoTokenizer
 
@@ -174,6 +178,8 @@ def load_processor(
         raise Findings(_unusable(folder, f"there is no {', and no '.join(absent)}"))
     if beyond := beyond_any_model(config_of or folder):
         raise Findings(_unusable(folder, beyond))
+    backend = choose_backend((image or Image()).backend, folder)
+    images = known.image_processor_class(backend)
     try:
         config = AutoConfig.from_pretrained(
             config_of or folder, local_files_only=True, trust_remote_code=False
@@ -182,10 +188,8 @@ def load_processor(
             tokenizer = AutoTokenizer.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )
-        image_processor = known.image_processor_class().from_pretrained(
-            folder, local_files_only=True
-        )
-        videos = video_processor(known, video_settings_in(folder))
+        image_processor = images.from_pretrained(folder, local_files_only=True)
+        videos = video_processor(known, video_settings_in(folder), backend)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # each reader raises what its file format raises; some panic
@@ -202,7 +206,7 @@ def load_processor(
     if why := _does_not_encode(tokenizer):
         raise Findings(_unusable(folder, f"the tokenizer fails at a text: {why}"))
     choose_template(tokenizer, folder, data)
-    own = known.image_processor_class()(**asdict(known.facts.patches))
+    own = images(**asdict(known.facts.patches))
     if destroyed := check_pixels(image_processor, own, folder):
         raise Findings(destroyed)
     ids, form = known.token_ids(config, tokenizer), find_form(tokenizer)
@@ -293,6 +297,7 @@ def with_sizes(processor: Processor, image: Image, video: Video) -> Processor:
         if pixels is not None:
             size[edge] = pixels * processor.video.family.facts.frames_per_image
     processor.image_processor.size = size
+    record_backend(processor.image_processor)
     return replace(
         processor, video=processor.video.with_settings(video), pictures=PictureReader.of(image)
     )
