@@ -22,15 +22,6 @@ RULES = (
         fix="Copy the folder again, and compare it with its source.",
     ),
     Rule(
-        name="processor-backend-missing",
-        code="VT671",
-        summary="Images are to be processed by torchvision, which cannot be imported.",
-        why="PIL would resize them to other pixels than those that the model was trained on.",
-        bad="a model's folder that was trained with torchvision, where it is not installed",
-        good="pip install torchvision, in the build that fits torch",
-        fix="Install torchvision, or set data.image.backend=pil and accept other pixels.",
-    ),
-    Rule(
         name="template-argument-missing",
         code="VT669",
         summary="The chat template writes an argument that nothing gives.",

@@ -14,11 +14,11 @@ from vtool.words import first_line
 
 RECORD = "vtool_backend"
 """The key of the image processor's settings that names the backend: transformers passes it on."""
-BACKENDS = ("torchvision", "pil")
+IMAGE_BACKENDS = ("torchvision", "pil")
 
 
 def choose_backend(wanted: str, folder: Path | None = None) -> str:
-    """Return the backend that processes images and videos, a name of `BACKENDS`.
+    """Return the backend that processes images and videos, a name of `IMAGE_BACKENDS`.
 
     Args:
         wanted: `data.image.backend`. For `auto` it is what the folder was trained with; if that is
@@ -47,7 +47,7 @@ def recorded_backend(folder: Path) -> str | None:
     if own is None and isinstance(both := read_json(folder / "processor_config.json"), dict):
         own = both.get("image_processor")
     found = own.get(RECORD) if isinstance(own, dict) else None
-    return found if found in BACKENDS else None
+    return found if found in IMAGE_BACKENDS else None
 
 
 def why_no_torchvision() -> str | None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vtool.config.schema import Data, Image, Model, Video
-from vtool.contents import small_file, stand_in_of_model
+from vtool.contents import LARGEST_SMALL_FILE, small_file, stand_in_of_model
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.families.family import load_family
 from vtool.families.images import beyond_any_model
@@ -28,6 +29,9 @@ from vtool.models.tokenizer import train_tokenizer
 from vtool.models.tokenizer_growth import MOST, text_growth
 from vtool.models.video import VideoProcessor, video_processor, video_settings_in
 from vtool.words import first_line
+
+_MORE_FILES = ("vocab.json", "merges.txt", "tokenizer.model", "chat_template.json")
+"""Files of published folders beside tokenizer.json: converters and older servers read them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,8 @@ class Processor:
 
     notes: tuple[Diagnostic, ...] = ()
     """Warnings about the folder."""
+    more_files: tuple[Path, ...] = ()
+    """Files of the folder that only other readers need: they are copied where it is saved."""
     named: bool = True
     """False where nobody has named a model: its weights are random, and have learnt nothing."""
 
@@ -85,6 +91,12 @@ class Processor:
         self.tokenizer.save_pretrained(folder)
         self.image_processor.save_pretrained(folder)
         self.video.save(folder)
+        for file in self.more_files:
+            if file.name == "chat_template.json":  # as transformers had it before .jinja
+                text = json.dumps({"chat_template": self.tokenizer.chat_template}, indent=2)
+                (folder / file.name).write_text(text + "\n", encoding="utf-8")
+            elif file.parent.resolve() != folder.resolve():
+                shutil.copyfile(file, folder / file.name)
 
 
 def new_processor(
@@ -235,6 +247,7 @@ def load_processor(
             form=form,
             stops=tuple(dict.fromkeys((ids.end, *stops))),
             notes=() if data and data.chat_template else differing_templates(folder),
+            more_files=tuple(filter(_is_small, (folder / name for name in _MORE_FILES))),
             vocabulary=vocabulary,
         ),
         image or Image(),
@@ -281,6 +294,10 @@ def stop_ids(config: Any, folder: Path, tokenizer: Any) -> list[int]:
         ends = (getattr(one, "eos_token_id", None) for one in texts)
         found = [end for end in ends if isinstance(end, int) and _is_token(tokenizer, end)]
     return [token for token in (tokenizer.eos_token_id, *found) if isinstance(token, int)]
+
+
+def _is_small(file: Path) -> bool:
+    return file.is_file() and file.stat().st_size <= LARGEST_SMALL_FILE
 
 
 def _is_token(tokenizer: Any, token: Any) -> bool:
