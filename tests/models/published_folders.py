@@ -207,7 +207,8 @@ def publish_family(name: str, folder: Path) -> Path:
 
 def _rename(folder: Path, one: Published) -> None:
     tensors = {}
-    for name, tensor in load_file(folder / WHOLE).items():
+    for own, tensor in load_file(folder / WHOLE).items():
+        name = own
         for pattern, old in one.old_names:
             name = re.sub(pattern, old, name)
         tensors[name] = tensor
