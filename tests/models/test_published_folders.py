@@ -12,6 +12,7 @@ from transformers.utils import is_torchvision_available
 
 from tests.commands import run_vtool
 from tests.models.published_folders import PUBLISHED, UNTRAINED, publish_family
+from vtool.models.processor import load_processor
 
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 
@@ -87,7 +88,7 @@ def test_another_family_is_named_with_what_vtool_does_for_it(name: str, tmp_path
 
 
 def test_the_folders_have_old_and_new_names_and_layouts(tmp_path: Path) -> None:
-    """What makes them other than what vtool itself writes."""
+    """Folders of vtool itself have neither."""
     old = publish_family("Qwen2.5-VL", tmp_path / "old")
     config = json.loads((old / "config.json").read_text())
     assert "text_config" not in config
@@ -99,3 +100,42 @@ def test_the_folders_have_old_and_new_names_and_layouts(tmp_path: Path) -> None:
     names = [name for shard in SHARDS for name in load_file(new / shard)]
     assert any(name.startswith("model.language_model.") for name in names)
     assert any(name.startswith("mtp.") for name in names)
+
+
+def without_token(folder: Path, *tokens: str) -> Path:
+    """Take tokens out of a folder's tokenizer: their texts are then spelt in several."""
+    file = folder / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    tokenizer["added_tokens"] = [
+        each for each in tokenizer["added_tokens"] if each["content"] not in tokens
+    ]
+    for token in tokens:
+        tokenizer["model"]["vocab"].pop(token, None)
+    file.write_text(json.dumps(tokenizer))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config.pop("extra_special_tokens", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("template", "severity"),
+    [
+        (None, "warning"),  # <|im_end|> is a token beside it
+        # Zephyr's marks are text, and it was trained so
+        ("{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}</s>\n{% endfor %}", "note"),
+    ],
+)
+def test_a_mark_that_is_no_token_is_mark_not_token(
+    template: str | None, severity: str, tmp_path: Path
+) -> None:
+    folder = publish_family("Qwen2.5-VL", tmp_path / "model")
+    assert not load_processor(folder, "qwen2_5_vl").notes
+    if template:
+        (folder / "chat_template.json").unlink()
+        (folder / "chat_template.jinja").write_text(template)
+    else:
+        without_token(folder, "<|im_start|>")
+    (note,) = load_processor(folder, "qwen2_5_vl").notes
+    assert (note.rule, note.severity) == ("mark-not-token", severity)
+    assert ("<|user|>" if template else "<|im_start|>") in note.message
