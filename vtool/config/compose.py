@@ -23,7 +23,7 @@ from vtool.config.overrides import choose_groups, parse_overrides
 from vtool.config.own_values import ComposedFile, lost_values
 from vtool.config.recipe_paths import resolve_recipe_paths
 from vtool.config.recipe_source import Composer, LeavesFolder, RecipeSource
-from vtool.config.references import is_masked, resolve_references, unmasked
+from vtool.config.references import resolve_references, value_at
 from vtool.config.resources import RecipeFile, find_recipe, group_names, refuse_link
 from vtool.config.rows_recipe import (
     more_rows,
@@ -65,6 +65,15 @@ def compose_recipe(recipe: str, overrides: Sequence[str], *, trusted: bool = Tru
     Raises:
         Findings: VT001 to VT007, `fatal`.
     """
+    if trusted:
+        return _composed(recipe, overrides, trusted=True)
+    from vtool.config.limited import in_child
+
+    composed: Composed = in_child(_composed, recipe, overrides)
+    return composed
+
+
+def _composed(recipe: str, overrides: Sequence[str], *, trusted: bool = False) -> Composed:
     if more := list(more_rows(recipe, overrides)):
         raise Findings(more, fatal=True)
     rows = recipe_of_rows(recipe, overrides) if names_rows(recipe) else None
@@ -84,7 +93,7 @@ def compose_recipe(recipe: str, overrides: Sequence[str], *, trusted: bool = Tru
     applied, findings = _apply(rest, config)
     typed = [(_keys(override.key_or_group), override.value()) for override in applied]
     origins = layered(layers, typed)
-    values, unread, notes = _resolved(config, origins, trusted)
+    values, unread, notes = _resolved(config, origins)
     spell_out_rows(values)
     resolve_recipe_paths(values, origins)
     unset_overridden(values, [*(layered([each], []) for each in layers), layered([], typed)])
@@ -301,14 +310,10 @@ def _apply(
 
 def _on_a_reference(override: Override, config: DictConfig) -> Diagnostic | None:
     """Return a finding for `a.b=1` where the recipe has `a: ${c}`."""
-    keys = _keys(override.key_or_group)
+    keys, values = _keys(override.key_or_group), OmegaConf.to_container(config, resolve=False)
     for end in range(1, len(keys)):
-        outer = ".".join(keys[:end])
-        try:
-            found = OmegaConf.select(config, outer, throw_on_missing=False)
-        except OmegaConfBaseException:
-            return None
-        if is_masked(found):
+        outer, found = ".".join(keys[:end]), value_at(values, keys[:end])
+        if isinstance(found, str) and "${" in found:
             message = f"`{override.input_line}` cannot be set: `{outer}` is a reference"
             help = f"give the whole group: {outer}={{…}}"
             return Diagnostic("bad-override", message, help, override.key_or_group, COMMAND_LINE)
@@ -316,16 +321,14 @@ def _on_a_reference(override: Override, config: DictConfig) -> Diagnostic | None
 
 
 def _resolved(
-    config: DictConfig, origins: Origins, trusted: bool
+    config: DictConfig, origins: Origins
 ) -> tuple[dict[str, Any], frozenset[Key], list[Diagnostic]]:
     """Return plain values, with each `${key}` replaced, those not read, and notes of these.
 
     Raises:
         Findings: `broken-reference`, of all that lead nowhere.
     """
-    followed = resolve_references(
-        unmasked(OmegaConf.to_container(config, resolve=False)), read_environment=trusted
-    )
+    followed = resolve_references(OmegaConf.to_container(config, resolve=False))
     if followed.broken:
         names = [".".join(keys) for keys in origins.places]
         raise Findings(

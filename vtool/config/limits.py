@@ -22,10 +22,12 @@ LONGEST_REFERENCE = 2_000
 """Characters of a text with a reference."""
 MOST_REFERENCE_TEXT = 40_000
 """Characters of all texts with references in one file."""
-MOST_LINKS = 25
-"""References that lead to each other."""
-MOST_FOLLOWED = 500_000
-"""Characters and values that all references of a recipe lead to."""
+FEW_REFERENCES = 12
+"""References that are followed at once: they can make no more than 81 of one."""
+SECONDS = 5.0
+"""Processor time in which a stranger's recipe is composed, and many references are followed."""
+MOST_ANSWER = 4_000_000
+"""Bytes of a recipe that such a process has composed."""
 LONGEST_OVERRIDE = 20_000
 """Characters of one KEY=VALUE."""
 MOST_FINDINGS = 100

@@ -168,18 +168,26 @@ def read_foreign(path: Path, trainer: str, *, trusted: bool = True) -> ForeignRe
     Raises:
         Findings: `fatal`, where it could not be read.
     """
+    if trusted:
+        return _read_foreign(path, trainer, trusted=True)
+    from vtool.config.limited import in_child
+
+    refuse_link(path)
+    reading: ForeignRecipe = in_child(_read_foreign, path, trainer)
+    return reading
+
+
+def _read_foreign(path: Path, trainer: str, *, trusted: bool = False) -> ForeignRecipe:
     from vtool.config.foreign.axolotl import read_axolotl
     from vtool.config.foreign.hf import read_hf
     from vtool.config.foreign.trainers import TRAINERS
     from vtool.config.foreign.verl import read_verl
 
-    if not trusted:
-        refuse_link(path)
     if trainer == "verl":
-        return read_verl(path, read_environment=trusted)
+        return read_verl(path, trusted=trusted)
     if trainer == "axolotl":
-        return read_axolotl(path, read_environment=trusted)
-    return read_hf(path, TRAINERS[trainer], read_environment=trusted)
+        return read_axolotl(path, trusted=trusted)
+    return read_hf(path, TRAINERS[trainer], trusted=trusted)
 
 
 def examine_foreign(path: Path, *, trainer: str = "verl", trusted: bool = True) -> Examined:

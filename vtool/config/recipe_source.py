@@ -28,7 +28,6 @@ from vtool.config.limits import (
     MOST_REFERENCE_TEXT,
     MOST_REFERENCES_IN_DEFAULTS,
 )
-from vtool.config.references import masked
 from vtool.config.shipped import shipped_folder
 from vtool.config.yaml_positions import YamlFile, not_yaml, read_yaml
 from vtool.diagnostics import Diagnostic, Findings, Origin
@@ -95,17 +94,10 @@ class RecipeSource(ConfigSource):  # type: ignore[misc]  # Hydra's classes are n
         path = self._file(config_path)
         assert path is not None, "Hydra asks is_config() first"
         file = self.files[config_path] = read_yaml(path)
-        if problems := list(_bad_references(file, trusted=self.roots is None)):
+        if problems := list(_bad_references(file)):
             raise Findings(problems, fatal=True)
         try:
-            values = yaml.load(file.text, _Loader)
-            # Hydra reads references in defaults lists itself
-            config = OmegaConf.create(
-                {
-                    key: value if key == "defaults" else masked(value)
-                    for key, value in values.items()
-                }
-            )
+            config = OmegaConf.create(yaml.load(file.text, _Loader))
         except yaml.YAMLError as error:
             raise not_yaml(file.name, error, file.text) from error
         except NOT_VALUES as error:
@@ -261,7 +253,7 @@ class Composer:
     @staticmethod
     def apply(override: Override, config: DictConfig) -> None:
         """Set a value in place; its references are not followed yet."""
-        value = masked(override.value())
+        value = override.value()
         OmegaConf.update(config, override.key_or_group, value, merge=True, force_add=True)
 
 
@@ -273,7 +265,7 @@ def allowed_roots(recipe: Path) -> tuple[Path, ...]:
     )
 
 
-def _bad_references(file: YamlFile, *, trusted: bool) -> Iterator[Diagnostic]:
+def _bad_references(file: YamlFile) -> Iterator[Diagnostic]:
     """Yield a finding for each text in which OmegaConf cannot read what `${` begins."""
     total = 0
     for node in (token for token in _scalars(file.root) if "${" in token.value):
@@ -292,15 +284,6 @@ def _bad_references(file: YamlFile, *, trusted: bool) -> Iterator[Diagnostic]:
                 "broken-reference",
                 f"`{node.value}` is not a reference: they are ${{group.key}}",
                 origin=file.place(node),
-            )
-    for token in _references_in_defaults(file):
-        if not trusted and ":" in token.value.partition("${")[2]:
-            yield Diagnostic(
-                "bad-defaults-list",
-                f"`{token.value}` in a defaults list: with --untrusted nothing but a choice of the"
-                " list itself is followed there",
-                "write the file's name",
-                origin=file.place(token),
             )
 
 

@@ -82,7 +82,7 @@ _HARMLESS = (
 """Settings that are not converted, and change no number of a run: comments, and no finding."""
 
 
-def read_axolotl(path: Path, *, read_environment: bool = True) -> ForeignRecipe:
+def read_axolotl(path: Path, *, trusted: bool = True) -> ForeignRecipe:
     """Read a YAML file of axolotl's.
 
     Raises:
@@ -96,13 +96,13 @@ def read_axolotl(path: Path, *, read_environment: bool = True) -> ForeignRecipe:
         )
     known = known_words("axolotl")
     words = known.fields.keys() | {word for names in known.plugins.values() for word in names}
-    given, places = read_given(read_yaml(path), whole=words, read_environment=read_environment)
+    given, places = read_given(read_yaml(path), whole=words)
     if not given.keys() & {"base_model", "datasets", "pretraining_dataset"}:
         message = f"{path.name} names neither a base_model nor datasets: it is no recipe of axolotl"
         raise Findings(Diagnostic("unknown-recipe", message), fatal=True)
     theirs = ForeignFile(given, places, path.parent)
     theirs.values["kind"] = "sft"
-    notes = list(_translate(theirs, path.stem, trusted=read_environment))
+    notes = list(_translate(theirs, path.stem, trusted=trusted))
     findings = [*_unread(theirs), *find_axolotl_traps(theirs), *absent_findings(theirs)]
     left = tuple(
         (name, value)

@@ -74,7 +74,7 @@ _WORDS = {
 }
 
 
-def read_verl(path: Path, *, read_environment: bool = True) -> ForeignRecipe:
+def read_verl(path: Path, *, trusted: bool = True) -> ForeignRecipe:
     """Read a YAML file of verl's SFT trainer, or a script that starts it.
 
     The file is one that Hydra has composed, or has a user's own keys alone. verl's defaults are
@@ -94,7 +94,7 @@ def read_verl(path: Path, *, read_environment: bool = True) -> ForeignRecipe:
         )
     if path.suffix in (".yaml", ".yml", ".json"):
         file = read_yaml(path)
-        given, places = read_given(file, whole=UNREAD, read_environment=read_environment)
+        given, places = read_given(file, whole=UNREAD)
         script = VerlScript(given, places, _choices(file))
     else:
         script = read_verl_script(path)
@@ -119,7 +119,7 @@ def read_verl(path: Path, *, read_environment: bool = True) -> ForeignRecipe:
     for group in ("engine", "optim"):
         choice = script.choices.get(group) or engine
         theirs.defaults |= known_words("verl").choices.get(f"{group}={choice}", {})
-    findings = [*_unread(theirs), *_translate(theirs, engine, read_environment)]
+    findings = [*_unread(theirs), *_translate(theirs, engine, trusted)]
     findings += [*_unknown(theirs, script, engine), *find_refused_overrides(script)]
     findings += [*theirs.find_unread_warm_up(engine), *absent_findings(theirs)]
     left = [

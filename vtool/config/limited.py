@@ -1,0 +1,56 @@
+"""Reading a recipe in a process that the kernel limits, and that has no environment."""
+
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from vtool.config.limits import MOST_ANSWER, SECONDS
+from vtool.diagnostics import Diagnostic, Findings
+from vtool.limited_child import MEMORY, TooCostly, limited_child
+
+
+class Here:
+    """The process that this is."""
+
+    limited = False
+
+
+_CHILD = str(Path(__file__).with_name("recipe_child.py"))
+
+
+def in_child(function: Callable[..., Any], *arguments: Any, trusted: bool = False) -> Any:
+    """Return what a function of a module returns there, or raise its findings.
+
+    Args:
+        trusted: whether it has this process's environment, and resolvers are called.
+
+    Raises:
+        Findings: those of the function; `broken-reference` where it is stopped.
+    """
+    if Here.limited:
+        return function(*arguments)
+    request = {
+        "folder": os.getcwd(),
+        "environment": dict(os.environ) if trusted else {},
+        "trusted": trusted,
+        "task": pickle.dumps((function, arguments)),
+        "seconds": SECONDS,
+    }
+    try:
+        answer = limited_child(_CHILD, bare=True).ask(request)
+    except TooCostly:
+        answer = None
+    if answer is None or len(answer.get("result", b"")) > MOST_ANSWER:
+        message = (
+            f"the recipe takes more than {SECONDS:g} seconds of a processor, {MEMORY >> 30} GiB of"
+            f" memory or {MOST_ANSWER:,} bytes to compose"
+        )
+        help = "look for references that lead to several others each, and these to others again"
+        raise Findings(Diagnostic("broken-reference", message, help), fatal=True)
+    if "crash" in answer:
+        raise RuntimeError(answer["crash"])
+    if "findings" in answer:
+        raise pickle.loads(answer["findings"])
+    return pickle.loads(answer["result"])
