@@ -56,7 +56,7 @@ class LimitedChild:
             content = marshal.dumps(_plain(request))
         with self.lock:
             for _ in range(2):
-                process = self._started()
+                process = self.start()
                 try:
                     reply = _exchange(process, content)
                 except BaseException:  # a Ctrl-C: its answer must not be taken for the next one's
@@ -75,7 +75,8 @@ class LimitedChild:
                     return None
         raise TooCostly("its process ends each time")
 
-    def _started(self) -> "subprocess.Popen[bytes]":
+    def start(self) -> "subprocess.Popen[bytes]":
+        """Return the process, which is started where there is none."""
         if self.process is None:
             self.process = subprocess.Popen(
                 self.command,

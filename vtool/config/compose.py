@@ -4,7 +4,7 @@ import json
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +17,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from vtool.config.alternatives import unset_overridden
 from vtool.config.foreign.refuse import refuse_foreign
+from vtool.config.limited import in_child
 from vtool.config.limits import MOST_FINDINGS
 from vtool.config.origins import COMMAND_LINE, Key, Layer, Origins, layered
 from vtool.config.overrides import choose_groups, parse_overrides
 from vtool.config.own_values import ComposedFile, lost_values
 from vtool.config.recipe_paths import resolve_recipe_paths
-from vtool.config.recipe_source import Composer, LeavesFolder, RecipeSource
+from vtool.config.recipe_source import Composer, LeavesFolder, ManyReferences, RecipeSource
 from vtool.config.references import resolve_references, value_at
 from vtool.config.resources import RecipeFile, find_recipe, group_names, refuse_link
 from vtool.config.rows_recipe import (
@@ -66,14 +67,13 @@ def compose_recipe(recipe: str, overrides: Sequence[str], *, trusted: bool = Tru
         Findings: VT001 to VT007, `fatal`.
     """
     if trusted:
-        return _composed(recipe, overrides, trusted=True)
-    from vtool.config.limited import in_child
-
-    composed: Composed = in_child(_composed, recipe, overrides)
+        with suppress(ManyReferences):
+            return _composed(recipe, overrides, trusted)
+    composed: Composed = in_child(_composed, recipe, overrides, trusted, trusted=trusted)
     return composed
 
 
-def _composed(recipe: str, overrides: Sequence[str], *, trusted: bool = False) -> Composed:
+def _composed(recipe: str, overrides: Sequence[str], trusted: bool) -> Composed:
     if more := list(more_rows(recipe, overrides)):
         raise Findings(more, fatal=True)
     rows = recipe_of_rows(recipe, overrides) if names_rows(recipe) else None

@@ -8,7 +8,6 @@ from typing import Any
 
 from vtool.config.limits import MOST_ANSWER, SECONDS
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.limited_child import MEMORY, TooCostly, limited_child
 
 
 class Here:
@@ -18,6 +17,13 @@ class Here:
 
 
 _CHILD = str(Path(__file__).with_name("recipe_child.py"))
+
+
+def start_child() -> None:
+    """Start that process: it imports what it needs while this one does."""
+    from vtool.limited_child import limited_child
+
+    limited_child(_CHILD, bare=True).start()
 
 
 def in_child(function: Callable[..., Any], *arguments: Any, trusted: bool = False) -> Any:
@@ -31,6 +37,8 @@ def in_child(function: Callable[..., Any], *arguments: Any, trusted: bool = Fals
     """
     if Here.limited:
         return function(*arguments)
+    from vtool.limited_child import MEMORY, TooCostly, limited_child
+
     request = {
         "folder": os.getcwd(),
         "environment": dict(os.environ) if trusted else {},

@@ -16,6 +16,7 @@ from vtool.config.environment import packages
 from vtool.config.foreign import rules as foreign
 from vtool.config.foreign.theirs import ForeignRecipe
 from vtool.config.hub_model import with_hub_folder
+from vtool.config.limited import in_child
 from vtool.config.model_folder import with_family_of_folder
 from vtool.config.origins import Origins
 from vtool.config.path_settings import without_impossible_paths, without_outside_paths
@@ -170,8 +171,6 @@ def read_foreign(path: Path, trainer: str, *, trusted: bool = True) -> ForeignRe
     """
     if trusted:
         return _read_foreign(path, trainer, trusted=True)
-    from vtool.config.limited import in_child
-
     refuse_link(path)
     reading: ForeignRecipe = in_child(_read_foreign, path, trainer)
     return reading

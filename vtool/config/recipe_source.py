@@ -21,7 +21,9 @@ from omegaconf._utils import get_yaml_loader
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.grammar_parser import parse
 
+from vtool.config.limited import Here
 from vtool.config.limits import (
+    FEW_REFERENCES,
     LONGEST_REFERENCE,
     MOST_COMPOSED,
     MOST_FILES,
@@ -54,6 +56,10 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
     yaml_implicit_resolvers = _OMEGACONF.yaml_implicit_resolvers
     yaml_constructors = _OMEGACONF.yaml_constructors
+
+
+class ManyReferences(Exception):
+    """The files have more references than this process may follow: OmegaConf's merging does."""
 
 
 class LeavesFolder(ValueError):
@@ -190,6 +196,8 @@ class _Repository(CachingConfigRepository):  # type: ignore[misc]
         ]
         if len(files) > self.counted:
             self.counted = len(files)
+            if not Here.limited and sum(file.text.count("${") for file in files) > FEW_REFERENCES:
+                raise ManyReferences
             listed = [token for file in files for token in _references_in_defaults(file)]
             if sum(token.value.count("${") for token in listed) > MOST_REFERENCES_IN_DEFAULTS:
                 raise ValueError(f"it has more than {MOST_REFERENCES_IN_DEFAULTS} references")

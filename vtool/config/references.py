@@ -14,6 +14,7 @@ from omegaconf._utils import split_key
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.grammar_parser import parse
 
+from vtool.config.limited import in_child
 from vtool.config.limits import FEW_REFERENCES
 from vtool.config.origins import Key
 from vtool.words import first_line
@@ -29,15 +30,18 @@ _RESOLVERS = (
 )
 
 
-class NotCalled(Exception):
-    """A resolver is not called for a stranger's recipe."""
+class _Refused:
+    """Counts the calls of resolvers that were refused."""
+
+    calls = 0
 
 
 def refuse_resolvers() -> None:
     """Have this process call no resolver: what refers to one is not known."""
 
     def refuse(*_: Any) -> None:
-        raise NotCalled("with --untrusted")
+        _Refused.calls += 1
+        raise ValueError("a resolver is not called (--untrusted)")
 
     for name in _RESOLVERS:
         OmegaConf.register_new_resolver(name, refuse, replace=True)
@@ -65,8 +69,6 @@ def resolve_references(values: Any) -> ResolvedValues:
         Findings: they lead to too much.
     """
     if sum(text.count("${") for text in _texts(values)) > FEW_REFERENCES:
-        from vtool.config.limited import in_child
-
         found: ResolvedValues = in_child(_resolved, values, trusted=True)
         return found
     return _resolved(values)
@@ -115,13 +117,14 @@ class _State:
         """Return the value of a text with references."""
         if place in self.broken:
             return None
+        refused = _Refused.calls
         try:
             found = config[key]
             is_group = isinstance(found, DictConfig | ListConfig)
             return OmegaConf.to_container(found, resolve=True) if is_group else found
         except (OmegaConfBaseException, RecursionError) as error:
             reason = first_line(error)
-        if reason.startswith(NotCalled.__name__):
+        if _Refused.calls > refused:
             self.unread[place] = text
             return Unfollowed(text)
         self.broken[place] = _in_words(reason, text)
@@ -136,7 +139,7 @@ class _State:
         for place, reason in self.broken.items():
             behind = self.behind(place)
             if not behind or (place in behind and behind.isdisjoint(found)):
-                found[place] = reason
+                found[place] = _ITSELF if place in behind else reason
         return found
 
     def behind(self, place: Key) -> set[Key]:
@@ -161,20 +164,28 @@ def _targets(raw: Any, place: Key) -> Iterator[Key]:
         yield (*(place[: -len(up)] if up else ()), *split_key(key))
 
 
+_WORDS = {
+    "Missing mandatory value: (.+)": "`{}`, which is left open (???)",
+    "(Environment variable '.*' not found)": "{}",
+    "Key not found: '(.+)'": "Interpolation key '{}' not found",
+    "[Rr]ecursi(on|ve)": "too many references one after the other",
+}
+"""By text of OmegaConf's, what it means."""
+_ITSELF = "itself, at once or by way of others"
+
+
 def _in_words(reason: str, text: str) -> str:
     """Return why a text leads nowhere, from OmegaConf's reason."""
     if reason.startswith(("Interpolation key", "Unsupported")):
         return reason[:200]
-    if reason.startswith("Recursive"):
-        return "itself, at once or by way of others"
-    if "RecursionError" in reason or "recursion" in reason:
-        return "itself, at once or by way of others, or to too many one after the other"
-    if found := re.search(r"Missing mandatory value: (.+)", reason):
-        return f"`{found[1]}`, which is left open (???)"
-    if found := re.search(r"Environment variable '.*' not found", reason):
-        return found[0]
+    for pattern, words in _WORDS.items():
+        if found := re.search(pattern, reason):
+            return words.format(found[1])
     alone = re.fullmatch(r"[^$]*\$\{\.*([^${}:]+)\}[^$]*", text)
-    return f"Interpolation key '{alone[1]}' not found" if alone else reason[:200]
+    if alone and re.search(r"Error (trying|resolving)|is not an int", reason):
+        return f"Interpolation key '{alone[1]}' not found"
+    _, raised, why = reason.rpartition(" raised while resolving interpolation: ")
+    return f"what cannot be followed: {why[:200]}" if raised else reason[:200]
 
 
 def value_at(values: Any, place: Key) -> Any:
