@@ -30,7 +30,8 @@ def in_child(function: Callable[..., Any], *arguments: Any, trusted: bool = Fals
     """Return what a function of a module returns there, or raise its findings.
 
     Args:
-        trusted: whether it has this process's environment, and resolvers are called.
+        arguments: the first of a stranger's are the recipe, in whose folder files may be opened.
+        trusted: whether it has this process's environment and files, and resolvers are called.
 
     Raises:
         Findings: those of the function; `broken-reference` where it is stopped.

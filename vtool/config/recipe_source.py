@@ -157,13 +157,7 @@ class RecipeSource(ConfigSource):  # type: ignore[misc]  # Hydra's classes are n
             return None
 
     def _refuse_outside(self, config_path: str, path: Path) -> None:
-        if self.roots is None:
-            return
-        try:
-            real = path.resolve()
-        except (OSError, ValueError, RuntimeError):
-            raise LeavesFolder(config_path) from None
-        if not any(real.is_relative_to(root) for root in self.roots):
+        if self.roots is not None and not is_inside(path, self.roots):
             raise LeavesFolder(config_path)
 
 
@@ -271,6 +265,15 @@ def allowed_roots(recipe: Path) -> tuple[Path, ...]:
         folder.resolve()
         for folder in (recipe.parent, shipped_folder("configs"), shipped_folder("recipes"))
     )
+
+
+def is_inside(path: Path, roots: Sequence[Path]) -> bool:
+    """Return whether a path, all links followed, is in one of some folders."""
+    try:
+        real = path.resolve()
+    except (OSError, ValueError, RuntimeError):
+        return False
+    return any(real.is_relative_to(root) for root in roots)
 
 
 def _bad_references(file: YamlFile) -> Iterator[Diagnostic]:
