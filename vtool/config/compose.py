@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -23,7 +24,7 @@ from vtool.config.origins import COMMAND_LINE, Key, Layer, Origins, layered
 from vtool.config.overrides import choose_groups, parse_overrides
 from vtool.config.own_values import ComposedFile, lost_values
 from vtool.config.recipe_paths import resolve_recipe_paths
-from vtool.config.recipe_source import Composer, LeavesFolder, ManyReferences, RecipeSource
+from vtool.config.recipe_source import Composer, ManyReferences, RecipeSource
 from vtool.config.references import resolve_references, value_at
 from vtool.config.resources import RecipeFile, find_recipe, group_names, refuse_link
 from vtool.config.rows_recipe import (
@@ -68,12 +69,14 @@ def compose_recipe(recipe: str, overrides: Sequence[str], *, trusted: bool = Tru
     """
     if trusted:
         with suppress(ManyReferences):
-            return _composed(recipe, overrides, trusted)
-    composed: Composed = in_child(_composed, recipe, overrides, trusted, trusted=trusted)
+            return _composed(recipe, overrides)
+    elif not names_rows(recipe):
+        refuse_link(Path(recipe))
+    composed: Composed = in_child(_composed, recipe, overrides, trusted=trusted)
     return composed
 
 
-def _composed(recipe: str, overrides: Sequence[str], trusted: bool) -> Composed:
+def _composed(recipe: str, overrides: Sequence[str]) -> Composed:
     if more := list(more_rows(recipe, overrides)):
         raise Findings(more, fatal=True)
     rows = recipe_of_rows(recipe, overrides) if names_rows(recipe) else None
@@ -81,13 +84,11 @@ def _composed(recipe: str, overrides: Sequence[str], trusted: bool) -> Composed:
         refuse_foreign(recipe, small_json(recipe))
         recipe, overrides = rows.recipe, rows.overrides
     file = find_recipe(recipe)
-    if not trusted:
-        refuse_link(file.path)
     # before the overrides, which may refer to what is wrong with it
     refuse_foreign(recipe, read_yaml(file.path).text)
     given = parse_overrides(overrides)
     with _hydra_as_of("1.3"):
-        composer = Composer(file.path, trusted=trusted)
+        composer = Composer(file.path)
         composed, config, rest, missing = _followed(composer, given)
     layers = [each.layer for each in composed]
     applied, findings = _apply(rest, config)
@@ -145,14 +146,6 @@ def _followed(
         if clashes := list(_clashes([each.layer for each in composed])):
             raise Findings(clashes, fatal=True)
         return composed, composer.compose(listed), list(listed.config_overrides), missing
-    except LeavesFolder as error:
-        message = (
-            f"`{error.config_path}` in a defaults list leads out of the recipe's folder, configs/"
-            " and recipes/, and the recipe is not trusted (--untrusted)"
-        )
-        origin = _in_defaults(error.config_path.rpartition("/")[2], sources)
-        help = "name a file of these folders, by no link that leads out of them"
-        raise _refused("bad-defaults-list", message, help, origin, sources) from error
     except RecursionError as error:
         message = "the defaults list leads back to itself"
         raise _refused("bad-defaults-list", message, sources=sources) from error
@@ -341,7 +334,7 @@ def _resolved(
     notes = [
         Diagnostic(
             "not-looked-at",
-            f"`{'.'.join(place)}` is {text}: with --untrusted no environment variable is read",
+            f"`{'.'.join(place)}` is {text}: with --untrusted no resolver is called",
             "nothing need be done; what depends on it is not checked",
             ".".join(place),
             origins.near(".".join(place)),

@@ -14,6 +14,8 @@ class Here:
     """The process that this is."""
 
     limited = False
+    stranger = False
+    """Whether it reads the recipe of a stranger, whose names are not looked up."""
 
 
 _CHILD = str(Path(__file__).with_name("recipe_child.py"))

@@ -170,23 +170,23 @@ def read_foreign(path: Path, trainer: str, *, trusted: bool = True) -> ForeignRe
         Findings: `fatal`, where it could not be read.
     """
     if trusted:
-        return _read_foreign(path, trainer, trusted=True)
+        return _read_foreign(path, trainer)
     refuse_link(path)
     reading: ForeignRecipe = in_child(_read_foreign, path, trainer)
     return reading
 
 
-def _read_foreign(path: Path, trainer: str, *, trusted: bool = False) -> ForeignRecipe:
+def _read_foreign(path: Path, trainer: str) -> ForeignRecipe:
     from vtool.config.foreign.axolotl import read_axolotl
     from vtool.config.foreign.hf import read_hf
     from vtool.config.foreign.trainers import TRAINERS
     from vtool.config.foreign.verl import read_verl
 
     if trainer == "verl":
-        return read_verl(path, trusted=trusted)
+        return read_verl(path)
     if trainer == "axolotl":
-        return read_axolotl(path, trusted=trusted)
-    return read_hf(path, TRAINERS[trainer], trusted=trusted)
+        return read_axolotl(path)
+    return read_hf(path, TRAINERS[trainer])
 
 
 def examine_foreign(path: Path, *, trainer: str = "verl", trusted: bool = True) -> Examined:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vtool.config.origins import Origins
 from vtool.config.partial import without_setting
-from vtool.config.recipe_source import allowed_roots, is_inside
+from vtool.config.resources import allowed_roots, is_inside
 from vtool.config.schema import Run, Source
 from vtool.config.schema.base import NotValid
 from vtool.config.schema.training import OF_ITS_OWN

@@ -17,8 +17,8 @@ from omegaconf import OmegaConf
 
 from vtool.config.limited import Here
 from vtool.config.load import read_foreign
-from vtool.config.recipe_source import allowed_roots, is_inside
 from vtool.config.references import refuse_resolvers
+from vtool.config.resources import allowed_roots, is_inside
 from vtool.diagnostics import Findings
 
 
@@ -48,7 +48,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         OmegaConf.clear_resolvers()
         _Opened.roots = ()
         function, arguments = pickle.loads(request["task"])
-        if not request["trusted"]:
+        Here.stranger = not request["trusted"]
+        if Here.stranger:
             refuse_resolvers()
             _Opened.roots = (*allowed_roots(Path(arguments[0])), *_PYTHONS)
         return {"result": pickle.dumps(function(*arguments))}

@@ -3,6 +3,7 @@
 The one module that imports `hydra._internal`; docs/decisions.md says why.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +26,6 @@ from vtool.config.limited import Here
 from vtool.config.limits import (
     FEW_REFERENCES,
     LONGEST_REFERENCE,
-    MOST_COMPOSED,
     MOST_FILES,
     MOST_REFERENCE_TEXT,
     MOST_REFERENCES_IN_DEFAULTS,
@@ -62,14 +62,6 @@ class ManyReferences(Exception):
     """The files have more references than this process may follow: OmegaConf's merging does."""
 
 
-class LeavesFolder(ValueError):
-    """A defaults list of a recipe that is not trusted leads out of the folders it may use."""
-
-    def __init__(self, config_path: str) -> None:
-        super().__init__(config_path)
-        self.config_path = config_path
-
-
 class RecipeSource(ConfigSource):  # type: ignore[misc]  # Hydra's classes are not followed
     """The YAML files of one folder; keeps each file's positions, and names what is wrong with it.
 
@@ -78,13 +70,11 @@ class RecipeSource(ConfigSource):  # type: ignore[misc]  # Hydra's classes are n
     the shipped one is meant.
     """
 
-    def __init__(self, provider: str, path: Path, roots: Sequence[Path] | None = None) -> None:
+    def __init__(self, provider: str, path: Path) -> None:
         super().__init__(provider, f"{self.scheme()}://{path}")
         self.recipe = path if provider == "main" else None
         self.folder = path.parent if self.recipe else path
         self.files: dict[str, YamlFile] = {}
-        self.roots = roots
-        """The folders that nothing may lie outside of; None for a recipe that is trusted."""
 
     @staticmethod
     def scheme() -> str:
@@ -138,7 +128,7 @@ class RecipeSource(ConfigSource):  # type: ignore[misc]  # Hydra's classes are n
         return [*names] if results_filter in (None, ObjectType.CONFIG) else []
 
     def _names(self, group: str) -> Sequence[str]:
-        self._refuse_outside(group, self.folder / group)
+        sys.audit("os.listdir", str(self.folder / group))
         try:
             return sorted(path.stem for path in (self.folder / group).glob("*.yaml"))
         except (OSError, ValueError):  # a name that is too long, or that no file can have
@@ -150,15 +140,11 @@ class RecipeSource(ConfigSource):  # type: ignore[misc]  # Hydra's classes are n
         path = self.folder / (
             config_path if config_path.endswith(".yaml") else f"{config_path}.yaml"
         )
-        self._refuse_outside(config_path, path)
+        sys.audit("open", str(path), "r", 0)  # a stranger's may lead out: refused, there or not
         try:
             return path if path.is_file() and path != self.recipe else None
         except (OSError, ValueError):
             return None
-
-    def _refuse_outside(self, config_path: str, path: Path) -> None:
-        if self.roots is not None and not is_inside(path, self.roots):
-            raise LeavesFolder(config_path)
 
 
 class _Repository(CachingConfigRepository):  # type: ignore[misc]
@@ -204,13 +190,12 @@ class Composer:
     Files are looked for next to the recipe, then in configs/, then in the shipped recipes.
     """
 
-    def __init__(self, recipe: Path, *, trusted: bool = True) -> None:
+    def __init__(self, recipe: Path) -> None:
         self._name = recipe.name
-        roots = None if trusted else allowed_roots(recipe)
         self.sources = [
-            RecipeSource("main", recipe, roots),
-            RecipeSource("configs", shipped_folder("configs"), roots),
-            RecipeSource("recipes", shipped_folder("recipes"), roots),
+            RecipeSource("main", recipe),
+            RecipeSource("configs", shipped_folder("configs")),
+            RecipeSource("recipes", shipped_folder("recipes")),
         ]
         self._loader = ConfigLoaderImpl(SimpleNamespace(get_path=list))
         schema = StructuredConfigSource("schema", "structured://")  # Hydra wants it last
@@ -235,17 +220,7 @@ class Composer:
         )
 
     def compose(self, defaults: Any) -> DictConfig:
-        """Merge the files of a defaults list.
-
-        Raises:
-            ValueError: they have too many values.
-        """
-        files = self.files
-        read = [files[path] for each in defaults.defaults if (path := each.config_path) in files]
-        if len(read) > MOST_FILES:
-            raise ValueError(f"it names more than {MOST_FILES} files, those in files each time")
-        if sum(file.size for file in read) > MOST_COMPOSED:
-            raise ValueError(f"its files have more than {MOST_COMPOSED} values and keys in all")
+        """Merge the files of a defaults list."""
         self.repository.asked = 0
         config: DictConfig = self._loader._compose_config_from_defaults_list(
             defaults.defaults, self.repository
@@ -257,23 +232,6 @@ class Composer:
         """Set a value in place; its references are not followed yet."""
         value = override.value()
         OmegaConf.update(config, override.key_or_group, value, merge=True, force_add=True)
-
-
-def allowed_roots(recipe: Path) -> tuple[Path, ...]:
-    """Return the folders that a recipe that is not trusted may use."""
-    return tuple(
-        folder.resolve()
-        for folder in (recipe.parent, shipped_folder("configs"), shipped_folder("recipes"))
-    )
-
-
-def is_inside(path: Path, roots: Sequence[Path]) -> bool:
-    """Return whether a path, all links followed, is in one of some folders."""
-    try:
-        real = path.resolve()
-    except (OSError, ValueError, RuntimeError):
-        return False
-    return any(real.is_relative_to(root) for root in roots)
 
 
 def _bad_references(file: YamlFile) -> Iterator[Diagnostic]:

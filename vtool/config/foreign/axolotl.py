@@ -82,7 +82,7 @@ _HARMLESS = (
 """Settings that are not converted, and change no number of a run: comments, and no finding."""
 
 
-def read_axolotl(path: Path, *, trusted: bool = True) -> ForeignRecipe:
+def read_axolotl(path: Path) -> ForeignRecipe:
     """Read a YAML file of axolotl's.
 
     Raises:
@@ -102,7 +102,7 @@ def read_axolotl(path: Path, *, trusted: bool = True) -> ForeignRecipe:
         raise Findings(Diagnostic("unknown-recipe", message), fatal=True)
     theirs = ForeignFile(given, places, path.parent)
     theirs.values["kind"] = "sft"
-    notes = list(_translate(theirs, path.stem, trusted=trusted))
+    notes = list(_translate(theirs, path.stem))
     findings = [*_unread(theirs), *find_axolotl_traps(theirs), *absent_findings(theirs)]
     left = tuple(
         (name, value)
@@ -131,10 +131,10 @@ def read_axolotl(path: Path, *, trusted: bool = True) -> ForeignRecipe:
     )
 
 
-def _translate(theirs: ForeignFile, stem: str, *, trusted: bool) -> Iterator[str]:
+def _translate(theirs: ForeignFile, stem: str) -> Iterator[str]:
     """Put what has a counterpart into our settings, and yield notes about the recipe."""
     theirs.map(_SAME)
-    _model(theirs, trusted)
+    _model(theirs)
     _optimizer(theirs)
     yield from _batches(theirs)
     steps, epochs = theirs.take("max_steps"), theirs.take("num_epochs", 1.0)
@@ -146,10 +146,10 @@ def _translate(theirs: ForeignFile, stem: str, *, trusted: bool) -> Iterator[str
     _run(theirs, stem)
 
 
-def _model(theirs: ForeignFile, trusted: bool) -> None:
+def _model(theirs: ForeignFile) -> None:
     path, put = theirs.given.get("base_model"), theirs.put
     if path is not None:
-        look = look_at_model(path, theirs.given.get("model_revision"), trusted=trusted)
+        look = look_at_model(path, theirs.given.get("model_revision"))
         if look.family is not None:
             put("model.family", look.family, "base_model")
         if look.is_known and look.family is not None:

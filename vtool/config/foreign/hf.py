@@ -33,7 +33,7 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
 
 
-def read_hf(path: Path, trainer: ForeignTrainer, *, trusted: bool = True) -> ForeignRecipe:
+def read_hf(path: Path, trainer: ForeignTrainer) -> ForeignRecipe:
     """Read a recipe of one of these trainers: a YAML file, or a script with its command.
 
     Raises:
@@ -69,7 +69,7 @@ def read_hf(path: Path, trainer: ForeignTrainer, *, trusted: bool = True) -> For
         given = with_model_arguments(given)
     theirs = ForeignFile(given, places, path.parent)
     theirs.values["kind"] = "sft"
-    translation = Translation(theirs, trainer, path.stem, ranks, trusted=trusted)
+    translation = Translation(theirs, trainer, path.stem, ranks)
     translation.translate()
     traps = hf_traps.find_traps(theirs, trainer, ranks.all if ranks else None)
     findings = [*unknown, *traps, *absent_findings(theirs)]
