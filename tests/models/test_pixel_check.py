@@ -56,7 +56,7 @@ HEALTHY: list[dict[str, Any]] = [
 @pytest.mark.parametrize("family", FAMILIES)
 def test_values_beside_those_of_the_family_are_judged(family: str) -> None:
     known = load_family(family)
-    own = known.image_processor_class()(**asdict(known.facts.patches))
+    own = known.image_processor_class("pil")(**asdict(known.facts.patches))
     for changes, said in [*DESTROYED, *((healthy, "") for healthy in HEALTHY)]:
         given = copy.copy(own)
         for name, value in changes.items():

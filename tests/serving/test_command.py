@@ -21,6 +21,7 @@ from vtool.serving.command import Address, ServedModel, ServerCommand, curl_exam
 from vtool.serving.server import check_address, check_key
 from vtool.serving.vllm import VLLM
 
+ROOT = Path(__file__).parents[2]
 CPU, GPU = (VLLM("python", "0.32.0", on_cpu) for on_cpu in (True, False))
 TEXT = {
     "hidden_size": 128,
@@ -99,13 +100,27 @@ def test_the_command_has_what_makes_vllm_answer_as_vtool_does() -> None:
         "--port": "8000",
         "--dtype": "float32",
         "--generation-config": "vllm",
-        "--mm-processor-kwargs": '{"use_fast": false}',
         "--chat-template-content-format": "openai",
         "--enforce-eager": "",
     }
-    page = (Path(__file__).parents[2] / "docs/serving.md").read_text()
+    page = (ROOT / "docs/serving.md").read_text()
     unexplained = {"--host", "--port"}  # what they are is plain
     assert {name for name in found if name not in page} <= unexplained
+
+
+@pytest.mark.parametrize("trained", ["pil", "torchvision"])
+def test_vllm_resizes_as_the_training_did(tmp_path: Path, trained: str) -> None:
+    """An adapter's folder says it, where there is one: its base may have been trained otherwise."""
+    for name, backend in (("base", "pil"), ("export", trained)):
+        (tmp_path / name).mkdir()
+        settings = json.dumps({"vtool_backend": backend})
+        (tmp_path / name / "preprocessor_config.json").write_text(settings)
+    config, wanted = model().config, json.dumps({"use_fast": trained == "torchvision"})
+    whole = ServedModel("digits", tmp_path / "export", config)
+    adapted = ServedModel("digits", tmp_path / "base", config, tmp_path / "export", rank=9)
+    for each in (whole, adapted):
+        assert options(made(each))["--mm-processor-kwargs"] == wanted
+    assert "--mm-processor-kwargs" in (ROOT / "docs/serving.md").read_text()
 
 
 def test_an_adapter_is_applied_to_the_tower_too() -> None:

@@ -141,6 +141,7 @@ def _in_context(run: Run) -> dict[str, Any]:
     values: dict[str, Any] = {
         "run.dir": str(run.folder),
         "device.kind": None if run.device.kind == "auto" else run.device.kind,
+        "data.image.backend": None if run.data.image.backend == "auto" else run.data.image.backend,
         "model.modeling": model.modeling and resolve_modeling(model.modeling),
         "model.size": model.size if model.starts_from == "random" else None,
         # adapters freeze the weights next to them; which layers have one is observed by itself

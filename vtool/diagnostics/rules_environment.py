@@ -211,6 +211,15 @@ RULES = (
         severity="warning",
     ),
     Rule(
+        name="processor-backend-missing",
+        code="VT671",
+        summary="Images are to be processed by torchvision, which cannot be imported.",
+        why="PIL would resize them to other pixels than those that the model was trained on.",
+        bad="a model's folder that was trained with torchvision, where it is not installed",
+        good="pip install torchvision, in the build that fits torch",
+        fix="Install torchvision, or set data.image.backend=pil and accept other pixels.",
+    ),
+    Rule(
         name="release-unknown",
         code="VT551",
         summary="Which release of a package is installed is not known, or nobody has looked at it.",

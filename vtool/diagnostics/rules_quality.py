@@ -156,6 +156,17 @@ RULES = (
         stage="quality",
     ),
     Rule(
+        name="processor-backend-differs",
+        code="VT672",
+        summary="Images are processed by PIL in training, and by torchvision in a server.",
+        why="Each resizes by its own arithmetic: the model is shown other pixels when it is used.",
+        bad="data.image.backend=pil, and vLLM as it starts by default",
+        good="data.image.backend=torchvision, or `vtool serve`, which tells vLLM what was used",
+        fix="Use one backend in both places.",
+        severity="warning",
+        stage="quality",
+    ),
+    Rule(
         name="lengths-not-validated",
         code="VT658",
         summary="Rows to train on are much longer or shorter than all that are validated on.",

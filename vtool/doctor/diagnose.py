@@ -186,6 +186,14 @@ def _is_needed(package: RequiredPackage, needs: Needs | None) -> bool:
 def _of_torch(machine: Machine, answer: TorchAnswer | None) -> Iterator[Diagnostic]:
     if answer is not None and answer.error is not None:
         yield not_imported(answer, machine.torch_npu, not machine.cann.problems)
+    if answer is not None and answer.torchvision_error is not None:
+        yield Diagnostic(
+            "processor-backend-missing",
+            f"torchvision is installed and does not import: {answer.torchvision_error};"
+            " transformers imports no image processor beside it",
+            "install the build that fits this torch, or uninstall torchvision",
+            "torchvision",
+        )
 
 
 def _of_npu(

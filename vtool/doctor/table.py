@@ -57,6 +57,13 @@ def torch_rows(machine: Machine, answer: TorchAnswer | None) -> Iterator[TableRo
     yield _device_row(
         "npu", answer.npu, answer.npu_error or unseen if machine.torch_npu else no_npu
     )
+    if answer.torchvision_error:
+        yield TableRow("torch", "images", "no", answer.torchvision_error)
+    elif answer.torchvision:
+        yield TableRow("torch", "images", "torchvision", answer.torchvision)
+    else:
+        other = "torchvision, which vLLM and other trainers use, is not installed"
+        yield TableRow("torch", "images", "PIL", other)
 
 
 def _device_row(kind: str, names: Sequence[str], otherwise: str) -> TableRow:

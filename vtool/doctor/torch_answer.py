@@ -18,6 +18,7 @@ _ASK = """
 import json, sys, importlib.util
 import torch
 found = {"version": torch.__version__, "cuda": [], "npu": [], "npu_error": None}
+found |= {"torchvision": None, "torchvision_error": None}
 if torch.cuda.is_available():
     found["cuda"] = list(map(torch.cuda.get_device_name, range(torch.cuda.device_count())))
 if importlib.util.find_spec("torch_npu"):
@@ -27,6 +28,12 @@ if importlib.util.find_spec("torch_npu"):
             found["npu"] = list(map(torch.npu.get_device_name, range(torch.npu.device_count())))
     except Exception as error:
         found["npu_error"] = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+if importlib.util.find_spec("torchvision"):
+    try:
+        import torchvision.transforms.v2
+        found["torchvision"] = torchvision.__version__
+    except Exception as error:
+        found["torchvision_error"] = f"{type(error).__name__}: {error}".strip().splitlines()[0]
 print("\\n" + json.dumps(found))
 """
 
@@ -43,6 +50,10 @@ class TorchAnswer:
     """The names of the NPUs that torch finds."""
     npu_error: str | None = None
     """The reason why torch_npu, which is installed, cannot be imported, while torch can."""
+    torchvision: str | None = None
+    """The version of torchvision; None where it is not installed, or cannot be imported."""
+    torchvision_error: str | None = None
+    """The reason why torchvision, which is installed, cannot be imported, while torch can."""
     error: str | None = None
     """The last line that the import wrote."""
     alone: bool = False
@@ -79,7 +90,12 @@ def _ask(environment: Mapping[str, str], seconds: float) -> TorchAnswer:
     if done.returncode == 0 and answers:
         found = json.loads(answers[-1])
         return TorchAnswer(
-            found["version"], tuple(found["cuda"]), tuple(found["npu"]), found["npu_error"]
+            found["version"],
+            tuple(found["cuda"]),
+            tuple(found["npu"]),
+            found["npu_error"],
+            found["torchvision"],
+            found["torchvision_error"],
         )
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     ended = (

@@ -151,8 +151,8 @@ def _settings(
         "model": str(subject.export.base.resolve()),
         "tokenizer": str(subject.export.folder.resolve()),
         "dtype": "bfloat16" if asking.bfloat16 else "float32",
-        # resized as vtool does, by PIL: torchvision rounds otherwise
-        "mm_processor_kwargs": {"use_fast": False}
+        # resized as vtool does: PIL and torchvision round differently
+        "mm_processor_kwargs": {"use_fast": rows.processor.image_processor.backend == "torchvision"}
         | {key: value for key, value in sizes.items() if value is not None},
         "generation_config": "vllm",
         "enforce_eager": True,

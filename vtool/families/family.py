@@ -45,9 +45,14 @@ class Family:
         """
         return bool(type(module) is self.model_class())
 
-    def image_processor_class(self) -> Any:
-        """Return transformers' image processor class that needs no torchvision."""
-        return _from_transformers(f"{self.facts.image_processor}Pil")
+    def image_processor_class(self, backend: str) -> Any:
+        """Return transformers' image processor class of a backend, `torchvision` or `pil`."""
+        suffix = "Pil" if backend == "pil" else ""
+        return _from_transformers(f"{self.facts.image_processor}{suffix}")
+
+    def video_processor_class(self) -> Any:
+        """Return transformers' video processor class, which needs torchvision."""
+        return _from_transformers(self.facts.video_processor)
 
     def random_config(self, size: str, vocab_size: int, ids: TokenIds) -> Any:
         """Return the transformers config of a model with random weights of this size."""

@@ -112,7 +112,7 @@ def image_patches(processor: Any, picture: Any) -> tuple[Tensor, Grid]:
     image processor itself has made. A processor of other steps cuts the image itself.
 
     Args:
-        processor: an image processor of transformers that needs no torchvision.
+        processor: an image processor of transformers.
         picture: of PIL.
 
     Returns:
@@ -171,13 +171,16 @@ def _strips(processor: Any, picture: Any) -> tuple[np.ndarray, tuple[int, int]]:
     from transformers.image_utils import SizeDict
 
     side, merge, times = processor.patch_size, processor.merge_size, processor.temporal_patch_size
-    pixels = processor.resize(
-        np.moveaxis(np.asarray(picture), -1, 0),
-        size=SizeDict(**dict(processor.size)),
-        resample=processor.resample,
-        factor=side * merge,
-        temporal_factor=times,  # not every class asks for it
-    )
+    asked = {
+        "size": SizeDict(**dict(processor.size)),
+        "resample": processor.resample,
+        "factor": side * merge,
+        "temporal_factor": times,  # not every class asks for it
+    }
+    if processor.backend == "torchvision":
+        pixels = processor.resize(processor.process_image(picture)[None], **asked)[0].numpy()
+    else:
+        pixels = processor.resize(np.moveaxis(np.asarray(picture), -1, 0), **asked)
     channels, height, width = pixels.shape
     h, w = height // side, width // side
     return pixels.reshape(channels, h // merge, merge, side, w // merge, merge, side), (h, w)
@@ -222,6 +225,12 @@ def _proved_table(make: Callable[..., Any], settings: tuple[Any, ...]) -> Tensor
 
 def _table(processor: Any) -> Tensor:
     every_byte = np.broadcast_to(np.arange(256, dtype=np.uint8), (3, 1, 256))
+    if processor.backend == "torchvision":
+        steps = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
+        every: Tensor = processor.rescale_and_normalize(
+            torch.from_numpy(every_byte.copy()), *(getattr(processor, step) for step in steps)
+        )
+        return every.contiguous().view(-1)
     rescaled = processor.rescale(every_byte, processor.rescale_factor)
     values = processor.normalize(rescaled, processor.image_mean, processor.image_std)
     return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).view(-1)

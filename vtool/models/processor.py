@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -9,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from vtool.config.schema import Data, Image, Model, Video
-from vtool.contents import small_file, stand_in_of_model
+from vtool.contents import LARGEST_SMALL_FILE, small_file, stand_in_of_model
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.families.family import load_family
 from vtool.families.images import beyond_any_model
 from vtool.families.tokens import TokenIds, TokenNames
+from vtool.models.backends import choose_backend, record_backend
 from vtool.models.chat_template import (
     TemplateForm,
     choose_template,
@@ -27,6 +29,9 @@ from vtool.models.tokenizer import train_tokenizer
 from vtool.models.tokenizer_growth import MOST, text_growth
 from vtool.models.video import VideoProcessor, video_processor, video_settings_in
 from vtool.words import first_line
+
+_MORE_FILES = ("vocab.json", "merges.txt", "tokenizer.model", "chat_template.json")
+"""Files of published folders beside tokenizer.json: converters and older servers read them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,8 @@ class Processor:
 
     notes: tuple[Diagnostic, ...] = ()
     """Warnings about the folder."""
+    more_files: tuple[Path, ...] = ()
+    """Files of the folder that only other readers need: they are copied where it is saved."""
     named: bool = True
     """False where nobody has named a model: its weights are random, and have learnt nothing."""
 
@@ -84,6 +91,12 @@ class Processor:
         self.tokenizer.save_pretrained(folder)
         self.image_processor.save_pretrained(folder)
         self.video.save(folder)
+        for file in self.more_files:
+            if file.name == "chat_template.json":  # as transformers had it before .jinja
+                text = json.dumps({"chat_template": self.tokenizer.chat_template}, indent=2)
+                (folder / file.name).write_text(text + "\n", encoding="utf-8")
+            elif file.parent.resolve() != folder.resolve():
+                shutil.copyfile(file, folder / file.name)
 
 
 def new_processor(
@@ -114,10 +127,13 @@ def new_processor(
         name: tokenizer.convert_tokens_to_ids(getattr(known.facts.token_names, name))
         for name in known.facts.token_fields
     }
-    image_processor = known.image_processor_class()(**asdict(known.facts.patches))
+    backend = choose_backend(image.backend)
+    image_processor = known.image_processor_class(backend)(**asdict(known.facts.patches))
     token_ids = TokenIds(**ids, end=tokenizer.eos_token_id, pad=tokenizer.pad_token_id)
     videos = video_processor(
-        known, {name: value for name, value in image_processor.to_dict().items() if name != "size"}
+        known,
+        {name: value for name, value in image_processor.to_dict().items() if name != "size"},
+        backend,
     )
     return with_sizes(
         Processor(
@@ -156,7 +172,7 @@ def load_processor(
 
     Raises:
         Findings: `model-does-not-load`, where a part of it is missing or cannot be read;
-            `pixels-destroyed`, `template-argument-unread`.
+            `pixels-destroyed`, `processor-backend-missing`, `template-argument-unread`.
     """
     from transformers import AutoConfig, AutoTokenizer
 
@@ -174,6 +190,8 @@ def load_processor(
         raise Findings(_unusable(folder, f"there is no {', and no '.join(absent)}"))
     if beyond := beyond_any_model(config_of or folder):
         raise Findings(_unusable(folder, beyond))
+    backend = choose_backend((image or Image()).backend, folder)
+    images = known.image_processor_class(backend)
     try:
         config = AutoConfig.from_pretrained(
             config_of or folder, local_files_only=True, trust_remote_code=False
@@ -182,10 +200,8 @@ def load_processor(
             tokenizer = AutoTokenizer.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )
-        image_processor = known.image_processor_class().from_pretrained(
-            folder, local_files_only=True
-        )
-        videos = video_processor(known, video_settings_in(folder))
+        image_processor = images.from_pretrained(folder, local_files_only=True)
+        videos = video_processor(known, video_settings_in(folder), backend)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # each reader raises what its file format raises; some panic
@@ -202,7 +218,7 @@ def load_processor(
     if why := _does_not_encode(tokenizer):
         raise Findings(_unusable(folder, f"the tokenizer fails at a text: {why}"))
     choose_template(tokenizer, folder, data)
-    own = known.image_processor_class()(**asdict(known.facts.patches))
+    own = images(**asdict(known.facts.patches))
     if destroyed := check_pixels(image_processor, own, folder):
         raise Findings(destroyed)
     ids, form = known.token_ids(config, tokenizer), find_form(tokenizer)
@@ -231,6 +247,7 @@ def load_processor(
             form=form,
             stops=tuple(dict.fromkeys((ids.end, *stops))),
             notes=() if data and data.chat_template else differing_templates(folder),
+            more_files=tuple(filter(_is_small, (folder / name for name in _MORE_FILES))),
             vocabulary=vocabulary,
         ),
         image or Image(),
@@ -279,6 +296,10 @@ def stop_ids(config: Any, folder: Path, tokenizer: Any) -> list[int]:
     return [token for token in (tokenizer.eos_token_id, *found) if isinstance(token, int)]
 
 
+def _is_small(file: Path) -> bool:
+    return file.is_file() and file.stat().st_size <= LARGEST_SMALL_FILE
+
+
 def _is_token(tokenizer: Any, token: Any) -> bool:
     try:
         return tokenizer.convert_ids_to_tokens(token) is not None
@@ -293,6 +314,7 @@ def with_sizes(processor: Processor, image: Image, video: Video) -> Processor:
         if pixels is not None:
             size[edge] = pixels * processor.video.family.facts.frames_per_image
     processor.image_processor.size = size
+    record_backend(processor.image_processor)
     return replace(
         processor, video=processor.video.with_settings(video), pictures=PictureReader.of(image)
     )

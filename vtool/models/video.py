@@ -36,9 +36,10 @@ _FRAME_SETTINGS = (
 
 @dataclass(frozen=True, slots=True)
 class VideoProcessor:
-    """A video processor that does what transformers' class of the family does, without torchvision.
+    """A video processor, which does what transformers' class of the family does.
 
-    Frames go through the functions of the image processor.
+    With torchvision that class makes the patches; without it, the functions of the image processor
+    by PIL do, frame by frame.
     """
 
     family: Family
@@ -123,6 +124,8 @@ class VideoProcessor:
 
         own = self.frames
         as_bytes = as_bytes and byte_values(own) is not None
+        if own.backend == "torchvision":
+            return self._cut_by_torchvision(frames, as_bytes)
         size = self.size(len(frames), frames[0].height, frames[0].width)
         processed: list[np.ndarray] = []
         for frame in frames:
@@ -141,6 +144,22 @@ class VideoProcessor:
                 pixels = own.normalize(pixels, own.image_mean, own.image_std)
             processed.append(np.asarray(pixels, dtype=np.float32))
         return cut_into_patches(processed, own.patch_size, own.merge_size, self.frames_per_patch)
+
+    def _cut_by_torchvision(
+        self, frames: Sequence[Any], as_bytes: bool
+    ) -> tuple[Tensor, tuple[int, int, int]]:
+        shown = [*frames, *[frames[-1]] * (self.frames_per_patch - len(frames))]
+        own = self.family.video_processor_class()(**self.as_json())
+        raw = {"do_rescale": False, "do_normalize": False} if as_bytes else {}
+        pixels = torch.from_numpy(np.stack([np.asarray(frame) for frame in shown]))
+        made = own(
+            videos=[pixels.permute(0, 3, 1, 2)],
+            do_sample_frames=False,
+            return_tensors="pt",
+            **raw,
+        )
+        t, h, w = made["video_grid_thw"][0].tolist()
+        return made["pixel_values_videos"], (t, h, w)
 
     def size(self, count: int, height: int, width: int) -> tuple[int, int]:
         """Return the height and width in pixels to which the `count` frames of a video are resized.
@@ -221,12 +240,15 @@ class VideoProcessor:
         )
 
 
-def video_processor(family: Family, given: Mapping[str, Any]) -> VideoProcessor:
+def video_processor(
+    family: Family, given: Mapping[str, Any], backend: str = "pil"
+) -> VideoProcessor:
     """Build a video processor.
 
     Args:
         family: has the defaults of transformers' class.
         given: the settings in a folder's JSON file.
+        backend: `torchvision` or `pil`.
 
     Raises:
         ValueError, TypeError, KeyError: settings of another kind.
@@ -245,7 +267,7 @@ def video_processor(family: Family, given: Mapping[str, Any]) -> VideoProcessor:
     capped = given.get("max_video_tokens") or default.capped_tokens
     return VideoProcessor(
         family=family,
-        frames=family.image_processor_class()(**frames),
+        frames=family.image_processor_class(backend)(**frames),
         min_pixels=int(size.get("shortest_edge", default.min_pixels)),
         max_pixels=int(size.get("longest_edge", default.max_pixels)),
         fps=float(given.get("fps") or default.fps),

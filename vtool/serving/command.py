@@ -13,6 +13,7 @@ from typing import Any
 
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.families import FAMILIES
+from vtool.models.backends import recorded_backend
 from vtool.serving.vllm import VLLM
 
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -109,7 +110,7 @@ def serve_command(
         *("--port", str(address.port)),
         *("--dtype", dtype),
         *("--generation-config", "vllm"),
-        *("--mm-processor-kwargs", json.dumps({"use_fast": False})),
+        *_processor_arguments(model),
         *("--chat-template-content-format", "openai"),
         *([] if compile else ["--enforce-eager"]),
     ]
@@ -121,6 +122,15 @@ def serve_command(
     if vllm.on_cpu and _CACHE not in environment and (cache := cache_size(model, dtype)):
         variables[_CACHE] = str(cache)
     return ServerCommand((*words, *more), variables)
+
+
+def _processor_arguments(model: ServedModel) -> tuple[str, ...]:
+    """Return the argument for the backend of images that the model was trained with, if known."""
+    folders = [model.folder] if model.adapter is None else [model.adapter, model.folder]
+    backend = next(filter(None, map(recorded_backend, folders)), None)
+    if backend is None:
+        return ()
+    return ("--mm-processor-kwargs", json.dumps({"use_fast": backend == "torchvision"}))
 
 
 def check_on_cpu(model: ServedModel, dtype: str) -> None:

@@ -94,6 +94,7 @@ def _rows(session: Session) -> Iterator[Observed]:
     processor = session.rows["train"].processor
     size, video = processor.image_processor.size, processor.video
     images = {
+        "data.image.backend": processor.image_processor.backend,
         "data.image.min_pixels": size["shortest_edge"] // session.family.facts.frames_per_image,
         "data.image.max_pixels": size["longest_edge"] // session.family.facts.frames_per_image,
     }

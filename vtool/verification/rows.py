@@ -21,6 +21,7 @@ from vtool.devices import own_cores
 from vtool.diagnostics import Diagnostic
 from vtool.models.processor import new_processor
 from vtool.training.setup import read_texts
+from vtool.verification.compare_backends import DIFFERS, compare_backends
 from vtool.verification.learnable import FROZEN_ROW, ZERO_ROW, BlankTokens, blank_tokens
 from vtool.verification.pieces import render_example
 from vtool.verification.split_summary import summarize_split
@@ -119,6 +120,7 @@ def audit_rows(
     made[0] = replace(made[0], findings=(*made[0].findings, *unknown))
     blank = blank_tokens(run, (processor.ids.image, processor.ids.video))
     made = [_with_blank(audit, blank, rows[audit.split]) for audit in made]
+    made = [_with_backends(audit, rows[audit.split]) for audit in made]
     return [_with_near(audit, compared) for audit in made]
 
 
@@ -149,6 +151,19 @@ def _with_blank(audit: Audit, blank: BlankTokens, rows: EncodedRows) -> Audit:
     return replace(audit, findings=(*audit.findings, *found), reasons={**audit.reasons, **reasons})
 
 
+def _with_backends(audit: Audit, rows: EncodedRows) -> Audit:
+    """Return an audit with the pixels that a server would make of its rows."""
+    found = compare_backends(audit.split, rows, audit.ledger.kept)
+    return replace(
+        audit,
+        findings=(*audit.findings, *found.findings),
+        reasons=audit.reasons
+        if found.why_not is None
+        else {**audit.reasons, DIFFERS: found.why_not},
+        measured={**audit.measured, **({DIFFERS: found.measured} if found.measured else {})},
+    )
+
+
 def _with_near(audit: Audit, compared: NearDuplicates | None) -> Audit:
     """Return an audit with how many rows were compared, or why none were."""
     rule = "near-duplicate-rows"
@@ -156,7 +171,7 @@ def _with_near(audit: Audit, compared: NearDuplicates | None) -> Audit:
         return replace(audit, reasons={**audit.reasons, rule: "--near is not given"})
     rows, short = compared.rows[audit.split], compared.short[audit.split]
     few = {} if rows else {rule: f"no row has answers of {FEWEST_WORDS} words"}
-    measured = {rule: {"rows compared": rows, "rows too short": short}}
+    measured = {**audit.measured, rule: {"rows compared": rows, "rows too short": short}}
     return replace(audit, reasons={**audit.reasons, **few}, measured=measured)
 
 

@@ -13,6 +13,7 @@ from vtool.data.sources import Rows
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import Ranks
 from vtool.families.family import load_family
+from vtool.models.backends import choose_backend
 from vtool.models.build import build_model, model_config
 from vtool.models.processor import Processor, new_processor, with_sizes
 from vtool.models.video import video_processor, video_settings_in
@@ -88,8 +89,11 @@ def _build_processor(recipe_run: Run, small: Run) -> Processor:
         return processor
     known = load_family(small.model.family)
     try:
-        images = known.image_processor_class().from_pretrained(path, local_files_only=True)
-        videos = video_processor(known, video_settings_in(Path(path)))
+        backend = choose_backend(data.image.backend, Path(path))
+        images = known.image_processor_class(backend).from_pretrained(path, local_files_only=True)
+        videos = video_processor(known, video_settings_in(Path(path)), backend)
+    except Findings:
+        raise
     except Exception as error:  # its reader raises what its file's format raises
         raise _not_loaded(
             f"{path}: the image or the video processor cannot be read: {first_line(error)}"

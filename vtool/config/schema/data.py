@@ -31,6 +31,13 @@ class Image(Settings):
     """The sizes of images, in pixels, and what is done with more than 8 bits of grey."""
 
     arrival: ClassVar = _BY_RUN
+    backend: Literal["auto", "torchvision", "pil"] = "auto"
+    """The implementation of transformers' processors for images and videos. Their resized pixels
+    differ slightly; which one was used is written into the run's folder and the export.
+
+    `auto`: the one that the model's folder names, else torchvision where it is installed, as
+    transformers and vLLM choose. `pil`: Pillow; videos by functions of vtool.
+    """
     min_pixels: int | None = Field(default=None, gt=0)
     """Smaller images are enlarged to this many pixels. Default: what the image processor says."""
     max_pixels: int | None = Field(default=None, gt=0)
