@@ -1,7 +1,7 @@
 """A process that answers requests within limits that the kernel keeps, whatever code it calls.
 
 The side that asks imports this file. The process runs it as a script, with a file that has
-`answer(request)`: it imports no more of vtool than that file does. Requests are read from standard
+`work(request)`: it imports no more of vtool than that file does. Requests are read from standard
 input, answers written to standard output: each a length of four bytes and its content.
 """
 
@@ -26,7 +26,7 @@ _FINEST = 0.01
 
 
 class TooCostly(Exception):
-    """What was asked takes too much time or memory."""
+    """Too much time or memory is taken by what was asked."""
 
 
 class LimitedChild:
@@ -127,7 +127,7 @@ def limited_child(answers: str, *, bare: bool = False) -> LimitedChild:
     """Return the process that answers for this one.
 
     Args:
-        answers: the file that has `answer(request)`.
+        answers: the file that has `work(request)`.
         bare: whether it has no environment but what Python itself needs.
     """
     kept = {name: os.environ[name] for name in _PYTHONS if name in os.environ}
@@ -183,4 +183,4 @@ if __name__ == "__main__":
     assert _spec.loader is not None
     _answers = module_from_spec(_spec)
     _spec.loader.exec_module(_answers)
-    _serve(_answers.answer)
+    _serve(_answers.work)

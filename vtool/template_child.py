@@ -109,7 +109,7 @@ def _compiled(text: str, day: str) -> Template:
     return environment.from_string(text)
 
 
-def answer(request: dict[str, Any]) -> dict[str, Any]:
+def work(request: dict[str, Any]) -> dict[str, Any]:
     """Render a template for some chats, or say what it raises at the first that it refuses."""
     before = time.process_time()
     try:

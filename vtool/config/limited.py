@@ -15,7 +15,7 @@ class Here:
 
     limited = False
     stranger = False
-    """Whether it reads the recipe of a stranger, whose names are not looked up."""
+    """True where it reads the recipe of a stranger, whose names are not looked up."""
 
 
 _CHILD = str(Path(__file__).with_name("recipe_child.py"))
@@ -29,7 +29,7 @@ def start_child() -> None:
 
 
 def in_child(function: Callable[..., Any], *arguments: Any, trusted: bool = False) -> Any:
-    """Return what a function of a module returns there, or raise its findings.
+    """Call a function of a module there, and return its result, or raise its findings.
 
     Args:
         arguments: the first of a stranger's are the recipe, in whose folder files may be opened.

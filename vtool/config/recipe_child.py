@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from vtool.config.limited import Here
 from vtool.config.load import read_foreign
 from vtool.config.references import refuse_resolvers
-from vtool.config.resources import allowed_roots, is_inside
+from vtool.config.resources import allowed_roots, lies_in_one
 from vtool.diagnostics import Findings
 
 
@@ -33,13 +33,13 @@ def _refuse_outside(event: str, arguments: tuple[Any, ...]) -> None:
     if event not in ("open", "os.listdir", "os.scandir") or not _Opened.roots:
         return
     path = arguments[0]
-    if isinstance(path, str | bytes | os.PathLike) and not is_inside(
+    if isinstance(path, str | bytes | os.PathLike) and not lies_in_one(
         Path(os.fsdecode(path)), _Opened.roots
     ):
         raise PermissionError(EACCES, "outside of the recipe's folder (--untrusted)", path)
 
 
-def answer(request: dict[str, Any]) -> dict[str, Any]:
+def work(request: dict[str, Any]) -> dict[str, Any]:
     """Call a function, and return its result, or the findings that it raises."""
     try:
         os.chdir(request["folder"])
@@ -63,5 +63,5 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 _PYTHONS = tuple({Path(each).resolve() for each in (*sys.path, sys.prefix, sys.base_prefix)})
 sys.addaudithook(_refuse_outside)
-assert read_foreign, "what is imported for a first recipe is not its own time"
+assert callable(read_foreign), "what is imported for a first recipe is not its own time"
 Here.limited = True

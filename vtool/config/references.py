@@ -189,7 +189,7 @@ def _in_words(reason: str, text: str) -> str:
 
 
 def value_at(values: Any, place: Key) -> Any:
-    """Return what is at a place of plain values; None where there is nothing."""
+    """Return the plain value at a place; None where there is nothing."""
     for key in place:
         if isinstance(values, dict) and key in values:
             values = values[key]

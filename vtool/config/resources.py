@@ -77,7 +77,7 @@ def allowed_roots(recipe: Path) -> tuple[Path, ...]:
     )
 
 
-def is_inside(path: Path, roots: Sequence[Path]) -> bool:
+def lies_in_one(path: Path, roots: Sequence[Path]) -> bool:
     """Return whether a path, all links followed, is in one of some folders."""
     try:
         real = path.resolve()
