@@ -32,7 +32,7 @@ _ALL = ("config.json", "generation_config.json", "preprocessor_config.json", *_S
 
 @dataclass(frozen=True)
 class Published:
-    """How one family is published."""
+    """The files and settings that one family is published with."""
 
     family: str
     template: str
@@ -52,7 +52,7 @@ class Published:
 
     @property
     def files(self) -> set[str]:
-        """All of its files."""
+        """The names of all files."""
         videos = {"video_preprocessor_config.json"} if self.videos is not None else set()
         return {*_ALL, *_TOKENIZER, self.template_file, *videos}
 

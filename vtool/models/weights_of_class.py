@@ -57,7 +57,8 @@ def _report(path: Path) -> tuple[str, int, dict[str, Any]]:
                 if named
                 else "config.json names no class (architectures)"
             )
-        model, report = kind.from_pretrained(
+        loader: Any = kind
+        model, report = loader.from_pretrained(
             path,
             config=config,
             device_map="meta",
