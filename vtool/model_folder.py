@@ -139,7 +139,7 @@ class ModelFolder:
         try:
             return (*sorted({str(one) for one in self.read(INDEX)["weight_map"].values()}),)
         except (KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(f"{type(error).__name__}: {error}") from error
+            raise ValueError(str(error)) from error
 
     @property
     def named_shards(self) -> tuple[str, ...]:

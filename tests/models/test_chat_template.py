@@ -13,6 +13,7 @@ from tests.models.templates import byte_tokenizer
 from vtool import template_renderer
 from vtool.families.family import load_family
 from vtool.families.tokens import TokenNames
+from vtool.limited_child import LimitedChild
 from vtool.models.chat_template import TemplateForm, differing_marks, find_form
 from vtool.models.tokenizer import _without_long_words, chat_template, train_tokenizer
 
@@ -82,13 +83,13 @@ def test_the_form_of_a_costly_template_is_asked_once(monkeypatch: pytest.MonkeyP
     assert find_form(tokenizer).closing == "<|im_end|>"
     endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     tokenizer.chat_template = endless + tokenizer.chat_template
-    ask, asked = template_renderer._Renderer.ask, []
+    ask, asked = LimitedChild.ask, []
 
     def counted(self: Any, request: dict[str, Any]) -> Any:
         asked.append(request)
         return ask(self, request)
 
-    monkeypatch.setattr(template_renderer._Renderer, "ask", counted)
+    monkeypatch.setattr(LimitedChild, "ask", counted)
     assert find_form(tokenizer) == TemplateForm()
     assert len(asked) == 1
 

@@ -14,9 +14,10 @@ from vtool.contents import small_file
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.diagnostic import Severity
 from vtool.diagnostics.near_miss import did_you_mean, near
+from vtool.limited_child import TooCostly
 from vtool.model_folder import TEMPLATE, TEMPLATE_JSON, ModelFolder
 from vtool.models.template_limits import LimitedTemplate
-from vtool.template_renderer import LimitedRendering, TooCostly
+from vtool.template_renderer import LimitedRendering
 from vtool.words import first_line
 
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")

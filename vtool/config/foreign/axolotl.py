@@ -82,7 +82,7 @@ _HARMLESS = (
 """Settings that are not converted, and change no number of a run: comments, and no finding."""
 
 
-def read_axolotl(path: Path, *, read_environment: bool = True) -> ForeignRecipe:
+def read_axolotl(path: Path) -> ForeignRecipe:
     """Read a YAML file of axolotl's.
 
     Raises:
@@ -96,13 +96,13 @@ def read_axolotl(path: Path, *, read_environment: bool = True) -> ForeignRecipe:
         )
     known = known_words("axolotl")
     words = known.fields.keys() | {word for names in known.plugins.values() for word in names}
-    given, places = read_given(read_yaml(path), whole=words, read_environment=read_environment)
+    given, places = read_given(read_yaml(path), whole=words)
     if not given.keys() & {"base_model", "datasets", "pretraining_dataset"}:
         message = f"{path.name} names neither a base_model nor datasets: it is no recipe of axolotl"
         raise Findings(Diagnostic("unknown-recipe", message), fatal=True)
     theirs = ForeignFile(given, places, path.parent)
     theirs.values["kind"] = "sft"
-    notes = list(_translate(theirs, path.stem, trusted=read_environment))
+    notes = list(_translate(theirs, path.stem))
     findings = [*_unread(theirs), *find_axolotl_traps(theirs), *absent_findings(theirs)]
     left = tuple(
         (name, value)
@@ -131,10 +131,10 @@ def read_axolotl(path: Path, *, read_environment: bool = True) -> ForeignRecipe:
     )
 
 
-def _translate(theirs: ForeignFile, stem: str, *, trusted: bool) -> Iterator[str]:
+def _translate(theirs: ForeignFile, stem: str) -> Iterator[str]:
     """Put what has a counterpart into our settings, and yield notes about the recipe."""
     theirs.map(_SAME)
-    _model(theirs, trusted)
+    _model(theirs)
     _optimizer(theirs)
     yield from _batches(theirs)
     steps, epochs = theirs.take("max_steps"), theirs.take("num_epochs", 1.0)
@@ -146,10 +146,10 @@ def _translate(theirs: ForeignFile, stem: str, *, trusted: bool) -> Iterator[str
     _run(theirs, stem)
 
 
-def _model(theirs: ForeignFile, trusted: bool) -> None:
+def _model(theirs: ForeignFile) -> None:
     path, put = theirs.given.get("base_model"), theirs.put
     if path is not None:
-        look = look_at_model(path, theirs.given.get("model_revision"), trusted=trusted)
+        look = look_at_model(path, theirs.given.get("model_revision"))
         if look.family is not None:
             put("model.family", look.family, "base_model")
         if look.is_known and look.family is not None:

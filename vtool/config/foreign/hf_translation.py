@@ -66,8 +66,6 @@ class Translation:
     """The name of the file, without its end."""
     ranks: AskedProcesses | None
     """The processes that a script starts; None where that is not said."""
-    trusted: bool = True
-    """False for the recipe of a stranger."""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -135,7 +133,7 @@ class Translation:
         path = self.value(name)
         if path is not None:
             revision = self.theirs.given.get("model_revision")
-            look = look_at_model(path, revision, trusted=self.trusted)
+            look = look_at_model(path, revision)
             if look.family is not None:
                 self.theirs.put("model.family", look.family, name)
             else:  # ms-swift's and LLaMA-Factory's words for it

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from vtool.config.limited import Here
 from vtool.config.schema import Model
 from vtool.diagnostics import Findings
 from vtool.hub.cache import find_cached_model
@@ -39,13 +40,12 @@ class NamedModel:
     """The reason that it was not read, and what to do."""
 
 
-def look_at_model(named: Any, revision: Any = None, *, trusted: bool = True) -> NamedModel:
+def look_at_model(named: Any, revision: Any = None) -> NamedModel:
     """Look at the folder of a model, or at the cache of the hub; nothing is downloaded.
 
     Args:
         named: a folder, or a name of a hub.
         revision: a branch, a tag or a commit of the hub's model.
-        trusted: False for the recipe of a stranger, whose names are not looked up.
     """
     text = str(named)
     folder = Path(text).expanduser()
@@ -61,7 +61,7 @@ def look_at_model(named: Any, revision: Any = None, *, trusted: bool = True) -> 
     help = f"{on_hub.download}; or give its folder: model.path=FOLDER"
     if _guessed(text) is None:
         help = f"{help}; {_OTHER_NAME}"
-    if not trusted:
+    if Here.stranger:
         why = f"{on_hub} is no folder here, and the cache of the hub was not looked at"
         return NamedModel(text, _guessed(text), absent=(why, help))
     try:

@@ -74,7 +74,7 @@ _WORDS = {
 }
 
 
-def read_verl(path: Path, *, read_environment: bool = True) -> ForeignRecipe:
+def read_verl(path: Path) -> ForeignRecipe:
     """Read a YAML file of verl's SFT trainer, or a script that starts it.
 
     The file is one that Hydra has composed, or has a user's own keys alone. verl's defaults are
@@ -94,7 +94,7 @@ def read_verl(path: Path, *, read_environment: bool = True) -> ForeignRecipe:
         )
     if path.suffix in (".yaml", ".yml", ".json"):
         file = read_yaml(path)
-        given, places = read_given(file, whole=UNREAD, read_environment=read_environment)
+        given, places = read_given(file, whole=UNREAD)
         script = VerlScript(given, places, _choices(file))
     else:
         script = read_verl_script(path)
@@ -119,7 +119,7 @@ def read_verl(path: Path, *, read_environment: bool = True) -> ForeignRecipe:
     for group in ("engine", "optim"):
         choice = script.choices.get(group) or engine
         theirs.defaults |= known_words("verl").choices.get(f"{group}={choice}", {})
-    findings = [*_unread(theirs), *_translate(theirs, engine, read_environment)]
+    findings = [*_unread(theirs), *_translate(theirs, engine)]
     findings += [*_unknown(theirs, script, engine), *find_refused_overrides(script)]
     findings += [*theirs.find_unread_warm_up(engine), *absent_findings(theirs)]
     left = [
@@ -200,7 +200,7 @@ def _engine(given: Mapping[str, Any], choices: Mapping[str, str]) -> str:
     return "fsdp" if chosen in ("fsdp", "fsdp2", "fsdp_turbo") else chosen
 
 
-def _translate(theirs: VerlFile, engine: str, trusted: bool) -> Iterator[Diagnostic]:
+def _translate(theirs: VerlFile, engine: str) -> Iterator[Diagnostic]:
     take, put = theirs.take, theirs.put
     megatron, ours = engine == "megatron", engine in ("fsdp", "megatron")
     theirs.map(RUN if ours else map(theirs.of_its_engine, RUN))
@@ -217,7 +217,7 @@ def _translate(theirs: VerlFile, engine: str, trusted: bool) -> Iterator[Diagnos
     elif megatron and theirs.given.get("model.lora.rank"):
         theirs.map(MEGATRON_LORA)
     _rows(theirs)
-    _model(theirs, trusted)
+    _model(theirs)
     yield from _lengths(theirs)
     yield from _micro_batches(theirs, megatron)
     steps, epochs = take("trainer.total_training_steps"), take("trainer.total_epochs", 4)
@@ -379,7 +379,7 @@ def _rows(theirs: VerlFile) -> None:
             theirs.put("data.validation", LEFT_OPEN, name)
 
 
-def _model(theirs: VerlFile, trusted: bool) -> None:
+def _model(theirs: VerlFile) -> None:
     """Translate the model's path, with the family that it is of.
 
     It stays theirs, where it is one of another family, or the name of one that is not here.
@@ -387,7 +387,7 @@ def _model(theirs: VerlFile, trusted: bool) -> None:
     path = theirs.values.get("model", {}).get("path")
     if path is None:
         return
-    look = look_at_model(path, trusted=trusted)
+    look = look_at_model(path)
     theirs.values["model"]["path"] = look.path
     if look.family is not None:
         theirs.put("model.family", look.family, "model.path")
