@@ -6,6 +6,7 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 from typing import Any
 
 HEAD = 4096
@@ -255,8 +256,11 @@ def small_file(file: Path, most: int | None = None) -> bytes:
         OSError: it cannot be read.
     """
     most = LARGEST_SMALL_FILE if most is None else most
-    if (size := file.stat().st_size) > most:
-        raise ValueError(f"it has {size:,} bytes; at most {most:,} are read")
+    status = file.stat()
+    if not (S_ISREG(status.st_mode) or S_ISDIR(status.st_mode)):  # a pipe or a device may never end
+        raise ValueError("it is no file")
+    if status.st_size > most:
+        raise ValueError(f"it has {status.st_size:,} bytes; at most {most:,} are read")
     return file.read_bytes()
 
 

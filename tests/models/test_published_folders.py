@@ -44,6 +44,9 @@ def test_it_is_verified_trained_and_exported_with_the_same_files(name: str, tmp_
     steps = ("train.steps=3", "data.global_batch_size=4", "run.name=seen")
     done = run_vtool(tmp_path, "train", "sft", str(rows), model, *off, *steps)
     assert done.status == 0, done.stderr
+    told = "note[weights-left-out VT675]" in done.stdout
+    assert told == bool(PUBLISHED[name].more_weights)
+    assert "3 weights that transformers' class leaves out (mtp." in done.stdout or not told
     export = tmp_path / "runs/seen/export"
     written = {file.name for file in export.iterdir()}
     assert written >= PUBLISHED[name].files - {*SHARDS, "model.safetensors.index.json"}

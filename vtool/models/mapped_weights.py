@@ -164,6 +164,20 @@ def check_numbers(folder: Path, files: Iterable[Path], family_name: str) -> None
             raise _no_numbers(file, weights)
 
 
+def left_out(folder: Path, family_name: str) -> tuple[str, ...]:
+    """Return the weights of a folder that transformers' class leaves out on purpose.
+
+    As the layers that predict several tokens (`mtp.…`): they are not trained, nor exported.
+    """
+    kind = load_family(family_name).model_class()
+    ignored = tuple(kind._keys_to_ignore_on_load_unexpected or ())
+    names: list[str] = []
+    for file in weight_files(folder) if ignored else ():
+        with suppress(OSError, SafetensorError):  # its loader says what is wrong with it
+            names += (name for name, _, _ in _headers(file))
+    return tuple(name for name in sorted(names) if any(re.search(one, name) for one in ignored))
+
+
 def check_one_save(files: Sequence[Path]) -> None:
     """Check that no weight has other values in one safetensors file than in another.
 
