@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from vtool.config.adapter_rate import chosen_rate
 from vtool.config.load import examine, load_run
 from vtool.config.schema.formats.auto import AutoSource
 from vtool.diagnostics import Diagnostic, Findings
@@ -283,6 +284,37 @@ def test_a_rate_for_random_weights_is_not_left_with_a_trained_model(
 ) -> None:
     given = [f"data.train={rows('good.json')}", model("mine", "qwen2_5_vl"), *given]
     assert [one.rule for one in examine("rows", given).findings] == found
+
+
+@pytest.mark.parametrize(
+    ("recipe", "given", "rate"),
+    [
+        ("finetune", [], 1e-5),
+        ("finetune", ["lora.rank=8"], 1e-4),
+        ("rows", ["lora.rank=8"], 1e-4),
+        ("qwen2_5_vl_7b_fsdp2", ["lora.rank=8"], 1e-4),
+        ("qwen2_5_vl_7b_lora", ["optim.lr=3e-5"], 3e-5),
+        ("finetune", ["lora.rank=8", "optim.lr=1e-5"], 1e-5),
+        ("digits_lora", ["lora.rank=8"], 1e-3),  # random weights
+    ],
+)
+def test_adapters_have_their_own_rate_where_nobody_set_one(
+    recipe: str, given: list[str], rate: float
+) -> None:
+    of_rows = [f"data.train={rows('good.json')}", model("mine", "qwen2_5_vl")]
+    loaded = load_run(recipe, [*(() if recipe == "digits_lora" else of_rows), *given])
+    assert loaded.run.optim.lr == loaded.plain["optim"]["lr"] == rate
+    said = chosen_rate(loaded.origins)
+    assert (said is not None) == (rate == 1e-4)
+    assert said is None or said.startswith("optim.lr is 0.0001, for adapters (lora)")
+
+
+def test_the_rate_of_ones_own_recipe_is_left_to_its_adapters() -> None:
+    of_rows = [f"data.train={rows('good.json')}", model("mine", "qwen2_5_vl")]
+    mine = "defaults: [finetune, _self_]\nlora: {rank: 8}\n"
+    for own, rate in (("", 1e-4), ("optim: {lr: 2.0e-5}\n", 2e-5)):
+        Path("mine.yaml").write_text(mine + own)
+        assert load_run("mine.yaml", of_rows).run.optim.lr == rate
 
 
 LLAMA_FACTORY = """

@@ -150,7 +150,7 @@ def test_threads_are_those_that_the_variable_asks_for(
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", variable)
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(8)))
-    run = request("digits", "device.kind=cpu").run
+    run = request("digits", "device={kind: cpu, threads: null}").run
     assert place(run, 0, ranks).threads == expected
     run = request("digits", "device={kind: cpu, threads: 2}").run
     assert place(run, 0, ranks).threads == 2
