@@ -240,15 +240,13 @@ def test_an_empty_recipe_and_one_that_extends_no_other_are_told_to_begin_with_on
     assert examined.checks["conflicting-model-source"] == "not-run"
 
 
-@pytest.mark.parametrize(
-    ("kind", "lacking"),
-    [("", "`kind` and `data.global_batch_size`"), ("kind: sft\n", "`data.global_batch_size`")],
-)
-def test_a_recipe_from_scratch_is_told_once_to_begin_with_another(kind: str, lacking: str) -> None:
+def test_a_recipe_from_scratch_is_told_once_to_begin_with_another() -> None:
     text = f"data: {{train: {rows('good.json')}}}\noptim: {{lr: 1.0e-5}}\ntrain: {{epochs: 1}}\n"
-    Path("mine.yaml").write_text(kind + text)
+    Path("mine.yaml").write_text(text)
     (only,) = examine("mine.yaml").findings
-    assert only.message == f"mine.yaml has no `defaults:`, and lacks {lacking}"
+    assert only.message == (
+        "mine.yaml has no `defaults:`, and lacks `kind` and `data.global_batch_size`"
+    )
     assert str(only.help).startswith("begin the recipe with `defaults: [finetune, _self_]`")
 
 

@@ -72,8 +72,10 @@ def serve(
     from vtool.cli.common import begin_with_training, exit_on_findings
 
     with exit_on_findings("serve", model):
+        from vtool.config.given_for_recipe import refuse_other_family
         from vtool.serving.vllm import find_vllm
 
+        refuse_other_family(Path(model))  # an environment with vLLM would not help
         vllm = find_vllm(python)
         begin_with_training("vtool serve")
         from vtool.diagnostics.progress import working

@@ -4,7 +4,7 @@ import shlex
 from pathlib import Path
 
 from vtool.config.schema.formats.entry import ROWS_SUFFIXES, has_rows_files
-from vtool.diagnostics import Diagnostic
+from vtool.diagnostics import Diagnostic, Findings
 from vtool.families import FAMILIES
 from vtool.families.images import read_json
 
@@ -93,6 +93,24 @@ def _kind(folder: Path) -> str | None:
     config = read_json(folder / "config.json")
     found = config.get("model_type") if isinstance(config, dict) else None
     return found if isinstance(found, str) else None
+
+
+def refuse_other_family(folder: Path) -> None:
+    """Refuse a folder that has a model of a family that vtool has not.
+
+    Raises:
+        Findings: `not-a-run`, fatal.
+    """
+    kind = _kind(folder)
+    if kind is not None and kind not in FAMILIES:
+        raise other_family(folder, kind)
+
+
+def other_family(folder: Path, kind: str) -> Findings:
+    """Return the exception for a model of a family that vtool has not."""
+    message = f"{folder} is a model of type {kind}, which is none of {', '.join(FAMILIES)}"
+    help = f"give a model of one of these; {ANOTHER_FAMILY}"
+    return Findings(Diagnostic("not-a-run", message, help), fatal=True)
 
 
 def has_model_files(folder: Path) -> bool:

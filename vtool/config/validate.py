@@ -48,6 +48,7 @@ _HIDES = {
     "model_attributes_type",
     "tuple_type",
 }
+_LEAST_MISSING = 2
 _OF_FINETUNE = "data.global_batch_size"
 """The setting inside of a group that has no default, and that the recipe `finetune` has."""
 
@@ -126,13 +127,12 @@ def _without_defaults(findings: list[Diagnostic], composed: Composed) -> list[Di
     """Say once that a recipe extends no other, in the place of each setting that it lacks."""
     own = shown_path(composed.file.path)
     files = {place.value.file for place in composed.origins.places.values()}
-    missing = [
-        one
-        for one in findings
-        if one.rule == "missing-key"
-        and ("." not in (one.parameter or ".") or one.parameter == _OF_FINETUNE)
-    ]
-    if not missing or not files <= {own, COMMAND_LINE.file}:
+    absent = [one for one in findings if one.rule == "missing-key"]
+    groups = [one for one in absent if "." not in (one.parameter or ".")]
+    missing = [*groups, *(one for one in absent if one.parameter == _OF_FINETUNE)]
+    # one that says its kind, and lacks a single group, is whole but for that
+    begun = "kind" in composed.values and len(groups) < _LEAST_MISSING
+    if not missing or begun or not files <= {own, COMMAND_LINE.file}:
         return findings
     *names, last = [f"`{one.parameter}`" for one in missing]
     listed = f"{', '.join(names)} and {last}" if names else last
