@@ -285,6 +285,61 @@ def test_a_rate_for_random_weights_is_not_left_with_a_trained_model(
 
 
 @pytest.mark.parametrize(
+    ("given", "says", "help"),
+    [
+        (["a.json", "b.json"], "`a.json` and `b.json` are not there;", "several files are a list"),
+        (["good.json", "b.json"], "`b.json` is not there;", "several files are a list"),
+        (["rows", "b.json"], "`b.json` is not there;", "several files are a list"),
+        (
+            ["data.train=good.json", "optim.lr=1e-3"],
+            "`data.train=good.json` is a setting, and stands in the place of the recipe",
+            "name a recipe before it: rows data.train=good.json; or the rows alone: good.json",
+        ),
+        (
+            ["optim.lr=1e-3", "model.path=mine"],
+            "`optim.lr=1e-3` is a setting",
+            "name a recipe before it: finetune optim.lr=1e-3",
+        ),
+        (["rows", "optim.lr"], "`optim.lr` is not KEY=VALUE", "write optim.lr=1e-5"),
+        (["rows", "lora.rank"], "`lora.rank` is not KEY=VALUE", "write lora.rank=16"),
+        (["rows", "device.kind"], "`device.kind` is not KEY=VALUE", "write device.kind=auto"),
+        (["rows", "nothing"], "`nothing` is not KEY=VALUE", "write KEY=VALUE"),
+    ],
+)
+def test_what_stands_in_the_place_of_something_else_is_said(
+    given: list[str], says: str, help: str
+) -> None:
+    rows("good.json")
+    finding, fatal = refused(*given)
+    assert (finding.rule, fatal) == ("bad-override", True)
+    assert finding.message.startswith(says)
+    assert help in str(finding.help)
+
+
+def test_a_file_with_a_comma_in_its_name_is_no_list() -> None:
+    finding, _ = refused("rows", f"data.train={rows('c,d/my,rows.jsonl')}")
+    assert finding.help == (
+        "a text with a comma or brackets needs quotes: \"data.train='c,d/my,rows.jsonl'\""
+    )
+    finding, _ = refused("rows", "data.train=a.jsonl,b.jsonl")
+    assert str(finding.help).startswith("a list is data.train=[a.jsonl,b.jsonl]; ")
+
+
+def test_recipes_are_suggested_by_their_names_and_not_their_extension() -> None:
+    for name in ("rec.yaml", "empty.yaml", "words.yml"):
+        Path(name).touch()
+    assert "did you mean" not in str(refused("nope.yaml")[0].help)
+    assert refused("recs.yaml")[0].help == "did you mean `rec.yaml`?"
+    assert refused("word.yaml")[0].help == "did you mean `words.yml`?"
+
+
+def test_a_number_is_answered_with_one() -> None:
+    given = [f"data.train={rows('good.json')}"]
+    assert refused("rows", *given, "optim.lr=fast")[0].help == "write optim.lr=1e-5"
+    assert refused("rows", *given, "data.workers=many")[0].help is None
+
+
+@pytest.mark.parametrize(
     ("recipe", "given", "rate"),
     [
         ("finetune", [], 1e-5),

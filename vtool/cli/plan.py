@@ -40,7 +40,10 @@ def plan(
     gpus: Annotated[
         int | None,
         typer.Option(
-            min=1, max=65_536, help="Number of GPUs on all machines. Default: launch.nproc."
+            metavar="N",
+            min=1,
+            max=65_536,
+            help="Number of GPUs on all machines. Default: launch.nproc.",
         ),
     ] = None,
     memory: Annotated[
@@ -50,6 +53,7 @@ def plan(
     tokens: Annotated[
         int | None,
         typer.Option(
+            metavar="N",
             min=2,
             help="Tokens of a row. Default: data.max_length, or else those of the longest row; with"
             " packing, at most data.micro_batch_tokens.",
@@ -58,6 +62,7 @@ def plan(
     images: Annotated[
         int | None,
         typer.Option(
+            metavar="N",
             min=0,
             help="Images in a row. Default: as many as fill three quarters of its tokens; the most"
             " of a row, where rows are measured.",

@@ -76,7 +76,12 @@ def sft(
     ] = None,
     nproc: Annotated[
         int | None,
-        typer.Option("--nproc", min=1, help="Number of processes on this machine (launch.nproc)."),
+        typer.Option(
+            "--nproc",
+            metavar="N",
+            min=1,
+            help="Number of processes on this machine (launch.nproc).",
+        ),
     ] = None,
     no_preflight: Annotated[
         bool,

@@ -42,15 +42,18 @@ def verify(
     ] = None,
     row: Annotated[
         list[str] | None,
-        typer.Option(help="Show this row, by its number or its name; may be repeated."),
+        typer.Option(
+            metavar="ROW", help="Show this row, by its number or its name; may be repeated."
+        ),
     ] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="PROOF",
             help=(
                 "Run only this proof, by its rule's name or code, and no audit of rows;"
                 " may be repeated."
-            )
+            ),
         ),
     ] = None,
     fast: Annotated[

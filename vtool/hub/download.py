@@ -13,7 +13,7 @@ from vtool.hub.names import HubName, hub_name
 _OWN = "VTOOL_SET_OFFLINE"
 """A variable that says that `vtool` itself has set HF_HUB_OFFLINE, and not its user."""
 _ABSENT = ("hub-model-absent", "hub-incomplete")
-_UNREACHABLE = {"ConnectError", "ConnectTimeout", "ConnectionError", "ConnectTimeoutError"}
+_UNREACHABLE = {"ConnectError", "ConnectTimeout", "NewConnectionError", "NameResolutionError"}
 """Exceptions of a machine that does not reach the hub; huggingface_hub names them in its texts."""
 _DOWNLOAD = """
 import json, sys
