@@ -303,7 +303,8 @@ class _Bench:
         """Yield the problems that a kill has left."""
         if done.hung:
             yield "hangs after a kill"
-        if name := template.traceback_in(done.printed):
+        # the watched command is the user's own, and Python's words on Ctrl-C are its own too
+        if not case.stays and (name := template.traceback_in(done.printed)):
             yield f"a traceback of {name}"
         if hit and case.fails and any(status not in (0, 1, 2) for status in done.status.values()):
             yield "ends without a status of its own"

@@ -3,6 +3,9 @@
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -160,3 +163,39 @@ def test_without_workers_nothing_is_noted(tmp_path: Path) -> None:
     error = ConnectionResetError(104, "Connection reset by peer")
     with pytest.raises(ConnectionResetError):
         with_named_failures(failing(error), lambda: None, str)
+
+
+def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    """Their batches fill the pipe, which nobody reads any more."""
+    (tmp_path / "parent.py").write_text(
+        "import os, sys, time\n"
+        "from functools import partial\n"
+        "from torch.utils.data import DataLoader\n"
+        "from vtool.data.worker_failures import end_with_parent\n"
+        "init = partial(end_with_parent, os.getpid())\n"
+        "rows = [bytes(1 << 20)] * 99\n"
+        "loader = iter(DataLoader(rows, None, num_workers=2, worker_init_fn=init))\n"
+        "next(loader)\n"
+        "print(*[each.pid for each in loader._workers], flush=True)\n"
+        "time.sleep(99)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen(
+        [sys.executable, "parent.py"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE
+    ) as parent:
+        assert parent.stdout is not None
+        workers = [*map(int, parent.stdout.readline().split())]
+        parent.kill()
+    assert len(workers) == 2
+    until = time.monotonic() + 20
+    while (left := [*filter(_is_there, workers)]) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not left
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"  # whoever took it over may not have waited for it yet

@@ -32,7 +32,7 @@ _ALL = ("config.json", "generation_config.json", "preprocessor_config.json", *_S
 
 @dataclass(frozen=True)
 class Published:
-    """How one family is published."""
+    """The files and settings that one family is published with."""
 
     family: str
     template: str
@@ -52,7 +52,7 @@ class Published:
 
     @property
     def files(self) -> set[str]:
-        """All of its files."""
+        """The names of all files."""
         videos = {"video_preprocessor_config.json"} if self.videos is not None else set()
         return {*_ALL, *_TOKENIZER, self.template_file, *videos}
 
@@ -207,7 +207,8 @@ def publish_family(name: str, folder: Path) -> Path:
 
 def _rename(folder: Path, one: Published) -> None:
     tensors = {}
-    for name, tensor in load_file(folder / WHOLE).items():
+    for own, tensor in load_file(folder / WHOLE).items():
+        name = own
         for pattern, old in one.old_names:
             name = re.sub(pattern, old, name)
         tensors[name] = tensor

@@ -133,7 +133,9 @@ def describe_subjects(results: Sequence[Result]) -> Iterator[str]:
         elif result.verdict == "not-run" and (missed := cut_off(result)):
             parts.append(f"clean as far as it was checked, not-run of its class: {missed}")
         elif result.verdict == "not-run" and "passed" in result.checks.values():
-            parts.append(f"files clean, class not-run: {why_not_run(result)}")
+            why = f": {why_not_run(result)}" if len(results) > 1 else ""  # of one, as above
+            parts.append(f"files clean, class not-run{why}")
+            parts += _held_against(result)
         elif result.verdict == "not-run" and len(results) > 1:  # of one, the last line has it
             parts.append(f"not run: {why_not_run(result)}")
         if "class" in made:
@@ -143,6 +145,14 @@ def describe_subjects(results: Sequence[Result]) -> Iterator[str]:
             parts += ["clean: loading only"] if _loading_only(result) else []
         if parts := [*parts, *_changed(result)]:
             yield printable(f"{result.subject}: {'; '.join(parts)}") + "\n"
+
+
+def _held_against(result: Result) -> list[str]:
+    """Return in words whether a folder's weights were held against transformers' class."""
+    found = result.details.get(_OF_CLASS, {})
+    if result.checks.get(_OF_CLASS) == "passed":
+        return [f"transformers has the same {found.get('measured')}"]
+    return [f"names not compared: {found['reason']}"] if "reason" in found else []
 
 
 def digest_lines(results: Sequence[Result]) -> Iterator[str]:
@@ -169,6 +179,7 @@ def options(settings: "LoadCheck", checkpoint: Path | None) -> list[str]:
     return words + ([f"--checkpoint={checkpoint}"] if checkpoint else [])
 
 
+_OF_CLASS = "weights-not-of-class"
 _NOT_SETTINGS = ("kind", "subjects", "limits", "python")
 
 
@@ -203,7 +214,7 @@ def last_line(results: Sequence[Result]) -> str:
         rule for result in judged for rule, state in result.checks.items() if state == "not-run"
     ]
     if len(results) == 1:
-        reasons = [_reason(result) for result in missed] or [
+        reasons = [why_not_run(result) for result in missed] or [
             text for result in judged for text in _reasons(result, rules)
         ]
         return f"not run: {'; '.join(reasons)}\n" if reasons else ""
@@ -262,7 +273,11 @@ def why_not_run(result: Result) -> str:
 def _reason(result: Result) -> str:
     if missed := values_not_run(result) or cut_off(result):
         return missed
-    reasons = [str(detail["reason"]) for detail in result.details.values() if "reason" in detail]
+    reasons = [
+        str(detail["reason"])
+        for rule, detail in result.details.items()
+        if "reason" in detail and rule != _OF_CLASS
+    ]
     return (
         printable(reasons[0])
         if reasons

@@ -10,7 +10,7 @@ from vtool.config.schema.base import NotValid
 from vtool.diagnostics import Origin
 
 RATE = 1e-4
-"""As in all shipped recipes with adapters on a trained model."""
+"""The rate of the shipped recipes that train adapters on a model that has learnt something."""
 _NAME = ("optim", "lr")
 _HERE = Origin("the default of adapters (lora)")
 

@@ -1,5 +1,6 @@
 """Inspection of rows: each is encoded and checked, many of them by one call of the tokenizer."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from vtool.data.row import Row, shown_value
 from vtool.data.row_audits import RowAudit, RowAudits, Stamp
 from vtool.data.sources import Rows
 from vtool.data.text_traits import traits_of
-from vtool.data.worker_failures import RowsInWork, with_named_failures
+from vtool.data.worker_failures import RowsInWork, end_with_parent, with_named_failures
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.progress import tick
 
@@ -46,7 +47,13 @@ def _inspected(rows: EncodedRows, indices: Sequence[int], workers: int) -> Itera
     groups = [tuple(indices[at : at + size]) for at in range(0, len(indices), size)]
     done = 0
     rows.in_work = RowsInWork(workers) if workers else None
-    for audits in DataLoader(_Inspector(rows), None, sampler=groups, num_workers=workers):
+    for audits in DataLoader(
+        _Inspector(rows),
+        None,
+        sampler=groups,
+        num_workers=workers,
+        worker_init_fn=partial(end_with_parent, os.getpid()),
+    ):
         yield from audits
         done += len(audits)
         tick(done, len(indices), "rows")

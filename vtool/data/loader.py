@@ -1,7 +1,9 @@
 """Loading of batches, encoded once where memory allows, and ahead of time by workers."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -16,7 +18,7 @@ from vtool.data.encode import Prompt, Sample, encode_prompt, encode_row
 from vtool.data.packing import collate_packed, pack
 from vtool.data.plan import Plan, rank_micro_batches
 from vtool.data.sources import Rows
-from vtool.data.worker_failures import RowsInWork
+from vtool.data.worker_failures import RowsInWork, end_with_parent
 from vtool.data.workers import MEASURED_STEPS, measure_steps
 from vtool.diagnostics import Findings
 from vtool.models.processor import Processor
@@ -203,7 +205,12 @@ def load_steps(
         map(
             _raise_findings,
             DataLoader(
-                _InWorker(dataset), None, sampler=flat, num_workers=workers, pin_memory=pinned
+                _InWorker(dataset),
+                None,
+                sampler=flat,
+                num_workers=workers,
+                pin_memory=pinned,
+                worker_init_fn=partial(end_with_parent, os.getpid()),
             ),
         )
         if workers

@@ -1,7 +1,10 @@
 """Data workers that end by themselves: which one did, and the rows that it was at."""
 
+import ctypes
 import multiprocessing
 import os
+import signal
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,8 +19,24 @@ from vtool.diagnostics import Findings
 
 T = TypeVar("T")
 
+_PR_SET_PDEATHSIG = 1
 _SECONDS_TO_END = 2.0
 """A pipe breaks before the process at its other end can be seen to be gone."""
+
+
+def end_with_parent(parent: int, worker: int) -> None:
+    """End this data worker as soon as its parent has, even if that was killed.
+
+    torch's worker then ends its loop, and waits for ever for somebody to read what it has sent.
+
+    Args:
+        parent: the process that started it.
+        worker: its number, which `worker_init_fn` of a `DataLoader` is called with.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 class RowsInWork:

@@ -212,6 +212,18 @@ RULES = (
         fix="Set tie_word_embeddings to false, in text_config too; or leave the head out.",
     ),
     Rule(
+        name="weights-not-of-class",
+        code="VT441",
+        summary="A folder has other weights than the class that its config names, by transformers.",
+        why=(
+            "A weight that is not there is left random with no more than a log line; one that"
+            " nothing reads, as under a misspelt name, is left out."
+        ),
+        bad="model.layers.0.mlp.dwn_proj.weight, where the class has down_proj",
+        good="a folder as save_pretrained wrote it",
+        fix="Copy the folder again, or save it again with the class that config.json names.",
+    ),
+    Rule(
         name="zero-embedding-row",
         code="VT440",
         summary="Rows of the embedding that the tokenizer has tokens for are zero.",

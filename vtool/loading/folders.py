@@ -15,14 +15,20 @@ from vtool.loading.checkpoint.adapters import (
     is_adapter_folder,
     read_adapter_config,
 )
-from vtool.loading.checkpoint.audit import audit_folder
+from vtool.loading.checkpoint.audit import OF_CLASS, audit_folder
 from vtool.loading.worker import framework_interpreter
 from vtool.processes import Ended, run_processes
 
 HOST = "vllm"
 """The framework whose class is checked."""
-LOADABLE_WITH = ("nonfinite-value", "duplicate-tensor", "tied-head-differs")
+LOADABLE_WITH = (
+    "nonfinite-value",
+    "duplicate-tensor",
+    "tied-head-differs",
+    "weights-not-of-class",
+)
 """Rules that may fail for a folder whose tensors can still be loaded."""
+_NO_CONFIG = "without a config.json nothing says which class will load it"
 FRAMEWORK_MIB = 500
 _MODELS = 8.5
 """The memory that the check of a class takes, as a multiple of the weights, besides the framework.
@@ -114,6 +120,7 @@ def audit_files(subject: str, path: Path, settings: LoadCheck, *, digest: bool) 
     result = replace(result, subject=subject)
     if result.checks.get(RULE) == "passed" and read_adapter_config(path):
         result = _with_landing(result, path)
+    result = _with_names(result, path)
     if Path(subject) != path:  # a recipe
         result = replace(result, details={"subject": {"folder": str(path)}, **result.details})
     why_not = _why_not(path, result, settings)
@@ -149,6 +156,56 @@ def _with_landing(result: Result, path: Path) -> Result:
     )
 
 
+def _with_names(result: Result, path: Path) -> Result:
+    """Return a folder's result with its weights held against transformers' class of it.
+
+    In a process of its own: what reads files here imports no torch.
+    """
+    found: list[Diagnostic] = []
+    if why := _why_no_names(path, result):
+        words, judged = why, False
+    else:
+        (answer,) = run_processes("vtool.models.weights_of_class", str(path), 1, lambda _: False)
+        if isinstance(answer, Ended):
+            words, judged = f"the process that asks transformers {answer.how}", False
+        else:
+            found, words, judged = answer
+    failed = any(one.severity == "error" for one in found)
+    state = "not-run" if not judged else "failed" if failed else "passed"
+    return replace(
+        result,
+        verdict="unsafe" if failed else result.verdict,
+        checks={**result.checks, OF_CLASS: state},
+        findings=(*result.findings, *found),
+        details={**result.details, OF_CLASS: {"measured" if judged else "reason": words}},
+    )
+
+
+def _why_no_names(path: Path, result: Result) -> str | None:
+    """Return why a folder's weights are not held against a class; None where they are."""
+    wrong = _unloadable(result)
+    reasons = {
+        "there was nothing to check": result.verdict == "not-run",
+        "one file was asked for, not its folder": not path.is_dir(),
+        "it is an adapter": is_adapter_folder(path),
+        _NO_CONFIG: not (path / "config.json").is_file(),
+        f"the files cannot be loaded as they are: {', '.join(wrong)}": bool(wrong),
+        "transformers and torch are not installed: pip install 'vtool[train]'": not all(
+            map(find_spec, ("transformers", "torch"))
+        ),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def _unloadable(result: Result) -> list[str]:
+    """Return the failed rules that keep a folder from being loaded."""
+    return [
+        rule
+        for rule, state in result.checks.items()
+        if state == "failed" and rule not in LOADABLE_WITH
+    ]
+
+
 def _mib(path: Path) -> float:
     """Return the size of a folder's weights."""
     return sum(file.stat().st_size for file in path.glob("*.safetensors")) / 2**20
@@ -159,18 +216,14 @@ def _why_not(path: Path, result: Result, settings: LoadCheck) -> str | None:
         return "there was nothing to check"
     if not path.is_dir():
         return "one file was asked for, not its folder"
-    if wrong := [
-        rule
-        for rule, state in result.checks.items()
-        if state == "failed" and rule not in LOADABLE_WITH
-    ]:
+    if wrong := _unloadable(result):
         return f"the files cannot be loaded as they are: {', '.join(wrong)}"
     if is_adapter_folder(path):
         detail = result.details.get(RULE, {})
         landed = detail.get("reason") or detail.get("measured", "not compared with its base")
         return f"it is an adapter, {landed}; no class of {HOST} was asked"
     if not (path / "config.json").is_file():
-        return "without a config.json nothing says which class will load it"
+        return _NO_CONFIG
     return _why_not_here(path, settings)
 
 

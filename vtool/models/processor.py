@@ -19,8 +19,10 @@ from vtool.models.backends import choose_backend, record_backend
 from vtool.models.chat_template import (
     TemplateForm,
     choose_template,
+    differing_marks,
     differing_templates,
     find_form,
+    spelt_marks,
 )
 from vtool.models.patches import resized_size
 from vtool.models.pictures import PictureReader
@@ -246,7 +248,11 @@ def load_processor(
             ids,
             form=form,
             stops=tuple(dict.fromkeys((ids.end, *stops))),
-            notes=() if data and data.chat_template else differing_templates(folder),
+            notes=(
+                *spelt_marks(form, folder),
+                *differing_marks(tokenizer, form, folder),
+                *(() if data and data.chat_template else differing_templates(folder)),
+            ),
             more_files=tuple(filter(_is_small, (folder / name for name in _MORE_FILES))),
             vocabulary=vocabulary,
         ),

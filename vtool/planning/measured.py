@@ -20,7 +20,7 @@ class MeasuredRows:
     """The sizes of the training rows, as their audit has measured them."""
 
     rows: int
-    """Those that can be used."""
+    """The number of rows that can be used."""
     tokens: int
     """Tokens of the longest row."""
     supervised: int

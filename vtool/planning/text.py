@@ -107,7 +107,7 @@ def _of_images(plan: MemoryPlan) -> str:
 
 
 def _of_rows(rows: MeasuredRows) -> str:
-    """Say what was measured, and of how many rows."""
+    """Describe the rows that were measured."""
     images = "videos are not planned" if rows.images is None else f"at most {rows.images} a row"
     images = "no image" if rows.images == 0 else f"images: {images}"
     return f"measured from {plural(rows.rows, 'row')}: at most {rows.tokens:,} tokens, {images}"

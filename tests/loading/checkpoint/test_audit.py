@@ -16,8 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tests.loading.checkpoint.folders import ONE, TWO, encode, f32, folder, index, of, raw, sharded
 from tests.test_contents import POINTER
 from vtool.diagnostics.result import Result
-from vtool.diagnostics.rules_folder import RULES
 from vtool.loading.checkpoint import audit_folder
+from vtool.loading.checkpoint.audit import RULES
 
 
 def findings(path: Path) -> list[tuple[str, str]]:
@@ -29,7 +29,7 @@ def audited(path: Path) -> Result:
     before = state(path)
     result = audit_folder(path)
     assert state(path) == before
-    assert list(result.checks) == [rule.name for rule in RULES]
+    assert list(result.checks) == [*RULES]
     assert {finding.rule for finding in result.findings if finding.severity == "error"} == {
         rule for rule, check in result.checks.items() if check == "failed"
     }
