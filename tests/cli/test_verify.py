@@ -191,7 +191,9 @@ def test_json_has_the_ledger_the_lengths_and_the_spans() -> None:
         "Bye<|im_end|>",
     ]
     assert all(span["start"] < span["end"] for span in rows["rows.jsonl:2"]["spans"])
-    assert "broken-row" in rows["rows.jsonl:3"]["problem"]
+    asked = result_of([GOOD, TWO, "{"], "--row", "3")["details"]["rows"]
+    assert asked.keys() == {"rows.jsonl:3"}
+    assert "broken-row" in asked["rows.jsonl:3"]["problem"]
 
 
 def test_a_json_array_is_audited_like_lines() -> None:
