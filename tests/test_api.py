@@ -62,7 +62,7 @@ def test_importing_it_imports_nothing_heavy() -> None:
 
 
 def test_every_name_is_there_and_is_listed() -> None:
-    assert set(vtool.__all__) <= set(dir(vtool))
+    assert dir(vtool) == sorted(vtool.__all__)
     assert all(hasattr(vtool, name) for name in vtool.__all__)
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         _ = vtool.Nothing  # type: ignore[attr-defined]
@@ -132,6 +132,17 @@ def test_what_the_user_has_set_for_libraries_stays(monkeypatch: pytest.MonkeyPat
         assert os.environ["HF_HUB_OFFLINE"] == "0"
         assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
     assert "OMP_WAIT_POLICY" not in os.environ
+
+
+def test_a_recipe_is_named_or_loaded_and_nothing_else_is_taken(tmp_path: Path) -> None:
+    run = vtool.verify("digits", only=["rows-lost"])
+    assert [proof.rule for proof in run.proofs if proof.state != "not-run"] == ["rows-lost"]
+    for call in (vtool.train, vtool.verify):
+        with pytest.raises(vtool.Findings) as raised:
+            call(tmp_path / "nope.yaml")
+        assert [one.rule for one in raised.value.diagnostics] == ["unknown-recipe"]
+        with pytest.raises(TypeError, match="not dict"):
+            call({})  # type: ignore[arg-type]
 
 
 def test_a_function_stays_one_after_the_package_it_imports_from(

@@ -153,7 +153,20 @@ class TrainingResult:
             return predict_answer(self.folder, files, question, None, max_new_tokens).text
 
 
-def train(run: "Loaded", *, preflight: bool = True) -> TrainingResult:
+def _loaded(run: "Loaded | str | PathLike[str]") -> "Loaded":
+    """Return a loaded recipe; one by its name or path is loaded."""
+    from vtool.config.load import Loaded
+
+    if isinstance(run, str | PathLike):
+        return load(run)
+    if not isinstance(run, Loaded):
+        raise TypeError(
+            f"a recipe's name or path, or what vtool.load returns, and not {type(run).__name__}"
+        )
+    return run
+
+
+def train(run: "Loaded | str | PathLike[str]", *, preflight: bool = True) -> TrainingResult:
     """Train a run, or resume it from its newest checkpoint, as `vtool train sft` does.
 
     With `launch.nproc` above 1 the ranks are processes of their own, which import the script that
@@ -163,7 +176,7 @@ def train(run: "Loaded", *, preflight: bool = True) -> TrainingResult:
     were before, afterwards.
 
     Args:
-        run: what `vtool.load` returns.
+        run: what `vtool.load` returns; or a recipe's name or path, to run it as it is.
         preflight: prove the recipe first on a tiny model, and train nothing where a proof fails.
 
     Raises:
@@ -179,6 +192,7 @@ def train(run: "Loaded", *, preflight: bool = True) -> TrainingResult:
     from vtool.report import write_report
     from vtool.scratch import scratch_folder
 
+    run = _loaded(run)
     with libraries_prepared(), scratch_folder() as folder:
         from vtool.launchers import check_launch, is_first
         from vtool.training.launch import launch
@@ -201,12 +215,16 @@ def train(run: "Loaded", *, preflight: bool = True) -> TrainingResult:
 
 
 def verify(
-    run: "Loaded", *, only: Sequence[str] = (), fast: bool = False, full_size: bool = False
+    run: "Loaded | str | PathLike[str]",
+    *,
+    only: Sequence[str] = (),
+    fast: bool = False,
+    full_size: bool = False,
 ) -> "ProofReport":
     """Prove a recipe's numbers on a tiny model, as `vtool verify RECIPE` does (docs/verify.md).
 
     Args:
-        run: what `vtool.load` returns.
+        run: what `vtool.load` returns; or a recipe's name or path, to run it as it is.
         only: proofs by their rule's name or code; all of them where it is empty.
         fast: what one process proves in seconds.
         full_size: prove on the recipe's own model and weights.
@@ -224,6 +242,7 @@ def verify(
     require_training("vtool.verify")
     from vtool.libraries import libraries_prepared
 
+    run = _loaded(run)
     with libraries_prepared():
         from vtool.verification.proofs import proof_names
         from vtool.verification.prove import prove

@@ -1,5 +1,6 @@
 """The ends of the command line: exit statuses, and no traceback."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -96,6 +97,12 @@ def test_the_help_shows_every_summary_whole_in_the_order_of_use() -> None:
 )
 def test_a_usage_has_no_doubled_ellipsis(command: list[str], usage: str) -> None:
     assert in_a_narrow_terminal(*command, "--help").splitlines()[0] == f"Usage: {usage}"
+
+
+@pytest.mark.parametrize("command", [*HELP, "train sft"])
+def test_a_help_says_what_to_write_and_no_type_of_pythons(command: str) -> None:
+    said = in_a_narrow_terminal(*command.split(), "--help")
+    assert not re.search(r"<(list|str|int|float|path)\b|\brange>|Path\b", said)
 
 
 @pytest.mark.parametrize(

@@ -183,6 +183,12 @@ def test_a_recipe_of_ones_own(tmp_path: Path) -> None:
             ),
         ),
         ("optim.learning_rate", "did you mean"),
+        (
+            "warmup",
+            "did you mean `profiler.warmup`, `optim.warmup_steps` or `optim.warmup_ratio`?",
+        ),
+        ("loss_mask", "did you mean `data.turns`?"),
+        ("threads", "did you mean `device.threads`?"),
         ("zzzzzz", "`vtool explain` lists rules and recipes"),
     ],
 )
@@ -217,6 +223,19 @@ def test_the_page_of_all_rules_is_what_the_command_prints() -> None:
     assert all(
         f"### {rule.code} {rule.name}\n" in out and rule.fix in unwrapped for rule in RULES.values()
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("data.on_overlong", ("`error`: ", "`drop`: ", "`truncate`: ")),
+        ("lora.rank", ("8 to 64 are usual",)),
+        ("optim.lr", ("1e-5 for all weights, 1e-4 for adapters",)),
+        ("device.threads", ("OMP_NUM_THREADS",)),
+    ],
+)
+def test_a_setting_says_what_helps_to_choose_it(name: str, says: tuple[str, ...]) -> None:
+    assert all(each in explain(name)[1] for each in says)
 
 
 def test_a_word_that_has_nothing_in_common_with_a_name_is_no_guess() -> None:

@@ -183,7 +183,7 @@ def test_where_no_row_can_be_read_nothing_else_has_passed() -> None:
 
 
 def test_json_has_the_ledger_the_lengths_and_the_spans() -> None:
-    details = result_of([GOOD, TWO, "{"], "--row", "3")["details"]
+    details = result_of([GOOD, TWO, "{"])["details"]
     ledger, rows = details["ledger"], details["rows"]
     assert (ledger["rows"], ledger["kept"]) == (3, 2)
     assert [entry["rule"] for entry in ledger["dropped"]] == ["broken-row"]
@@ -193,7 +193,9 @@ def test_json_has_the_ledger_the_lengths_and_the_spans() -> None:
         "Bye<|im_end|>",
     ]
     assert all(span["start"] < span["end"] for span in rows["rows.jsonl:2"]["spans"])
-    assert "broken-row" in rows["rows.jsonl:3"]["problem"]
+    asked = result_of([GOOD, TWO, "{"], "--row", "3")["details"]["rows"]
+    assert asked.keys() == {"rows.jsonl:3"}
+    assert "broken-row" in asked["rows.jsonl:3"]["problem"]
 
 
 def test_a_json_array_is_audited_like_lines() -> None:
@@ -254,6 +256,24 @@ def test_a_row_that_is_not_there_is_found_next_to_the_audit() -> None:
     )
     assert result_of([GOOD], "--row", "17")["checks"]["unknown-row"] == "failed"
     assert "unknown-row" not in result_of([GOOD], "--row", "1")["checks"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("empty.jsonl", "", "empty.jsonl is empty, of 0 bytes"),
+        ("empty.json", "[]", "empty.json has no row"),
+        ("blank.jsonl", "\n\n", "blank.jsonl has no row"),
+    ],
+)
+def test_a_file_without_rows_is_one_finding_and_no_list_of_rules(
+    name: str, text: str, says: str
+) -> None:
+    Path(name).write_text(text)
+    code, out, err = run(name)
+    assert (code, out) == (1, "")
+    assert f"error[layout-not-certain VT649]: {says}\n" in err
+    assert "not run" not in err
 
 
 @pytest.mark.parametrize("asked", ["2", "rows.json row 2"])

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from vtool.config.adapter_rate import chosen_rate
 from vtool.config.load import examine, load_run
 from vtool.config.schema.formats.auto import AutoSource
 from vtool.diagnostics import Diagnostic, Findings
@@ -233,9 +234,20 @@ def test_an_empty_recipe_and_one_that_extends_no_other_are_told_to_begin_with_on
     Path("mine.yaml").write_text(f"data: {{train: {rows('good.json')}}}\ntrain: {{epochs: 1}}\n")
     examined = examine("mine.yaml")
     (only,) = examined.findings
-    assert only.message == "mine.yaml has no `defaults:`, and lacks `kind` and `optim`"
+    lacking = "`kind`, `optim` and `data.global_batch_size`"
+    assert only.message == f"mine.yaml has no `defaults:`, and lacks {lacking}"
     assert examined.checks["missing-key"] == "failed"
     assert examined.checks["conflicting-model-source"] == "not-run"
+
+
+def test_a_recipe_from_scratch_is_told_once_to_begin_with_another() -> None:
+    text = f"data: {{train: {rows('good.json')}}}\noptim: {{lr: 1.0e-5}}\ntrain: {{epochs: 1}}\n"
+    Path("mine.yaml").write_text(text)
+    (only,) = examine("mine.yaml").findings
+    assert only.message == (
+        "mine.yaml has no `defaults:`, and lacks `kind` and `data.global_batch_size`"
+    )
+    assert str(only.help).startswith("begin the recipe with `defaults: [finetune, _self_]`")
 
 
 def test_the_family_is_that_of_the_folder_unless_a_recipe_of_ones_own_says_it() -> None:
@@ -270,6 +282,92 @@ def test_a_rate_for_random_weights_is_not_left_with_a_trained_model(
 ) -> None:
     given = [f"data.train={rows('good.json')}", model("mine", "qwen2_5_vl"), *given]
     assert [one.rule for one in examine("rows", given).findings] == found
+
+
+@pytest.mark.parametrize(
+    ("given", "says", "help"),
+    [
+        (["a.json", "b.json"], "`a.json` and `b.json` are not there;", "several files are a list"),
+        (["good.json", "b.json"], "`b.json` is not there;", "several files are a list"),
+        (["rows", "b.json"], "`b.json` is not there;", "several files are a list"),
+        (
+            ["data.train=good.json", "optim.lr=1e-3"],
+            "`data.train=good.json` is a setting, and stands in the place of the recipe",
+            "name a recipe before it: rows data.train=good.json; or the rows alone: good.json",
+        ),
+        (
+            ["optim.lr=1e-3", "model.path=mine"],
+            "`optim.lr=1e-3` is a setting",
+            "name a recipe before it: finetune optim.lr=1e-3",
+        ),
+        (["rows", "optim.lr"], "`optim.lr` is not KEY=VALUE", "write optim.lr=1e-5"),
+        (["rows", "lora.rank"], "`lora.rank` is not KEY=VALUE", "write lora.rank=16"),
+        (["rows", "device.kind"], "`device.kind` is not KEY=VALUE", "write device.kind=auto"),
+        (["rows", "nothing"], "`nothing` is not KEY=VALUE", "write KEY=VALUE"),
+    ],
+)
+def test_what_stands_in_the_place_of_something_else_is_said(
+    given: list[str], says: str, help: str
+) -> None:
+    rows("good.json")
+    finding, fatal = refused(*given)
+    assert (finding.rule, fatal) == ("bad-override", True)
+    assert finding.message.startswith(says)
+    assert help in str(finding.help)
+
+
+def test_a_file_with_a_comma_in_its_name_is_no_list() -> None:
+    finding, _ = refused("rows", f"data.train={rows('c,d/my,rows.jsonl')}")
+    assert finding.help == (
+        "a text with a comma or brackets needs quotes: \"data.train='c,d/my,rows.jsonl'\""
+    )
+    finding, _ = refused("rows", "data.train=a.jsonl,b.jsonl")
+    assert str(finding.help).startswith("a list is data.train=[a.jsonl,b.jsonl]; ")
+
+
+def test_recipes_are_suggested_by_their_names_and_not_their_extension() -> None:
+    for name in ("rec.yaml", "empty.yaml", "words.yml"):
+        Path(name).touch()
+    assert "did you mean" not in str(refused("nope.yaml")[0].help)
+    assert refused("recs.yaml")[0].help == "did you mean `rec.yaml`?"
+    assert refused("word.yaml")[0].help == "did you mean `words.yml`?"
+
+
+def test_a_number_is_answered_with_one() -> None:
+    given = [f"data.train={rows('good.json')}"]
+    assert refused("rows", *given, "optim.lr=fast")[0].help == "write optim.lr=1e-5"
+    assert refused("rows", *given, "data.workers=many")[0].help is None
+
+
+@pytest.mark.parametrize(
+    ("recipe", "given", "rate"),
+    [
+        ("finetune", [], 1e-5),
+        ("finetune", ["lora.rank=8"], 1e-4),
+        ("rows", ["lora.rank=8"], 1e-4),
+        ("qwen2_5_vl_7b_fsdp2", ["lora.rank=8"], 1e-4),
+        ("qwen2_5_vl_7b_lora", ["optim.lr=3e-5"], 3e-5),
+        ("finetune", ["lora.rank=8", "optim.lr=1e-5"], 1e-5),
+        ("digits_lora", ["lora.rank=8"], 1e-3),  # random weights
+    ],
+)
+def test_adapters_have_their_own_rate_where_nobody_set_one(
+    recipe: str, given: list[str], rate: float
+) -> None:
+    of_rows = [f"data.train={rows('good.json')}", model("mine", "qwen2_5_vl")]
+    loaded = load_run(recipe, [*(() if recipe == "digits_lora" else of_rows), *given])
+    assert loaded.run.optim.lr == loaded.plain["optim"]["lr"] == rate
+    said = chosen_rate(loaded.origins)
+    assert (said is not None) == (rate == 1e-4)
+    assert said is None or said.startswith("optim.lr is 0.0001, for adapters (lora)")
+
+
+def test_the_rate_of_ones_own_recipe_is_left_to_its_adapters() -> None:
+    of_rows = [f"data.train={rows('good.json')}", model("mine", "qwen2_5_vl")]
+    mine = "defaults: [finetune, _self_]\nlora: {rank: 8}\n"
+    for own, rate in (("", 1e-4), ("optim: {lr: 2.0e-5}\n", 2e-5)):
+        Path("mine.yaml").write_text(mine + own)
+        assert load_run("mine.yaml", of_rows).run.optim.lr == rate
 
 
 LLAMA_FACTORY = """

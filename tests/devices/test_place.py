@@ -131,3 +131,26 @@ def test_a_gpus_attention_does_not_plan_for_each_shape_while_it_trains() -> None
     with attention_without_cudnn(torch.device("cuda", 0)):
         assert not asked()
     assert asked() == before
+
+
+@pytest.mark.parametrize(
+    ("variable", "ranks", "expected"),
+    [
+        ("3", 1, 3),
+        ("5,2", 1, 5),
+        ("3", 2, 3),
+        ("1", 1, 1),
+        ("1", 2, 8 // 2),  # as torchrun sets it
+        ("many", 1, 8),
+        ("", 1, 8),
+    ],
+)
+def test_threads_are_those_that_the_variable_asks_for(
+    monkeypatch: pytest.MonkeyPatch, variable: str, ranks: int, expected: int
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(8)))
+    run = request("digits", "device={kind: cpu, threads: null}").run
+    assert place(run, 0, ranks).threads == expected
+    run = request("digits", "device={kind: cpu, threads: 2}").run
+    assert place(run, 0, ranks).threads == 2

@@ -65,6 +65,18 @@ def test_full_shows_the_rule_the_place_the_line_and_what_to_do() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("count", "end"),
+    [(12, "rule-10, rule-11"), (20, "rule-5 and 14 more, which --format json names")],
+)
+def test_of_many_rules_that_were_not_run_the_first_are_named(count: int, end: str) -> None:
+    checks = {"unknown-key": "failed"} | {f"rule-{number}": "not-run" for number in range(count)}
+    found = printed(Result("mine", "unsafe", checks, (ERROR,)))
+    (line,) = [line for line in found.splitlines() if line.startswith("not run")]
+    assert line.startswith("not run, because of the above: rule-0, rule-1, ")
+    assert line.endswith(end)
+
+
 def test_what_was_not_run_has_its_reason_where_one_is_known() -> None:
     checks = {"bad-header": "not-run", "missing-shard": "not-run", "no-config": "passed"}
     details = {

@@ -163,6 +163,16 @@ def test_what_the_hub_does_not_give_is_one_finding(
     assert "Traceback" not in output
 
 
+def test_a_machine_without_a_connection_is_told_so_and_not_to_download(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # where nothing listens
+    output = vtool(tmp_path, "predict", "org/none", "--question", "Hi?", status=2)
+    assert "which has no connection to the hub (http://127.0.0.1:9)\n" in output
+    assert "copy that folder here and give its path: model.path=FOLDER" in output
+    assert output.count("error[") == 1
+
+
 @pytest.mark.full
 def test_half_a_download_is_reported_and_resumed(hub: Hub, tmp_path: Path) -> None:
     hub.fails_after = 3

@@ -1,14 +1,15 @@
 """Plans: what is refused, what fits, and what is printed."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.commands import run_vtool
+from tests.commands import run_vtool, vtool
 from tests.planning.test_micro_batch import run_of
-from tests.rows import chat, write_rows
+from tests.rows import chat, picture, write_rows
 from vtool.diagnostics import Findings
 from vtool.planning.micro_batch import Shape
 from vtool.planning.plan import (
@@ -23,6 +24,7 @@ from vtool.planning.plan import (
 )
 from vtool.planning.step import MEMORY_KINDS, StepNeeds
 from vtool.planning.text import lines, remedy, verdict
+from vtool.verification.rows import audit_rows
 
 pytestmark = pytest.mark.usefixtures("no_process_group")
 
@@ -221,11 +223,50 @@ def test_a_checkpoint_is_planned_with_the_states_that_it_has(tmp_path: Path, eng
     assert narrow.checkpoint < 0.6 * wide.checkpoint
 
 
-def test_rows_without_a_bound_are_not_planned(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sizes", [(112,), (112, 56)])
+def test_rows_without_a_bound_are_measured(tmp_path: Path, sizes: tuple[int, ...]) -> None:
+    """The longest row has no image, and the one with the most has these of several sizes."""
+    run = run_of(tmp_path, "data.max_length=null")
+    files = [picture(tmp_path / f"{size}.png", size, 56).name for size in sizes]
+    shown = [{"type": "image", "image": file} for file in files]
+    asked = chat([*shown, {"type": "text", "text": "What?"}], "Red.")
+    write_rows(tmp_path / "rows.jsonl", [chat("What?", "That. " * 40), asked])
+    longest, with_images = audit_rows(run)[0].ledger.lengths
+    made = make_plan(run, PlanQuestion())
+    assert made.measured_rows is not None
+    assert (made.measured_rows.rows, made.shape.tokens) == (2, longest)
+    assert with_images < longest
+    assert made.shape.images == len(sizes)
+    assert (made.shape.grid, made.shape.image_tokens) == ((4, 8), 8)  # as the largest is shown
+    text = "\n".join(lines(made))
+    assert f"measured from 2 rows: at most {longest} tokens, images: at most {len(sizes)} a" in text
+    assert f"must give at most {made.rows * len(sizes)} image" in text
+
+
+def test_rows_without_a_bound_are_not_planned_by_a_folder_without_tokenizer(tmp_path: Path) -> None:
+    run = run_of(tmp_path, "data.max_length=null")
+    (tmp_path / "config.json").write_text("{}")
+    of_folder = run.model.model_copy(update={"path": str(tmp_path)})
     with pytest.raises(Findings) as raised:
-        make_plan(run_of(tmp_path, "data.max_length=null"), PlanQuestion())
+        make_plan(run.model_copy(update={"model": of_folder}), PlanQuestion())
     assert raised.value.fatal
-    assert raised.value.diagnostics[0].rule == "not-planned"
+    (finding,) = raised.value.diagnostics
+    assert finding.rule == "not-planned"
+    assert "they cannot be measured: " in finding.message
+    assert "--tokens" not in finding.message
+    assert str(finding.help).startswith("add --tokens N")
+
+
+def test_the_parameters_planned_are_the_run_s(tmp_path: Path) -> None:
+    """Also where rows are not measured: the tokenizer that is trained on them decides."""
+    rows = write_rows(tmp_path / "rows.jsonl", [chat("What?", "That.")] * 8)
+    trained = vtool(
+        tmp_path, "train", "sft", rows.name, "train.steps=1", "train.epochs=null", "--no-preflight"
+    )
+    assert "1 rank of 1 thread;" in trained
+    (count,) = re.findall(r"([\d,]+) parameters in", trained)
+    for more in ((), ("--tokens", "64")):
+        assert f"{count} parameters, {count} of them" in vtool(tmp_path, "plan", rows.name, *more)
 
 
 @pytest.mark.parametrize("memory", ["0", "-8", "nan", "inf", "4096"])
@@ -237,9 +278,8 @@ def test_no_plan_is_made_for_a_gpu_that_does_not_exist(tmp_path: Path, memory: s
     )
 
 
-@pytest.mark.parametrize("recipe", ["digits", "digits_megatron"])
-def test_what_cannot_be_planned_gets_no_figure_and_is_not_run(tmp_path: Path, recipe: str) -> None:
-    """A recipe that does not bound its rows, and one of megatron."""
+def test_what_cannot_be_planned_gets_no_figure_and_is_not_run(tmp_path: Path) -> None:
+    recipe = "digits_megatron"
     given = ("plan", recipe, "--gpus", "4", "--memory", "80")
     done = run_vtool(tmp_path, *given)
     assert done.status == 2

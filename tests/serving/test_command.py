@@ -225,6 +225,15 @@ def test_without_vllm_the_finding_says_how_to_get_it(
     assert "there is no .vllm-venv/bin/python" in vtool(tmp_path, "serve", "digits", status=2)
 
 
+def test_a_model_of_another_family_is_refused_before_vllm_is_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "idefics").mkdir()
+    (tmp_path / "idefics/config.json").write_text('{"model_type": "idefics3"}')
+    for command in (("serve", "--python", str(tmp_path / "none")), ("predict",)):
+        output = vtool(tmp_path, *command, "idefics", status=2)
+        assert "idefics is a model of type idefics3, which is none of qwen2_vl, " in output
+        assert "vllm" not in output.lower()
+
+
 def test_an_adapter_that_vllm_cannot_apply_is_merged_first(
     trained: tuple[Path, str], tmp_path: Path
 ) -> None:

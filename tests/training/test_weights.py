@@ -145,7 +145,7 @@ def test_what_does_not_fit_is_named(folder: Path, tmp_path: Path) -> None:
 
     other = refusal(f"{folder}/whole", "model.family=glm4v")
     assert other.startswith("unfit-weights: ")
-    assert "it is a qwen2_5_vl, but model.family is glm4v" in other
+    assert "it is a model of type qwen2_5_vl, but model.family is glm4v" in other
     assert "unfit-weights" in refusal(str(folder))
     merge = refusal(f"{folder}/adapted")
     assert f"vtool export {folder}/adapted --merge" in merge

@@ -26,9 +26,12 @@ def chat(
         ),
     ],
     system: Annotated[
-        str | None, typer.Option(help="System message at the beginning of the chat.")
+        str | None,
+        typer.Option(metavar="TEXT", help="System message at the beginning of the chat."),
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 512,
+    max_new_tokens: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Most tokens of an answer.")
+    ] = 512,
     base: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Folder of an adapter's base model, if it was moved."),

@@ -36,6 +36,13 @@ class Command(TyperCommand):
         """Return the parts of its usage: what a metavar repeats already is not repeated again."""
         return [_tidy(piece) for piece in super().collect_usage_pieces(ctx)]
 
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the help of arguments by their metavars alone, without a type of Python's."""
+        for each in self.get_params(ctx):
+            if each.param_type_name == "argument" and each.metavar:
+                vars(each)["display_type_rich"] = lambda ctx: None
+        super().format_options(ctx, formatter)
+
     def takes_long(self, ctx: Any) -> bool:
         """Return whether it takes seconds: it then says that it has begun."""
         return bool(ctx.params.get("live"))

@@ -40,6 +40,7 @@ def convert(
     max_dropped_rows: Annotated[
         int,
         typer.Option(
+            metavar="N",
             min=0,
             help="Number of rows that may be left out; if there are more, nothing is written.",
         ),

@@ -44,6 +44,7 @@ def evaluate(
     metric: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="METRIC",
             autocompletion=complete.metrics,
             help=(
                 "exact, accuracy, f1, anls, relaxed, json, iou, bleu, rouge or"
@@ -67,19 +68,23 @@ def evaluate(
         float,
         typer.Option(metavar="T", min=0.0, help="Sample answers at this temperature; 0: greedy."),
     ] = 0.0,
-    seed: Annotated[int, typer.Option(help="Random seed for --sample.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Random seed for --sample.")] = 0,
     max_new_tokens: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Most tokens of an answer. Default: from the longest reference answer."
+            metavar="N",
+            min=1,
+            help="Most tokens of an answer. Default: from the longest reference answer.",
         ),
     ] = None,
     batch: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of rows in a batch; it does not change the answers."),
+        typer.Option(
+            metavar="N", min=1, help="Number of rows in a batch; it does not change the answers."
+        ),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Evaluate only the first N rows.")
+        int | None, typer.Option(metavar="N", min=1, help="Evaluate only the first N rows.")
     ] = None,
     against: Annotated[
         str | None,
@@ -90,7 +95,8 @@ def evaluate(
         ),
     ] = None,
     nproc: Annotated[
-        int | None, typer.Option(min=1, help="Number of processes to share the rows between.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Number of processes to share the rows between."),
     ] = None,
     engine: Annotated[
         Literal["vllm"] | None,

@@ -154,6 +154,7 @@ def _print_settings(topic: str) -> None:
     from vtool.config.shipped import recipe_names
     from vtool.diagnostics import RULES
     from vtool.diagnostics.near_miss import (
+        containing,
         did_you_mean,
         ending,
         likely_words,
@@ -185,10 +186,11 @@ def _print_settings(topic: str) -> None:
     names = [setting.name for setting in settings]
     words = [each for setting in settings for each in choices(setting.field.annotation)]
     likely = (
-        ending(topic, names)
+        [*ending(topic, names), *containing(topic, names)]
         or likely_words(topic, [*RULES, *recipe_names(), *names, *WORDS, *words])
         or same_words(topic, names)
         or overlapping(topic, names)
+        or [setting.name for setting in settings if set(word.split("_")) <= _words_of(setting.doc)]
     )
     from vtool.diagnostics.printable import printable
 
@@ -196,6 +198,10 @@ def _print_settings(topic: str) -> None:
     help = did_you_mean(nearest) or "`vtool explain` lists rules and recipes"
     typer.echo(f"there is no rule, setting or recipe `{printable(topic)}`\nhelp: {help}", err=True)
     raise typer.Exit(2)
+
+
+def _words_of(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text.lower()))
 
 
 def _print_groups(setting: "Setting", inside: "Sequence[Setting]") -> None:

@@ -15,7 +15,10 @@ def export(
     ],
     output: Annotated[
         Path | None,
-        typer.Option(help="Folder to write to. Default: RUN/export; with --merge, RUN/merged."),
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder to write to. Default: RUN/export; with --merge, RUN/merged.",
+        ),
     ] = None,
     merge: Annotated[
         bool,

@@ -40,7 +40,10 @@ def plan(
     gpus: Annotated[
         int | None,
         typer.Option(
-            min=1, max=65_536, help="Number of GPUs on all machines. Default: launch.nproc."
+            metavar="N",
+            min=1,
+            max=65_536,
+            help="Number of GPUs on all machines. Default: launch.nproc.",
         ),
     ] = None,
     memory: Annotated[
@@ -50,15 +53,19 @@ def plan(
     tokens: Annotated[
         int | None,
         typer.Option(
+            metavar="N",
             min=2,
-            help="Tokens of a row. Default: data.max_length; with packing, at most"
-            " data.micro_batch_tokens.",
+            help="Tokens of a row. Default: data.max_length, or else those of the longest row; with"
+            " packing, at most data.micro_batch_tokens.",
         ),
     ] = None,
     images: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Images in a row. Default: as many as fill three quarters of its tokens."
+            metavar="N",
+            min=0,
+            help="Images in a row. Default: as many as fill three quarters of its tokens; the most"
+            " of a row, where rows are measured.",
         ),
     ] = None,
     peak: Annotated[
@@ -81,7 +88,8 @@ def plan(
 ) -> None:
     """Say what each rank of a run will need, and whether a GPU has it: no weights, no GPU.
 
-    Only config.json of the model's folder is read.
+    Only config.json of the model's folder is read, unless rows have to be measured: those of a
+    recipe without data.max_length.
     """
     from vtool.cli.common import exit_on_findings, print_and_exit
     from vtool.diagnostics import Findings
@@ -133,7 +141,8 @@ def _of_a_plan(findings: "Iterable[Diagnostic]", recipe: str) -> "Iterator[Diagn
             help = f"hf download {one.seen} config.json: a plan reads no more of it"
             yield replace(one, help=f"{help}; {_FIGURES}")
         elif one.rule == "missing-key" and one.parameter in ("model.path", "data.train"):
-            what = "no row of it is read" if one.parameter == "data.train" else _FIGURES
+            rows = "with --tokens N no row of it is read"
+            what = rows if one.parameter == "data.train" else _FIGURES
             yield replace(one, help=f"{one.help}; {what}")
         else:
             yield one

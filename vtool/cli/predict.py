@@ -35,27 +35,34 @@ def predict(
     ] = None,
     image: Annotated[
         list[Path] | None,
-        typer.Option(help="An image file, shown before the IMAGEs; may be repeated."),
+        typer.Option(
+            metavar="FILE", help="An image file, shown before the IMAGEs; may be repeated."
+        ),
     ] = None,
     video: Annotated[
         list[Path] | None,
         typer.Option(
-            help="A video file; may be repeated, in the order in which the model is shown them."
+            metavar="FILE",
+            help="A video file; may be repeated, in the order in which the model is shown them.",
         ),
     ] = None,
     question: Annotated[
         str | None,
         typer.Option(
+            metavar="TEXT",
             help=(
                 "What to ask; <image> and <video> in it mark where these are shown. Default: the"
                 " question of the run's first test row."
-            )
+            ),
         ),
     ] = None,
     system: Annotated[
-        str | None, typer.Option(help="A system message that goes before the question.")
+        str | None,
+        typer.Option(metavar="TEXT", help="A system message that goes before the question."),
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 64,
+    max_new_tokens: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Most tokens of an answer.")
+    ] = 64,
     base: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Folder of an adapter's base model, if it was moved."),
@@ -70,6 +77,7 @@ def predict(
     batch: Annotated[
         int,
         typer.Option(
+            metavar="N",
             min=1,
             help="With a file of rows: number of rows in a batch; it does not change the answers.",
         ),

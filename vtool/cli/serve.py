@@ -24,19 +24,27 @@ def serve(
         list[str] | None,
         typer.Argument(metavar="-- VLLM-ARGUMENT", help="Further arguments of vLLM's server."),
     ] = None,
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")] = 8000,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="The address to listen on.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(metavar="PORT", min=1, max=65535, help="The port to listen on.")
+    ] = 8000,
     base: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Folder of an adapter's base model, if it was moved."),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(help="Model name for requests. Default: the name of its run, or folder."),
+        typer.Option(
+            metavar="NAME", help="Model name for requests. Default: the name of its run, or folder."
+        ),
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option(help="Data type that vLLM computes in. Default: that of the weights."),
+        typer.Option(
+            metavar="DTYPE", help="Data type that vLLM computes in. Default: that of the weights."
+        ),
     ] = None,
     compile: Annotated[
         bool,
@@ -47,10 +55,11 @@ def serve(
     python: Annotated[
         str | None,
         typer.Option(
+            metavar="EXE",
             help=(
                 "Python interpreter that has vLLM. Default: $VTOOL_VLLM_PYTHON, else"
                 " .vllm-venv, else the one that runs vtool."
-            )
+            ),
         ),
     ] = None,
     print_: Annotated[
@@ -72,8 +81,10 @@ def serve(
     from vtool.cli.common import begin_with_training, exit_on_findings
 
     with exit_on_findings("serve", model):
+        from vtool.config.given_for_recipe import refuse_other_family
         from vtool.serving.vllm import find_vllm
 
+        refuse_other_family(Path(model))  # an environment with vLLM would not help
         vllm = find_vllm(python)
         begin_with_training("vtool serve")
         from vtool.diagnostics.progress import working

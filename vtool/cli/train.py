@@ -76,7 +76,12 @@ def sft(
     ] = None,
     nproc: Annotated[
         int | None,
-        typer.Option("--nproc", min=1, help="Number of processes on this machine (launch.nproc)."),
+        typer.Option(
+            "--nproc",
+            metavar="N",
+            min=1,
+            help="Number of processes on this machine (launch.nproc).",
+        ),
     ] = None,
     no_preflight: Annotated[
         bool,
@@ -104,6 +109,7 @@ def sft(
 
     with no_collections():
         from vtool.cli.common import exit_on_findings
+        from vtool.config.adapter_rate import chosen_rate
         from vtool.config.environment.packages import require_training
         from vtool.config.load import effective_yaml, load_run
         from vtool.config.rows_recipe import names_rows
@@ -131,6 +137,8 @@ def sft(
         _check_processes(loaded)
         if names_rows(recipe) and loaded.run.model.starts_from == "random" and is_first():
             typer.echo(_NO_MODEL, err=True)
+        if is_first() and (chosen := chosen_rate(loaded.origins)):
+            typer.echo(chosen, err=True)
         for note in loaded.notes if is_first() else ():
             typer.echo(f"{note.severity}[{note.rule} {note.code}]: {note.message}", err=True)
         # The command that continues this run: from its own checkpoints, not from another run's.

@@ -42,15 +42,18 @@ def verify(
     ] = None,
     row: Annotated[
         list[str] | None,
-        typer.Option(help="Also show this row, by its number or its name; may be repeated."),
+        typer.Option(
+            metavar="ROW", help="Show this row, by its number or its name; may be repeated."
+        ),
     ] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="PROOF",
             help=(
                 "Run only this proof, by its rule's name or code, and no audit of rows;"
                 " may be repeated."
-            )
+            ),
         ),
     ] = None,
     fast: Annotated[
@@ -287,10 +290,9 @@ def _print_ledger(audit: "Audit", tokenizer: str | None) -> None:
     if ledger.reused:
         typer.echo(f"  {ledger.reused:,} rows are unchanged since their audit; --fresh repeats it")
     if ledger.lengths:
-        lengths = (
-            f"{min(ledger.lengths)} to {max(ledger.lengths)}, median"
-            f" {statistics.median(ledger.lengths):.0f}"
-        )
+        low, high = min(ledger.lengths), max(ledger.lengths)
+        middle = f"{statistics.median(ledger.lengths):.1f}".removesuffix(".0")
+        lengths = str(low) if low == high else f"{low} to {high}, median {middle}"
         typer.echo(
             f"  tokens a row: {lengths}; {ledger.supervised_tokens} of {sum(ledger.lengths)}"
             " supervised"

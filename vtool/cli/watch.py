@@ -77,14 +77,19 @@ def watch(
         ),
     ] = None,
     steps: Annotated[
-        int, typer.Option(min=1, help="Number of first optimizer steps to analyze in full.")
+        int,
+        typer.Option(
+            metavar="N", min=1, help="Number of first optimizer steps to analyze in full."
+        ),
     ] = 3,
     every: Annotated[
-        int, typer.Option(min=0, help="After those, analyze every Nth step too; 0: none.")
+        int,
+        typer.Option(metavar="N", min=0, help="After those, analyze every Nth step too; 0: none."),
     ] = 0,
     tokens: Annotated[
         int,
         typer.Option(
+            metavar="N",
             min=1,
             help=(
                 "Most supervised tokens per step, in each process, whose weight in the"

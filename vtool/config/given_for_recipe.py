@@ -4,7 +4,7 @@ import shlex
 from pathlib import Path
 
 from vtool.config.schema.formats.entry import ROWS_SUFFIXES, has_rows_files
-from vtool.diagnostics import Diagnostic
+from vtool.diagnostics import Diagnostic, Findings
 from vtool.families import FAMILIES
 from vtool.model_folder import MODEL_CONFIG, ModelFolder
 
@@ -87,6 +87,24 @@ def _started_by(script: Path) -> str | None:
     except (OSError, ValueError):
         return None
     return next((name for words, name in _STARTS if words in text), None)
+
+
+def refuse_other_family(folder: Path) -> None:
+    """Refuse a folder that has a model of a family that vtool has not.
+
+    Raises:
+        Findings: `not-a-run`, fatal.
+    """
+    kind = ModelFolder(folder).model_type
+    if kind is not None and kind not in FAMILIES:
+        raise other_family(folder, kind)
+
+
+def other_family(folder: Path, kind: str) -> Findings:
+    """Return the exception for a model of a family that vtool has not."""
+    message = f"{folder} is a model of type {kind}, which is none of {', '.join(FAMILIES)}"
+    help = f"give a model of one of these; {ANOTHER_FAMILY}"
+    return Findings(Diagnostic("not-a-run", message, help), fatal=True)
 
 
 def has_model_files(folder: Path) -> bool:

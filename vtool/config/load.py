@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from vtool.config import rules, tracker_packages
+from vtool.config.adapter_rate import with_rate_of_adapters
 from vtool.config.compose import Composed, compose_recipe
 from vtool.config.effective import as_yaml
 from vtool.config.environment import packages
@@ -287,6 +288,7 @@ def _checked(composed: Composed, trusted: bool = True) -> tuple[Loaded | None, E
             run, notes = without_outside_paths(run, composed.origins, composed.file.path)
             stages.append(_Stage(findings=notes))
         made, origins = with_family_of_folder(run, composed.origins)
+        made, origins = with_rate_of_adapters(made, origins)
         settings, run = made if settings is run else settings, made
         composed = replace(composed, origins=origins)
         outcome = rules.run_rules(run, composed.origins)

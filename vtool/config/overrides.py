@@ -3,6 +3,7 @@
 `optim=adamw` picks a file of a group; the others set values.
 """
 
+import os
 import re
 from collections.abc import Sequence
 
@@ -13,7 +14,7 @@ from hydra.errors import HydraException
 from vtool.config.limits import DEEPEST, LONGEST_OVERRIDE, MOST_DIGITS
 from vtool.config.origins import COMMAND_LINE
 from vtool.config.recipe_source import Composer
-from vtool.config.suggest import meant_inside
+from vtool.config.suggest import example_of, meant_inside
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
 from vtool.words import first_line
@@ -70,7 +71,7 @@ def _too_large(text: str) -> Diagnostic | None:
 def _unparsable(text: str, error: Exception) -> Diagnostic:
     key, equals, value = text.partition("=")
     if not equals:
-        return _bad(f"`{text}` is not KEY=VALUE", "write KEY=VALUE")
+        return _bad(f"`{text}` is not KEY=VALUE", f"write {example_of(text) or 'KEY=VALUE'}")
     if (dotted := re.sub(r"\[(\d+)\]", r".\1", key)) != key:
         return _bad(
             f"`{text}` cannot be read: an entry of a list is numbered after a dot",
@@ -93,11 +94,9 @@ def _unusable(text: str, override: Override) -> Diagnostic | None:
         return _bad(f"{text!r} is not text in UTF-8", None)
     if override.is_sweep_override():
         message, value = f"`{text}` gives several values, and a run has one", text.partition("=")[2]
-        return _bad(
-            message,
-            f"a list is {key}=[{value}]; a text with a comma or brackets needs quotes:"
-            f" {_as_typed(key, value)}",
-        )
+        as_text = f"a text with a comma or brackets needs quotes: {_as_typed(key, value)}"
+        is_file = os.path.lexists(value)  # a name of one, and no list
+        return _bad(message, as_text if is_file else f"a list is {key}=[{value}]; {as_text}")
     if override.is_delete():
         return _bad(
             f"`{text}` removes a setting, which cannot be done here",

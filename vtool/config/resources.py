@@ -113,10 +113,15 @@ def _files_near(recipe: Path) -> list[str]:
     if recipe.suffix not in (".yaml", ".yml"):
         return []
     try:
-        there = [each.name for each in recipe.parent.iterdir() if each.suffix in (".yaml", ".yml")]
+        there = [each for each in recipe.parent.iterdir() if each.suffix in (".yaml", ".yml")]
     except OSError:
         return []
-    return [str(recipe.with_name(name)) for name in near(recipe.name, there)]
+    # the extension is the same of all, and says nothing
+    close = near(recipe.stem, {each.stem for each in there})
+    found = sorted(there, key=lambda each: each.suffix != recipe.suffix)
+    return [
+        str(recipe.with_name(each.name)) for stem in close for each in found if each.stem == stem
+    ]
 
 
 def shown_path(path: Path) -> str:

@@ -19,6 +19,8 @@ ROWS_RECIPE, FINETUNE_RECIPE = "rows", "finetune"
 """The recipes of rows: with a tiny model, whose tokenizer is trained on them; with `model.path`."""
 _SPLITS = ("train", "validation", "test")
 _OTHER_ROWS = ("data.train=", "data={train", "data={ train", "data.train.0.path=")
+_SETTING = re.compile(r"[+~]*[a-z_]+(\.\w+)+=")
+"""The beginning of a setting, which no name of a recipe has."""
 _PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 _LARGEST_RECIPE = 1 << 16
 
@@ -118,6 +120,24 @@ def more_rows(recipe: str, overrides: Sequence[str]) -> Iterator[Diagnostic]:
     """Look for files of rows among the overrides: as a recipe, a command takes one alone."""
     files = [each for each in overrides if _is_there(each)]
     of_rows = names_rows(recipe)
+    absent = [each for each in overrides if "=" not in each and names_rows(each)]
+    absent = [each for each in absent if each not in files]
+    if _SETTING.match(recipe) and not os.path.exists(recipe):
+        with_model = FINETUNE_RECIPE if _has_model([recipe, *overrides]) else ROWS_RECIPE
+        message = f"`{recipe}` is a setting, and stands in the place of the recipe"
+        help = f"name a recipe before it: {with_model} {recipe}"
+        help += _or_rows(recipe)
+        yield Diagnostic("bad-override", message, help)
+        return
+    if absent:
+        named = [recipe] if of_rows and not os.path.exists(recipe) else []
+        files = [f"`{each}`" for each in (*named, *absent)]
+        are = "are" if len(files) > 1 else "is"
+        message = f"{' and '.join(files)} {are} not there; and a command takes one file of rows"
+        yield Diagnostic(
+            "bad-override", message, f"check the names; {_several(overrides)} 'data.train=[…]'"
+        )
+        return
     again = [each for each in overrides if _replaces(recipe, each)]
     if of_rows and again and not files:
         message = f"`{recipe}` and `{again[0]}` both say what is trained on"
@@ -132,6 +152,12 @@ def more_rows(recipe: str, overrides: Sequence[str]) -> Iterator[Diagnostic]:
         message = f"{_listed(files)} is not KEY=VALUE, but a file of rows, beside a recipe"
         help = f"the rows of a recipe are its data.train: {recipe} {_as_typed(files)}"
     yield Diagnostic("bad-override", message, help)
+
+
+def _or_rows(setting: str) -> str:
+    """Return how a file of rows is given without a recipe."""
+    key, _, value = setting.partition("=")
+    return f"; or the rows alone: {value}" if key == "data.train" and names_rows(value) else ""
 
 
 def _replaces(file: str, override: str) -> bool:

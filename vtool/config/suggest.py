@@ -55,11 +55,32 @@ def better_value(spot: Spot, given: object, origin: Origin | None) -> str | None
             help = "write true or false"
         case str() if nullable(spot.annotation) and given.casefold() in ("none", "nil", "~"):
             help = "write null"
-        case str() if wanted.startswith(("a number", "an integer")) and _is_number(given):
-            help = "without quotes it is a number"
+        case str() if wanted.startswith(("a number", "an integer")):
+            number = _is_number(given)
+            typed = example_of(spot.name)
+            help = "without quotes it is a number" if number else typed and f"write {typed}"
         case _:
             pass
     return help
+
+
+_EXAMPLES = {
+    **{"data.train": "my.jsonl", "model.path": "FOLDER", "optim.lr": "1e-5", "lora": "{rank: 16}"},
+    **{"data.max_length": "4096", "train.steps": "500", "train.epochs": "3", "run.name": "NAME"},
+}
+"""Values of settings that have no default that would be typed."""
+
+
+def example_of(name: str) -> str | None:
+    """Return a setting as it is typed, with a value that it takes; None: none is known."""
+    found = next((one for one in all_settings(Run) if one.name == name), None)
+    if found is None:
+        return None
+    default = None if found.field.is_required() else found.field.default
+    plain = default is not None and isinstance(default, str | int | float)
+    usual = json.dumps(default).strip('"') if plain else None
+    value = _EXAMPLES.get(name) or usual or next(iter(choices(found.field.annotation)), None)
+    return value and f"{name}={value}"
 
 
 def meant_inside(group: str, given: object) -> str | None:

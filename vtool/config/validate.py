@@ -49,7 +49,8 @@ _HIDES = {
     "tuple_type",
 }
 _LEAST_MISSING = 2
-"""A recipe without these extends no other; with fewer, it lacks a group alone."""
+_OF_FINETUNE = "data.global_batch_size"
+"""The setting inside of a group that has no default, and that the recipe `finetune` has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,16 +127,18 @@ def _without_defaults(findings: list[Diagnostic], composed: Composed) -> list[Di
     """Say once that a recipe extends no other, in the place of each setting that it lacks."""
     own = shown_path(composed.file.path)
     files = {place.value.file for place in composed.origins.places.values()}
-    missing = [
-        one for one in findings if one.rule == "missing-key" and "." not in (one.parameter or ".")
-    ]
-    if len(missing) < _LEAST_MISSING or not files <= {own, COMMAND_LINE.file}:
+    absent = [one for one in findings if one.rule == "missing-key"]
+    groups = [one for one in absent if "." not in (one.parameter or ".")]
+    missing = [*groups, *(one for one in absent if one.parameter == _OF_FINETUNE)]
+    # one that says its kind, and lacks a single group, is whole but for that
+    begun = "kind" in composed.values and len(groups) < _LEAST_MISSING
+    if not missing or begun or not files <= {own, COMMAND_LINE.file}:
         return findings
-    names = [f"`{one.parameter}`" for one in missing]
-    message = f"{own} has no `defaults:`, and lacks {', '.join(names[:-1])} and {names[-1]}"
+    *names, last = [f"`{one.parameter}`" for one in missing]
+    listed = f"{', '.join(names)} and {last}" if names else last
+    message = f"{own} has no `defaults:`, and lacks {listed}"
     first = Diagnostic("missing-key", message, BEGIN_WITH_DEFAULTS, None, Origin(own))
-    given = (*missing, *(one for one in findings if one.parameter == "data.global_batch_size"))
-    return [first, *(one for one in findings if one not in given)]
+    return [first, *(one for one in findings if one not in missing)]
 
 
 def _is_unknown(error: ErrorDetails, keys: Key, unknown: Collection[Key]) -> bool:

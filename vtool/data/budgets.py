@@ -30,19 +30,12 @@ class BudgetFill:
         return self.tokens / self.places
 
 
-def nearby_budgets(lengths: Sequence[int], asked: int | None, rows: int) -> list[int]:
+def nearby_budgets(lengths: Sequence[int], asked: int) -> list[int]:
     """Return budgets between half and twice the one that is asked for, in steps of an eighth.
 
-    Without one, they are around the least power of two that has room for the longest row, and for
-    half of a step. A budget below the longest row is none.
-
-    Args:
-        rows: of a rank and step.
+    A budget below the longest row is none.
     """
     longest = max(lengths)
-    if asked is None:
-        half = rows * sum(lengths) // (2 * len(lengths))
-        asked = 1 << (max(longest, half) - 1).bit_length()
     found = {-(-asked * eighths // 8) for eighths in _EIGHTHS}
     return sorted(budget for budget in found if budget >= longest)
 

@@ -15,7 +15,6 @@ from vtool.config.schema.formats.entry import (
     TABLE_SUFFIXES,
     has_rows_files,
     is_rows_file,
-    rows_bytes,
 )
 from vtool.data.containers.arrow import SPLITS, STATE
 from vtool.data.containers.files import empty_file
@@ -117,8 +116,6 @@ def _readable(path: str) -> Source | None:
     try:
         return detect(path)
     except NothingReadable:
-        if rows_bytes(path) == 0:
-            raise
         return None
 
 
@@ -187,7 +184,7 @@ def _left_out(path: Path) -> str:
 
 
 class NothingReadable(Findings):
-    """A source has no row, or none among the first that can be read."""
+    """A source has rows, and none among the first that can be read."""
 
 
 def entry(format: str, **settings: Any) -> Source:
@@ -223,12 +220,10 @@ def _fitting(record: Mapping[str, Any]) -> list[str]:
 
 def _nothing(records: Records, unknown: Mapping[int, Mapping[str, Any]], path: str) -> Findings:
     """Return the exception for rows of no known layout."""
+    if not len(records):
+        return Findings(empty_file(path))
     if not unknown:
         why, help = "has no row among the first that can be read", _write("messages", path)
-        if not len(records):
-            why, help = "has no row", "look at what has written it; rows are one JSON object a line"
-            if not rows_bytes(path):
-                return NothingReadable(empty_file(path))
         finding = Diagnostic("layout-not-certain", f"{path} {why}", help, origin=Origin(path))
         return NothingReadable(finding)
     index, record = next(islice(unknown.items(), 1))

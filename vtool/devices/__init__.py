@@ -37,7 +37,7 @@ def place(run: Run, local_rank: int, local_world: int) -> Placement:
     Raises:
         Findings: `device-missing`, where the recipe asks for a device that is not there.
     """
-    threads = run.device.threads or own_cores(run, local_world)
+    threads = run.device.threads or _asked_threads(local_world) or own_cores(run, local_world)
     kind = device_kind(run)
     if kind == "cpu":
         return Placement(torch.device("cpu"), "gloo", threads)
@@ -100,6 +100,16 @@ def bind(run: Run, kind: str) -> NumaOptions | None:
 def own_cores(run: Run, local_world: int) -> int:
     """Return a rank's share of the cores of its machine, at least one."""
     return max(1, _cores(run) // local_world)
+
+
+def _asked_threads(local_world: int) -> int | None:
+    """Return the threads that OMP_NUM_THREADS asks for; None: it does not, or is a launcher's.
+
+    torchrun sets it to 1 for several processes, whatever cores there are.
+    """
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    asked = int(first) if first.isdecimal() else 0
+    return None if asked == 0 or (asked == 1 and local_world > 1) else asked
 
 
 def spare_cores(run: Run, local_world: int, kind: str) -> int:

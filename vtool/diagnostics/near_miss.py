@@ -19,12 +19,12 @@ def near(word: str, words: Iterable[str], limit: int = 3) -> list[str]:
 
 
 def likely_words(word: str, words: Iterable[str]) -> list[str]:
-    """Return words as `near` does, of which each has a part, or most letters, of `word`."""
+    """Return words as `near` does, of which each has most parts, or most letters, of `word`."""
     parts = set(_words(word))
     return [
         other
         for other in near(word, words)
-        if not parts.isdisjoint(_words(other))
+        if 2 * len(parts.intersection(_words(other))) > len(parts)
         or other.casefold().startswith(word.casefold())
         or _likeness(word.casefold(), other.casefold()) >= _MOST_LETTERS
     ]
@@ -33,6 +33,11 @@ def likely_words(word: str, words: Iterable[str]) -> list[str]:
 def ending(word: str, names: Iterable[str]) -> list[str]:
     """Return the dotted names that end in `word`: `data.micro_batch_size` for `batch_size`."""
     return [name for name in names if f"_{_leaf(name)}".endswith(f"_{word}")]
+
+
+def containing(word: str, names: Iterable[str]) -> list[str]:
+    """Return the dotted names whose last part has all words: `optim.warmup_ratio` for `warmup`."""
+    return [name for name in names if set(_words(word)) <= set(_words(_leaf(name)))]
 
 
 def same_words(word: str, names: Iterable[str]) -> list[str]:

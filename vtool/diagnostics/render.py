@@ -16,6 +16,8 @@ from vtool.diagnostics.result import Result, count
 from vtool.version import __version__
 
 _LONGEST_LINE = 2**20  # characters in memory at once
+_MOST_MISSED, _FEW_MISSED = 12, 6
+"""Rules that were not run, up to which all are named; and those that are named of more."""
 _COLORS = {"error": "31;1", "warning": "33;1", "note": "36;1"}
 Locate = Callable[[str], Path]
 MACHINE = frozenset({"json", "sarif"})
@@ -204,8 +206,16 @@ def _missed(result: Result) -> Iterator[str]:
         yield (
             f"not run: {', '.join(rules)} ({printable(reason)})"
             if reason
-            else f"not run, because of the above: {', '.join(rules)}"
+            else f"not run, because of the above: {_few(rules)}"
         )
+
+
+def _few(rules: Sequence[str]) -> str:
+    """Return names of rules; of many, the first ones: a finding that stops all is what is read."""
+    if len(rules) <= _MOST_MISSED:
+        return ", ".join(rules)
+    first = ", ".join(rules[:_FEW_MISSED])
+    return f"{first} and {len(rules) - _FEW_MISSED} more, which --format json names"
 
 
 def _concise(finding: Diagnostic, names: Sequence[str] = ()) -> str:

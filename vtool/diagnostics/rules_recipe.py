@@ -162,10 +162,7 @@ _SCHEMA = (
         ),
         bad="train.steps=many",
         good="train.steps=500",
-        fix=(
-            "Give a value of the type that the message names. A text that looks like a number needs"
-            " quotes: \"run.name='7'\"."
-        ),
+        fix=("Give a value of the type that the message names."),
     ),
     Rule(
         name="out-of-range",

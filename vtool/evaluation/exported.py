@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import yaml
 
-from vtool.config.given_for_recipe import ANOTHER_FAMILY
+from vtool.config.given_for_recipe import other_family
 from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.families import FAMILIES
@@ -67,14 +67,7 @@ def find_export(run: Path, base: Path | None = None) -> Export:
             Diagnostic("not-a-run", message, help="write it again: vtool export RUN"), fatal=True
         ) from error
     if family_name not in FAMILIES:
-        raise Findings(
-            Diagnostic(
-                "not-a-run",
-                f"{folder} holds a {family_name}, which is none of {', '.join(FAMILIES)}",
-                f"give a model of one of these; {ANOTHER_FAMILY}",
-            ),
-            fatal=True,
-        )
+        raise other_family(folder, family_name)
     return Export(folder, base, family_name)
 
 

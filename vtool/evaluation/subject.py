@@ -10,7 +10,6 @@ import xxhash
 
 from vtool.config.schema import Data, Run
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.diagnostics.near_miss import did_you_mean, near
 from vtool.diagnostics.progress import write_line
 from vtool.evaluation.exported import Export, find_export, load_exported, own_settings
 from vtool.hub.cache import find_cached_model
@@ -21,6 +20,7 @@ from vtool.models.base_files import BASE_RECORD, check_same_weights, file_digest
 from vtool.models.landing import check_landing
 from vtool.models.model_class import MODELING_RECORD
 from vtool.models.processor import Processor, load_processor
+from vtool.near_runs import runs_there
 
 _BLOCK = 2**24
 ADDS_NOTHING = "which adds nothing yet: a matrix of each module is all zero, and the base answers"
@@ -131,11 +131,9 @@ def find_folder(given: str) -> Path:
     if not path.is_dir() and not of_run and (model := hub_name(given)):
         return _of_hub(model)
     if not path.is_dir():
-        runs = [each.name for each in _RUNS.iterdir()] if _RUNS.is_dir() else []
         message = f"there is no folder {given}"
         message += "" if of_run else f", and no run of that name in {_RUNS}/"
-        name = path.name if of_run else given
-        help = did_you_mean(near(name, runs)) or "name a run, an export, or a model's folder"
+        help = runs_there(path) or "name a run, an export, or a model's folder"
         raise Findings(Diagnostic("not-a-run", message, help), fatal=True)
     return path
 

@@ -13,6 +13,8 @@ from vtool.hub.names import HubName, hub_name
 _OWN = "VTOOL_SET_OFFLINE"
 """A variable that says that `vtool` itself has set HF_HUB_OFFLINE, and not its user."""
 _ABSENT = ("hub-model-absent", "hub-incomplete")
+_UNREACHABLE = {"ConnectError", "ConnectTimeout", "NewConnectionError", "NameResolutionError"}
+"""Exceptions of a machine that does not reach the hub; huggingface_hub names them in its texts."""
 _DOWNLOAD = """
 import json, sys
 from huggingface_hub import snapshot_download
@@ -85,4 +87,13 @@ def _failed(model: HubName, kinds: set[str], text: str) -> Findings:
         what = f"has no revision {revision} of {model.name}" if revision else f"has no {model.name}"
         message = f"the hub {what}, or it is private"
         return Findings(Diagnostic("hub-name-unknown", message, seen=str(model)), fatal=True)
+    if kinds & _UNREACHABLE or any(name in text for name in _UNREACHABLE):
+        hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+        message = f"{model} is not on this machine, which has no connection to the hub ({hub})"
+        help = (
+            f"on a machine that has one: {model.download} --local-dir FOLDER; copy that folder here"
+            " and give its path: model.path=FOLDER"
+        )
+        finding = Diagnostic("hub-model-absent", message, help, seen=str(model))
+        return Findings(finding, fatal=True)
     return absent(model, f"{model} could not be downloaded: {text}", None)

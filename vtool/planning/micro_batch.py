@@ -1,7 +1,7 @@
 """A micro-batch of a recipe's largest sizes, without its rows."""
 
 from dataclasses import dataclass
-from math import isqrt
+from math import isqrt, prod
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from vtool.data.collate import Batch, Documents
 from vtool.families import FAMILIES
 from vtool.families.family import Family
 from vtool.model_folder import PROCESSOR_FILES, ModelFolder
+from vtool.planning.measured import MeasuredRows
 from vtool.words import plural
 
 
@@ -25,20 +26,46 @@ class Shape:
     images: int
     """The images of each row."""
     side: int
-    """Patches along each side of an image."""
+    """Patches along a side of an image."""
     image_tokens: int
     """The tokens of one image."""
     packed: bool
     """True if its row is one document, whose attention needs no mask."""
+    width: int | None = None
+    """Patches along the other side; None: as many."""
+    answer: int | None = None
+    """The supervised tokens of a row; None: all but those of images."""
 
     @property
-    def supervised(self) -> int:
-        """The positions from which a token is predicted, of all rows."""
+    def grid(self) -> tuple[int, int]:
+        """The patches along both sides of an image."""
+        return self.side, self.side if self.width is None else self.width
+
+    @property
+    def predicted(self) -> int:
+        """The positions from which a token may be predicted, of all rows."""
         first = self.images * (self.image_tokens + 2)
         return self.rows * (self.tokens - 1 - max(first - 1, 0))
 
+    @property
+    def supervised(self) -> int:
+        """The supervised tokens of all rows, at most."""
+        return self.predicted if self.answer is None else self.rows * self.answer
 
-def shape_of(run: Run, world: int, tokens: int | None = None, images: int | None = None) -> Shape:
+
+def bound_of(run: Run) -> int | None:
+    """Return the most tokens of a row, or of a packed row, by the recipe; None: any number."""
+    packed = run.data.packing != "none"
+    return run.data.micro_batch_tokens if packed else run.data.max_length
+
+
+def shape_of(
+    run: Run,
+    world: int,
+    tokens: int | None = None,
+    images: int | None = None,
+    measured: MeasuredRows | None = None,
+) -> Shape:
     """Return the largest micro-batch that a recipe allows one of so many ranks.
 
     Its images are as large as they may be, and take up to three quarters of a row. All other tokens
@@ -49,6 +76,7 @@ def shape_of(run: Run, world: int, tokens: int | None = None, images: int | None
         world: the ranks.
         tokens: of a row, where that is not `data.max_length` or `data.micro_batch_tokens`.
         images: of a row, where they are not to fill it.
+        measured: the rows, where the recipe does not say how long they are.
 
     Raises:
         ValueError: where the recipe does not say how long a row is, or images do not fit into it.
@@ -61,11 +89,13 @@ def shape_of(run: Run, world: int, tokens: int | None = None, images: int | None
             assert data.micro_batch_tokens is not None, "a rule demands it"
             most = data.micro_batch_tokens if tokens is None else share * tokens
             tokens = min(data.micro_batch_tokens, most)
+    rows = 1 if packed or data.micro_batch_size == "auto" else min(data.micro_batch_size, share)
+    if tokens is None and measured is not None:
+        tokens = measured.tokens
+        if images is None and measured.images is not None:
+            return _measured_shape(run, rows, measured)
     if tokens is None:
-        raise ValueError(
-            "the recipe does not bound its rows: add --tokens N, the length of the longest, which"
-            " `vtool verify` prints (tokens a row: … to N), or set data.max_length"
-        )
+        raise ValueError("the recipe does not bound its rows")
     sizes = FAMILIES[run.model.family].patches
     merged = sizes.merge_size
     pixels = data.image.max_pixels or _folder_pixels(run)
@@ -77,8 +107,26 @@ def shape_of(run: Run, world: int, tokens: int | None = None, images: int | None
         images = (3 * tokens // 4) // (each + 2) if each else 0
     elif images and not each:
         raise ValueError(f"{images} images do not fit into a row of {tokens} tokens")
-    rows = 1 if packed or data.micro_batch_size == "auto" else min(data.micro_batch_size, share)
     return Shape(rows, tokens, images, across * merged, each, packed)
+
+
+def _measured_shape(run: Run, rows: int, measured: MeasuredRows) -> Shape:
+    """Return rows as long as the longest, each with the most images that one has."""
+    merged, images = FAMILIES[run.model.family].patches.merge_size, measured.images or 0
+    high, wide = measured.grid
+    if images * (high * wide // merged**2 + 2) >= measured.tokens:  # not all are as large
+        high = wide = merged * isqrt(max(0, measured.tokens // images - 3))
+    each = high * wide // merged**2
+    return Shape(
+        rows,
+        measured.tokens,
+        images,
+        high,
+        each,
+        packed=False,
+        width=wide,
+        answer=measured.supervised,
+    )
 
 
 def passes_of(run: Run, world: int, shape: Shape) -> int:
@@ -127,8 +175,8 @@ def build_batch(module: Any, family: Family, shape: Shape) -> Batch:
         inputs["attention_mask"] = torch.ones_like(ids)
     if count := shape.rows * shape.images:
         width = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
-        inputs["pixel_values"] = torch.zeros(count * shape.side**2, width)
-        inputs["image_grid_thw"] = torch.tensor([[1, shape.side, shape.side]] * count)
+        inputs["pixel_values"] = torch.zeros(count * prod(shape.grid), width)
+        inputs["image_grid_thw"] = torch.tensor([[1, *shape.grid]] * count)
     first = shape.images * (shape.image_tokens + 2)
     columns = torch.arange(max(first - 1, 0), shape.tokens - 1)
     return Batch(

@@ -21,8 +21,11 @@ _IDS = TokenIds(image=1, video=2, vision_start=3, vision_end=4, end=5, pad=6)
 _PROCESSOR: Any = SimpleNamespace(ids=SimpleNamespace(end=None, pad=None))
 
 
-def model_of(run: Run) -> Any:
+def model_of(run: Run, vocabulary: int | None = None) -> Any:
     """Build the model that a recipe trains, its parameters on the meta device.
+
+    Args:
+        vocabulary: entries of a tokenizer that is trained on rows; None: as many as it may have.
 
     Raises:
         Findings: `model-does-not-load`.
@@ -41,7 +44,9 @@ def model_of(run: Run) -> Any:
                 raise
             raise _no_model(error) from error
     assert settings.size is not None, "a rule demands it"
-    config = load_family(settings.family).random_config(settings.size, TRAINED_VOCABULARY, _IDS)
+    config = load_family(settings.family).random_config(
+        settings.size, vocabulary or TRAINED_VOCABULARY, _IDS
+    )
     with scratch_folder() as scratch:
         config.save_pretrained(scratch)
         return build_on_meta(settings, _PROCESSOR, scratch, run.run.seed)

@@ -1,7 +1,8 @@
 """The plan of a recipe: what a rank needs, whether a GPU has it, and what would make it fit."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.progress import working
 from vtool.model_folder import ModelFolder
 from vtool.models.nf4 import missing_bitsandbytes
-from vtool.planning.micro_batch import Shape, passes_of, shape_of
+from vtool.planning.measured import MeasuredRows, measure_rows, vocabulary_of
+from vtool.planning.micro_batch import Shape, bound_of, passes_of, shape_of
 from vtool.planning.model import model_of
 from vtool.planning.recompute import Choice, count_blocks, fewest_blocks, with_blocks
 from vtool.planning.step import StepNeeds, measure_step
@@ -90,6 +92,8 @@ class MemoryPlan:
     """The steps of the run; None where its rows decide."""
     choice: Choice | None = None
     """The blocks that compute again, where `model.gradient_checkpointing` is `auto`."""
+    measured_rows: MeasuredRows | None = None
+    """The rows that the shape is of; None where it is the recipe's, or was asked for."""
     changes: tuple[Change, ...] = field(default=())
     """The smallest change with which it fits; where none is known, the one that saves most."""
 
@@ -126,6 +130,7 @@ class MemoryPlan:
         """Return the plan's figures as plain values, for programs."""
         return {
             **{"gpus": self.asked.gpus, "micro_batch": asdict(self.shape)},
+            "measured_rows": None if self.measured_rows is None else asdict(self.measured_rows),
             **{"parameters": self.parameters, "trained": self.trained},
             "bytes_of_a_rank": {**self.step.memory, "device": self.device, "host": self.host},
             "logits": {"chunks": self.chunks, "bytes_of_one": self.logits},
@@ -157,15 +162,16 @@ def make_plan(run: Run, asked: PlanQuestion) -> MemoryPlan:
         raise Findings(
             Diagnostic("not-planned", what, "plan it with engine=fsdp2", "engine.kind"), fatal=True
         )
+    measured = None
+    if asked.tokens is None and bound_of(run) is None:
+        measured = _measured(run)
     try:
-        shape = shape_of(run, asked.gpus, asked.tokens, asked.images)
+        shape = shape_of(run, asked.gpus, asked.tokens, asked.images, measured)
     except ValueError as error:
-        help = "take --tokens from the line `tokens a row` of vtool verify"
-        raise Findings(
-            Diagnostic("not-planned", str(error), help if "--tokens" in str(error) else None),
-            fatal=True,
-        ) from error
-    module = model_of(run)
+        raise Findings(Diagnostic("not-planned", str(error)), fatal=True) from error
+    vocabulary = vocabulary_of(run) if run.model.path is None else None
+    build = partial(model_of, vocabulary=vocabulary)
+    module = build(run)
     passes = passes_of(run, asked.gpus, shape)
     head = module.get_output_embeddings().weight
     largest = max(one.numel() * one.element_size() for one in module.parameters())
@@ -173,7 +179,7 @@ def make_plan(run: Run, asked: PlanQuestion) -> MemoryPlan:
     parameters = sum(one.numel() for one in module.parameters())
     choice = None
     if run.model.gradient_checkpointing == "auto":
-        run, choice, (step, trained) = _choose_recompute(run, module, asked, shape)
+        run, choice, (step, trained) = _choose_recompute(run, build, asked, shape)
     else:
         with working("planning a step"):
             step, trained = _measure(run, module, asked.gpus, shape)
@@ -188,8 +194,8 @@ def make_plan(run: Run, asked: PlanQuestion) -> MemoryPlan:
         trained=trained,
         step=step,
         offloaded=_is_offloaded(run),
-        chunks=-(-shape.supervised // rows),
-        logits=min(rows, shape.supervised) * len(head) * narrow,
+        chunks=-(-shape.predicted // rows),
+        logits=min(rows, shape.predicted) * len(head) * narrow,
         load=largest,
         save=min(saved, FILE_BYTES + largest if asked.gpus > 1 else saved),
         checkpoint=saved,
@@ -198,11 +204,33 @@ def make_plan(run: Run, asked: PlanQuestion) -> MemoryPlan:
         idle=max(0, asked.gpus - run.data.global_batch_size),
         steps=run.train.steps,
         choice=choice,
+        measured_rows=measured,
     )
     if plan.fits is not False:
         return plan
     with working("looking for what makes it fit"):
-        return replace(plan, changes=tuple(_changes(run, plan)))
+        return replace(plan, changes=tuple(_changes(run, plan, build)))
+
+
+def _measured(run: Run) -> MeasuredRows:
+    """Measure rows that the recipe does not bound.
+
+    Raises:
+        Findings: of rows that cannot be read; `not-planned` of a model's folder without tokenizer.
+    """
+    try:
+        with working("measuring the rows"):
+            return measure_rows(run)
+    except Findings as findings:
+        first = next(iter(findings.diagnostics))
+        if first.rule != "model-does-not-load":
+            raise
+        what = f"the recipe does not bound its rows, and they cannot be measured: {first.message}"
+        help = (
+            "add --tokens N, the length of the longest, which `vtool verify` prints (tokens a row:"
+            " … to N), or set data.max_length"
+        )
+        raise Findings(Diagnostic("not-planned", what, help), fatal=True) from findings
 
 
 def _measure(run: Run, module: Any, gpus: int, shape: Shape) -> tuple[StepNeeds, int]:
@@ -219,20 +247,20 @@ def _measure(run: Run, module: Any, gpus: int, shape: Shape) -> tuple[StepNeeds,
 
 
 def _choose_recompute(
-    run: Run, module: Any, asked: PlanQuestion, shape: Shape
+    run: Run, build: Callable[[Run], Any], asked: PlanQuestion, shape: Shape
 ) -> tuple[Run, Choice, tuple[StepNeeds, int]]:
     """Return the run with the fewest blocks that compute again, such that it fits; and its step.
 
     The part by which a plan may be off is left free where it can be. All of them compute again
     where it does not fit otherwise, and where no memory was named.
     """
-    of, tower = count_blocks(run, module)
+    of, tower = count_blocks(run, build(run))
     steps: dict[int, tuple[StepNeeds, int]] = {}
 
     def measure(blocks: int) -> int:
         changed = with_blocks(run, blocks, of)
         with working(f"planning a step in which {blocks} of {of} blocks compute again"):
-            steps[blocks] = _measure(changed, model_of(changed), asked.gpus, shape)
+            steps[blocks] = _measure(changed, build(changed), asked.gpus, shape)
         return _on_device(steps[blocks][0], offloaded=_is_offloaded(run))
 
     if asked.room is None:
@@ -253,7 +281,7 @@ def _on_device(step: StepNeeds, *, offloaded: bool) -> int:
     return sum(size for kind, size in step.memory.items() if kind not in on_host)
 
 
-def _changes(run: Run, plan: MemoryPlan) -> Iterator[Change]:
+def _changes(run: Run, plan: MemoryPlan, build: Callable[[Run], Any]) -> Iterator[Change]:
     """Yield the smallest change with which a run fits, or the one of all tried that saves most."""
     room, gpus = plan.asked.room, plan.asked.gpus
     assert room is not None, "whether it fits was asked"
@@ -261,9 +289,9 @@ def _changes(run: Run, plan: MemoryPlan) -> Iterator[Change]:
     for chosen, changed in changes_to_fit(run, gpus):
         step, _ = _measure(
             changed,
-            model_of(changed),
+            build(changed),
             gpus,
-            shape_of(changed, gpus, plan.asked.tokens, plan.asked.images),
+            shape_of(changed, gpus, plan.asked.tokens, plan.asked.images, plan.measured_rows),
         )
         size = _on_device(step, offloaded=_is_offloaded(changed))
         if size < (best.device if best else plan.device):

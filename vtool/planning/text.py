@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from vtool.planning.measured import MeasuredRows
 from vtool.planning.micro_batch import shape_in_words
 from vtool.planning.plan import ERROR, GIB, MFU, Change, MemoryPlan
 from vtool.planning.recompute import Choice
@@ -12,13 +13,17 @@ from vtool.words import plural
 def lines(plan: MemoryPlan) -> Iterator[str]:
     """Yield the lines of a plan."""
     asked, step = plan.asked, plan.step
+    if plan.measured_rows is not None:
+        yield _of_rows(plan.measured_rows)
     yield (
         f"{plan.parameters:,} parameters, {plan.trained:,} of them trained; ranks: {asked.gpus};"
-        f" micro-batch: {shape_in_words(plan.shape)}"
+        f" micro-batch: {shape_in_words(plan.shape)}{_of_images(plan)}"
     )
     yield "each rank, at its peak:"
     for kind in MEMORY_KINDS:
-        yield f"  {kind:<24}{size(step.memory[kind]):>12}"
+        later = kind == "gradients" and plan.trained and not step.memory[kind]
+        note = "  (the peak is before there are any)" if later else ""
+        yield f"  {kind:<24}{size(step.memory[kind]):>12}{note}"
     yield f"  {'together':<24}{size(step.peak):>12}"
     if plan.offloaded:
         yield f"  {'of it on the device':<24}{size(plan.device):>12}"
@@ -32,6 +37,7 @@ def lines(plan: MemoryPlan) -> Iterator[str]:
         f" at save; a checkpoint has {size(plan.checkpoint)}"
     )
     most = "at most " if plan.shape.packed else ""
+    given = "at most " if plan.shape.packed or plan.measured_rows else ""
     yield (
         f"a step: {most}{plural(plan.micro_batches, 'micro-batch', 'micro-batches')} a rank,"
         f" {most}{size(step.sent)} sent by each rank; {step.flops / 1e12:,.3g} TFLOP a micro-batch"
@@ -43,7 +49,7 @@ def lines(plan: MemoryPlan) -> Iterator[str]:
         )
     feeding, per = plan.feeding(), "second" if plan.seconds else "step"
     yield (
-        f"the loader of each rank must give {most}{_count(feeding['images'], 'image')} and"
+        f"the loader of each rank must give {given}{_count(feeding['images'], 'image')} and"
         f" {_count(feeding['tokens'], 'token')} a {per}"
     )
     if plan.seconds is not None:
@@ -91,6 +97,20 @@ def remedy(plan: MemoryPlan) -> str:
             f" {size(change.device)}; {others}"
         )
     return f"no change that the plan knows of makes it fit: {others}"
+
+
+def _of_images(plan: MemoryPlan) -> str:
+    """Say where the number of images is from, where nobody has measured or asked for it."""
+    measured = plan.measured_rows is not None and plan.measured_rows.images is not None
+    guessed = plan.shape.images and plan.asked.images is None and not measured
+    return " (images fill three quarters of a row: else --images N)" if guessed else ""
+
+
+def _of_rows(rows: MeasuredRows) -> str:
+    """Describe the rows that were measured."""
+    images = "videos are not planned" if rows.images is None else f"at most {rows.images} a row"
+    images = "no image" if rows.images == 0 else f"images: {images}"
+    return f"measured from {plural(rows.rows, 'row')}: at most {rows.tokens:,} tokens, {images}"
 
 
 def _of_choice(choice: Choice) -> str:

@@ -18,6 +18,7 @@ import yaml
 
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
+from vtool.near_runs import runs_there
 from vtool.report.settings import SettingLine, read_settings
 
 _RUN_FILES = ("config.yaml", "metrics.jsonl", "result.json")
@@ -116,7 +117,7 @@ def check_is_run(folder: Path) -> None:
             what = "there is no such folder"
             what += ", and no run or sweep of that name in runs/" if of_name else ""
             close = did_you_mean(near(folder.name, run_names(folder.parent, of_name=of_name)))
-        help = close or "give the folder that `vtool train` printed"
+        help = close or runs_there(folder) or "give the folder that `vtool train` printed"
         raise Findings(Diagnostic("not-a-run", f"{folder} is no run: {what}", help), fatal=True)
 
 

@@ -13,6 +13,7 @@ from vtool.models.adapters import merge_adapters
 from vtool.models.build import build_model
 from vtool.models.nf4 import round_to_nf4
 from vtool.models.processor import load_processor
+from vtool.near_runs import runs_there
 from vtool.training.base import base_of, base_settings, check_base
 from vtool.training.checkpoint import (
     best_before,
@@ -33,6 +34,10 @@ def open_run(path: Path) -> tuple[RunFolder, Run]:
         Findings: `not-a-run`.
     """
     folder = RunFolder(path)
+    if not folder.config.exists():
+        what = "it has no config.yaml" if path.is_dir() else "there is no such folder"
+        message = f"{path} is not the folder of a run: {what}"
+        raise Findings(Diagnostic("not-a-run", message, runs_there(path)), fatal=True)
     try:
         return folder, Run.model_validate_json(json.dumps(written_settings(folder.config)))
     except (OSError, ValueError, TypeError, RecursionError) as error:

@@ -179,7 +179,7 @@ def _announce(
     print(
         f"{session.run.model.family}, {session.engine.size:,} parameters{trained} in"
         f" {session.run.model.dtype} on {ranks.device.type}, {session.run.engine.kind},"
-        f" {ranks.world} rank{'s' * (ranks.world > 1)} of {torch.get_num_threads()} threads;"
+        f" {_plural(ranks.world, 'rank')} of {_plural(torch.get_num_threads(), 'thread')};"
         f" {_plural(session.total_steps, 'step')} of {_plural(plan.global_batch_size, 'row')},"
         f" {_plural(plan.steps_per_epoch, 'step')} an epoch"
     )

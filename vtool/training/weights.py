@@ -231,7 +231,10 @@ def _of_the_model(found: Weights, model: Model) -> Iterator[_Problem]:
     config = read(found.config)
     if config.model_type != model.family:
         known = f"set model.family={config.model_type}" if config.model_type in FAMILIES else None
-        yield f"it is a {config.model_type}, but model.family is {model.family}", known
+        yield (
+            f"it is a model of type {config.model_type}, but model.family is {model.family}",
+            known,
+        )
         return
     own = measure_config(config)
     if model.path is not None:

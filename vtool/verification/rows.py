@@ -60,7 +60,7 @@ class Audit:
     example: str | None
     """The first usable row as the model reads it, with what is supervised between ⟦ and ⟧."""
     shown: tuple[RowSummary, ...]
-    """The first usable rows, and those asked for, usable or not."""
+    """The rows that were asked for, usable or not; else the first usable ones."""
     look: Mapping[str, Any] | None = None
     """Counts and rows for a page, as plain values; None where no page is asked for."""
     reasons: Mapping[str, str] = field(default_factory=dict)
@@ -80,8 +80,8 @@ def audit_rows(
     """Encode and check every row of every split that a run names.
 
     Args:
-        row_names: rows to show in addition to the first ones: their names, as findings write them,
-            or their line numbers.
+        row_names: rows to show in the place of the first ones: their names, as findings write
+            them, or their line numbers.
         look: collect what a page shows.
         near: compare the rows' answers with each other.
         family_named: the user has named the family of a model whose weights are random.
@@ -194,7 +194,7 @@ def _audit_split(
     ledger, audits = audited.ledger, audited.audits
     own = set(audits.table["index"].tolist()) if by_name else set()
     asked = [index for found in by_name.values() for index in found if index in own]
-    indices = [*ledger.kept[:FIRST_ROWS], *asked]
+    indices = asked if by_name else ledger.kept[:FIRST_ROWS]
     return Audit(
         split,
         ledger,

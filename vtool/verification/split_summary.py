@@ -48,6 +48,7 @@ def summarize_split(
 ) -> dict[str, Any]:
     """Return the page's data about a split: its lengths, pictures, token budgets and rows."""
     table = audits.usable
+    packed = run.data.packing != "none"
     small = Thumbnails(rows, boxes.unit or boxes.expected)
     return {
         "split": split,
@@ -58,7 +59,7 @@ def summarize_split(
         "videos": _spread(table["videos"]),
         "pictures": _pictures(rows, table),
         "boxes": _boxes(run, boxes),
-        "budgets": _budgets(run, rows, audits) if split == "train" else None,
+        "budgets": _budgets(run, rows, audits) if split == "train" and packed else None,
         "groups": [
             {"kind": kind, "of": count, "rows": list(shown)}
             for kind, count, shown in _groups(rows, audits, small)
@@ -132,14 +133,11 @@ def _budgets(run: Run, rows: EncodedRows, audits: RowAudits) -> dict[str, Any]:
     """Return the fill of packed passes at some budgets, as the run's first steps would have it."""
     lengths, world = audits.usable["tokens"].tolist(), run.launch.nproc or 1
     batch, asked = run.data.global_batch_size, run.data.micro_batch_tokens
+    assert asked is not None, "a rule demands it"
     kept = [count.kept for count in count_sources(rows.rows, audits)]
     plan = Plan(len(lengths), batch, run.run.seed, parts_of_epoch(run.data.train, kept))
     steps = steps_to_pack(plan) if lengths else 0
-    found = (
-        list(fills(plan, lengths, world, nearby_budgets(lengths, asked, -(-batch // world))))
-        if steps
-        else []
-    )
+    found = list(fills(plan, lengths, world, nearby_budgets(lengths, asked))) if steps else []
     return {
         "asked": asked,
         "batch": batch,

@@ -142,6 +142,25 @@ def test_the_cheapest_budget_is_named_and_the_one_that_is_set() -> None:
     assert "4 steps of 16 rows ( data.global_batch_size ) on 2 ranks" in text
 
 
+def test_rows_that_nobody_packs_have_no_budgets_and_one_median() -> None:
+    page, document = verified(numbered(4))
+    assert document["results"][0]["details"]["look"]["budgets"] is None
+    assert "budget" not in Elements(page).text.lower()
+    text = Elements(page).text
+    printed = CliRunner().invoke(app, ["verify", "rows.jsonl"]).stdout
+    shown = re.search(r"tokens a row: \d+ to \d+, median ([\d.]+);", printed)
+    assert shown is not None
+    assert f"tokens a row, median {shown[1]} " in text
+    assert f", median {shown[1]} " in text
+
+
+def test_rows_of_one_length_have_one_number() -> None:
+    page, _ = verified([chat("What?", "That.")] * 3)
+    printed = CliRunner().invoke(app, ["verify", "rows.jsonl"]).stdout
+    assert re.search(r"tokens a row: \d+; ", printed)
+    assert not re.search(r"(\d+) to \1\b", Elements(page).text + printed)
+
+
 def test_what_was_not_looked_at_stands_on_the_page() -> None:
     text = Elements(verified(numbered(60))[0]).text
     assert "There are no rows of data.validation and no rows of data.test" in text
@@ -152,7 +171,8 @@ def test_what_was_not_looked_at_stands_on_the_page() -> None:
 
 
 def test_where_no_row_can_be_used_nothing_is_called_good() -> None:
-    text = Elements(verified(["{bad", "null"])[0]).text
+    packed = ("data.packing=token_budget", "data.micro_batch_tokens=200")
+    text = Elements(verified(["{bad", "null"], *packed)[0]).text
     assert "No row can be used." in text
     assert "Not computed: no row can be used." in text
     assert "unsafe" in text
@@ -166,7 +186,6 @@ def test_every_split_and_the_proofs_of_a_recipe_have_a_part_each() -> None:
     text = Elements(page).text
     assert "Findings of data.train" in text
     assert "Rows of data.validation" in text
-    assert "Token budgets are of data.train alone." in text
     assert "Checks of Proofs of the recipe, and what was not looked at" in text
     assert "There are no rows of data.test: nothing was compared with them." in text
 

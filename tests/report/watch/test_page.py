@@ -64,16 +64,19 @@ def test_each_token_of_the_first_rows_has_its_weight(
     assert len(down) == len(rows(document))
 
 
-def test_padding_is_folded_and_what_is_learnt_is_not(
+def test_repeats_are_folded_unless_their_weights_differ(
     document: dict[str, Any], tmp_path: Path
 ) -> None:
     tokens = rows(document)[0]["tokens"]
     learnt = next(token for token in tokens if token["weight"] is not None)
     tokens += [{"text": "<pad>", "weight": None}] * 50 + [{**learnt, "text": "<image>"}] * 6
+    tokens += [{**learnt, "text": "<video>", "weight": 0.01 * n} for n in range(1, 6)]
     page = page_of(document, tmp_path)
     assert page.count("&lt;pad&gt;") == 1
     assert "&lt;pad&gt; x 50" in page
-    assert page.count("&lt;image&gt;") == 6
+    assert page.count("&lt;image&gt;") == 1
+    assert "&lt;image&gt; x 6" in page
+    assert page.count("&lt;video&gt;") == 5
 
 
 @pytest.mark.parametrize("unended", [0, 1])

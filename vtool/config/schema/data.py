@@ -162,7 +162,12 @@ class Data(Settings):
     max_length: int | None = Field(default=None, ge=2)
     """The longest row, in tokens, those of images and videos included. Default: no limit."""
     on_overlong: Literal["error", "drop", "truncate"] = "error"
-    """The treatment of a row longer than `max_length`."""
+    """The treatment of a row longer than `max_length`.
+
+    `error`: nothing is trained, and each such row is reported. `drop`: the row is left out, and
+    counts in `max_dropped_rows`. `truncate`: its end is cut off; a row that loses an image or all
+    of its answer by that is an error.
+    """
     max_dropped_rows: int = Field(default=0, ge=0)
     """The most rows of a split that may be left out, for any reason; else the run is refused."""
     allow_urls: tuple[str, ...] = ()
@@ -181,6 +186,7 @@ class Data(Settings):
     turns: Literal["all", "last", "each"] | None = None
     """The answers that are learnt of a row of several: `all` in one sample, the `last`, or `each`
     in a sample in which it is the last, as templates need that write earlier turns in another way.
+    The loss is of answers alone: its mask is what `vtool verify` shows as supervised.
 
     Default: `each` of the rows whose earlier answers the template would write in another way, else
     `all`.

@@ -18,9 +18,15 @@ class Lora(Settings):
 
     arrival: ClassVar = ReadBack("vtool.models.observe_model:observe_adapters")
     rank: int = Field(default=16, ge=1)
-    """The rows of A, and the columns of B."""
+    """The size of the adapters: the rows of A, and the columns of B.
+
+    A higher rank can learn more, and takes more memory and a larger file: 8 to 64 are usual.
+    """
     alpha: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """The numerator of the scale: B · A is multiplied by alpha / rank. Default: twice the rank."""
+    """The strength of the adapters: B · A is multiplied by alpha / rank. Default: twice the rank.
+
+    With alpha as a multiple of the rank, another rank needs no other learning rate.
+    """
     rslora: bool = False
     """Rank-stabilized (arXiv 2312.03732): the scale is alpha / √rank, so that high ranks learn as
     fast.

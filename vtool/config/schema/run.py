@@ -39,7 +39,10 @@ class Device(Settings):
     `npu` has not been run on hardware.
     """
     threads: int | None = Field(default=None, ge=1)
-    """CPU threads of each process. Default: the cores of this machine divided by its processes."""
+    """CPU threads of each process. Default: OMP_NUM_THREADS, else the cores divided by processes.
+
+    A 1 that torchrun sets for several processes by itself is not taken: write `device.threads=1`.
+    """
     numa: Annotated[Literal["node", "socket", "exclusive", "core-complex"] | None, ActsLater()] = (
         None
     )

@@ -49,7 +49,11 @@ class Optim(Settings):
     of at most 256, of weights with at least 4096 elements; a quarter of the memory.
     """
     lr: Annotated[float, _BY_SCHEDULE] = Field(gt=0, allow_inf_nan=False)
-    """The highest learning rate, reached when the warm-up ends."""
+    """The highest learning rate, reached when the warm-up ends.
+
+    Usual for a trained model: 1e-5 for all weights, 1e-4 for adapters. A shipped recipe's rate for
+    all weights is 1e-4 where a recipe adds `lora` to it, and sets none.
+    """
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     """The shares kept at each step of the running means of the gradient and of its square."""
     eps: float = Field(default=1e-8, gt=0, allow_inf_nan=False)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from vtool.config.schema import Run
-from vtool.config.schema.formats.entry import TABLE_SUFFIXES
+from vtool.config.schema.formats.entry import TABLE_SUFFIXES, rows_bytes
 from vtool.contents import content_of, ends_early, stand_in, wide_encoding
 from vtool.data.row import refuse
 from vtool.diagnostics import Diagnostic, Findings, Origin
@@ -174,9 +174,9 @@ def unreadable_rows(run: Run) -> Iterator[Diagnostic]:
 
 
 def empty_file(path: Path | str) -> Diagnostic:
-    """Return the finding on a file of rows without a byte."""
+    """Return the finding on a file without a byte, or without a row."""
     help = "look at what has written it; rows are one JSON object a line"
-    message = f"{path} is empty, of 0 bytes"
+    message = f"{path} {'has no row' if rows_bytes(str(path)) else 'is empty, of 0 bytes'}"
     return Diagnostic("layout-not-certain", message, help, origin=Origin(str(path)))
 
 

@@ -91,7 +91,7 @@ def _headline(look: Mapping[str, Any]) -> list[tuple[str, str, str]]:
             (
                 "tokens a row, median",
                 in_words(lengths["median"]),
-                f"{lengths['least']:,} to {lengths['most']:,}",
+                _from_to(lengths),
             )
         )
     for kind in ("images", "videos"):
@@ -129,9 +129,14 @@ def _chart(
     """Return the bars of a histogram; `none` without any value above 0."""
     if not spread["sum"]:
         return _bars(title, note, [], noun, none, "")
-    low, high, median = (in_words(spread[name]) for name in ("least", "most", "median"))
+    median = "" if spread["least"] == spread["most"] else f", median {in_words(spread['median'])}"
     bars = [(_edges(bar["low"], bar["high"]), bar["count"]) for bar in spread["bars"]]
-    return _bars(title, note, bars, noun, none, f"{low} to {high}, median {median}")
+    return _bars(title, note, bars, noun, none, f"{_from_to(spread)}{median}")
+
+
+def _from_to(spread: Mapping[str, Any]) -> str:
+    low, high = (in_words(spread[name]) for name in ("least", "most"))
+    return low if low == high else f"{low} to {high}"
 
 
 def _bars(
@@ -207,9 +212,7 @@ def _not_shown(look: Mapping[str, Any]) -> Iterator[str]:
         )
     if pictures["unread"]:
         yield f"Sizes that could not be read now: {pictures['unread']:,}."
-    if budgets is None:
-        yield "Token budgets are of data.train alone."
-    elif budgets["steps"] < budgets["of"]:
+    if budgets is not None and budgets["steps"] < budgets["of"]:
         yield (
             f"Token budgets: the first {budgets['steps']:,} of {budgets['of']:,} steps of an epoch"
             " were packed."

@@ -103,13 +103,16 @@ def _row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _folded(tokens: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return a row's tokens with long runs of one that is not learnt, such as padding, as one."""
+    """Return a row's tokens with long runs of one, such as padding, as one.
+
+    Learnt ones have one weight.
+    """
     found: list[Mapping[str, Any]] = []
-    for (text, learnt), run in groupby(
-        tokens, lambda one: (one["text"], one["weight"] is not None)
+    for (text, *_), run in groupby(
+        tokens, lambda one: (one["text"], one["weight"], one.get("learnt"))
     ):
         same = list(run)
-        if learnt or len(same) < _REPEATS:
+        if len(same) < _REPEATS:
             found += same
         else:
             found.append({**same[0], "text": f"{text.rstrip(' ')} x {len(same)} "})
