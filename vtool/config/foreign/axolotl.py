@@ -16,6 +16,7 @@ from vtool.config.foreign.hf_translation import WITHOUT_WARM_UP
 from vtool.config.foreign.known_words import known_words
 from vtool.config.foreign.named_model import look_at_model
 from vtool.config.foreign.theirs import LEFT_OPEN, ForeignFile, ForeignRecipe, absent_findings
+from vtool.config.foreign.values import check_values, hangs_on, without_guesses
 from vtool.config.foreign.verl_settings import SameSetting
 from vtool.config.foreign.word import (
     NARROW_ADAMW,
@@ -100,18 +101,26 @@ def read_axolotl(path: Path, *, read_environment: bool = True) -> ForeignRecipe:
     if not given.keys() & {"base_model", "datasets", "pretraining_dataset"}:
         message = f"{path.name} names neither a base_model nor datasets: it is no recipe of axolotl"
         raise Findings(Diagnostic("unknown-recipe", message), fatal=True)
-    theirs = ForeignFile(given, places, path.parent)
+    checked = check_values("axolotl", "axolotl", given, places)
+    given = checked.given
+    theirs = ForeignFile(given, places, path.parent, checked.refused)
     theirs.values["kind"] = "sft"
     notes = list(_translate(theirs, path.stem, trusted=read_environment))
-    findings = [*_unread(theirs), *find_axolotl_traps(theirs), *absent_findings(theirs)]
+    traps = without_guesses(find_axolotl_traps(theirs), checked.refused)
+    findings = [*_unread(theirs), *checked.findings, *traps, *absent_findings(theirs)]
     left = tuple(
         (name, value)
-        for name, value in given.items()
-        if name not in theirs.judged
-        and value not in (None, {}, [], False)
-        and value != known.fields.get(name)
+        for name, value in (given | checked.refused).items()
+        if name in checked.refused
+        or (hangs_on(name, checked.refused) and name not in theirs.judged)
+        or (
+            name not in theirs.judged
+            and value not in (None, {}, [], False)
+            and value != known.fields.get(name)
+        )
     )
-    unsaid = [name for name, _ in left if name not in {*theirs.absent, *_HARMLESS}]
+    said = {*theirs.absent, *_HARMLESS, *checked.refused}
+    unsaid = [name for name, _ in left if name not in said and not hangs_on(name, checked.refused)]
     if unsaid:
         some = f"{len(unsaid)} setting{'s have' if len(unsaid) > 1 else ' has'}"
         findings.append(
@@ -128,6 +137,7 @@ def read_axolotl(path: Path, *, read_environment: bool = True) -> ForeignRecipe:
         theirs.names,
         left,
         tuple(notes),
+        refused=checked.refused,
     )
 
 
@@ -139,8 +149,9 @@ def _translate(theirs: ForeignFile, stem: str, *, trusted: bool) -> Iterator[str
     yield from _batches(theirs)
     steps, epochs = theirs.take("max_steps"), theirs.take("num_epochs", 1.0)
     by_steps = is_whole(steps)
-    theirs.put("train.steps", steps if by_steps else None, "max_steps")
-    theirs.put("train.epochs", None if by_steps else epochs, "num_epochs")
+    if by_steps or theirs.refused.keys().isdisjoint(("max_steps", "num_epochs")):
+        theirs.put("train.steps", steps if by_steps else None, "max_steps")
+        theirs.put("train.epochs", None if by_steps else epochs, "num_epochs")
     _adapters(theirs)
     yield from _rows(theirs)
     _run(theirs, stem)

@@ -156,6 +156,8 @@ class Translation:
 
     def _dtype(self) -> None:
         given, put = self.theirs.given, self.theirs.put
+        if self.theirs.refused.keys() & {"bf16", "fp16", "pure_bf16", "dtype", "torch_dtype"}:
+            return
         half = self.value("bf16")
         name = "dtype" if "dtype" in given else "torch_dtype"
         wanted = given.get("torch_dtype") or given.get("dtype")
@@ -208,7 +210,7 @@ class Translation:
         if isinstance(steps, int) and steps > 0:
             self.theirs.put("train.steps", steps, "max_steps")
             self.theirs.put("train.epochs", None, "num_train_epochs")
-        elif isinstance(epochs, int | float):
+        elif isinstance(epochs, int | float) and "max_steps" not in self.theirs.refused:
             self.theirs.put("train.epochs", epochs, "num_train_epochs")
             self.theirs.put("train.steps", None, "max_steps")
 

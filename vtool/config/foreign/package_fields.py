@@ -106,9 +106,11 @@ PACKAGES: Mapping[str, Where] = {
         ("axolotl/utils/schemas/*.py",),
         ("AxolotlInputConfig",),
         plugins="axolotl/integrations/*/args.py",
+        listed={"optimizer": ("axolotl/utils/schemas/enums.py", "CustomSupportedOptimizers")},
         told={
             "adapter": "=lora|=qlora|=llama-adapter",
             "learning_rate": "float",
+            "lr_scheduler": "=one_cycle|=rex",
             "bf16": "bool|=auto|=full",
         },
     ),
@@ -172,7 +174,7 @@ def read_package(trainer: str, roots: Sequence[Path]) -> ReadFields:
     takes: dict[str, str] = {}
     for name in where.classes:
         fields |= _all_fields(name, classes)
-        takes |= _all_takes(name, classes)
+        takes |= _narrowed(_all_takes(name, classes), takes)
     takes = {name: kind for name, kind in (takes | _listed(where, roots)).items() if kind}
     plugins = {}
     for path in _files((where.plugins,), roots) if where.plugins else ():
@@ -214,17 +216,22 @@ def _index(path: Path, classes: dict[str, _Class]) -> None:
         bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
         found = _Class([prefix + base if prefix else means.get(base, base) for base in bases])
         found.of_transformers = of_transformers
-        for line in ast.walk(node):
-            if isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name):
-                found.constants[line.targets[0].id] = _plain(line.value, {}, {})
-            if isinstance(line, ast.Assert) and isinstance(line.test, ast.Compare):
-                left, allowed = line.test.left, _plain(line.test.comparators[0], {}, {})
-                if isinstance(left, ast.Attribute) and isinstance(allowed, list):
-                    found.among[left.attr] = _words(allowed)
+        _add_constants(found, node)
         for line in node.body:
             if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
                 _add_field(found, line.target.id, line, classes)
         classes[prefix + node.name] = found
+
+
+def _add_constants(of: _Class, node: ast.ClassDef) -> None:
+    """Add the values of names in a class, and what it asserts of its fields."""
+    for line in ast.walk(node):
+        if isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name):
+            of.constants[line.targets[0].id] = _plain(line.value, {}, {})
+        if isinstance(line, ast.Assert) and isinstance(line.test, ast.Compare):
+            left, allowed = line.test.left, _plain(line.test.comparators[0], {}, {})
+            if isinstance(left, ast.Attribute) and isinstance(allowed, list):
+                of.among[left.attr] = _words(allowed)
 
 
 def _add_field(of: _Class, name: str, line: ast.AnnAssign, classes: Mapping[str, _Class]) -> None:
@@ -298,11 +305,15 @@ def _all_takes(name: str, classes: Mapping[str, _Class]) -> dict[str, str]:
         return {}
     takes: dict[str, str] = {}
     for base in reversed(found.bases):
-        takes |= _all_takes(base, classes)
+        takes |= _narrowed(_all_takes(base, classes), takes)
     own = {name: _kind(one, found, classes) for name, one in found.annotations.items()}
-    # transformers' own check of a word goes on, where a trainer annotates it as any text
-    own = {name: kind or takes.get(name, "") for name, kind in own.items()}
-    return takes | own | found.among
+    return takes | _narrowed(own, takes) | found.among
+
+
+def _narrowed(takes: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
+    """Return what fields take, with words that transformers checks though they are any text now."""
+    words = {name: kind for name, kind in before.items() if kind.startswith("=")}
+    return {name: kind or words.get(name, "") for name, kind in takes.items()}
 
 
 def _kind(annotation: ast.expr | None, of: _Class, classes: Mapping[str, _Class]) -> str:

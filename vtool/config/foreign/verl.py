@@ -21,6 +21,7 @@ from vtool.config.foreign.theirs import (
     ForeignRecipe,
     absent_findings,
 )
+from vtool.config.foreign.values import check_values, without_guesses
 from vtool.config.foreign.verl_file import VerlFile
 from vtool.config.foreign.verl_script import (
     VerlScript,
@@ -113,7 +114,9 @@ def read_verl(path: Path, *, read_environment: bool = True) -> ForeignRecipe:
             fatal=True,
         )
     engine = _engine(given, script.choices)
-    theirs = VerlFile(given, places)
+    groups = {"engine": engine, "optim": engine} | script.choices
+    checked = check_values("verl", "verl", given, places, groups)
+    theirs = VerlFile(checked.given, places, refused=checked.refused)
     theirs.values["kind"] = "sft"
     theirs.defaults = dict(known_words("verl").fields)
     for group in ("engine", "optim"):
@@ -122,21 +125,26 @@ def read_verl(path: Path, *, read_environment: bool = True) -> ForeignRecipe:
     findings = [*_unread(theirs), *_translate(theirs, engine, read_environment)]
     findings += [*_unknown(theirs, script, engine), *find_refused_overrides(script)]
     findings += [*theirs.find_unread_warm_up(engine), *absent_findings(theirs)]
+    findings = [*checked.findings, *without_guesses(iter(findings), checked.refused)]
     left = [
         name
         for name in theirs.given
-        if name not in theirs.judged
-        and not name.endswith("_target_")
-        and (name in theirs.absent or not theirs.is_default(name))
+        if name in checked.refused
+        or (
+            name not in theirs.judged
+            and not name.endswith("_target_")
+            and (name in theirs.absent or not theirs.is_default(name))
+        )
     ]
-    unsaid = [name for name in left if name not in theirs.absent]
+    unsaid = [name for name in left if name not in {*theirs.absent, *checked.refused}]
     findings += _without_counterpart(theirs, unsaid)
     return ForeignRecipe(
         Composed(RecipeFile(path), theirs.values, Origins(theirs.origins)),
         tuple(findings),
         theirs.names,
-        tuple((name, theirs.given[name]) for name in left),
+        tuple((name, (theirs.given | checked.refused)[name]) for name in left),
         tuple(script.notes),
+        refused=checked.refused,
     )
 
 
@@ -221,8 +229,10 @@ def _translate(theirs: VerlFile, engine: str, trusted: bool) -> Iterator[Diagnos
     yield from _lengths(theirs)
     yield from _micro_batches(theirs, megatron)
     steps, epochs = take("trainer.total_training_steps"), take("trainer.total_epochs", 4)
-    put("train.steps", steps, "trainer.total_training_steps")
-    put("train.epochs", None if steps else epochs, "trainer.total_epochs")
+    lengths = ("trainer.total_training_steps", "trainer.total_epochs")
+    if steps or theirs.refused.keys().isdisjoint(lengths):
+        put("train.steps", steps, lengths[0])
+        put("train.epochs", None if steps else epochs, lengths[1])
     if ours:
         _optimizer(theirs, steps, megatron)
     mode = take("trainer.resume_mode", "auto")
@@ -239,7 +249,7 @@ def _translate(theirs: VerlFile, engine: str, trusted: bool) -> Iterator[Diagnos
 
 
 def _optimizer(theirs: VerlFile, steps: Any, megatron: bool) -> None:
-    optim, name = theirs.values["optim"], "optim.lr_warmup_steps_ratio"
+    optim, name = theirs.values.setdefault("optim", {}), "optim.lr_warmup_steps_ratio"
     ratio = theirs.take(name, 0.0)
     if ratio and "warmup_steps" not in optim:
         if not _is_number(ratio):
@@ -293,8 +303,9 @@ def _adapter(theirs: VerlFile) -> None:
 
 def _limits(theirs: VerlFile) -> None:
     """Take over how many rows are read, where they are of one file."""
+    data = theirs.values.get("data", {})
     for name, split in (("train_max_samples", "train"), ("val_max_samples", "validation")):
-        most, sources = theirs.given.get(f"data.{name}"), theirs.values["data"].get(split)
+        most, sources = theirs.given.get(f"data.{name}"), data.get(split)
         if not isinstance(most, int):
             continue
         if most <= 0:
@@ -333,7 +344,9 @@ def _profiler(theirs: VerlFile) -> Iterator[Diagnostic]:
 
 def _megatron(theirs: VerlFile) -> Iterator[Diagnostic]:
     theirs.map(MEGATRON)
-    theirs.values["optim"].pop("betas", None)  # Adam has megatron-core's own, which are ours
+    theirs.values.get("optim", {}).pop(
+        "betas", None
+    )  # Adam has megatron-core's own, which are ours
     arrives = f"{_OPTIMIZER}.adam_beta1", f"{_OPTIMIZER}.adam_beta2"
     if not theirs.is_default("optim.betas") and not theirs.given.keys() & {*arrives}:
         yield theirs.find(
@@ -343,14 +356,15 @@ def _megatron(theirs: VerlFile) -> Iterator[Diagnostic]:
             f"set {' and '.join(arrives)}",
         )
     # verl itself puts it out then
-    if theirs.values["engine"].get("parallel", {}).get("tensor", 1) == 1:
-        theirs.values["engine"].get("parallel", {}).pop("sequence", None)
+    settings = theirs.values.get("engine", {})
+    if settings.get("parallel", {}).get("tensor", 1) == 1:
+        settings.get("parallel", {}).pop("sequence", None)
     for name in theirs.given:
         group, _, last = name.rpartition(".")
         if group == _DDP or (group == _TRANSFORMER and last in TransformerConfig.model_fields):
             ours = "ddp_config" if group == _DDP else "transformer_config"
             theirs.put(f"engine.{ours}.{last}", theirs.take(name), name)
-    shares = theirs.values["engine"]["wrap_config"]["use_distributed_optimizer"]
+    shares = settings.get("wrap_config", {}).get("use_distributed_optimizer", True)
     bridged = theirs.take("engine.use_mbridge", True) and theirs.take(
         "engine.vanilla_mbridge", True
     )
