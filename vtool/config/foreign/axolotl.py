@@ -120,7 +120,11 @@ def read_axolotl(path: Path, *, read_environment: bool = True) -> ForeignRecipe:
         )
     )
     said = {*theirs.absent, *_HARMLESS, *checked.refused}
-    unsaid = [name for name, _ in left if name not in said and not hangs_on(name, checked.refused)]
+    unsaid = [
+        name
+        for name, _ in left
+        if name not in said and not hangs_on(name, {*checked.refused, *theirs.absent})
+    ]
     if unsaid:
         some = f"{len(unsaid)} setting{'s have' if len(unsaid) > 1 else ' has'}"
         findings.append(

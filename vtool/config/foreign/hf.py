@@ -95,7 +95,7 @@ def read_hf(path: Path, trainer: ForeignTrainer, *, read_environment: bool = Tru
         for pair in left
         if pair[0].partition(".")[0] in trainer.fields
         and pair[0] not in unsaid
-        and not hangs_on(pair[0], checked.refused)
+        and not hangs_on(pair[0], {*checked.refused, *theirs.absent})
     )
     findings[len(unknown) :] = [
         _as_written(one, written)

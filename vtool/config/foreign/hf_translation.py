@@ -310,7 +310,10 @@ class Translation:
                 one["project"] = project
         if known:
             put("tracking", known, "report_to")
-        if len(known) < len(trackers) or "all" in listed_words(given.get("report_to")):
+        others = [one for one in listed_words(given.get("report_to")) if one not in TRACKERS]
+        if known and others:
+            self.notes.append(f"report_to: {', '.join(others)} is no tracker here")
+        elif set(others) - {"none"}:
             self.theirs.judged.discard("report_to")
         self._engine()
         for name in ("assistant_only_loss", "completion_only_loss"):

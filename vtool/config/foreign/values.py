@@ -83,15 +83,16 @@ def check_values(
     return checked
 
 
-def hangs_on(name: str, refused: Iterable[str]) -> bool:
-    """Return whether a setting is of the group of ours that a refused one would have made."""
-    groups = {_group(one) for one in refused} & {"lora"}
-    return _group(name) in groups
+def hangs_on(name: str, unread: Iterable[str]) -> bool:
+    """Return whether a setting says more of what an unread one names: rows, or adapters."""
+    ours = {_ours(one) for one in unread} - {""}
+    groups = {one.partition(".")[0] for one in ours} & {"lora"}
+    return _ours(name) in ours or _ours(name).partition(".")[0] in groups
 
 
-def _group(name: str) -> str:
+def _ours(name: str) -> str:
     word = WORDS.get(name.rpartition(".")[2])
-    return (word.ours or "").partition(".")[0] if word else ""
+    return (word.ours or "") if word else ""
 
 
 def without_guesses(

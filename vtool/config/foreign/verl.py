@@ -21,7 +21,7 @@ from vtool.config.foreign.theirs import (
     ForeignRecipe,
     absent_findings,
 )
-from vtool.config.foreign.values import check_values, without_guesses
+from vtool.config.foreign.values import check_values, hangs_on, without_guesses
 from vtool.config.foreign.verl_file import VerlFile
 from vtool.config.foreign.verl_script import (
     VerlScript,
@@ -122,7 +122,7 @@ def read_verl(path: Path, *, read_environment: bool = True) -> ForeignRecipe:
     for group in ("engine", "optim"):
         choice = script.choices.get(group) or engine
         theirs.defaults |= known_words("verl").choices.get(f"{group}={choice}", {})
-    findings = [*_unread(theirs), *_translate(theirs, engine, read_environment)]
+    findings = [*_unread(theirs), *_translate(theirs, engine, read_environment, script.notes)]
     findings += [*_unknown(theirs, script, engine), *find_refused_overrides(script)]
     findings += [*theirs.find_unread_warm_up(engine), *absent_findings(theirs)]
     findings = [*checked.findings, *without_guesses(iter(findings), checked.refused)]
@@ -136,7 +136,8 @@ def read_verl(path: Path, *, read_environment: bool = True) -> ForeignRecipe:
             and (name in theirs.absent or not theirs.is_default(name))
         )
     ]
-    unsaid = [name for name in left if name not in {*theirs.absent, *checked.refused}]
+    unread = {*theirs.absent, *checked.refused}
+    unsaid = [name for name in left if name not in unread and not hangs_on(name, unread)]
     findings += _without_counterpart(theirs, unsaid)
     return ForeignRecipe(
         Composed(RecipeFile(path), theirs.values, Origins(theirs.origins)),
@@ -208,7 +209,9 @@ def _engine(given: Mapping[str, Any], choices: Mapping[str, str]) -> str:
     return "fsdp" if chosen in ("fsdp", "fsdp2", "fsdp_turbo") else chosen
 
 
-def _translate(theirs: VerlFile, engine: str, trusted: bool) -> Iterator[Diagnostic]:
+def _translate(
+    theirs: VerlFile, engine: str, trusted: bool, notes: list[str]
+) -> Iterator[Diagnostic]:
     take, put = theirs.take, theirs.put
     megatron, ours = engine == "megatron", engine in ("fsdp", "megatron")
     theirs.map(RUN if ours else map(theirs.of_its_engine, RUN))
@@ -242,7 +245,7 @@ def _translate(theirs: VerlFile, engine: str, trusted: bool) -> Iterator[Diagnos
         or "auto",
         "trainer.resume_mode",
     )
-    _trackers(theirs)
+    _trackers(theirs, notes)
     _adapter(theirs)
     _limits(theirs)
     yield from _profiler(theirs)
@@ -271,7 +274,7 @@ def _optimizer(theirs: VerlFile, steps: Any, megatron: bool) -> None:
             theirs.put("optim.min_lr_ratio", floor / highest, "optim.min_lr")
 
 
-def _trackers(theirs: VerlFile) -> None:
+def _trackers(theirs: VerlFile, notes: list[str]) -> None:
     """Translate `trainer.logger`: what prints is of no concern here."""
     asked = theirs.take("trainer.logger", [])
     names = [str(one) for one in asked] if isinstance(asked, list) else [str(asked)]
@@ -284,8 +287,11 @@ def _trackers(theirs: VerlFile) -> None:
             tracker[setting] = str(project)
     if trackers:
         theirs.put("tracking", trackers, "trainer.logger")
-    if set(names) - {"console", "file", *TRACKERS}:
-        theirs.judged.discard("trainer.logger")
+    if others := [one for one in names if one not in {"console", "file", *TRACKERS}]:
+        if trackers:
+            notes.append(f"trainer.logger: {', '.join(others)} is no tracker here")
+        else:
+            theirs.judged.discard("trainer.logger")
 
 
 def _adapter(theirs: VerlFile) -> None:
