@@ -120,11 +120,8 @@ def read_axolotl(path: Path, *, read_environment: bool = True) -> ForeignRecipe:
         )
     )
     said = {*theirs.absent, *_HARMLESS, *checked.refused}
-    unsaid = [
-        name
-        for name, _ in left
-        if name not in said and not hangs_on(name, {*checked.refused, *theirs.absent})
-    ]
+    unread = {*checked.refused, *theirs.absent}
+    unsaid = [name for name, _ in left if name not in said and not hangs_on(name, unread)]
     if unsaid:
         some = f"{len(unsaid)} setting{'s have' if len(unsaid) > 1 else ' has'}"
         findings.append(
@@ -342,8 +339,11 @@ def _run(theirs: ForeignFile, stem: str) -> None:
             if given.get(one)
         )
         put("tracking", trackers, word)
-    name = theirs.take("wandb_name") or Path(str(given.get("output_dir") or stem)).name or stem
-    put("run.name", str(name), "wandb_name")
+    name, output = theirs.take("wandb_name"), Path(str(given.get("output_dir") or "")).name
+    if name or output:
+        put("run.name", str(name or output), "wandb_name" if name else "output_dir")
+    else:
+        theirs.values.setdefault("run", {})["name"] = stem
     engine, settings = None, read_deepspeed(theirs, "axolotl") or {}
     scheduler = settings.get("scheduler")
     if isinstance(scheduler, Mapping) and scheduler.get("type") in DEEPSPEED_SCHEDULES:

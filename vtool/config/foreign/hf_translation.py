@@ -44,12 +44,9 @@ _TOGETHER = (
 """Words that mean something only with others."""
 WITHOUT_WARM_UP = ("constant", "reduce_lr_on_plateau", "greedy")
 """Schedules for which transformers reads neither `warmup_steps` nor `warmup_ratio`."""
-_NOTHING_LOST = (
-    *("logging_steps", "logging_first_step", "logging_strategy", "plot_loss", "do_train", "stage"),
-    *("save_safetensors", "save_only_model", "ddp_timeout", "template"),
-)
-"""Settings without a counterpart that change no number of a run."""
 _HARMLESS = (
+    *("logging_steps", "logging_first_step", "logging_strategy", "plot_loss", "do_train"),
+    *("save_safetensors", "save_only_model", "ddp_timeout", "template"),
     *("preprocessing_num_workers", "dataset_num_proc", "overwrite_output_dir", "do_eval"),
     *("trust_remote_code", "gradient_checkpointing_kwargs", "use_reentrant_gc", "logging_dir"),
 )
@@ -322,7 +319,6 @@ class Translation:
         output = str(given.get("output_dir") or "")
         name = str(given.get("run_name") or Path(output).name or self.stem)
         self.theirs.values.setdefault("run", {}).setdefault("name", name)
-        self.theirs.judged |= set(_NOTHING_LOST) & given.keys() - {"stage"}
         if given.get("stage") == "sft":
             self.theirs.judged.add("stage")
 
