@@ -32,6 +32,7 @@ from vtool.config.resources import RecipeFile
 from vtool.config.yaml_positions import read_yaml
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
+from vtool.words import plural
 
 
 def _share(value: Any) -> Any:
@@ -112,7 +113,7 @@ def read_axolotl(path: Path, *, read_environment: bool = True) -> ForeignRecipe:
         (name, value)
         for name, value in (given | checked.refused).items()
         if name in checked.refused
-        or (hangs_on(name, checked.refused) and name not in theirs.judged)
+        or (hangs_on(name, checked.refused) and name not in theirs.names.values())
         or (
             name not in theirs.judged
             and value not in (None, {}, [], False)
@@ -219,7 +220,8 @@ def _batches(theirs: ForeignFile) -> Iterator[str]:
     if is_whole(size) and is_whole(passes):
         theirs.put("data.global_batch_size", size * passes, "gradient_accumulation_steps")
         yield (
-            f"data.global_batch_size is that of one process: {size} rows × {passes} passes."
+            f"data.global_batch_size is that of one process: {plural(size, 'row')}"
+            f" × {plural(passes, 'pass', 'passes')}."
             " Multiply it by the number of processes that you ran"
         )
 
@@ -339,11 +341,11 @@ def _run(theirs: ForeignFile, stem: str) -> None:
             if given.get(one)
         )
         put("tracking", trackers, word)
-    name, output = theirs.take("wandb_name"), Path(str(given.get("output_dir") or "")).name
-    if name or output:
-        put("run.name", str(name or output), "wandb_name" if name else "output_dir")
-    else:
-        theirs.values.setdefault("run", {})["name"] = stem
+    output = Path(str(given.get("output_dir") or "")).name
+    theirs.values.setdefault("run", {})["name"] = stem
+    theirs.map([SameSetting("wandb_name", "run.name", str, default=output or None)])
+    if output and not given.get("wandb_name"):
+        theirs.names["run.name"] = "output_dir"
     engine, settings = None, read_deepspeed(theirs, "axolotl") or {}
     scheduler = settings.get("scheduler")
     if isinstance(scheduler, Mapping) and scheduler.get("type") in DEEPSPEED_SCHEDULES:

@@ -82,7 +82,7 @@ def read_hf(path: Path, trainer: ForeignTrainer, *, read_environment: bool = Tru
         (name, value)
         for name, value in (given | checked.refused).items()
         if name in checked.refused
-        or (hangs_on(name, checked.refused) and name not in theirs.judged)
+        or (hangs_on(name, checked.refused) and name not in theirs.names.values())
         or (
             name not in theirs.judged
             and value not in (None, {}, [])

@@ -20,6 +20,7 @@ from vtool.config.foreign.trainers import ForeignTrainer
 from vtool.config.foreign.word import NARROW_ADAMW, NO_COUNTERPART, family_name, is_whole
 from vtool.config.foreign.words import WORDS
 from vtool.config.schema.tracking import TRACKERS
+from vtool.words import plural
 
 # Settings whose default there is not ours, so that a recipe which leaves them out means theirs.
 _DEFAULTED = (
@@ -193,7 +194,8 @@ class Translation:
             )
         if self.ranks is None:
             self.notes.append(
-                f"data.global_batch_size is that of one process: {size} rows × {passes} passes."
+                f"data.global_batch_size is that of one process: {plural(size, 'row')}"
+                f" × {plural(passes, 'pass', 'passes')}."
                 " Multiply it by the number of processes that you ran"
             )
         else:

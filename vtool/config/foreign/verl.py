@@ -229,7 +229,7 @@ def _translate(
         theirs.map(MEGATRON_LORA)
     _rows(theirs)
     _model(theirs, trusted)
-    yield from _lengths(theirs)
+    yield from _lengths(theirs, notes)
     yield from _micro_batches(theirs, megatron)
     steps, epochs = take("trainer.total_training_steps"), take("trainer.total_epochs", 4)
     lengths = ("trainer.total_training_steps", "trainer.total_epochs")
@@ -418,7 +418,7 @@ def _model(theirs: VerlFile, trusted: bool) -> None:
         theirs.judged.discard("model.path")
 
 
-def _lengths(theirs: VerlFile) -> Iterator[Diagnostic]:
+def _lengths(theirs: VerlFile, notes: list[str]) -> Iterator[Diagnostic]:
     """Translate the settings of lengths, and yield findings about them.
 
     Rows without padding are cut to `max_length`, whatever `truncation` says
@@ -430,7 +430,11 @@ def _lengths(theirs: VerlFile) -> Iterator[Diagnostic]:
     )
     if padding == "no_padding":
         theirs.put("data.on_overlong", "truncate", "data.truncation")
-        if theirs.says("data.truncation") and cut != "right":
+        if theirs.says("data.truncation") and cut not in ("right", None):
+            notes.append(
+                "data.on_overlong is truncate: with data.pad_mode=no_padding verl never reads"
+                f" data.truncation ({cut}), and longer rows lose their end"
+            )
             yield theirs.find(
                 "setting-without-reader",
                 "data.truncation",
