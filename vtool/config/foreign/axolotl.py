@@ -15,7 +15,13 @@ from vtool.config.foreign.hf_sharing import sharding_engine
 from vtool.config.foreign.hf_translation import WITHOUT_WARM_UP
 from vtool.config.foreign.known_words import known_words
 from vtool.config.foreign.named_model import look_at_model
-from vtool.config.foreign.theirs import LEFT_OPEN, ForeignFile, ForeignRecipe, absent_findings
+from vtool.config.foreign.theirs import (
+    LEFT_OPEN,
+    ForeignFile,
+    ForeignRecipe,
+    absent_findings,
+    listed_words,
+)
 from vtool.config.foreign.values import check_values, hangs_on, without_guesses
 from vtool.config.foreign.verl_settings import SameSetting
 from vtool.config.foreign.word import (
@@ -341,11 +347,13 @@ def _run(theirs: ForeignFile, stem: str) -> None:
             if given.get(one)
         )
         put("tracking", trackers, word)
-    output = Path(str(given.get("output_dir") or "")).name
     theirs.values.setdefault("run", {})["name"] = stem
-    theirs.map([SameSetting("wandb_name", "run.name", str, default=output or None)])
-    if output and not given.get("wandb_name"):
-        theirs.names["run.name"] = "output_dir"
+    theirs.map(
+        [
+            SameSetting("output_dir", "run.name", lambda value: Path(str(value)).name or None),
+            SameSetting("wandb_name", "run.name", lambda value: str(value) or None),
+        ]
+    )
     engine, settings = None, read_deepspeed(theirs, "axolotl") or {}
     scheduler = settings.get("scheduler")
     if isinstance(scheduler, Mapping) and scheduler.get("type") in DEEPSPEED_SCHEDULES:
@@ -357,14 +365,15 @@ def _run(theirs: ForeignFile, stem: str) -> None:
         elif given.get("fsdp_config") and str(given.get("fsdp_version")) == "2":
             theirs.judged |= {"fsdp_version"}
             engine = {"kind": "fsdp2"}
-    for setting, value in (engine or {"kind": "ddp"}).items():
+    theirs.values["engine"] = {"kind": "ddp"}
+    for setting, value in (engine or {}).items():
         put(f"engine.{setting}", value, "deepspeed" if given.get("deepspeed") else "fsdp_config")
 
 
 def _unread(theirs: ForeignFile) -> Iterator[Diagnostic]:
     """Yield findings on settings that nothing reads: axolotl drops what it does not know."""
     known = known_words("axolotl")
-    listed = [str(one) for one in theirs.given.get("plugins") or [] if one]
+    listed = listed_words(theirs.given.get("plugins"))
     foreign = [one for one in listed if not one.startswith("axolotl.integrations.")]
     of_plugins = {word: name for name, words in known.plugins.items() for word in words}
     names = sorted(known.fields.keys() | of_plugins.keys())

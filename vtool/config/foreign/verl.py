@@ -215,9 +215,12 @@ def _translate(
     take, put = theirs.take, theirs.put
     megatron, ours = engine == "megatron", engine in ("fsdp", "megatron")
     theirs.map(RUN if ours else map(theirs.of_its_engine, RUN))
-    put("engine.kind", "megatron" if megatron else "fsdp2", "engine.strategy")
-    if take("engine.strategy", "fsdp") not in ("fsdp", "fsdp2", "megatron"):
+    kind = "megatron" if megatron else "fsdp2"
+    if take("engine.strategy", "fsdp") in ("fsdp", "fsdp2", "megatron"):
+        put("engine.kind", kind, "engine.strategy")
+    else:
         theirs.judged.discard("engine.strategy")
+        theirs.values["engine"] = {"kind": kind}
     if megatron:
         yield from _megatron(theirs)
     elif ours:
