@@ -2,12 +2,14 @@
 
 import gzip
 import io
+import os
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from vtool.contents import content_of, ends_early, stand_in, stand_in_of_model
+from vtool.contents import content_of, ends_early, small_file, stand_in
+from vtool.model_folder import PROCESSOR_FILES, ModelFolder
 
 POINTER = (
     b"version https://git-lfs.github.com/spec/v1\n"
@@ -68,7 +70,7 @@ def test_what_is_itself_is_in_no_others_place(content: bytes) -> None:
 @pytest.mark.parametrize(
     ("content", "kind", "what"),
     [
-        (gzip.compress(b"a"), "packed", "is packed with gzip"),
+        (gzip.compress(b"a", mtime=0), "packed", "is packed with gzip"),
         (b"%PDF-1.7", "other", "is a PDF"),
         (b"\0\0\0\x18ftypheic", "picture", "is a HEIC or AVIF picture"),
         (b"\0\0\0\x18ftypisom", "video", "is a video (MP4)"),
@@ -103,11 +105,40 @@ def test_letters_of_a_format_in_the_midst_of_text_are_text() -> None:
 def test_only_files_that_are_read_of_a_model_are_looked_at(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen2_vl"}')
     (tmp_path / "consolidated.safetensors").write_bytes(POINTER)
-    assert stand_in_of_model(tmp_path) is None
+    assert ModelFolder(tmp_path).stand_in() is None
     (tmp_path / "tokenizer.json").write_bytes(POINTER)
     (tmp_path / "merges.txt").touch()
-    assert stand_in_of_model(tmp_path) == (
+    assert ModelFolder(tmp_path).stand_in() == (
         "has a tokenizer.json that is a Git LFS pointer, for a file of 99,213 bytes that `git lfs"
         " pull` fetches, and 1 more of its files are no better",
         "in its repository: git lfs pull",
     )
+
+
+def test_a_pipe_in_the_place_of_a_models_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(ValueError, match="it is no file"):
+        small_file(tmp_path / "config.json")
+    assert ModelFolder(tmp_path).config == {}
+
+
+@pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json", "tokenizer.json"])
+def test_a_models_file_that_never_ends_is_not_read(name: str, tmp_path: Path) -> None:
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(40 * 2**30)
+    folder = ModelFolder(tmp_path)
+    with pytest.raises(ValueError, match="bytes; at most"):
+        folder.content(name)
+    assert folder.settings(name) is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "[" * 100_000, "7", '{"a": ', '{"a": "\\ud800"}', "\0"])
+def test_damaged_settings_are_none(text: str, tmp_path: Path) -> None:
+    for name in ("config.json", *PROCESSOR_FILES, "model.safetensors.index.json"):
+        (tmp_path / name).write_text(text)
+    folder = ModelFolder(tmp_path)
+    assert dict(folder.config).keys() <= {"a"}
+    assert folder.image_processor in (None, {"a": "\ud800"})
+    assert folder.model_type is None
+    assert folder.named_shards == ()
+    assert not folder.templates

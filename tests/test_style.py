@@ -230,3 +230,25 @@ def test_two_public_things_have_two_names() -> None:
     several = {name: files for name, files in modules.items() if len(files) > 1}
     assert {name: several[name] for name in several.keys() - SHARED_NAMES} == {}
     assert several.keys() == SHARED_NAMES, "a name of the list is not shared any more"
+
+
+NAMES_OF_MODEL_FILES = re.compile(
+    r"config\.json|(generation|tokenizer|(video_)?(pre)?processor)_config\.json|tokenizer\.json"
+    r"|chat_template\.(json|jinja)|(model\.safetensors|pytorch_model\.bin)\.index\.json"
+)
+ALONE = ("vtool/loading/probe/", "vtool/watch/inject/", "vtool/evaluation/vllm_worker.py")
+"""Code that imports nothing of vtool."""
+
+
+def test_one_module_opens_the_files_of_a_models_folder() -> None:
+    """Each of them has one reader, with one limit, and so one meaning."""
+    modules = {file: str(file.relative_to(ROOT)) for file in SOURCES}
+    assert [
+        f"{name}:{node.lineno} {node.value}"
+        for file, name in modules.items()
+        if name != "vtool/model_folder.py" and not name.startswith(ALONE)
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and NAMES_OF_MODEL_FILES.fullmatch(node.value)
+    ] == []

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 from typing import Any
 
 HEAD = 4096
@@ -80,18 +81,6 @@ _POINTERS = (
         "git xet install && git lfs pull",
     ),
 )
-_INDEX = "model.safetensors.index.json"
-JSON_OF_MODEL = (
-    *("generation_config.json", "preprocessor_config.json", "processor_config.json"),
-    *("video_preprocessor_config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json"),
-    *("special_tokens_map.json", "added_tokens.json", "chat_template.json"),
-)
-"""Files of JSON beside a model's config.json and the index of its weights."""
-_OF_MODEL = (
-    *("config.json", *JSON_OF_MODEL, "merges.txt", "tokenizer.model", "chat_template.jinja"),
-    *("adapter_config.json", "adapter_model.safetensors", "model.safetensors", _INDEX),
-)
-"""Files of a model's folder, or an adapter's, that its readers open."""
 _SIZE = re.compile(r"^size (\d+)\s*$", re.MULTILINE)
 _PAGE = re.compile(r"<(!doctype\s+html|html|head|body|title|script|h1|center)[\s>]", re.IGNORECASE)
 _TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
@@ -163,33 +152,6 @@ def stand_in(given: Path | bytes) -> Content | None:
     """Return the content of a file that is in the place of another one; None for any other."""
     found = content_of(given)
     return found if found is not None and found.stands_in else None
-
-
-def stand_in_of_model(folder: Path) -> tuple[str, str | None] | None:
-    """Return the problem of a model's folder with files that stand in for others, and the remedy.
-
-    Files that no reader of such a folder opens may be anything: a clone with Git
-    LFS may leave them as they are.
-    """
-    if not (found := stand_ins_of_model(folder)):
-        return None
-    name, first = next(iter(found.items()))
-    more = f", and {len(found) - 1} more of its files are no better" if len(found) > 1 else ""
-    return f"has a {name} that {first.what}{more}", first.remedy
-
-
-def stand_ins_of_model(folder: Path) -> dict[str, Content]:
-    """Return the files of a model's folder that are in the place of others, by their names."""
-    return {name: one for name in _read_of_model(folder) if (one := stand_in(folder / name))}
-
-
-def _read_of_model(folder: Path) -> tuple[str, ...]:
-    try:
-        shards = json.loads(small_file(folder / _INDEX))["weight_map"].values()
-        named = sorted({name for name in shards if isinstance(name, str)})
-    except (OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError):
-        named = []
-    return (*_OF_MODEL, *named)
 
 
 def _content(head: bytes, size: int) -> Content | None:
@@ -283,15 +245,22 @@ def _short(text: str) -> str:
     return words if len(words) <= _SHOWN else words[:_SHOWN] + "…"
 
 
-def small_file(file: Path) -> bytes:
+def small_file(file: Path, most: int | None = None) -> bytes:
     """Return the content of a file that nobody has large, as a model's JSON.
 
+    Args:
+        most: the most bytes; None: `LARGEST_SMALL_FILE`.
+
     Raises:
-        ValueError: it has more than `LARGEST_SMALL_FILE` bytes, and is not read.
+        ValueError: it has more bytes, and is not read.
         OSError: it cannot be read.
     """
-    if (size := file.stat().st_size) > LARGEST_SMALL_FILE:
-        raise ValueError(f"it has {size:,} bytes; at most {LARGEST_SMALL_FILE:,} are read")
+    most = LARGEST_SMALL_FILE if most is None else most
+    status = file.stat()
+    if not (S_ISREG(status.st_mode) or S_ISDIR(status.st_mode)):  # a pipe or a device may never end
+        raise ValueError("it is no file")
+    if status.st_size > most:
+        raise ValueError(f"it has {status.st_size:,} bytes; at most {most:,} are read")
     return file.read_bytes()
 
 

@@ -1,16 +1,10 @@
-"""The process that renders chat templates, which are programs of others: `template_limits` has it.
+"""The answers of the process that renders chat templates, which are programs of others.
 
-It is started as a script, and imports no more than Jinja. Requests are read from standard input,
-answers written to standard output: each a length of four bytes and its content.
+`limited_child` runs it. It imports no more than Jinja.
 """
 
 import datetime
 import json
-import marshal
-import resource
-import signal
-import struct
-import sys
 import time
 from functools import lru_cache
 from typing import Any, ClassVar, NoReturn
@@ -21,8 +15,6 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, missing
-
-_FINEST = 0.01
 
 
 class _Generation(Extension):
@@ -117,13 +109,8 @@ def _compiled(text: str, day: str) -> Template:
     return environment.from_string(text)
 
 
-def _answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Render a template for some chats, or say what it raises at the first that it refuses.
-
-    The kernel ends this process once it has used the request's seconds of processor time, within a
-    function of C too, which no handler of Python's would end.
-    """
-    signal.setitimer(signal.ITIMER_PROF, max(_FINEST, request["seconds"]))
+def work(request: dict[str, Any]) -> dict[str, Any]:
+    """Render a template for some chats, or say what it raises at the first that it refuses."""
     before = time.process_time()
     try:
         render = _compiled(request["template"], request["day"]).render
@@ -133,39 +120,13 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
             texts.append(render(**values))
             if len(texts[-1]) > request["most"]:
                 return {"costly": f"it writes {len(texts[-1]):,} characters"}
-        seconds = time.process_time() - before
-        return {"texts": texts, "seconds": seconds, "unknown": sorted(_Noted.names)}
     except MemoryError:
-        return {"costly": f"it takes more than {request['memory'] / 2**30:g} GiB of memory"}
+        raise
     except Exception as error:
         line = [error.lineno] if hasattr(error, "lineno") else []
         return {"raised": type(error).__name__, "arguments": [str(error), *line]}
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
+    seconds = time.process_time() - before
+    return {"texts": texts, "seconds": seconds, "unknown": sorted(_Noted.names)}
 
 
-def _limit_memory(growth: int) -> None:
-    with open("/proc/self/statm", "rb") as file:
-        most = int(file.read().split()[0]) * resource.getpagesize() + growth
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
-
-
-def main() -> None:
-    """Answer requests until there are none."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    _compiled("", "2000-01-01").render()  # what is imported for a first one
-    limited = False
-    asked, answered = sys.stdin.buffer, sys.stdout.buffer
-    while head := asked.read(4):
-        request = marshal.loads(asked.read(*struct.unpack("=I", head)))
-        if not limited:
-            _limit_memory(request["memory"])
-            limited = True
-        content = marshal.dumps(_answer(request))
-        answered.write(struct.pack("=I", len(content)) + content)
-        answered.flush()
-
-
-if __name__ == "__main__":
-    main()
+_compiled("", "2000-01-01").render()  # what is imported for a first one

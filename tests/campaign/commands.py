@@ -30,7 +30,15 @@ WALL = 90.0
 """Seconds after which a command is ended: the machine may have other work."""
 MOST = 2 * 2**30
 """Bytes in memory of its largest process, with what it shares with its parent."""
-_SEPARATE = ("probe", "inject", "vllm_worker", "template_child", "recompute_process", "npu")
+_SEPARATE = (
+    "probe",
+    "inject",
+    "vllm_worker",
+    "template_child",
+    "recipe_child",
+    "recompute_process",
+    "npu",
+)
 
 
 @dataclass(frozen=True, slots=True)

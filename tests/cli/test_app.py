@@ -137,3 +137,24 @@ def test_a_ctrl_c_where_python_drops_what_is_raised_still_ends_the_command(place
     )
     done = subprocess.run([sys.executable, "-c", lost], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (130, "stopped\n")
+
+
+def test_what_an_object_that_a_ctrl_c_left_half_made_raises_at_its_end_is_not_shown() -> None:
+    """torch's DataLoader is one while it starts its workers."""
+    script = (
+        "import os, signal\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "import vtool.cli.app as cli\n"
+        "class HalfMade:\n"
+        "    def __init__(self):\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "        self.workers = []\n"
+        "    def __del__(self):\n"
+        "        self.workers.clear()\n"
+        "cli.app = lambda obj: HalfMade()\n"
+        "cli.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (130, "stopped\n")

@@ -1,12 +1,13 @@
 """References mean what OmegaConf says, which is the oracle wherever it does not hang."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
 from vtool.config.load import load_run
-from vtool.config.references import masked, resolve_references, unmasked
+from vtool.config.references import resolve_references
 from vtool.diagnostics import Findings
 
 VALUES: dict[str, Any] = {
@@ -98,17 +99,25 @@ def test_a_circle_is_reported_once_and_at_its_beginning() -> None:
     }
 
 
-def test_a_variable_that_is_not_read_is_reported_of_all_that_depend_on_it() -> None:
-    values = {"a": "${oc.env:X}", "b": "${a}!", "c": {"d": "${oc.env:Y,1}"}, "e": "${c}", "f": 1}
-    followed = resolve_references(values, read_environment=False)
-    assert set(followed.unread) == {("a",), ("b",), ("c", "d"), ("e",)}
-    assert followed.values["b"] == "${a}!"
+def test_what_leads_into_a_circle_is_not_reported_beside_it() -> None:
+    followed = resolve_references({"x": "${a}", "a": "${b}", "b": "${a}", "y": "${x}"})
+    assert dict(followed.broken) == {("a",): "itself, at once or by way of others"}
 
 
-def test_what_is_masked_is_no_reference_to_omegaconf_and_comes_back() -> None:
-    values = {"a": ["${b}", {"c": "x${d}"}], "e": 1}
-    hidden = OmegaConf.create(masked(values))
-    assert unmasked(OmegaConf.to_container(hidden, resolve=True)) == values
+def test_a_chain_that_omegaconf_cannot_follow_is_reported_once() -> None:
+    chain = {f"a{number}": f"${{a{number + 1}}}" for number in range(300)} | {"a300": 1}
+    (why,) = resolve_references(chain).broken.values()
+    assert why == "too many references one after the other"
+
+
+def test_many_references_are_followed_with_the_variables_of_this_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SET", "mine")
+    (tmp_path / "r.yaml").write_text(
+        f"defaults: [digits, _self_]\nrun: {{name: '{'${oc.env:SET}' * 20}'}}\n"
+    )
+    assert load_run(str(tmp_path / "r.yaml")).run.run.name == "mine" * 20
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,18 @@ def test_a_variable_of_an_argument_stays_a_name(reference: str) -> None:
     assert code in (0, 2)  # Hydra's grammar does not take all of them unquoted
 
 
+def test_what_depends_on_a_variable_is_reported_each_time_and_kept_as_it_is_written() -> None:
+    run = "run: {name: '${oc.env:X}', dir: '${run.name}!'}"
+    recipe = written(f"defaults: [digits, _self_]\n{run}\nlora: {{targets: ['${{run.dir}}']}}\n")
+    found = findings(recipe)
+    assert [each.parameter for each in found if each.rule == "not-looked-at"] == [
+        "run.name",
+        "run.dir",
+        "lora.targets.0",
+    ]
+    assert "'${run.name}!'" in typed(recipe, "--show")[1].replace('"', "'")
+
+
 def test_what_depends_on_a_variable_is_not_checked_and_the_rest_is() -> None:
     recipe = written('defaults: [digits]\ntrain: {steps: "${oc.env:STEPS}", epochs: 2}\n')
     examined = examine(recipe, ["data.on_overlong=drop"], trusted=False)

@@ -11,9 +11,10 @@ import pytest
 
 from vtool.families import FAMILIES
 from vtool.families.family import load_family
+from vtool.limited_child import TooCostly, limited_child
 from vtool.models.template_limits import LimitedTemplate
 from vtool.models.tokenizer import chat_template, train_tokenizer
-from vtool.template_renderer import TooCostly, _renderer, today
+from vtool.template_renderer import _CHILD, today
 from vtool.watch.turns import find_turns
 
 CHAT = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c"}]
@@ -170,7 +171,7 @@ def test_a_template_is_given_the_day_on_which_the_process_has_begun() -> None:
 def test_a_renderer_that_somebody_kills_is_started_again() -> None:
     with LimitedTemplate():
         first = rendered("{{ messages[0].content }}")
-        process = _renderer(os.getpid()).process
+        process = limited_child(_CHILD).process
         assert process is not None
         os.kill(process.pid, signal.SIGKILL)
         assert rendered("{{ messages[0].content }}") == first == "a b"
@@ -200,14 +201,14 @@ def test_after_a_ctrl_c_the_next_chat_is_not_given_the_text_of_the_one_before() 
 def test_a_forked_process_has_a_renderer_of_its_own() -> None:
     with LimitedTemplate():
         rendered("x")
-        process = _renderer(os.getpid()).process
+        process = limited_child(_CHILD).process
         child = os.fork()
         if child == 0:
             other = rendered("{{ messages[0].content }}") == "a b"
-            os._exit(0 if other and _renderer(os.getpid()).process.pid != process.pid else 1)
+            os._exit(0 if other and limited_child(_CHILD).process.pid != process.pid else 1)
         assert os.waitpid(child, 0)[1] == 0
         assert rendered("{{ messages[1].content }}") == "c"
-    assert _renderer(os.getpid()).process is process
+    assert limited_child(_CHILD).process is process
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 import random
 import re
 import time
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -8,10 +9,12 @@ import numpy as np
 import pytest
 from jinja2 import nodes
 
+from tests.models.templates import byte_tokenizer
 from vtool import template_renderer
 from vtool.families.family import load_family
 from vtool.families.tokens import TokenNames
-from vtool.models.chat_template import TemplateForm, find_form
+from vtool.limited_child import LimitedChild
+from vtool.models.chat_template import TemplateForm, differing_marks, find_form
 from vtool.models.tokenizer import _without_long_words, chat_template, train_tokenizer
 
 
@@ -80,12 +83,39 @@ def test_the_form_of_a_costly_template_is_asked_once(monkeypatch: pytest.MonkeyP
     assert find_form(tokenizer).closing == "<|im_end|>"
     endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     tokenizer.chat_template = endless + tokenizer.chat_template
-    ask, asked = template_renderer._Renderer.ask, []
+    ask, asked = LimitedChild.ask, []
 
     def counted(self: Any, request: dict[str, Any]) -> Any:
         asked.append(request)
         return ask(self, request)
 
-    monkeypatch.setattr(template_renderer._Renderer, "ask", counted)
+    monkeypatch.setattr(LimitedChild, "ask", counted)
     assert find_form(tokenizer) == TemplateForm()
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("opens", "closes", "told"),
+    [
+        ("<|im_start|>assistant\n{% generation %}", "<|im_end|>{% endgeneration %}\n", None),
+        ("<|im_start|>assistant\n{%- generation -%}", "<|im_end|>{%- endgeneration %}\n", None),
+        ("<|im_start|>assistant\n{% generation %}", "<|im_end|>\n{% endgeneration %}", None),
+        ("{% generation %}<|im_start|>assistant\n", "<|im_end|>{% endgeneration %}\n", "'<|im_st"),
+        ("<|im_start|>assistant\n{% generation %}", "{% endgeneration %}<|im_end|>\n", "answers',"),
+    ],
+)
+def test_marks_of_generation_are_held_against_what_inference_writes(
+    opens: str, closes: str, told: str | None
+) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}"
+        f"{opens}{{{{ m.content }}}}{closes}"
+        "{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    given = tokenizer.chat_template
+    found = differing_marks(tokenizer, find_form(tokenizer), Path("model"))
+    assert tokenizer.chat_template == given
+    assert [one.rule for one in found] == (["generation-marks-differ"] if told else [])
+    assert told is None or told in found[0].message

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
+from tests.commands import run_vtool
 from tests.models.templates import TEMPLATES
 from vtool import api
 from vtool.data.detect import source_messages
@@ -46,6 +47,29 @@ def test_a_run_and_its_export_have_the_template_and_its_arguments(tmp_path: Path
         )
         assert prompt.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n"), folder
     assert ended
+
+
+def test_an_evaluation_with_other_arguments_asks_other_prompts_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes no answers of the prompts that were learnt for its own."""
+    given = settings(tmp_path, "data.template_arguments={enable_thinking: false}")
+    api.train(api.load(*given), preflight=False)
+    monkeypatch.chdir(tmp_path)
+    rows, short = str(tmp_path / "rows.jsonl"), ("--max-new-tokens", "1")
+    first = run_vtool(tmp_path, "evaluate", "one", rows, *short)
+    assert first.status == 0, first.stderr
+    assert "prompt-differs" not in first.stdout + first.stderr
+    other = ("data.template_arguments={enable_thinking: true}", *short)
+    mixed = run_vtool(tmp_path, "evaluate", "one", rows, *other)
+    assert "error[evaluation-differs VT832]" in mixed.stdout + mixed.stderr
+    alone = run_vtool(tmp_path, "evaluate", "one", rows, *other, "--to", "thinking")
+    assert alone.status == 0, alone.stderr
+    assert "the training had {'enable_thinking': False}" in alone.stdout + alone.stderr
+    same = ("data.template_arguments={enable_thinking: false}", *short)
+    again = run_vtool(tmp_path, "evaluate", "one", rows, *same)
+    assert again.status == 0, again.stderr
+    assert "prompt-differs" not in again.stdout + again.stderr
 
 
 def test_each_answer_is_a_sample_where_the_template_needs_it(tmp_path: Path) -> None:

@@ -2,10 +2,11 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 
-from vtool.training.metrics import step_of_line, what_is_lost
+from vtool.training.metrics import read_metric_lines, step_of_line, what_is_lost
 
 
 def lines(*steps: int, evaluated: tuple[int, ...] = ()) -> list[str]:
@@ -40,3 +41,11 @@ def test_what_is_lost_is_named(found: list[str], lost: str | None) -> None:
 def test_what_is_no_number_of_a_step_is_damage(step: str) -> None:
     assert step_of_line('{"step": 7}') == 7
     assert math.isinf(step_of_line(f'{{"step": {step}}}'))
+
+
+def test_metrics_that_never_end_are_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "metrics.jsonl").open("wb") as file:
+        file.write("".join(lines(1, 2)).encode())
+        file.truncate(40 * 2**30)
+    with pytest.raises(OSError, match="at most 2,147,483,648 are read"):
+        read_metric_lines(tmp_path / "metrics.jsonl")

@@ -397,3 +397,23 @@ def test_a_rule_that_is_certain_is_an_error_in_every_format(tmp_path: Path) -> N
         done = run_vtool(tmp_path, "watch", "--read", "wrong", "--format", form)
         assert done.status == 1
         assert word in done.stdout
+
+
+def test_a_model_that_is_not_read_is_named_with_what_is_asked_of_it(tmp_path: Path) -> None:
+    (tmp_path / "loop.py").write_text(
+        "import torch\n"
+        "class MyModel(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.lm_head = torch.nn.Linear(4, 9)\n"
+        "    def forward(self, x):\n"
+        "        return self.lm_head(x)\n"
+        "model = MyModel()\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "model(torch.ones(2, 4)).sum().backward()\n"
+        "optimizer.step()\n"
+    )
+    done = run_vtool(tmp_path, "watch", "--", sys.executable, "loop.py")
+    assert "SGD trains MyModel, which has no language head" in done.stderr
+    assert "get_output_embeddings()" in done.stderr
+    assert "Read which of these it was" not in done.stderr  # it is known

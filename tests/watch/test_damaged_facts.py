@@ -52,3 +52,11 @@ def test_damaged_facts_end_nothing(tmp_path: Path) -> None:
     facts = changed(healthy(), on("micro", per_row="x", measured_weight=3))
     result = conclude(tmp_path / "other", facts)
     assert "damaged" in str(result.details["token-weights-differ"]["reason"])
+
+
+def test_facts_that_never_end_are_refused_by_their_size(tmp_path: Path) -> None:
+    folder = write(tmp_path, healthy())
+    with (folder / "rank0-10.jsonl").open("r+b") as file:
+        file.truncate(40 * 2**30)
+    with pytest.raises(Findings, match="facts have 1,073,741,824 at most"):
+        conclude_folder(folder, "run", None)

@@ -118,7 +118,7 @@ def note_interrupts() -> list[int]:
         if issubclass(dropped.exc_type, KeyboardInterrupt):
             # not from here, where it would be dropped too
             threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
-        else:
+        elif not came:  # an interrupt leaves half-made objects, as a DataLoader without workers
             report(dropped)
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

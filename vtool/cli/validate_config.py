@@ -91,6 +91,10 @@ def validate_config(
         return
     if not arguments:
         raise typer.BadParameter("name a recipe, or a YAML file; `vtool explain` lists the recipes")
+    if untrusted:
+        from vtool.config.limited import start_child
+
+        start_child()
     with no_collections():
         from vtool.cli.common import exit_on_findings, print_and_exit
         from vtool.config.load import effective_yaml

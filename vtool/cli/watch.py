@@ -10,6 +10,7 @@ from typer.core import TyperCommand
 from vtool.cli.command import OwnProcess
 from vtool.cli.formats import OutputFormat
 from vtool.cli.launcher import check_launcher
+from vtool.model_folder import TOKENIZER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -365,7 +366,5 @@ def _check(
         raise typer.BadParameter(f"{' and '.join(given)} do not go together", param_hint="COMMAND")
     if read is not None and to is not None:
         raise typer.BadParameter("nothing is written with --read", param_hint="--to")
-    if tokenizer is not None and not (tokenizer / "tokenizer.json").is_file():
-        raise typer.BadParameter(
-            f"there is no {tokenizer / 'tokenizer.json'}", param_hint="--tokenizer"
-        )
+    if tokenizer is not None and not (tokenizer / TOKENIZER).is_file():
+        raise typer.BadParameter(f"there is no {tokenizer / TOKENIZER}", param_hint="--tokenizer")

@@ -4,8 +4,9 @@ import json
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -17,13 +18,14 @@ from omegaconf.errors import OmegaConfBaseException
 
 from vtool.config.alternatives import unset_overridden
 from vtool.config.foreign.refuse import refuse_foreign
+from vtool.config.limited import in_child
 from vtool.config.limits import MOST_FINDINGS
 from vtool.config.origins import COMMAND_LINE, Key, Layer, Origins, layered
 from vtool.config.overrides import choose_groups, parse_overrides
 from vtool.config.own_values import ComposedFile, lost_values
 from vtool.config.recipe_paths import resolve_recipe_paths
-from vtool.config.recipe_source import Composer, LeavesFolder, RecipeSource
-from vtool.config.references import is_masked, resolve_references, unmasked
+from vtool.config.recipe_source import Composer, ManyReferences, RecipeSource
+from vtool.config.references import resolve_references, value_at
 from vtool.config.resources import RecipeFile, find_recipe, group_names, refuse_link
 from vtool.config.rows_recipe import (
     more_rows,
@@ -65,6 +67,16 @@ def compose_recipe(recipe: str, overrides: Sequence[str], *, trusted: bool = Tru
     Raises:
         Findings: VT001 to VT007, `fatal`.
     """
+    if trusted:
+        with suppress(ManyReferences):
+            return _composed(recipe, overrides)
+    elif not names_rows(recipe):
+        refuse_link(Path(recipe))
+    composed: Composed = in_child(_composed, recipe, overrides, trusted=trusted)
+    return composed
+
+
+def _composed(recipe: str, overrides: Sequence[str]) -> Composed:
     if more := list(more_rows(recipe, overrides)):
         raise Findings(more, fatal=True)
     rows = recipe_of_rows(recipe, overrides) if names_rows(recipe) else None
@@ -72,19 +84,17 @@ def compose_recipe(recipe: str, overrides: Sequence[str], *, trusted: bool = Tru
         refuse_foreign(recipe, small_json(recipe))
         recipe, overrides = rows.recipe, rows.overrides
     file = find_recipe(recipe)
-    if not trusted:
-        refuse_link(file.path)
     # before the overrides, which may refer to what is wrong with it
     refuse_foreign(recipe, read_yaml(file.path).text)
     given = parse_overrides(overrides)
     with _hydra_as_of("1.3"):
-        composer = Composer(file.path, trusted=trusted)
+        composer = Composer(file.path)
         composed, config, rest, missing = _followed(composer, given)
     layers = [each.layer for each in composed]
     applied, findings = _apply(rest, config)
     typed = [(_keys(override.key_or_group), override.value()) for override in applied]
     origins = layered(layers, typed)
-    values, unread, notes = _resolved(config, origins, trusted)
+    values, unread, notes = _resolved(config, origins)
     spell_out_rows(values)
     resolve_recipe_paths(values, origins)
     unset_overridden(values, [*(layered([each], []) for each in layers), layered([], typed)])
@@ -136,14 +146,6 @@ def _followed(
         if clashes := list(_clashes([each.layer for each in composed])):
             raise Findings(clashes, fatal=True)
         return composed, composer.compose(listed), list(listed.config_overrides), missing
-    except LeavesFolder as error:
-        message = (
-            f"`{error.config_path}` in a defaults list leads out of the recipe's folder, configs/"
-            " and recipes/, and the recipe is not trusted (--untrusted)"
-        )
-        origin = _in_defaults(error.config_path.rpartition("/")[2], sources)
-        help = "name a file of these folders, by no link that leads out of them"
-        raise _refused("bad-defaults-list", message, help, origin, sources) from error
     except RecursionError as error:
         message = "the defaults list leads back to itself"
         raise _refused("bad-defaults-list", message, sources=sources) from error
@@ -301,14 +303,10 @@ def _apply(
 
 def _on_a_reference(override: Override, config: DictConfig) -> Diagnostic | None:
     """Return a finding for `a.b=1` where the recipe has `a: ${c}`."""
-    keys = _keys(override.key_or_group)
+    keys, values = _keys(override.key_or_group), OmegaConf.to_container(config, resolve=False)
     for end in range(1, len(keys)):
-        outer = ".".join(keys[:end])
-        try:
-            found = OmegaConf.select(config, outer, throw_on_missing=False)
-        except OmegaConfBaseException:
-            return None
-        if is_masked(found):
+        outer, found = ".".join(keys[:end]), value_at(values, keys[:end])
+        if isinstance(found, str) and "${" in found:
             message = f"`{override.input_line}` cannot be set: `{outer}` is a reference"
             help = f"give the whole group: {outer}={{…}}"
             return Diagnostic("bad-override", message, help, override.key_or_group, COMMAND_LINE)
@@ -316,16 +314,14 @@ def _on_a_reference(override: Override, config: DictConfig) -> Diagnostic | None
 
 
 def _resolved(
-    config: DictConfig, origins: Origins, trusted: bool
+    config: DictConfig, origins: Origins
 ) -> tuple[dict[str, Any], frozenset[Key], list[Diagnostic]]:
     """Return plain values, with each `${key}` replaced, those not read, and notes of these.
 
     Raises:
         Findings: `broken-reference`, of all that lead nowhere.
     """
-    followed = resolve_references(
-        unmasked(OmegaConf.to_container(config, resolve=False)), read_environment=trusted
-    )
+    followed = resolve_references(OmegaConf.to_container(config, resolve=False))
     if followed.broken:
         names = [".".join(keys) for keys in origins.places]
         raise Findings(
@@ -338,7 +334,7 @@ def _resolved(
     notes = [
         Diagnostic(
             "not-looked-at",
-            f"`{'.'.join(place)}` is {text}: with --untrusted no environment variable is read",
+            f"`{'.'.join(place)}` is {text}: with --untrusted no resolver is called",
             "nothing need be done; what depends on it is not checked",
             ".".join(place),
             origins.near(".".join(place)),

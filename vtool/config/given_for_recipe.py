@@ -7,7 +7,7 @@ from pathlib import Path
 from vtool.config.schema.formats.entry import ROWS_SUFFIXES, has_rows_files
 from vtool.diagnostics import Diagnostic
 from vtool.families import FAMILIES
-from vtool.families.images import read_json
+from vtool.model_folder import MODEL_CONFIG, ModelFolder
 
 _WEIGHTS = ".safetensors"
 _SCRIPTS = {".py": "python", ".sh": "bash"}
@@ -49,16 +49,16 @@ def given_for_recipe(recipe: str, path: Path) -> Diagnostic:
         what = "is the folder of a run, and no recipe"
         help = f"its recipe is {shlex.quote(str(path / 'config.yaml'))}"
     elif (path / "adapter_config.json").is_file():
-        config = read_json(path / "adapter_config.json")
-        named = config.get("base_model_name_or_path") if isinstance(config, dict) else None
+        config = ModelFolder(path).settings("adapter_config.json") or {}
+        named = config.get("base_model_name_or_path")
         base = shlex.quote(str(named or "BASE"))
         what = f"is the folder of an adapter for {base}, and no recipe"
         help = f"vtool train sft ROWS model.path={base} train.from={given} trains it further"
-    elif (path / "config.json").is_file() and not has_model_files(path):
+    elif (path / MODEL_CONFIG).is_file() and not has_model_files(path):
         what = "has a config.json that is no model's, or cannot be read"
         help = "look at that file; rows are in a folder without one"
     elif has_model_files(path):
-        what, kind = "is a model's folder, and no recipe", _kind(path)
+        what, kind = "is a model's folder, and no recipe", ModelFolder(path).model_type
         help = (
             f"vtool train sft ROWS model.path={given} fine-tunes it, vtool verify ROWS"
             f" model.path={given} audits rows with its tokenizer, vtool load-check {given} checks"
@@ -108,12 +108,6 @@ def _started_by(script: Path) -> str | None:
     return max(scores, key=lambda name: scores[name]) or None
 
 
-def _kind(folder: Path) -> str | None:
-    config = read_json(folder / "config.json")
-    found = config.get("model_type") if isinstance(config, dict) else None
-    return found if isinstance(found, str) else None
-
-
 def has_model_files(folder: Path) -> bool:
     """Return whether a path is the folder of a model or an adapter, by its files."""
     try:
@@ -121,7 +115,4 @@ def has_model_files(folder: Path) -> bool:
             return True
     except (OSError, ValueError):  # also for a path that no file can have
         return False
-    config = read_json(folder / "config.json")
-    return isinstance(config, dict) and not config.keys().isdisjoint(
-        ("model_type", "architectures")
-    )
+    return not ModelFolder(folder).config.keys().isdisjoint(("model_type", "architectures"))

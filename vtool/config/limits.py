@@ -1,15 +1,13 @@
-"""The most that a recipe may be: far above any real one, and checked in less than two seconds.
+"""The most that a recipe may be: far above any real one.
 
-A recipe may come from a stranger, as in a pull request. What is larger is a finding, and is found
-before work is spent on it.
+What is larger is a finding, and is found before work is spent on it, in anybody's recipe: some of
+it would end the process. What references lead to is not known before: the kernel limits that.
 """
 
 MOST_BYTES = 500_000
 """Bytes of one file."""
 MOST_VALUES = 4_000
 """Values and keys of one file, those of an alias each time. The largest shipped recipe has 100."""
-MOST_COMPOSED = 12_000
-"""Values and keys of all files that a recipe is composed of."""
 DEEPEST = 30
 """Groups and lists inside each other; the settings are 5 deep."""
 MOST_DIGITS = 100
@@ -22,10 +20,12 @@ LONGEST_REFERENCE = 2_000
 """Characters of a text with a reference."""
 MOST_REFERENCE_TEXT = 40_000
 """Characters of all texts with references in one file."""
-MOST_LINKS = 25
-"""References that lead to each other."""
-MOST_FOLLOWED = 500_000
-"""Characters and values that all references of a recipe lead to."""
+FEW_REFERENCES = 12
+"""References that are followed at once: they can make no more than 81 of one."""
+SECONDS = 5.0
+"""Processor time in which a stranger's recipe is composed, and many references are followed."""
+MOST_ANSWER = 4_000_000
+"""Bytes of a recipe that such a process has composed."""
 LONGEST_OVERRIDE = 20_000
 """Characters of one KEY=VALUE."""
 MOST_FINDINGS = 100

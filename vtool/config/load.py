@@ -16,6 +16,7 @@ from vtool.config.environment import packages
 from vtool.config.foreign import rules as foreign
 from vtool.config.foreign.theirs import ForeignRecipe
 from vtool.config.hub_model import with_hub_folder
+from vtool.config.limited import in_child
 from vtool.config.model_folder import with_family_of_folder
 from vtool.config.origins import Origins
 from vtool.config.path_settings import without_impossible_paths, without_outside_paths
@@ -168,18 +169,24 @@ def read_foreign(path: Path, trainer: str, *, trusted: bool = True) -> ForeignRe
     Raises:
         Findings: `fatal`, where it could not be read.
     """
+    if trusted:
+        return _read_foreign(path, trainer)
+    refuse_link(path)
+    reading: ForeignRecipe = in_child(_read_foreign, path, trainer)
+    return reading
+
+
+def _read_foreign(path: Path, trainer: str) -> ForeignRecipe:
     from vtool.config.foreign.axolotl import read_axolotl
     from vtool.config.foreign.hf import read_hf
     from vtool.config.foreign.trainers import TRAINERS
     from vtool.config.foreign.verl import read_verl
 
-    if not trusted:
-        refuse_link(path)
     if trainer == "verl":
-        return read_verl(path, read_environment=trusted)
+        return read_verl(path)
     if trainer == "axolotl":
-        return read_axolotl(path, read_environment=trusted)
-    return read_hf(path, TRAINERS[trainer], read_environment=trusted)
+        return read_axolotl(path)
+    return read_hf(path, TRAINERS[trainer])
 
 
 def examine_foreign(path: Path, *, trainer: str = "verl", trusted: bool = True) -> Examined:

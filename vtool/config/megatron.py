@@ -11,7 +11,7 @@ from vtool.config.megatron_ddp import Problem
 from vtool.config.schema.megatron import Megatron, Parallel
 from vtool.config.schema.model import Model
 from vtool.families import FAMILIES
-from vtool.families.images import read_json
+from vtool.model_folder import ModelFolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def language_of(model: Model) -> Language | None:
             return None
         return Language(size["heads"], size["kv_heads"], size["layers"], size["intermediate"])
     try:
-        config = read_json(Path(model.path) / "config.json")
+        config = ModelFolder(Path(model.path)).config
         text = config.get("text_config", config)
         names = ("num_attention_heads", "num_key_value_heads", "num_hidden_layers")
         width = text.get("intermediate_size")

@@ -1,6 +1,5 @@
 """The family of a model's folder, in the place of the one that a shipped recipe begins with."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from vtool.config.schema import Run
 from vtool.config.schema.base import NotValid
 from vtool.diagnostics import Origin
 from vtool.families import FAMILIES
-from vtool.families.images import read_json
+from vtool.model_folder import MODEL_CONFIG, ModelFolder
 
 _NAME = ("model", "family")
 
@@ -29,12 +28,10 @@ def with_family_of_folder(run: Run, origins: Origins) -> tuple[Run, Origins]:
     shipped = chosen is None or opened(chosen.file) != Path(chosen.file)
     if path is None or not shipped:
         return run, origins
-    file = Path(path) / "config.json"
-    config = read_json(file)
-    found = config.get("model_type") if isinstance(config, Mapping) else None
-    if not isinstance(found, str) or found not in FAMILIES or found == family:
+    found = ModelFolder(Path(path)).model_type
+    if found not in FAMILIES or found == family:
         return run, origins
     made = run.model_copy(update={"model": run.model.model_copy(update={"family": found})})
-    there = Origin(str(file))
+    there = Origin(str(Path(path) / MODEL_CONFIG))
     place = ValuePosition(there, there, "value")
     return made, replace(origins, places={**origins.places, _NAME: place})

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vtool.config.origins import Origins
 from vtool.config.partial import without_setting
-from vtool.config.recipe_source import allowed_roots
+from vtool.config.resources import allowed_roots, lies_in_one
 from vtool.config.schema import Run, Source
 from vtool.config.schema.base import NotValid
 from vtool.config.schema.training import OF_ITS_OWN
@@ -30,7 +30,7 @@ def without_outside_paths(
             help = "nothing need be done; the model is not checked"
             notes.append(Diagnostic("not-looked-at", message, help, name, origins.near(name)))
             run = without_setting(run, name)  # type: ignore[assignment]
-        elif not _is_inside(path, roots) or _links_out(path, roots):
+        elif not lies_in_one(path, roots) or _links_out(path, roots):
             message = (
                 f"`{name}` leads out of the recipe's folder, and is not looked at (--untrusted)"
             )
@@ -63,18 +63,10 @@ def without_impossible_paths(run: Run, origins: Origins) -> tuple[Run, tuple[Dia
 _LONGEST_PATH = 4_000  # Linux's PATH_MAX is 4,096, with the folder that a relative one starts at
 
 
-def _is_inside(path: Path, roots: tuple[Path, ...]) -> bool:
-    try:
-        real = path.resolve()
-    except (OSError, ValueError, RuntimeError):
-        return False
-    return any(real.is_relative_to(root) for root in roots)
-
-
 def _links_out(folder: Path, roots: tuple[Path, ...]) -> bool:
     """Return whether a file of a model's folder is a link that leads out."""
     try:
-        return any(each.is_symlink() and not _is_inside(each, roots) for each in folder.iterdir())
+        return any(each.is_symlink() and not lies_in_one(each, roots) for each in folder.iterdir())
     except (OSError, ValueError):
         return False
 

@@ -3,6 +3,7 @@
 The one module that imports `hydra._internal`; docs/decisions.md says why.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,14 +22,14 @@ from omegaconf._utils import get_yaml_loader
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.grammar_parser import parse
 
+from vtool.config.limited import Here
 from vtool.config.limits import (
+    FEW_REFERENCES,
     LONGEST_REFERENCE,
-    MOST_COMPOSED,
     MOST_FILES,
     MOST_REFERENCE_TEXT,
     MOST_REFERENCES_IN_DEFAULTS,
 )
-from vtool.config.references import masked
 from vtool.config.shipped import shipped_folder
 from vtool.config.yaml_positions import YamlFile, not_yaml, read_yaml
 from vtool.diagnostics import Diagnostic, Findings, Origin
@@ -57,12 +58,8 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
     yaml_constructors = _OMEGACONF.yaml_constructors
 
 
-class LeavesFolder(ValueError):
-    """A defaults list of a recipe that is not trusted leads out of the folders it may use."""
-
-    def __init__(self, config_path: str) -> None:
-        super().__init__(config_path)
-        self.config_path = config_path
+class ManyReferences(Exception):
+    """The files have more references than this process may follow: OmegaConf's merging does."""
 
 
 class RecipeSource(ConfigSource):  # type: ignore[misc]  # Hydra's classes are not followed
@@ -73,13 +70,11 @@ class RecipeSource(ConfigSource):  # type: ignore[misc]  # Hydra's classes are n
     the shipped one is meant.
     """
 
-    def __init__(self, provider: str, path: Path, roots: Sequence[Path] | None = None) -> None:
+    def __init__(self, provider: str, path: Path) -> None:
         super().__init__(provider, f"{self.scheme()}://{path}")
         self.recipe = path if provider == "main" else None
         self.folder = path.parent if self.recipe else path
         self.files: dict[str, YamlFile] = {}
-        self.roots = roots
-        """The folders that nothing may lie outside of; None for a recipe that is trusted."""
 
     @staticmethod
     def scheme() -> str:
@@ -95,17 +90,10 @@ class RecipeSource(ConfigSource):  # type: ignore[misc]  # Hydra's classes are n
         path = self._file(config_path)
         assert path is not None, "Hydra asks is_config() first"
         file = self.files[config_path] = read_yaml(path)
-        if problems := list(_bad_references(file, trusted=self.roots is None)):
+        if problems := list(_bad_references(file)):
             raise Findings(problems, fatal=True)
         try:
-            values = yaml.load(file.text, _Loader)
-            # Hydra reads references in defaults lists itself
-            config = OmegaConf.create(
-                {
-                    key: value if key == "defaults" else masked(value)
-                    for key, value in values.items()
-                }
-            )
+            config = OmegaConf.create(yaml.load(file.text, _Loader))
         except yaml.YAMLError as error:
             raise not_yaml(file.name, error, file.text) from error
         except NOT_VALUES as error:
@@ -140,7 +128,7 @@ class RecipeSource(ConfigSource):  # type: ignore[misc]  # Hydra's classes are n
         return [*names] if results_filter in (None, ObjectType.CONFIG) else []
 
     def _names(self, group: str) -> Sequence[str]:
-        self._refuse_outside(group, self.folder / group)
+        sys.audit("os.listdir", str(self.folder / group))
         try:
             return sorted(path.stem for path in (self.folder / group).glob("*.yaml"))
         except (OSError, ValueError):  # a name that is too long, or that no file can have
@@ -152,21 +140,11 @@ class RecipeSource(ConfigSource):  # type: ignore[misc]  # Hydra's classes are n
         path = self.folder / (
             config_path if config_path.endswith(".yaml") else f"{config_path}.yaml"
         )
-        self._refuse_outside(config_path, path)
+        sys.audit("open", str(path), "r", 0)  # a stranger's may lead out: refused, there or not
         try:
             return path if path.is_file() and path != self.recipe else None
         except (OSError, ValueError):
             return None
-
-    def _refuse_outside(self, config_path: str, path: Path) -> None:
-        if self.roots is None:
-            return
-        try:
-            real = path.resolve()
-        except (OSError, ValueError, RuntimeError):
-            raise LeavesFolder(config_path) from None
-        if not any(real.is_relative_to(root) for root in self.roots):
-            raise LeavesFolder(config_path)
 
 
 class _Repository(CachingConfigRepository):  # type: ignore[misc]
@@ -198,6 +176,8 @@ class _Repository(CachingConfigRepository):  # type: ignore[misc]
         ]
         if len(files) > self.counted:
             self.counted = len(files)
+            if not Here.limited and sum(file.text.count("${") for file in files) > FEW_REFERENCES:
+                raise ManyReferences
             listed = [token for file in files for token in _references_in_defaults(file)]
             if sum(token.value.count("${") for token in listed) > MOST_REFERENCES_IN_DEFAULTS:
                 raise ValueError(f"it has more than {MOST_REFERENCES_IN_DEFAULTS} references")
@@ -210,13 +190,12 @@ class Composer:
     Files are looked for next to the recipe, then in configs/, then in the shipped recipes.
     """
 
-    def __init__(self, recipe: Path, *, trusted: bool = True) -> None:
+    def __init__(self, recipe: Path) -> None:
         self._name = recipe.name
-        roots = None if trusted else allowed_roots(recipe)
         self.sources = [
-            RecipeSource("main", recipe, roots),
-            RecipeSource("configs", shipped_folder("configs"), roots),
-            RecipeSource("recipes", shipped_folder("recipes"), roots),
+            RecipeSource("main", recipe),
+            RecipeSource("configs", shipped_folder("configs")),
+            RecipeSource("recipes", shipped_folder("recipes")),
         ]
         self._loader = ConfigLoaderImpl(SimpleNamespace(get_path=list))
         schema = StructuredConfigSource("schema", "structured://")  # Hydra wants it last
@@ -241,17 +220,7 @@ class Composer:
         )
 
     def compose(self, defaults: Any) -> DictConfig:
-        """Merge the files of a defaults list.
-
-        Raises:
-            ValueError: they have too many values.
-        """
-        files = self.files
-        read = [files[path] for each in defaults.defaults if (path := each.config_path) in files]
-        if len(read) > MOST_FILES:
-            raise ValueError(f"it names more than {MOST_FILES} files, those in files each time")
-        if sum(file.size for file in read) > MOST_COMPOSED:
-            raise ValueError(f"its files have more than {MOST_COMPOSED} values and keys in all")
+        """Merge the files of a defaults list."""
         self.repository.asked = 0
         config: DictConfig = self._loader._compose_config_from_defaults_list(
             defaults.defaults, self.repository
@@ -261,19 +230,11 @@ class Composer:
     @staticmethod
     def apply(override: Override, config: DictConfig) -> None:
         """Set a value in place; its references are not followed yet."""
-        value = masked(override.value())
+        value = override.value()
         OmegaConf.update(config, override.key_or_group, value, merge=True, force_add=True)
 
 
-def allowed_roots(recipe: Path) -> tuple[Path, ...]:
-    """Return the folders that a recipe that is not trusted may use."""
-    return tuple(
-        folder.resolve()
-        for folder in (recipe.parent, shipped_folder("configs"), shipped_folder("recipes"))
-    )
-
-
-def _bad_references(file: YamlFile, *, trusted: bool) -> Iterator[Diagnostic]:
+def _bad_references(file: YamlFile) -> Iterator[Diagnostic]:
     """Yield a finding for each text in which OmegaConf cannot read what `${` begins."""
     total = 0
     for node in (token for token in _scalars(file.root) if "${" in token.value):
@@ -292,15 +253,6 @@ def _bad_references(file: YamlFile, *, trusted: bool) -> Iterator[Diagnostic]:
                 "broken-reference",
                 f"`{node.value}` is not a reference: they are ${{group.key}}",
                 origin=file.place(node),
-            )
-    for token in _references_in_defaults(file):
-        if not trusted and ":" in token.value.partition("${")[2]:
-            yield Diagnostic(
-                "bad-defaults-list",
-                f"`{token.value}` in a defaults list: with --untrusted nothing but a choice of the"
-                " list itself is followed there",
-                "write the file's name",
-                origin=file.place(token),
             )
 
 

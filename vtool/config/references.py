@@ -1,47 +1,50 @@
-"""References `${key}` and `${resolver:…}`: what they lead to, each once, and within bounds.
+"""References `${key}` and `${resolver:…}`: OmegaConf follows them; those that it cannot are named.
 
-The grammar is OmegaConf's. What it means is worked out here, since OmegaConf follows a reference
-anew each time: thirty lines of `${a}${a}` end in 2³⁰ of them.
+OmegaConf follows a reference anew each time: thirty lines of `${a}${a}` end in 2³⁰ of them. So more
+than a few are followed in a process that the kernel limits.
 """
 
-import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf._utils import split_key
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.grammar_parser import parse
-from omegaconf.grammar_visitor import GrammarVisitor
 
-from vtool.config.limits import DEEPEST, LONGEST_REFERENCE, MOST_FOLLOWED, MOST_LINKS
+from vtool.config.limited import in_child
+from vtool.config.limits import FEW_REFERENCES
 from vtool.config.origins import Key
+from vtool.words import first_line
 
-_MARK = "\ud800{"
-"""Stands for `${` while files are merged. No file and no argument has half a surrogate pair."""
-
-
-def masked(value: Any) -> Any:
-    """Return a value whose references are plain texts to OmegaConf, which follows none of them."""
-    if isinstance(value, str):
-        return value.replace("${", _MARK)
-    if isinstance(value, dict):
-        return {key: masked(entry) for key, entry in value.items()}
-    return [masked(entry) for entry in value] if isinstance(value, list | tuple) else value
-
-
-def unmasked(value: Any) -> Any:
-    """Return a value with its references as they were before `masked` hid them."""
-    if isinstance(value, str):
-        return value.replace(_MARK, "${")
-    if isinstance(value, dict):
-        return {key: unmasked(entry) for key, entry in value.items()}
-    return [unmasked(entry) for entry in value] if isinstance(value, list) else value
+_RESOLVERS = (
+    "oc.env",
+    "oc.decode",
+    "oc.create",
+    "oc.select",
+    "oc.deprecated",
+    "oc.dict.keys",
+    "oc.dict.values",
+)
 
 
-def is_masked(value: object) -> bool:
-    """Return whether a value has a reference that `masked` hid."""
-    return isinstance(value, str) and _MARK in value
+class _Refused:
+    """Counts the calls of resolvers that were refused."""
+
+    calls = 0
+
+
+def refuse_resolvers() -> None:
+    """Have this process call no resolver: what refers to one is not known."""
+
+    def refuse(*_: Any) -> None:
+        _Refused.calls += 1
+        raise ValueError("a resolver is not called (--untrusted)")
+
+    for name in _RESOLVERS:
+        OmegaConf.register_new_resolver(name, refuse, replace=True)
 
 
 class Unfollowed(str):
@@ -56,247 +59,153 @@ class ResolvedValues:
     broken: Mapping[Key, str]
     """By place of a value that leads nowhere, and is None here, why."""
     unread: Mapping[Key, str]
-    """By place of a value that an environment variable decides, and that is not read, its text."""
-
-    def at(self, place: Key) -> Any:
-        """Return the value at a place; None where there is none."""
-        found = self.values
-        for key in place:
-            found = _inside(found, key)
-        return None if found is _MISSING else found
+    """By place of a value that a resolver decides, which is not called, its text."""
 
 
-def resolve_references(
-    values: Mapping[str, Any], *, read_environment: bool = True
-) -> ResolvedValues:
+def resolve_references(values: Any) -> ResolvedValues:
     """Follow all references of a recipe.
 
-    Args:
-        read_environment: False leaves texts that name an environment variable as they are.
+    Raises:
+        Findings: they lead to too much.
     """
-    state = _State(values, read_environment)
-    resolved = state.value(())
-    return ResolvedValues(resolved, state.broken, state.unread)
+    if sum(text.count("${") for text in _texts(values)) > FEW_REFERENCES:
+        found: ResolvedValues = in_child(_resolved, values, trusted=True)
+        return found
+    return _resolved(values)
 
 
-class _Broken(ValueError):
-    """A reference that leads nowhere."""
-
-
-class _Unread(Exception):
-    """A reference to an environment variable, which is not read."""
-
-
-class _Itself(Exception):
-    """A reference that leads back to the text in which it began."""
-
-    def __init__(self, place: Key) -> None:
-        super().__init__(place)
-        self.place = place
-
-
-_MISSING = object()
+def _resolved(values: Any) -> ResolvedValues:
+    state = _State(values)
+    config = OmegaConf.create(state.readable(values, ()))
+    resolved = state.value(values, config, ())
+    return ResolvedValues(resolved, state.first_broken(), state.unread)
 
 
 @dataclass(slots=True)
 class _State:
-    """The values that are known so far."""
-
     raw: Any
-    read_environment: bool
-    done: dict[Key, Any] = field(default_factory=dict)
-    active: dict[Key, bool] = field(default_factory=dict)
-    """Places that are being worked out; True for a text with references."""
     broken: dict[Key, str] = field(default_factory=dict)
     unread: dict[Key, str] = field(default_factory=dict)
-    spent: int = 0
 
-    def value(self, place: Key) -> Any:
-        """Return the value at a place, with its references followed."""
-        if place in self.done:
-            return self.done[place]
-        if place in self.active:
-            raise _Itself(place) if self.active[place] else _Broken(_ITSELF)
-        raw = self.node(place)
-        is_text = isinstance(raw, str) and "${" in raw
-        self.active[place] = is_text
+    def readable(self, raw: Any, place: Key) -> Any:
+        """Return a value without the texts that OmegaConf's grammar does not have."""
+        if isinstance(raw, dict | list):
+            made = {key: self.readable(each, (*place, str(key))) for key, each in _entries(raw)}
+            return made if isinstance(raw, dict) else [*made.values()]
         try:
-            if isinstance(raw, Mapping):
-                value: Any = {key: self.value((*place, str(key))) for key in raw}
-            elif isinstance(raw, list):
-                value = [self.value((*place, str(number))) for number in range(len(raw))]
+            if isinstance(raw, str) and "${" in raw:
+                parse(raw)
+        except (OmegaConfBaseException, RecursionError) as error:
+            self.broken[place] = first_line(error)[:200]
+            return None
+        return raw
+
+    def value(self, raw: Any, config: Any, place: Key) -> Any:
+        """Return a value with its references followed; None where one leads nowhere."""
+        made = {}
+        for key, entry in _entries(raw):
+            at = (*place, str(key))
+            if isinstance(entry, dict | list):
+                made[key] = self.value(entry, config[key], at)
+            elif isinstance(entry, str) and "${" in entry:
+                made[key] = self.text(entry, config, key, at)
             else:
-                value = self.text(raw, place) if is_text else raw
-        finally:
-            del self.active[place]
-        self.done[place] = value
-        return value
+                made[key] = entry
+        return made if isinstance(raw, dict) else [*made.values()]
 
-    def node(self, place: Key) -> Any:
-        """Return the value at an existing place as it is written, references not followed."""
-        found = self.raw
-        for key in place:
-            found = _inside(found, key)
-        return found
-
-    def text(self, text: str, place: Key) -> Any:
-        """Return the value of a text with references; None where they lead nowhere."""
+    def text(self, text: str, config: Any, key: Any, place: Key) -> Any:
+        """Return the value of a text with references."""
+        if place in self.broken:
+            return None
+        refused = _Refused.calls
         try:
-            if sum(self.active.values()) > MOST_LINKS:
-                raise _Broken(f"more than {MOST_LINKS} references one after the other")
-            return self.evaluated(text, place)
-        except _Unread:
+            found = config[key]
+            is_group = isinstance(found, DictConfig | ListConfig)
+            return OmegaConf.to_container(found, resolve=True) if is_group else found
+        except (OmegaConfBaseException, RecursionError) as error:
+            reason = first_line(error)
+        if _Refused.calls > refused:
             self.unread[place] = text
             return Unfollowed(text)
-        except _Itself as found:
-            if found.place != place:
-                raise
-            self.broken[place] = _ITSELF
-        except RecursionError:
-            self.broken[place] = "too many references inside each other"
-        except (_Broken, OmegaConfBaseException, ValueError, TypeError, KeyError) as error:
-            self.broken[place] = str(error) if isinstance(error, _Broken) else _plain(error)
+        self.broken[place] = _in_words(reason, text)
         return None
 
-    def evaluated(self, text: str, place: Key, rule: str = "configValue") -> Any:
-        """Return the value of a text by OmegaConf's grammar."""
-        if len(text) > LONGEST_REFERENCE:
-            raise _Broken(f"a text of {len(text)} characters; at most {LONGEST_REFERENCE} are read")
-        mode = "DEFAULT_MODE" if rule == "configValue" else "VALUE_MODE"
-        visitor = GrammarVisitor(
-            node_interpolation_callback=lambda key, memo: self.reference(key, place),
-            resolver_interpolation_callback=lambda name, args, args_str: self.call(
-                name, args, place
-            ),
-            memo=None,
-        )
-        value = visitor.visit(parse(text, rule, mode))
-        self.spend(value)
-        return value
+    def first_broken(self) -> dict[Key, str]:
+        """Return the broken references that do not merely lead to broken ones.
 
-    def reference(self, key: str, place: Key, default: Any = _MISSING) -> Any:
-        """Return the value that `${key}` in the text at a place leads to."""
-        target = self.target(key, place)
-        value = self.find(target) if target is not None else _MISSING
-        if value is _MISSING or (isinstance(value, str) and value == "???"):
-            if default is not _MISSING:
-                return default
-            if value is _MISSING:
-                raise _Broken(f"Interpolation key '{key.lstrip('.')}' not found")
-            raise _Broken(f"`{key}`, which is left open (???)")
-        self.spend(value)
-        return value
+        Of a circle, the first is told.
+        """
+        found: dict[Key, str] = {}
+        for place, reason in self.broken.items():
+            behind = self.behind(place)
+            if not behind or (place in behind and behind.isdisjoint(found)):
+                found[place] = _ITSELF if place in behind else reason
+        return found
 
-    def target(self, key: str, place: Key) -> Key | None:
-        """Return the place that a key means; a dot at its beginning is the group of the text."""
-        inner = key.lstrip(".")
-        up = len(key) - len(inner)
-        if up > len(place):
-            return None
-        around = place[: len(place) - up] if up else ()
-        return (*around, *split_key(inner)) if inner else around
-
-    def find(self, place: Key) -> Any:
-        """Return the value at a place, by way of references in between."""
-        found, plain = self.raw, False
-        here: Key = ()
-        for key in place:
-            if not plain and isinstance(found, str) and "${" in found:
-                found, plain = self.known(here), True
-            found = _inside(found, key)
-            here = (*here, key)
-            if found is _MISSING:
-                return _MISSING
-        return found if plain else self.known(here)
-
-    def known(self, place: Key) -> Any:
-        """Return the value at a place, unless an environment variable decides it."""
-        value = self.value(place)
-        if any(each[: len(place)] == place for each in self.unread):
-            raise _Unread
-        return value
-
-    def call(self, name: str, given: tuple[Any, ...], place: Key) -> Any:
-        """Return the value that a resolver of OmegaConf's makes of its arguments."""
-        if name == "oc.env" and not self.read_environment:
-            raise _Unread
-        if name not in _ARGUMENTS:
-            raise _Broken(f"Unsupported interpolation type {name}")
-        fewest, most = _ARGUMENTS[name]
-        if not fewest <= len(given) <= most:
-            raise _Broken(f"{name} with {len(given)} arguments")
-        first = given[0]
-        if name == "oc.create":
-            return self.created(first, place)
-        if name == "oc.decode":
-            if first is None or isinstance(first, str):
-                return first and self.evaluated(first, place, "singleElement")
-            raise _Broken(f"oc.decode of `{first}`, which is no text")
-        if not isinstance(first, str):
-            raise _Broken(f"{name} of `{first}`, which is no text")
-        if name == "oc.env":
-            return _variable(first, *given[1:])
-        if name == "oc.select":
-            return self.reference(first, place, given[1] if len(given) > 1 else None)
-        group = self.reference(first, place)
-        if name == "oc.deprecated":
-            return group
-        if not isinstance(group, dict):
-            raise _Broken(f"{name} of `{first}`, which is no group")
-        return list(group if name == "oc.dict.keys" else group.values())
-
-    def created(self, value: Any, place: Key) -> Any:
-        """Return a value whose texts are followed as those of a file are."""
-        if isinstance(value, dict):
-            return {key: self.created(entry, place) for key, entry in value.items()}
-        if isinstance(value, list):
-            return [self.created(entry, place) for entry in value]
-        return self.evaluated(value, place) if isinstance(value, str) and "${" in value else value
-
-    def spend(self, value: Any, depth: int = 0) -> None:
-        """Count a value against `MOST_FOLLOWED`."""
-        if depth > DEEPEST:
-            raise _Broken(f"more than {DEEPEST} groups or lists inside each other")
-        self.spent += 1 + (len(value) if isinstance(value, str) else 0)
-        if self.spent > MOST_FOLLOWED:
-            raise _Broken(
-                f"more than {MOST_FOLLOWED} characters and values, with all references before it"
-            )
-        if isinstance(value, dict | list):
-            for entry in value.values() if isinstance(value, dict) else value:
-                self.spend(entry, depth + 1)
+    def behind(self, place: Key) -> set[Key]:
+        """Return the broken references that one leads to, at once or by way of others."""
+        found: set[Key] = set()
+        left = [place]
+        while left:
+            for target in _targets(self.raw, left.pop()):
+                for each in self.broken.keys() - found:
+                    if each[: len(target)] == target or target[: len(each)] == each:
+                        found.add(each)
+                        left.append(each)
+        return found
 
 
-_ITSELF = "itself, at once or by way of others"
-_ARGUMENTS = {
-    "oc.env": (1, 2),
-    "oc.decode": (1, 1),
-    "oc.create": (1, 1),
-    "oc.select": (1, 2),
-    "oc.deprecated": (1, 2),
-    "oc.dict.keys": (1, 1),
-    "oc.dict.values": (1, 1),
+_PLAIN = re.compile(r"\$\{(?:oc\.[a-z.]+:)?(\.*)([^\s${}:,.][^\s${}:,]*)")
+
+
+def _targets(raw: Any, place: Key) -> Iterator[Key]:
+    """Yield the places that the keys in a text mean; a dot before one is the group of the text."""
+    for up, key in _PLAIN.findall(str(value_at(raw, place))):
+        yield (*(place[: -len(up)] if up else ()), *split_key(key))
+
+
+_WORDS = {
+    "Missing mandatory value: (.+)": "`{}`, which is left open (???)",
+    "(Environment variable '.*' not found)": "{}",
+    "Key not found: '(.+)'": "Interpolation key '{}' not found",
+    "[Rr]ecursi(on|ve)": "too many references one after the other",
 }
-"""Resolvers, and the fewest and the most arguments of each."""
+"""By text of OmegaConf's, what it means."""
+_ITSELF = "itself, at once or by way of others"
 
 
-def _inside(value: Any, key: str) -> Any:
-    if isinstance(value, Mapping):
-        if key in value:
-            return value[key]
-        return next((entry for name, entry in value.items() if str(name) == key), _MISSING)
-    if isinstance(value, list) and key.isdecimal() and len(key) < 9 and int(key) < len(value):
-        return value[int(key)]
-    return _MISSING
+def _in_words(reason: str, text: str) -> str:
+    """Return why a text leads nowhere, from OmegaConf's reason."""
+    if reason.startswith(("Interpolation key", "Unsupported")):
+        return reason[:200]
+    for pattern, words in _WORDS.items():
+        if found := re.search(pattern, reason):
+            return words.format(found[1])
+    alone = re.fullmatch(r"[^$]*\$\{\.*([^${}:]+)\}[^$]*", text)
+    if alone and re.search(r"Error (trying|resolving)|is not an int", reason):
+        return f"Interpolation key '{alone[1]}' not found"
+    _, raised, why = reason.rpartition(" raised while resolving interpolation: ")
+    return f"what cannot be followed: {why[:200]}" if raised else reason[:200]
 
 
-def _variable(name: str, default: Any = _MISSING) -> str | None:
-    if (value := os.environ.get(name)) is not None:
-        return value
-    if default is _MISSING:
-        raise _Broken(f"Environment variable '{name}' not found")
-    return None if default is None else str(default)
+def value_at(values: Any, place: Key) -> Any:
+    """Return the plain value at a place; None where there is nothing."""
+    for key in place:
+        if isinstance(values, dict) and key in values:
+            values = values[key]
+            continue
+        inside = _entries(values) if isinstance(values, dict | list) else iter(())
+        values = next((entry for name, entry in inside if str(name) == key), None)
+    return values
 
 
-def _plain(error: Exception) -> str:
-    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, dict | list):
+        for _, entry in _entries(value):
+            yield from _texts(entry)
+    elif isinstance(value, str):
+        yield value
+
+
+def _entries(value: Any) -> Iterator[tuple[Any, Any]]:
+    return iter(value.items() if isinstance(value, dict) else enumerate(value))

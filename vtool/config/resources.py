@@ -1,6 +1,7 @@
 """The files of recipes: shipped ones, in a package or next to it in a checkout, or the user's."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,6 +67,23 @@ BEGIN_WITH_DEFAULTS = (
     "begin the recipe with `defaults: [finetune, _self_]`, and write only what differs from that"
     " recipe: `vtool explain finetune` prints its settings"
 )
+
+
+def allowed_roots(recipe: Path) -> tuple[Path, ...]:
+    """Return the folders that a recipe that is not trusted may use."""
+    return tuple(
+        folder.resolve()
+        for folder in (recipe.parent, shipped_folder("configs"), shipped_folder("recipes"))
+    )
+
+
+def lies_in_one(path: Path, roots: Sequence[Path]) -> bool:
+    """Return whether a path, all links followed, is in one of some folders."""
+    try:
+        real = path.resolve()
+    except (OSError, ValueError, RuntimeError):
+        return False
+    return any(real.is_relative_to(root) for root in roots)
 
 
 def refuse_link(path: Path) -> None:

@@ -13,6 +13,7 @@ from vtool.config.overrides import quoted
 from vtool.config.schema.formats.entry import ROWS_SUFFIXES, TABLE_SUFFIXES, has_rows_files
 from vtool.config.shipped import recipe_names
 from vtool.diagnostics import Diagnostic
+from vtool.model_folder import MODEL_CONFIG
 
 ROWS_RECIPE, FINETUNE_RECIPE = "rows", "finetune"
 """The recipes of rows: with a tiny model, whose tokenizer is trained on them; with `model.path`."""
@@ -42,7 +43,7 @@ def names_rows(subject: str) -> bool:
     if subject in recipe_names() or not os.path.isdir(subject):
         return False
     # a model's files are JSON too, and so are some of a run's
-    names = ("config.yaml", "config.json")
+    names = ("config.yaml", MODEL_CONFIG)
     other = any(os.path.exists(os.path.join(subject, name)) for name in names)
     return not other and not has_model_files(Path(subject)) and has_rows_files(subject)
 

@@ -39,7 +39,7 @@ def better_value(spot: Spot, given: object, origin: Origin | None) -> str | None
             )
             help = (
                 f'quote it for vtool, and for the shell: "{shell}"'
-                if origin is COMMAND_LINE
+                if origin == COMMAND_LINE
                 else f"quote it: {file}"
             )
         case float() if wanted.startswith("an integer") and given.is_integer():

@@ -30,8 +30,6 @@ class YamlFile:
     """The name in messages."""
     text: str
     root: yaml.MappingNode
-    size: int
-    """Values and keys in it, those of an alias each time."""
 
     def place(self, node: yaml.Node) -> Origin:
         """Return where a node begins."""
@@ -88,12 +86,12 @@ def read_yaml(path: Path) -> YamlFile:
             _ROWS_IN_YAML if isinstance(root, yaml.SequenceNode) else None,
         )
     try:
-        size, _ = _unfolded(root, {}, name)
+        _unfolded(root, {}, name)
         if refusals := tuple(_refusals(root, name)):
             raise Findings(refusals, fatal=True)
     except RecursionError as error:
         raise _too_deep(name) from error
-    return YamlFile(name, text, root, size)
+    return YamlFile(name, text, root)
 
 
 def _refuse_depth(text: str, name: str) -> None:

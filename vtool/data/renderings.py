@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vtool.data.row import Row, refuse, shown_value
+from vtool.limited_child import TooCostly
 from vtool.models.processor import Processor
 from vtool.models.template_limits import CollectedChats
-from vtool.template_renderer import TooCostly
 
 THINKING = "enable_thinking"
 """The column of verl's rows, and the argument that chat templates have for it."""

@@ -220,6 +220,20 @@ RULES = (
         fix="Install torchvision, or set data.image.backend=pil and accept other pixels.",
     ),
     Rule(
+        name="weights-left-out",
+        code="VT675",
+        summary="Weights of the model's folder are neither trained nor exported.",
+        why=(
+            "transformers' class has no place for them, as for the layers that predict several"
+            " tokens at once (MTP): a server that speculates with them does not find them in the"
+            " export, or finds those of the base beside weights that have moved."
+        ),
+        bad="speculative decoding with the mtp.* weights of Qwen3.5, from an export",
+        good="an export that is served without them",
+        fix="Serve the export without speculative decoding, or with another draft model.",
+        severity="note",
+    ),
+    Rule(
         name="release-unknown",
         code="VT551",
         summary="Which release of a package is installed is not known, or nobody has looked at it.",

@@ -156,6 +156,34 @@ RULES = (
         stage="quality",
     ),
     Rule(
+        name="mark-not-token",
+        code="VT673",
+        summary="The chat template writes a mark that the tokenizer spells in several tokens.",
+        why=(
+            "The model has learnt the mark as one token: other ids are learnt in its place, and no"
+            " turn begins or ends as it does at inference."
+        ),
+        bad="<|im_start|> in the template, and a tokenizer without it beside <|im_end|>",
+        good="the tokenizer and the chat template of one model",
+        fix="Take both from one model, or add the tokens to the tokenizer.",
+        severity="warning",
+        stage="quality",
+    ),
+    Rule(
+        name="generation-marks-differ",
+        code="VT674",
+        summary="A chat template's {% generation %} marks are not around what inference writes.",
+        why=(
+            "A trainer that learns what is between them, as TRL with assistant_only_loss, teaches a"
+            " part of the prompt, or leaves the end of the answer out."
+        ),
+        bad="{% generation %}<think>\n{{ answer }}, where the generation prompt ends in <think>\n",
+        good="marks from behind the generation prompt to the token at which inference stops",
+        fix="Nothing is to be done here: vtool supervises what inference writes.",
+        severity="note",
+        stage="quality",
+    ),
+    Rule(
         name="processor-backend-differs",
         code="VT672",
         summary="Images are processed by PIL in training, and by torchvision in a server.",

@@ -95,8 +95,8 @@ _CANNOT_READ = (
         name="not-looked-at",
         code="VT008",
         summary=(
-            "With --untrusted, a setting depends on an environment variable, or on a file outside"
-            " of the recipe's folder, and is not checked."
+            "With --untrusted, a setting depends on an environment variable or another resolver, or"
+            " on a file outside of the recipe's folder, and is not checked."
         ),
         why=(
             "Messages name values and files. A stranger's recipe, as in a pull request, could so"

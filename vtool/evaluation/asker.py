@@ -1,6 +1,5 @@
 """A model that is asked: its processor first, which finds what is wrong, and then its weights."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from vtool.data.vocabulary import beyond_vocabulary
 from vtool.devices import device_kind, kind_here
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.evaluation.subject import EvaluatedModel
+from vtool.model_folder import ModelFolder
 from vtool.models.answers import answer_length
 from vtool.models.generate import generate_tokens, shown_answer
 from vtool.models.pictures import PictureReader
@@ -159,8 +159,8 @@ def _streamer(tokenizer: Any, say: Callable[[str], object]) -> Any:
 def positions_of(folder: Path) -> int | None:
     """Return the positions that the config of a model's folder names, if it does."""
     try:
-        config = json.loads((folder / "config.json").read_text())
+        config = ModelFolder(folder).config
         text = config.get("text_config") or config
         return int(text["max_position_embeddings"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None

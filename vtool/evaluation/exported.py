@@ -15,6 +15,7 @@ from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.families import FAMILIES
 from vtool.families.family import load_family
+from vtool.model_folder import MODEL_CONFIG, ModelFolder
 from vtool.models.adapters import CONFIG, add_saved_adapter, base_of_adapter, is_for_nf4
 from vtool.models.build import load_model
 from vtool.models.landing import check_landing
@@ -46,7 +47,7 @@ def find_export(run: Path, base: Path | None = None) -> Export:
         (
             one
             for one in (run, run / "export")
-            if any(os.path.exists(one / name) for name in ("config.json", CONFIG))
+            if any(os.path.exists(one / name) for name in (MODEL_CONFIG, CONFIG))
         ),
         None,
     )
@@ -57,10 +58,10 @@ def find_export(run: Path, base: Path | None = None) -> Export:
     elif base is None:
         base = base_of_adapter(folder)
     try:
-        family_name = str(json.loads((base / "config.json").read_text())["model_type"])
+        family_name = str(ModelFolder(base).read(MODEL_CONFIG)["model_type"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         message = (
-            f"{base / 'config.json'} is not the config of a model: {type(error).__name__} {error}"
+            f"{base / MODEL_CONFIG} is not the config of a model: {type(error).__name__} {error}"
         )
         raise Findings(
             Diagnostic("not-a-run", message, help="write it again: vtool export RUN"), fatal=True

@@ -79,6 +79,8 @@ def answer_rows(
     """
     names = {one.lstrip("+~").partition("=")[0] for one in given}
     data = with_own_reading(load_settings(rows, given), subject.run, names).data
+    if other := subject.other_prompt(data):
+        say(other)
     opened = Rows(data.train, allow_urls=data.allow_urls)
     reader, count = PromptReader.of(subject, data), len(opened.taken())
     prepare_rows(opened, reader.processor, data)

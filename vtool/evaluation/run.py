@@ -156,6 +156,8 @@ def _evaluate(request: EvaluationRequest, say: Callable[[str], None]) -> Evaluat
     processor = subject.processor(run.data)
     questions = open_questions(request.rows, run, processor, ranks, request.by)
     say(f"{request.rows}: {questions.ledger.in_words()}")
+    if other := subject.other_prompt(run.data):
+        say(other)
     kept = list(questions.ledger.kept)[: request.limit]
     if len(kept) < len(questions.ledger.kept):
         say(f"the first {len(kept)} of {len(questions.ledger.kept)} rows are asked: --limit")
@@ -185,6 +187,7 @@ def _evaluate(request: EvaluationRequest, say: Callable[[str], None]) -> Evaluat
             [
                 *([f"{subject.given} was trained on rows of {request.rows}"] if trained else []),
                 *([f"{subject.given} is an adapter {ADDS_NOTHING}"] if subject.idle else []),
+                *([other] if other else []),
             ],
         )
     return Evaluated(subject, store, answers, scored, how, seconds, asked)
@@ -274,6 +277,8 @@ def _settings(
 ) -> Mapping[str, Any]:
     """Return every setting that an answer depends on; the size of batches is none of them."""
     asked = {"asked": len(kept), "rows_xxh3": xxhash.xxh3_64_hexdigest(repr(kept).encode())}
+    processor = questions.rows.processor
+    template = str(processor.tokenizer.chat_template).encode("utf-8", "surrogatepass")
     return {
         "model": {"folder": str(subject.export.folder), "digest": subject.digest()},
         "rows": questions.identity() | asked,
@@ -281,7 +286,9 @@ def _settings(
         "sampling": asdict(asking.sampling) if asking.sampling else None,
         "engine": asking.engine,
         "dtype": run.model.dtype,
-        "image": run.data.image.model_dump(mode="json"),
+        "image": run.data.image.model_dump(mode="json")
+        | {"backend": processor.image_processor.backend},
+        "chat_template_xxh3": xxhash.xxh3_64_hexdigest(template),
         "video": run.data.video.model_dump(mode="json"),
         "drop_model_inputs": list(run.data.drop_model_inputs),
     }

@@ -16,6 +16,7 @@ from vtool.evaluation.exported import Export, find_export, load_exported, own_se
 from vtool.hub.cache import find_cached_model
 from vtool.hub.download import download_absent
 from vtool.hub.names import HubName, hub_name
+from vtool.model_folder import MODEL_CONFIG
 from vtool.models.base_files import BASE_RECORD, check_same_weights, file_digests
 from vtool.models.landing import check_landing
 from vtool.models.model_class import MODELING_RECORD
@@ -26,7 +27,7 @@ ADDS_NOTHING = "which adds nothing yet: a matrix of each module is all zero, and
 """Words of an adapter as it begins, before a step of training."""
 _RUNS = Path("runs")
 """The folder that a run is in by default."""
-_OF_RUN_OR_MODEL = ("config.yaml", "checkpoints", "export", "config.json", "adapter_config.json")
+_OF_RUN_OR_MODEL = ("config.yaml", "checkpoints", "export", MODEL_CONFIG, "adapter_config.json")
 """Names of which the folder of a run, a model or an adapter has one at least."""
 _OF_A_MODEL = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.txt", "*.model")
 """The files of weights, configs, templates and tokenizers."""
@@ -62,7 +63,23 @@ class EvaluatedModel:
             settings.image,
             settings.video,
             config_of=self.export.base,
+            data=settings,
         )
+
+    def other_prompt(self, settings: Data) -> str | None:
+        """Return in words how chats are written otherwise than in training; None where not."""
+        own = self.run.data if self.run else None
+        if own is None:
+            return None
+        parts = []
+        if settings.chat_template not in (None, own.chat_template):
+            parts.append(f"data.chat_template is {settings.chat_template}")
+        given, trained = settings.template_arguments, own.template_arguments
+        if other := {key: value for key, value in given.items() if trained.get(key) != value}:
+            parts.append(f"data.template_arguments has {other}, and the training had {trained}")
+        if not parts:
+            return None
+        return f"{' and '.join(parts)}: these prompts are others than were learnt (prompt-differs)"
 
     def load(self) -> Any:
         """Load the model in float32, in evaluation mode, with its adapter.
@@ -207,12 +224,17 @@ def _with_reading(data: Data, own: Data, given: Collection[str]) -> Data:
         mine, prefix = getattr(data, group), f"data.{group}."
         if f"data.{group}" in given:
             continue
-        asked = {key.removeprefix(prefix) for key in given if key.startswith(prefix)}
+        keys = {key.removeprefix(prefix) for key in given if key.startswith(prefix)}
         changed[group] = getattr(own, group).model_copy(
-            update={key: getattr(mine, key) for key in asked}
+            update={key: getattr(mine, key) for key in keys}
         )
     if data.coordinates is None and not any(key.startswith("data.coordinates") for key in given):
         changed["coordinates"] = own.coordinates
+    # what was trained stands in the model's own template
+    for name in ("chat_template", "template_arguments"):
+        asked = any(key.startswith(f"data.{name}") for key in given)
+        if not asked or getattr(data, name) == getattr(own, name):
+            changed[name] = type(data).model_fields[name].get_default(call_default_factory=True)
     if "data.drop_model_inputs" not in given:
         changed["drop_model_inputs"] = own.drop_model_inputs
     return data.model_copy(update=changed)

@@ -19,6 +19,7 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.printable import printable
 from vtool.export.file_modes import share_mode
 from vtool.families.family import load_family
+from vtool.model_folder import MODEL_CONFIG, PROCESSOR_FILES, TOKENIZER_CONFIG, ModelFolder
 from vtool.models.adapters import write_adapter
 from vtool.models.model_class import class_of
 from vtool.models.nf4 import NF4_RECORD
@@ -43,9 +44,9 @@ def write_export(
         _as_transformers_has_it(model, family_name).save_pretrained(
             temporary, **family.save_arguments(state)
         )
-        _write_dtype(state, temporary / "config.json")
+        _write_dtype(state, ModelFolder(temporary))
         processor.save(temporary)
-        own = json.loads((temporary / "preprocessor_config.json").read_text())
+        own = ModelFolder(temporary).read(PROCESSOR_FILES[0])
         for name, settings in family.serving_files(own, processor.video.as_json()).items():
             (temporary / name).write_text(json.dumps(settings, indent=2) + "\n")
 
@@ -115,7 +116,7 @@ def about_base(
     return [Diagnostic("quantized-base", message, help, "lora.base_dtype")]
 
 
-def _write_dtype(state: Mapping[str, Tensor], file: Path) -> None:
+def _write_dtype(state: Mapping[str, Tensor], folder: ModelFolder) -> None:
     """Write the tensors' own dtype into config.json, for whoever loads them.
 
     transformers has written that of the model's first parameter: on an engine that computes in
@@ -125,11 +126,12 @@ def _write_dtype(state: Mapping[str, Tensor], file: Path) -> None:
         torch.promote_types,
         (tensor.dtype for tensor in state.values() if tensor.is_floating_point()),
     )
-    settings = json.loads(file.read_text())
+    settings = folder.read(MODEL_CONFIG)
     for part in (settings, *settings.values()):
         if isinstance(part, dict) and "dtype" in part:
             part["dtype"] = str(widest).removeprefix("torch.")
-    file.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+    text = json.dumps(settings, indent=2, sort_keys=True)
+    (folder.path / MODEL_CONFIG).write_text(text + "\n")
 
 
 def _put(fill: Callable[[Path], None], folder: Path) -> Path:
@@ -138,7 +140,7 @@ def _put(fill: Callable[[Path], None], folder: Path) -> Path:
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         fill(temporary)
-        share_mode(temporary, like="tokenizer_config.json")
+        share_mode(temporary, like=TOKENIZER_CONFIG)
         _put_in_place(temporary, folder)
     except Exception as error:
         shutil.rmtree(temporary, ignore_errors=True)

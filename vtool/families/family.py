@@ -11,6 +11,7 @@ from vtool.families import FAMILIES
 from vtool.families.facts import FamilyFacts
 from vtool.families.frames import FrameRequest, sample_in_groups
 from vtool.families.tokens import TokenIds, TokenNames
+from vtool.model_folder import PROCESSOR_FILES, VIDEO_SETTINGS_FILE
 
 
 class Family:
@@ -223,8 +224,8 @@ class Family:
             "processor_class": self.facts.processor,
         }
         return {
-            "preprocessor_config.json": image,
-            "video_preprocessor_config.json": dict(video_processor),
+            PROCESSOR_FILES[0]: image,
+            VIDEO_SETTINGS_FILE: dict(video_processor),
         }
 
 

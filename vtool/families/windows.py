@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from vtool.families import FAMILIES
-from vtool.families.images import MOST_LAYERS, read_json
+from vtool.families.images import MOST_LAYERS
+from vtool.model_folder import ModelFolder
 
 SLIDING = "sliding_attention"
 
@@ -39,9 +40,9 @@ def window_of_folder(folder: Path, family: str) -> Window | None:
 
     None where there is no window, or no such file that can be read.
     """
-    config = read_json(folder / "config.json")
+    config = ModelFolder(folder).config
     default = FAMILIES[family].sliding_window
-    if default is None or not isinstance(config, dict):
+    if default is None or not config:
         return None
     # old folders have one level
     text: Any = config if config.get("text_config") is None else config["text_config"]

@@ -3,7 +3,6 @@
 ModelScope's cache comes second, where ModelScope is installed.
 """
 
-import json
 import os
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -11,8 +10,8 @@ from pathlib import Path
 
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.hub.names import HubName
+from vtool.model_folder import INDEX, MODEL_CONFIG, WHOLE, ModelFolder
 
-_INDEX = "model.safetensors.index.json"
 _LISTED = 3
 
 
@@ -84,7 +83,7 @@ def _in_modelscope(model: HubName) -> Path | None:
         for above in ("models", "")  # earlier releases have no `models`
         for own in (name.replace(".", "___"), name)
     )
-    return next((folder for folder in places if (folder / "config.json").is_file()), None)
+    return next((folder for folder in places if (folder / MODEL_CONFIG).is_file()), None)
 
 
 def absent(
@@ -99,16 +98,16 @@ def absent(
 
 def missing_files(folder: Path) -> list[str]:
     """Return the files that a model's folder needs and has not, by its own index."""
-    missing = [] if (folder / "config.json").exists() else ["config.json"]
-    index = folder / _INDEX
+    missing = [] if (folder / MODEL_CONFIG).exists() else [MODEL_CONFIG]
+    index = folder / INDEX
     if not index.exists():
         there = any(folder.glob("*.safetensors")) and not _dangling(folder)
-        return missing + ([] if there else ["model.safetensors"])
+        return missing + ([] if there else [WHOLE])
     try:
-        shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return [*missing, _INDEX]
-    return missing + [str(shard) for shard in shards if not (folder / str(shard)).exists()]
+        shards = ModelFolder(folder).shards
+    except (OSError, ValueError):
+        return [*missing, INDEX]
+    return missing + [shard for shard in shards if not (folder / shard).exists()]
 
 
 def _dangling(folder: Path) -> bool:

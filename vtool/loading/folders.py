@@ -17,6 +17,7 @@ from vtool.loading.checkpoint.adapters import (
 )
 from vtool.loading.checkpoint.audit import OF_CLASS, audit_folder
 from vtool.loading.worker import framework_interpreter
+from vtool.model_folder import MODEL_CONFIG
 from vtool.processes import Ended, run_processes
 
 HOST = "vllm"
@@ -188,7 +189,7 @@ def _why_no_names(path: Path, result: Result) -> str | None:
         "there was nothing to check": result.verdict == "not-run",
         "one file was asked for, not its folder": not path.is_dir(),
         "it is an adapter": is_adapter_folder(path),
-        _NO_CONFIG: not (path / "config.json").is_file(),
+        _NO_CONFIG: not (path / MODEL_CONFIG).is_file(),
         f"the files cannot be loaded as they are: {', '.join(wrong)}": bool(wrong),
         "transformers and torch are not installed: pip install 'vtool[train]'": not all(
             map(find_spec, ("transformers", "torch"))
@@ -222,7 +223,7 @@ def _why_not(path: Path, result: Result, settings: LoadCheck) -> str | None:
         detail = result.details.get(RULE, {})
         landed = detail.get("reason") or detail.get("measured", "not compared with its base")
         return f"it is an adapter, {landed}; no class of {HOST} was asked"
-    if not (path / "config.json").is_file():
+    if not (path / MODEL_CONFIG).is_file():
         return _NO_CONFIG
     return _why_not_here(path, settings)
 

@@ -12,6 +12,7 @@ from vtool.families import FAMILIES
 from vtool.hub.cache import find_cached_model
 from vtool.hub.names import hub_name
 from vtool.loading.subjects import no_subject
+from vtool.model_folder import MODEL_CONFIG
 
 DEFAULT_RECIPE = "load_check"
 """The recipe whose settings hold for subjects that are named one by one."""
@@ -87,6 +88,6 @@ def _group(override: str) -> str:
 def _served(run: Run) -> str:
     """Return the subject that serves a run: its export, or before that, vLLM's class for it."""
     export = run.folder / "export"
-    if (export / "config.json").is_file():
+    if (export / MODEL_CONFIG).is_file():
         return os.path.join(export, "")  # with a slash, that it is taken for nothing else
     return f"vllm:{FAMILIES[run.model.family].model_class_name}"

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from vtool.config.schema import Freeze, Lora, trained_components
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.families.family import Family
-from vtool.families.images import read_json
 from vtool.families.linear_layers import is_inside, select_layers
 from vtool.hub.cache import find_cached_model
 from vtool.hub.names import hub_name
+from vtool.model_folder import MODEL_CONFIG, ModelFolder
 from vtool.models.nf4 import NF4_RECORD, import_bitsandbytes, missing_bitsandbytes, record
 from vtool.models.on_meta import stand_ins
 from vtool.words import first_line
@@ -183,13 +183,13 @@ def base_of_adapter(folder: Path) -> Path:
         Findings: `model-does-not-load`.
     """
     try:
-        named = Path(str(json.loads((folder / CONFIG).read_text())["base_model_name_or_path"]))
+        named = Path(str(ModelFolder(folder).read(CONFIG)["base_model_name_or_path"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         message = f"{folder / CONFIG} cannot be read: {type(error).__name__} {error}"
         raise Findings(Diagnostic("model-does-not-load", message)) from error
     moved = folder.parent / "base"
     for base in (named, moved):
-        if (base / "config.json").exists():
+        if (base / MODEL_CONFIG).exists():
             return base
     if (model := hub_name(str(named))) is not None:
         try:
@@ -244,8 +244,7 @@ def is_for_nf4(folder: Path) -> bool:
 
     The file may be left behind where a folder is copied for a server.
     """
-    config = read_json(folder / CONFIG)
-    mapping = config.get("auto_mapping") if isinstance(config, dict) else None
+    mapping = (ModelFolder(folder).settings(CONFIG) or {}).get("auto_mapping")
     return (folder / NF4_RECORD).exists() or mapping == _IN_NF4
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.families.images import read_json
+from vtool.model_folder import ModelFolder
 from vtool.words import first_line
 
 RECORD = "vtool_backend"
@@ -43,9 +43,7 @@ _ABSENT = "torchvision is not installed"
 
 def recorded_backend(folder: Path) -> str | None:
     """Return the backend that a folder says it was trained with; None where it says none."""
-    own = read_json(folder / "preprocessor_config.json")
-    if own is None and isinstance(both := read_json(folder / "processor_config.json"), dict):
-        own = both.get("image_processor")
+    own = ModelFolder(folder).image_processor
     found = own.get(RECORD) if isinstance(own, dict) else None
     return found if found in IMAGE_BACKENDS else None
 

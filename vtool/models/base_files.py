@@ -7,6 +7,7 @@ from typing import Any
 import xxhash
 
 from vtool.diagnostics import Diagnostic, Findings
+from vtool.model_folder import MODEL_CONFIG
 
 _BLOCK = 2**24
 BASE_RECORD = "base.json"
@@ -29,7 +30,7 @@ def file_digests(base: Path) -> dict[str, Any]:
     """
     weights = sorted(base.glob("*.safetensors")) or sorted(base.glob("pytorch_model*.bin"))
     return {
-        file.name: file_digest(file) for file in (*weights, base / "config.json") if file.exists()
+        file.name: file_digest(file) for file in (*weights, base / MODEL_CONFIG) if file.exists()
     }
 
 

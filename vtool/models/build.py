@@ -9,6 +9,7 @@ import torch
 
 from vtool.config.schema import Model
 from vtool.families.family import load_family
+from vtool.model_folder import GENERATION
 from vtool.models.mapped_weights import (
     check_numbers,
     check_one_save,
@@ -29,7 +30,6 @@ from vtool.words import first_line
 # 1e-5 would be lost in rounding.
 WEIGHT_DTYPE = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
 # A folder's own settings for generating: a server uses them, so that an export must carry them on.
-GENERATION = "generation_config.json"
 
 
 def model_config(settings: Model, processor: Processor, vocabulary: int | None = None) -> Any:

@@ -1,6 +1,5 @@
 """The chat template of a tokenizer: which it is, its arguments, and the form of chats it takes."""
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,15 +12,22 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from vtool.config.schema import Data
 from vtool.contents import small_file
 from vtool.diagnostics import Diagnostic, Findings
+from vtool.diagnostics.diagnostic import Severity
 from vtool.diagnostics.near_miss import did_you_mean, near
+from vtool.limited_child import TooCostly
+from vtool.model_folder import TEMPLATE, TEMPLATE_JSON, ModelFolder
 from vtool.models.template_limits import LimitedTemplate
-from vtool.template_renderer import LimitedRendering, TooCostly
+from vtool.template_renderer import LimitedRendering
 from vtool.words import first_line
 
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
 """Keys by which messages have a thought; a template reads one of them, if any."""
 _THOUGHT = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
 _ASKS, _ANSWERS, _THINKS = "vtool asks", "vtool answers", "vtool thinks"
+_MARK = re.compile(r"<\|[^\s<>|]+\|>|<(?:start|end)_of_\w+>")
+_GENERATION = re.compile(r"\{%(-?)\s*(end)?generation\s*(-?)%\}")
+_OPENS, _CLOSES = "\ue000", "\ue001"
+"""Characters of no meaning in place of the marks."""
 _CALL = {"type": "function", "function": {"name": "vtool_calls", "arguments": {"x": 1}}}
 _GIVEN = frozenset(
     {
@@ -48,6 +54,10 @@ class TemplateForm:
     """If that is the next role's (GLM's `<|user|>`), so that the last answer has none."""
     closing_call: str = ""
     """The token that follows a call of a tool in that case (GLM's `<|observation|>`)."""
+    spelt: tuple[str, ...] = ()
+    """The marks that it writes, and that the tokenizer has no token for."""
+    all_spelt: bool = False
+    """If the tokenizer has tokens for none of its marks."""
     rewrites_turns: bool = False
     """If it writes an earlier answer in another way than the last one."""
     rewrites_thoughts: bool = False
@@ -123,9 +133,9 @@ def choose_template(tokenizer: Any, folder: Path, settings: Data | None) -> None
             `template-argument-unread`.
     """
     asked = settings.chat_template if settings else None
-    given, files = tokenizer.chat_template, _templates_in(folder)
-    if "chat_template.jinja" not in files:  # a processor's goes before its tokenizer's
-        given = files.get("chat_template.json", given)
+    given, files = tokenizer.chat_template, ModelFolder(folder).templates
+    if TEMPLATE not in files:  # a processor's goes before its tokenizer's
+        given = files.get(TEMPLATE_JSON, given)
     tokenizer.chat_template = _chosen(given, asked, folder)
     if settings and settings.template_arguments:
         tokenizer.chat_template = with_arguments(
@@ -144,7 +154,7 @@ def _chosen(given: Any, asked: str | None, folder: Path) -> str:
             )
         if not (text := named.get("default", "") if named else given):
             raise _no_template(
-                f"{folder}: the tokenizer has no chat template (chat_template.jinja)",
+                f"{folder}: the tokenizer has no chat template ({TEMPLATE})",
                 "data.chat_template=FILE gives one",
             )
         return str(text)
@@ -240,6 +250,10 @@ def _found_form(tokenizer: Any) -> TemplateForm:
     closing = _first_token(tokenizer, text.partition(_ANSWERS)[2])
     last = _rendered(tokenizer, form, [asks, answers]).partition(_ANSWERS)[2]
     form = replace(form, closing=closing, closed_by_next=bool(closing) and closing not in last)
+    marks = dict.fromkeys(_MARK.findall(_rendered(tokenizer, form, [asks, answers, asks, answers])))
+    vocabulary = tokenizer.get_vocab()
+    spelt = tuple(mark for mark in marks if mark not in vocabulary)
+    form = replace(form, spelt=spelt, all_spelt=len(spelt) == len(marks))
     if form.closed_by_next:
         calls = [asks, {**answers, "tool_calls": [_CALL]}]
         called = _rendered(tokenizer, form, calls)
@@ -317,9 +331,60 @@ def _first_token(tokenizer: Any, text: str) -> str:
     return max((token for token in added if text.startswith(token)), key=len, default="")
 
 
+def spelt_marks(form: TemplateForm, folder: Path) -> tuple[Diagnostic, ...]:
+    """Return the finding about marks of the template that the tokenizer has no tokens for, if any.
+
+    A note where it has none of them: some models were trained on marks of plain text, as Zephyr.
+    """
+    if not form.spelt:
+        return ()
+    message = (
+        f"{folder}: the chat template writes {', '.join(form.spelt)}, which the tokenizer has no"
+        f" token{'s' * (len(form.spelt) > 1)} for: plain text is learnt in its place"
+    )
+    help = "take the tokenizer and the template of one model, or add the tokens to the tokenizer"
+    severity: Severity = "note" if form.all_spelt else "warning"
+    return (Diagnostic("mark-not-token", message, help, "data.chat_template", severity=severity),)
+
+
+@LimitedTemplate()
+def differing_marks(tokenizer: Any, form: TemplateForm, folder: Path) -> tuple[Diagnostic, ...]:
+    """Return a note where a template's `{% generation %}` marks are not what inference writes.
+
+    Trainers that learn what is between them (`assistant_only_loss` of TRL) then learn other tokens.
+    """
+    template = str(tokenizer.chat_template)
+    if not _GENERATION.search(template) or not form.closing:
+        return ()
+    asks, answers = _message("user", _ASKS), _message("assistant", _ANSWERS)
+    prompt = _rendered(tokenizer, form, [asks], prompt=True)
+    whole = _rendered(tokenizer, form, [asks, answers])
+    if not prompt or not whole.startswith(prompt):
+        return ()  # each row will say it
+    written, closed, _ = whole.removeprefix(prompt).partition(form.closing)
+    written += closed
+    inside = {"": _OPENS, "end": _CLOSES}
+    tokenizer.chat_template = _GENERATION.sub(
+        lambda found: f"{{{{{found[1]} '{inside[found[2] or '']}' {found[3]}}}}}", template
+    )
+    try:
+        marked = _rendered(tokenizer, form, [asks, answers])
+    finally:
+        tokenizer.chat_template = template
+    marked = "".join(part.partition(_CLOSES)[0] for part in marked.split(_OPENS)[1:])
+    if marked.rstrip() == written:  # a newline behind the end is never asked of the model
+        return ()
+    message = (
+        f"{folder}: the {{% generation %}} marks of the chat template are around {marked!r}, where"
+        f" inference writes {written!r}, which is what vtool supervises; trainers that go by the"
+        " marks teach something else"
+    )
+    return (Diagnostic("generation-marks-differ", message, parameter="data.chat_template"),)
+
+
 def differing_templates(folder: Path) -> tuple[Diagnostic, ...]:
     """Return the warning about a folder whose files have chat templates that differ, if any."""
-    found = _templates_in(folder)
+    found = ModelFolder(folder).templates
     if len(set(found.values())) < 2:
         return ()
     used, *others = found
@@ -329,21 +394,3 @@ def differing_templates(folder: Path) -> tuple[Diagnostic, ...]:
     )
     help = f"remove the one that is not meant, or name a file: data.chat_template={folder / used}"
     return (Diagnostic("templates-differ", message, help, parameter="data.chat_template"),)
-
-
-def _templates_in(folder: Path) -> dict[str, str]:
-    """Return the default chat templates that files have, by the file's name, the used one first."""
-    found: dict[str, str] = {}
-    for name in ("chat_template.jinja", "chat_template.json", "tokenizer_config.json"):
-        try:
-            text: Any = small_file(folder / name).decode()
-            if name.endswith(".json"):
-                text = json.loads(text).get("chat_template")
-            if isinstance(text, list):
-                named = {one["name"]: one["template"] for one in text}
-                text = named.get("default")
-        except (OSError, ValueError, AttributeError, RecursionError, KeyError, TypeError):
-            continue
-        if isinstance(text, str):
-            found[name] = text.rstrip("\n")
-    return found

@@ -6,7 +6,6 @@ file, so that it moves names and no bytes. A rank then cuts its share out of eac
 read from the disk. What has to be joined of several tensors is joined in memory, on every rank.
 """
 
-import json
 import pickle
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,12 +20,11 @@ from torch import Tensor, nn
 
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.families.family import load_family
-from vtool.families.images import read_json
 from vtool.families.quantization import QUANTIZED_HELP, quantized_already
+from vtool.model_folder import INDEX, WHOLE, ModelFolder
 from vtool.models.on_meta import parameters_on_meta
 from vtool.words import first_line
 
-WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLED = ("pytorch_model.bin", "pytorch_model-*-of-*.bin")
 _SHOWN = 3
 # What a tool that rounds a vocabulary up changes, by the ends of names.
@@ -72,14 +70,13 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
     """
     if (folder / WHOLE).exists():
         return (folder / WHOLE,)
-    index = folder / _INDEX
+    index = folder / INDEX
     if not index.exists():
         return ()
     try:
-        content = json.loads(index.read_text())
-        names = dict.fromkeys(content["weight_map"].values())
-        files = tuple(folder / name for name in sorted(names))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        files = tuple(folder / name for name in ModelFolder(folder).shards)
+        content = ModelFolder(folder).read(INDEX)
+    except (OSError, ValueError) as error:
         raise does_not_load(f"{index} cannot be read: {first_line(error)}") from error
     if not isinstance(content.get("metadata"), dict):
         message = f"{index} has no `metadata`, without which transformers opens none of its files"
@@ -155,7 +152,7 @@ def check_numbers(folder: Path, files: Iterable[Path], family_name: str) -> None
     Raises:
         Findings: `model-does-not-load`.
     """
-    if quantized := quantized_already(read_json(folder / "config.json")):
+    if quantized := quantized_already(ModelFolder(folder).config):
         raise does_not_load(f"{folder} is {quantized}", QUANTIZED_HELP)
     for file in files:
         try:
@@ -165,6 +162,20 @@ def check_numbers(folder: Path, files: Iterable[Path], family_name: str) -> None
         other = {name: dtype for name, dtype in dtypes.items() if not _PLAIN.fullmatch(dtype)}
         if other and (weights := _without_buffers(other, folder, family_name)):
             raise _no_numbers(file, weights)
+
+
+def left_out(folder: Path, family_name: str) -> tuple[str, ...]:
+    """Return the weights of a folder that transformers' class leaves out on purpose.
+
+    As the layers that predict several tokens (`mtp.…`): they are not trained, nor exported.
+    """
+    kind = load_family(family_name).model_class()
+    ignored = tuple(kind._keys_to_ignore_on_load_unexpected or ())
+    names: list[str] = []
+    for file in weight_files(folder) if ignored else ():
+        with suppress(OSError, SafetensorError):  # its loader says what is wrong with it
+            names += (name for name, _, _ in _headers(file))
+    return tuple(name for name in sorted(names) if any(re.search(one, name) for one in ignored))
 
 
 def check_one_save(files: Sequence[Path]) -> None:

@@ -10,27 +10,37 @@ from pathlib import Path
 from typing import Any
 
 from vtool.config.schema import Data, Image, Model, Video
-from vtool.contents import LARGEST_SMALL_FILE, small_file, stand_in_of_model
+from vtool.contents import LARGEST_SMALL_FILE
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.families.family import load_family
 from vtool.families.images import beyond_any_model
 from vtool.families.tokens import TokenIds, TokenNames
+from vtool.model_folder import (
+    GENERATION,
+    MODEL_CONFIG,
+    PROCESSOR_FILES,
+    TEMPLATE_JSON,
+    TOKENIZER,
+    ModelFolder,
+)
 from vtool.models.backends import choose_backend, record_backend
 from vtool.models.chat_template import (
     TemplateForm,
     choose_template,
+    differing_marks,
     differing_templates,
     find_form,
+    spelt_marks,
 )
 from vtool.models.patches import resized_size
 from vtool.models.pictures import PictureReader
 from vtool.models.pixel_check import check_pixels
 from vtool.models.tokenizer import train_tokenizer
 from vtool.models.tokenizer_growth import MOST, text_growth
-from vtool.models.video import VideoProcessor, video_processor, video_settings_in
+from vtool.models.video import VideoProcessor, video_processor
 from vtool.words import first_line
 
-_MORE_FILES = ("vocab.json", "merges.txt", "tokenizer.model", "chat_template.json")
+_MORE_FILES = ("vocab.json", "merges.txt", "tokenizer.model", TEMPLATE_JSON)
 """Files of published folders beside tokenizer.json: converters and older servers read them."""
 
 
@@ -92,7 +102,7 @@ class Processor:
         self.image_processor.save_pretrained(folder)
         self.video.save(folder)
         for file in self.more_files:
-            if file.name == "chat_template.json":  # as transformers had it before .jinja
+            if file.name == TEMPLATE_JSON:  # as transformers had it before .jinja
                 text = json.dumps({"chat_template": self.tokenizer.chat_template}, indent=2)
                 (folder / file.name).write_text(text + "\n", encoding="utf-8")
             elif file.parent.resolve() != folder.resolve():
@@ -178,14 +188,12 @@ def load_processor(
 
     known = load_family(family_name)
     wanted = (
-        ("tokenizer.json", "vocab.json", "tokenizer.model"),
-        ("preprocessor_config.json", "processor_config.json"),
+        (TOKENIZER, "vocab.json", "tokenizer.model"),
+        PROCESSOR_FILES,
     )
-    absent = [] if ((config_of or folder) / "config.json").exists() else ["config.json"]
+    absent = [] if ModelFolder(config_of or folder).has(MODEL_CONFIG) else [MODEL_CONFIG]
     if absent := absent + [
-        " or ".join(names)
-        for names in wanted
-        if not any((folder / name).exists() for name in names)
+        " or ".join(names) for names in wanted if not ModelFolder(folder).has(*names)
     ]:
         raise Findings(_unusable(folder, f"there is no {', and no '.join(absent)}"))
     if beyond := beyond_any_model(config_of or folder):
@@ -201,12 +209,12 @@ def load_processor(
                 folder, local_files_only=True, trust_remote_code=False
             )
         image_processor = images.from_pretrained(folder, local_files_only=True)
-        videos = video_processor(known, video_settings_in(folder), backend)
+        videos = video_processor(known, ModelFolder(folder).video_processor, backend)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # each reader raises what its file format raises; some panic
         what = "the tokenizer, the image processor or the video processor cannot be read"
-        if found := stand_in_of_model(folder):
+        if found := ModelFolder(folder).stand_in():
             raise Findings(_unusable(folder, found[0], found[1])) from error
         raise Findings(_unusable(folder, f"{what}: {first_line(error)}")) from error
     if (times := text_growth(tokenizer)) > MOST:
@@ -246,7 +254,11 @@ def load_processor(
             ids,
             form=form,
             stops=tuple(dict.fromkeys((ids.end, *stops))),
-            notes=() if data and data.chat_template else differing_templates(folder),
+            notes=(
+                *spelt_marks(form, folder),
+                *differing_marks(tokenizer, form, folder),
+                *(() if data and data.chat_template else differing_templates(folder)),
+            ),
             more_files=tuple(filter(_is_small, (folder / name for name in _MORE_FILES))),
             vocabulary=vocabulary,
         ),
@@ -283,10 +295,7 @@ def _does_not_encode(tokenizer: Any) -> str | None:
 
 def stop_ids(config: Any, folder: Path, tokenizer: Any) -> list[int]:
     """Return the ids at which inference with a model's folder stops."""
-    try:
-        written: Any = json.loads(small_file(folder / "generation_config.json")).get("eos_token_id")
-    except (OSError, ValueError, AttributeError, RecursionError):
-        written = None
+    written = (ModelFolder(folder).settings(GENERATION) or {}).get("eos_token_id")
     found = written if isinstance(written, list) else [written]
     if written is None:
         # transformers and vLLM then take the config's, which may be its class's own default

@@ -14,10 +14,9 @@ from torch import Tensor
 from vtool.config.schema import Video
 from vtool.families.family import Family
 from vtool.families.frames import FrameRequest
-from vtool.families.images import read_json
+from vtool.model_folder import VIDEO_SETTINGS_FILE
 from vtool.models.patches import byte_values
 
-VIDEO_SETTINGS_FILE = "video_preprocessor_config.json"
 _NO_BOUND = 2**31
 _FRAME_SETTINGS = (
     "patch_size",
@@ -276,20 +275,6 @@ def video_processor(
         max_seconds=None if default.max_seconds is None or seconds is None else float(seconds),
         capped_tokens=capped if given.get("cap_pixels_per_frame") else None,
     )
-
-
-def video_settings_in(folder: Path) -> dict[str, Any]:
-    """Return a folder's settings for videos, or those for images where it has none for videos.
-
-    It is looked for where transformers looks, in its order.
-    """
-    both = read_json(folder / "processor_config.json")
-    if isinstance(both, dict) and isinstance(own := both.get("video_processor"), dict):
-        return own
-    for name in (VIDEO_SETTINGS_FILE, "preprocessor_config.json"):
-        if isinstance(own := read_json(folder / name), dict):
-            return own
-    return both.get("image_processor") or {} if isinstance(both, dict) else {}
 
 
 def cut_into_patches(

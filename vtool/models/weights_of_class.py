@@ -12,6 +12,7 @@ from typing import Any
 from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.diagnostic import Origin
 from vtool.families.images import beyond_any_model
+from vtool.model_folder import MODEL_CONFIG
 from vtool.words import first_line
 
 RULE = "weights-not-of-class"
@@ -57,7 +58,8 @@ def _report(path: Path) -> tuple[str, int, dict[str, Any]]:
                 if named
                 else "config.json names no class (architectures)"
             )
-        model, report = kind.from_pretrained(
+        loader: Any = kind
+        model, report = loader.from_pretrained(
             path,
             config=config,
             device_map="meta",
@@ -95,7 +97,7 @@ def _findings(path: Path, kind: str, report: dict[str, Any]) -> Iterator[Diagnos
         RULE,
         f"{path.name}: of the weights of {kind}, {'; '.join(said)}",
         _help(missing, strange),
-        origin=Origin(str(path / "config.json")),
+        origin=Origin(str(path / MODEL_CONFIG)),
         parameter=missing[0] if missing else None,
         severity="note" if whole else None,
     )

@@ -1,7 +1,5 @@
 """A micro-batch of a recipe's largest sizes, without its rows."""
 
-import json
-from contextlib import suppress
 from dataclasses import dataclass
 from math import isqrt
 from pathlib import Path
@@ -13,6 +11,7 @@ from vtool.config.schema import Run
 from vtool.data.collate import Batch, Documents
 from vtool.families import FAMILIES
 from vtool.families.family import Family
+from vtool.model_folder import PROCESSOR_FILES, ModelFolder
 from vtool.words import plural
 
 
@@ -101,14 +100,13 @@ def _folder_pixels(run: Run) -> int | None:
     """Return the largest image of a model's folder, in pixels."""
     if run.model.path is None:
         return None
-    for name in ("preprocessor_config.json", "processor_config.json"):
-        with suppress(OSError, ValueError):
-            found: Any = json.loads((Path(run.model.path) / name).read_text())
-            found = found.get("image_processor", found)
-            size = found.get("size") or {}
-            pixels = found.get("max_pixels") or size.get("max_pixels") or size.get("longest_edge")
-            if isinstance(pixels, int):
-                return pixels
+    for name in PROCESSOR_FILES:
+        found: Any = ModelFolder(Path(run.model.path)).settings(name) or {}
+        found = found.get("image_processor", found)
+        size = found.get("size") or {}
+        pixels = found.get("max_pixels") or size.get("max_pixels") or size.get("longest_edge")
+        if isinstance(pixels, int):
+            return pixels
     return None
 
 

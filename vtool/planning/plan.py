@@ -9,7 +9,7 @@ from vtool.config.schema import Ddp, Fsdp2, Megatron, Run
 from vtool.data.head_nll import rows_of_block
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.progress import working
-from vtool.families.images import read_json
+from vtool.model_folder import ModelFolder
 from vtool.models.nf4 import missing_bitsandbytes
 from vtool.planning.micro_batch import Shape, passes_of, shape_of
 from vtool.planning.model import model_of
@@ -357,8 +357,8 @@ def _has_narrow_files(run: Run) -> bool:
     lora, model = run.lora, run.model
     if lora is None or lora.base_dtype != "float32" or lora.dora or model.path is None:
         return False
-    config = read_json(Path(model.path) / "config.json")
-    saved = config.get("dtype", config.get("torch_dtype")) if isinstance(config, dict) else None
+    config = ModelFolder(Path(model.path)).config
+    saved = config.get("dtype", config.get("torch_dtype"))
     return bool(model.dtype == saved == "bfloat16")
 
 

@@ -1,6 +1,5 @@
 """The model that is served: an export, or an adapter on its base; written first where it is not."""
 
-import json
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.progress import working
 from vtool.evaluation.subject import EvaluatedModel, find_folder, open_model
+from vtool.model_folder import MODEL_CONFIG, ModelFolder
 from vtool.models.adapters import CONFIG, is_for_nf4
 from vtool.serving.command import ServedModel, largest_rank
 from vtool.training.export_run import export_run
@@ -48,10 +48,10 @@ def find_model(
         say(f"vLLM runs its own class of {export.family}: what {run.model.modeling} computes")
         say("  otherwise is not served")
     name = name or _name(path)
-    config = _read(export.base / "config.json")
+    config = _read(export.base, MODEL_CONFIG)
     if not subject.is_adapter:
         return ServedModel(name, export.folder, config), subject
-    adapter = _read(export.folder / CONFIG)
+    adapter = _read(export.folder, CONFIG)
     if why := _why_merge(adapter, export.folder):
         return ServedModel(name, _merged(path, given, why, write, say), config), subject
     return ServedModel(name, export.base, config, export.folder, int(adapter.get("r", 0))), subject
@@ -73,7 +73,7 @@ def _why_merge(adapter: dict[str, Any], folder: Path) -> str | None:
 def _merged(path: Path, given: str, why: str, write: bool, say: Callable[[str], object]) -> Path:
     """Return the folder of the whole model, with the adapter merged in."""
     folder, command = RunFolder(path), f"vtool export {shlex.quote(given)} --merge"
-    if (folder.merged / "config.json").exists():
+    if (folder.merged / MODEL_CONFIG).exists():
         return folder.merged
     if not write or not folder.checkpoints.is_dir():
         message = f"{path} is an adapter, and {why}"
@@ -93,15 +93,15 @@ def _name(path: Path) -> str:
     return real.parent.name if real.name in _NO_NAMES else real.name
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read(folder: Path, name: str) -> dict[str, Any]:
     """Return a config; what could not be read has been refused before, where it is a model's.
 
     Raises:
         Findings: `not-servable`; fatal.
     """
     try:
-        found = json.loads(file.read_text())
+        found = ModelFolder(folder).read(name)
     except (OSError, ValueError, RecursionError) as error:
-        message = f"{file} cannot be read: {type(error).__name__}"
+        message = f"{folder / name} cannot be read: {type(error).__name__}"
         raise Findings(Diagnostic("not-servable", message), fatal=True) from error
     return found if isinstance(found, dict) else {}

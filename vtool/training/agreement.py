@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import Ranks, SharedFindings
+from vtool.model_folder import MODEL_CONFIG
 from vtool.models.mapped_weights import MappedWeights
 
 T = TypeVar("T")
@@ -105,7 +106,7 @@ def check_same_model(model: nn.Module, ranks: Ranks, weights: MappedWeights) -> 
             for own in digests
         ]
     findings = []
-    for what, of_ranks in (("weights", digests), ("config.json", [config for _, config in seen])):
+    for what, of_ranks in (("weights", digests), (MODEL_CONFIG, [config for _, config in seen])):
         if others := [rank for rank, each in enumerate(of_ranks) if each != of_ranks[0]]:
             findings.append(
                 Diagnostic(

@@ -1,5 +1,6 @@
 """The lines of metrics.jsonl: JSON objects in full precision, written by rank 0."""
 
+import errno
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -8,6 +9,9 @@ from typing import Any
 
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.training.own_folder import open_own
+
+LARGEST_METRICS = 2**31
+"""Bytes of metrics.jsonl that are read: the lines of some millions of steps."""
 
 
 def append(path: Path, metrics: Mapping[str, Any]) -> None:
@@ -34,6 +38,10 @@ def read_metric_lines(path: Path) -> list[str]:
         OSError: it cannot be read.
     """
     try:
+        if (size := path.stat().st_size) > LARGEST_METRICS:
+            raise OSError(
+                errno.EFBIG, f"it has {size:,} bytes; at most {LARGEST_METRICS:,} are read"
+            )
         text = path.read_text("utf-8", errors="replace")
     except FileNotFoundError:
         return []

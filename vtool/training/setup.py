@@ -24,7 +24,9 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.printable import printable
 from vtool.diagnostics.progress import working
 from vtool.engines.ranks import Ranks, SharedFindings
-from vtool.models.build import GENERATION, model_config
+from vtool.model_folder import GENERATION
+from vtool.models.build import model_config
+from vtool.models.mapped_weights import left_out
 from vtool.models.model_class import model_class
 from vtool.models.processor import load_processor, new_processor
 from vtool.training.agreement import check_same_model, on_every_rank
@@ -48,6 +50,7 @@ from vtool.training.session import (
     restore_checkpoint,
 )
 from vtool.training.start import Start, check_rows
+from vtool.words import plural
 
 MOST_ROWS_READ = 50_000
 """Rows that a new tokenizer of a few hundred entries is trained on: more would only take longer."""
@@ -85,7 +88,7 @@ def set_up_run(
     if ranks.rank == 0:
         for split, ledger in ledgers.items():
             _print_ledger(run, split, ledger)
-        _print_notes(_ignored_on_device(run, ranks))
+        _print_notes((*_ignored_on_device(run, ranks), *_left_out(run)))
 
     # before the run's folder has a config: a warm-up that is too long is no run
     plan = plan_rows(run, ledgers["train"])
@@ -218,6 +221,20 @@ def _print_notes(findings: Iterable[Diagnostic]) -> None:
     for note in findings:
         head = f"{note.severity}[{note.rule} {note.code}]: {note.message}"
         print(f"{head}\n  help: {note.remedy}", flush=True)
+
+
+def _left_out(run: Run) -> Iterator[Diagnostic]:
+    """Yield a note on weights of the model's folder that are neither trained nor exported."""
+    if run.model.path is None or run.model.starts_from == "random" or run.lora is not None:
+        return
+    if names := left_out(Path(run.model.path), run.model.family):
+        first = f"{names[0]}{', …' if len(names) > 1 else ''}"
+        yield Diagnostic(
+            "weights-left-out",
+            f"{run.model.path}: {plural(len(names), 'weight')} that transformers' class leaves out"
+            f" ({first}): neither trained nor exported",
+            parameter="model.path",
+        )
 
 
 def _ignored_on_device(run: Run, ranks: Ranks) -> Iterator[Diagnostic]:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from vtool.config.schema import Lora, Model, Run
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.families import FAMILIES
+from vtool.model_folder import MODEL_CONFIG, ModelFolder
 from vtool.models.adapters import (
     CONFIG,
     WEIGHTS,
@@ -126,7 +127,7 @@ def find_weights(run: Run, digests: DigestsByFile = digest_here) -> Weights | No
     elif (named / CONFIG).exists():
         base = base_of_adapter(named)
         found, lora = Weights(named, "export", base, named, base=base), _lora_of(named)
-    elif (named / "config.json").exists():
+    elif (named / MODEL_CONFIG).exists():
         found, lora = Weights(named, "export", named, named), None
     else:
         message = (
@@ -201,7 +202,7 @@ def _model_name(folder: Path) -> str:
 def _lora_of(folder: Path) -> _Adapter:
     """Return the settings of an adapter in peft's format."""
     try:
-        config = json.loads((folder / CONFIG).read_text())
+        config = ModelFolder(folder).read(CONFIG)
         by = math.sqrt(config["r"]) if config.get("use_rslora") else config["r"]
         return _Adapter(config["r"], config["lora_alpha"] / by, is_for_nf4(folder))
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
@@ -222,7 +223,7 @@ def _of_the_model(found: Weights, model: Model) -> Iterator[_Problem]:
                 folder, local_files_only=True, trust_remote_code=False
             )
         except Exception as error:  # whatever its readers of a broken file raise
-            message = f"{folder / 'config.json'}: {first_line(error)}"
+            message = f"{folder / MODEL_CONFIG}: {first_line(error)}"
             raise Findings(
                 Diagnostic("model-does-not-load", message, parameter=_SETTING)
             ) from error

@@ -13,10 +13,11 @@ from vtool.data.sources import Rows
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import Ranks
 from vtool.families.family import load_family
+from vtool.model_folder import MODEL_CONFIG, PROCESSOR_FILES, ModelFolder
 from vtool.models.backends import choose_backend
 from vtool.models.build import build_model, model_config
 from vtool.models.processor import Processor, new_processor, with_sizes
-from vtool.models.video import video_processor, video_settings_in
+from vtool.models.video import video_processor
 from vtool.training.model_and_engine import prepare_model
 from vtool.training.run_folder import RunFolder
 from vtool.training.session import Session
@@ -50,7 +51,7 @@ def open_small_session(recipe_run: Run, small: Run, folder: Path, ranks: Ranks) 
     processor = _build_processor(recipe_run, small)
     config = model_config(small.model, processor)
     begun = with_config_of_begun(recipe_run).model
-    if begun.path is not None and (Path(begun.path) / "config.json").exists():
+    if begun.path is not None and ModelFolder(Path(begun.path)).has(MODEL_CONFIG):
         keep_flags(config, begun)
     config.save_pretrained(folder)
     model = prepare_model(small, build_model(small.model, processor, folder, small.run.seed))
@@ -82,16 +83,13 @@ def _build_processor(recipe_run: Run, small: Run) -> Processor:
     data = small.data
     processor = new_processor(small.model, data.image, [], data.video, data)
     path = recipe_run.model.path
-    if path is None or not any(
-        (Path(path) / name).exists()
-        for name in ("preprocessor_config.json", "processor_config.json")
-    ):
+    if path is None or not ModelFolder(Path(path)).has(*PROCESSOR_FILES):
         return processor
     known = load_family(small.model.family)
     try:
         backend = choose_backend(data.image.backend, Path(path))
         images = known.image_processor_class(backend).from_pretrained(path, local_files_only=True)
-        videos = video_processor(known, video_settings_in(Path(path)), backend)
+        videos = video_processor(known, ModelFolder(Path(path)).video_processor, backend)
     except Findings:
         raise
     except Exception as error:  # its reader raises what its file's format raises

@@ -121,7 +121,7 @@ def conclude_model(facts: Facts, subject: str, watched: Watched) -> Result:
     if not errors and not any(micro.supervised and micro.is_read for micro in facts.micros):
         early = None if facts.of("micro") else _cut_short(facts, watched)
         why = (*watched.errors, *watched.blind, early or nothing_read(facts) or "nothing")[0]
-        help = "docs/watch.md says what can be read: a head that is whole, losses of tokens"
+        help = _READABLE
         findings.append(Diagnostic(NOTHING_READ.name, f"{facts.name}: {why}", help=help))
         # what was not learnt from was not looked at, whatever else is in order
         checks = {name: state if state == "failed" else "not-run" for name, state in checks.items()}
@@ -139,6 +139,9 @@ def conclude_model(facts: Facts, subject: str, watched: Watched) -> Result:
     return Result(subject, run_verdict(outcomes), checks, tuple(findings), details)
 
 
+_READABLE = "docs/watch.md says what can be read: a head that is whole, losses of tokens"
+
+
 def _cut_short(facts: Facts, watched: Watched) -> str | None:
     """Return why missing facts may change what is concluded, or None."""
     if watched.damaged:
@@ -150,10 +153,11 @@ def _cut_short(facts: Facts, watched: Watched) -> str | None:
 
 
 def _nothing(watched: Watched, subject: str, status: int | None) -> Result:
+    help: str | None = None
     if watched.errors:
         why = f"the watch itself failed: {watched.errors[0]}"
     elif watched.blind:
-        why = watched.blind[0]
+        why, help = watched.blind[0], _READABLE
     elif watched.processes:
         why = "no optimizer of a model with a language head was made"
     elif watched.damaged:
@@ -165,7 +169,8 @@ def _nothing(watched: Watched, subject: str, status: int | None) -> Result:
             "no Python of the command came to a step of an optimizer of torch's, or PYTHONPATH did"
             " not reach it"
         )
-    help = "copy the folder again, or run the command again" if watched.damaged else None
+    if watched.damaged:
+        help = "copy the folder again, or run the command again"
     message = f"the command ended with status {status}: {why}" if status else why
     return _not_run(subject, message, help)
 

@@ -10,6 +10,8 @@ from vtool.watch.folder import FACTS
 from vtool.watch.micro_pass import Fact
 
 _FORMAT = 1
+LARGEST_FACTS = 2**30
+"""Bytes of a process's file of facts that are read: a thousand times what most have."""
 UNENDED = "killed, a full disk, or still running"
 """The reasons for which facts may have no end."""
 _NUMBERS = {"model", "rank", "index", "micro", "supervised", "world"}
@@ -96,6 +98,8 @@ def _by_kind(lines: Iterable[Fact]) -> dict[str, tuple[Fact, ...]]:
 def _read_file(file: Path) -> tuple[list[Fact], int]:
     found: list[Fact] = []
     wrong = 0
+    if (size := file.stat().st_size) > LARGEST_FACTS:
+        raise ValueError(f"{file} has {size:,} bytes, and facts have {LARGEST_FACTS:,} at most")
     texts = file.read_text(encoding="utf-8", errors="replace").splitlines()
     for number, text in enumerate(texts, 1):
         try:

@@ -1,10 +1,11 @@
 """Answers within the ids of a row, found by the marks that the chat template puts around them."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from vtool.model_folder import TOKENIZER, TOKENIZER_CONFIG, ModelFolder
 
 _ASKED, _ANSWERED = ("Qxvq", "Wjmz"), ("Zkyw", "Hbpf")
 
@@ -55,7 +56,7 @@ def load_tokenizer(folder: Path) -> Any | None:
     """Return the `tokenizers.Tokenizer` of a model's folder, or None where it has none."""
     from tokenizers import Tokenizer
 
-    file = folder / "tokenizer.json"
+    file = folder / TOKENIZER
     try:
         return Tokenizer.from_file(str(file)) if file.is_file() else None
     except (KeyboardInterrupt, SystemExit):
@@ -68,8 +69,8 @@ def find_turns(folder: Path) -> Turns | str:
     """Return how the chat template of a folder marks answers, or why that is not known."""
     tokenizer = load_tokenizer(folder)
     if tokenizer is None:
-        return f"there is no tokenizer.json in {folder} that can be read"
-    template = _template(folder)
+        return f"there is no {TOKENIZER} in {folder} that can be read"
+    template = next(iter(ModelFolder(folder).templates.values()), None)
     if template is None:
         return f"{folder} has no chat template"
     why = "the chat template does not keep turns in order"
@@ -102,22 +103,6 @@ def _ids(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
-def _template(folder: Path) -> str | None:
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
-    for name in ("tokenizer_config.json", "chat_template.json"):
-        try:
-            found = json.loads((folder / name).read_text(encoding="utf-8")).get("chat_template")
-        except (OSError, ValueError, AttributeError):
-            continue
-        if isinstance(found, list):
-            found = {one.get("name"): one.get("template") for one in found}.get("default")
-        if isinstance(found, str):
-            return found
-    return None
-
-
 def _render(template: str, folder: Path, in_parts: bool) -> str:
     from vtool.template_renderer import LimitedRendering
 
@@ -135,9 +120,6 @@ def _render(template: str, folder: Path, in_parts: bool) -> str:
 
 
 def _token(folder: Path, name: str) -> str:
-    try:
-        found = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))[name]
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
+    found = (ModelFolder(folder).settings(TOKENIZER_CONFIG) or {}).get(name)
     found = found.get("content") if isinstance(found, dict) else found
     return found if isinstance(found, str) else ""

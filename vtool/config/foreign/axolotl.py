@@ -90,7 +90,7 @@ _HARMLESS = (
 """Settings that are not converted, and change no number of a run: comments, and no finding."""
 
 
-def read_axolotl(path: Path, *, read_environment: bool = True) -> ForeignRecipe:
+def read_axolotl(path: Path) -> ForeignRecipe:
     """Read a YAML file of axolotl's.
 
     Raises:
@@ -104,7 +104,7 @@ def read_axolotl(path: Path, *, read_environment: bool = True) -> ForeignRecipe:
         )
     known = known_words("axolotl")
     words = known.fields.keys() | {word for names in known.plugins.values() for word in names}
-    given, places = read_given(read_yaml(path), whole=words, read_environment=read_environment)
+    given, places = read_given(read_yaml(path), whole=words)
     if not given.keys() & {"base_model", "datasets", "pretraining_dataset"}:
         message = f"{path.name} names neither a base_model nor datasets: it is no recipe of axolotl"
         raise Findings(Diagnostic("unknown-recipe", message), fatal=True)
@@ -112,7 +112,7 @@ def read_axolotl(path: Path, *, read_environment: bool = True) -> ForeignRecipe:
     given = checked.given
     theirs = ForeignFile(given, places, path.parent, checked.refused)
     theirs.values["kind"] = "sft"
-    notes = list(_translate(theirs, path.stem, trusted=read_environment))
+    notes = list(_translate(theirs, path.stem))
     traps = without_guesses(find_axolotl_traps(theirs), checked.refused)
     findings = [*_unread(theirs), *checked.findings, *traps, *absent_findings(theirs)]
     left = tuple(
@@ -149,10 +149,10 @@ def read_axolotl(path: Path, *, read_environment: bool = True) -> ForeignRecipe:
     )
 
 
-def _translate(theirs: ForeignFile, stem: str, *, trusted: bool) -> Iterator[str]:
+def _translate(theirs: ForeignFile, stem: str) -> Iterator[str]:
     """Put what has a counterpart into our settings, and yield notes about the recipe."""
     theirs.map(_SAME)
-    _model(theirs, trusted)
+    _model(theirs)
     _optimizer(theirs)
     yield from _batches(theirs)
     steps, epochs = theirs.take("max_steps"), theirs.take("num_epochs", 1.0)
@@ -165,10 +165,10 @@ def _translate(theirs: ForeignFile, stem: str, *, trusted: bool) -> Iterator[str
     _run(theirs, stem)
 
 
-def _model(theirs: ForeignFile, trusted: bool) -> None:
+def _model(theirs: ForeignFile) -> None:
     path, put = theirs.given.get("base_model"), theirs.put
     if path is not None:
-        look = look_at_model(path, theirs.given.get("model_revision"), trusted=trusted)
+        look = look_at_model(path, theirs.given.get("model_revision"))
         if look.family is not None:
             put("model.family", look.family, "base_model")
         if look.is_known and look.family is not None:
@@ -203,7 +203,7 @@ def _optimizer(theirs: ForeignFile) -> None:
         put("optim.betas", betas, "adam_beta2" if "adam_beta2" in theirs.given else "adam_beta1")
     steps, share = theirs.take("warmup_steps"), theirs.take("warmup_ratio")
     if theirs.given.get("lr_scheduler") in WITHOUT_WARM_UP:
-        put("optim.warmup_steps", 0, "lr_scheduler")
+        theirs.values.setdefault("optim", {})["warmup_steps"] = 0
     elif isinstance(steps, int):
         put("optim.warmup_steps", 2 if steps == 1 else steps, "warmup_steps")
     elif isinstance(share, int | float) or share is None:

@@ -4,31 +4,31 @@ from collections.abc import Collection
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
 from omegaconf._utils import get_yaml_loader
 
 from vtool.config.origins import ValuePosition
 from vtool.config.recipe_source import NOT_VALUES
-from vtool.config.references import masked, resolve_references
+from vtool.config.references import resolve_references, value_at
 from vtool.config.yaml_positions import YamlFile
 from vtool.diagnostics import Diagnostic, Findings, Origin
 
 
 def read_given(
-    file: YamlFile, *, whole: Collection[str] = (), read_environment: bool = True
+    file: YamlFile, *, whole: Collection[str] = ()
 ) -> tuple[dict[str, Any], dict[str, ValuePosition]]:
     """Return the settings of a YAML file, references followed, and where each stands.
 
     Args:
         whole: names of groups that are taken as one value.
-        read_environment: False for the recipe of a stranger.
 
     Raises:
         Findings: `bad-yaml`, fatal.
     """
     try:
         values = yaml.load(file.text, get_yaml_loader())  # a SafeLoader
-        OmegaConf.create(masked(values))
+        followed = resolve_references(values)
+    except Findings:
+        raise
     except (yaml.YAMLError, *NOT_VALUES) as error:
         raise Findings(
             Diagnostic(
@@ -36,8 +36,6 @@ def read_given(
             ),
             fatal=True,
         ) from error
-    # What Hydra would have brought is not known from this file: None.
-    followed = resolve_references(values, read_environment=read_environment)
     given: dict[str, Any] = {}
     places: dict[str, ValuePosition] = {}
 
@@ -50,7 +48,8 @@ def read_given(
                 walk(value, name)
             else:
                 place = tuple(name.split("."))
-                given[name] = None if place in followed.unread else followed.at(place)
+                # What Hydra would have brought is not known from this file: None.
+                given[name] = None if place in followed.unread else value_at(followed.values, place)
                 places[name] = ValuePosition(
                     file.place(value),
                     file.place(key),

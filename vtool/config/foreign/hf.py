@@ -34,7 +34,7 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
 
 
-def read_hf(path: Path, trainer: ForeignTrainer, *, read_environment: bool = True) -> ForeignRecipe:
+def read_hf(path: Path, trainer: ForeignTrainer) -> ForeignRecipe:
     """Read a recipe of one of these trainers: a YAML file, or a script with its command.
 
     Raises:
@@ -52,7 +52,7 @@ def read_hf(path: Path, trainer: ForeignTrainer, *, read_environment: bool = Tru
     unread: list[Diagnostic] = []
     if path.suffix in (".yaml", ".yml", ".json"):
         file = read_yaml(path)
-        given, places = read_given(file, whole=trainer.fields, read_environment=read_environment)
+        given, places = read_given(file, whole=trainer.fields)
         _refuse_others(given, path, trainer)
         processes = _take_variables(given, places, trainer)
         ranks = AskedProcesses(processes, 1) if processes else None
@@ -73,7 +73,7 @@ def read_hf(path: Path, trainer: ForeignTrainer, *, read_environment: bool = Tru
         given = with_model_arguments(given)
     theirs = ForeignFile(given, places, path.parent, checked.refused)
     theirs.values["kind"] = "sft"
-    translation = Translation(theirs, trainer, path.stem, ranks, trusted=read_environment)
+    translation = Translation(theirs, trainer, path.stem, ranks)
     translation.translate()
     traps = hf_traps.find_traps(theirs, trainer, ranks.all if ranks else None)
     traps = without_guesses(traps, checked.refused)

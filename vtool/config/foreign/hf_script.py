@@ -141,13 +141,22 @@ def _of_launch_file(
     if named is None:
         return None
     name = named[1].strip("'\"")
-    file = next(filter(Path.is_file, (Path(name), script.parent / name)), None)
+    file = next(filter(_can_be_read, (Path(name), script.parent / name)), None)
     given, there = read_given(read_yaml(file)) if file else ({}, {})
     count, nodes = given.get("num_processes"), given.get("num_machines")
     if count is None or not is_whole(count):
         return None
     places[PROCESSES_VARIABLE] = there["num_processes"]
     return AskedProcesses(count, min(nodes, count) if nodes is not None and is_whole(nodes) else 1)
+
+
+def _can_be_read(file: Path) -> bool:
+    """Return whether a file is there, and not where a stranger's recipe may not look."""
+    try:
+        file.open("rb").close()
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 class _SetVariable(NamedTuple):

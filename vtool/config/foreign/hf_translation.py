@@ -64,8 +64,6 @@ class Translation:
     """The name of the file, without its end."""
     ranks: AskedProcesses | None
     """The processes that a script starts; None where that is not said."""
-    trusted: bool = True
-    """False for the recipe of a stranger."""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -133,7 +131,7 @@ class Translation:
         path = self.value(name)
         if path is not None:
             revision = self.theirs.given.get("model_revision")
-            look = look_at_model(path, revision, trusted=self.trusted)
+            look = look_at_model(path, revision)
             if look.family is not None:
                 self.theirs.put("model.family", look.family, name)
             else:  # ms-swift's and LLaMA-Factory's words for it
@@ -252,7 +250,7 @@ class Translation:
         share = steps if not share and isinstance(steps, float) and 0 < steps < 1 else share
         schedule = self.theirs.given.get("lr_scheduler_type")  # judged with the words
         if schedule in WITHOUT_WARM_UP:
-            self.theirs.put("optim.warmup_steps", 0, "lr_scheduler_type")
+            self.theirs.values.setdefault("optim", {})["warmup_steps"] = 0
             self.theirs.judged -= {"warmup_ratio", "warmup_steps"}
         elif isinstance(share, int | float) and share:
             name = "warmup_ratio" if "warmup_ratio" in self.theirs.given else "warmup_steps"

@@ -1,15 +1,16 @@
 """The model that another trainer's recipe names: a folder, or a name of a hub; and its family."""
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from vtool.config.limited import Here
 from vtool.config.schema import Model
 from vtool.diagnostics import Findings
 from vtool.hub.cache import find_cached_model
 from vtool.hub.names import hub_name
+from vtool.model_folder import ModelFolder
 
 _FAMILIES = (
     (r"qwen2\.5-?vl", "qwen2_5_vl"),
@@ -39,17 +40,16 @@ class NamedModel:
     """The reason that it was not read, and what to do."""
 
 
-def look_at_model(named: Any, revision: Any = None, *, trusted: bool = True) -> NamedModel:
+def look_at_model(named: Any, revision: Any = None) -> NamedModel:
     """Look at the folder of a model, or at the cache of the hub; nothing is downloaded.
 
     Args:
         named: a folder, or a name of a hub.
         revision: a branch, a tag or a commit of the hub's model.
-        trusted: False for the recipe of a stranger, whose names are not looked up.
     """
     text = str(named)
     folder = Path(text).expanduser()
-    kind = _kind(folder)
+    kind = ModelFolder(folder).model_type
     on_hub = None if kind else hub_name(text, revision if isinstance(revision, str) else None)
     if kind is not None:
         return NamedModel(str(folder), _family(kind), is_known=True)
@@ -61,23 +61,15 @@ def look_at_model(named: Any, revision: Any = None, *, trusted: bool = True) -> 
     help = f"{on_hub.download}; or give its folder: model.path=FOLDER"
     if _guessed(text) is None:
         help = f"{help}; {_OTHER_NAME}"
-    if not trusted:
+    if Here.stranger:
         why = f"{on_hub} is no folder here, and the cache of the hub was not looked at"
         return NamedModel(text, _guessed(text), absent=(why, help))
     try:
-        kind = _kind(find_cached_model(on_hub).folder)
+        kind = ModelFolder(find_cached_model(on_hub).folder).model_type
     except Findings as findings:
         why = findings.diagnostics[0].message
         return NamedModel(text, _guessed(text), absent=(why, help))
     return NamedModel(text, _family(kind), is_known=True)
-
-
-def _kind(folder: Path) -> str | None:
-    try:
-        kind = json.loads((folder / "config.json").read_text("utf-8")).get("model_type")
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return None
-    return str(kind) if kind else None
 
 
 def _family(kind: str | None) -> str | None:

@@ -300,7 +300,7 @@ def _all_fields(name: str, classes: Mapping[str, _Class]) -> Fields:
 
 
 def _all_takes(name: str, classes: Mapping[str, _Class]) -> dict[str, str]:
-    """Return what the fields of a class take, and of the classes that it extends."""
+    """Return the types of the fields of a class, and of the classes that it extends."""
     if (found := classes.get(name)) is None:
         return {}
     takes: dict[str, str] = {}
@@ -311,13 +311,13 @@ def _all_takes(name: str, classes: Mapping[str, _Class]) -> dict[str, str]:
 
 
 def _narrowed(takes: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
-    """Return what fields take, with words that transformers checks though they are any text now."""
+    """Return types with the words that transformers checks, where the type is any text now."""
     words = {name: kind for name, kind in before.items() if kind.startswith("=")}
     return {name: kind or words.get(name, "") for name, kind in takes.items()}
 
 
 def _kind(annotation: ast.expr | None, of: _Class, classes: Mapping[str, _Class]) -> str:
-    """Return what an annotation says that a field takes; nothing where that may be any text.
+    """Return the type or the words that an annotation has; nothing where it may be any text.
 
     transformers makes a member of an enumeration of text, and refuses any other.
     """
@@ -362,7 +362,7 @@ def _parts(annotation: ast.expr | None) -> Iterator[ast.expr]:
 
 
 def _listed(where: Where, roots: Sequence[Path]) -> dict[str, str]:
-    """Return what settings take whose values a file lists, or nothing does."""
+    """Return the words of settings for which a file lists them, or nothing does."""
     takes = defaultdict(list)
     for setting, (pattern, name) in where.listed.items():
         for path in _files((pattern,), roots):

@@ -96,7 +96,7 @@ class ForeignFile:
             group = group.setdefault(key, {})
         group[last] = value
         self.names[ours] = theirs
-        self.judged.add(theirs)
+        self.judged |= set() if value == LEFT_OPEN else {theirs}
         if place := self.places.get(theirs):
             for end in range(1, len(keys)):
                 self.origins.setdefault(tuple(keys[:end]), replace(place, holds="mapping"))

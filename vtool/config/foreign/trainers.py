@@ -1,6 +1,5 @@
 """TRL, LLaMA-Factory and ms-swift: their settings and their habits."""
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vtool.config.foreign.known_words import known_words
+from vtool.model_folder import ModelFolder
 
 _VISUAL = re.compile(
     r"(?i)(^|[-_./\d])vl([-_./\d]|$)|vision|visual|llava|internvl|pixtral|minicpm-?v|smolvlm"
@@ -130,8 +130,5 @@ TRAINERS = {
 
 def looks_visual(model: object) -> bool:
     """Return whether a model sees images: by its folder's config, or by its name."""
-    folder = Path(str(model)).expanduser()
-    try:
-        return "vision_config" in json.loads((folder / "config.json").read_text("utf-8"))
-    except (OSError, ValueError):
-        return bool(_VISUAL.search(str(model)))
+    config = ModelFolder(Path(str(model)).expanduser()).config
+    return "vision_config" in config if config else bool(_VISUAL.search(str(model)))

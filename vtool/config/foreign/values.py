@@ -28,7 +28,7 @@ _BY_PLUGIN: Mapping[str, tuple[str, ...]] = {
 }
 """By setting that loads code of others: the settings whose choices that code may add to."""
 _ADDS = re.compile(r"(?!axolotl\.integrations\.(?!mora|mixlora))")
-"""What a plug-in is called that may add choices: any but axolotl's own, of which two do."""
+"""The names of plug-ins that may add choices: all but axolotl's own, of which two do."""
 _REFUSED = object()
 
 

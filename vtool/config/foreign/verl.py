@@ -35,6 +35,7 @@ from vtool.config.foreign.verl_settings import (
     MEGATRON_LORA,
     RUN,
     UNREAD,
+    VERL_SUCCESSORS,
     is_known_to_verl,
 )
 from vtool.config.origins import Origins
@@ -50,32 +51,12 @@ _DDP, _TRANSFORMER = "engine.override_ddp_config", "engine.override_transformer_
 _OPTIMIZER = "optim.override_optimizer_config"
 _SHARED = "engine.use_distributed_optimizer"
 _OF_ENGINE = ("engine.", "optim.")
-_REPLACED = {
-    "model.partial_pretrain": ["model.path"],
-    "data.micro_batch_size": ["data.micro_batch_size_per_gpu"],
-    "data.multiturn.messages_key": ["data.messages_key"],
-    "data.multiturn.tools_key": ["data.tools_key"],
-    "data.multiturn.enable_thinking_key": ["data.enable_thinking_key"],
-    "data.chat_template": ["model.custom_chat_template"],
-    "optim.warmup_steps_ratio": ["optim.lr_warmup_steps_ratio"],
-    "optim.lr_scheduler": ["optim.lr_scheduler_type"],
-    "model.strategy": ["engine.strategy"],
-    "model.fsdp_config.cpu_offload": ["engine.offload_policy"],
-    "model.fsdp_config.offload_params": ["engine.param_offload"],
-    "model.fsdp_config.model_dtype": ["engine.model_dtype"],
-    "model.fsdp_config.wrap_policy.min_num_params": ["engine.wrap_policy.min_num_params"],
-    "trainer.checkpoint.save_contents": ["checkpoint.save_contents"],
-    "trainer.checkpoint.load_contents": ["checkpoint.load_contents"],
-    "ulysses_sequence_parallel_size": ["engine.ulysses_sequence_parallel_size"],
-    "use_remove_padding": ["model.use_remove_padding"],
-}
-"""By setting of the trainer until verl 0.7: the one that has taken its place."""
 _WORDS = {
     same.ours: same.theirs for table in (RUN, MEGATRON_LORA, LORA, FSDP, MEGATRON) for same in table
 }
 
 
-def read_verl(path: Path, *, read_environment: bool = True) -> ForeignRecipe:
+def read_verl(path: Path) -> ForeignRecipe:
     """Read a YAML file of verl's SFT trainer, or a script that starts it.
 
     The file is one that Hydra has composed, or has a user's own keys alone. verl's defaults are
@@ -95,7 +76,7 @@ def read_verl(path: Path, *, read_environment: bool = True) -> ForeignRecipe:
         )
     if path.suffix in (".yaml", ".yml", ".json"):
         file = read_yaml(path)
-        given, places = read_given(file, whole=UNREAD, read_environment=read_environment)
+        given, places = read_given(file, whole=UNREAD)
         script = VerlScript(given, places, _choices(file))
     else:
         script = read_verl_script(path)
@@ -122,7 +103,7 @@ def read_verl(path: Path, *, read_environment: bool = True) -> ForeignRecipe:
     for group in ("engine", "optim"):
         choice = script.choices.get(group) or engine
         theirs.defaults |= known_words("verl").choices.get(f"{group}={choice}", {})
-    findings = [*_unread(theirs), *_translate(theirs, engine, read_environment, script.notes)]
+    findings = [*_unread(theirs), *_translate(theirs, engine, script.notes)]
     findings += [*_unknown(theirs, script, engine), *find_refused_overrides(script)]
     findings += [*theirs.find_unread_warm_up(engine), *absent_findings(theirs)]
     findings = [*checked.findings, *without_guesses(iter(findings), checked.refused)]
@@ -209,9 +190,7 @@ def _engine(given: Mapping[str, Any], choices: Mapping[str, str]) -> str:
     return "fsdp" if chosen in ("fsdp", "fsdp2", "fsdp_turbo") else chosen
 
 
-def _translate(
-    theirs: VerlFile, engine: str, trusted: bool, notes: list[str]
-) -> Iterator[Diagnostic]:
+def _translate(theirs: VerlFile, engine: str, notes: list[str]) -> Iterator[Diagnostic]:
     take, put = theirs.take, theirs.put
     megatron, ours = engine == "megatron", engine in ("fsdp", "megatron")
     theirs.map(RUN if ours else map(theirs.of_its_engine, RUN))
@@ -231,7 +210,7 @@ def _translate(
     elif megatron and theirs.given.get("model.lora.rank"):
         theirs.map(MEGATRON_LORA)
     _rows(theirs)
-    _model(theirs, trusted)
+    _model(theirs)
     yield from _lengths(theirs, notes)
     yield from _micro_batches(theirs, megatron)
     steps, epochs = take("trainer.total_training_steps"), take("trainer.total_epochs", 4)
@@ -329,10 +308,8 @@ def _profiler(theirs: VerlFile) -> Iterator[Diagnostic]:
 
     It is off unless enabled; without ranks, rank 0 alone records; an unknown tool records nothing.
     """
-    interval, enabled = (
-        theirs.take("trainer.profile_interval", list(OFF)),
-        theirs.take("profiler.enable", False),
-    )
+    interval = theirs.take("trainer.profile_interval", list(OFF))
+    enabled = theirs.take("profiler.enable", False)
     if not enabled:
         if interval != list(OFF):
             yield theirs.find(
@@ -402,7 +379,7 @@ def _rows(theirs: VerlFile) -> None:
             theirs.put("data.validation", LEFT_OPEN, name)
 
 
-def _model(theirs: VerlFile, trusted: bool) -> None:
+def _model(theirs: VerlFile) -> None:
     """Translate the model's path, with the family that it is of.
 
     It stays theirs, where it is one of another family, or the name of one that is not here.
@@ -410,7 +387,7 @@ def _model(theirs: VerlFile, trusted: bool) -> None:
     path = theirs.values.get("model", {}).get("path")
     if path is None:
         return
-    look = look_at_model(path, trusted=trusted)
+    look = look_at_model(path)
     theirs.values["model"]["path"] = look.path
     if look.family is not None:
         theirs.put("model.family", look.family, "model.path")
@@ -427,10 +404,8 @@ def _lengths(theirs: VerlFile, notes: list[str]) -> Iterator[Diagnostic]:
     Rows without padding are cut to `max_length`, whatever `truncation` says
     (`multiturn_sft_dataset.py`).
     """
-    padding, cut = (
-        theirs.take("data.pad_mode", "no_padding"),
-        theirs.take("data.truncation", "error"),
-    )
+    padding = theirs.take("data.pad_mode", "no_padding")
+    cut = theirs.take("data.truncation", "error")
     if padding == "no_padding":
         theirs.put("data.on_overlong", "truncate", "data.truncation")
         if theirs.says("data.truncation") and cut not in ("right", None):
@@ -499,7 +474,7 @@ def _unknown(theirs: VerlFile, script: VerlScript, engine: str) -> Iterator[Diag
             help = f"with {' or '.join(having)}, it has" if having else None
         else:
             last = name.rpartition(".")[2]
-            close = _REPLACED.get(name) or near(name, names)
+            close = VERL_SUCCESSORS.get(name) or near(name, names)
             close = close or [one for one in names if one.rpartition(".")[2] == last]
             help = did_you_mean(close)
             message = f"the SFT trainer of verl {known.release} has no setting `{name}`"

@@ -11,15 +11,9 @@ from vtool.config.given_for_recipe import ANOTHER_FAMILY
 from vtool.config.origins import Origins
 from vtool.config.rules.rule import settings_rule
 from vtool.config.schema import Run
-from vtool.contents import stand_in_of_model
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.families import FAMILIES
-from vtool.families.images import (
-    LARGEST_SETTINGS_FILE,
-    patches_of_processor,
-    patches_of_tower,
-    read_json,
-)
+from vtool.families.images import patches_of_processor, patches_of_tower
 from vtool.families.modeling_file import (
     RULE,
     SETTING,
@@ -28,6 +22,7 @@ from vtool.families.modeling_file import (
     split_modeling,
 )
 from vtool.families.quantization import QUANTIZED_HELP, quantized_already
+from vtool.model_folder import INDEX, MODEL_CONFIG, WHOLE, ModelFolder
 
 _RULE = "conflicting-model-source"
 
@@ -37,9 +32,7 @@ def _problem(folder: Path, family: str) -> tuple[str | None, str | None]:
     if not folder.is_dir():
         return "is a file, not a model's folder", None
     try:
-        if (size := (folder / "config.json").stat().st_size) > LARGEST_SETTINGS_FILE:
-            raise ValueError(f"it has {size:,} bytes; at most {LARGEST_SETTINGS_FILE:,} are read")
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = ModelFolder(folder).read(MODEL_CONFIG)
     except FileNotFoundError:
         return "has no config.json, and so is not a model's folder", None
     except (OSError, ValueError, RecursionError) as error:
@@ -141,7 +134,7 @@ def not_a_model_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     if model.path is None or not os.path.exists(folder := Path(model.path)):
         return
     problem, seen = _problem(folder, model.family)
-    stands_in = stand_in_of_model(folder)
+    stands_in = ModelFolder(folder).stand_in()
     if stands_in:
         problem, seen = stands_in[0], None
     if problem:
@@ -149,7 +142,7 @@ def not_a_model_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             (
                 sub
                 for sub in ("export", "huggingface", "hf")
-                if (folder / sub / "config.json").is_file()
+                if (folder / sub / MODEL_CONFIG).is_file()
             ),
             None,
         )
@@ -264,9 +257,6 @@ def patch_mismatch(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     )
 
 
-_WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-
-
 @settings_rule(
     Rule(
         name="two-saves-in-folder",
@@ -287,23 +277,20 @@ def two_saves_in_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 
     An index that names the one file is healthy, and so is one whose files are not there.
     """
-    if run.model.path is None or not os.path.isfile(Path(run.model.path) / _WHOLE):
+    if run.model.path is None or not os.path.isfile(Path(run.model.path) / WHOLE):
         return
     folder = Path(run.model.path)
-    try:
-        named = {str(name) for name in read_json(folder / _INDEX)["weight_map"].values()}
-    except (TypeError, KeyError, AttributeError):
-        return
+    named = {*ModelFolder(folder).named_shards}
     # what is named elsewhere is not looked at
-    listed = {name for name in named - {_WHOLE} if os.path.basename(name) == name}
+    listed = {name for name in named - {WHOLE} if os.path.basename(name) == name}
     if not (others := sorted(name for name in listed if os.path.isfile(folder / name))):
         return
     more = f" to {others[-1]}" if len(others) > 1 else ""
     yield Diagnostic(
         "two-saves-in-folder",
-        f"{folder} has two saves of the weights: {_WHOLE} is read, and {others[0]}{more}, which"
-        f" {_INDEX} names, {'are' if more else 'is'} not",
-        f"take {_INDEX} and its files away; or {_WHOLE}, where the others are meant",
+        f"{folder} has two saves of the weights: {WHOLE} is read, and {others[0]}{more}, which"
+        f" {INDEX} names, {'are' if more else 'is'} not",
+        f"take {INDEX} and its files away; or {WHOLE}, where the others are meant",
         "model.path",
         origins.near("model.path"),
     )
@@ -319,7 +306,7 @@ def _blocks(run: Run) -> tuple[int, int] | None:
         size = FAMILIES[model.family].sizes.get(model.size or "")
         return (size["vision_depth"], size["layers"]) if size else None
     try:
-        config = read_json(Path(str(model.path)) / "config.json")
+        config = ModelFolder(Path(str(model.path))).config
         text, vision = config.get("text_config", config), config["vision_config"]
         return int(vision["depth"]), int(text["num_hidden_layers"])
     except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):

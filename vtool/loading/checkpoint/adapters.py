@@ -12,6 +12,7 @@ from vtool.loading.checkpoint import strict_json
 from vtool.loading.checkpoint.about_file import about_file
 from vtool.loading.checkpoint.headers import Header, Tensor
 from vtool.loading.words import listed
+from vtool.model_folder import MODEL_CONFIG
 
 _CONFIG = "adapter_config.json"
 RULE = "adapter-mismatch"
@@ -34,7 +35,7 @@ class _Module:
 
 def is_adapter_folder(folder: Path) -> bool:
     """Return True if a folder holds an adapter, and no model of its own."""
-    return (folder / _CONFIG).is_file() and not (folder / "config.json").is_file()
+    return (folder / _CONFIG).is_file() and not (folder / MODEL_CONFIG).is_file()
 
 
 def read_adapter_config(folder: Path) -> Mapping[str, Any]:

@@ -1,6 +1,5 @@
 """Findings about the embedding and the head: a tied head that is another, rows that are zero."""
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -8,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from vtool.contents import small_file
 from vtool.diagnostics import Diagnostic
 from vtool.faint_rows import as_numbers, faint_rows, row_sizes
 from vtool.loading.checkpoint.about_file import about_file
 from vtool.loading.checkpoint.dtypes import Bytes
 from vtool.loading.checkpoint.headers import Header, Tensor
 from vtool.loading.words import listed
+from vtool.model_folder import MODEL_CONFIG, TOKENIZER, ModelFolder
 
 _TIED, _ZERO = "tied-head-differs", "zero-embedding-row"
 _EMBEDDING = re.compile(r"(.*\.)?(embed_tokens|wte|word_embeddings|tok_embeddings)\.weight")
@@ -115,7 +114,7 @@ def _tied(
     measured[_TIED] = ", ".join(f"{name} {str(value).lower()}" for name, value in flags.items())
     if not flags:
         measured[_TIED] = f"config.json has no {_FLAG}"
-    file = folder / "config.json"
+    file = folder / MODEL_CONFIG
     if ties and apart and embedding and head is None:
         message = (
             f"{listed(ties)} is true and {listed(apart)} false, and there is no head: loaders that"
@@ -188,7 +187,7 @@ def _zero(
 def _tokens(folder: Path) -> dict[int, str] | None:
     """Return the tokenizer's tokens by id; None without a tokenizer.json that can be read."""
     try:
-        content = json.loads(small_file(folder / "tokenizer.json"))
+        content = ModelFolder(folder).read(TOKENIZER)
         vocabulary = content["model"]["vocab"]
         pairs = (
             vocabulary.items()

@@ -1,26 +1,29 @@
 """The files of a checkpoint folder, and findings about them without a look into the weights."""
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vtool.contents import JSON_OF_MODEL, small_file, stand_in, stand_ins_of_model
+from vtool.contents import stand_in
 from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.diagnostic import Severity
 from vtool.loading.checkpoint import strict_json
 from vtool.loading.checkpoint.about_file import about_file, why_not_json
 from vtool.loading.words import listed
+from vtool.model_folder import (
+    INDEX,
+    JSON_OF_MODEL,
+    LARGEST_SETTINGS_FILE,
+    MODEL_CONFIG,
+    ModelFolder,
+)
 
-LARGEST_CONFIG = 16 * 2**20
-"""Bytes of a config.json that is read: a hundred times what large ones have."""
-_INDEX = "model.safetensors.index.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _BESIDE_WEIGHTS = ("training_args", "optimizer", "scheduler", "rng_state", "scaler", "progress")
 """Beginnings of files that trainers keep with the weights, which no loader takes for weights."""
-_CONFIGS = ("config.json", "adapter_config.json", "params.json", "model_index.json")
+_CONFIGS = (MODEL_CONFIG, "adapter_config.json", "params.json", "model_index.json")
 """The config files of transformers, PEFT, Mistral and diffusers."""
 
 
@@ -61,7 +64,7 @@ def list_folder(folder: Path) -> tuple[Files, list[Diagnostic]]:
     )
     indexes = [entry for entry in entries if entry.name.endswith(".safetensors.index.json")]
     index = next(
-        (entry for entry in indexes if entry.name == _INDEX), indexes[0] if indexes else None
+        (entry for entry in indexes if entry.name == INDEX), indexes[0] if indexes else None
     )
     pickles = [entry for entry in entries if entry.suffix in _PICKLES and not entry.is_dir()]
     findings = [*_pickles(folder, pickles, safetensors, index)]
@@ -71,19 +74,19 @@ def list_folder(folder: Path) -> tuple[Files, list[Diagnostic]]:
         findings.append(
             about_file(folder, "no-config", f"{folder} has weights, and no config.json")
         )
-    if (folder / "config.json").exists():
-        findings += _config(folder / "config.json")
+    if (folder / MODEL_CONFIG).exists():
+        findings += _config(folder / MODEL_CONFIG)
     findings += [*_stand_ins(folder), *_broken_json(folder)]
-    for file in (*safetensors, *indexes, folder / "config.json"):
+    for file in (*safetensors, *indexes, folder / MODEL_CONFIG):
         findings += outside_link(file, folder)
     return Files(safetensors, index), findings
 
 
 def _stand_ins(folder: Path) -> Iterator[Diagnostic]:
     """Yield a finding for each file beside the weights, such as the tokenizer, that is another."""
-    for name, found in stand_ins_of_model(folder).items():
+    for name, found in ModelFolder(folder).stand_ins.items():
         # the config, the weights and their index have findings of their own
-        if name != "config.json" and ".safetensors" not in name:
+        if name != MODEL_CONFIG and ".safetensors" not in name:
             message = f"{name}: it {found.what}"
             yield about_file(folder / name, "no-config", message, found.remedy, severity="error")
 
@@ -93,7 +96,7 @@ def _broken_json(folder: Path) -> Iterator[Diagnostic]:
     for file in (folder / name for name in JSON_OF_MODEL):
         if is_file(file) and not stand_in(file):
             try:
-                json.loads(small_file(file))
+                ModelFolder(folder).read(file.name)
             except OSError as error:
                 why = f"it cannot be read: {error.strerror}"
             except (ValueError, RecursionError) as error:
@@ -106,10 +109,10 @@ def _broken_json(folder: Path) -> Iterator[Diagnostic]:
 
 def read_config(folder: Path) -> Mapping[str, Any]:
     """Return the folder's config.json; empty where there is none that can be read."""
-    file = folder / "config.json"
+    file = folder / MODEL_CONFIG
     if not is_file(file) or _config(file):
         return {}
-    content, _ = strict_json.parse_strict_json(file.read_bytes())
+    content, _ = strict_json.parse_strict_json(ModelFolder(file.parent).content(file.name))
     return content if isinstance(content, dict) else {}
 
 
@@ -127,9 +130,11 @@ def _config(file: Path) -> list[Diagnostic]:
     if not file.is_file():
         return [bad("it is not a regular file")]
     try:
-        if (size := file.stat().st_size) > LARGEST_CONFIG:
-            return [bad(f"it has {size:,} bytes; at most {LARGEST_CONFIG:,} are read")]
-        content, repeated = strict_json.parse_strict_json(file.read_bytes())
+        if (size := file.stat().st_size) > LARGEST_SETTINGS_FILE:
+            return [bad(f"it has {size:,} bytes; at most {LARGEST_SETTINGS_FILE:,} are read")]
+        content, repeated = strict_json.parse_strict_json(
+            ModelFolder(file.parent).content(file.name)
+        )
     except OSError as error:
         return [bad(f"it cannot be read: {error.strerror}")]
     except ValueError as error:

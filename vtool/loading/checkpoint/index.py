@@ -11,6 +11,7 @@ from vtool.loading.checkpoint.about_file import about_file, why_not_json
 from vtool.loading.checkpoint.files import is_weights
 from vtool.loading.checkpoint.headers import LARGEST_HEADER, Header
 from vtool.loading.words import listed
+from vtool.model_folder import ModelFolder
 from vtool.near_files import near_file
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
@@ -40,7 +41,9 @@ def read_index(file: Path) -> tuple[Index | None, list[Diagnostic]]:
     try:
         if file.stat().st_size > LARGEST_HEADER:
             return None, [bad(f"it is larger than {LARGEST_HEADER:,} bytes")]
-        content, repeated = strict_json.parse_strict_json(file.read_bytes())
+        content, repeated = strict_json.parse_strict_json(
+            ModelFolder(file.parent).content(file.name)
+        )
     except OSError as error:
         return None, [bad(f"it cannot be read: {error.strerror}")]
     except ValueError as error:

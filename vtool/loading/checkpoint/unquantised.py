@@ -8,6 +8,7 @@ from vtool.diagnostics import Diagnostic
 from vtool.loading.checkpoint.about_file import about_file
 from vtool.loading.checkpoint.headers import Header
 from vtool.loading.checkpoint.scales import PACKED, SCALED
+from vtool.model_folder import MODEL_CONFIG
 
 _ALWAYS = ("gptq", "awq", "fp8", "fbgemm_fp8", "compressed-tensors", "mxfp4")
 """Methods whose loaders take nothing but quantized weights where the config names them.
@@ -33,7 +34,7 @@ def unquantised(
     if not weights or any(one.dtype in _DTYPES or one.name.endswith(_ENDINGS) for one in tensors):
         return
     yield about_file(
-        folder / "config.json",
+        folder / MODEL_CONFIG,
         "missing-scale",
         f"config.json says `quant_method` {method}, and none of the {len(tensors):,} tensors is"
         f" quantized: {weights[0].name} is {weights[0].dtype}",

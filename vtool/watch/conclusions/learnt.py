@@ -28,8 +28,8 @@ PLACEHOLDER = Rule(
     code="VT902",
     summary="Placeholders of images, videos or audio, or padding, are learnt as if they were text.",
     why=(
-        "The model is taught to say <|image_pad|>, with as much weight as an image has tokens:"
-        " hundreds for each answer's few (the default of TRL for vision-language models)."
+        "The model is taught to write <|image_pad|>. An image has hundreds of these tokens and an"
+        " answer has few, so they dominate the loss. TRL does so by default with images."
     ),
     bad="labels = input_ids.clone() for a row with images",
     good="labels[labels == image_token_id] = -100",

@@ -34,9 +34,10 @@ DIFFER = Rule(
     ),
 )
 _MICRO_HELP = (
-    "the loss is averaged over each micro-batch by itself. Until the trainer divides by the tokens"
-    " of the whole step (num_items_in_batch in transformers, which this model's class may not"
-    " take), gradient_accumulation_steps=1 with a larger batch avoids it"
+    "the loss is averaged over each micro-batch by itself. In a loop of your own:"
+    " cross_entropy(..., reduction='sum') / tokens of the whole step. In transformers,"
+    " num_items_in_batch does that, where the model's class takes it; else"
+    " gradient_accumulation_steps=1 with a larger batch avoids it"
 )
 _RANK_HELP = (
     "each rank divides by its own tokens. average_tokens_across_devices=True avoids it in"

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from .facts import FactWriter
-from .model import find_models, is_recorded
+from .model import find_models, is_recorded, largest_owner
 from .settings import WatchSettings, from_environment
 from .watch import Watch
 
@@ -178,9 +178,12 @@ class Process:
         if self.blind or self.found:
             return
         self.blind = True
-        name = type(optimizer).__name__
+        name, trained = type(optimizer).__name__, largest_owner(_parameters(optimizer))
+        what = f"{trained}, which has no" if trained else "no model with a"
         self.writer.write(
-            "blind", why=f"{name} trains no model with a language head that could be found"
+            "blind",
+            why=f"{name} trains {what} language head that the watch can find: it asks for"
+            " get_output_embeddings(), which transformers' models have, or Megatron-core's GPT",
         )
 
     def end(self) -> None:

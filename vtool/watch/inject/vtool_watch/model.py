@@ -86,6 +86,23 @@ def find_models(owned: Iterable[int]) -> list[FoundModel]:
     return list(found.values())
 
 
+def largest_owner(owned: Iterable[int]) -> str | None:
+    """Return the name of the largest module's class that owns one of the parameters (by `id`)."""
+    owned = set(owned)
+    sizes: dict[str, int] = {}
+    for candidate in gc.get_objects():
+        try:
+            if issubclass(type(candidate), nn.Module):
+                parameters = list(candidate.parameters())
+                if any(id(parameter) in owned for parameter in parameters):
+                    size = sum(1 for _ in candidate.modules())
+                    name = type(candidate).__name__
+                    sizes[name] = max(size, sizes.get(name, 0))
+        except Exception:  # proxies that raise at any touch, half-built modules
+            continue
+    return max(sizes, key=lambda name: sizes[name], default=None)
+
+
 def _has_weight(head: Any) -> bool:
     return getattr(head, "weight", None) is not None or bool(getattr(head, "modules_to_save", None))
 

@@ -1,0 +1,144 @@
+"""Folders as they are published are verified, trained and exported with the same files."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from PIL import Image
+from safetensors.torch import load_file
+from transformers.utils import is_torchvision_available
+
+from tests.commands import run_vtool
+from tests.models.published_folders import PUBLISHED, UNTRAINED, publish_family
+from vtool.models.processor import load_processor
+
+SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+
+
+def write_colors(folder: Path) -> Path:
+    """Rows about squares, whose answers have a thought where `thought` is given."""
+    folder.mkdir()
+    lines = []
+    for number in range(8):
+        color = ("red", "green", "blue")[number % 3]
+        Image.new("RGB", (64 + 8 * number, 80), color).save(folder / f"{number}.png")
+        asked = [{"type": "image", "image": f"{number}.png"}, {"type": "text", "text": "Color?"}]
+        answer = {"role": "assistant", "content": f"It is {color}."}
+        lines.append(json.dumps({"messages": [{"role": "user", "content": asked}, answer]}))
+    (folder / "rows.jsonl").write_text("\n".join(lines) + "\n")
+    return folder / "rows.jsonl"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_it_is_verified_trained_and_exported_with_the_same_files(name: str, tmp_path: Path) -> None:
+    folder = publish_family(name, tmp_path / name)
+    rows, model = write_colors(tmp_path / "rows"), f"model.path={folder}"
+    think = PUBLISHED[name].template in ("qwen3_5", "glm")
+    off = ("data.template_arguments={enable_thinking: false}",) if think else ()
+    done = run_vtool(tmp_path, "verify", str(rows), model, *off)
+    assert done.status == 0, done.stdout
+    assert "no findings" in done.stdout
+    steps = ("train.steps=3", "data.global_batch_size=4", "run.name=seen")
+    done = run_vtool(tmp_path, "train", "sft", str(rows), model, *off, *steps)
+    assert done.status == 0, done.stderr
+    told = "note[weights-left-out VT675]" in done.stdout
+    assert told == bool(PUBLISHED[name].more_weights)
+    assert "3 weights that transformers' class leaves out (mtp." in done.stdout or not told
+    export = tmp_path / "runs/seen/export"
+    written = {file.name for file in export.iterdir()}
+    assert written >= PUBLISHED[name].files - {*SHARDS, "model.safetensors.index.json"}
+    config = transformers.AutoConfig.from_pretrained(export)
+    kind = getattr(transformers, config.architectures[0])
+    trained, report = kind.from_pretrained(export, output_loading_info=True)
+    assert not any(report[one] for one in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    before = kind.from_pretrained(folder, dtype=torch.float32)
+    moved = [
+        not torch.equal(one, other.float())
+        for one, other in zip(before.parameters(), trained.parameters(), strict=True)
+    ]
+    assert sum(moved) > len(moved) / 2
+    tokenizer = transformers.AutoTokenizer.from_pretrained(export)
+    assert json.loads((export / "vocab.json").read_text()).items() <= tokenizer.get_vocab().items()
+    if "chat_template.json" in written:
+        own = json.loads((export / "chat_template.json").read_text())
+        assert own == {"chat_template": tokenizer.chat_template}
+    ends = json.loads((export / "generation_config.json").read_text())["eos_token_id"]
+    assert ends == json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
+    images = transformers.AutoImageProcessor.from_pretrained(export)
+    assert images.backend == ("torchvision" if is_torchvision_available() else "pil")
+    assert images.patch_size == PUBLISHED[name].images["patch_size"]
+    done = run_vtool(tmp_path, "load-check", str(folder), str(export))
+    assert done.status == 0, done.stdout
+    assert "transformers has the same" in done.stdout
+
+
+@pytest.mark.parametrize("name", UNTRAINED)
+def test_another_family_is_named_with_what_vtool_does_for_it(name: str, tmp_path: Path) -> None:
+    model_type, kind = UNTRAINED[name]
+    folder = tmp_path / name
+    folder.mkdir()
+    config = {"model_type": model_type, "architectures": [kind]}
+    (folder / "config.json").write_text(json.dumps(config))
+    rows = write_colors(tmp_path / "rows")
+    done = run_vtool(tmp_path, "train", "sft", str(rows), f"model.path={folder}")
+    assert done.status == 1
+    assert f"is a model of type {model_type}, which vtool does not train" in done.stderr
+    assert "vtool watch" in done.stderr
+    assert "vtool load-check" in done.stderr
+
+
+def test_the_folders_have_old_and_new_names_and_layouts(tmp_path: Path) -> None:
+    """Folders of vtool itself have neither."""
+    old = publish_family("Qwen2.5-VL", tmp_path / "old")
+    config = json.loads((old / "config.json").read_text())
+    assert "text_config" not in config
+    assert config["rope_scaling"]["type"] == "mrope"
+    names = [name for shard in SHARDS for name in load_file(old / shard)]
+    assert any(name.startswith("visual.") for name in names)
+    assert not any("language_model" in name for name in names)
+    new = publish_family("Qwen3.5", tmp_path / "new")
+    names = [name for shard in SHARDS for name in load_file(new / shard)]
+    assert any(name.startswith("model.language_model.") for name in names)
+    assert any(name.startswith("mtp.") for name in names)
+
+
+def without_token(folder: Path, *tokens: str) -> Path:
+    """Take tokens out of a folder's tokenizer: their texts are then spelt in several."""
+    file = folder / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    tokenizer["added_tokens"] = [
+        each for each in tokenizer["added_tokens"] if each["content"] not in tokens
+    ]
+    for token in tokens:
+        tokenizer["model"]["vocab"].pop(token, None)
+    file.write_text(json.dumps(tokenizer))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config.pop("extra_special_tokens", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("template", "severity"),
+    [
+        (None, "warning"),  # <|im_end|> is a token beside it
+        # Zephyr's marks are text, and it was trained so
+        ("{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}</s>\n{% endfor %}", "note"),
+    ],
+)
+def test_a_mark_that_is_no_token_is_mark_not_token(
+    template: str | None, severity: str, tmp_path: Path
+) -> None:
+    folder = publish_family("Qwen2.5-VL", tmp_path / "model")
+    assert not load_processor(folder, "qwen2_5_vl").notes
+    if template:
+        (folder / "chat_template.json").unlink()
+        (folder / "chat_template.jinja").write_text(template)
+    else:
+        without_token(folder, "<|im_start|>")
+    (note,) = load_processor(folder, "qwen2_5_vl").notes
+    assert (note.rule, note.severity) == ("mark-not-token", severity)
+    assert ("<|user|>" if template else "<|im_start|>") in note.message
