@@ -152,7 +152,7 @@ def test_images_and_videos_go_to_their_own_tags(tmp_path: Path) -> None:
         (
             chat("<video>and<video>", "b") | {"videos": [["f-0.png"]]},
             "placeholder-mismatch",
-            '2 video placeholders, but 1 entries in "videos"',
+            '2 video placeholders, but 1 entry in "videos"',
         ),
         (chat("<Video>?", "b"), "malformed-messages", "<Video>, which would be read as plain text"),
         (

@@ -363,7 +363,7 @@ def _parts(annotation: ast.expr | None) -> Iterator[ast.expr]:
 
 def _listed(where: Where, roots: Sequence[Path]) -> dict[str, str]:
     """Return the words of settings for which a file lists them, or nothing does."""
-    takes = defaultdict(list)
+    takes: defaultdict[str, list[str]] = defaultdict(list)
     for setting, (pattern, name) in where.listed.items():
         for path in _files((pattern,), roots):
             words = dict.fromkeys(_words_of(ast.parse(path.read_text("utf-8")), name))
@@ -376,13 +376,14 @@ def _listed(where: Where, roots: Sequence[Path]) -> dict[str, str]:
 
 def _words_of(tree: ast.Module, name: str) -> Iterator[str]:
     """Yield the words that a class, a mapping, a list, a function or calls of one have."""
+    values: list[ast.expr | None]
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef) and node.name == name:
             for base in node.bases:
                 yield from _words_of(tree, ast.unparse(base))
             values = [line.value for line in node.body if isinstance(line, ast.Assign)]
         elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
-            values = list(node.value.keys if isinstance(node.value, ast.Dict) else [])
+            values = [*node.value.keys] if isinstance(node.value, ast.Dict) else []
             values += node.value.elts if isinstance(node.value, ast.List) else []
         elif isinstance(node, ast.FunctionDef) and node.name == name:
             values = [

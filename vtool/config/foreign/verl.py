@@ -124,7 +124,7 @@ def read_verl(path: Path) -> ForeignRecipe:
         Composed(RecipeFile(path), theirs.values, Origins(theirs.origins)),
         tuple(findings),
         theirs.names,
-        tuple((name, (theirs.given | checked.refused)[name]) for name in left),
+        tuple((name, (checked.given | checked.refused)[name]) for name in left),
         tuple(script.notes),
         refused=checked.refused,
     )
