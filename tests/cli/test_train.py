@@ -211,7 +211,7 @@ def test_verify_shows_what_is_supervised_and_exits_clean(tmp_path: Path) -> None
     assert "⟦yes<|im_end|>⟧" in output
     assert "no findings" in output
     # without data.max_length, no length was looked at
-    assert "4 not run" in vtool(tmp_path, "verify", "my.jsonl")
+    assert "5 not run" in vtool(tmp_path, "verify", "my.jsonl")
 
 
 def test_verify_finds_what_training_would(tmp_path: Path) -> None:

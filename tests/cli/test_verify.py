@@ -100,9 +100,11 @@ def test_with_a_length_all_that_can_be_is_looked_for() -> None:
     assert _not_run(result_of([GOOD, long], *settings)) == {
         "outside-of-root": "data.root is not given",
         "near-duplicate-rows": "--near is not given",
+        "processor-backend-differs": "no usable row has an image or a video",
     }
     assert _not_run(result_of([GOOD, long], *settings, "data.root=.", "--near")) == {
-        "files-outside-folder": "data.root says where files have to be"
+        "files-outside-folder": "data.root says where files have to be",
+        "processor-backend-differs": "no usable row has an image or a video",
     }
 
 

@@ -1,10 +1,10 @@
 """The difference between the pixels of a split's rows and the pixels that a server would make."""
 
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 
+from vtool.data.audit import Ledger
 from vtool.data.loader import EncodedRows
 from vtool.data.video import open_clip
 from vtool.data.visuals import visuals_of
@@ -27,7 +27,7 @@ class BackendComparison:
     measured: dict[str, int] = field(default_factory=dict)
 
 
-def compare_backends(split: str, rows: EncodedRows, kept: Any) -> BackendComparison:
+def compare_backends(split: str, rows: EncodedRows, ledger: Ledger) -> BackendComparison:
     """Process the first rows that have images or videos by both backends, and compare the pixels.
 
     Servers, as vLLM, use torchvision, as long as nobody tells them otherwise.
@@ -35,15 +35,17 @@ def compare_backends(split: str, rows: EncodedRows, kept: Any) -> BackendCompari
     Args:
         split: for the finding.
         rows: of the split.
-        kept: the numbers of its usable rows.
+        ledger: of the split.
     """
+    if not ledger.images and not ledger.videos:
+        return BackendComparison(why_not="no usable row has an image or a video")
     if why := why_no_torchvision():
         return BackendComparison(why_not=f"{why}; servers use it: `vtool serve` tells vLLM not to")
     backend = rows.processor.image_processor.backend
     other = _with_backend(rows.processor, "torchvision" if backend == "pil" else "pil")
     compared, worst = 0, 0.0
     levels = True
-    for index in kept:
+    for index in ledger.kept:
         if compared == _ROWS:
             break
         try:

@@ -153,7 +153,7 @@ def _with_blank(audit: Audit, blank: BlankTokens, rows: EncodedRows) -> Audit:
 
 def _with_backends(audit: Audit, rows: EncodedRows) -> Audit:
     """Return an audit with the pixels that a server would make of its rows."""
-    found = compare_backends(audit.split, rows, audit.ledger.kept)
+    found = compare_backends(audit.split, rows, audit.ledger)
     return replace(
         audit,
         findings=(*audit.findings, *found.findings),
