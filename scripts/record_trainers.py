@@ -64,6 +64,10 @@ def record(trainer: str, wheels: Path) -> dict[str, Any]:
     }
     if plugins := {name: " ".join(names) for name, names in newest.plugins.items() if names}:
         table["plugins"] = plugins
+    kinds = defaultdict(list)
+    for name, kind in sorted(newest.takes.items()):
+        kinds[kind].append(name)
+    table["takes"] = {kind: " ".join(names) for kind, names in sorted(kinds.items())}
     if newest.open:
         table["open"] = newest.open
     if newest.choices:

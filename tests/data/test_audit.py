@@ -1,5 +1,6 @@
 """The audit: every row is looked at, and kept or dropped for a reason."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -343,6 +344,20 @@ def test_a_row_that_cannot_be_loaded_any_more_is_reported_by_name_from_a_worker_
         next(steps)
     (finding,) = caught.value.diagnostics
     assert finding.origin == Origin(str(tmp_path / "rows.jsonl"), 3)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # as the module does
+def test_more_workers_than_cores_are_said_in_one_line(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path, mixed_rows(tmp_path, 2))
+    cores = len(os.sched_getaffinity(0))
+    for workers, lines in ((cores, 0), (cores + 1, 1)):
+        said: list[str] = []
+        steps = load_steps(
+            rows, range(2), lambda step: [MicroBatch((step,))], workers, say=said.append
+        )
+        assert len(list(steps)) == 2
+        assert len(said) == lines
+        assert not lines or f"data.workers={workers}, on {cores} core" in said[0]
 
 
 @pytest.mark.full

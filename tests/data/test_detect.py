@@ -9,7 +9,7 @@ import pytest
 from tests.data.readers import open_rows
 from tests.rows import chat, write_rows
 from vtool.data.containers.parquet import ParquetRows
-from vtool.data.detect import detect, source_messages
+from vtool.data.detect import describe_source, detect, source_messages
 from vtool.data.formats import LAYOUTS
 from vtool.diagnostics import Diagnostic, Findings
 
@@ -162,3 +162,13 @@ def test_rows_in_a_list_of_one_object_are_refused_with_what_takes_them_out(tmp_p
     assert found.message == f'{path} is one object, whose "data" has a list of 3'
     assert found.help is not None
     assert "jq -c '.[\"data\"][]'" in found.help
+
+
+@pytest.mark.parametrize(
+    ("count", "layout", "expected"),
+    [(2, "swift", "2 ms-swift rows"), (1, "swift", "1 ms-swift row")],
+)
+def test_a_source_is_described_without_saying_rows_twice(
+    count: int, layout: str, expected: str
+) -> None:
+    assert describe_source({"rows": count, "format": "auto", "layout": layout}) == expected

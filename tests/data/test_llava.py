@@ -146,7 +146,7 @@ def test_text_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
             "malformed-messages",
             'turn 1 has "content"',
         ),
-        (talk("<image>?", "b"), "placeholder-mismatch", "1 image placeholders, but 0"),
+        (talk("<image>?", "b"), "placeholder-mismatch", "1 image placeholder, but 0"),
         (talk("?", "b", image="a.png"), "placeholder-mismatch", "0 image placeholders, but 1"),
         (talk("<image>?", "b", image="no.png"), "missing-image", "no.png"),
         (talk("a", "<image>"), "image-in-answer", "turn 2"),

@@ -146,9 +146,9 @@ def test_a_line_cut_off_is_a_broken_row_with_its_column(tmp_path: Path) -> None:
         (
             chat("a", "b") | {"videos": ["a.mp4"]},
             "placeholder-mismatch",
-            '0 video placeholders, but 1 entries in "videos"',
+            '0 video placeholders, but 1 entry in "videos"',
         ),
-        (chat("<image>?", "b"), "placeholder-mismatch", "1 image placeholders, but 0"),
+        (chat("<image>?", "b"), "placeholder-mismatch", "1 image placeholder, but 0"),
         (chat("<image>?", "b") | {"images": ["missing.png"]}, "missing-image", "missing.png"),
         (
             chat([{"type": "image", "image": "https://example.org/a.png"}], "b"),
@@ -187,7 +187,7 @@ def test_a_line_cut_off_is_a_broken_row_with_its_column(tmp_path: Path) -> None:
         (
             chat("<video>?", "b"),
             "placeholder-mismatch",
-            '1 video placeholders, but 0 entries in "videos"',
+            '1 video placeholder, but 0 entries in "videos"',
         ),
         (chat([{"type": "text", "text": "?<audio>"}], "b"), "malformed-messages", "<audio>"),
         (chat("a", "Here: <image>"), "image-in-answer", "turn 2"),
@@ -213,7 +213,7 @@ def test_more_images_than_placeholders_is_refused(tmp_path: Path) -> None:
     names = [picture(tmp_path / name).name for name in ("a.png", "b.png")]
     found, message = rule_of(tmp_path, chat("<image>?", "b") | {"images": names})
     assert found == "placeholder-mismatch"
-    assert "1 image placeholders, but 2" in message
+    assert "1 image placeholder, but 2" in message
 
 
 def test_an_image_part_in_an_answer_is_refused(tmp_path: Path) -> None:

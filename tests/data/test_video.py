@@ -152,7 +152,7 @@ def test_images_and_videos_go_to_their_own_tags(tmp_path: Path) -> None:
         (
             chat("<video>and<video>", "b") | {"videos": [["f-0.png"]]},
             "placeholder-mismatch",
-            '2 video placeholders, but 1 entries in "videos"',
+            '2 video placeholders, but 1 entry in "videos"',
         ),
         (chat("<Video>?", "b"), "malformed-messages", "<Video>, which would be read as plain text"),
         (
@@ -433,7 +433,7 @@ def test_frames_of_several_sizes_and_frames_cut_off_are_named(tmp_path: Path) ->
     first, second = (dropped.message for dropped in ledger.dropped)
     assert "differ in size: 56 × 28 pixels, and frame 4 has 64 × 28" in first
     assert "half.png cannot be decoded" in second
-    assert "1 videos" in ledger.in_words()
+    assert "1 video" in ledger.in_words()
 
 
 def test_without_a_decoder_one_finding_says_what_to_install(

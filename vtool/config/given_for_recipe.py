@@ -1,5 +1,6 @@
 """Files and folders that are given in the place of a recipe: what each is, and what reads it."""
 
+import re
 import shlex
 from pathlib import Path
 
@@ -10,8 +11,10 @@ from vtool.model_folder import MODEL_CONFIG, ModelFolder
 
 _WEIGHTS = ".safetensors"
 _SCRIPTS = {".py": "python", ".sh": "bash"}
-_STARTS = (("llamafactory-cli", "llamafactory"), ("swift sft", "ms-swift"), ("trl sft", "trl"))
+_VERL = re.compile(r"verl\b.*sft_trainer")
 _MOST_TEXT = 1 << 16
+_LEAST = 0.6
+"""The share of a command's options that a trainer must know, whose file it seems to start."""
 _MOST_NAMED = 3
 ANOTHER_FAMILY = (
     "vtool trains no other model yet: `vtool watch -- python train.py` shows what another trainer"
@@ -86,7 +89,23 @@ def _started_by(script: Path) -> str | None:
         text = script.read_text(encoding="utf-8")[:_MOST_TEXT] if script.suffix == ".sh" else ""
     except (OSError, ValueError):
         return None
-    return next((name for words, name in _STARTS if words in text), None)
+    from vtool.config.foreign.hf_script import split_command
+    from vtool.config.foreign.shell import read_commands
+    from vtool.config.foreign.trainers import TRAINERS
+
+    scores = {"": _LEAST}
+    for command in read_commands(text):
+        if any(_VERL.search(word.text) for word in command):
+            return "verl"
+        for name, trainer in TRAINERS.items():
+            if (found := split_command(command, trainer)) is None:
+                continue
+            start, *words = (word.text for word in found[1])
+            options = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
+            known = sum(one.replace("-", "_") in trainer.fields for one in options)
+            by_name = start == trainer.command[-1]  # and not by a file, which many have
+            scores[name] = 1.0 if by_name else known / max(1, len(options))
+    return max(scores, key=lambda name: scores[name]) or None
 
 
 def refuse_other_family(folder: Path) -> None:

@@ -201,6 +201,7 @@ def examine_foreign(path: Path, *, trainer: str = "verl", trusted: bool = True) 
         Findings: `fatal`, where it could not be read.
     """
     from vtool.config.foreign.verl import in_their_words
+    from vtool.config.foreign.words import WORDS
 
     reading = read_foreign(path, trainer, trusted=trusted)
     loaded, examined = _checked(reading.composed, trusted)
@@ -212,10 +213,13 @@ def examine_foreign(path: Path, *, trainer: str = "verl", trusted: bool = True) 
         "data.global_batch_size",
     } - reading.names.keys()
     unknown |= set(reading.open)
+    words = [WORDS.get(name.rpartition(".")[2]) for name in reading.refused]
+    unread = {word.ours for word in words if word and word.ours}
     if "model.path" in unknown:  # what is of that model
         unknown |= {"model.revision"}
         named = "model.family" in reading.names
         unknown |= set() if named else {"lora.targets", "lora.exclude", "lora.modules_to_save"}
+    groups = {name.partition(".")[0] for name in unread}
     # how many pixels a token has is the family's; none is known here
     of_a_family = set() if "model.family" in reading.names or trainer == "verl" else _BY_FAMILY
     of_verl = trainer == "verl"
@@ -223,7 +227,9 @@ def examine_foreign(path: Path, *, trainer: str = "verl", trusted: bool = True) 
         *(
             in_their_words(_of_a_lack(one), reading.names, of_verl=of_verl, scales=reading.scales)
             for one in examined.findings
-            if not _is_below(one.parameter, unknown) and one.rule not in of_a_family
+            if not _is_below(one.parameter, unknown | unread) and one.rule not in of_a_family
+            if one.rule != "missing-key" or not _is_below(one.parameter, groups)
+            if unread.isdisjoint(one.message.split())
         ),
         *reading.findings,
     )
@@ -244,6 +250,14 @@ def _is_below(parameter: str | None, names: Collection[str]) -> bool:
 
 def _of_a_lack(finding: Diagnostic) -> Diagnostic:
     """Return a finding about what vtool has not got as the note that it is to another trainer."""
+    if finding.rule == "extra-not-installed":  # it is converted, and its package is all it lacks
+        return Diagnostic(
+            "not-on-this-machine",
+            finding.message,
+            finding.help,
+            finding.parameter,
+            finding.origin,
+        )
     if finding.rule not in _LACKS:
         return finding
     return Diagnostic(

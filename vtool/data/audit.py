@@ -20,6 +20,7 @@ from vtool.data.vocabulary import token_id_findings
 from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.printable import Lines
 from vtool.models.pictures import PICTURE_TRAITS
+from vtool.words import plural
 
 # More findings of one rule than this are counted, not listed.
 _LISTED = 20
@@ -132,13 +133,14 @@ class Ledger:
             rule if len(rules) == 1 else f"{count} {rule}" for rule, count in rules.items()
         )
         parts = [
-            f"{self.rows} rows",
+            plural(self.rows, "row"),
             f"{len(self.kept)} kept",
             f"{len(self.dropped)} dropped" + (f" ({why})" if why else ""),
         ]
         parts += [f"{self.reused} as audited before"] if self.reused else []
         parts += [f"{self.truncated} truncated"] if self.truncated else []
-        parts += [f"{self.images} images"] + ([f"{self.videos} videos"] if self.videos else [])
+        parts += [plural(self.images, "image")]
+        parts += [plural(self.videos, "video")] if self.videos else []
         parts += [self.boxes.in_words()] if self.boxes.rows else []
         parts += [f"{sum(self.lengths)} tokens, of which {self.supervised_tokens} supervised"]
         return " · ".join(parts)

@@ -24,6 +24,7 @@ from vtool.data.formats.llama_factory import INFO, info_file, read_info
 from vtool.data.keys import OTHER_TASKS
 from vtool.diagnostics import Diagnostic, Findings, Origin
 from vtool.near_files import quoted_name
+from vtool.words import plural
 
 _MOST_FILES = 8
 _MAY_HAVE_ROWS = (
@@ -125,8 +126,9 @@ def describe_source(source: Mapping[str, Any]) -> str:
     Empty for rows without a layout.
     """
     kind = words(source.get("layout", source["format"]))
-    rows = "1 row" if source["rows"] == 1 else f"{source['rows']:,} rows"
-    return f"{rows} of {kind}" if kind else ""
+    if kind.endswith(" rows"):
+        return f"{source['rows']:,} {kind if source['rows'] != 1 else kind.removesuffix('s')}"
+    return f"{plural(source['rows'], 'row')} of {kind}" if kind else ""
 
 
 def source_messages(source: Mapping[str, Any]) -> list[str]:

@@ -1,6 +1,7 @@
 """Loading of batches, encoded once where memory allows, and ahead of time by workers."""
 
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,10 +24,13 @@ from vtool.data.workers import MEASURED_STEPS, measure_steps
 from vtool.diagnostics import Findings
 from vtool.models.processor import Processor
 from vtool.models.tower_index import TowerIndexer
+from vtool.words import plural
 
 # Encoded rows that a process keeps, so that a small data set is decoded once and not in every
 # epoch.
 CACHE_BYTES = 512 * 2**20
+# torch's advice, of 400 characters; `load_steps` says it in a line
+warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
 _CPU = torch.device("cpu")
 _BYTES_BESIDE = 2048  # the objects around a row's numbers, measured
 
@@ -197,6 +201,11 @@ def load_steps(
         steps, workers = steps[first:], costs.workers(spare_cores)
         if steps:
             say(costs.in_words(workers, spare_cores))
+    elif workers > (cores := len(os.sched_getaffinity(0))):
+        say(
+            f"data.workers={workers}, on {plural(cores, 'core')}: the workers of each rank take"
+            " turns"
+        )
     if workers:
         dataset.in_work = RowsInWork(workers)
     flat = (micro_batch for step in steps for micro_batch in plan_step(step))

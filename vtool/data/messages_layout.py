@@ -24,6 +24,7 @@ from vtool.data.missing import is_empty, is_nan, missing_in_words
 from vtool.data.row import Remark, Row, RowVideo, refuse, shown_value, texts_of
 from vtool.data.urls import UrlCache
 from vtool.diagnostics import Findings, Origin
+from vtool.words import plural
 
 _ROLES = ("system", "user", "assistant", "tool")
 TAG = "<image>"
@@ -131,8 +132,8 @@ def parse_row(
     for kind, entries in listed.items():
         if placeholders[kind] != len(entries):
             message = (
-                f"{name}: {placeholders[kind]} {kind} placeholders, but {len(entries)} entries in"
-                f' "{kind}s"'
+                f"{name}: {plural(placeholders[kind], f'{kind} placeholder')}, but"
+                f' {plural(len(entries), "entry", "entries")} in "{kind}s"'
             )
             raise refuse("placeholder-mismatch", message, origin)
     _check_characters(rendered, tools, malformed)

@@ -7,7 +7,9 @@ import pytest
 
 from tests.commands import run_vtool
 from vtool.config.foreign.convert import as_recipe
+from vtool.config.given_for_recipe import given_for_recipe
 from vtool.config.load import examine_foreign, read_foreign
+from vtool.diagnostics import Findings
 
 TRL = "sft.py --model_name_or_path /models/m --dataset_name x --max_length 99 --learning_rate 1e-5"
 SWIFT = "swift sft --model /models/Qwen3-VL-4B --dataset x.jsonl"
@@ -200,3 +202,37 @@ def test_a_word_of_an_earlier_release_is_called_as_it_is_written(tmp_path: Path)
     Path("run.yaml").write_text("warmup_ratio: 0.1\nlr_scheduler_type: constant\nmax_steps: 9\n")
     done = run_vtool(tmp_path, "validate-config", "--from", "trl", "run.yaml")
     assert "warmup_ratio is 0.1, but lr_scheduler_type constant has no warm-up" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "trainer"),
+    [
+        ("accelerate launch --num_processes 2 trl/scripts/sft.py --model_name_or_path m", "trl"),
+        ("torchrun examples/sft_vlm.py --dataset_name x --use_peft --lora_r 8", "trl"),
+        ("swift sft --model m --dataset rows.jsonl", "ms-swift"),
+        ("python swift/cli/sft.py --model m --dataset x --tuner_type lora", "ms-swift"),
+        ("llamafactory-cli train run.yaml", "llamafactory"),
+        ("torchrun -m verl.trainer.sft_trainer data.train_batch_size=8", "verl"),
+        ("python train.py --width 3 --depth 4", None),
+        ("echo accelerate is not here", None),
+    ],
+)
+def test_a_script_in_the_place_of_a_recipe_names_the_trainer_that_it_starts(
+    tmp_path: Path, line: str, trainer: str | None
+) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(f"set -e\n{line}\n")
+    help = given_for_recipe("run.sh", script).help or ""
+    assert "vtool watch -- bash run.sh" in help
+    assert ("--from" in help) == (trainer is not None)
+    assert trainer is None or f"--from {trainer} run.sh" in help
+
+
+def test_a_python_file_of_a_trainer_is_to_be_watched(tmp_path: Path) -> None:
+    script = tmp_path / "trl_train.py"
+    script.write_text("from trl import SFTTrainer\n")
+    with pytest.raises(Findings) as found:
+        read_foreign(script, "trl")
+    (finding,) = found.value.diagnostics
+    assert "vtool watch -- python" in (finding.help or "")
+    assert "trl_train.py" in (finding.help or "")

@@ -261,7 +261,7 @@ def test_what_is_no_recipe_of_this_trainer_is_reported_and_exits_2(text: str, ru
     [
         ("model: {lora_rank: '8'}", "wrong-type model.lora_rank"),
         ("trainer: {total_training_steps: '100'}", "wrong-type trainer.total_training_steps"),
-        ("optim: {lr_warmup_steps_ratio: abc}", "no-counterpart optim.lr_warmup_steps_ratio"),
+        ("optim: {lr_warmup_steps_ratio: abc}", "wrong-type optim.lr_warmup_steps_ratio"),
         ("optim: {lr_warmup_steps_ratio: .nan}", "no-counterpart optim.lr_warmup_steps_ratio"),
         ("trainer: {save_freq: after_each_epoch}", "no-counterpart trainer.save_freq"),
     ],

@@ -15,7 +15,14 @@ from vtool.config.foreign.hf_sharing import sharding_engine
 from vtool.config.foreign.hf_translation import WITHOUT_WARM_UP
 from vtool.config.foreign.known_words import known_words
 from vtool.config.foreign.named_model import look_at_model
-from vtool.config.foreign.theirs import LEFT_OPEN, ForeignFile, ForeignRecipe, absent_findings
+from vtool.config.foreign.theirs import (
+    LEFT_OPEN,
+    ForeignFile,
+    ForeignRecipe,
+    absent_findings,
+    listed_words,
+)
+from vtool.config.foreign.values import check_values, hangs_on, without_guesses
 from vtool.config.foreign.verl_settings import SameSetting
 from vtool.config.foreign.word import (
     NARROW_ADAMW,
@@ -31,6 +38,7 @@ from vtool.config.resources import RecipeFile
 from vtool.config.yaml_positions import read_yaml
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
+from vtool.words import plural
 
 
 def _share(value: Any) -> Any:
@@ -100,18 +108,27 @@ def read_axolotl(path: Path) -> ForeignRecipe:
     if not given.keys() & {"base_model", "datasets", "pretraining_dataset"}:
         message = f"{path.name} names neither a base_model nor datasets: it is no recipe of axolotl"
         raise Findings(Diagnostic("unknown-recipe", message), fatal=True)
-    theirs = ForeignFile(given, places, path.parent)
+    checked = check_values("axolotl", "axolotl", given, places)
+    given = checked.given
+    theirs = ForeignFile(given, places, path.parent, checked.refused)
     theirs.values["kind"] = "sft"
     notes = list(_translate(theirs, path.stem))
-    findings = [*_unread(theirs), *find_axolotl_traps(theirs), *absent_findings(theirs)]
+    traps = without_guesses(find_axolotl_traps(theirs), checked.refused)
+    findings = [*_unread(theirs), *checked.findings, *traps, *absent_findings(theirs)]
     left = tuple(
         (name, value)
-        for name, value in given.items()
-        if name not in theirs.judged
-        and value not in (None, {}, [], False)
-        and value != known.fields.get(name)
+        for name, value in (given | checked.refused).items()
+        if name in checked.refused
+        or (hangs_on(name, checked.refused) and name not in theirs.names.values())
+        or (
+            name not in theirs.judged
+            and value not in (None, {}, [], False)
+            and value != known.fields.get(name)
+        )
     )
-    unsaid = [name for name, _ in left if name not in {*theirs.absent, *_HARMLESS}]
+    said = {*theirs.absent, *_HARMLESS, *checked.refused}
+    unread = {*checked.refused, *theirs.absent}
+    unsaid = [name for name, _ in left if name not in said and not hangs_on(name, unread)]
     if unsaid:
         some = f"{len(unsaid)} setting{'s have' if len(unsaid) > 1 else ' has'}"
         findings.append(
@@ -128,6 +145,7 @@ def read_axolotl(path: Path) -> ForeignRecipe:
         theirs.names,
         left,
         tuple(notes),
+        refused=checked.refused,
     )
 
 
@@ -139,8 +157,9 @@ def _translate(theirs: ForeignFile, stem: str) -> Iterator[str]:
     yield from _batches(theirs)
     steps, epochs = theirs.take("max_steps"), theirs.take("num_epochs", 1.0)
     by_steps = is_whole(steps)
-    theirs.put("train.steps", steps if by_steps else None, "max_steps")
-    theirs.put("train.epochs", None if by_steps else epochs, "num_epochs")
+    if by_steps or theirs.refused.keys().isdisjoint(("max_steps", "num_epochs")):
+        theirs.put("train.steps", steps if by_steps else None, "max_steps")
+        theirs.put("train.epochs", None if by_steps else epochs, "num_epochs")
     _adapters(theirs)
     yield from _rows(theirs)
     _run(theirs, stem)
@@ -184,7 +203,7 @@ def _optimizer(theirs: ForeignFile) -> None:
         put("optim.betas", betas, "adam_beta2" if "adam_beta2" in theirs.given else "adam_beta1")
     steps, share = theirs.take("warmup_steps"), theirs.take("warmup_ratio")
     if theirs.given.get("lr_scheduler") in WITHOUT_WARM_UP:
-        put("optim.warmup_steps", 0, "lr_scheduler")
+        theirs.values.setdefault("optim", {})["warmup_steps"] = 0
     elif isinstance(steps, int):
         put("optim.warmup_steps", 2 if steps == 1 else steps, "warmup_steps")
     elif isinstance(share, int | float) or share is None:
@@ -207,7 +226,8 @@ def _batches(theirs: ForeignFile) -> Iterator[str]:
     if is_whole(size) and is_whole(passes):
         theirs.put("data.global_batch_size", size * passes, "gradient_accumulation_steps")
         yield (
-            f"data.global_batch_size is that of one process: {size} rows × {passes} passes."
+            f"data.global_batch_size is that of one process: {plural(size, 'row')}"
+            f" × {plural(passes, 'pass', 'passes')}."
             " Multiply it by the number of processes that you ran"
         )
 
@@ -327,8 +347,13 @@ def _run(theirs: ForeignFile, stem: str) -> None:
             if given.get(one)
         )
         put("tracking", trackers, word)
-    name = theirs.take("wandb_name") or Path(str(given.get("output_dir") or stem)).name or stem
-    put("run.name", str(name), "wandb_name")
+    theirs.values.setdefault("run", {})["name"] = stem
+    theirs.map(
+        [
+            SameSetting("output_dir", "run.name", lambda value: Path(str(value)).name or None),
+            SameSetting("wandb_name", "run.name", lambda value: str(value) or None),
+        ]
+    )
     engine, settings = None, read_deepspeed(theirs, "axolotl") or {}
     scheduler = settings.get("scheduler")
     if isinstance(scheduler, Mapping) and scheduler.get("type") in DEEPSPEED_SCHEDULES:
@@ -340,14 +365,15 @@ def _run(theirs: ForeignFile, stem: str) -> None:
         elif given.get("fsdp_config") and str(given.get("fsdp_version")) == "2":
             theirs.judged |= {"fsdp_version"}
             engine = {"kind": "fsdp2"}
-    for setting, value in (engine or {"kind": "ddp"}).items():
+    theirs.values["engine"] = {"kind": "ddp"}
+    for setting, value in (engine or {}).items():
         put(f"engine.{setting}", value, "deepspeed" if given.get("deepspeed") else "fsdp_config")
 
 
 def _unread(theirs: ForeignFile) -> Iterator[Diagnostic]:
     """Yield findings on settings that nothing reads: axolotl drops what it does not know."""
     known = known_words("axolotl")
-    listed = [str(one) for one in theirs.given.get("plugins") or [] if one]
+    listed = listed_words(theirs.given.get("plugins"))
     foreign = [one for one in listed if not one.startswith("axolotl.integrations.")]
     of_plugins = {word: name for name, words in known.plugins.items() for word in words}
     names = sorted(known.fields.keys() | of_plugins.keys())

@@ -25,6 +25,7 @@ from vtool.config.foreign.swift_bounds import (
 )
 from vtool.config.foreign.theirs import ForeignFile, ForeignRecipe, absent_findings
 from vtool.config.foreign.trainers import ForeignTrainer
+from vtool.config.foreign.values import check_values, hangs_on, without_guesses
 from vtool.config.foreign.word import is_whole
 from vtool.config.origins import Origins, ValuePosition
 from vtool.config.resources import RecipeFile
@@ -63,28 +64,38 @@ def read_hf(path: Path, trainer: ForeignTrainer) -> ForeignRecipe:
     _refuse_megatron(given, places, trainer)
     unknown = [*unread, *_unknown(given, places, trainer)]
     given, places, written = _with_current_names(given, places, trainer)
+    checked = check_values(trainer.name, trainer.title, given, places)
+    given = checked.given
+    unknown += [_as_written(one, written) for one in checked.findings]
     theirs = ForeignFile(given, places)
     if trainer.name == "ms-swift":
         unknown += find_lost_variables(given, theirs)
         given = with_model_arguments(given)
-    theirs = ForeignFile(given, places, path.parent)
+    theirs = ForeignFile(given, places, path.parent, checked.refused)
     theirs.values["kind"] = "sft"
     translation = Translation(theirs, trainer, path.stem, ranks)
     translation.translate()
     traps = hf_traps.find_traps(theirs, trainer, ranks.all if ranks else None)
+    traps = without_guesses(traps, checked.refused)
     findings = [*unknown, *traps, *absent_findings(theirs)]
     left = tuple(
         (name, value)
-        for name, value in given.items()
-        if name not in theirs.judged
-        and value not in (None, {}, [])
-        and value != trainer.fields.get(name)
+        for name, value in (given | checked.refused).items()
+        if name in checked.refused
+        or (hangs_on(name, checked.refused) and name not in theirs.names.values())
+        or (
+            name not in theirs.judged
+            and value not in (None, {}, [])
+            and value != trainer.fields.get(name)
+        )
     )
-    unsaid = theirs.absent.keys() | translation.harmless
+    unsaid = theirs.absent.keys() | translation.harmless | checked.refused.keys()
     known = tuple(
         pair
         for pair in left
-        if pair[0].partition(".")[0] in trainer.fields and pair[0] not in unsaid
+        if pair[0].partition(".")[0] in trainer.fields
+        and pair[0] not in unsaid
+        and not hangs_on(pair[0], {*checked.refused, *theirs.absent})
     )
     findings[len(unknown) :] = [
         _as_written(one, written)
@@ -97,6 +108,7 @@ def read_hf(path: Path, trainer: ForeignTrainer) -> ForeignRecipe:
         tuple((written.get(name, name), value) for name, value in left),
         tuple(translation.notes),
         theirs.scales,
+        checked.refused,
     )
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,10 +44,12 @@ def read_script(
     """
     name, text = shown_path(path), read_text(path)
     place = ScriptPlaces(name, text)
-    found = next(filter(None, (_split(each, trainer) for each in read_commands(text))), None)
+    found = next(filter(None, (split_command(each, trainer) for each in read_commands(text))), None)
     if found is None:
         message = f"{name} does not call `{' '.join(trainer.command)}`"
         help = "give a YAML file, or a script that starts the trainer by its command"
+        if path.suffix == ".py":
+            help += f"; vtool watch -- python {shlex.quote(name)} shows what its training teaches"
         raise Findings(Diagnostic("unknown-recipe", message, help), fatal=True)
     before, (start, *words) = found
     if words and words[0].text.endswith((".yaml", ".yml", ".json")):
@@ -211,7 +214,7 @@ def _is_unknown(value: Any) -> bool:
     return any(UNKNOWN in str(part) for part in (value if isinstance(value, list) else [value]))
 
 
-def _split(
+def split_command(
     command: list[ShellWord], trainer: ForeignTrainer
 ) -> tuple[list[ShellWord], list[ShellWord]] | None:
     """Return the words before the last one that starts the trainer, and that one with the rest.

@@ -20,6 +20,7 @@ from vtool.config.foreign.trainers import ForeignTrainer
 from vtool.config.foreign.word import NARROW_ADAMW, NO_COUNTERPART, family_name, is_whole
 from vtool.config.foreign.words import WORDS
 from vtool.config.schema.tracking import TRACKERS
+from vtool.words import plural
 
 # Settings whose default there is not ours, so that a recipe which leaves them out means theirs.
 _DEFAULTED = (
@@ -44,12 +45,9 @@ _TOGETHER = (
 """Words that mean something only with others."""
 WITHOUT_WARM_UP = ("constant", "reduce_lr_on_plateau", "greedy")
 """Schedules for which transformers reads neither `warmup_steps` nor `warmup_ratio`."""
-_NOTHING_LOST = (
-    *("logging_steps", "logging_first_step", "logging_strategy", "plot_loss", "do_train", "stage"),
-    *("save_safetensors", "save_only_model", "ddp_timeout", "template"),
-)
-"""Settings without a counterpart that change no number of a run."""
 _HARMLESS = (
+    *("logging_steps", "logging_first_step", "logging_strategy", "plot_loss", "do_train"),
+    *("save_safetensors", "save_only_model", "ddp_timeout", "template"),
     *("preprocessing_num_workers", "dataset_num_proc", "overwrite_output_dir", "do_eval"),
     *("trust_remote_code", "gradient_checkpointing_kwargs", "use_reentrant_gc", "logging_dir"),
 )
@@ -154,6 +152,8 @@ class Translation:
 
     def _dtype(self) -> None:
         given, put = self.theirs.given, self.theirs.put
+        if self.theirs.refused.keys() & {"bf16", "fp16", "pure_bf16", "dtype", "torch_dtype"}:
+            return
         half = self.value("bf16")
         name = "dtype" if "dtype" in given else "torch_dtype"
         wanted = given.get("torch_dtype") or given.get("dtype")
@@ -192,7 +192,8 @@ class Translation:
             )
         if self.ranks is None:
             self.notes.append(
-                f"data.global_batch_size is that of one process: {size} rows × {passes} passes."
+                f"data.global_batch_size is that of one process: {plural(size, 'row')}"
+                f" × {plural(passes, 'pass', 'passes')}."
                 " Multiply it by the number of processes that you ran"
             )
         else:
@@ -206,7 +207,7 @@ class Translation:
         if isinstance(steps, int) and steps > 0:
             self.theirs.put("train.steps", steps, "max_steps")
             self.theirs.put("train.epochs", None, "num_train_epochs")
-        elif isinstance(epochs, int | float):
+        elif isinstance(epochs, int | float) and "max_steps" not in self.theirs.refused:
             self.theirs.put("train.epochs", epochs, "num_train_epochs")
             self.theirs.put("train.steps", None, "max_steps")
 
@@ -249,7 +250,7 @@ class Translation:
         share = steps if not share and isinstance(steps, float) and 0 < steps < 1 else share
         schedule = self.theirs.given.get("lr_scheduler_type")  # judged with the words
         if schedule in WITHOUT_WARM_UP:
-            self.theirs.put("optim.warmup_steps", 0, "lr_scheduler_type")
+            self.theirs.values.setdefault("optim", {})["warmup_steps"] = 0
             self.theirs.judged -= {"warmup_ratio", "warmup_steps"}
         elif isinstance(share, int | float) and share:
             name = "warmup_ratio" if "warmup_ratio" in self.theirs.given else "warmup_steps"
@@ -306,7 +307,10 @@ class Translation:
                 one["project"] = project
         if known:
             put("tracking", known, "report_to")
-        if len(known) < len(trackers) or "all" in listed_words(given.get("report_to")):
+        others = [one for one in listed_words(given.get("report_to")) if one not in TRACKERS]
+        if known and others:
+            self.notes.append(f"report_to: {', '.join(others)} is no tracker here")
+        elif set(others) - {"none"}:
             self.theirs.judged.discard("report_to")
         self._engine()
         for name in ("assistant_only_loss", "completion_only_loss"):
@@ -315,7 +319,6 @@ class Translation:
         output = str(given.get("output_dir") or "")
         name = str(given.get("run_name") or Path(output).name or self.stem)
         self.theirs.values.setdefault("run", {}).setdefault("name", name)
-        self.theirs.judged |= set(_NOTHING_LOST) & given.keys() - {"stage"}
         if given.get("stage") == "sft":
             self.theirs.judged.add("stage")
 

@@ -34,6 +34,8 @@ class KnownWords:
     """Groups that take any name."""
     choices: Mapping[str, Mapping[str, Any]]
     """By choice of Hydra's, `engine=fsdp`: its settings with their defaults."""
+    takes: Mapping[str, str]
+    """By setting: what it takes, as `ReadFields.takes` says it; any text where it is not in it."""
 
     def other_releases(self, word: str) -> str | None:
         """Return which releases know a setting that this one does not; None where none does."""
@@ -52,6 +54,7 @@ def known_words(trainer: str) -> KnownWords:
     release, beside = list(table["releases"].items())[-1]
     fields, open_ = table["fields"], tuple(table.get("open", ()))
     choices = table.get("choices", {})
+    takes = {word: kind for kind, words in table["takes"].items() for word in words.split()}
     plugins = {name: tuple(words.split()) for name, words in table.get("plugins", {}).items()}
     installed = _installed(trainer)
     if installed and tuple(installed) != (release, beside)[: len(installed)]:
@@ -59,7 +62,7 @@ def known_words(trainer: str) -> KnownWords:
         if read.fields:
             release, beside = (*installed, None)[:2]
             fields, plugins, open_ = read.fields, dict(read.plugins), read.open
-            choices = read.choices
+            choices, takes = read.choices, dict(read.takes)
     history = dict.fromkeys(table["fields"], tuple(table["releases"])) | {
         word: tuple(releases.split())
         for releases, words in table["known"].items()
@@ -73,6 +76,7 @@ def known_words(trainer: str) -> KnownWords:
         {name: frozenset(words) for name, words in plugins.items()},
         open_,
         choices,
+        takes,
     )
 
 

@@ -30,6 +30,8 @@ class ForeignRecipe:
     """Sentences about the recipe that they become."""
     scales: Mapping[str, int] = field(default_factory=dict)
     """By our setting, how many of its units one of theirs is."""
+    refused: Mapping[str, Any] = field(default_factory=dict)
+    """Their settings with values that the trainer refuses: nothing is made of them."""
 
     @property
     def open(self) -> tuple[str, ...]:
@@ -52,6 +54,8 @@ class ForeignFile:
     places: Mapping[str, ValuePosition]
     folder: Path = field(default_factory=Path)
     """The folder that it is in."""
+    refused: Mapping[str, Any] = field(default_factory=dict)
+    """Settings whose values the trainer refuses, with these; they are None in `given`."""
     values: dict[str, Any] = field(default_factory=dict)
     """Ours, nested."""
     origins: dict[Key, ValuePosition] = field(default_factory=dict)
@@ -80,16 +84,19 @@ class ForeignFile:
         """Return the value of one of their settings, and count the setting as looked at."""
         self.judged.add(name)
         value = self.given.get(name)
-        return default if value is None else value
+        return default if value is None and name not in self.refused else value
 
     def put(self, ours: str, value: Any, theirs: str) -> None:
-        """Set one of our settings, at the place where theirs stands."""
+        """Set one of our settings, at the place where theirs stands, unless that is refused."""
+        if theirs in self.refused:
+            return
         *groups, last = keys = ours.split(".")
         group = self.values
         for key in groups:
             group = group.setdefault(key, {})
         group[last] = value
         self.names[ours] = theirs
+        self.judged |= set() if value == LEFT_OPEN else {theirs}
         if place := self.places.get(theirs):
             for end in range(1, len(keys)):
                 self.origins.setdefault(tuple(keys[:end]), replace(place, holds="mapping"))

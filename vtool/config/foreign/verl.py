@@ -21,6 +21,7 @@ from vtool.config.foreign.theirs import (
     ForeignRecipe,
     absent_findings,
 )
+from vtool.config.foreign.values import check_values, hangs_on, without_guesses
 from vtool.config.foreign.verl_file import VerlFile
 from vtool.config.foreign.verl_script import (
     VerlScript,
@@ -34,6 +35,7 @@ from vtool.config.foreign.verl_settings import (
     MEGATRON_LORA,
     RUN,
     UNREAD,
+    VERL_SUCCESSORS,
     is_known_to_verl,
 )
 from vtool.config.origins import Origins
@@ -49,26 +51,6 @@ _DDP, _TRANSFORMER = "engine.override_ddp_config", "engine.override_transformer_
 _OPTIMIZER = "optim.override_optimizer_config"
 _SHARED = "engine.use_distributed_optimizer"
 _OF_ENGINE = ("engine.", "optim.")
-_REPLACED = {
-    "model.partial_pretrain": ["model.path"],
-    "data.micro_batch_size": ["data.micro_batch_size_per_gpu"],
-    "data.multiturn.messages_key": ["data.messages_key"],
-    "data.multiturn.tools_key": ["data.tools_key"],
-    "data.multiturn.enable_thinking_key": ["data.enable_thinking_key"],
-    "data.chat_template": ["model.custom_chat_template"],
-    "optim.warmup_steps_ratio": ["optim.lr_warmup_steps_ratio"],
-    "optim.lr_scheduler": ["optim.lr_scheduler_type"],
-    "model.strategy": ["engine.strategy"],
-    "model.fsdp_config.cpu_offload": ["engine.offload_policy"],
-    "model.fsdp_config.offload_params": ["engine.param_offload"],
-    "model.fsdp_config.model_dtype": ["engine.model_dtype"],
-    "model.fsdp_config.wrap_policy.min_num_params": ["engine.wrap_policy.min_num_params"],
-    "trainer.checkpoint.save_contents": ["checkpoint.save_contents"],
-    "trainer.checkpoint.load_contents": ["checkpoint.load_contents"],
-    "ulysses_sequence_parallel_size": ["engine.ulysses_sequence_parallel_size"],
-    "use_remove_padding": ["model.use_remove_padding"],
-}
-"""By setting of the trainer until verl 0.7: the one that has taken its place."""
 _WORDS = {
     same.ours: same.theirs for table in (RUN, MEGATRON_LORA, LORA, FSDP, MEGATRON) for same in table
 }
@@ -113,30 +95,38 @@ def read_verl(path: Path) -> ForeignRecipe:
             fatal=True,
         )
     engine = _engine(given, script.choices)
-    theirs = VerlFile(given, places)
+    groups = {"engine": engine, "optim": engine} | script.choices
+    checked = check_values("verl", "verl", given, places, groups)
+    theirs = VerlFile(checked.given, places, refused=checked.refused)
     theirs.values["kind"] = "sft"
     theirs.defaults = dict(known_words("verl").fields)
     for group in ("engine", "optim"):
         choice = script.choices.get(group) or engine
         theirs.defaults |= known_words("verl").choices.get(f"{group}={choice}", {})
-    findings = [*_unread(theirs), *_translate(theirs, engine)]
+    findings = [*_unread(theirs), *_translate(theirs, engine, script.notes)]
     findings += [*_unknown(theirs, script, engine), *find_refused_overrides(script)]
     findings += [*theirs.find_unread_warm_up(engine), *absent_findings(theirs)]
+    findings = [*checked.findings, *without_guesses(iter(findings), checked.refused)]
     left = [
         name
         for name in theirs.given
-        if name not in theirs.judged
-        and not name.endswith("_target_")
-        and (name in theirs.absent or not theirs.is_default(name))
+        if name in checked.refused
+        or (
+            name not in theirs.judged
+            and not name.endswith("_target_")
+            and (name in theirs.absent or not theirs.is_default(name))
+        )
     ]
-    unsaid = [name for name in left if name not in theirs.absent]
+    unread = {*theirs.absent, *checked.refused}
+    unsaid = [name for name in left if name not in unread and not hangs_on(name, unread)]
     findings += _without_counterpart(theirs, unsaid)
     return ForeignRecipe(
         Composed(RecipeFile(path), theirs.values, Origins(theirs.origins)),
         tuple(findings),
         theirs.names,
-        tuple((name, theirs.given[name]) for name in left),
+        tuple((name, (checked.given | checked.refused)[name]) for name in left),
         tuple(script.notes),
+        refused=checked.refused,
     )
 
 
@@ -200,13 +190,16 @@ def _engine(given: Mapping[str, Any], choices: Mapping[str, str]) -> str:
     return "fsdp" if chosen in ("fsdp", "fsdp2", "fsdp_turbo") else chosen
 
 
-def _translate(theirs: VerlFile, engine: str) -> Iterator[Diagnostic]:
+def _translate(theirs: VerlFile, engine: str, notes: list[str]) -> Iterator[Diagnostic]:
     take, put = theirs.take, theirs.put
     megatron, ours = engine == "megatron", engine in ("fsdp", "megatron")
     theirs.map(RUN if ours else map(theirs.of_its_engine, RUN))
-    put("engine.kind", "megatron" if megatron else "fsdp2", "engine.strategy")
-    if take("engine.strategy", "fsdp") not in ("fsdp", "fsdp2", "megatron"):
+    kind = "megatron" if megatron else "fsdp2"
+    if take("engine.strategy", "fsdp") in ("fsdp", "fsdp2", "megatron"):
+        put("engine.kind", kind, "engine.strategy")
+    else:
         theirs.judged.discard("engine.strategy")
+        theirs.values["engine"] = {"kind": kind}
     if megatron:
         yield from _megatron(theirs)
     elif ours:
@@ -218,11 +211,13 @@ def _translate(theirs: VerlFile, engine: str) -> Iterator[Diagnostic]:
         theirs.map(MEGATRON_LORA)
     _rows(theirs)
     _model(theirs)
-    yield from _lengths(theirs)
+    yield from _lengths(theirs, notes)
     yield from _micro_batches(theirs, megatron)
     steps, epochs = take("trainer.total_training_steps"), take("trainer.total_epochs", 4)
-    put("train.steps", steps, "trainer.total_training_steps")
-    put("train.epochs", None if steps else epochs, "trainer.total_epochs")
+    lengths = ("trainer.total_training_steps", "trainer.total_epochs")
+    if steps or theirs.refused.keys().isdisjoint(lengths):
+        put("train.steps", steps, lengths[0])
+        put("train.epochs", None if steps else epochs, lengths[1])
     if ours:
         _optimizer(theirs, steps, megatron)
     mode = take("trainer.resume_mode", "auto")
@@ -232,14 +227,14 @@ def _translate(theirs: VerlFile, engine: str) -> Iterator[Diagnostic]:
         or "auto",
         "trainer.resume_mode",
     )
-    _trackers(theirs)
+    _trackers(theirs, notes)
     _adapter(theirs)
     _limits(theirs)
     yield from _profiler(theirs)
 
 
 def _optimizer(theirs: VerlFile, steps: Any, megatron: bool) -> None:
-    optim, name = theirs.values["optim"], "optim.lr_warmup_steps_ratio"
+    optim, name = theirs.values.setdefault("optim", {}), "optim.lr_warmup_steps_ratio"
     ratio = theirs.take(name, 0.0)
     if ratio and "warmup_steps" not in optim:
         if not _is_number(ratio):
@@ -261,7 +256,7 @@ def _optimizer(theirs: VerlFile, steps: Any, megatron: bool) -> None:
             theirs.put("optim.min_lr_ratio", floor / highest, "optim.min_lr")
 
 
-def _trackers(theirs: VerlFile) -> None:
+def _trackers(theirs: VerlFile, notes: list[str]) -> None:
     """Translate `trainer.logger`: what prints is of no concern here."""
     asked = theirs.take("trainer.logger", [])
     names = [str(one) for one in asked] if isinstance(asked, list) else [str(asked)]
@@ -274,8 +269,11 @@ def _trackers(theirs: VerlFile) -> None:
             tracker[setting] = str(project)
     if trackers:
         theirs.put("tracking", trackers, "trainer.logger")
-    if set(names) - {"console", "file", *TRACKERS}:
-        theirs.judged.discard("trainer.logger")
+    if others := [one for one in names if one not in {"console", "file", *TRACKERS}]:
+        if trackers:
+            notes.append(f"trainer.logger: {', '.join(others)} is no tracker here")
+        else:
+            theirs.judged.discard("trainer.logger")
 
 
 def _adapter(theirs: VerlFile) -> None:
@@ -293,8 +291,9 @@ def _adapter(theirs: VerlFile) -> None:
 
 def _limits(theirs: VerlFile) -> None:
     """Take over how many rows are read, where they are of one file."""
+    data = theirs.values.get("data", {})
     for name, split in (("train_max_samples", "train"), ("val_max_samples", "validation")):
-        most, sources = theirs.given.get(f"data.{name}"), theirs.values["data"].get(split)
+        most, sources = theirs.given.get(f"data.{name}"), data.get(split)
         if not isinstance(most, int):
             continue
         if most <= 0:
@@ -309,10 +308,8 @@ def _profiler(theirs: VerlFile) -> Iterator[Diagnostic]:
 
     It is off unless enabled; without ranks, rank 0 alone records; an unknown tool records nothing.
     """
-    interval, enabled = (
-        theirs.take("trainer.profile_interval", list(OFF)),
-        theirs.take("profiler.enable", False),
-    )
+    interval = theirs.take("trainer.profile_interval", list(OFF))
+    enabled = theirs.take("profiler.enable", False)
     if not enabled:
         if interval != list(OFF):
             yield theirs.find(
@@ -333,7 +330,9 @@ def _profiler(theirs: VerlFile) -> Iterator[Diagnostic]:
 
 def _megatron(theirs: VerlFile) -> Iterator[Diagnostic]:
     theirs.map(MEGATRON)
-    theirs.values["optim"].pop("betas", None)  # Adam has megatron-core's own, which are ours
+    theirs.values.get("optim", {}).pop(
+        "betas", None
+    )  # Adam has megatron-core's own, which are ours
     arrives = f"{_OPTIMIZER}.adam_beta1", f"{_OPTIMIZER}.adam_beta2"
     if not theirs.is_default("optim.betas") and not theirs.given.keys() & {*arrives}:
         yield theirs.find(
@@ -343,14 +342,15 @@ def _megatron(theirs: VerlFile) -> Iterator[Diagnostic]:
             f"set {' and '.join(arrives)}",
         )
     # verl itself puts it out then
-    if theirs.values["engine"].get("parallel", {}).get("tensor", 1) == 1:
-        theirs.values["engine"].get("parallel", {}).pop("sequence", None)
+    settings = theirs.values.get("engine", {})
+    if settings.get("parallel", {}).get("tensor", 1) == 1:
+        settings.get("parallel", {}).pop("sequence", None)
     for name in theirs.given:
         group, _, last = name.rpartition(".")
         if group == _DDP or (group == _TRANSFORMER and last in TransformerConfig.model_fields):
             ours = "ddp_config" if group == _DDP else "transformer_config"
             theirs.put(f"engine.{ours}.{last}", theirs.take(name), name)
-    shares = theirs.values["engine"]["wrap_config"]["use_distributed_optimizer"]
+    shares = settings.get("wrap_config", {}).get("use_distributed_optimizer", True)
     bridged = theirs.take("engine.use_mbridge", True) and theirs.take(
         "engine.vanilla_mbridge", True
     )
@@ -398,19 +398,21 @@ def _model(theirs: VerlFile) -> None:
         theirs.judged.discard("model.path")
 
 
-def _lengths(theirs: VerlFile) -> Iterator[Diagnostic]:
+def _lengths(theirs: VerlFile, notes: list[str]) -> Iterator[Diagnostic]:
     """Translate the settings of lengths, and yield findings about them.
 
     Rows without padding are cut to `max_length`, whatever `truncation` says
     (`multiturn_sft_dataset.py`).
     """
-    padding, cut = (
-        theirs.take("data.pad_mode", "no_padding"),
-        theirs.take("data.truncation", "error"),
-    )
+    padding = theirs.take("data.pad_mode", "no_padding")
+    cut = theirs.take("data.truncation", "error")
     if padding == "no_padding":
         theirs.put("data.on_overlong", "truncate", "data.truncation")
-        if theirs.says("data.truncation") and cut != "right":
+        if theirs.says("data.truncation") and cut not in ("right", None):
+            notes.append(
+                "data.on_overlong is truncate: with data.pad_mode=no_padding verl never reads"
+                f" data.truncation ({cut}), and longer rows lose their end"
+            )
             yield theirs.find(
                 "setting-without-reader",
                 "data.truncation",
@@ -472,7 +474,7 @@ def _unknown(theirs: VerlFile, script: VerlScript, engine: str) -> Iterator[Diag
             help = f"with {' or '.join(having)}, it has" if having else None
         else:
             last = name.rpartition(".")[2]
-            close = _REPLACED.get(name) or near(name, names)
+            close = VERL_SUCCESSORS.get(name) or near(name, names)
             close = close or [one for one in names if one.rpartition(".")[2] == last]
             help = did_you_mean(close)
             message = f"the SFT trainer of verl {known.release} has no setting `{name}`"

@@ -126,6 +126,26 @@ MEGATRON = (
         default="constant",
     ),
 )
+VERL_SUCCESSORS = {
+    "model.partial_pretrain": ["model.path"],
+    "data.micro_batch_size": ["data.micro_batch_size_per_gpu"],
+    "data.multiturn.messages_key": ["data.messages_key"],
+    "data.multiturn.tools_key": ["data.tools_key"],
+    "data.multiturn.enable_thinking_key": ["data.enable_thinking_key"],
+    "data.chat_template": ["model.custom_chat_template"],
+    "optim.warmup_steps_ratio": ["optim.lr_warmup_steps_ratio"],
+    "optim.lr_scheduler": ["optim.lr_scheduler_type"],
+    "model.strategy": ["engine.strategy"],
+    "model.fsdp_config.cpu_offload": ["engine.offload_policy"],
+    "model.fsdp_config.offload_params": ["engine.param_offload"],
+    "model.fsdp_config.model_dtype": ["engine.model_dtype"],
+    "model.fsdp_config.wrap_policy.min_num_params": ["engine.wrap_policy.min_num_params"],
+    "trainer.checkpoint.save_contents": ["checkpoint.save_contents"],
+    "trainer.checkpoint.load_contents": ["checkpoint.load_contents"],
+    "ulysses_sequence_parallel_size": ["engine.ulysses_sequence_parallel_size"],
+    "use_remove_padding": ["model.use_remove_padding"],
+}
+"""By setting of the trainer until verl 0.7: the one that has taken its place."""
 # Read by no line of verl's SFT trainer, or taken away; and what stands in its place here.
 UNREAD: Mapping[str, str] = {
     "trainer.seed": (

@@ -21,6 +21,7 @@ from vtool.data.chats import (
 )
 from vtool.data.messages_layout import Malformed
 from vtool.data.row import refuse, shown_value
+from vtool.words import plural
 
 _READ = (
     "objects",
@@ -120,7 +121,8 @@ def _with_objects(
         return messages, {"objects": objects}
     for (tag, own), key in zip(texts.items(), ("ref", "bbox"), strict=True):
         if taken[tag] != len(own):
-            what = f'{taken[tag]} tags {tag}, but {len(own)} entries in "{key}" of "objects"'
+            entries = plural(len(own), "entry", "entries")
+            what = f'{plural(taken[tag], "tag")} {tag}, but {entries} in "{key}" of "objects"'
             message = f"{malformed.name}: {what}"
             raise refuse("placeholder-mismatch", message, malformed.origin, help=_WRITE_OBJECTS)
     rest = {f"objects.{key}": objects[key] for key in objects if key not in _OF_OBJECTS}
