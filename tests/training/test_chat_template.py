@@ -52,7 +52,7 @@ def test_a_run_and_its_export_have_the_template_and_its_arguments(tmp_path: Path
 def test_an_evaluation_with_other_arguments_asks_other_prompts_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes no answers of the prompts that were learnt for its own."""
+    """Answers to the prompts that were learnt are not taken for its own."""
     given = settings(tmp_path, "data.template_arguments={enable_thinking: false}")
     api.train(api.load(*given), preflight=False)
     monkeypatch.chdir(tmp_path)
