@@ -100,8 +100,8 @@ def turned(role: str = "assistant", **keys: Any) -> dict[str, Any]:
     [
         (seen(0, bbox=[[1, 2, 3]]), "malformed-messages", "[1, 2, 3], which is no box"),
         (seen(0, bbox=[["a", 1, 2, 3]]), "malformed-messages", "which is no box"),
-        (seen(0, bbox=[[1, 2, 3, 4]] * 2), "placeholder-mismatch", "1 tags <bbox>, but 2 entries"),
-        (seen(0, ref=[]), "placeholder-mismatch", "1 tags <ref-object>, but 0 entries"),
+        (seen(0, bbox=[[1, 2, 3, 4]] * 2), "placeholder-mismatch", "1 tag <bbox>, but 2 entries"),
+        (seen(0, ref=[]), "placeholder-mismatch", "1 tag <ref-object>, but 0 entries"),
         (seen(0, bbox_type="norm1000"), "malformed-messages", '"bbox_type" of "objects" is \'no'),
         (seen(0) | {"objects": [1]}, "malformed-messages", '"objects" must be an object'),
         (turned(loss_scale=0.5), "malformed-messages", '"loss_scale": 0.5, which is not read'),
