@@ -165,3 +165,30 @@ def test_what_an_object_that_a_ctrl_c_left_half_made_raises_at_its_end_is_not_sh
         [sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (130, "stopped\n")
+
+
+@pytest.mark.parametrize(
+    ("raised", "shown"),
+    [("RuntimeError('DataLoader worker (pid 1) is killed')", False), ("ValueError(1)", True)],
+)
+def test_a_worker_that_is_lost_at_the_end_is_not_shown_where_python_drops_it(
+    raised: str, shown: bool
+) -> None:
+    script = (
+        "import signal\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "import vtool.cli.app as cli\n"
+        "class Loader:\n"
+        "    def __del__(self):\n"
+        f"        raise {raised}\n"
+        "def app(obj):\n"
+        "    Loader()\n"
+        "    raise SystemExit(0)\n"
+        "cli.app = app\n"
+        "cli.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0
+    assert ("Exception ignored" in done.stderr) == shown

@@ -196,3 +196,24 @@ def test_postscript_is_not_run(tmp_path: Path) -> None:
     Image.new("RGB", (8, 8)).save(tmp_path / "a.eps")
     with pytest.raises(ValueError, match="PostScript"):
         PictureReader().read(str(tmp_path / "a.eps"))
+
+
+@pytest.mark.parametrize("how", ["read", "measure"])
+@pytest.mark.parametrize("carried", [False, True])
+def test_a_png_with_another_checksum_is_refused_though_its_pixels_decode(
+    tmp_path: Path, how: str, carried: bool
+) -> None:
+    """Pillow decodes pixels without a look at the checksums of their chunks."""
+    file = tmp_path / "a.png"
+    Image.effect_noise((40, 30), 50).convert("RGB").save(file)
+    content = bytearray(file.read_bytes())
+    given: str | bytes = bytes(content) if carried else str(file)
+    assert getattr(PictureReader(), how)(given)
+    end = content.rindex(b"IEND") - 8  # the last byte of the pixels' checksum is before it
+    content[end + 3] ^= 1
+    file.write_bytes(content)
+    with Image.open(file) as image:
+        image.load()  # as everybody else sees it
+    given = bytes(content) if carried else str(file)
+    with pytest.raises(ValueError, match="checksum in b'IDAT'"):
+        getattr(PictureReader(), how)(given)

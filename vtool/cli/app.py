@@ -118,7 +118,8 @@ def note_interrupts() -> list[int]:
         if issubclass(dropped.exc_type, KeyboardInterrupt):
             # not from here, where it would be dropped too
             threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
-        elif not came:  # an interrupt leaves half-made objects, as a DataLoader without workers
+        elif not came and "DataLoader worker" not in str(dropped.exc_value):
+            # an interrupt leaves half-made objects; and whoever waits for a worker is told as well
             report(dropped)
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

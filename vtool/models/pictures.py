@@ -84,6 +84,8 @@ class PictureReader:
                 raise TooManyPixels(
                     f"it has {image.width:,} × {image.height:,} = {pixels:,} pixels"
                 )
+            if image.format == "PNG":
+                _check_chunks(given)
             if image.format == "EPS":
                 raise ValueError("it is PostScript, a program, which is not run")
             if is_wide(image) and self.range is None:
@@ -203,6 +205,17 @@ def _measured(given: Any, most_pixels: int) -> tuple[tuple[int, int], tuple[str,
     except Exception:  # `read` says what is wrong, or that nothing is
         return None
     return (height, width) if turned else (width, height), traits
+
+
+def _check_chunks(given: Any) -> None:
+    """Refuse a PNG of which a chunk has another checksum: Pillow decodes pixels without them."""
+    if not isinstance(given, str | bytes):
+        return  # decoded already
+    with _opened(given) as image:
+        try:
+            image.verify()
+        except SyntaxError as error:
+            raise ValueError(str(error)) from error
 
 
 def _content(given: str | bytes) -> bytes:
