@@ -299,9 +299,10 @@ def _print_ledger(audit: "Audit", tokenizer: str | None) -> None:
         )
         if tokenizer:
             typer.echo(f"  {tokenizer}")
-    for counts in audit.measured.values():
+    for rule, counts in audit.measured.items():
         counted = ", ".join(f"{count:,} {name}" for name, count in counts.items())
-        typer.echo(f"  by their answers: {counted}")
+        how = "by their answers" if rule == "near-duplicate-rows" else "by torchvision and by PIL"
+        typer.echo(f"  {how}: {counted}")
     if audit.example:
         from vtool.diagnostics.printable import printable_line
 

@@ -71,7 +71,7 @@ def compare_backends(split: str, rows: EncodedRows, ledger: Ledger) -> BackendCo
     if not compared:
         return BackendComparison(why_not="no usable row has an image or a video")
     unit = "levels of 255" if levels else "in the model's own scale"
-    measured = {"rows compared": compared}
+    measured = {"rows processed": compared}
     if backend != "pil" or not worst:
         return BackendComparison(measured=measured)
     message = (
