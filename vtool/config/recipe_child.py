@@ -54,7 +54,7 @@ _stat = os.stat
 
 
 def _stat_inside(path: Any, **given: Any) -> os.stat_result:
-    """Return what `os.stat` does; what is elsewhere is not there, whether it is or not."""
+    """Stat a path; a path elsewhere is not there, whether it is or not."""
     if _is_outside(path):
         raise FileNotFoundError(ENOENT, os.strerror(ENOENT), path)
     return _stat(path, **given)
