@@ -109,7 +109,7 @@ def test_findings_have_their_exit_status(work: Path) -> None:
     output = vtool(work, "evaluate", "digits", "none.jsonl", status=2)
     assert "error[path-not-found VT207]: none.jsonl is not there" in output
     output = vtool(work, "evaluate", "digit", "digits", status=2)
-    assert "did you mean `digits`" in output
+    assert "did you mean `runs/digits`" in output
     document = json.loads(run_vtool(work, *evaluate, "--format", "json").stdout)
     (result,) = document["results"]
     assert result["details"]["evaluation"]["scores"][0]["rows"] == 8

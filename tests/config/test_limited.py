@@ -93,3 +93,37 @@ def test_a_file_that_the_script_of_a_trainer_names_elsewhere_is_not_opened(
     assert "hunter2" in CliRunner().invoke(app, given).output
     done = CliRunner().invoke(app, [*given, "--untrusted"])
     assert (done.exit_code, "hunter2" in done.output) == (0, False)
+
+
+@pytest.mark.parametrize("text", ["tokenized_path: {}", "deepspeed: {}", "dataset_dir: {}", ""])
+def test_whether_something_is_there_elsewhere_is_not_told(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "repo").mkdir()
+    monkeypatch.chdir(tmp_path / "repo")
+    named = [tmp_path / "here", tmp_path / "gone"]
+    named[0].mkdir()
+    (named[0] / "dataset_info.json").write_text("{}")
+    told = []
+    for each in named:
+        model = "Qwen/Qwen2.5-VL-3B-Instruct" if text else str(each)
+        lines = ["stage: sft", "dataset: a", f"model_name_or_path: {model}", text.format(each)]
+        Path("r.yaml").write_text("\n".join(lines))
+        given = ["validate-config", "r.yaml", "--from", "llamafactory", "--untrusted"]
+        done = CliRunner().invoke(app, given)
+        assert done.exit_code in (0, 1)
+        told.append(done.output.replace(str(each), "PATH"))
+    assert told[0] == told[1]
+
+
+def test_a_file_beside_a_checkout_of_vtool_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkout is on Python's path, where what lies beside the code is nobody else's business."""
+    monkeypatch.chdir(tmp_path)
+    named = os.path.relpath(Path(__file__).parent / "golden" / "digits")
+    Path("r.yaml").write_text(f"defaults: [digits, '{named}@_global_', _self_]\n")
+    assert Path(f"{named}.yaml").is_file()
+    with pytest.raises(Findings) as caught:
+        examine("r.yaml", trusted=False)
+    assert [each.rule for each in caught.value.diagnostics] == ["bad-defaults-list"]

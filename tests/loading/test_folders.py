@@ -324,7 +324,12 @@ def judged(run: Path, before: object, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def errors(result: Found) -> list[dict[str, str]]:
-    return [finding for finding in result["findings"] if finding["severity"] == "error"]
+    """Errors about vLLM's class: transformers' word has tests of its own file."""
+    return [
+        finding
+        for finding in result["findings"]
+        if finding["severity"] == "error" and finding["rule"] != "weights-not-of-class"
+    ]
 
 
 @pytest.mark.full
@@ -409,6 +414,7 @@ def test_a_folder_of_quantized_weights_is_judged_as_it_is(judged: dict[str, Foun
     assert {rule for rule, state in right["checks"].items() if state == "not-run"} == {
         "quantised-load",
         "computes-differently",  # transformers' class asks for the library of the format
+        "weights-not-of-class",
         "expert-mismatch",
     }
     assert "quantized already" in right["details"]["quantised-load"]["reason"]

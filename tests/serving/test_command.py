@@ -287,3 +287,24 @@ def test_other_machines_are_asked_for_a_key(host: str) -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.0.0.2"])
 def test_this_machine_alone_is_asked_for_none(host: str) -> None:
     check_key(host, (), {})
+
+
+@pytest.mark.parametrize(
+    ("host", "more"),
+    [
+        ("127.0.0.1", ("--host", "0.0.0.0")),
+        ("127.0.0.1", ("--enforce-eager", "--host=192.0.2.7")),
+        ("127.0.0.1", ("--hos=::",)),
+        ("0.0.0.0", ("--api-key=",)),
+        ("0.0.0.0", ("--api-key", "")),
+        ("0.0.0.0", ("--api-key",)),
+    ],
+)
+def test_neither_vllms_own_address_nor_an_empty_key_is_a_way_around(
+    host: str, more: tuple[str, ...]
+) -> None:
+    with pytest.raises(Findings) as caught:
+        check_key(host, more, {})
+    assert caught.value.diagnostics[0].rule == "served-without-key"
+    check_key(host, (*more, "--api-key=secret"), {})
+    check_key(host, (*more, "--host", "127.0.0.1"), {})

@@ -214,7 +214,8 @@ def examine_foreign(path: Path, *, trainer: str = "verl", trusted: bool = True) 
     } - reading.names.keys()
     unknown |= set(reading.open)
     words = [WORDS.get(name.rpartition(".")[2]) for name in reading.refused]
-    unread = {word.ours for word in words if word and word.ours}
+    # verl has names of ours for some
+    unread = {word.ours for word in words if word and word.ours} | set(reading.refused)
     if "model.path" in unknown:  # what is of that model
         unknown |= {"model.revision"}
         named = "model.family" in reading.names

@@ -134,15 +134,15 @@ class Ledger:
         )
         parts = [
             plural(self.rows, "row"),
-            f"{len(self.kept)} kept",
-            f"{len(self.dropped)} dropped" + (f" ({why})" if why else ""),
+            f"{len(self.kept):,} kept",
+            f"{len(self.dropped):,} dropped" + (f" ({why})" if why else ""),
         ]
-        parts += [f"{self.reused} as audited before"] if self.reused else []
-        parts += [f"{self.truncated} truncated"] if self.truncated else []
+        parts += [f"{self.reused:,} as audited before"] if self.reused else []
+        parts += [f"{self.truncated:,} truncated"] if self.truncated else []
         parts += [plural(self.images, "image")]
         parts += [plural(self.videos, "video")] if self.videos else []
         parts += [self.boxes.in_words()] if self.boxes.rows else []
-        parts += [f"{sum(self.lengths)} tokens, of which {self.supervised_tokens} supervised"]
+        parts += [f"{sum(self.lengths):,} tokens, of which {self.supervised_tokens:,} supervised"]
         return " · ".join(parts)
 
     def as_dict(self) -> dict[str, Any]:

@@ -49,6 +49,8 @@ def _report(path: Path) -> tuple[str, int, dict[str, Any]]:
     where = {"local_files_only": True, "trust_remote_code": False}
     try:
         config = transformers.AutoConfig.from_pretrained(path, **where)
+        if getattr(config, "quantization_config", None):  # other names and shapes, by its method
+            raise _NotCompared("its weights are quantized")
         named = str(next(iter(config.architectures or ()), ""))
         kind = getattr(transformers, named, None)
         if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):

@@ -1,5 +1,6 @@
 """The process of vLLM's server: starting it, waiting until it answers, and its end."""
 
+import argparse
 import json
 import os
 import re
@@ -60,7 +61,8 @@ def check_key(host: str, more: Sequence[str], environment: Mapping[str, str]) ->
     Raises:
         Findings: `served-without-key`; fatal.
     """
-    if any(each.partition("=")[0] == "--api-key" for each in more) or environment.get(_KEY):
+    keys, host = _key_and_host(more, host)
+    if any(keys) or environment.get(_KEY):  # vLLM asks nobody for an empty one
         return
     try:
         found = {str(each[4][0]) for each in socket.getaddrinfo(host or "0.0.0.0", None)}
@@ -69,6 +71,18 @@ def check_key(host: str, more: Sequence[str], environment: Mapping[str, str]) ->
     if not all(ip_address(each.partition("%")[0]).is_loopback for each in found):
         message = f"{host} is reached from other machines, and nothing asks them for a key"
         raise Findings(Diagnostic("served-without-key", message, parameter="--host"), fatal=True)
+
+
+def _key_and_host(more: Sequence[str], host: str) -> tuple[Sequence[str], str]:
+    """Return the keys that further arguments give, and the address, the last of which is taken."""
+    read = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    read.add_argument("--host", default=host)
+    read.add_argument("--api-key", nargs="*", default=[])
+    try:
+        found, _ = read.parse_known_args([*more])
+    except argparse.ArgumentError:  # vLLM refuses them too
+        return (), host
+    return found.api_key, found.host
 
 
 @dataclass(slots=True)

@@ -229,6 +229,8 @@ def test_verl_refuses_a_schedule_of_another_engine() -> None:
         "trainer: {logger: [console, wandbb]}",
         "data: {train_files: rows.parquet, truncation: rigth}",
         "data: {train_files: rows.parquet, train_batch_size: 2.5}",
+        "optim: {lr: fast, lr_warmup_steps_ratio: 0.1}",
+        "optim: {weight_decay: none}",
     ],
 )
 def test_verl_has_types_and_choices_too(line: str) -> None:
