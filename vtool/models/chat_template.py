@@ -37,7 +37,7 @@ _GIVEN = frozenset(
 )
 """Names that every template is given, which no setting changes."""
 _NONE = frozenset({"tools", "documents"})
-"""Those that are None where a chat has none: a setting's value is then taken."""
+"""Names that are None where a chat has none: the value of the setting is then taken."""
 
 
 @dataclass(frozen=True, slots=True)
