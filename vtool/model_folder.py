@@ -90,10 +90,13 @@ class ModelFolder:
 
     @cached_property
     def image_processor(self) -> Mapping[str, Any] | None:
-        """The settings of the image processor; None where there are none that can be read."""
-        own = self.settings(_IMAGES)
-        if own is None and (both := self.settings(_BOTH)):
-            own = both.get("image_processor")
+        """The settings of the image processor; None where there are none that can be read.
+
+        Where both files have some, transformers takes processor_config.json's.
+        """
+        own = (self.settings(_BOTH) or {}).get("image_processor")
+        if not isinstance(own, dict):
+            own = self.settings(_IMAGES)
         return own if isinstance(own, dict) else None
 
     @cached_property

@@ -12,6 +12,7 @@ from transformers.utils import is_torchvision_available
 
 from tests.commands import run_vtool
 from tests.models.published_folders import PUBLISHED, UNTRAINED, publish_family
+from vtool.families.images import patches_of_processor
 from vtool.models.processor import load_processor
 
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
@@ -73,6 +74,23 @@ def test_it_is_verified_trained_and_exported_with_the_same_files(name: str, tmp_
     done = run_vtool(tmp_path, "load-check", str(folder), str(export))
     assert done.status == 0, done.stdout
     assert "transformers has the same" in done.stdout
+
+
+def test_patches_of_the_file_that_transformers_takes_are_held_against_the_tower(
+    tmp_path: Path,
+) -> None:
+    """processor_config.json goes before preprocessor_config.json, where both are there."""
+    folder = publish_family("Qwen3.5", tmp_path / "model")
+    own = json.loads((folder / "preprocessor_config.json").read_text())
+    for patch, other in ((14, 16), (16, 14)):
+        both = {"image_processor": {**own, "patch_size": patch}}
+        (folder / "processor_config.json").write_text(json.dumps(both))
+        (folder / "preprocessor_config.json").write_text(json.dumps({**own, "patch_size": other}))
+        taken = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+        assert taken.patch_size == patch
+        found = patches_of_processor(folder)
+        assert found is not None
+        assert found.patch_size == patch
 
 
 @pytest.mark.parametrize("name", UNTRAINED)

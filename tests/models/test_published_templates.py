@@ -301,6 +301,26 @@ def test_an_argument_that_the_template_never_reads_is_refused() -> None:
     assert second.help == "it reads enable_thinking"
     with pytest.raises(Findings, match="no Jinja"):
         with_arguments("{% for %}", OFF)
+    with pytest.raises(Findings, match="add_generation_prompt, which whoever renders"):
+        with_arguments(TEMPLATES["qwen3_5"], {"add_generation_prompt": True})
+
+
+def test_tools_of_the_arguments_are_those_of_rows_that_have_none() -> None:
+    """A renderer always gives `tools`, as None where there are none."""
+    tokenizer = byte_tokenizer()
+    text = (
+        f"{{% for tool in tools or [] %}}{{{{ tool.name }}}},{{% endfor %}}{TEMPLATES['qwen2_5']}"
+    )
+    tokenizer.chat_template = with_arguments(text, {"tools": [{"name": "look"}]})
+
+    def written(tools: Any) -> str:
+        return str(tokenizer.apply_chat_template([ASKED], tools=tools, tokenize=False))
+
+    assert written(None).startswith("look,<|im_start|>")
+    assert written([{"name": "find"}]).startswith("find,<|im_start|>")
+    row = Row("r", [ASKED, said("red")], [])
+    processor = processor_of(text, byte_tokenizer(), {"tools": [{"name": "look"}]})
+    assert tokenizer.decode(render_chat(row, processor).ids).startswith("look,<|im_start|>")
 
 
 def test_an_argument_that_the_template_writes_and_nothing_gives_is_refused() -> None:
@@ -392,6 +412,10 @@ def test_parts_of_text_are_one_text_for_a_template_that_takes_texts() -> None:
         ({"role": "assistant", "content": "  "}, "is empty"),
         (said("<think>\nA\n</think>\n\nred") | {"reasoning_content": "B"}, "is there twice"),
         (said("use the tag </think> to close it"), "within a line"),
+        (said("<think>\nA\n</think>\n\n<think>\nB\n</think>\n\nred"), "is there twice"),
+        (said("<think>\n\n</think>\n\n<think>\nB\n</think>\n\nred"), "is there twice"),
+        (said("red") | {"reasoning_content": "<think>\nB\n</think>"}, "in reasoning_content"),
+        (said("red") | {"reasoning": "B\n</think>"}, "in reasoning"),
     ],
 )
 def test_an_answer_without_words_or_with_odd_thoughts_is_refused(

@@ -12,7 +12,7 @@ from vtool.data.row import Row, refuse, shown_value, texts_of
 from vtool.data.tokens import tokenize
 from vtool.diagnostics import Findings
 from vtool.families.tokens import CONTENT_TOKENS
-from vtool.models.chat_template import THOUGHT_KEYS, has_two_thoughts, thought_of
+from vtool.models.chat_template import THOUGHT, THOUGHT_KEYS, has_two_thoughts, thought_of
 from vtool.models.processor import Processor
 from vtool.models.template_limits import LimitedTemplate
 
@@ -186,6 +186,12 @@ def _odd_thought(message: Mapping[str, Any]) -> str | None:
         return "is never closed: there is <think>, and no </think>"
     if has_two_thoughts(message):
         return "is there twice: at a key of the message, and in its content"
+    if (first := THOUGHT.match(text)) and text.startswith("<think>", first.end()):
+        return "is there twice: its content begins with two of <think>…</think>"
+    for key in THOUGHT_KEYS:
+        own = str(message.get(key) or "")
+        if own.lstrip().startswith("<think>") or "</think>" in own:
+            return f"has <think> or </think> in {key}, where the template writes them: remove them"
     if "<think>" not in text and _WITHIN_A_LINE.search(text):
         return "would be the text before </think>, which is within a line and has no <think>"
     return None

@@ -22,7 +22,7 @@ from vtool.words import first_line
 
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
 """Keys by which messages have a thought; a template reads one of them, if any."""
-_THOUGHT = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
+THOUGHT = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
 _ASKS, _ANSWERS, _THINKS = "vtool asks", "vtool answers", "vtool thinks"
 _MARK = re.compile(r"<\|[^\s<>|]+\|>|<(?:start|end)_of_\w+>")
 _GENERATION = re.compile(r"\{%(-?)\s*(end)?generation\s*(-?)%\}")
@@ -36,6 +36,8 @@ _GIVEN = frozenset(
     }
 )
 """Names that every template is given, which no setting changes."""
+_NONE = frozenset({"tools", "documents"})
+"""Names that are None where a chat has none: the value of the setting is then taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ def with_thought_as(message: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     first = content
     if isinstance(content, list):
         first = content[0].get("text") if content and content[0].get("type") == "text" else None
-    if not isinstance(first, str) or not (found := _THOUGHT.match(first)):
+    if not isinstance(first, str) or not (found := THOUGHT.match(first)):
         return message
     rest: Any = first[found.end() :]
     if isinstance(content, list):
@@ -184,10 +186,11 @@ def with_arguments(template: str, arguments: Mapping[str, Any]) -> str:
         Findings: `template-argument-unread`; `model-does-not-load`, where it is no Jinja.
     """
     known = read_names(template)
-    if unread := [name for name in arguments if name not in known]:
+    if unread := [name for name in arguments if name not in known or name in _GIVEN - _NONE]:
         raise Findings(_unread(unread, sorted(known - _GIVEN)))
     lines = [
-        f"{{% set {name} = {name} if {name} is defined else {value!r} %}}\n"  # trim_blocks
+        f"{{% set {name} = {name} if {name} is defined{' and ' + name if name in _NONE else ''}"
+        f" else {value!r} %}}\n"  # trim_blocks
         for name, value in arguments.items()
     ]
     return "".join(lines) + template
@@ -198,9 +201,12 @@ def _unread(unread: Sequence[str], read: Sequence[str]) -> Iterator[Diagnostic]:
         help = did_you_mean(near(name, read)) or (
             f"it reads {', '.join(read)}" if read else "it reads no argument: leave it out"
         )
+        why = "the chat template never reads"
+        if name in _GIVEN:
+            why = "whoever renders the template gives anew each time"
         yield Diagnostic(
             "template-argument-unread",
-            f"data.template_arguments has {name}, which the chat template never reads",
+            f"data.template_arguments has {name}, which {why}",
             help,
             parameter="data.template_arguments",
         )

@@ -11,7 +11,7 @@ from vtool.config.schema import Run
 from vtool.data.collate import Batch, Documents
 from vtool.families import FAMILIES
 from vtool.families.family import Family
-from vtool.model_folder import PROCESSOR_FILES, ModelFolder
+from vtool.model_folder import ModelFolder
 from vtool.planning.measured import MeasuredRows
 from vtool.words import plural
 
@@ -148,14 +148,10 @@ def _folder_pixels(run: Run) -> int | None:
     """Return the largest image of a model's folder, in pixels."""
     if run.model.path is None:
         return None
-    for name in PROCESSOR_FILES:
-        found: Any = ModelFolder(Path(run.model.path)).settings(name) or {}
-        found = found.get("image_processor", found)
-        size = found.get("size") or {}
-        pixels = found.get("max_pixels") or size.get("max_pixels") or size.get("longest_edge")
-        if isinstance(pixels, int):
-            return pixels
-    return None
+    found = ModelFolder(Path(run.model.path)).image_processor or {}
+    size = found.get("size") or {}
+    pixels = found.get("max_pixels") or size.get("max_pixels") or size.get("longest_edge")
+    return pixels if isinstance(pixels, int) else None
 
 
 def build_batch(module: Any, family: Family, shape: Shape) -> Batch:
