@@ -384,7 +384,7 @@ def test_what_does_not_land_is_found(run: Path, judged: dict[str, Found]) -> Non
     ):
         assert words in reported[name][0][1]
     assert [judged[name]["verdict"] for name in ("renamed", "norm", "tied")] == [
-        "failed",
+        "unsafe",  # transformers' class lacks a weight too
         "unsafe",
         "clean",
     ]
