@@ -160,3 +160,16 @@ def test_a_mark_that_is_no_token_is_mark_not_token(
     (note,) = load_processor(folder, "qwen2_5_vl").notes
     assert (note.rule, note.severity) == ("mark-not-token", severity)
     assert ("<|user|>" if template else "<|im_start|>") in note.message
+
+
+@pytest.mark.parametrize(("listed", "told"), [(0, True), ([0], True), ([0, 2], False), (2, False)])
+def test_an_end_that_the_generation_config_does_not_list_is_end_not_listed(
+    listed: int | list[int], told: bool, tmp_path: Path
+) -> None:
+    """transformers' generate stops at the listed tokens alone."""
+    folder = publish_family("Qwen2.5-VL", tmp_path / "model")
+    assert load_processor(folder, "qwen2_5_vl").ids.end == 2
+    file = folder / "generation_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": listed}))
+    notes = load_processor(folder, "qwen2_5_vl").notes
+    assert [note.rule for note in notes] == (["end-not-listed"] if told else [])

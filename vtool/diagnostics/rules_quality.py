@@ -184,6 +184,20 @@ RULES = (
         stage="quality",
     ),
     Rule(
+        name="end-not-listed",
+        code="VT676",
+        summary="generation_config.json does not list the token that ends the answers.",
+        why=(
+            "vLLM also stops at the tokenizer's eos_token; transformers' generate stops at the"
+            " listed ones alone, and writes on behind every answer that was learnt."
+        ),
+        bad="eos_token_id: 151643 (<|endoftext|>), where answers end with <|im_end|>",
+        good="eos_token_id: [151645, 151643]",
+        fix="Add the token's id to eos_token_id in generation_config.json.",
+        severity="warning",
+        stage="quality",
+    ),
+    Rule(
         name="processor-backend-differs",
         code="VT672",
         summary="Images are processed by PIL in training, and by torchvision in a server.",

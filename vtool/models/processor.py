@@ -255,6 +255,7 @@ def load_processor(
             form=form,
             stops=tuple(dict.fromkeys((ids.end, *stops))),
             notes=(
+                *_end_not_listed(config_of or folder, tokenizer, ids.end),
                 *spelt_marks(form, folder),
                 *differing_marks(tokenizer, form, folder),
                 *(() if data and data.chat_template else differing_templates(folder)),
@@ -303,6 +304,20 @@ def stop_ids(config: Any, folder: Path, tokenizer: Any) -> list[int]:
         ends = (getattr(one, "eos_token_id", None) for one in texts)
         found = [end for end in ends if isinstance(end, int) and _is_token(tokenizer, end)]
     return [token for token in (tokenizer.eos_token_id, *found) if isinstance(token, int)]
+
+
+def _end_not_listed(folder: Path, tokenizer: Any, end: int) -> tuple[Diagnostic, ...]:
+    """Return a warning where an answer's end is no end by generation_config.json."""
+    listed = (ModelFolder(folder).settings(GENERATION) or {}).get("eos_token_id")
+    if listed is None or end in (listed if isinstance(listed, list) else [listed]):
+        return ()
+    message = (
+        f"{folder}: answers end with {tokenizer.convert_ids_to_tokens(end)} ({end}), and"
+        f" {GENERATION} has eos_token_id {listed}: transformers' generate, and servers that go by"
+        " it, write on behind an answer"
+    )
+    help = f"add {end} to eos_token_id in {GENERATION}, which the export takes over"
+    return (Diagnostic("end-not-listed", message, help, parameter="model.path"),)
 
 
 def _is_small(file: Path) -> bool:
