@@ -213,7 +213,7 @@ def _ask_model(file: Path) -> Answer:
         sample = encode_row(_row(file.parent.parent), 0, processor, _recipe().data)
     except Findings:
         return True, None
-    pixels = sample.visuals.pixel_values
+    pixels = sample.visuals.inputs["pixel_values"]
     if pixels is None or not pixels.isfinite().all():
         return False, "pixels that are not finite"
     return False, None if float(pixels.std()) > 1e-3 else "pixels that are all the same"

@@ -39,10 +39,10 @@ def test_image_tokens_are_as_many_as_features(tmp_path: Path) -> None:
         "data.image={min_pixels:784,max_pixels:100000}",
     )
     sample = rows.sample(0)
-    assert sample.visuals.image_grid_thw is not None
-    assert sample.visuals.image_grid_thw.tolist() == [[1, 4, 8]]  # 56 × 112 pixels in patches of 14
-    assert sample.visuals.pixel_values is not None
-    assert sample.visuals.pixel_values.shape == (32, 3 * 2 * 14 * 14)
+    assert "image_grid_thw" in sample.visuals.inputs
+    assert sample.visuals.inputs["image_grid_thw"].tolist() == [[1, 4, 8]]  # 56 × 112 pixels in patches of 14
+    assert "pixel_values" in sample.visuals.inputs
+    assert sample.visuals.inputs["pixel_values"].shape == (32, 3 * 2 * 14 * 14)
     # four patches are merged into one token
     assert int((sample.input_ids == rows.processor.ids.image).sum()) == 32 // 4
 
@@ -114,8 +114,8 @@ def test_a_prompt_has_the_images_before_its_answer_only(tmp_path: Path) -> None:
         [{"messages": [*turns[:1], {"role": "assistant", "content": "y"}], "images": ["a.png"]}],
     )
     prompt = encode_prompt(rows.rows, 0, rows.processor)
-    assert prompt.visuals.image_grid_thw is not None
-    assert len(prompt.visuals.image_grid_thw) == 1
+    assert "image_grid_thw" in prompt.visuals.inputs
+    assert len(prompt.visuals.inputs["image_grid_thw"]) == 1
     assert prompt.reference == "y"
 
 
@@ -167,7 +167,7 @@ def test_an_image_turned_by_its_camera_is_turned_back(tmp_path: Path) -> None:
         [chat("<image>?", "b") | {"images": ["turned.png"]}],
         "data.image={min_pixels:784,max_pixels:100000}",
     )
-    grid = rows.sample(0).visuals.image_grid_thw
+    grid = rows.sample(0).visuals.inputs.get("image_grid_thw")
     assert grid is not None
     assert grid.tolist() == [[1, 4, 2]]
 

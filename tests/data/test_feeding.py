@@ -63,7 +63,7 @@ def test_images_and_videos_of_other_values_are_floats_where_they_are_one_input(
     processor.video.frames.image_mean = [0.1, 0.2, 0.3]
     for row, dtype in ((3, torch.float32), (2, torch.float32), (1, torch.uint8)):
         wanted, given = floats.sample(row), as_bytes.sample(row)
-        assert given.visuals.pixel_values.dtype == dtype
+        assert given.visuals.inputs["pixel_values"].dtype == dtype
         batches = [collate([one], processor).to(CPU) for one in (wanted, given)]
         assert torch.equal(*(one.inputs["pixel_values"] for one in batches))
 

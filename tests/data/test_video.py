@@ -496,12 +496,12 @@ def test_the_last_frame_alone_changes_the_sample_too(tmp_path: Path) -> None:
     rows = [chat("<video>", "b") | {"videos": [names]}]
     write_rows(tmp_path / "rows.jsonl", rows)
     encode = lambda: encoded(request("rows", messages(tmp_path / "rows.jsonl"), SMALL))[0].sample(0)  # noqa: E731
-    before = encode().visuals.pixel_values_videos
+    before = encode().visuals.inputs["pixel_values_videos"]
     assert before is not None
     for name in names:
         kept = (tmp_path / name).read_bytes()
         Image.new("RGB", (56, 28)).save(tmp_path / name)
-        after = encode().visuals.pixel_values_videos
+        after = encode().visuals.inputs["pixel_values_videos"]
         assert after is not None
         assert not (before == after).all()
         (tmp_path / name).write_bytes(kept)

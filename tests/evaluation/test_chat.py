@@ -105,9 +105,9 @@ def test_the_last_prompt_of_a_chat_is_that_of_a_row_with_its_turns(
     }
     wanted = encode_question(parse_row(row, "row", Path()), asker.reader.processor)
     assert torch.equal(asked[-1].input_ids, wanted.input_ids)
-    shown = asked[-1].visuals.tensors()
-    assert shown.keys() == wanted.visuals.tensors().keys()
-    assert all(torch.equal(shown[name], one) for name, one in wanted.visuals.tensors().items())
+    shown = asked[-1].visuals.inputs
+    assert shown.keys() == wanted.visuals.inputs.keys()
+    assert all(torch.equal(shown[name], one) for name, one in wanted.visuals.inputs.items())
 
 
 def test_an_answer_comes_piece_by_piece_and_can_be_stopped(asker: Asker) -> None:
@@ -148,8 +148,8 @@ def test_every_familys_template_takes_turns_with_images(family: str, tmp_path: P
         path = str(picture(tmp_path / f"own-{turn}.png", seed=turn))
         asked = replace(chat, shown=(("image", path),)).asking(f"Question {turn}?")
         prompt = encode_question(asked.row(), processor)
-        assert prompt.visuals.image_grid_thw is not None
-        assert len(prompt.visuals.image_grid_thw) == turn
+        assert "image_grid_thw" in prompt.visuals.inputs
+        assert len(prompt.visuals.inputs["image_grid_thw"]) == turn
         chat = replace(asked, answers=(*asked.answers, f"Answer {turn}."))
     text = processor.tokenizer.decode(prompt.input_ids)
     places = [text.index(part) for part in ("Be brief.", "Question 1?", "Answer 1.", "Question 2?")]

@@ -133,9 +133,9 @@ def test_the_prompt_of_a_sample_is_the_rows_own(made: tuple[Path, Path]) -> None
         cut, own = prompt_of(rows, rows.sample(index)), rows.prompt(index)
         assert cut.input_ids.tolist() == own.input_ids.tolist()
         assert cut.reference == own.reference
-        tensors = own.visuals.tensors()
-        assert cut.visuals.tensors().keys() == tensors.keys()
-        assert all(torch.equal(cut.visuals.tensors()[name], tensors[name]) for name in tensors)
+        tensors = own.visuals.inputs
+        assert cut.visuals.inputs.keys() == tensors.keys()
+        assert all(torch.equal(cut.visuals.inputs[name], tensors[name]) for name in tensors)
 
 
 def test_what_was_answered_before_a_kill_is_not_asked_again(

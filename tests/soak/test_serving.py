@@ -199,11 +199,11 @@ def test_the_exported_tokenizer_and_image_processor_make_what_the_run_trained_on
         text = tokenizer.apply_chat_template(
             one.row.messages, tokenize=False, add_generation_prompt=True
         )
-        if one.prompt.visuals.pixel_values is not None:
+        if "pixel_values" in one.prompt.visuals.inputs:
             made = image_processor(
                 images=[Image.open(file) for file in one.files], return_tensors="pt"
             )
-            assert torch.equal(made["pixel_values"], one.prompt.visuals.pixel_values)
+            assert torch.equal(made["pixel_values"], one.prompt.visuals.inputs["pixel_values"])
             for grid in made["image_grid_thw"]:
                 text = text.replace(
                     "<|image_pad|>",
@@ -283,9 +283,9 @@ def test_vllm_resizes_images_as_vtool_does_but_for_rounding(
 ) -> None:
     resized, answers, _ = served
     furthest = max(
-        float((torch.tensor(answer["pixel_values"]) - one.prompt.visuals.pixel_values).abs().max())
+        float((torch.tensor(answer["pixel_values"]) - one.prompt.visuals.inputs["pixel_values"]).abs().max())
         for one, answer in zip(asked, answers, strict=True)
-        if one.prompt.visuals.pixel_values is not None
+        if "pixel_values" in one.prompt.visuals.inputs
     )
     print(f"pixels, {resized}: at most {furthest / LEVEL:.2f} grey levels apart")
     assert furthest == 0 if resized == "pil" else furthest < 2.1 * LEVEL

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from vtool.config.schema.formats.entry import ROWS_SUFFIXES, has_rows_files
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.families import FAMILIES
+from vtool.families import is_trained
 from vtool.model_folder import MODEL_CONFIG, ModelFolder
 
 _WEIGHTS = ".safetensors"
@@ -17,8 +17,8 @@ _LEAST = 0.6
 """The share of a command's options that a trainer must know, whose file it seems to start."""
 _MOST_NAMED = 3
 ANOTHER_FAMILY = (
-    "vtool trains no other model yet: `vtool watch -- python train.py` shows what another trainer"
-    " teaches it, and `vtool load-check FOLDER` whether its weights land"
+    "vtool trains image-text-to-text models of transformers: `vtool watch -- python train.py` shows"
+    " what another trainer teaches any other, and `vtool load-check FOLDER` whether its weights land"
 )
 """Help for a family that vtool does not have."""
 NOT_RECIPES = frozenset({_WEIGHTS, *_SCRIPTS})
@@ -64,7 +64,7 @@ def given_for_recipe(recipe: str, path: Path) -> Diagnostic:
             f" model.path={given} audits rows with its tokenizer, vtool load-check {given} checks"
             " its weights"
         )
-        if kind and kind not in FAMILIES:
+        if kind and not is_trained(kind):
             help = f"it is a model of type {kind}: {ANOTHER_FAMILY}"
     elif path.is_dir():
         what = f"is a folder without files of rows ({', '.join(ROWS_SUFFIXES)})"
@@ -115,14 +115,14 @@ def refuse_other_family(folder: Path) -> None:
         Findings: `not-a-run`, fatal.
     """
     kind = ModelFolder(folder).model_type
-    if kind is not None and kind not in FAMILIES:
+    if kind is not None and not is_trained(kind):
         raise other_family(folder, kind)
 
 
 def other_family(folder: Path, kind: str) -> Findings:
     """Return the exception for a model of a family that vtool has not."""
-    message = f"{folder} is a model of type {kind}, which is none of {', '.join(FAMILIES)}"
-    help = f"give a model of one of these; {ANOTHER_FAMILY}"
+    message = f"{folder} is a model of type {kind}, for which transformers here has no class"
+    help = ANOTHER_FAMILY
     return Findings(Diagnostic("not-a-run", message, help), fatal=True)
 
 

@@ -216,8 +216,8 @@ def build_ledger(
         findings.append(_no_end(rows, ledger))
     findings += token_id_findings(split, rows, kept)
     boxes = summarize_boxes(split, rows, kept)
-    video = rows.processor.video
-    rate = video.fps if video.family.facts.shows_times else None
+    processor = rows.processor
+    rate = processor.video.fps if processor.family.facts.shows_times else None
     template = str(rows.processor.tokenizer.chat_template)
     quality = (
         *(rows.processor.notes if split == "train" else ()),

@@ -218,15 +218,15 @@ def _deciding(settings: Data) -> dict[str, Any]:
 
 def _digest_of_processor(processor: Processor) -> str:
     """Return the digest of a processor's tokenizer, template, sizes and token ids."""
-    tokenizer, video = processor.tokenizer, processor.video
+    tokenizer, video = processor.tokenizer, processor.video_processor
     parts = [
         tokenizer.backend_tokenizer.to_str(),
         tokenizer.chat_template,
         tokenizer.special_tokens_map,
         processor.image_processor.to_dict(),
-        video.frames.to_dict(),
-        repr(replace(video, family=None, frames=None)),  # type: ignore[arg-type]
-        video.family.facts.name,
+        video and video.frames.to_dict(),
+        video and repr(replace(video, family=None, frames=None)),  # type: ignore[arg-type]
+        processor.family.facts.name,
         # rows of such a template are others tomorrow
         today().isoformat() if "strftime_now" in str(tokenizer.chat_template) else None,
         asdict(processor.ids),

@@ -280,11 +280,10 @@ def render_prompt(
 
 
 @LimitedTemplate()
-def render_question(row: Row, processor: Processor, videos: Sequence[str] = ()) -> tuple[int, ...]:
-    """Return the token ids of a chat that waits for an answer."""
+def render_question(row: Row, processor: Processor, videos: Sequence[str] = ()) -> str:
+    """Return the text of a chat that waits for an answer."""
     whole = render_beginning(row, len(row.messages), processor, prompt=True)
-    text = _Videos(row, whole, videos, processor)(whole)
-    return tuple(tokenize(processor.tokenizer, [text])[0])
+    return _Videos(row, whole, videos, processor)(whole)
 
 
 def all_texts(row: Row) -> list[str]:
@@ -306,15 +305,18 @@ class _Videos:
     """
 
     def __init__(self, row: Row, whole: str, videos: Sequence[str], processor: Processor) -> None:
-        self.token = processor.tokenizer.convert_ids_to_tokens(processor.ids.video)
+        self.token = "" if processor.whole else processor.names.video  # else they are refused
         self.remaining = iter(videos)
-        if (found := whole.count(self.token)) != len(videos):
+        found = whole.count(self.token) if self.token else 0
+        if found != len(videos):
             message = (
                 f"{row.id}: the chat template wrote {found} video tokens for {len(videos)} videos"
             )
             raise refuse("image-token-mismatch", message, row.origin)
 
     def __call__(self, text: str) -> str:
+        if not self.token:
+            return text
         first, *rest = text.split(self.token)
         return first + "".join(next(self.remaining) + piece for piece in rest)
 

@@ -76,6 +76,9 @@ class Batch:
     """The index of the images and that of the videos, as `image_index` and `video_index`, for the
     vision tower. Without them it asks the device for the same numbers."""
 
+    shown: int | None = None
+    """The images that it has, of a family whose inputs do not tell; None: they do."""
+
     def arguments(self) -> dict[str, Any]:
         """Return the model's keyword arguments: `inputs`, and the values that are no tensors."""
         packed = {} if self.documents is None else {"documents": self.documents.spans}
@@ -84,6 +87,8 @@ class Batch:
     @property
     def images(self) -> int:
         """Images and videos that the vision tower sees: 0 where the recipe drops their inputs."""
+        if self.shown is not None:
+            return self.shown
         pairs = (("image_grid_thw", "pixel_values"), ("video_grid_thw", "pixel_values_videos"))
         return sum(
             len(self.inputs[grid]) for grid, pixels in pairs if {grid, pixels} <= self.inputs.keys()
@@ -139,7 +144,14 @@ def collate(samples: Sequence[Sample], processor: Processor, drop: Sequence[str]
         visual=sum(count_visual(sample.input_ids, processor) for sample in samples),
         padding=len(samples) * max(len(sample.input_ids) for sample in samples) - tokens,
         values=values,
+        shown=_shown(samples, inputs) if processor.whole else None,
     )
+
+
+def _shown(samples: Sequence[Sample], inputs: Mapping[str, Tensor]) -> int:
+    """Return the images of samples; 0 where the recipe drops their inputs."""
+    there = any(name.startswith("pixel_values") for name in inputs)
+    return sum(sample.images for sample in samples) if there else 0
 
 
 def with_tower_index(batch: Batch, indexer: TowerIndexer | None) -> Batch:
@@ -194,7 +206,14 @@ def _inputs(
     )
     attention_mask = to_hf_2d(keep_from_lengths([len(row) for row in ids], left=left))
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
-    inputs["mm_token_type_ids"] = token_types(input_ids, processor)
+    if processor.whole is None:
+        inputs["mm_token_type_ids"] = token_types(input_ids, processor)
+    for name in processor.whole.token_inputs if processor.whole else ():
+        own = [
+            sample.visuals.tokens.get(name, row.new_zeros(len(row)))
+            for sample, row in zip(samples, ids, strict=True)
+        ]
+        inputs[name] = pad_sequence(own, batch_first=True, padding_side="left" if left else "right")
     return inputs | visual_inputs(samples, processor)
 
 
@@ -209,12 +228,15 @@ def token_types(input_ids: Tensor, processor: Processor) -> Tensor:
 
 def count_visual(input_ids: Tensor, processor: Processor) -> int:
     """Return how many tokens stand for images and videos."""
-    return int(torch.count_nonzero(token_types(input_ids, processor)))
+    ids = processor.ids
+    return int(((input_ids == ids.image) | (input_ids == ids.video)).sum())
 
 
 def visual_inputs(samples: Sequence[Sample | Prompt], processor: Processor) -> dict[str, Tensor]:
     """Return pixels and grids of all images and videos; empty if there are none."""
-    named = [sample.visuals.tensors() for sample in samples]
+    named = [sample.visuals.inputs for sample in samples]
+    if processor.whole is not None:
+        return processor.whole.join(named)
     names = dict.fromkeys(name for tensors in named for name in tensors)
     parts = {name: [tensors[name] for tensors in named if name in tensors] for name in names}
     return {

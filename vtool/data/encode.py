@@ -1,7 +1,7 @@
 """Encoding of rows: the tensors of one sample."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from typing import Any, TypeVar
 
@@ -30,6 +30,7 @@ from vtool.data.sources import Rows
 from vtool.data.tokens import TokenizerPanics, tokenize
 from vtool.data.video import Clip, open_clip
 from vtool.data.visuals import Visuals, expand_placeholders, visuals_of
+from vtool.data.whole_rows import encode_whole, whole_prompt, whole_question
 from vtool.diagnostics import Findings
 from vtool.models.processor import Processor
 
@@ -64,15 +65,13 @@ class Sample:
     @property
     def images(self) -> int:
         """Images and videos, as the vision tower is given them."""
-        grids = (self.visuals.image_grid_thw, self.visuals.video_grid_thw)
-        return sum(len(grid) for grid in grids if grid is not None)
+        return self.visuals.images + self.visuals.videos
 
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
         return sum(
-            tensor.nbytes
-            for tensor in (self.input_ids, self.labels, *self.visuals.tensors().values())
+            tensor.nbytes for tensor in (self.input_ids, self.labels, *self.visuals.inputs.values())
         )
 
 
@@ -227,9 +226,18 @@ def _filled(
     as_bytes: bool,
 ) -> Sample:
     """Return a row with its images and videos, and cut to its length."""
-    row, chat = opened.row, label_chat(opened.chat, tokens)
-    shown = list(visuals_of(row, opened.clips, processor, measure=measure, as_bytes=as_bytes))
-    ids, labels, visuals = expand_placeholders(chat.ids, chat.labels, row, iter(shown), processor)
+    row = opened.row
+    if processor.whole is not None:
+        tokens, visuals, traits = encode_whole(row, opened.chat, processor, processor.whole)
+        chat = label_chat(opened.chat, tokens)
+        ids, labels = list(chat.ids), list(chat.labels)
+    else:
+        chat = label_chat(opened.chat, tokens)
+        shown = list(visuals_of(row, opened.clips, processor, measure=measure, as_bytes=as_bytes))
+        traits = tuple(trait for visual in shown for trait in visual.traits)
+        ids, labels, visuals = expand_placeholders(
+            chat.ids, chat.labels, row, iter(shown), processor
+        )
     truncated = settings.max_length is not None and len(ids) > settings.max_length
     cut, ends = 0, len(chat.turns)
     if truncated:
@@ -240,6 +248,8 @@ def _filled(
             for label, after in islice(pairwise([*labels, IGNORED]), settings.max_length)
         )
         ids, labels = _truncate(row, ids, labels, settings.max_length, settings, processor)
+        cut_tokens = {name: one[: len(ids)] for name, one in visuals.tokens.items()}
+        visuals = replace(visuals, tokens=cut_tokens)
     return Sample(
         opened.index,
         torch.from_numpy(np.array(ids, np.int64)),  # four times faster than torch.tensor
@@ -250,7 +260,7 @@ def _filled(
         truncated,
         cut,
         ends,
-        tuple(trait for visual in shown for trait in visual.traits),
+        traits,
     )
 
 
@@ -260,6 +270,8 @@ def encode_prompt(rows: Rows, index: int, processor: Processor) -> Prompt:
     The row has been audited, so it has one.
     """
     row = rows.row(index)
+    if processor.whole is not None:
+        return Prompt(index, *whole_prompt(row, processor, processor.whole))
     clips = _clips(row, processor)
     ids, reference = render_prompt(row, processor, _texts(clips, processor))
     # The template has put a placeholder where each image of the *prompt* is; later turns' images
@@ -277,8 +289,11 @@ def encode_question(row: Row, processor: Processor) -> Prompt:
         Findings: of the rules VT6xx.
     """
     _check_text(row, processor.tokenizer.all_special_tokens)
+    if processor.whole is not None:
+        return Prompt(0, *whole_question(row, processor, processor.whole), reference="")
     clips = _clips(row, processor)
-    ids = render_question(row, processor, _texts(clips, processor))
+    text = render_question(row, processor, _texts(clips, processor))
+    ids = tuple(tokenize(processor.tokenizer, [text])[0])
     expanded, _, visuals = expand_placeholders(
         ids, ids, row, visuals_of(row, clips, processor), processor
     )
@@ -289,6 +304,9 @@ def _check_row(row: Row, special: Sequence[str], processor: Processor, settings:
     if settings.root is not None:
         check_root(row, settings.root)
     _check_text(row, special, settings.max_text_bytes)
+    if row.videos and processor.whole is not None:
+        message = f"{row.id} has a video, and {processor.family.facts.name} is trained on images"
+        raise refuse("video-not-trained", message, row.origin)
 
 
 def _check_text(row: Row, special: Sequence[str], most_bytes: int = MOST_TEXT_BYTES) -> None:
@@ -315,17 +333,12 @@ def _clips(row: Row, processor: Processor) -> list[Clip]:
 
 
 def _texts(clips: Sequence[Clip], processor: Processor) -> list[str]:
-    video = processor.video
-    return (
-        [
-            video.family.video_text(
-                processor.names, clip.indices, clip.rate, video.frames_per_patch
-            )
-            for clip in clips
-        ]
-        if clips
-        else []
-    )
+    return [
+        processor.family.video_text(
+            processor.names, clip.indices, clip.rate, processor.video.frames_per_patch
+        )
+        for clip in clips
+    ]
 
 
 def _truncate(

@@ -6,7 +6,6 @@ from heapq import heapreplace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from vtool.data.chat import IGNORED
 from vtool.data.collate import (
@@ -89,15 +88,11 @@ def collate_packed(
         padding=0,
         documents=Documents(
             lengths=tuple(len(sample.input_ids) for sample in samples),
-            images=tuple(_length(sample.visuals.image_grid_thw) for sample in samples),
-            videos=tuple(_length(sample.visuals.video_grid_thw) for sample in samples),
+            images=tuple(sample.visuals.images for sample in samples),
+            videos=tuple(sample.visuals.videos for sample in samples),
         ),
         values=values_of_bytes(inputs, processor),
     )
-
-
-def _length(grids: Tensor | None) -> int:
-    return 0 if grids is None else len(grids)
 
 
 def with_positions(batch: Batch, model: Any) -> Batch:

@@ -1,7 +1,7 @@
 """Images and videos of a row: cut into patches, and placed among its tokens."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -20,27 +20,20 @@ PIXELS = ("pixel_values", "pixel_values_videos")
 
 @dataclass(frozen=True, slots=True)
 class Visuals:
-    """The vision tower's inputs of a row, by the model's names.
+    """The inputs that a row's images and videos are to the model."""
 
-    Shapes: P patches of width W, I images, V videos. Where a model takes videos as images
-    (`FamilyFacts.videos_are_images`), frames are among these, an image for each patch along time.
+    inputs: Mapping[str, Tensor] = field(default_factory=dict)
+    """By the model's names. Of the families here, with patches of width W: `pixel_values` and
+    `pixel_values_videos`, float32 [P, W], or bytes, of which `byte_values` makes these;
+    `image_grid_thw` and `video_grid_thw`, int64 [I, 3], patches along time, height and width;
+    `second_per_grid_ts`, float32 [V], where the model asks for it. Of others, what transformers'
+    processor gives.
     """
-
-    pixel_values: Tensor | None = None
-    """float32 [P, W]; or bytes, uint8, of which `byte_values` makes these."""
-    image_grid_thw: Tensor | None = None
-    """int64 [I, 3]: patches along time, height and width."""
-    pixel_values_videos: Tensor | None = None
-    """float32 [P, W]; or bytes, uint8, of which those of the video processor make these."""
-    video_grid_thw: Tensor | None = None
-    """int64 [V, 3]."""
-    second_per_grid_ts: Tensor | None = None
-    """float32 [V]: seconds of a patch along time, where the model asks for them."""
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that are not None, by name."""
-        named = ((field.name, getattr(self, field.name)) for field in fields(self))
-        return {name: tensor for name, tensor in named if tensor is not None}
+    images: int = 0
+    """Images, as the model is given them: frames of a video are some where it takes them so."""
+    videos: int = 0
+    tokens: Mapping[str, Tensor] = field(default_factory=dict)
+    """More inputs with an entry a token [L]: token types of another family's processor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +106,14 @@ def _cut_image(row: Row, image: Any, processor: Processor, *, as_bytes: bool = F
 
 def _go_together(processor: Processor) -> bool:
     """Return whether bytes of videos can be kept: where these are images, they need one table."""
-    if not processor.video.family.facts.videos_are_images:
+    if not processor.family.facts.videos_are_images:
         return True
     values = byte_values(processor.image_processor)
     return values is not None and values.equals(byte_values(processor.video.frames))
 
 
 def _video(row: Row, clip: Clip, processor: Processor, as_bytes: bool) -> Visual:
-    video, family = processor.video, processor.video.family
+    video, family = processor.video, processor.family
     try:
         pixels, (t, h, w) = video.cut(clip.frames, as_bytes=as_bytes)
     except ValueError as error:  # an extreme aspect ratio
@@ -196,7 +189,7 @@ def _mismatch(row: Row, ids: Sequence[int], marks: dict[int, str]) -> Exception:
 
 
 def _joined(visuals: Sequence[Visual], processor: Processor) -> Visuals:
-    family = processor.video.family
+    family = processor.family
     images: list[Visual] = []
     videos: list[Visual] = []
     for visual in visuals:
@@ -204,22 +197,21 @@ def _joined(visuals: Sequence[Visual], processor: Processor) -> Visuals:
             visual
         )
     given: dict[str, Tensor] = {}
+    # Of a video taken as images each patch along time is one; an image has one such patch.
+    grids = [(1, h, w) for t, h, w in (visual.grid for visual in images) for _ in range(t)]
     if images:
-        # Of a video taken as images each patch along time is one; an image has one such patch.
-        grids = [(1, h, w) for t, h, w in (visual.grid for visual in images) for _ in range(t)]
         given |= {
             PIXELS[0]: _joined_pixels(PIXELS[0], images, processor),
             "image_grid_thw": torch.tensor(grids),
         }
     if videos:
-        grids = [visual.grid for visual in videos]
         given |= {
             PIXELS[1]: _joined_pixels(PIXELS[1], videos, processor),
-            "video_grid_thw": torch.tensor(grids),
+            "video_grid_thw": torch.tensor([visual.grid for visual in videos]),
         }
         if family.facts.seconds_per_grid:
             given["second_per_grid_ts"] = torch.tensor([visual.seconds for visual in videos])
-    return Visuals(**given)
+    return Visuals(given, len(grids), len(videos))
 
 
 def _joined_pixels(name: str, visuals: Sequence[Visual], processor: Processor) -> Tensor:

@@ -13,7 +13,7 @@ import yaml
 from vtool.config.given_for_recipe import other_family
 from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.families import FAMILIES
+from vtool.families import is_trained
 from vtool.families.family import load_family
 from vtool.model_folder import MODEL_CONFIG, ModelFolder
 from vtool.models.adapters import CONFIG, add_saved_adapter, base_of_adapter, is_for_nf4
@@ -66,7 +66,7 @@ def find_export(run: Path, base: Path | None = None) -> Export:
         raise Findings(
             Diagnostic("not-a-run", message, help="write it again: vtool export RUN"), fatal=True
         ) from error
-    if family_name not in FAMILIES:
+    if not is_trained(family_name):
         raise other_family(folder, family_name)
     return Export(folder, base, family_name)
 

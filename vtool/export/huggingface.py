@@ -46,9 +46,10 @@ def write_export(
         )
         _write_dtype(state, ModelFolder(temporary))
         processor.save(temporary)
-        own = ModelFolder(temporary).read(PROCESSOR_FILES[0])
-        for name, settings in family.serving_files(own, processor.video.as_json()).items():
-            (temporary / name).write_text(json.dumps(settings, indent=2) + "\n")
+        if processor.video_processor is not None:  # else they are all of transformers' own
+            own = ModelFolder(temporary).read(PROCESSOR_FILES[0])
+            for name, settings in family.serving_files(own, processor.video.as_json()).items():
+                (temporary / name).write_text(json.dumps(settings, indent=2) + "\n")
 
     return _put(fill, folder)
 

@@ -148,6 +148,10 @@ class FamilyFacts:
     """
     recurrent: bool = False
     """True where layers carry a state from token to token: documents cannot share a row."""
+    is_learnt: bool = False
+    """True for a type without code of its own here: transformers' processor encodes its images, and
+    no fact about patches or videos is one.
+    """
     on_megatron: bool = False
     """True where the language model has been written for megatron-core."""
 

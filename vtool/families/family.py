@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vtool.families import FAMILIES
+from vtool.families import facts_of
 from vtool.families.facts import FamilyFacts
 from vtool.families.frames import FrameRequest, sample_in_groups
 from vtool.families.tokens import TokenIds, TokenNames
@@ -153,8 +153,8 @@ class Family:
         visual: Any = model.model.visual  # type: ignore[union-attr]
         return [block for block in self.blocks(model) if block is not visual]
 
-    def smallest_image(self, model: nn.Module, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return an image of zeros that gives one image token, by the tower's own config.
+    def smallest_image(self, model: nn.Module, device: torch.device) -> dict[str, Tensor]:
+        """Return the inputs of an image of zeros that gives one image token, by the tower's config.
 
         Returns:
             pixel_values [P, W] and image_grid_thw [1, 3].
@@ -163,9 +163,10 @@ class Family:
         config, side = visual.config, visual.config.spatial_merge_size
         width = config.in_channels * config.temporal_patch_size * config.patch_size**2
         dtype = next(visual.parameters()).dtype
-        return torch.zeros(side * side, width, device=device, dtype=dtype), torch.tensor(
-            [[1, side, side]], device=device
-        )
+        return {
+            "pixel_values": torch.zeros(side * side, width, device=device, dtype=dtype),
+            "image_grid_thw": torch.tensor([[1, side, side]], device=device),
+        }
 
     def tower_index(self, vision: Any, grids: Tensor) -> dict[str, Tensor]:
         """Return the positions and lengths that the tower derives from the sizes of its images.
@@ -230,8 +231,8 @@ class Family:
 
 
 def load_family(name: str) -> Family:
-    """Import the code of a family (a name of `FAMILIES`)."""
-    facts = FAMILIES[name]
+    """Import the code of a family (a `model_type`)."""
+    facts = facts_of(name)
     module, _, attribute = facts.implementation.partition(":")
     family: Family = getattr(import_module(module), attribute)(facts)
     return family

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from vtool.config.schema import Model
+from vtool.families.any_family import odd_components
 from vtool.families.family import load_family
 from vtool.model_folder import GENERATION
 from vtool.models.mapped_weights import (
@@ -158,7 +159,15 @@ def _finish(model: Any, settings: Model, processor: Processor, folder: Path) -> 
             processor.ids.end,
             processor.ids.pad,
         )
-    blocks = load_family(settings.family).recomputable(model)
+    family = load_family(settings.family)
+    if processor.whole is not None:
+        model.smallest_image = processor.whole.smallest
+        if odd := odd_components(family, model):
+            raise does_not_load(
+                f"{settings.path}: {', '.join(odd[:3])} and {len(odd)} parameters in all lie in"
+                f" another part of a {settings.family} than their names say"
+            )
+    blocks = family.recomputable(model)
     if again := settings.recomputed(len(blocks)):
         enable_checkpointing(model, blocks[again:])
     return model.train()

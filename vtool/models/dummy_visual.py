@@ -56,13 +56,12 @@ def dummy_visual_term(
     Args:
         indexer: of the model; None: its tower asks the device for the size of the image.
     """
-    pixels, grid = family.smallest_image(model, device)
-    more = {}
+    given: dict[str, Any] = family.smallest_image(model, device)
     if indexer is not None:
-        _, size = family.smallest_image(model, torch.device("cpu"))
-        more["image_index"] = indexer.index(size).map(lambda tensor: tensor.to(device))
+        size = family.smallest_image(model, torch.device("cpu"))["image_grid_thw"]
+        given["image_index"] = indexer.index(size).map(lambda tensor: tensor.to(device))
     with _weights_without_gradient(family.tower(model)):
-        output = model.model.get_image_features(pixels, grid, return_dict=True, **more)  # type: ignore[union-attr,operator]
+        output = model.model.get_image_features(**given, return_dict=True)  # type: ignore[union-attr,operator]
     zero: Tensor = _NegativeZero.apply(sum(term.sum() for term in family.features(output)))  # type: ignore[no-untyped-call]
     return zero
 

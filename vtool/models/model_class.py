@@ -221,8 +221,8 @@ def _check_weights(tiny: Any, own: Any, known: Family, file: Path) -> None:
 
 def _images(model: Any, known: Family) -> list[tuple[int, ...]]:
     """Return the shapes of what the tower hands to the language model, of one image."""
-    pixels, grid = known.smallest_image(model, torch.device("cpu"))
-    features = list(known.features(model.model.get_image_features(pixels, grid, return_dict=True)))
+    given = known.smallest_image(model, torch.device("cpu"))
+    features = list(known.features(model.model.get_image_features(**given, return_dict=True)))
     return [tuple(one.shape) for one in features]
 
 
@@ -231,15 +231,14 @@ def _logits(model: Any, known: Family) -> tuple[int, ...]:
 
     For that transformers goes by the forward pass's parameters.
     """
-    pixels, grid = known.smallest_image(model, torch.device("cpu"))
     ids = torch.tensor([[_IDS.vision_start, _IDS.image, _IDS.vision_end, 7]])
     given = {
         "attention_mask": torch.ones_like(ids),
         "mm_token_type_ids": (ids == _IDS.image).int(),
-        "pixel_values": pixels,
+        **known.smallest_image(model, torch.device("cpu")),
     }
-    logits: Tensor = model(input_ids=ids, **given, image_grid_thw=grid, use_cache=False).logits
-    model.generate(ids, **given, image_grid_thw=grid, max_new_tokens=1, do_sample=False)
+    logits: Tensor = model(input_ids=ids, **given, use_cache=False).logits
+    model.generate(ids, **given, max_new_tokens=1, do_sample=False)
     return tuple(logits.shape)
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from vtool.config.expected import AGAIN, CHECKPOINTING, COMPONENTS, KEPT
 from vtool.config.readback import Observed
-from vtool.families import FAMILIES
+from vtool.families import facts_of
 from vtool.models.attention import LANGUAGE_ATTENTION, TOWER_ATTENTION
 from vtool.models.model_class import class_of
 from vtool.models.nf4 import Nf4Linear
@@ -94,10 +94,10 @@ def observe_config(config: Any) -> Iterator[Observed]:
     """Yield the family of a model's config, and its size, where it is one of vtool's."""
     yield Observed("model.family", config.model_type, "the model's config")
     found = measure_config(config)
-    facts = FAMILIES.get(config.model_type)
+    facts = facts_of(config.model_type)
     sizes = (
         size
-        for size, table in (facts.sizes if facts else {}).items()
+        for size, table in facts.sizes.items()
         if all(table.get(name, value) == value for name, value in found.items())
     )
     size = next(sizes, f"another size ({found})")

@@ -12,7 +12,7 @@ from typing import Any
 from vtool.config.schema import Data, Image, Model, Video
 from vtool.contents import LARGEST_SMALL_FILE
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.families.family import load_family
+from vtool.families.family import Family, load_family
 from vtool.families.images import beyond_any_model
 from vtool.families.tokens import TokenIds, TokenNames
 from vtool.model_folder import (
@@ -38,6 +38,7 @@ from vtool.models.pixel_check import check_pixels
 from vtool.models.tokenizer import train_tokenizer
 from vtool.models.tokenizer_growth import MOST, text_growth
 from vtool.models.video import VideoProcessor, video_processor
+from vtool.models.whole_processor import WholeProcessor, learn_processor, open_processor
 from vtool.words import first_line
 
 _MORE_FILES = ("vocab.json", "merges.txt", "tokenizer.model", TEMPLATE_JSON)
@@ -50,8 +51,12 @@ class Processor:
 
     tokenizer: Any
     image_processor: Any
-    video: VideoProcessor
+    family: Family
     ids: TokenIds
+    video_processor: VideoProcessor | None = None
+    """None: this family is not trained on videos."""
+    whole: WholeProcessor | None = None
+    """transformers' own processor, where it encodes images; None: the family's code does."""
     pictures: PictureReader = field(default_factory=PictureReader)
     form: TemplateForm = field(default_factory=TemplateForm)
     """The form of chats that the chat template takes."""
@@ -68,9 +73,15 @@ class Processor:
     """False where nobody has named a model: its weights are random, and have learnt nothing."""
 
     @property
+    def video(self) -> VideoProcessor:
+        """The processor of videos, of a family that is trained on them."""
+        assert self.video_processor is not None, "rows with videos are refused before"
+        return self.video_processor
+
+    @property
     def coordinates(self) -> str | None:
         """The unit of boxes that the model has learnt; None where that is not known."""
-        return self.video.family.facts.coordinates if self.named else None
+        return self.family.facts.coordinates if self.named else None
 
     @property
     def names(self) -> TokenNames:
@@ -83,7 +94,11 @@ class Processor:
             for name in names
         }
         return TokenNames(
-            **{name: self.tokenizer.convert_ids_to_tokens(token) for name, token in found.items()}
+            **{
+                name: self.tokenizer.convert_ids_to_tokens(token)
+                for name, token in found.items()
+                if token is not None and token >= 0
+            }
         )
 
     @property
@@ -94,13 +109,17 @@ class Processor:
 
     def resized(self, width: int, height: int) -> tuple[int, int] | None:
         """Return the size that a picture is shown in, as `resized_size`."""
-        return resized_size(self.image_processor, width, height)
+        return None if self.whole else resized_size(self.image_processor, width, height)
 
     def save(self, folder: Path) -> None:
         """Write tokenizer, chat template, image and video processor as transformers reads them."""
-        self.tokenizer.save_pretrained(folder)
-        self.image_processor.save_pretrained(folder)
-        self.video.save(folder)
+        if self.whole is not None:
+            self.whole.save(folder)
+        else:
+            self.tokenizer.save_pretrained(folder)
+            self.image_processor.save_pretrained(folder)
+        if self.video_processor is not None:
+            self.video.save(folder)
         for file in self.more_files:
             if file.name == TEMPLATE_JSON:  # as transformers had it before .jinja
                 text = json.dumps({"chat_template": self.tokenizer.chat_template}, indent=2)
@@ -137,6 +156,7 @@ def new_processor(
         name: tokenizer.convert_tokens_to_ids(getattr(known.facts.token_names, name))
         for name in known.facts.token_fields
     }
+    assert not known.facts.is_learnt, "a rule demands a folder"
     backend = choose_backend(image.backend)
     image_processor = known.image_processor_class(backend)(**asdict(known.facts.patches))
     token_ids = TokenIds(**ids, end=tokenizer.eos_token_id, pad=tokenizer.pad_token_id)
@@ -149,8 +169,9 @@ def new_processor(
         Processor(
             tokenizer,
             image_processor,
-            videos,
+            known,
             token_ids,
+            videos,
             form=find_form(tokenizer),
             stops=(token_ids.end,),
             named=False,
@@ -199,7 +220,7 @@ def load_processor(
     if beyond := beyond_any_model(config_of or folder):
         raise Findings(_unusable(folder, beyond))
     backend = choose_backend((image or Image()).backend, folder)
-    images = known.image_processor_class(backend)
+    whole = videos = None
     try:
         config = AutoConfig.from_pretrained(
             config_of or folder, local_files_only=True, trust_remote_code=False
@@ -208,8 +229,13 @@ def load_processor(
             tokenizer = AutoTokenizer.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )
-        image_processor = images.from_pretrained(folder, local_files_only=True)
-        videos = video_processor(known, ModelFolder(folder).video_processor, backend)
+        if known.facts.is_learnt:
+            opened = open_processor(folder, tokenizer, backend)
+            image_processor = opened.image_processor
+        else:
+            images = known.image_processor_class(backend)
+            image_processor = images.from_pretrained(folder, local_files_only=True)
+            videos = video_processor(known, ModelFolder(folder).video_processor, backend)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # each reader raises what its file format raises; some panic
@@ -226,8 +252,9 @@ def load_processor(
     if why := _does_not_encode(tokenizer):
         raise Findings(_unusable(folder, f"the tokenizer fails at a text: {why}"))
     choose_template(tokenizer, folder, data)
-    own = images(**asdict(known.facts.patches))
-    if destroyed := check_pixels(image_processor, own, folder):
+    if known.facts.is_learnt:
+        whole = learn_processor(opened, config, folder)
+    elif destroyed := check_pixels(image_processor, images(**asdict(known.facts.patches)), folder):
         raise Findings(destroyed)
     ids, form = known.token_ids(config, tokenizer), find_form(tokenizer)
     if ids.end is None:
@@ -238,7 +265,7 @@ def load_processor(
     if strange := [
         f"{name} {token}"
         for name, token in named
-        if token is not None and not _is_token(tokenizer, token)
+        if token is not None and token >= 0 and not _is_token(tokenizer, token)
     ]:
         what = f"its configs name token ids that the tokenizer has not: {', '.join(strange)}"
         raise Findings(_unusable(folder, what))
@@ -250,8 +277,10 @@ def load_processor(
         Processor(
             tokenizer,
             image_processor,
-            videos,
+            known,
             ids,
+            videos,
+            whole,
             form=form,
             stops=tuple(dict.fromkeys((ids.end, *stops))),
             notes=(
@@ -333,14 +362,18 @@ def _is_token(tokenizer: Any, token: Any) -> bool:
 
 def with_sizes(processor: Processor, image: Image, video: Video) -> Processor:
     """Return the processor with these settings of images, and sizes and lengths of videos."""
+    if processor.whole is not None:
+        return replace(processor, pictures=PictureReader.of(image))
     size = dict(processor.image_processor.size)
     for edge, pixels in (("shortest_edge", image.min_pixels), ("longest_edge", image.max_pixels)):
         if pixels is not None:
-            size[edge] = pixels * processor.video.family.facts.frames_per_image
+            size[edge] = pixels * processor.family.facts.frames_per_image
     processor.image_processor.size = size
     record_backend(processor.image_processor)
     return replace(
-        processor, video=processor.video.with_settings(video), pictures=PictureReader.of(image)
+        processor,
+        video_processor=processor.video.with_settings(video),
+        pictures=PictureReader.of(image),
     )
 
 

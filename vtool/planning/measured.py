@@ -48,7 +48,7 @@ def measure_rows(run: Run) -> MeasuredRows:
     if not len(table):
         raise Findings(audits.findings.values())
     most = table[table["images"].argmax()]
-    grid = encoded.sample(int(most["index"])).visuals.image_grid_thw
+    grid = encoded.sample(int(most["index"])).visuals.inputs.get("image_grid_thw")
     largest = (0, 0) if grid is None else max(map(tuple, grid[:, 1:].tolist()))
     return MeasuredRows(
         len(table),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.families import FAMILIES
+from vtool.families import facts_of
 from vtool.models.backends import recorded_backend
 from vtool.serving.vllm import VLLM
 
@@ -140,7 +140,7 @@ def check_on_cpu(model: ServedModel, dtype: str) -> None:
         Findings: `not-servable`; fatal.
     """
     size = _head_size(model.text)
-    facts = FAMILIES.get(str(model.config.get("model_type")))
+    facts = facts_of(str(model.config.get("model_type")))
     if facts is not None and facts.recurrent:
         if dtype != "bfloat16" or size == 32:
             message = (

@@ -36,8 +36,14 @@ def choose_micro_batch(run: Run, model: nn.Module, ledger: Ledger, ranks: Ranks)
     """Return the run with a micro-batch of a number, the same on all ranks; rank 0 says it."""
     if run.data.micro_batch_size != "auto":
         return run
-    tokens = max(ledger.lengths, default=1)
-    merged = load_family(run.model.family).facts.patches.merge_size ** 2
+    tokens, facts = max(ledger.lengths, default=1), load_family(run.model.family).facts
+    if facts.is_learnt:
+        if ranks.rank == 0:
+            what = f"the memory of images is not estimated for {facts.name}"
+            print(f"data.micro_batch_size: 1 (auto): {what}", flush=True)
+        data = run.data.model_copy(update={"micro_batch_size": 1})
+        return run.model_copy(update={"data": data})
+    merged = facts.patches.merge_size**2
     patches = merged * tokens if ledger.images + ledger.videos else 0
     whole = not load_family(run.model.family).computes_as_known(model)
     needed = partial(

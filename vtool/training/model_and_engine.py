@@ -173,9 +173,10 @@ def prepare_model(
         use_document_attention(model, kernel)
     elif kernel != "eager" and (kernel != "sdpa" or on_npu):
         use_row_attention(model, kernel)
-    if kernel != "eager":
-        use_tower_attention(model, kernel)
-    use_tower_index(model)
+    if not of.facts.is_learnt:
+        if kernel != "eager":
+            use_tower_attention(model, kernel)
+        use_tower_index(model)
     freeze_components(model, of, run.model.freeze)
     if run.lora is not None:
         add_adapters(model, of, run.model.freeze, run.lora, run.run.seed, weights)

@@ -92,12 +92,14 @@ def _rows(session: Session) -> Iterator[Observed]:
                     f"data.{split}.{name}", source[name], f"the rows of data.{split}", (number,)
                 )
     processor = session.rows["train"].processor
-    size, video = processor.image_processor.size, processor.video
-    images = {
-        "data.image.backend": processor.image_processor.backend,
-        "data.image.min_pixels": size["shortest_edge"] // session.family.facts.frames_per_image,
-        "data.image.max_pixels": size["longest_edge"] // session.family.facts.frames_per_image,
-    }
+    learnt, size = session.family.facts.is_learnt, processor.image_processor.size
+    images = {"data.image.backend": processor.image_processor.backend}
+    if not learnt:  # a rule refuses bounds for others
+        frames = session.family.facts.frames_per_image
+        images |= {
+            "data.image.min_pixels": size["shortest_edge"] // frames,
+            "data.image.max_pixels": size["longest_edge"] // frames,
+        }
     yield from observe_values(images, "the image processor")
     pictures = {
         "data.image.max_decoded_pixels": processor.pictures.most_pixels,
@@ -105,12 +107,17 @@ def _rows(session: Session) -> Iterator[Observed]:
         "data.image.sixteen_bit_range": processor.pictures.range,
     }
     yield from observe_values(pictures, "what reads pictures")
-    videos = {
-        "data.video.fps": video.fps,
-        "data.video.max_frames": video.most_frames(video.fps),
-        "data.video.min_pixels": video.min_pixels,
-        "data.video.max_pixels": video.max_pixels,
-    }
+    video = None if learnt else processor.video
+    videos = (
+        {}
+        if video is None
+        else {
+            "data.video.fps": video.fps,
+            "data.video.max_frames": video.most_frames(video.fps),
+            "data.video.min_pixels": video.min_pixels,
+            "data.video.max_pixels": video.max_pixels,
+        }
+    )
     yield from observe_values(videos, "the video processor")
     yield Observed("data.global_batch_size", session.plan.global_batch_size, "the plan of the rows")
     batches = session.micro_batches(1)

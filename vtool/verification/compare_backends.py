@@ -42,6 +42,9 @@ def compare_backends(split: str, rows: EncodedRows, ledger: Ledger) -> BackendCo
     if why := why_no_torchvision():
         return BackendComparison(why_not=f"{why}; servers use it: `vtool serve` tells vLLM not to")
     backend = rows.processor.image_processor.backend
+    if rows.processor.whole is not None:
+        name = rows.processor.family.facts.name
+        return BackendComparison(why_not=f"no second processor is opened for {name}")
     other = _with_backend(rows.processor, "torchvision" if backend == "pil" else "pil")
     compared, worst = 0, 0.0
     levels = True
@@ -87,8 +90,10 @@ def compare_backends(split: str, rows: EncodedRows, ledger: Ledger) -> BackendCo
 
 
 def _with_backend(processor: Processor, backend: str) -> Processor:
-    make = processor.video.family.image_processor_class(backend)
+    make = processor.family.image_processor_class(backend)
     images, frames = (
         make.from_dict(one.to_dict()) for one in (processor.image_processor, processor.video.frames)
     )
-    return replace(processor, image_processor=images, video=replace(processor.video, frames=frames))
+    return replace(
+        processor, image_processor=images, video_processor=replace(processor.video, frames=frames)
+    )

@@ -5,7 +5,7 @@ from typing import Any
 from vtool.config import schema
 from vtool.config.attention import NOT_ON_CPU
 from vtool.config.schema import Run
-from vtool.families import FAMILIES
+from vtool.families import facts_of
 from vtool.verification.select_rows import FRAMES
 from vtool.verification.shrink_run import shrink_run
 
@@ -109,13 +109,13 @@ def _clamp_pixels(sizes: schema.Image | schema.Video, low: int, high: int) -> di
 
 
 def _image_bounds(run: Run) -> dict[str, int]:
-    token = FAMILIES[run.model.family].patches.pixels_per_token
+    token = facts_of(run.model.family).patches.pixels_per_token
     return _clamp_pixels(run.data.image, _FEWEST * token, _MOST * token)
 
 
 def _video_bounds(run: Run) -> dict[str, int]:
     """Return bounds of each frame, or of all frames where the family sizes these together."""
-    facts = FAMILIES[run.model.family]
+    facts = facts_of(run.model.family)
     token = facts.patches.pixels_per_token
     token *= facts.patches.temporal_patch_size if facts.video.bounds_are_total else 1
     bounds = _clamp_pixels(run.data.video, _FEWEST * token, _MOST * token)

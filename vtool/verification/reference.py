@@ -160,7 +160,7 @@ def model_inputs(context: "ProofContext", sample: Sample) -> dict[str, Tensor]:
         "input_ids": ids,
         "mm_token_type_ids": (ids == tokens.image).long() + 2 * (ids == tokens.video),
         "position_ids": positions[:, None],
-        **sample.visuals.tensors(),
+        **sample.visuals.inputs,
     }
     dropped = context.run.data.drop_model_inputs
     return {name: tensor for name, tensor in given.items() if name not in dropped}
@@ -205,7 +205,10 @@ def mrope_positions(context: "ProofContext", sample: Sample) -> Tensor:
     """
     if "image_grid_thw" in context.run.data.drop_model_inputs:
         return _text_positions(sample)
-    merge, seconds = context.processor.image_processor.merge_size, sample.visuals.second_per_grid_ts
+    merge, seconds = (
+        context.processor.image_processor.merge_size,
+        sample.visuals.inputs.get("second_per_grid_ts"),
+    )
     grids = _patch_grids(context, sample)
     config: Any = context.bare.config
     ticks = iter(
@@ -234,7 +237,7 @@ def _patch_grids(context: "ProofContext", sample: Sample) -> dict[int, Iterator[
     """Return the patches along time, height and width of each image and video, by its token."""
     images, videos = (
         [] if grid is None else grid.tolist()
-        for grid in (sample.visuals.image_grid_thw, sample.visuals.video_grid_thw)
+        for grid in map(sample.visuals.inputs.get, ("image_grid_thw", "video_grid_thw"))
     )
     if context.family.facts.separate_frames:
         videos = [[1, high, wide] for times, high, wide in videos for _ in range(times)]

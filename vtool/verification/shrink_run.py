@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vtool.config.schema import Lora, Megatron, Run
-from vtool.families import FAMILIES
+from vtool.families import FAMILIES, facts_of
 from vtool.families.windows import window_of_folder
 
 # The number of a layer or block in a linear layer's name: `layers.20.self_attn.q_proj`, and not the
@@ -63,7 +63,7 @@ def shrink_run(run: Run) -> SmallRun:
     asked = run.model.gradient_checkpointing
     if isinstance(asked, int) or asked == "auto":
         # one block is left that keeps its activations, so that both are seen
-        size = FAMILIES[run.model.family].sizes["tiny"]
+        size = facts_of(run.model.family).sizes["tiny"]
         most = size["vision_depth"] + size["layers"] - 1
         if (here := most if asked == "auto" else min(asked, most)) != asked:
             changes.append(f"model.gradient_checkpointing {asked} → {here}")

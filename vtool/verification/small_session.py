@@ -97,7 +97,7 @@ def _build_processor(recipe_run: Run, small: Run) -> Processor:
             f"{path}: the image or the video processor cannot be read: {first_line(error)}"
         ) from error
     return with_sizes(
-        replace(processor, image_processor=images, video=videos), data.image, data.video
+        replace(processor, image_processor=images, video_processor=videos), data.image, data.video
     )
 
 

@@ -8,7 +8,7 @@ from vtool.config.origins import Origins
 from vtool.config.rules.rule import settings_rule
 from vtool.config.schema import Fsdp2, Megatron, Run
 from vtool.diagnostics import Diagnostic, Rule
-from vtool.families import FAMILIES
+from vtool.families import facts_of
 from vtool.families.modeling_file import SETTING
 from vtool.families.windows import packing_conflict, window_of_folder
 
@@ -21,6 +21,23 @@ NOT_BUILT_ON_ENGINE = Rule(
     good="engine=megatron model.dtype=float32",
     fix="Leave the setting out, or use another engine or device.",
 )
+
+
+def _of_learnt(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """Yield a finding for each setting that needs code of a family of vtool's own."""
+    asked = (
+        ("data.packing", run.data.packing, ("none",)),
+        ("model.attention", run.model.attention, ("sdpa", "eager")),
+    )
+    for name, value, built in asked:
+        if value not in built:
+            yield Diagnostic(
+                "not-built-on-engine",
+                f"{name} is {value}, which is not proved for models of type {run.model.family}",
+                f"set {name}={built[0]}",
+                name,
+                origins.near(name),
+            )
 
 
 @settings_rule(NOT_BUILT_ON_ENGINE)
@@ -41,7 +58,9 @@ def packing_not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             "data.packing",
             origins.near("data.packing"),
         )
-    if run.data.packing != "none" and FAMILIES[run.model.family].recurrent:
+    if facts_of(run.model.family).is_learnt:
+        yield from _of_learnt(run, origins)
+    if run.data.packing != "none" and facts_of(run.model.family).recurrent:
         yield Diagnostic(
             "not-built-on-engine",
             (

@@ -12,7 +12,7 @@ from vtool.config.origins import Origins
 from vtool.config.rules.rule import settings_rule
 from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic, Rule
-from vtool.families import FAMILIES
+from vtool.families import FAMILIES, facts_of, is_trained
 from vtool.families.images import patches_of_processor, patches_of_tower
 from vtool.families.modeling_file import (
     RULE,
@@ -25,6 +25,7 @@ from vtool.families.quantization import QUANTIZED_HELP, quantized_already
 from vtool.model_folder import INDEX, MODEL_CONFIG, WHOLE, ModelFolder
 
 _RULE = "conflicting-model-source"
+_NO_CLASS = "for which transformers here has no image-text-to-text class"
 
 
 def _problem(folder: Path, family: str) -> tuple[str | None, str | None]:
@@ -38,11 +39,13 @@ def _problem(folder: Path, family: str) -> tuple[str | None, str | None]:
     except (OSError, ValueError, RecursionError) as error:
         return f"has a config.json that cannot be read: {error}", None
     found = config.get("model_type") if isinstance(config, dict) else None
-    if found == family:
+    if found == family and family in FAMILIES:
         return _problem_of_own(config), None
+    if found == family:
+        return (f"is {own}" if (own := quantized_already(config)) else None), None
     if found is None:
         return "has a config.json without a model_type", None
-    other = f"but model.family is {family}" if found in FAMILIES else "which vtool does not train"
+    other = f"but model.family is {family}" if is_trained(found) else _NO_CLASS
     return f"is a model of type {found}, {other}", str(found)
 
 
@@ -98,6 +101,14 @@ def conflicting_model_source(run: Run, origins: Origins) -> Iterator[Diagnostic]
             "model.init",
             origins.near("model.init"),
         )
+    elif model.starts_from == "random" and model.family not in FAMILIES:
+        yield Diagnostic(
+            _RULE,
+            f"model.family is {model.family}, which has no size for random weights",
+            f"set model.path=FOLDER; a size have {', '.join(FAMILIES)}",
+            "model.path",
+            origins.near("model.family"),
+        )
     elif model.starts_from == "random" and model.size is None:
         yield Diagnostic(
             _RULE,
@@ -151,10 +162,10 @@ def not_a_model_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             if inside
             else "give a folder as save_pretrained or `vtool export` writes it"
         )
-        if seen in FAMILIES:
+        if seen and is_trained(seen):
             help = f"set model.family={seen}, or give another folder"
         elif seen:
-            help = f"give a model of one of {', '.join(FAMILIES)}; {ANOTHER_FAMILY}"
+            help = ANOTHER_FAMILY
         elif problem.startswith("is quantized"):
             help = QUANTIZED_HELP
         if stands_in and stands_in[1]:
@@ -234,7 +245,7 @@ def patch_mismatch(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 
     Else pixels end up elsewhere, or tokens and features differ in number.
     """
-    if run.model.path is None:
+    if run.model.path is None or facts_of(run.model.family).is_learnt:
         return
     folder = Path(run.model.path)
     tower, processor = patches_of_tower(folder, run.model.family), patches_of_processor(folder)
@@ -303,7 +314,7 @@ def _blocks(run: Run) -> tuple[int, int] | None:
     """
     model = run.model
     if model.starts_from == "random":
-        size = FAMILIES[model.family].sizes.get(model.size or "")
+        size = facts_of(model.family).sizes.get(model.size or "")
         return (size["vision_depth"], size["layers"]) if size else None
     try:
         config = ModelFolder(Path(str(model.path))).config

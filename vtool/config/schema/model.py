@@ -2,15 +2,25 @@
 
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, WrapValidator
 
 from vtool.config.schema.base import ActsLater, ReadBack, Settings
-from vtool.families import FAMILIES
+from vtool.families import FAMILIES, is_trained
 
 if TYPE_CHECKING:
     FamilyName = str
 else:
-    FamilyName = Literal[tuple(FAMILIES)]
+    _Own = Literal[tuple(FAMILIES)]
+    # any other type of transformers is one too; a typing error is told the names of ours
+    FamilyName = Annotated[
+        _Own,
+        WrapValidator(
+            lambda given, own: (
+                given if isinstance(given, str) and is_trained(given) else own(given)
+            ),
+            json_schema_input_type=_Own | str,
+        ),
+    ]
 
 _BY_CONFIG = ReadBack("vtool.models.observe_model:observe_config")
 _BY_MODEL = ReadBack("vtool.models.observe_model:observe_layers")
@@ -48,9 +58,9 @@ class Model(Settings):
     family: Annotated[FamilyName, _BY_CONFIG] = "qwen2_5_vl"
     """The model family: Qwen2-VL, Qwen2.5-VL, Qwen3-VL, with experts too, Qwen3.5, or GLM-4.1V.
 
-    With `path`, it is found in the folder's config.json, unless a recipe of yours says it. Other
-    models are not trained; `vtool watch` looks at what any trainer teaches them, `vtool load-check`
-    at their weights.
+    With `path`, it is found in the folder's config.json, unless a recipe of yours says it; there it
+    may be any image-text-to-text type of transformers, such as `gemma3`, whose processor and class
+    are learnt from the folder.
     """
     path: str | None = Field(default=None, min_length=1)
     """A Hugging Face folder: config.json, tokenizer, image processor, safetensors. Or the name of a

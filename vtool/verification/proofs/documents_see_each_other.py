@@ -81,12 +81,11 @@ def _replace_content(context: ProofContext, sample: "Sample") -> "Sample":
         for word in range(len(context.vocabulary))
         if word not in special and word != int(ids[first])
     )
-    pixels = {
-        name: -tensor.flip(0)
-        for name, tensor in sample.visuals.tensors().items()
-        if name.startswith("pixel_values")
+    inputs = {
+        name: -tensor.flip(0) if name.startswith("pixel_values") else tensor
+        for name, tensor in sample.visuals.inputs.items()
     }
-    return replace(sample, input_ids=ids, visuals=replace(sample.visuals, **pixels))
+    return replace(sample, input_ids=ids, visuals=replace(sample.visuals, inputs=inputs))
 
 
 PROOF = Proof(

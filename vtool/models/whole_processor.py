@@ -1,0 +1,352 @@
+"""Any model's images by transformers' own processor: its text, its inputs, and how rows join.
+
+The families that vtool has cut images themselves. Of all others nothing is assumed: the processor
+is called as a server calls it, once a row, and what vtool must know is learnt from two calls.
+"""
+
+import inspect
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from vtool.diagnostics import Diagnostic, Findings
+from vtool.models.on_meta import parameters_on_meta
+from vtool.words import first_line
+
+TOKEN_INPUTS = (
+    "mm_token_type_ids",
+    "token_type_ids",
+    "moe_mm_token_type_ids",
+)
+"""A model's inputs with an entry for each token. All others, but ids and mask, are of images."""
+_BORDERS = "\ue0b0\ue0b1\ue0b2\ue0b3"
+"""Characters for private use, which mark where one text ends: one that no text has is taken."""
+_ROOM = 48
+
+
+class ProcessorFails(ValueError):
+    """A processor that refuses a row, with what it says."""
+
+
+@dataclass(frozen=True, slots=True)
+class WholeRow:
+    """A row as transformers' processor encodes it."""
+
+    ids: tuple[tuple[int, ...], ...]
+    """The token ids of each text, images included."""
+    tokens: Mapping[str, Tensor]
+    """Of `TOKEN_INPUTS`, int64 [L]."""
+    inputs: Mapping[str, Tensor]
+    """The model's inputs of the row's images."""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRule:
+    """The way in which the processor joins an input of two rows."""
+
+    axis: int = 0
+    step: int = 0
+    """Added to each index for each place of `pixel_values` before it; 0: it is no index."""
+
+
+class WholeProcessor:
+    """transformers' processor of a folder, called as a server calls it."""
+
+    def __init__(self, processor: Any, accepted: Iterable[str], text: str):
+        """Learn how the processor joins rows.
+
+        Args:
+            processor: of transformers, with a fast tokenizer.
+            accepted: the inputs that the model's forward pass takes, by name.
+            text: a chat of one image, rendered.
+
+        Raises:
+            ValueError: where two equal rows are not joined by one rule.
+        """
+        self.processor = processor
+        self.accepted = frozenset(accepted) - {"labels", "self", "kwargs", "input_ids"}
+        self._call = _Tokenizer(processor.tokenizer)
+        processor.tokenizer = self._call
+        self._more: dict[str, Any] = {"return_tensors": "pt"}
+        if "mm_token_type_ids" in self.accepted:
+            self._more["return_mm_token_type_ids"] = True  # not every one returns them unasked
+        self.text = text
+        one = self.encode([self.text], [_picture()])
+        self.smallest = self.encode([self.text], [_picture(32, 32)]).inputs
+        """The inputs of the smallest image, as the processor cuts it."""
+        self.token_inputs = tuple(one.tokens)
+        self.rules = self._learn(one)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer, as transformers has it."""
+        return self._call.tokenizer
+
+    def encode(self, texts: Sequence[str], images: Sequence[Any]) -> WholeRow:
+        """Encode the texts of a row, each tokenized by itself, and its images.
+
+        Args:
+            texts: the row's, one behind the other. Each image's mark is in one of them.
+            images: of PIL, in the order in which they are shown.
+
+        Raises:
+            ProcessorFails: as the processor says.
+        """
+        if not images:
+            return WholeRow(tuple(map(tuple, self._call.of(texts))), {}, {})
+        border = next(one for one in _BORDERS if not any(one in text for text in texts))
+        try:
+            with self._call.splitting_at(border) as seen:
+                text = border.join((*texts, ""))  # one border at least, by which it is known
+                made = self.processor(text=[text], images=[list(images)], **self._more)
+        except (KeyboardInterrupt, SystemExit, MemoryError):
+            raise
+        except Exception as error:  # each processor raises what it likes
+            raise ProcessorFails(f"{type(error).__name__}: {first_line(error)}") from error
+        if len(seen.ids) != len(texts) + 1:
+            raise ProcessorFails("the processor has not tokenized the row's text in one call")
+        given = {name: one for name, one in made.items() if name in self.accepted}
+        if wrong := [name for name, one in given.items() if not isinstance(one, Tensor)]:
+            raise ProcessorFails(f"{', '.join(wrong)}: no tensor")
+        return WholeRow(
+            (*map(tuple, seen.ids[:-2]), (*seen.ids[-2], *seen.ids[-1])),
+            {name: one[0].long() for name, one in given.items() if name in TOKEN_INPUTS},
+            {
+                name: one
+                for name, one in given.items()
+                if name not in TOKEN_INPUTS and name != "attention_mask"
+            },
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write all files of the processor, as transformers has them."""
+        self.processor.tokenizer = self.tokenizer
+        try:
+            self.processor.save_pretrained(folder)
+        finally:
+            self.processor.tokenizer = self._call
+
+    def join(self, rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Join the image inputs of rows, as the processor's own batch has them.
+
+        Each is padded to the largest, and concatenated on the axis on which the processor does it.
+        """
+        joined = {}
+        rows = [row for row in rows if row]
+        for name in dict.fromkeys(name for row in rows for name in row):
+            rule, before, own = self.rules[name], 0, []
+            for row in rows:
+                value = row[name]
+                own.append(torch.where(value >= 0, value + before, value) if rule.step else value)
+                if rule.step:
+                    pixels = _pixels(row)
+                    before += rule.step * row[pixels].shape[self.rules[pixels].axis]
+            joined[name] = _padded_cat(own, rule.axis)
+        return joined
+
+    def _learn(self, one: WholeRow) -> dict[str, JoinRule]:
+        both = self.processor(
+            text=[self.text, self.text],
+            images=[[_picture()], [_picture()]],
+            padding=True,
+            **self._more,
+        )
+        rules = {}
+        for name, value in one.inputs.items():
+            wide = both[name]
+            axes = [
+                axis
+                for axis in range(value.ndim)
+                if wide.ndim == value.ndim and wide.shape[axis] == 2 * value.shape[axis]
+            ]
+            if not axes:
+                raise ValueError(
+                    f"{name} is {list(value.shape)} of one row, and {list(wide.shape)} of two"
+                )
+            axis, size = axes[0], value.shape[axes[0]]
+            behind, step = wide.narrow(axis, size, size), 0
+            if not torch.equal(behind, value):
+                steps = (behind - value)[value >= 0].unique()
+                if len(steps) != 1 or value.is_floating_point():
+                    raise ValueError(f"{name} of a second row is not that of the first")
+                step = int(steps)
+            rules[name] = JoinRule(axis, step)
+        pixels = _pixels(one.inputs)
+        size = one.inputs[pixels].shape[rules[pixels].axis]
+        return {name: JoinRule(rule.axis, rule.step // size) for name, rule in rules.items()}
+
+
+def open_processor(folder: Path, tokenizer: Any, backend: str) -> Any:
+    """Open a folder's processor, by the class that transformers has for its type.
+
+    Raises:
+        Exception: what its reader raises, as of a package that is not installed.
+    """
+    from transformers import AutoProcessor
+
+    made = AutoProcessor.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False, backend=backend
+    )
+    if not hasattr(made, "image_processor"):
+        raise ValueError(f"its processor, a {type(made).__name__}, has no image processor")
+    made.tokenizer = tokenizer
+    return made
+
+
+def learn_processor(processor: Any, config: Any, folder: Path) -> WholeProcessor:
+    """Learn how a folder's processor joins rows, and which inputs its model takes.
+
+    Raises:
+        Findings: `processor-not-understood`.
+    """
+    from transformers import AutoModelForImageTextToText
+
+    chat = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}]
+    try:
+        with parameters_on_meta():
+            model = AutoModelForImageTextToText.from_config(config)
+        inner = getattr(model, "model", model)
+        accepted = {
+            name
+            for module in (model, inner)
+            for name in inspect.signature(type(module).forward).parameters
+        }
+        text = processor.tokenizer.apply_chat_template(chat, tokenize=False)
+        return WholeProcessor(processor, accepted, str(text))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except Exception as error:  # of classes that are not known here
+        message = (
+            f"{folder}: its processor, a {type(processor).__name__}, cannot be learnt:"
+            f" {first_line(error)}"
+        )
+        raise Findings(
+            Diagnostic("processor-not-understood", message, parameter="model.path")
+        ) from error
+
+
+class _Split:
+    """The token ids of the texts between borders, once the processor has tokenized them."""
+
+    def __init__(self, border: str) -> None:
+        self.border = border
+        self.ids: list[list[int]] = []
+
+
+class _Tokenizer:
+    """A tokenizer that tokenizes the texts between borders each by itself.
+
+    So the ids before an answer are those of inference's prompt, and what a processor writes in the
+    place of an image is tokenized with the text around it, as a server does.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self._split: _Split | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tokenizer, name)
+
+    def __len__(self) -> int:
+        return len(self.tokenizer)
+
+    def splitting_at(self, border: str) -> "_Splitting":
+        """Split texts with this border while the context lasts."""
+        return _Splitting(self, _Split(border))
+
+    def of(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of texts."""
+        ids: list[list[int]] = self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+        return ids
+
+    def __call__(self, text: Any = None, **more: Any) -> Any:
+        split, one = self._split, text[0] if isinstance(text, list | tuple) and text else text
+        if split is None or split.ids or not isinstance(one, str) or split.border not in one:
+            return self.tokenizer(text, **more)
+        pieces = one.split(split.border)
+        made = self.tokenizer(pieces, add_special_tokens=False, return_offsets_mapping=True)
+        split.ids = made["input_ids"]
+        ends: list[int] = []
+        before = 0
+        for piece, offsets in zip(pieces, made["offset_mapping"], strict=True):
+            ends += [before + end for _, end in offsets]
+            before += len(piece) + 1
+        return _encoding(split.ids, ends, isinstance(text, list | tuple), more)
+
+
+def _encoding(
+    pieces: Sequence[Sequence[int]], ends: Sequence[int], batched: bool, more: Mapping[str, Any]
+) -> Any:
+    """Return what a tokenizer returns, of texts that were tokenized each by itself.
+
+    Args:
+        pieces: their token ids.
+        ends: the place in the whole text at which each token ends.
+        batched: of a list of one text.
+        more: the arguments of the call.
+    """
+    from transformers import BatchEncoding
+
+    class Encoding(BatchEncoding):  # type: ignore[misc]
+        """An encoding that knows which token has a character, as Idefics3's processor asks."""
+
+        def char_to_token(self, _row: int, place: int) -> int:
+            return bisect_right(ends, place)
+
+    whole = [token for piece in pieces for token in piece]
+    made: dict[str, Any] = {"input_ids": whole, "attention_mask": [1] * len(whole)}
+    if batched:
+        made = {name: [value] for name, value in made.items()}
+    return Encoding(made, tensor_type=more.get("return_tensors"))
+
+
+class _Splitting:
+    """A context in which one call of a tokenizer is split."""
+
+    def __init__(self, owner: _Tokenizer, split: _Split) -> None:
+        self.owner, self.split = owner, split
+
+    def __enter__(self) -> _Split:
+        self.owner._split = self.split
+        return self.split
+
+    def __exit__(self, *_: object) -> None:
+        self.owner._split = None
+
+
+def padded_rows(rows: Sequence[Tensor], length: int, left: bool) -> Tensor:
+    """Return token inputs of rows as one tensor [B, length], filled with 0."""
+    sides = [((length - len(row), 0) if left else (0, length - len(row))) for row in rows]
+    return torch.stack([pad(row, side) for row, side in zip(rows, sides, strict=True)])
+
+
+def _pixels(inputs: Mapping[str, Tensor]) -> str:
+    return next(name for name in inputs if name.startswith("pixel_values"))
+
+
+def _padded_cat(values: Sequence[Tensor], axis: int) -> Tensor:
+    """Concatenate tensors on an axis; the others are padded to the largest."""
+    largest = [max(sizes) for sizes in zip(*(one.shape for one in values), strict=True)]
+    filled = []
+    for one in values:
+        shape = [one.shape[axis] if place == axis else size for place, size in enumerate(largest)]
+        if list(one.shape) != shape:
+            whole = one.new_zeros(shape)
+            whole[tuple(slice(0, size) for size in one.shape)] = one
+            one = whole
+        filled.append(one)
+    return torch.cat(filled, axis) if len(filled) > 1 else filled[0]
+
+
+def _picture(width: int = _ROOM, height: int = 32) -> Any:
+    import numpy as np
+    from PIL import Image
+
+    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
