@@ -128,6 +128,10 @@ class Family:
         """
         return names.video
 
+    def unreached(self, model: nn.Module) -> frozenset[str]:
+        """Return the parameters that no image reaches, by name: they stay as they are."""
+        return frozenset()
+
     def component(self, name: str) -> str:
         """Return the component (vision, projector or language) of a parameter or module name."""
         _, found, inside = name.partition("model.visual.")

@@ -36,7 +36,8 @@ def freeze_components(model: nn.Module, family: Family, freeze: Freeze) -> None:
     """
     trained = trained_components(freeze)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(family.component(name) in trained)
+        is_reached = name not in family.unreached(model)
+        parameter.requires_grad_(is_reached and family.component(name) in trained)
 
 
 def add_adapters(
@@ -63,7 +64,9 @@ def add_adapters(
     names = [
         name
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and family.component(name) in components
+        if isinstance(module, nn.Linear)
+        and family.component(name) in components
+        and f"{name}.weight" not in family.unreached(model)
     ]
     names = [
         name

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from vtool.config.schema import Model
-from vtool.families.any_family import odd_components
+from vtool.families.any_family import odd_components, with_fewer_layers
 from vtool.families.family import load_family
 from vtool.model_folder import GENERATION
 from vtool.models.mapped_weights import (
@@ -47,6 +47,11 @@ def model_config(settings: Model, processor: Processor, vocabulary: int | None =
         return AutoConfig.from_pretrained(
             settings.path, local_files_only=True, trust_remote_code=False
         )
+    if settings.path is not None:  # of a family that has no sizes of random weights
+        config = AutoConfig.from_pretrained(
+            settings.path, local_files_only=True, trust_remote_code=False
+        )
+        return with_fewer_layers(config)
     assert settings.size is not None, "a rule demands it"
     return load_family(settings.family).random_config(
         settings.size, vocabulary or len(processor.tokenizer), processor.ids
@@ -162,6 +167,7 @@ def _finish(model: Any, settings: Model, processor: Processor, folder: Path) -> 
     family = load_family(settings.family)
     if processor.whole is not None:
         model.smallest_image = processor.whole.smallest
+        model.unreached = processor.whole.unreached
         if odd := odd_components(family, model):
             raise does_not_load(
                 f"{settings.path}: {', '.join(odd[:3])} and {len(odd)} parameters in all lie in"

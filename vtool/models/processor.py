@@ -253,7 +253,7 @@ def load_processor(
         raise Findings(_unusable(folder, f"the tokenizer fails at a text: {why}"))
     choose_template(tokenizer, folder, data)
     if known.facts.is_learnt:
-        whole = learn_processor(opened, config, folder)
+        whole = learn_processor(known, opened, config, folder)
     elif destroyed := check_pixels(image_processor, images(**asdict(known.facts.patches)), folder):
         raise Findings(destroyed)
     ids, form = known.token_ids(config, tokenizer), find_form(tokenizer)

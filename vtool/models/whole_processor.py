@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.models.on_meta import parameters_on_meta
+from vtool.families.family import Family
+from vtool.models.on_meta import parameters_on_meta, stand_ins
 from vtool.words import first_line
 
 TOKEN_INPUTS = (
@@ -81,6 +82,8 @@ class WholeProcessor:
         self.smallest = self.encode([self.text], [_picture(32, 32)]).inputs
         """The inputs of the smallest image, as the processor cuts it."""
         self.token_inputs = tuple(one.tokens)
+        self.unreached: frozenset[str] = frozenset()
+        """Parameters of the tower and the projector that no image reaches: they are not trained."""
         self.rules = self._learn(one)
 
     @property
@@ -123,6 +126,17 @@ class WholeProcessor:
                 if name not in TOKEN_INPUTS and name != "attention_mask"
             },
         )
+
+    def as_served(self, text: str, images: Sequence[Any]) -> list[int]:
+        """Return the token ids that a server makes of a text, which is tokenized in one call."""
+        self.processor.tokenizer = self.tokenizer
+        try:
+            more = {"images": [list(images)]} if images else {}
+            made = self.processor(text=[text], add_special_tokens=False, **more)
+        finally:
+            self.processor.tokenizer = self._call
+        ids: list[int] = made["input_ids"][0]
+        return list(ids)
 
     def save(self, folder: Path) -> None:
         """Write all files of the processor, as transformers has them."""
@@ -199,7 +213,44 @@ def open_processor(folder: Path, tokenizer: Any, backend: str) -> Any:
     return made
 
 
-def learn_processor(processor: Any, config: Any, folder: Path) -> WholeProcessor:
+def find_unreached(family: Family, model: nn.Module, image: Mapping[str, Tensor]) -> frozenset[str]:
+    """Return the parameters of the tower and the projector that no image reaches, by name.
+
+    As a head of pooling that the class never calls. The forward pass of the smallest image is
+    computed with parameters of no bytes, and its graph is followed back.
+
+    Args:
+        family: of the model.
+        model: its parameters are on the meta device.
+        image: its inputs.
+    """
+    inner: Any = model.model
+    model.smallest_image = dict(image)  # type: ignore[assignment]
+    with stand_ins(model):
+        names = {id(one): name for name, one in model.named_parameters()}
+        output = inner.get_image_features(
+            **family.smallest_image(model, torch.device("cpu")), return_dict=True
+        )
+        seen: set[Any] = set()
+        reached = set()
+        ahead = [one.grad_fn for one in family.features(output) if one.grad_fn is not None]
+        while ahead:
+            node = ahead.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if hasattr(node, "variable"):
+                reached.add(names.get(id(node.variable)))
+            ahead += [one for one, _ in node.next_functions if one is not None]
+    of_images = {name for name in names.values() if family.component(name) != "language"}
+    for part in ("vision", "projector"):  # one that is called elsewhere is reached all the same
+        own = {name for name in of_images if family.component(name) == part}
+        if own and own.isdisjoint(reached):
+            of_images -= own
+    return frozenset(of_images - reached)
+
+
+def learn_processor(family: Family, processor: Any, config: Any, folder: Path) -> WholeProcessor:
     """Learn how a folder's processor joins rows, and which inputs its model takes.
 
     Raises:
@@ -218,7 +269,9 @@ def learn_processor(processor: Any, config: Any, folder: Path) -> WholeProcessor
             for name in inspect.signature(type(module).forward).parameters
         }
         text = processor.tokenizer.apply_chat_template(chat, tokenize=False)
-        return WholeProcessor(processor, accepted, str(text))
+        made = WholeProcessor(processor, accepted, str(text))
+        made.unreached = find_unreached(family, model, made.smallest)
+        return made
     except (KeyboardInterrupt, SystemExit):
         raise
     except Exception as error:  # of classes that are not known here

@@ -198,14 +198,16 @@ def build_proof_context(
     if beyond := beyond_vocabulary("data.train", processor, samples):
         raise Findings(beyond)
     run = update_section(run, "data", global_batch_size=MOST_PROCESSES * len(rows), workers=0)
-    vocabulary = choose_vocabulary(processor, samples, whole=full_size)
+    vocabulary = choose_vocabulary(
+        processor, samples, whole=full_size or processor.whole is not None
+    )
     if (whole := len(processor.tokenizer)) > len(vocabulary):
         changes += (f"a vocabulary of {whole} tokens → the {len(vocabulary)} that these rows use",)
     encoded = (processor, samples)
     processor = vocabulary.convert_processor(processor)
     samples = tuple(map(vocabulary.convert_sample, samples))
     config = model_config(run.model, processor, len(vocabulary))
-    if begun.model.path is not None and not full_size:
+    if begun.model.path is not None and not full_size and processor.whole is None:
         keep_flags(config, begun.model)
     config.save_pretrained(folder)
     bare = build_model(run.model, processor, folder, run.run.seed)

@@ -47,7 +47,9 @@ def choose_proof_settings(recipe_run: Run, *, full_size: bool) -> tuple[Run, tup
             f"model.attention {chosen} → what torch's SDPA computes of the same lengths: there is"
             " no such kernel on a CPU"
         )
-    for kind, bounds in (("image", _image_bounds(run)), ("video", _video_bounds(run))):
+    learnt = facts_of(run.model.family).is_learnt  # its processor has sizes of its own
+    both = () if learnt else (("image", _image_bounds(run)), ("video", _video_bounds(run)))
+    for kind, bounds in both:
         for name, value in bounds.items():
             if (before := getattr(getattr(run.data, kind), name)) != value:
                 changes.append(f"data.{kind}.{name} {before or 'of the model'} → {value}")

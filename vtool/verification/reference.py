@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from vtool.data.chat import IGNORED
 from vtool.data.encode import Sample
+from vtool.data.media import load_picture
 from vtool.diagnostics import Diagnostic
 from vtool.models.adapters import saved_name
 from vtool.verification.not_provable import NotProvable, ProofNotMade
@@ -151,6 +152,15 @@ def logits(context: "ProofContext", model: Any, sample: Sample) -> Tensor:
 def model_inputs(context: "ProofContext", sample: Sample) -> dict[str, Tensor]:
     """Return the model's arguments for one row by itself."""
     ids, tokens = sample.input_ids[None], context.processor.ids
+    if (whole := context.processor.whole) is not None:  # the model counts its positions itself
+        plain = torch.zeros_like(ids)
+        types = {name: sample.visuals.tokens.get(name, plain[0]) for name in whole.token_inputs}
+        return {
+            "input_ids": ids,
+            "attention_mask": torch.ones_like(ids),
+            **{name: one[None] for name, one in types.items()},
+            **sample.visuals.inputs,
+        }
     positions = (
         _text_positions(sample)
         if counts_images_as_text(context)
@@ -288,6 +298,63 @@ def find_answers_by_offsets(context: "ProofContext", place: int) -> tuple[list[b
         for first, last in encoded["offset_mapping"]
     ]
     return inside, "".join(whole[begin:close] for begin, close in spans)
+
+
+def find_answers_by_prompts(
+    context: "ProofContext", place: int
+) -> tuple[list[int], list[bool], str] | str:
+    """Find the tokens of a row that are to be supervised by how many a server's prompts have.
+
+    transformers' processor encodes the prompt before each answer, and the chat up to its end, as a
+    server does: what is supervised lies between.
+
+    Returns:
+        The token ids of the whole chat, for each whether it is supervised, and the answers' text.
+        Or the reason why it cannot be found.
+    """
+    row, processor = context.rows[place], context.processor
+    assert processor.whole is not None, "only such a family is asked"
+    pictures = [
+        load_picture(row, one, "broken-image", "its image", processor.pictures)[0]
+        for one in row.images
+    ]
+    end = context.tokenizer.convert_ids_to_tokens(processor.ids.end)
+
+    def write(turns: int, *, prompt: bool) -> str:
+        return str(
+            context.tokenizer.apply_chat_template(
+                list(row.messages[:turns]),
+                tools=row.tools,
+                tokenize=False,
+                add_generation_prompt=prompt,
+            )
+        )
+
+    def served(text: str, turns: int) -> list[int]:
+        shown = sum(
+            part.get("type") == "image"
+            for message in row.messages[:turns]
+            for part in message["content"] or ()
+            if isinstance(part, dict)
+        )
+        assert processor.whole is not None
+        return processor.whole.as_served(text, pictures[:shown])
+
+    whole = write(len(row.messages), prompt=False)
+    ids = served(whole, len(row.messages))
+    inside, texts = [False] * len(ids), []
+    for turn, message in enumerate(row.messages):
+        if message["role"] != "assistant" or message.get("weight") == 0:
+            continue
+        prompt = write(turn, prompt=True)
+        close = whole.find(end, len(prompt))
+        if close < 0 or not whole.startswith(prompt):
+            return f"the template does not end the answers with {end}"
+        upto = whole[: close + len(end)]
+        texts.append(upto[len(prompt) :])
+        first, last = len(served(prompt, turn)), len(served(upto, turn))
+        inside[first:last] = [True] * (last - first)
+    return ids, inside, "".join(texts)
 
 
 def collapse_visual_tokens(context: "ProofContext", sample: Sample) -> tuple[list[int], list[bool]]:

@@ -50,7 +50,11 @@ def shrink_run(run: Run) -> SmallRun:
     if run.data.micro_batch_size == "auto":
         update["data"] = run.data.model_copy(update={"micro_batch_size": 2})
         changes.append("data.micro_batch_size auto → 2")
-    if run.model.path is not None:
+    learnt = facts_of(run.model.family).is_learnt
+    if run.model.path is not None and learnt:
+        changes.append(f"{run.model.path} → its config.json with fewer layers, random weights")
+        update["model"] = run.model.model_copy(update={"init": "random"})
+    elif run.model.path is not None:
         changes.append(f"{run.model.path} → its config.json at size tiny, with random weights")
         if window := window_of_folder(Path(run.model.path), run.model.family):
             changes.append(
@@ -61,7 +65,9 @@ def shrink_run(run: Run) -> SmallRun:
         if run.lora is not None:
             update["lora"] = _move_adapters(run.lora, changes)
     asked = run.model.gradient_checkpointing
-    if isinstance(asked, int) or asked == "auto":
+    if learnt and asked != "none":
+        update["model"] = update["model"].model_copy(update={"gradient_checkpointing": "full"})
+    elif isinstance(asked, int) or asked == "auto":
         # one block is left that keeps its activations, so that both are seen
         size = facts_of(run.model.family).sizes["tiny"]
         most = size["vision_depth"] + size["layers"] - 1

@@ -139,7 +139,10 @@ def is_trained(context: ProofContext, name: str) -> bool:
     """Return whether the settings ask for a tensor, by its name in files, to be trained."""
     if context.run.lora is not None and not is_adapter_name(name):
         return False
-    return not getattr(context.run.model.freeze, context.family.component(_without_prefix(name)))
+    name = _without_prefix(name)
+    if name in context.family.unreached(context.bare):
+        return False
+    return not getattr(context.run.model.freeze, context.family.component(name))
 
 
 def _without_prefix(name: str) -> str:

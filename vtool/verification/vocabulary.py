@@ -45,7 +45,7 @@ class Vocabulary:
         Its tokenizer is unchanged: nothing may be encoded with it.
         """
         given = {
-            part: None if token is None else int(self.ids(torch.tensor(token)))
+            part: token if token is None or token < 0 else int(self.ids(torch.tensor(token)))
             for part, token in asdict(processor.ids).items()
         }
         ids = TokenIds(**given)  # type: ignore[arg-type]
@@ -62,11 +62,12 @@ def choose_vocabulary(
     processor: Processor, samples: Sequence[Sample], *, whole: bool
 ) -> Vocabulary:
     """Return the vocabulary of these samples; the tokenizer's if `whole`, or if that is small."""
-    named = {token for token in asdict(processor.ids).values() if token is not None} | set(
-        processor.tokenizer.all_special_ids
-    )
+    ids = (token for token in asdict(processor.ids).values() if token is not None and token >= 0)
+    named = {*ids, *processor.tokenizer.all_special_ids}
     used = named | {int(token) for sample in samples for token in sample.input_ids}
     size = max(len(processor.tokenizer), max(used) + 1)  # a tokenizer may leave ids out
+    if processor.whole is not None:
+        size = processor.vocabulary or size  # its config names more ids than vtool knows
     if whole or size <= _LARGE:
         return Vocabulary(torch.arange(size), frozenset(named))
     plain = (token for token in range(size) if token not in used)

@@ -52,14 +52,23 @@ def _compare_row(context: ProofContext, place: int, what: str) -> ProofResult | 
     from vtool.verification import reference
 
     row, sample, tokenizer = context.rows[place], context.samples[place], context.tokenizer
-    with LimitedTemplate():
-        answers = reference.find_answers_by_offsets(context, place)
-        chat = tokenizer.apply_chat_template(list(row.messages), tools=row.tools, tokenize=False)
-    if isinstance(answers, str):
-        return answers
-    inside, text = answers
-    ids, supervised = reference.collapse_visual_tokens(context, sample)
-    whole = tokenizer(chat, add_special_tokens=False).input_ids
+    if context.processor.whole is not None:
+        with LimitedTemplate():
+            prompts = reference.find_answers_by_prompts(context, place)
+        if isinstance(prompts, str):
+            return prompts
+        whole, inside, text = prompts
+        ids, supervised = sample.input_ids.tolist(), (sample.labels != IGNORED).tolist()
+    else:
+        with LimitedTemplate():
+            answers = reference.find_answers_by_offsets(context, place)
+            messages = list(row.messages)
+            chat = tokenizer.apply_chat_template(messages, tools=row.tools, tokenize=False)
+        if isinstance(answers, str):
+            return answers
+        inside, text = answers
+        ids, supervised = reference.collapse_visual_tokens(context, sample)
+        whole = tokenizer(chat, add_special_tokens=False).input_ids
     if whole == ids or (sample.truncated and whole[: len(ids)] == ids):
         wrong = [
             at

@@ -10,6 +10,7 @@ from vtool.verification.proofs.proof import (
     ProofContext,
     ProofResult,
     check_differences,
+    not_run,
 )
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ def compute(context: ProofContext) -> ProofResult:
     what = "positions that the language model is given, of rows by themselves, padded" + (
         ", and packed" if context.can_pack else ""
     )
+    if context.processor.whole is not None:
+        return not_run(RULE, what, "the model's own forward pass counts its positions")
     session, _ = context.open()
     rows = range(len(context.rows))
     cases = [
