@@ -59,6 +59,8 @@ def _head_output(model: Callable[..., Any], batch: Batch) -> Tensor:
     # does (models/attention.py).
     output = model(**batch.arguments(), logits_to_keep=batch.columns, use_cache=False)
     logits: Tensor = output.logits
+    if logits.ndim == 3 and logits.shape[1] != len(batch.columns):  # not all classes heed it
+        logits = logits[:, batch.columns]
     return logits
 
 

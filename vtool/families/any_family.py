@@ -17,6 +17,8 @@ from vtool.families.tokens import TokenIds
 
 _LANGUAGE = ("language_model", "text_model", "lm_head", "embed_tokens", "layers", "norm")
 _VISION = ("vision_tower", "vision_model", "visual")
+_WRAPPERS = ("model", "base_model", "module")
+"""Parts of names that say nothing: of the class itself, of peft, and of DDP."""
 _MERGERS = ("merger", "merger_list", "deepstack_merger_list")
 """Children of a tower that turn its features into embeddings, as Qwen's have them."""
 _IMAGE_TOKEN = ("image_token_id", "image_token_index")
@@ -57,7 +59,7 @@ class AnyFamily(Family):
 
     def component(self, name: str) -> str:
         """Return the component (vision, projector or language) of a parameter or module name."""
-        parts = [part for part in name.split(".") if part != "model"]
+        parts = [part for part in name.split(".") if part not in _WRAPPERS]
         if not parts or parts[0] in _LANGUAGE:
             return "language"
         if parts[0] not in _VISION:

@@ -132,11 +132,13 @@ class WholeProcessor:
         self.processor.tokenizer = self.tokenizer
         try:
             more = {"images": [list(images)]} if images else {}
-            made = self.processor(text=[text], add_special_tokens=False, **more)
+            made = self.processor(
+                text=[text], add_special_tokens=False, return_tensors="pt", **more
+            )
         finally:
             self.processor.tokenizer = self._call
-        ids: list[int] = made["input_ids"][0]
-        return list(ids)
+        ids: list[int] = made["input_ids"][0].tolist()
+        return ids
 
     def save(self, folder: Path) -> None:
         """Write all files of the processor, as transformers has them."""
@@ -259,6 +261,12 @@ def learn_processor(family: Family, processor: Any, config: Any, folder: Path) -
     from transformers import AutoModelForImageTextToText
 
     chat = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}]
+    if "suffix" in inspect.signature(type(processor).__call__).parameters:
+        raise Findings(
+            _not_understood(
+                folder, processor, "its model reads prompts both ways, which is not built here"
+            )
+        )
     try:
         with parameters_on_meta():
             model = AutoModelForImageTextToText.from_config(config)
@@ -275,13 +283,12 @@ def learn_processor(family: Family, processor: Any, config: Any, folder: Path) -
     except (KeyboardInterrupt, SystemExit):
         raise
     except Exception as error:  # of classes that are not known here
-        message = (
-            f"{folder}: its processor, a {type(processor).__name__}, cannot be learnt:"
-            f" {first_line(error)}"
-        )
-        raise Findings(
-            Diagnostic("processor-not-understood", message, parameter="model.path")
-        ) from error
+        raise Findings(_not_understood(folder, processor, first_line(error))) from error
+
+
+def _not_understood(folder: Path, processor: Any, why: str) -> Diagnostic:
+    message = f"{folder}: images cannot be encoded by its {type(processor).__name__}: {why}"
+    return Diagnostic("processor-not-understood", message, parameter="model.path")
 
 
 class _Split:

@@ -29,6 +29,7 @@ _REPEATS = 1e-5
 
 Threads may add in another order; what is drawn at random differs by far more.
 """
+_NOT_ALONE = "the processor encodes an image otherwise where the chat shows more of them later"
 LARGEST_ROUNDING = 0.1
 """The largest tolerance, as a part of the reference's norm, that still means something.
 
@@ -352,8 +353,10 @@ def find_answers_by_prompts(
             return f"the template does not end the answers with {end}"
         upto = whole[: close + len(end)]
         texts.append(upto[len(prompt) :])
-        first, last = len(served(prompt, turn)), len(served(upto, turn))
-        inside[first:last] = [True] * (last - first)
+        asked, last = served(prompt, turn), len(served(upto, turn))
+        if ids[: len(asked)] != asked:
+            return _NOT_ALONE
+        inside[len(asked) : last] = [True] * (last - len(asked))
     return ids, inside, "".join(texts)
 
 

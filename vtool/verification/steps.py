@@ -140,7 +140,7 @@ def is_trained(context: ProofContext, name: str) -> bool:
     if context.run.lora is not None and not is_adapter_name(name):
         return False
     name = _without_prefix(name)
-    if name in context.family.unreached(context.bare):
+    if name in context.family.unreached(context.bare) or name in dict(context.bare.named_buffers()):
         return False
     return not getattr(context.run.model.freeze, context.family.component(name))
 

@@ -97,7 +97,7 @@ def _record_writes(model: Any) -> Iterator[list[tuple[str, Origin | None]]]:
         if isinstance(embedded := named.get("inputs_embeds"), Tensor):
             storages.append(embedded.untyped_storage())
 
-    layer, language = model.get_input_embeddings(), model.model.language_model
+    layer, language = model.get_input_embeddings(), model.get_decoder()
     hooks = [
         layer.register_forward_hook(after_embedding, prepend=True),  # the layer's own result
         layer.register_forward_hook(after_embedding),  # what other hooks have made of it
