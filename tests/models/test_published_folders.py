@@ -1,7 +1,10 @@
 """Folders as they are published are verified, trained and exported with the same files."""
 
 import json
+import shutil
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from transformers.utils import is_torchvision_available
 
 from tests.commands import run_vtool
 from tests.models.published_folders import PUBLISHED, UNTRAINED, publish_family
+from vtool.diagnostics import Findings
 from vtool.families.images import patches_of_processor
 from vtool.models.processor import load_processor
 
@@ -173,3 +177,106 @@ def test_an_end_that_the_generation_config_does_not_list_is_end_not_listed(
     file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": listed}))
     notes = load_processor(folder, "qwen2_5_vl").notes
     assert [note.rule for note in notes] == (["end-not-listed"] if told else [])
+
+
+def edited(folder: Path, name: str, **changes: Any) -> None:
+    """Change settings of a JSON file, which need not be there."""
+    file = folder / name
+    own = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps(own | changes))
+
+
+IMAGES, VIDEOS = "preprocessor_config.json", "video_preprocessor_config.json"
+BOTH = "processor_config.json"
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return publish_family("Qwen3-VL", tmp_path_factory.mktemp("published") / "model")
+
+
+def notes_of(published: Path, folder: Path, *changes: tuple[str, dict[str, Any]]) -> list[Any]:
+    shutil.copytree(published, folder)
+    for name, given in changes:
+        edited(folder, name, **given)
+    return [*load_processor(folder, "qwen3_vl").notes]
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "name", "told"),
+    [
+        (IMAGES, "image_processor_type", "CLIPImageProcessor", True),
+        (IMAGES, "image_processor_type", "Glm4vImageProcessorFast", True),
+        (IMAGES, "image_processor_type", "NoImageProcessor", True),
+        (IMAGES, "image_processor_type", 7, True),
+        (IMAGES, "image_processor_type", "Qwen2VLImageProcessorPil", False),
+        (IMAGES, "image_processor_type", None, False),
+        (VIDEOS, "video_processor_type", "Glm4vVideoProcessor", True),
+        (IMAGES, "processor_class", "LlavaProcessor", True),
+        (BOTH, "processor_class", "NoProcessor", True),
+        (BOTH, "processor_class", "Qwen3VLProcessor", False),
+    ],
+)
+def test_a_class_of_another_model_or_of_none_is_processor_class_differs(
+    file: str, key: str, name: Any, told: bool, published: Path, tmp_path: Path
+) -> None:
+    """What is said of an image processor is what transformers does."""
+    notes = notes_of(published, folder := tmp_path / "model", (file, {key: name}))
+    assert [each.rule for each in notes] == ["processor-class-differs"] * told
+    assert all(f"{file} has {key} {name!r}" in each.message for each in notes)
+    if key == "image_processor_type":
+        taken = ""
+        with suppress(AttributeError, ValueError):
+            taken = type(
+                transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+            ).__name__
+        assert (taken == "Qwen2VLImageProcessorPil") == (not told)
+        assert not told or bool(taken) == ("takes that class" in notes[0].message)
+
+
+def test_processor_files_that_differ_are_told_with_the_one_that_counts(
+    published: Path, tmp_path: Path
+) -> None:
+    images, videos = (json.loads((published / name).read_text()) for name in (IMAGES, VIDEOS))
+    older = {name: value for name, value in images.items() if name != "size"}
+    same = older | {"min_pixels": 65536, "max_pixels": 16777216}
+    cases: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
+        (BOTH, {"image_processor": images, "video_processor": videos}, ()),
+        (BOTH, {"image_processor": same}, ()),
+        (BOTH, {"image_processor": images | {"image_mean": [0.48, 0.46, 0.41]}}, ("image_mean",)),
+        (BOTH, {"image_processor": images | {"image_std": [0.4] * 3}}, ("image_std",)),
+        (BOTH, {"image_processor": older | {"max_pixels": 10**6}}, ("longest_edge: 1000000",)),
+        (BOTH, {"video_processor": videos | {"fps": 4}}, ("fps 4.0 and 2.0",)),
+    )
+    for number, (file, given, told) in enumerate(cases):
+        notes = notes_of(published, folder := tmp_path / str(number), (file, given))
+        assert {each.rule for each in notes} == ({"processor-files-differ"} if told else set())
+        for text in told:
+            assert f"{BOTH}, which counts, and " in notes[0].message
+            assert text in notes[0].message
+        if "image_processor" in given:
+            taken = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+            wanted = given["image_processor"]["image_mean"]
+            assert list(taken.image_mean) == wanted
+    (note,) = notes_of(published, tmp_path / "x", (VIDEOS, {"image_std": [0.2] * 3}))
+    assert note.rule == "processor-files-differ"
+    assert "image_std [0.5, 0.5, 0.5] and [0.2, 0.2, 0.2]" in note.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("{", "[]", "", '{"eos_token_id": "151645"}', '{"eos_token_id": [2, "x"]}'),
+        *('{"eos_token_id": [2, 999999]}', '{"eos_token_id": true}', '{"eos_token_id": -1}'),
+    ],
+)
+def test_a_generation_config_without_ends_that_are_tokens_is_refused(
+    text: str, published: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(published, folder := tmp_path / "model")
+    (folder / "generation_config.json").write_text(text)
+    with pytest.raises(Findings) as caught:
+        load_processor(folder, "qwen3_vl")
+    (finding,) = caught.value.diagnostics
+    assert finding.rule == "model-does-not-load"
+    assert "generation_config.json" in finding.message or "eos_token_id" in finding.message

@@ -35,6 +35,7 @@ from vtool.models.chat_template import (
 from vtool.models.patches import resized_size
 from vtool.models.pictures import PictureReader
 from vtool.models.pixel_check import check_pixels
+from vtool.models.processor_files import processor_notes
 from vtool.models.tokenizer import train_tokenizer
 from vtool.models.tokenizer_growth import MOST, text_growth
 from vtool.models.video import VideoProcessor, video_processor
@@ -259,6 +260,12 @@ def load_processor(
                 *spelt_marks(form, folder),
                 *differing_marks(tokenizer, form, folder),
                 *(() if data and data.chat_template else differing_templates(folder)),
+                *processor_notes(
+                    ModelFolder(folder),
+                    known.facts,
+                    images,
+                    lambda given: video_processor(known, given, backend),
+                ),
             ),
             more_files=tuple(filter(_is_small, (folder / name for name in _MORE_FILES))),
             vocabulary=vocabulary,
@@ -295,9 +302,16 @@ def _does_not_encode(tokenizer: Any) -> str | None:
 
 
 def stop_ids(config: Any, folder: Path, tokenizer: Any) -> list[int]:
-    """Return the ids at which inference with a model's folder stops."""
-    written = (ModelFolder(folder).settings(GENERATION) or {}).get("eos_token_id")
+    """Return the ids at which inference with a model's folder stops.
+
+    Raises:
+        Findings: `model-does-not-load`, where generation_config.json cannot be read.
+    """
+    written = _listed_ends(folder)
     found = written if isinstance(written, list) else [written]
+    if strange := [end for end in found if type(end) is not int and written is not None]:
+        what = f"{GENERATION} has eos_token_id {written!r:.80}, and {strange[0]!r:.40} is no id"
+        raise Findings(_unusable(folder, what))
     if written is None:
         # transformers and vLLM then take the config's, which may be its class's own default
         texts = (config, config.get_text_config())
@@ -306,9 +320,24 @@ def stop_ids(config: Any, folder: Path, tokenizer: Any) -> list[int]:
     return [token for token in (tokenizer.eos_token_id, *found) if isinstance(token, int)]
 
 
+def _listed_ends(folder: Path) -> Any:
+    own = ModelFolder(folder)
+    if not own.has(GENERATION):
+        return None
+    try:
+        return own.read(GENERATION).get("eos_token_id")
+    except (OSError, ValueError, RecursionError, AttributeError) as error:
+        what = "it is no object" if isinstance(error, AttributeError) else first_line(error)
+        message = (
+            f"{GENERATION} cannot be read: {what}; transformers and servers that go on without it"
+            " may stop at other tokens"
+        )
+        raise Findings(_unusable(folder, message)) from error
+
+
 def _end_not_listed(folder: Path, tokenizer: Any, end: int) -> tuple[Diagnostic, ...]:
     """Return a warning where an answer's end is no end by generation_config.json."""
-    listed = (ModelFolder(folder).settings(GENERATION) or {}).get("eos_token_id")
+    listed = _listed_ends(folder)
     if listed is None or end in (listed if isinstance(listed, list) else [listed]):
         return ()
     message = (

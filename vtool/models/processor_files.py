@@ -1,0 +1,118 @@
+"""The processor files of a model's folder, beside its family's classes and beside each other.
+
+vtool processes by its family's classes. transformers' Auto classes, and servers with them, take
+what the files name.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from vtool.diagnostics import Diagnostic
+from vtool.families.facts import FamilyFacts
+from vtool.model_folder import PROCESSOR_FILES, TOKENIZER_CONFIG, ModelFolder
+from vtool.models.video import VideoProcessor
+from vtool.words import first_line
+
+_OF_THE_TOWER = ("image_mean", "image_std", "patch_size", "temporal_patch_size", "merge_size")
+_OF_IMAGES = (
+    *("size", "do_resize", "resample", "do_rescale", "rescale_factor", "do_normalize"),
+    *("do_convert_rgb", *_OF_THE_TOWER),
+)
+_AUTO_IMAGES, _AUTO_VIDEOS = "AutoImageProcessor", "AutoVideoProcessor"
+Settings = Mapping[str, Any]
+
+
+def processor_notes(
+    folder: ModelFolder,
+    facts: FamilyFacts,
+    images: Callable[..., Any],
+    videos: Callable[[Settings], VideoProcessor],
+) -> Iterator[Diagnostic]:
+    """Yield the findings about the processor files of a folder, whose processor can be loaded.
+
+    Args:
+        folder: the model's.
+        facts: of its family.
+        images: the family's class of image processors.
+        videos: makes the family's video processor of settings.
+    """
+    yield from _odd_classes(folder, facts)
+
+    def of_images(given: Settings) -> Settings:
+        own = images(**given).to_dict()
+        return {name: own.get(name) for name in _OF_IMAGES}
+
+    def of_videos(given: Settings) -> Settings:
+        return videos(given).as_json()
+
+    yield from _differing(folder, folder.image_settings, of_images)
+    yield from _differing(folder, folder.video_settings, of_videos)
+    for file, given in [*folder.video_settings.items()][:1]:
+        image = of_images(folder.image_processor or {})
+        said = {name for name in _OF_THE_TOWER if given.get(name) is not None}
+        if found := _differences(
+            {name: image[name] for name in said}, {name: given[name] for name in said}
+        ):
+            message = f"{folder.path}: for images and for videos ({file}), there are {found}"
+            help = "one tower is given both: take them from the published folder"
+            yield Diagnostic("processor-files-differ", message, help, parameter="model.path")
+
+
+def _odd_classes(folder: ModelFolder, facts: FamilyFacts) -> Iterator[Diagnostic]:
+    import transformers
+
+    whole = {
+        name: folder.settings(name) or {} for name in (*PROCESSOR_FILES[::-1], TOKENIZER_CONFIG)
+    }
+    for key, files, own, auto in (
+        ("processor_class", whole, facts.processor, "AutoProcessor"),
+        ("image_processor_type", folder.image_settings, facts.image_processor, _AUTO_IMAGES),
+        ("video_processor_type", folder.video_settings, facts.video_processor, _AUTO_VIDEOS),
+    ):
+        named = ((file, given[key]) for file, given in files.items() if given.get(key) is not None)
+        file, name = next(named, ("", own))
+        plain = str(name).removesuffix("Fast")
+        if plain.removesuffix("Pil") == own:
+            continue
+        taken = "knows no such class, and gives no processor"
+        if plain in dir(transformers):
+            taken = "takes that class, and what it makes is not what was trained on"
+        yield Diagnostic(
+            "processor-class-differs",
+            f"{folder.path}: {file} has {key} {name!r:.80}, and the model's class is {own}, which"
+            f" vtool takes; transformers' {auto} {taken}",
+            f"write {own} there; the export has it",
+            parameter="model.path",
+        )
+
+
+def _differing(
+    folder: ModelFolder, files: Mapping[str, Settings], read: Callable[[Settings], Settings]
+) -> Iterator[Diagnostic]:
+    """Yield a warning where two files give settings of the same processor that differ."""
+    if len(files) < 2:
+        return
+    (used, one), (other, two) = files.items()
+    try:
+        found = _differences(read(one), read(two))
+    except (TypeError, ValueError, KeyError) as error:
+        found = f"settings that cannot be read in {other} ({first_line(error)})"
+    if found:
+        message = f"{folder.path}: {used}, which counts, and {other} have {found}"
+        help = f"remove {other}, or write the same into both; older releases read it alone"
+        yield Diagnostic("processor-files-differ", message, help, parameter="model.path")
+
+
+def _differences(one: Settings, two: Settings) -> str:
+    pairs = {name: (one[name], two.get(name)) for name in sorted(one)}
+    return ", ".join(
+        f"{name} {_shown(first)} and {_shown(second)}"
+        for name, (first, second) in pairs.items()
+        if _shown(first) != _shown(second)
+    )
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name}: {each}' for name, each in value.items() if each)}}}"
+    return str([*value]) if isinstance(value, list | tuple) else str(value)
