@@ -37,7 +37,7 @@ def test_a_value_that_cannot_be_read_is_answered_without_the_parsers_words(
         {"enable_thinking": False},
         [{"format": "messages", "path": "my rows.jsonl"}],
         {"a b": {"c": [1, 2.5, None, True, "x, 'y' \\ z", "1", "null", "é\n", "end\\"]}},
-        {"tools": [{"type": "function", "function": {"name": "f", "description": "it's \"x\""}}]},
+        {"tools": [{"type": "function", "function": {"name": "f", "description": 'it\'s "x"'}}]},
     ],
 )
 def test_pasted_json_is_its_value(value: Any) -> None:

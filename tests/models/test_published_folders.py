@@ -149,6 +149,11 @@ def without_token(folder: Path, *tokens: str) -> Path:
         (None, "warning"),  # <|im_end|> is a token beside it
         # Zephyr's marks are text, and it was trained so
         ("{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}</s>\n{% endfor %}", "note"),
+        # StableLM's too, whose answers end with the token of its base
+        (
+            "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|endoftext|>\n{% endfor %}",
+            "note",
+        ),
     ],
 )
 def test_a_mark_that_is_no_token_is_mark_not_token(

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from tests.models.templates import STOPS, TEMPLATES, OneRow, byte_tokenizer, processor_of
+from vtool import template_renderer
 from vtool.config.load import load_run
+from vtool.config.schema import Data
 from vtool.data.chat import IGNORED, render_chat
 from vtool.data.row import Row
 from vtool.data.sources import Rows
@@ -323,28 +325,99 @@ def test_tools_of_the_arguments_are_those_of_rows_that_have_none() -> None:
     assert tokenizer.decode(render_chat(row, processor).ids).startswith("look,<|im_start|>")
 
 
-def test_an_argument_that_the_template_writes_and_nothing_gives_is_refused() -> None:
+def chosen(text: str, folder: Path, **arguments: Any) -> str:
+    """The template that a tokenizer then has."""
     tokenizer = byte_tokenizer()
-    for written in ("{{ own_name }}", "{{ own_name ~ '!' }}", "{{ 'I am ' + (own_name | trim) }}"):
+    tokenizer.chat_template = text
+    data = Data.model_construct(chat_template=None, template_arguments=arguments)
+    choose_template(tokenizer, folder, data)
+    return str(tokenizer.chat_template)
+
+
+def test_an_argument_that_the_template_writes_and_nothing_gives_is_refused(tmp_path: Path) -> None:
+    for written in (
+        *("{{ own_name }}", "{{ own_name ~ '!' }}", "{{ 'I am ' + (own_name | trim) }}"),
+        "{{ own_name.first }}",
+    ):
         text = f"{written}{TEMPLATES['qwen2_5']}"
-        tokenizer.chat_template = text
         with pytest.raises(Findings) as caught:
-            find_form(tokenizer)
+            chosen(text, tmp_path)
         (finding,) = caught.value.diagnostics
         assert (finding.rule, finding.help) == (
             "template-argument-missing",
             "data.template_arguments={own_name: …}",
         )
-        tokenizer.chat_template = with_arguments(text, {"own_name": "Ada"})
-        assert find_form(tokenizer).closing == "<|im_end|>"
+        assert chosen(text, tmp_path, own_name={"first": "Ada"} if "first" in text else "Ada")
     for healthy in (
         "{% if own_name is defined %}{{ own_name }}{% endif %}",
         "{{ own_name | default('I') }}",
         "{{ own_name or 'I' }}",
         "{{ messages[0].own_name }}{{ unk_token }}",
     ):
-        tokenizer.chat_template = f"{healthy}{TEMPLATES['qwen2_5']}"
-        assert find_form(tokenizer).closing == "<|im_end|>"
+        assert chosen(f"{healthy}{TEMPLATES['qwen2_5']}", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("\n\n{% if %}", r"is no Jinja: line 3: Expected an expression"),
+        ("\n{{ ''.__class__.__mro__ }}", r"cannot be rendered: line 2: access to attribute"),
+        ("{% for i in range(9**9) %}{% endfor %}", r"cannot be rendered: line 1: Range too big"),
+        (
+            "\n" + 2 * "{% for i in range(99999) %}" + 2 * "{% endfor %}",
+            r"than 0.5 seconds, in its line 2",
+        ),
+    ],
+)
+def test_a_template_that_no_chat_can_be_rendered_by_is_told_once_with_its_line(
+    text: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template_renderer, "_SECONDS", 0.5)
+    with pytest.raises(Findings) as caught:
+        chosen(text + TEMPLATES["qwen2_5"], tmp_path)
+    (finding,) = caught.value.diagnostics
+    assert finding.rule == "model-does-not-load"
+    assert f"{tmp_path / 'chat_template.jinja'}: the chat template" in finding.message
+    assert told in finding.message
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "meant"),
+    [
+        (TEMPLATES["qwen3_5"], "false", False),
+        (TEMPLATES["glm"], "No", False),
+        # as Qwen3.5's own asks
+        ("{% if x is defined and x is false %}A{% endif %}", "false", False),
+        ("{% if x is defined and x is false %}A{% endif %}", None, False),
+        ("{% if x is defined and x is false %}A{% endif %}", 0, False),
+        ("{% if x is defined and x is true %}A{% endif %}", "on", True),
+        ("{% if x is true %}A{% elif x is false %}B{% else %}C{% endif %}", "true", True),
+        # healthy: it is a text, or the template asks for that one, or reads it as it is meant
+        (TEMPLATES["qwen3_5"], "true", None),
+        (TEMPLATES["qwen3_5"], None, None),
+        ("{{ x }}", "false", None),
+        ("{% if x == 'off' %}A{% endif %}", "off", None),
+        ("{% if x == 'high' %}A{% endif %}", "off", None),
+        ("{% if x == 'high' %}A{% endif %}", "high", None),
+        ("{% if x is not none %}{{ x }}{% endif %}", None, None),
+        ("{% if x is defined %}{{ x }}{% endif %}", 0, None),
+        ("{% if x is defined and x is false %}A{% endif %}", False, None),
+    ],
+)
+def test_an_argument_that_is_read_as_any_other_text_is_told(
+    text: str, value: Any, meant: bool | None, tmp_path: Path
+) -> None:
+    """By Jinja's own words for what each template writes of the value and of the boolean."""
+    name = "x" if "x " in text and text not in TEMPLATES.values() else "enable_thinking"
+    whole = text if text in TEMPLATES.values() else text + TEMPLATES["qwen2_5"]
+    if meant is None:
+        assert chosen(whole, tmp_path, **{name: value})
+        return
+    with pytest.raises(Findings) as caught:
+        chosen(whole, tmp_path, **{name: value})
+    (finding,) = caught.value.diagnostics
+    assert finding.rule == "template-argument-as-text"
+    assert f"write {name}: {str(meant).lower()}" in str(finding.help)
 
 
 def test_an_answer_that_turns_follow_is_cut_where_they_change_how_it_is_written() -> None:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError, meta
+from jinja2 import TemplateError, TemplateSyntaxError, UndefinedError, meta
+from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from vtool.config.schema import Data
@@ -24,6 +25,8 @@ THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
 """Keys by which messages have a thought; a template reads one of them, if any."""
 THOUGHT = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
 _ASKS, _ANSWERS, _THINKS = "vtool asks", "vtool answers", "vtool thinks"
+_OF_DOCUMENTS = re.compile(r"<\|(?:(?:end|begin|start)_?of_?(?:text|document)|pad|bos|eos)\|>")
+"""Marks of a base model's documents: its tokenizer has them, whatever its chats were taught by."""
 _MARK = re.compile(r"<\|[^\s<>|]+\|>|<(?:start|end)_of_\w+>")
 _GENERATION = re.compile(r"\{%(-?)\s*(end)?generation\s*(-?)%\}")
 _OPENS, _CLOSES = "\ue000", "\ue001"
@@ -36,6 +39,11 @@ _GIVEN = frozenset(
     }
 )
 """Names that every template is given, which no setting changes."""
+_BOOLEANS: Mapping[Any, bool] = {
+    **dict.fromkeys(("true", "yes", "on", "1", 1), True),
+    **dict.fromkeys(("false", "no", "off", "0", 0, None), False),
+}
+"""Booleans by the values of other kinds that people write for them."""
 _NONE = frozenset({"tools", "documents"})
 """Names that are None where a chat has none: the value of the setting is then taken."""
 
@@ -131,18 +139,22 @@ def choose_template(tokenizer: Any, folder: Path, settings: Data | None) -> None
         settings: None: the template is the folder's.
 
     Raises:
-        Findings: `model-does-not-load`, where there is no such template, or none at all;
-            `template-argument-unread`.
+        Findings: `model-does-not-load`, where there is no such template, none at all, or one that
+            cannot be rendered; `template-argument-unread`, `template-argument-missing`,
+            `template-argument-as-text`.
     """
     asked = settings.chat_template if settings else None
     given, files = tokenizer.chat_template, ModelFolder(folder).templates
     if TEMPLATE not in files:  # a processor's goes before its tokenizer's
         given = files.get(TEMPLATE_JSON, given)
-    tokenizer.chat_template = _chosen(given, asked, folder)
-    if settings and settings.template_arguments:
-        tokenizer.chat_template = with_arguments(
-            tokenizer.chat_template, settings.template_arguments
-        )
+    text = _chosen(given, asked, folder)
+    where = f"data.chat_template={asked}" if asked else str(folder / next(iter(files), TEMPLATE))
+    arguments = settings.template_arguments if settings else {}
+    special = tokenizer.special_tokens_map
+    _check_rendered(text, where, {**special, **arguments})
+    tokenizer.chat_template = with_arguments(text, arguments) if arguments else text
+    if odd := [*_as_texts(text, special, arguments)]:
+        raise Findings(odd)
 
 
 def _chosen(given: Any, asked: str | None, folder: Path) -> str:
@@ -226,13 +238,91 @@ def read_names(template: str) -> frozenset[str]:
         raise _no_template(f"the chat template is no Jinja: {first_line(error)}", None) from error
 
 
+def _check_rendered(template: str, where: str, given: Mapping[str, Any]) -> None:
+    """Refuse a template that can be rendered for no chat, or that writes what nothing gives.
+
+    Args:
+        where: its file, or the setting that names it.
+        given: the arguments, and the special tokens.
+    """
+    rendering, missing = LimitedRendering(template), list[str]()
+    chat = [_message("user", _ASKS), _message("assistant", _ANSWERS), _message("user", _ASKS)]
+    try:
+        rendering.render(messages=chat, tools=None, documents=None, **given)
+        # Jinja writes nothing there
+        missing = [name for name in rendering.unknown if not name.endswith("_token")]
+    except (TemplateSyntaxError, SecurityError, OverflowError, TooCostly) as error:
+        is_jinja = not isinstance(error, TemplateSyntaxError)
+        what = "cannot be rendered" if is_jinja else "is no Jinja"
+        line = "" if isinstance(error, TooCostly) else f"line {rendering.line}: "
+        help = "take the published template, or name another: data.chat_template=FILE"
+        message = f"{where}: the chat template {what}: {line}{first_line(error)}"
+        raise _no_template(message, help) from error
+    except UndefinedError as error:
+        missing = re.findall(r"^'(\w+)' is undefined$", str(error))
+        missing = [name for name in missing if name in read_names(template) - _GIVEN]
+    except Exception:  # each row will say it
+        return
+    if missing:
+        written = ", ".join(f"{name}: …" for name in missing)
+        raise Findings(
+            Diagnostic(
+                "template-argument-missing",
+                f"the chat template writes {', '.join(missing)}, which nothing gives",
+                f"data.template_arguments={{{written}}}",
+                parameter="data.template_arguments",
+            )
+        )
+
+
+def _as_texts(
+    template: str, special: Mapping[str, Any], arguments: Mapping[str, Any]
+) -> Iterator[Diagnostic]:
+    """Yield the arguments that stand for a boolean, and that the template takes for another.
+
+    Such a one is read as any other text is, and not as the boolean. What the template writes, or
+    compares with a text, is not.
+    """
+    asks, answers = _message("user", _ASKS), _message("assistant", _ANSWERS)
+    shown = _message("user", "") | {"content": [{"type": "image"}, {"type": "video"}]}
+    thinks = {**answers, "reasoning_content": _THINKS}
+    chats = [[asks], [asks, answers], [asks, thinks, asks, thinks], [shown]]
+    in_parts = [
+        [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in chat]
+        for chat in chats[:-1]
+    ]
+    rendering = LimitedRendering(template)
+
+    def written(name: str, value: Any) -> list[str]:
+        texts = []
+        for chat in (*chats, *in_parts):
+            given = {**special, **arguments, name: value, "tools": None, "documents": None}
+            try:
+                texts += [rendering.render(messages=chat, add_generation_prompt=True, **given)]
+            except Exception:  # it takes other chats
+                texts += [""]
+        return texts
+
+    for name, value in arguments.items():
+        word = value.strip().lower() if isinstance(value, str) else value
+        if isinstance(value, bool | list | dict | float) or word not in _BOOLEANS:
+            continue
+        meant = _BOOLEANS[word]
+        own, other, any_text = written(name, value), written(name, meant), written(name, "vtool")
+        if any(a == c != b for a, b, c in zip(own, other, any_text, strict=True)):
+            shown_as, spelt = ("null" if value is None else repr(value)), str(meant).lower()
+            yield Diagnostic(
+                "template-argument-as-text",
+                f"data.template_arguments has {name}: {shown_as}, which the chat template does not"
+                f" read as {spelt}, but as any other text",
+                f"write {name}: {spelt}{', without quotes' * isinstance(value, str)}",
+                parameter="data.template_arguments",
+            )
+
+
 @LimitedTemplate()
 def find_form(tokenizer: Any) -> TemplateForm:
-    """Return the form of chats that a tokenizer's template takes: it is tried on small ones.
-
-    Raises:
-        Findings: `template-argument-missing`.
-    """
+    """Return the form of chats that a tokenizer's template takes: it is tried on small ones."""
     try:
         return _found_form(tokenizer)
     except TooCostly:
@@ -243,7 +333,6 @@ def _found_form(tokenizer: Any) -> TemplateForm:
     form = TemplateForm()
     asks, answers = _message("user", _ASKS), _message("assistant", _ANSWERS)
     chat = [asks, answers, asks]
-    _check_arguments(tokenizer, chat)
     text = _rendered(tokenizer, form, chat)
     parts = _rendered(tokenizer, TemplateForm(parts_only=True), chat)
     takes_parts = _ANSWERS in parts and "'type'" not in parts
@@ -259,7 +348,8 @@ def _found_form(tokenizer: Any) -> TemplateForm:
     marks = dict.fromkeys(_MARK.findall(_rendered(tokenizer, form, [asks, answers, asks, answers])))
     vocabulary = tokenizer.get_vocab()
     spelt = tuple(mark for mark in marks if mark not in vocabulary)
-    form = replace(form, spelt=spelt, all_spelt=len(spelt) == len(marks))
+    of_chats = [mark for mark in marks if not _OF_DOCUMENTS.fullmatch(mark)]
+    form = replace(form, spelt=spelt, all_spelt={*of_chats} <= {*spelt})
     if form.closed_by_next:
         calls = [asks, {**answers, "tool_calls": [_CALL]}]
         called = _rendered(tokenizer, form, calls)
@@ -276,27 +366,6 @@ def _found_form(tokenizer: Any) -> TemplateForm:
         rewrites_turns=_rewrites(tokenizer, form, answers),
         rewrites_thoughts=_rewrites(tokenizer, form, thinks),
     )
-
-
-def _check_arguments(tokenizer: Any, chat: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a template that writes arguments which nothing gives: Jinja writes nothing there."""
-    rendering = LimitedRendering(str(tokenizer.chat_template))
-    try:
-        rendering.render(messages=chat, **tokenizer.special_tokens_map)
-    except TooCostly:
-        raise
-    except Exception:  # each row will say it
-        return
-    if names := [name for name in rendering.unknown if not name.endswith("_token")]:
-        given = ", ".join(f"{name}: …" for name in names)
-        raise Findings(
-            Diagnostic(
-                "template-argument-missing",
-                f"the chat template writes {', '.join(names)}, which nothing gives",
-                f"data.template_arguments={{{given}}}",
-                parameter="data.template_arguments",
-            )
-        )
 
 
 def _message(role: str, text: str) -> dict[str, Any]:
