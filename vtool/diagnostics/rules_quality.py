@@ -145,6 +145,20 @@ RULES = (
         stage="quality",
     ),
     Rule(
+        name="half-a-thought",
+        code="VT680",
+        summary="Answers have <think> without </think>, or </think> without <think>.",
+        why=(
+            "A generation that was cut off, or cut at the wrong place: the model learns to think"
+            " without an end, and whoever splits its answers finds no answer."
+        ),
+        bad="<think>\nIt looks red, so the color is",
+        good="<think>\nIt looks red.\n</think>\n\nred",
+        fix="Leave these rows out, or write the missing mark.",
+        severity="warning",
+        stage="quality",
+    ),
+    Rule(
         name="templates-differ",
         code="VT668",
         summary="Two files of a model's folder have chat templates, and they differ.",
