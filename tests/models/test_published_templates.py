@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from tests.models.templates import STOPS, TEMPLATES, OneRow, byte_tokenizer, processor_of
+from tests.models.templates import (
+    STOPS,
+    TEMPLATES,
+    OneRow,
+    byte_tokenizer,
+    keeping_thoughts,
+    processor_of,
+    without_prompt,
+)
 from vtool.config.load import load_run
 from vtool.data.chat import IGNORED, render_chat
 from vtool.data.row import Row
@@ -20,6 +28,7 @@ from vtool.models.chat_template import (
     choose_template,
     differing_templates,
     find_form,
+    learnt_role,
 )
 from vtool.models.processor import Processor
 
@@ -400,3 +409,25 @@ def test_a_template_that_refuses_everything_has_no_form() -> None:
     for template in ("{{ raise_exception('no') }}", "{% for x in y.z %}{% endfor %}", "nothing"):
         tokenizer.chat_template = template
         assert find_form(tokenizer).closing == ""
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_prompt_without_its_role_is_prompt_supervised(name: str, tmp_path: Path) -> None:
+    assert learnt_role(made(name).form, tmp_path) == ()
+    text = without_prompt(TEMPLATES[name])
+    (finding,) = learnt_role(
+        processor_of(text, byte_tokenizer(), None, STOPS.get(name, ())).form, tmp_path
+    )
+    assert (finding.rule, finding.severity) == ("prompt-supervised", "error")
+    role = {"glm": "<|assistant|>", "gemma": "model", "smolvlm": "Assistant:"}
+    assert role.get(name, "<|im_start|>assistant") in finding.message
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "glm"])
+def test_an_earlier_thought_that_the_prompt_leaves_out_is_prompt_differs(name: str) -> None:
+    chat = [ASKED, said("red", THOUGHT), ASKED_AGAIN, said("yes", "I am.")]
+    text = keeping_thoughts(TEMPLATES[name])
+    processor = processor_of(text, byte_tokenizer(), None, STOPS.get(name, ()))
+    with pytest.raises(Findings) as caught:
+        render_chat(Row("r", chat, []), processor)
+    assert caught.value.diagnostics[0].rule == "prompt-differs"

@@ -159,6 +159,19 @@ RULES = (
         stage="quality",
     ),
     Rule(
+        name="prompt-supervised",
+        code="VT681",
+        summary="The chat template's prompt for an answer leaves out the role that begins it.",
+        why=(
+            "What the prompt of inference has not is learnt: the model writes its role before each"
+            " answer, and a server whose template asks as usual gives it another prompt."
+        ),
+        bad="a template without {% if add_generation_prompt %}: <|im_start|>assistant is learnt",
+        good="{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %} at its end",
+        fix="Take the published template.",
+        stage="quality",
+    ),
+    Rule(
         name="templates-differ",
         code="VT668",
         summary="Two files of a model's folder have chat templates, and they differ.",

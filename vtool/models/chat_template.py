@@ -28,6 +28,9 @@ _ASKS, _ANSWERS, _THINKS = "vtool asks", "vtool answers", "vtool thinks"
 _OF_DOCUMENTS = re.compile(r"<\|(?:(?:end|begin|start)_?of_?(?:text|document)|pad|bos|eos)\|>")
 """Marks of a base model's documents: its tokenizer has them, whatever its chats were taught by."""
 _MARK = re.compile(r"<\|[^\s<>|]+\|>|<(?:start|end)_of_\w+>")
+_PIECES = re.compile(r"<[^<>]*>|\w+")
+_ROLE = re.compile(r"(?:<(?!think>)[^<>]*>)*\w*")
+"""The beginning of an answer's turn: marks, and the word behind them."""
 _GENERATION = re.compile(r"\{%(-?)\s*(end)?generation\s*(-?)%\}")
 _OPENS, _CLOSES = "\ue000", "\ue001"
 """Characters of no meaning in place of the marks."""
@@ -68,6 +71,8 @@ class TemplateForm:
     """The marks that it writes, and that the tokenizer has no token for."""
     all_spelt: bool = False
     """If the tokenizer has tokens for none of its marks."""
+    role_learnt: str = ""
+    """The text of a role that its prompt leaves out, and that is learnt before each answer."""
     rewrites_turns: bool = False
     """If it writes an earlier answer in another way than the last one."""
     rewrites_thoughts: bool = False
@@ -350,6 +355,7 @@ def _found_form(tokenizer: Any) -> TemplateForm:
     spelt = tuple(mark for mark in marks if mark not in vocabulary)
     of_chats = [mark for mark in marks if not _OF_DOCUMENTS.fullmatch(mark)]
     form = replace(form, spelt=spelt, all_spelt={*of_chats} <= {*spelt})
+    form = replace(form, role_learnt=_role_learnt(tokenizer, form, asks, answers))
     if form.closed_by_next:
         calls = [asks, {**answers, "tool_calls": [_CALL]}]
         called = _rendered(tokenizer, form, calls)
@@ -397,6 +403,35 @@ def _rewrites(tokenizer: Any, form: TemplateForm, answer: Mapping[str, Any]) -> 
             _rendered(tokenizer, form, [asks, answer]).rstrip(),
         )
     )
+
+
+def _role_learnt(
+    tokenizer: Any, form: TemplateForm, asks: Mapping[str, Any], answers: Mapping[str, Any]
+) -> str:
+    """Return what a model would have to write before an answer, if a role is in it; "" for none."""
+    whole = _rendered(tokenizer, form, [asks, answers])
+    asked, prompt = (_rendered(tokenizer, form, [asks], prompt=each) for each in (False, True))
+    if not (asked and whole.startswith(asked) and whole.startswith(prompt)):
+        return ""
+    opening, learnt = (
+        whole.removeprefix(text).partition(_ANSWERS)[0].lstrip() for text in (asked, prompt)
+    )
+    role = _ROLE.match(opening)
+    pieces = _PIECES.findall(role[0]) if role else []
+    return learnt if {*pieces} & {*_PIECES.findall(learnt)} else ""
+
+
+def learnt_role(form: TemplateForm, folder: Path) -> tuple[Diagnostic, ...]:
+    """Return the error about a template whose prompt for an answer leaves the role out, if any."""
+    if not form.role_learnt:
+        return ()
+    message = (
+        f"{folder}: the chat template writes {form.role_learnt!r} before an answer, and its prompt"
+        " for one (add_generation_prompt) leaves that out: it is learnt as a part of each answer,"
+        " and a server whose prompt has it is given another model"
+    )
+    help = "take the published template, or name another: data.chat_template=FILE"
+    return (Diagnostic("prompt-supervised", message, help, parameter="data.chat_template"),)
 
 
 def _first_token(tokenizer: Any, text: str) -> str:

@@ -30,6 +30,7 @@ from vtool.models.chat_template import (
     differing_marks,
     differing_templates,
     find_form,
+    learnt_role,
     spelt_marks,
 )
 from vtool.models.patches import resized_size
@@ -62,7 +63,7 @@ class Processor:
     """The rows of the model's embedding, by its config.json; None: as many as the tokenizer has."""
 
     notes: tuple[Diagnostic, ...] = ()
-    """Warnings about the folder."""
+    """Findings about the folder, with which it can be used."""
     more_files: tuple[Path, ...] = ()
     """Files of the folder that only other readers need: they are copied where it is saved."""
     named: bool = True
@@ -258,6 +259,7 @@ def load_processor(
             notes=(
                 *_end_not_listed(config_of or folder, tokenizer, ids.end),
                 *spelt_marks(form, folder),
+                *learnt_role(form, folder),
                 *differing_marks(tokenizer, form, folder),
                 *(() if data and data.chat_template else differing_templates(folder)),
                 *processor_notes(
