@@ -9,8 +9,9 @@ from typing import Any
 
 from vtool.diagnostics import Diagnostic
 from vtool.families.facts import FamilyFacts
+from vtool.families.family import Family
 from vtool.model_folder import PROCESSOR_FILES, TOKENIZER_CONFIG, ModelFolder
-from vtool.models.video import VideoProcessor
+from vtool.models.video import VideoProcessor, video_processor
 from vtool.words import first_line
 
 _OF_THE_TOWER = ("image_mean", "image_std", "patch_size", "temporal_patch_size", "merge_size")
@@ -39,8 +40,7 @@ def processor_notes(
     yield from _odd_classes(folder, facts)
 
     def of_images(given: Settings) -> Settings:
-        own = images(**given).to_dict()
-        return {name: own.get(name) for name in _OF_IMAGES}
+        return _of_images(images, given)
 
     def of_videos(given: Settings) -> Settings:
         return videos(given).as_json()
@@ -56,6 +56,27 @@ def processor_notes(
             message = f"{folder.path}: for images and for videos ({file}), there are {found}"
             help = "one tower is given both: take them from the published folder"
             yield Diagnostic("processor-files-differ", message, help, parameter="model.path")
+
+
+def _of_images(images: Callable[..., Any], given: Settings) -> Settings:
+    own = images(**given).to_dict()
+    return {name: own.get(name) for name in _OF_IMAGES}
+
+
+def differing_pixels(one: ModelFolder, other: ModelFolder, family: Family) -> str:
+    """Return the settings of images and videos in which two folders differ; "" for none.
+
+    A folder without any, as an adapter's from elsewhere, differs in none.
+    """
+    images = family.image_processor_class("pil")
+    found = []
+    if one.image_processor is not None and other.image_processor is not None:
+        both = [_of_images(images, each.image_processor or {}) for each in (one, other)]
+        found.append(_differences(*both))
+    if one.video_settings:
+        both = [video_processor(family, each.video_processor).as_json() for each in (one, other)]
+        found.append(_differences(*both))
+    return ", ".join(filter(None, found))
 
 
 def _odd_classes(folder: ModelFolder, facts: FamilyFacts) -> Iterator[Diagnostic]:
