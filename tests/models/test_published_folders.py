@@ -97,6 +97,28 @@ def test_patches_of_the_file_that_transformers_takes_are_held_against_the_tower(
         assert found.patch_size == patch
 
 
+@pytest.mark.full
+def test_a_folder_with_a_broken_template_is_trained_by_a_named_one(tmp_path: Path) -> None:
+    """Its processor's class is told too, which the copy in the run's folder has right."""
+    folder = publish_family("Qwen2.5-VL", tmp_path / "model")
+    template = json.loads((folder / "chat_template.json").read_text())["chat_template"]
+    (tmp_path / "good.jinja").write_text(template)
+    (folder / "chat_template.json").write_text('{"chat_template": "{% for %}"}')
+    edited(folder, IMAGES, image_processor_type="CLIPImageProcessor")
+    rows, model = write_colors(tmp_path / "rows"), f"model.path={folder}"
+    steps = ("train.steps=1", "data.global_batch_size=4", "run.name=seen")
+    done = run_vtool(tmp_path, "train", "sft", str(rows), model, *steps)
+    assert done.status == 1
+    assert done.stderr.count("error[model-does-not-load VT502]") == 1
+    assert f"{folder / 'chat_template.json'}: the chat template is no Jinja: line 1" in done.stderr
+    named = "data.chat_template=good.jinja"
+    done = run_vtool(tmp_path, "train", "sft", str(rows), model, named, *steps)
+    assert done.status == 0, done.stderr
+    assert "warning[processor-class-differs VT677]" in done.stdout
+    written = (tmp_path / "runs/seen/export/chat_template.jinja").read_text()
+    assert written.rstrip() == template.rstrip()
+
+
 @pytest.mark.parametrize("name", UNTRAINED)
 def test_another_family_is_named_with_what_vtool_does_for_it(name: str, tmp_path: Path) -> None:
     model_type, kind = UNTRAINED[name]
