@@ -207,7 +207,7 @@ def test_every_finding_of_the_rows_is_printed_and_nothing_starts(tmp_path: Path)
 def test_verify_shows_what_is_supervised_and_exits_clean(tmp_path: Path) -> None:
     write_rows(tmp_path / "my.jsonl", mixed_rows(tmp_path, 5, text_only=(0,)))
     output = vtool(tmp_path, "verify", "my.jsonl", "data.max_length=200")
-    assert "5 rows = 5 usable + 0 not" in output
+    assert "5 rows = 5 kept + 0 dropped" in output
     assert "⟦yes<|im_end|>⟧" in output
     assert "no findings" in output
     # without data.max_length, no length was looked at

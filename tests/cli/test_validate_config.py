@@ -169,7 +169,7 @@ def test_a_mistake_that_all_runs_of_a_sweep_have_is_printed_once() -> None:
 @pytest.mark.parametrize(
     ("name", "content", "rule", "said"),
     [
-        ("rows.jsonl", b"", "layout-not-certain", "is empty, of 0 bytes"),
+        ("rows.jsonl", b"", "no-rows", "is empty, of 0 bytes"),
         ("rows.csv", b"a,b\n1,2\n", "broken-row", "is a table"),
         ("rows.json.gz", b"\x1f\x8b\x08\0", "broken-row", "packed with gzip"),
     ],

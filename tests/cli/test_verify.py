@@ -60,7 +60,7 @@ def test_rows_without_a_model_say_what_counts_their_tokens() -> None:
     )
     made = vtool.train(vtool.load("rows", ROWS, *TINY))
     _, out, _ = run("rows.jsonl", f"model.path={made.folder / 'export'}")
-    assert "1 usable" in out
+    assert "1 kept" in out
     assert "tokens are counted with" not in out
 
 
@@ -202,7 +202,7 @@ def test_a_json_array_is_audited_like_lines() -> None:
     Path("rows.json").write_text(json.dumps([GOOD, TWO], indent=1))
     code, out, _ = run("rows.json")
     assert code == 0
-    assert "data.train: 2 rows = 2 usable + 0 not; 3 assistant turns" in out
+    assert "data.train: 2 rows = 2 kept + 0 dropped; 3 assistant turns" in out
 
 
 TALK = {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}
@@ -248,7 +248,7 @@ def test_a_row_that_is_not_there_is_found_next_to_the_audit() -> None:
     write_rows(Path("rows.jsonl"), [GOOD, TWO, "{"])
     code, out, err = run("rows.jsonl", "--row", "17", "--row", "2")
     assert (code, err.count("error")) == (1, 0)
-    assert "data.train: 3 rows = 2 usable + 1 not" in out
+    assert "data.train: 3 rows = 2 kept + 1 dropped" in out
     assert "error[broken-row VT601]: rows.jsonl:3 is not JSON" in out
     assert (
         "error[unknown-row VT620]: there is no row 17\n"
@@ -272,7 +272,7 @@ def test_a_file_without_rows_is_one_finding_and_no_list_of_rules(
     Path(name).write_text(text)
     code, out, err = run(name)
     assert (code, out) == (1, "")
-    assert f"error[layout-not-certain VT649]: {says}\n" in err
+    assert f"error[no-rows VT614]: {says}\n" in err
     assert "not run" not in err
 
 

@@ -259,13 +259,17 @@ def _default(setting: "Setting") -> str:
     import json
 
     from vtool.config.schema import Settings
+    from vtool.config.settings import all_settings
 
     if setting.required:
         return "it must be given"
     if setting.field.is_required() or isinstance(setting.field.default, Settings):
         return ""
     default = setting.field.default
-    return f"default: {default if isinstance(default, str) else json.dumps(default)}"
+    shown = f"default: {default if isinstance(default, str) else json.dumps(default)}"
+    above = setting.name.rpartition(".")[0]
+    off = (one for one in all_settings() if one.name == above and one.field.default is None)
+    return f"{shown} in a recipe that has `{above}`" if any(off) else shown
 
 
 def _purpose(path: "Path") -> str:

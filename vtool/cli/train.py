@@ -238,13 +238,14 @@ def _print_result(folder: "Path") -> None:
     import json
 
     from vtool.diagnostics.printable import printable
+    from vtool.words import plural
 
     result = json.loads((folder / "result.json").read_text())
     ledger = result["ledger"]
     typer.echo(
-        f"ledger: {ledger['rows']} rows = {ledger['rows'] - ledger['dropped']} kept +"
-        f" {ledger['dropped']} dropped; {ledger['distinct']} distinct rows trained on,"
-        f" {ledger['samples']} samples ({ledger['epochs']:.2f} epochs)"
+        f"ledger: {plural(ledger['rows'], 'row')} = {ledger['rows'] - ledger['dropped']:,} kept +"
+        f" {ledger['dropped']:,} dropped; {plural(ledger['distinct'], 'distinct row')} trained on,"
+        f" {plural(ledger['samples'], 'sample')} ({ledger['epochs']:.2f} epochs)"
     )
     sources = ledger.get("sources", {})
     for name, gave in sources.items() if len(sources) > 1 else ():

@@ -270,6 +270,7 @@ def _print_ledger(audit: "Audit", tokenizer: str | None) -> None:
 
     from vtool.data.detect import describe_source, source_messages
     from vtool.diagnostics.printable import printable
+    from vtool.words import plural
 
     ledger = audit.ledger
     for source in () if ledger.held_back else ledger.sources:
@@ -279,12 +280,11 @@ def _print_ledger(audit: "Audit", tokenizer: str | None) -> None:
             typer.echo(printable(f"data.{audit.split}: {message}"))
     if ledger.held_back:
         typer.echo(f"data.{audit.split}: {ledger.held_back}")
-    rows = f"{ledger.rows} rows = {len(ledger.kept)} usable + {ledger.rows - len(ledger.kept)} not"
-    shown = f"{ledger.images} images" + (f", {ledger.videos} videos" if ledger.videos else "")
-    typer.echo(
-        f"data.{audit.split}: {rows}; {ledger.turns} assistant turns, {shown}, {ledger.truncated}"
-        " truncated"
-    )
+    kept = len(ledger.kept)
+    rows = f"{plural(ledger.rows, 'row')} = {kept:,} kept + {ledger.rows - kept:,} dropped"
+    shown = [plural(ledger.turns, "assistant turn"), plural(ledger.images, "image")]
+    shown += [plural(ledger.videos, "video")] if ledger.videos else []
+    typer.echo(f"data.{audit.split}: {rows}; {', '.join(shown)}, {ledger.truncated:,} truncated")
     for line in ledger.sources_in_words():
         typer.echo(printable(f"  {line}"))
     if ledger.reused:
@@ -306,7 +306,7 @@ def _print_ledger(audit: "Audit", tokenizer: str | None) -> None:
     if audit.example:
         from vtool.diagnostics.printable import printable_line
 
-        typer.echo("  the first usable row as the model reads it, ⟦supervised⟧ between brackets:")
+        typer.echo("  the first kept row as the model reads it, ⟦supervised⟧ between brackets:")
         for line in audit.example.splitlines():
             typer.echo(f"    {printable_line(line)}")
     if audit.shown:

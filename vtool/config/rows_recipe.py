@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -125,7 +126,8 @@ def more_rows(recipe: str, overrides: Sequence[str]) -> Iterator[Diagnostic]:
     if _SETTING.match(recipe) and not os.path.exists(recipe):
         with_model = FINETUNE_RECIPE if _has_model([recipe, *overrides]) else ROWS_RECIPE
         message = f"`{recipe}` is a setting, and stands in the place of the recipe"
-        help = f"name a recipe before it: {with_model} {recipe}"
+        quoted = shlex.quote(recipe)
+        help = f"name a recipe before it, as in: vtool train sft {with_model} {quoted}"
         help += _or_rows(recipe)
         yield Diagnostic("bad-override", message, help)
         return

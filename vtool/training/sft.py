@@ -35,6 +35,7 @@ from vtool.training.setup import set_up_run
 from vtool.training.start import Start, find_start
 from vtool.training.stop import StopRequest
 from vtool.training.tracking import open_trackers
+from vtool.words import plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,21 +168,17 @@ def _copy_best(folder: RunFolder, checkpoint: Path, progress: Progress) -> None:
             temporary.rename(own)
 
 
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"
-
-
 def _announce(
     session: Session, progress: Progress, start: Start, lost: Sequence[Diagnostic]
 ) -> None:
     plan, ranks, engine = session.plan, session.ranks, session.engine
     trained = f" ({engine.trained:,} trained)" if engine.trained < engine.size else ""
     print(
-        f"{session.run.model.family}, {session.engine.size:,} parameters{trained} in"
+        f"{session.run.model.family}, {session.engine.size:,} parameters{trained}, computed in"
         f" {session.run.model.dtype} on {ranks.device.type}, {session.run.engine.kind},"
-        f" {_plural(ranks.world, 'rank')} of {_plural(torch.get_num_threads(), 'thread')};"
-        f" {_plural(session.total_steps, 'step')} of {_plural(plan.global_batch_size, 'row')},"
-        f" {_plural(plan.steps_per_epoch, 'step')} an epoch"
+        f" {plural(ranks.world, 'rank')} of {plural(torch.get_num_threads(), 'thread')};"
+        f" {plural(session.total_steps, 'step')} of {plural(plan.global_batch_size, 'row')},"
+        f" {plural(plan.steps_per_epoch, 'step')} an epoch"
     )
     folder = session.run.model.path
     if folder is not None and not weight_files(Path(folder)) and pickled_files(Path(folder)):

@@ -174,6 +174,8 @@ def _model(theirs: ForeignFile) -> None:
         if look.is_known and look.family is not None:
             theirs.judged.add("base_model")
             put("model.path", look.path, "base_model")
+        else:
+            theirs.judged.discard("base_model")
         if look.absent is not None:
             theirs.absent["base_model"] = look.absent
     half, other = theirs.take("bf16", "auto"), theirs.given.get("fp16")

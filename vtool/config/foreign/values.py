@@ -166,8 +166,12 @@ def _refusal(
     short = {word: full for word, full in _SHORT.items() if full in words}
     close = near(str(value), [*words, *short])
     help = did_you_mean(list(dict.fromkeys(short.get(one, one) for one in close)))
-    if help is None and default is not None:
-        help = f"left out, it is {json.dumps(default)}"
+    if help is None and len(words) > _FEW:
+        help = f"it takes {one_of(words)}"
+    elif help is None:
+        example = "a number" if plain else f"`{words[0]}`" if words else "a value of that kind"
+        help = f"set {name} to {example}, or leave it out"
+        help += f": it is {json.dumps(default)} then" if default is not None else ""
     listed = f"one of {len(words)} words" if len(words) > _FEW else one_of(words) if words else ""
     takes = " or ".join(filter(None, [*plain, listed]))
     lists = ", or a list of these" if several else ""

@@ -175,9 +175,9 @@ def unreadable_rows(run: Run) -> Iterator[Diagnostic]:
 
 def empty_file(path: Path | str) -> Diagnostic:
     """Return the finding on a file without a byte, or without a row."""
-    help = "look at what has written it; rows are one JSON object a line"
+    help = "look at what wrote it; rows are one JSON object a line, or a JSON array of objects"
     message = f"{path} {'has no row' if rows_bytes(str(path)) else 'is empty, of 0 bytes'}"
-    return Diagnostic("layout-not-certain", message, help, origin=Origin(str(path)))
+    return Diagnostic("no-rows", message, help, origin=Origin(str(path)))
 
 
 def digest_of_files(paths: Sequence[Path]) -> str:
