@@ -15,7 +15,8 @@ from transformers import PreTrainedTokenizerFast
 
 from vtool.data.row import Row
 from vtool.families.tokens import TokenIds
-from vtool.models.chat_template import find_form, with_arguments
+from vtool.models.chat_template import find_form
+from vtool.models.chosen_template import with_arguments
 from vtool.models.processor import Processor
 
 _CONTENT = (

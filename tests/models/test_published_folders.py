@@ -99,7 +99,7 @@ def test_patches_of_the_file_that_transformers_takes_are_held_against_the_tower(
 
 @pytest.mark.full
 def test_a_folder_with_a_broken_template_is_trained_by_a_named_one(tmp_path: Path) -> None:
-    """Its processor's class is told too, which the copy in the run's folder has right."""
+    """Tell its processor's class too, which the copy in the run's folder has right."""
     folder = publish_family("Qwen2.5-VL", tmp_path / "model")
     template = json.loads((folder / "chat_template.json").read_text())["chat_template"]
     (tmp_path / "good.jinja").write_text(template)
@@ -169,12 +169,15 @@ def without_token(folder: Path, *tokens: str) -> Path:
     ("template", "severity"),
     [
         (None, "warning"),  # <|im_end|> is a token beside it
-        # Zephyr's marks are text, and it was trained so
-        ("{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}</s>\n{% endfor %}", "note"),
-        # StableLM's too, whose answers end with the token of its base
-        (
-            "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|endoftext|>\n{% endfor %}",
-            "note",
+        *(
+            # Zephyr's marks are text, and it was trained so; StableLM's too, whose answers end with
+            # the token of its base
+            (
+                "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}" + end + "\n{% endfor %}"
+                "{% if add_generation_prompt %}<|assistant|>\n{% endif %}",
+                "note",
+            )
+            for end in ("</s>", "<|endoftext|>")
         ),
     ],
 )
@@ -247,7 +250,7 @@ def notes_of(published: Path, folder: Path, *changes: tuple[str, dict[str, Any]]
 def test_a_class_of_another_model_or_of_none_is_processor_class_differs(
     file: str, key: str, name: Any, told: bool, published: Path, tmp_path: Path
 ) -> None:
-    """What is said of an image processor is what transformers does."""
+    """Hold what is said of an image processor against what transformers does."""
     notes = notes_of(published, folder := tmp_path / "model", (file, {key: name}))
     assert [each.rule for each in notes] == ["processor-class-differs"] * told
     assert all(f"{file} has {key} {name!r}" in each.message for each in notes)

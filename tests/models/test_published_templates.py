@@ -25,11 +25,11 @@ from vtool.data.text_traits import TEXT_TRAITS, traits_of
 from vtool.data.turns import EachAnswer, LastAnswers, prepare_rows
 from vtool.diagnostics import Findings
 from vtool.models.chat_template import (
-    choose_template,
     differing_templates,
     find_form,
     learnt_role,
 )
+from vtool.models.chosen_template import choose_template
 from vtool.models.processor import Processor
 
 ASKED, ASKED_AGAIN = (

@@ -11,7 +11,7 @@ from vtool.config.schema import Data
 from vtool.data.chat import render_chat
 from vtool.data.row import Row
 from vtool.diagnostics import Findings
-from vtool.models.chat_template import choose_template, with_arguments
+from vtool.models.chosen_template import choose_template, with_arguments
 
 ASKED = {"role": "user", "content": "What color?"}
 ANSWERED = {"role": "assistant", "content": "red"}

@@ -1,25 +1,16 @@
 """The chat template of a tokenizer: which it is, its arguments, and the form of chats it takes."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError, TemplateSyntaxError, UndefinedError, meta
-from jinja2.exceptions import SecurityError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-from vtool.config.schema import Data
-from vtool.contents import small_file
-from vtool.diagnostics import Diagnostic, Findings
+from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.diagnostic import Severity
-from vtool.diagnostics.near_miss import did_you_mean, near
 from vtool.limited_child import TooCostly
-from vtool.model_folder import TEMPLATE, TEMPLATE_JSON, ModelFolder
+from vtool.model_folder import ModelFolder
 from vtool.models.template_limits import LimitedTemplate
-from vtool.template_renderer import LimitedRendering
-from vtool.words import first_line
 
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
 """Keys by which messages have a thought; a template reads one of them, if any."""
@@ -35,20 +26,6 @@ _GENERATION = re.compile(r"\{%(-?)\s*(end)?generation\s*(-?)%\}")
 _OPENS, _CLOSES = "\ue000", "\ue001"
 """Characters of no meaning in place of the marks."""
 _CALL = {"type": "function", "function": {"name": "vtool_calls", "arguments": {"x": 1}}}
-_GIVEN = frozenset(
-    {
-        *("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"),
-        *("raise_exception", "strftime_now", "namespace", "dict", "range", "pad_token"),
-    }
-)
-"""Names that every template is given, which no setting changes."""
-_BOOLEANS: Mapping[Any, bool] = {
-    **dict.fromkeys(("true", "yes", "on", "1", 1), True),
-    **dict.fromkeys(("false", "no", "off", "0", 0, None), False),
-}
-"""Booleans by the values of other kinds that people write for them."""
-_NONE = frozenset({"tools", "documents"})
-"""Names that are None where a chat has none: the value of the setting is then taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,198 +108,6 @@ def thought_of(message: Mapping[str, Any]) -> str:
     """Return the thought of a message, at one of its keys or in its content; "" for none."""
     found = with_thought_as(message, THOUGHT_KEYS[0])
     return str(next((found[key] for key in THOUGHT_KEYS if found.get(key)), ""))
-
-
-def choose_template(tokenizer: Any, folder: Path, settings: Data | None) -> None:
-    """Give a tokenizer the chat template that the settings ask for, with their arguments.
-
-    These stand at the template's beginning, so that whoever renders it later, a server too, has
-    the same; an argument that is given to a rendering goes before them.
-
-    Args:
-        folder: the tokenizer's.
-        settings: None: the template is the folder's.
-
-    Raises:
-        Findings: `model-does-not-load`, where there is no such template, none at all, or one that
-            cannot be rendered; `template-argument-unread`, `template-argument-missing`,
-            `template-argument-as-text`.
-    """
-    asked = settings.chat_template if settings else None
-    given, files = tokenizer.chat_template, ModelFolder(folder).templates
-    if TEMPLATE not in files:  # a processor's goes before its tokenizer's
-        given = files.get(TEMPLATE_JSON, given)
-    text = _chosen(given, asked, folder)
-    where = f"data.chat_template={asked}" if asked else str(folder / next(iter(files), TEMPLATE))
-    arguments = settings.template_arguments if settings else {}
-    special = tokenizer.special_tokens_map
-    _check_rendered(text, where, {**special, **arguments})
-    tokenizer.chat_template = with_arguments(text, arguments) if arguments else text
-    if odd := [*_as_texts(text, special, arguments)]:
-        raise Findings(odd)
-
-
-def _chosen(given: Any, asked: str | None, folder: Path) -> str:
-    named: Mapping[str, str] = given if isinstance(given, dict) else {}
-    if asked is None:
-        if named and "default" not in named:
-            raise _no_template(
-                f"{folder}: the tokenizer has chat templates {', '.join(sorted(named))}, and none"
-                " is the default",
-                f"data.chat_template={min(named)}",
-            )
-        if not (text := named.get("default", "") if named else given):
-            raise _no_template(
-                f"{folder}: the tokenizer has no chat template ({TEMPLATE})",
-                "data.chat_template=FILE gives one",
-            )
-        return str(text)
-    if asked in named:
-        return named[asked]
-    file = Path(asked)
-    try:
-        return small_file(file).decode()
-    except (OSError, ValueError) as error:
-        known = ", ".join(sorted(named))
-        there = f"; the folder's own are {known}" if named else ""
-        why = error.strerror if isinstance(error, OSError) else first_line(error)
-        message = f"data.chat_template is {asked}, which cannot be read: {why}{there}"
-        raise _no_template(message, did_you_mean(near(asked, named))) from error
-
-
-def _no_template(message: str, help: str | None) -> Findings:
-    return Findings(
-        Diagnostic("model-does-not-load", message, help, parameter="data.chat_template")
-    )
-
-
-def with_arguments(template: str, arguments: Mapping[str, Any]) -> str:
-    """Return a template that has these arguments where a rendering gives it no others.
-
-    Raises:
-        Findings: `template-argument-unread`; `model-does-not-load`, where it is no Jinja.
-    """
-    known = read_names(template)
-    if unread := [name for name in arguments if name not in known or name in _GIVEN - _NONE]:
-        raise Findings(_unread(unread, sorted(known - _GIVEN)))
-    lines = [
-        f"{{% set {name} = {name} if {name} is defined{' and ' + name if name in _NONE else ''}"
-        f" else {value!r} %}}\n"  # trim_blocks
-        for name, value in arguments.items()
-    ]
-    return "".join(lines) + template
-
-
-def _unread(unread: Sequence[str], read: Sequence[str]) -> Iterator[Diagnostic]:
-    for name in unread:
-        help = did_you_mean(near(name, read)) or (
-            f"it reads {', '.join(read)}" if read else "it reads no argument: leave it out"
-        )
-        why = "the chat template never reads"
-        if name in _GIVEN:
-            why = "whoever renders the template gives anew each time"
-        yield Diagnostic(
-            "template-argument-unread",
-            f"data.template_arguments has {name}, which {why}",
-            help,
-            parameter="data.template_arguments",
-        )
-
-
-def read_names(template: str) -> frozenset[str]:
-    """Return the names that a template reads and does not set before.
-
-    Raises:
-        Findings: `model-does-not-load`, where it is no Jinja.
-    """
-    environment = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"])
-    marks = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
-    try:
-        return frozenset(meta.find_undeclared_variables(environment.parse(marks.sub("", template))))
-    except (TemplateError, RecursionError, ValueError) as error:
-        raise _no_template(f"the chat template is no Jinja: {first_line(error)}", None) from error
-
-
-def _check_rendered(template: str, where: str, given: Mapping[str, Any]) -> None:
-    """Refuse a template that can be rendered for no chat, or that writes what nothing gives.
-
-    Args:
-        where: its file, or the setting that names it.
-        given: the arguments, and the special tokens.
-    """
-    rendering, missing = LimitedRendering(template), list[str]()
-    chat = [_message("user", _ASKS), _message("assistant", _ANSWERS), _message("user", _ASKS)]
-    try:
-        rendering.render(messages=chat, tools=None, documents=None, **given)
-        # Jinja writes nothing there
-        missing = [name for name in rendering.unknown if not name.endswith("_token")]
-    except (TemplateSyntaxError, SecurityError, OverflowError, TooCostly) as error:
-        is_jinja = not isinstance(error, TemplateSyntaxError)
-        what = "cannot be rendered" if is_jinja else "is no Jinja"
-        line = "" if isinstance(error, TooCostly) else f"line {rendering.line}: "
-        help = "take the published template, or name another: data.chat_template=FILE"
-        message = f"{where}: the chat template {what}: {line}{first_line(error)}"
-        raise _no_template(message, help) from error
-    except UndefinedError as error:
-        missing = re.findall(r"^'(\w+)' is undefined$", str(error))
-        missing = [name for name in missing if name in read_names(template) - _GIVEN]
-    except Exception:  # each row will say it
-        return
-    if missing:
-        written = ", ".join(f"{name}: …" for name in missing)
-        raise Findings(
-            Diagnostic(
-                "template-argument-missing",
-                f"the chat template writes {', '.join(missing)}, which nothing gives",
-                f"data.template_arguments={{{written}}}",
-                parameter="data.template_arguments",
-            )
-        )
-
-
-def _as_texts(
-    template: str, special: Mapping[str, Any], arguments: Mapping[str, Any]
-) -> Iterator[Diagnostic]:
-    """Yield the arguments that stand for a boolean, and that the template takes for another.
-
-    Such a one is read as any other text is, and not as the boolean. What the template writes, or
-    compares with a text, is not.
-    """
-    asks, answers = _message("user", _ASKS), _message("assistant", _ANSWERS)
-    shown = _message("user", "") | {"content": [{"type": "image"}, {"type": "video"}]}
-    thinks = {**answers, "reasoning_content": _THINKS}
-    chats = [[asks], [asks, answers], [asks, thinks, asks, thinks], [shown]]
-    in_parts = [
-        [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in chat]
-        for chat in chats[:-1]
-    ]
-    rendering = LimitedRendering(template)
-
-    def written(name: str, value: Any) -> list[str]:
-        texts = []
-        for chat in (*chats, *in_parts):
-            given = {**special, **arguments, name: value, "tools": None, "documents": None}
-            try:
-                texts += [rendering.render(messages=chat, add_generation_prompt=True, **given)]
-            except Exception:  # it takes other chats
-                texts += [""]
-        return texts
-
-    for name, value in arguments.items():
-        word = value.strip().lower() if isinstance(value, str) else value
-        if isinstance(value, bool | list | dict | float) or word not in _BOOLEANS:
-            continue
-        meant = _BOOLEANS[word]
-        own, other, any_text = written(name, value), written(name, meant), written(name, "vtool")
-        if any(a == c != b for a, b, c in zip(own, other, any_text, strict=True)):
-            shown_as, spelt = ("null" if value is None else repr(value)), str(meant).lower()
-            yield Diagnostic(
-                "template-argument-as-text",
-                f"data.template_arguments has {name}: {shown_as}, which the chat template does not"
-                f" read as {spelt}, but as any other text",
-                f"write {name}: {spelt}{', without quotes' * isinstance(value, str)}",
-                parameter="data.template_arguments",
-            )
 
 
 @LimitedTemplate()
@@ -408,7 +193,7 @@ def _rewrites(tokenizer: Any, form: TemplateForm, answer: Mapping[str, Any]) -> 
 def _role_learnt(
     tokenizer: Any, form: TemplateForm, asks: Mapping[str, Any], answers: Mapping[str, Any]
 ) -> str:
-    """Return what a model would have to write before an answer, if a role is in it; "" for none."""
+    """Return the text that is learnt before an answer, if a role is in it; "" for none."""
     whole = _rendered(tokenizer, form, [asks, answers])
     asked, prompt = (_rendered(tokenizer, form, [asks], prompt=each) for each in (False, True))
     if not (asked and whole.startswith(asked) and whole.startswith(prompt)):

@@ -26,13 +26,13 @@ from vtool.model_folder import (
 from vtool.models.backends import choose_backend, record_backend
 from vtool.models.chat_template import (
     TemplateForm,
-    choose_template,
     differing_marks,
     differing_templates,
     find_form,
     learnt_role,
     spelt_marks,
 )
+from vtool.models.chosen_template import choose_template
 from vtool.models.patches import resized_size
 from vtool.models.pictures import PictureReader
 from vtool.models.pixel_check import check_pixels

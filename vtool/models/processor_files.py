@@ -20,14 +20,14 @@ _OF_IMAGES = (
     *("do_convert_rgb", *_OF_THE_TOWER),
 )
 _AUTO_IMAGES, _AUTO_VIDEOS = "AutoImageProcessor", "AutoVideoProcessor"
-Settings = Mapping[str, Any]
+_Settings = Mapping[str, Any]
 
 
 def processor_notes(
     folder: ModelFolder,
     facts: FamilyFacts,
     images: Callable[..., Any],
-    videos: Callable[[Settings], VideoProcessor],
+    videos: Callable[[_Settings], VideoProcessor],
 ) -> Iterator[Diagnostic]:
     """Yield the findings about the processor files of a folder, whose processor can be loaded.
 
@@ -39,10 +39,10 @@ def processor_notes(
     """
     yield from _odd_classes(folder, facts)
 
-    def of_images(given: Settings) -> Settings:
+    def of_images(given: _Settings) -> _Settings:
         return _of_images(images, given)
 
-    def of_videos(given: Settings) -> Settings:
+    def of_videos(given: _Settings) -> _Settings:
         return videos(given).as_json()
 
     yield from _differing(folder, folder.image_settings, of_images)
@@ -58,7 +58,7 @@ def processor_notes(
             yield Diagnostic("processor-files-differ", message, help, parameter="model.path")
 
 
-def _of_images(images: Callable[..., Any], given: Settings) -> Settings:
+def _of_images(images: Callable[..., Any], given: _Settings) -> _Settings:
     own = images(**given).to_dict()
     return {name: own.get(name) for name in _OF_IMAGES}
 
@@ -108,7 +108,7 @@ def _odd_classes(folder: ModelFolder, facts: FamilyFacts) -> Iterator[Diagnostic
 
 
 def _differing(
-    folder: ModelFolder, files: Mapping[str, Settings], read: Callable[[Settings], Settings]
+    folder: ModelFolder, files: Mapping[str, _Settings], read: Callable[[_Settings], _Settings]
 ) -> Iterator[Diagnostic]:
     """Yield a warning where two files give settings of the same processor that differ."""
     if len(files) < 2:
@@ -124,7 +124,7 @@ def _differing(
         yield Diagnostic("processor-files-differ", message, help, parameter="model.path")
 
 
-def _differences(one: Settings, two: Settings) -> str:
+def _differences(one: _Settings, two: _Settings) -> str:
     pairs = {name: (one[name], two.get(name)) for name in sorted(one)}
     return ", ".join(
         f"{name} {_shown(first)} and {_shown(second)}"
