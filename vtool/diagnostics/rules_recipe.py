@@ -188,18 +188,6 @@ _COMPOSED = (
         good="{defaults: [digits, _self_], optim: {lr: 0.5}}",
         fix="Put `_self_` at the end of the defaults list, or take the key out.",
     ),
-    Rule(
-        name="template-argument-as-text",
-        code="VT679",
-        summary="An argument of the chat template is a text or null where a boolean is read.",
-        why=(
-            "A template asks whether it is false, and a text is not: thinking stays on, as it does"
-            " with null."
-        ),
-        bad='data.template_arguments={enable_thinking: "false"}',
-        good="data.template_arguments={enable_thinking: false}",
-        fix="Write true or false without quotes.",
-    ),
 )
 
 RULES = (*_CANNOT_READ, *_SCHEMA, *_COMPOSED)
