@@ -273,9 +273,14 @@ def test_processor_files_that_differ_are_told_with_the_one_that_counts(
     cases: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
         (BOTH, {"image_processor": images, "video_processor": videos}, ()),
         (BOTH, {"image_processor": same}, ()),
+        (
+            BOTH,
+            {"image_processor": images | {"size": dict(images["size"], longest_edge=2.0**24)}},
+            (),
+        ),
         (BOTH, {"image_processor": images | {"image_mean": [0.48, 0.46, 0.41]}}, ("image_mean",)),
         (BOTH, {"image_processor": images | {"image_std": [0.4] * 3}}, ("image_std",)),
-        (BOTH, {"image_processor": older | {"max_pixels": 10**6}}, ("longest_edge: 1000000",)),
+        (BOTH, {"image_processor": older | {"max_pixels": 10**6}}, ("'longest_edge': 1000000",)),
         (BOTH, {"video_processor": videos | {"fps": 4}}, ("fps 4.0 and 2.0",)),
     )
     for number, (file, given, told) in enumerate(cases):

@@ -109,6 +109,8 @@ def test_an_argument_that_the_template_writes_and_nothing_gives_is_refused(tmp_p
     [
         ("\n\n{% if %}", r"is no Jinja: line 3: Expected an expression"),
         ("\n{{ ''.__class__.__mro__ }}", r"cannot be rendered: line 2: access to attribute"),
+        ("\n{% include 'other.jinja' %}", r"cannot be rendered: line 2: no loader"),
+        ("\n{{ 1 / 0 }}", r"cannot be rendered: line 2: division by zero"),
         ("{% for i in range(9**9) %}{% endfor %}", r"cannot be rendered: line 1: Range too big"),
         (
             "\n" + 2 * "{% for i in range(99999) %}" + 2 * "{% endfor %}",
@@ -126,6 +128,19 @@ def test_a_template_that_no_chat_can_be_rendered_by_is_told_once_with_its_line(
     assert finding.rule == "model-does-not-load"
     assert f"{tmp_path / 'chat_template.jinja'}: the chat template" in finding.message
     assert told in finding.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ raise_exception('no') }}",  # by its own words
+        "{{ messages[0].name.strip() }}",  # rows may have it
+        "{% if messages[0].content is string %}{{ 1 / 0 }}{% endif %}" + TEMPLATES["qwen2_5"],
+        "{% if messages[0].role != 'system' %}{{ 1 / 0 }}{% endif %}" + TEMPLATES["qwen2_5"],
+    ],
+)
+def test_a_template_that_other_chats_can_be_rendered_by_is_taken(text: str, tmp_path: Path) -> None:
+    assert chosen(text, tmp_path) == text
 
 
 @pytest.mark.parametrize(

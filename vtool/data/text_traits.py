@@ -93,7 +93,7 @@ def _has_half_a_thought(row: Row, _: object, turns: Sequence[Turn]) -> bool:
     """
     for turn in turns:
         said = "".join(texts_of(row.messages[turn.message])).lstrip()
-        opened = "<think>" in turn.opening or "<think>" in said
+        opened = "<think>" in turn.opening + turn.text  # the template may write it
         if "</think>" not in said and said.startswith("<think>"):
             return True
         if not opened and _CLOSES.search(said):

@@ -155,22 +155,30 @@ def _check_rendered(template: str, where: str, given: Mapping[str, Any]) -> None
         given: the arguments, and the special tokens.
     """
     rendering, missing = LimitedRendering(template), list[str]()
-    try:
-        rendering.render(messages=[_ASKS, _ANSWERS, _ASKS], tools=None, documents=None, **given)
-        # Jinja writes nothing there
-        missing = [name for name in rendering.unknown if not name.endswith("_token")]
-    except (TemplateSyntaxError, SecurityError, OverflowError, TooCostly) as error:
-        is_jinja = not isinstance(error, TemplateSyntaxError)
-        what = "cannot be rendered" if is_jinja else "is no Jinja"
-        line = "" if isinstance(error, TooCostly) else f"line {rendering.line}: "
-        help = "take the published template, or name another: data.chat_template=FILE"
-        message = f"{where}: the chat template {what}: {line}{first_line(error)}"
-        raise _no_template(message, help) from error
-    except UndefinedError as error:
-        missing = re.findall(r"^'(\w+)' is undefined$", str(error))
-        missing = [name for name in missing if name in read_names(template) - _GIVEN]
-    except Exception:  # each row will say it
-        return
+    refusals = set[str]()
+    for chat in _in_shapes([_ASKS, _ANSWERS, _ASKS]):
+        what = "cannot be rendered"
+        try:
+            rendering.render(messages=chat, tools=None, documents=None, **given)
+        except (TemplateSyntaxError, SecurityError, OverflowError, TooCostly) as error:
+            if isinstance(error, TemplateSyntaxError):
+                what = "is no Jinja"
+            raise _of_template(where, what, error, rendering.line) from error
+        except UndefinedError as error:
+            found = re.findall(r"^'(\w+)' is undefined$", str(error))
+            missing += [name for name in found if name in read_names(template) - _GIVEN]
+            break  # else each row will say it
+        except TemplateError:  # by its own words: it takes other chats
+            return
+        except Exception as error:
+            last, line = error, rendering.line
+            refusals.add(f"{line} {error}")
+        else:  # Jinja writes nothing there
+            missing += [name for name in rendering.unknown if not name.endswith("_token")]
+            break
+    else:
+        if len(refusals) == 1:  # whatever the chat
+            raise _of_template(where, what, last, line) from last
     if missing:
         written = ", ".join(f"{name}: …" for name in missing)
         raise Findings(
@@ -183,6 +191,20 @@ def _check_rendered(template: str, where: str, given: Mapping[str, Any]) -> None
         )
 
 
+def _in_shapes(chat: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Yield a chat as texts, as parts, and with a system's message and pictures."""
+    parts = [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in chat]
+    system = {**parts[0], "role": "system"}
+    shown = {**parts[0], "content": [{"type": "image"}, *parts[0]["content"]]}
+    yield from (chat, parts, [{**chat[0], "role": "system"}, *chat], [system, shown, *parts[1:]])
+
+
+def _of_template(where: str, what: str, error: Exception, line: int | None) -> Findings:
+    at = "" if line is None or isinstance(error, TooCostly) else f"line {line}: "
+    help = "take the published template, or name another: data.chat_template=FILE"
+    return _no_template(f"{where}: the chat template {what}: {at}{first_line(error)}", help)
+
+
 def _as_texts(
     template: str, special: Mapping[str, Any], arguments: Mapping[str, Any]
 ) -> Iterator[Diagnostic]:
@@ -192,16 +214,13 @@ def _as_texts(
     compares with a text, is not.
     """
     shown = {**_ASKS, "content": [{"type": "image"}, {"type": "video"}]}
-    chats = [[_ASKS], [_ASKS, _ANSWERS], [_ASKS, _THINKS, _ASKS, _THINKS], [shown]]
-    in_parts = [
-        [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in chat]
-        for chat in chats[:-1]
-    ]
+    chats = [[_ASKS], [_ASKS, _ANSWERS], [_ASKS, _THINKS, _ASKS, _THINKS]]
+    chats = [shape for chat in chats for shape in _in_shapes(chat)]
     rendering = LimitedRendering(template)
 
     def written(name: str, value: Any) -> list[str]:
         texts = []
-        for chat in (*chats, *in_parts):
+        for chat in (*chats, [shown]):
             given = {**special, **arguments, name: value, "tools": None, "documents": None}
             try:
                 texts += [rendering.render(messages=chat, add_generation_prompt=True, **given)]

@@ -125,15 +125,13 @@ def _differing(
 
 
 def _differences(one: _Settings, two: _Settings) -> str:
-    pairs = {name: (one[name], two.get(name)) for name in sorted(one)}
+    pairs = {name: (_plain(one[name]), _plain(two.get(name))) for name in sorted(one)}
     return ", ".join(
-        f"{name} {_shown(first)} and {_shown(second)}"
-        for name, (first, second) in pairs.items()
-        if _shown(first) != _shown(second)
+        f"{name} {first} and {second}" for name, (first, second) in pairs.items() if first != second
     )
 
 
-def _shown(value: Any) -> str:
+def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{name}: {each}' for name, each in value.items() if each)}}}"
-    return str([*value]) if isinstance(value, list | tuple) else str(value)
+        return {name: each for name, each in sorted(value.items()) if each is not None}
+    return [*value] if isinstance(value, list | tuple) else value
