@@ -58,7 +58,8 @@ def choose_template(tokenizer: Any, folder: Path, settings: Data | None) -> None
         given = files.get(TEMPLATE_JSON, given)
     text = _chosen(given, asked, folder)
     where = f"data.chat_template={asked}" if asked else str(folder / next(iter(files), TEMPLATE))
-    arguments = settings.template_arguments if settings else {}
+    if arguments := settings.template_arguments if settings else {}:
+        where = f"{where}, with data.template_arguments"
     special = tokenizer.special_tokens_map
     _check_rendered(text, where, {**special, **arguments})
     tokenizer.chat_template = with_arguments(text, arguments) if arguments else text
