@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vtool.contents import Content, small_file, stand_in
+from vtool.words import first_line
 
 MODEL_CONFIG = "config.json"
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -76,6 +77,17 @@ class ModelFolder:
         except (OSError, ValueError, RecursionError):
             return None
         return found if isinstance(found, dict) else None
+
+    def unreadable(self, *names: str) -> str | None:
+        """Return which of these files, where it is there, has no JSON object, and why not."""
+        for name in filter(self.has, names):
+            try:
+                found = self.read(name)
+            except (OSError, ValueError, RecursionError) as error:
+                return f"{name} cannot be read: {first_line(error)}"
+            if not isinstance(found, dict):
+                return f"{name} has no object of settings"
+        return None
 
     @cached_property
     def config(self) -> Mapping[str, Any]:

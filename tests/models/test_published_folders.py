@@ -282,6 +282,7 @@ def test_processor_files_that_differ_are_told_with_the_one_that_counts(
         (BOTH, {"image_processor": images | {"image_std": [0.4] * 3}}, ("image_std",)),
         (BOTH, {"image_processor": older | {"max_pixels": 10**6}}, ("'longest_edge': 1000000",)),
         (BOTH, {"video_processor": videos | {"fps": 4}}, ("fps 4.0 and 2.0",)),
+        (BOTH, {"image_mean": [0.5] * 3}, ()),
     )
     for number, (file, given, told) in enumerate(cases):
         notes = notes_of(published, folder := tmp_path / str(number), (file, given))
@@ -293,6 +294,10 @@ def test_processor_files_that_differ_are_told_with_the_one_that_counts(
             taken = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
             wanted = given["image_processor"]["image_mean"]
             assert list(taken.image_mean) == wanted
+    (note,) = notes_of(published, tmp_path / "flat", (BOTH, {"image_mean": [0.4] * 3}))
+    assert f"{IMAGES}, which counts, and {BOTH} have image_mean [0.5, 0.5, 0.5]" in note.message
+    taken = transformers.AutoImageProcessor.from_pretrained(tmp_path / "flat", backend="pil")
+    assert list(taken.image_mean) == [0.5] * 3
     (note,) = notes_of(published, tmp_path / "x", (VIDEOS, {"image_std": [0.2] * 3}))
     assert note.rule == "processor-files-differ"
     assert "image_std [0.5, 0.5, 0.5] and [0.2, 0.2, 0.2]" in note.message
@@ -315,3 +320,15 @@ def test_a_generation_config_without_ends_that_are_tokens_is_refused(
     (finding,) = caught.value.diagnostics
     assert finding.rule == "model-does-not-load"
     assert "generation_config.json" in finding.message or "eos_token_id" in finding.message
+
+
+@pytest.mark.parametrize("name", [VIDEOS, BOTH])
+@pytest.mark.parametrize("text", ["{", "[]", ""])
+def test_a_processor_file_without_settings_is_refused(
+    name: str, text: str, published: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(published, folder := tmp_path / "model")
+    (folder / name).write_text(text)
+    with pytest.raises(Findings, match=name) as caught:
+        load_processor(folder, "qwen3_vl")
+    assert caught.value.diagnostics[0].rule == "model-does-not-load"

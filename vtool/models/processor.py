@@ -21,6 +21,7 @@ from vtool.model_folder import (
     PROCESSOR_FILES,
     TEMPLATE_JSON,
     TOKENIZER,
+    VIDEO_SETTINGS_FILE,
     ModelFolder,
 )
 from vtool.models.backends import choose_backend, record_backend
@@ -198,6 +199,10 @@ def load_processor(
         " or ".join(names) for names in wanted if not ModelFolder(folder).has(*names)
     ]:
         raise Findings(_unusable(folder, f"there is no {', and no '.join(absent)}"))
+    broken = ModelFolder(config_of or folder).unreadable(GENERATION)
+    broken = broken or ModelFolder(folder).unreadable(PROCESSOR_FILES[1], VIDEO_SETTINGS_FILE)
+    if broken:
+        raise Findings(_unusable(folder, *(ModelFolder(folder).stand_in() or (broken,))))
     if beyond := beyond_any_model(config_of or folder):
         raise Findings(_unusable(folder, beyond))
     backend = choose_backend((image or Image()).backend, folder)
@@ -235,10 +240,11 @@ def load_processor(
     if ids.end is None:
         what = "the tokenizer names no eos_token, which ends an answer (tokenizer_config.json)"
         raise Findings(_unusable(folder, what))
-    stops = stop_ids(config, config_of or folder, tokenizer)
+    listed = (ModelFolder(config_of or folder).settings(GENERATION) or {}).get("eos_token_id")
+    stops = stop_ids(config, listed, tokenizer)
     named = [*asdict(ids).items(), *(("eos_token_id", token) for token in stops)]
     if strange := [
-        f"{name} {token}"
+        f"{name} {token!r:.80}"
         for name, token in named
         if token is not None and not _is_token(tokenizer, token)
     ]:
@@ -257,7 +263,7 @@ def load_processor(
             form=form,
             stops=tuple(dict.fromkeys((ids.end, *stops))),
             notes=(
-                *_end_not_listed(config_of or folder, tokenizer, ids.end),
+                *_end_not_listed(config_of or folder, listed, tokenizer, ids.end),
                 *spelt_marks(form, folder),
                 *learnt_role(form, folder),
                 *differing_marks(tokenizer, form, folder),
@@ -303,43 +309,25 @@ def _does_not_encode(tokenizer: Any) -> str | None:
     return None
 
 
-def stop_ids(config: Any, folder: Path, tokenizer: Any) -> list[int]:
-    """Return the ids at which inference with a model's folder stops.
+def stop_ids(config: Any, listed: Any, tokenizer: Any) -> list[int]:
+    """Return the ids at which inference stops.
 
-    Raises:
-        Findings: `model-does-not-load`, where generation_config.json cannot be read.
+    Args:
+        config: of the model, as transformers reads it.
+        listed: the eos_token_id of generation_config.json; None for none.
+        tokenizer: the model's.
     """
-    written = _listed_ends(folder)
-    found = written if isinstance(written, list) else [written]
-    if strange := [end for end in found if type(end) is not int and written is not None]:
-        what = f"{GENERATION} has eos_token_id {written!r:.80}, and {strange[0]!r:.40} is no id"
-        raise Findings(_unusable(folder, what))
-    if written is None:
+    found = listed if isinstance(listed, list) else [listed]
+    if listed is None:
         # transformers and vLLM then take the config's, which may be its class's own default
         texts = (config, config.get_text_config())
         ends = (getattr(one, "eos_token_id", None) for one in texts)
         found = [end for end in ends if isinstance(end, int) and _is_token(tokenizer, end)]
-    return [token for token in (tokenizer.eos_token_id, *found) if isinstance(token, int)]
+    return [token for token in (tokenizer.eos_token_id, *found) if token is not None]
 
 
-def _listed_ends(folder: Path) -> Any:
-    own = ModelFolder(folder)
-    if not own.has(GENERATION):
-        return None
-    try:
-        return own.read(GENERATION).get("eos_token_id")
-    except (OSError, ValueError, RecursionError, AttributeError) as error:
-        what = "it is no object" if isinstance(error, AttributeError) else first_line(error)
-        message = (
-            f"{GENERATION} cannot be read: {what}; transformers and servers that go on without it"
-            " may stop at other tokens"
-        )
-        raise Findings(_unusable(folder, message)) from error
-
-
-def _end_not_listed(folder: Path, tokenizer: Any, end: int) -> tuple[Diagnostic, ...]:
+def _end_not_listed(folder: Path, listed: Any, tokenizer: Any, end: int) -> tuple[Diagnostic, ...]:
     """Return a warning where an answer's end is no end by generation_config.json."""
-    listed = _listed_ends(folder)
     if listed is None or end in (listed if isinstance(listed, list) else [listed]):
         return ()
     message = (
@@ -357,7 +345,7 @@ def _is_small(file: Path) -> bool:
 
 def _is_token(tokenizer: Any, token: Any) -> bool:
     try:
-        return tokenizer.convert_ids_to_tokens(token) is not None
+        return type(token) is int and tokenizer.convert_ids_to_tokens(token) is not None
     except (OverflowError, TypeError):
         return False
 

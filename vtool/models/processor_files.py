@@ -47,8 +47,14 @@ def processor_notes(
 
     yield from _differing(folder, folder.image_settings, of_images)
     yield from _differing(folder, folder.video_settings, of_videos)
+    image = of_images(folder.image_processor or {})
+    both = folder.settings(PROCESSOR_FILES[1]) or {}
+    if "image_processor" not in both:  # what stands beside that key is read by nobody
+        flat = {name: both[name] for name in _OF_IMAGES if name in both}
+        if found := _differences({name: image[name] for name in flat}, flat):
+            used, other = PROCESSOR_FILES
+            yield _differ(folder, f"{used}, which counts, and {other} have {found}", other)
     for file, given in [*folder.video_settings.items()][:1]:
-        image = of_images(folder.image_processor or {})
         said = {name for name in _OF_THE_TOWER if given.get(name) is not None}
         if found := _differences(
             {name: image[name] for name in said}, {name: given[name] for name in said}
@@ -119,9 +125,13 @@ def _differing(
     except (TypeError, ValueError, KeyError) as error:
         found = f"settings that cannot be read in {other} ({first_line(error)})"
     if found:
-        message = f"{folder.path}: {used}, which counts, and {other} have {found}"
-        help = f"remove {other}, or write the same into both; older releases read it alone"
-        yield Diagnostic("processor-files-differ", message, help, parameter="model.path")
+        yield _differ(folder, f"{used}, which counts, and {other} have {found}", other)
+
+
+def _differ(folder: ModelFolder, what: str, other: str) -> Diagnostic:
+    help = f"take out of {other} what is not meant, or write the same into both"
+    message = f"{folder.path}: {what}"
+    return Diagnostic("processor-files-differ", message, help, parameter="model.path")
 
 
 def _differences(one: _Settings, two: _Settings) -> str:
