@@ -199,12 +199,12 @@ def load_processor(
         " or ".join(names) for names in wanted if not ModelFolder(folder).has(*names)
     ]:
         raise Findings(_unusable(folder, f"there is no {', and no '.join(absent)}"))
-    broken = ModelFolder(config_of or folder).unreadable(GENERATION)
-    broken = broken or ModelFolder(folder).unreadable(PROCESSOR_FILES[1], VIDEO_SETTINGS_FILE)
-    if broken:
-        raise Findings(_unusable(folder, *(ModelFolder(folder).stand_in() or (broken,))))
-    if beyond := beyond_any_model(config_of or folder):
-        raise Findings(_unusable(folder, beyond))
+    if wrong := (
+        ModelFolder(config_of or folder).unreadable(GENERATION)
+        or ModelFolder(folder).unreadable(PROCESSOR_FILES[1], VIDEO_SETTINGS_FILE)
+        or beyond_any_model(config_of or folder)
+    ):
+        raise Findings(_unusable(folder, *(ModelFolder(folder).stand_in() or (wrong,))))
     backend = choose_backend((image or Image()).backend, folder)
     images = known.image_processor_class(backend)
     try:
