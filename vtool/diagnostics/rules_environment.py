@@ -232,34 +232,6 @@ RULES = (
         fix="Write true or false without quotes.",
     ),
     Rule(
-        name="processor-class-differs",
-        code="VT677",
-        summary="The files of a model name a processor's class that is not its family's.",
-        why=(
-            "vtool takes the family's class. transformers' Auto classes, and servers with them,"
-            " take the named one where there is one: other pixels, or other tokens."
-        ),
-        bad='"image_processor_type": "CLIPImageProcessor" in the folder of a Qwen3-VL',
-        good='"image_processor_type": "Qwen2VLImageProcessorFast", as it is published',
-        fix="Take the file of the published folder.",
-        severity="warning",
-        stage="quality",
-    ),
-    Rule(
-        name="processor-files-differ",
-        code="VT678",
-        summary="Two processor files of a model have other settings.",
-        why=(
-            "One of them counts for transformers and vtool, and an older release or another reader"
-            " may take the other: images then have other sizes or values than in training."
-        ),
-        bad="image_mean 0.5 in processor_config.json, and 0.48 in preprocessor_config.json",
-        good="one of the two files, or the same settings in both",
-        fix="Remove the one that is not meant.",
-        severity="warning",
-        stage="quality",
-    ),
-    Rule(
         name="weights-left-out",
         code="VT675",
         summary="Weights of the model's folder are neither trained nor exported.",
