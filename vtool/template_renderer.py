@@ -37,6 +37,8 @@ class LimitedRendering:
         self.template, self.row = template, row or RowTime()
         self.unknown: list[str] = []
         """Names that were to be written, and that no argument gave."""
+        self.line: int | None = None
+        """The line of the template at which it was last stopped, or raised something."""
 
     def render(self, **values: Any) -> str:
         """Return the text that the template writes of a chat; raise as `render_chats`."""
@@ -57,7 +59,9 @@ class LimitedRendering:
             "seconds": min(_SECONDS, left),
             "most": LARGEST_VALUE,
         }
-        if left > 0 and (answer := limited_child(_CHILD).ask(request)) is not None:
+        answer = limited_child(_CHILD).ask(request) if left > 0 else None
+        self.line = (answer or {}).get("line")
+        if answer is not None and "late" not in answer:
             if "raised" in answer:
                 raise _raised(answer["raised"], answer["arguments"])
             self.row.seconds += answer["seconds"]
@@ -69,7 +73,8 @@ class LimitedRendering:
                 "it is rendered for each answer, and takes more than"
                 f" {SECONDS_OF_ROW:g} seconds in all"
             )
-        raise TooCostly(f"it runs for more than {_SECONDS:g} seconds")
+        at = f", in its line {self.line}" if self.line else ""
+        raise TooCostly(f"it runs for more than {_SECONDS:g} seconds{at}")
 
 
 def _raised(name: str, arguments: list[Any]) -> Exception:

@@ -40,7 +40,9 @@ def test_image_tokens_are_as_many_as_features(tmp_path: Path) -> None:
     )
     sample = rows.sample(0)
     assert "image_grid_thw" in sample.visuals.inputs
-    assert sample.visuals.inputs["image_grid_thw"].tolist() == [[1, 4, 8]]  # 56 × 112 pixels in patches of 14
+    assert sample.visuals.inputs["image_grid_thw"].tolist() == [
+        [1, 4, 8]
+    ]  # 56 × 112 pixels in patches of 14
     assert "pixel_values" in sample.visuals.inputs
     assert sample.visuals.inputs["pixel_values"].shape == (32, 3 * 2 * 14 * 14)
     # four patches are merged into one token

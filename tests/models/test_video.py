@@ -235,7 +235,8 @@ def test_transformers_own_processors_give_the_same(tmp_path: Path) -> None:
             rows, processor = rows_of(tmp_path, name)
             if capped:  # only a folder can ask for it
                 processor = replace(
-                    processor, video_processor=replace(processor.video, capped_tokens=3, max_pixels=8192)
+                    processor,
+                    video_processor=replace(processor.video, capped_tokens=3, max_pixels=8192),
                 )
                 rows = replace(rows, processor=processor)
             folder = tmp_path / f"{name}-{capped}"

@@ -283,7 +283,11 @@ def test_vllm_resizes_images_as_vtool_does_but_for_rounding(
 ) -> None:
     resized, answers, _ = served
     furthest = max(
-        float((torch.tensor(answer["pixel_values"]) - one.prompt.visuals.inputs["pixel_values"]).abs().max())
+        float(
+            (torch.tensor(answer["pixel_values"]) - one.prompt.visuals.inputs["pixel_values"])
+            .abs()
+            .max()
+        )
         for one, answer in zip(asked, answers, strict=True)
         if "pixel_values" in one.prompt.visuals.inputs
     )

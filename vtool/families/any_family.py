@@ -24,7 +24,7 @@ _MERGERS = ("merger", "merger_list", "deepstack_merger_list")
 _IMAGE_TOKEN = ("image_token_id", "image_token_index")
 _VIDEO_TOKEN = ("video_token_id", "video_token_index")
 _LAYERS, _FEW = ("num_hidden_layers", "depth"), 2
-_NO_TOKEN = -1
+NO_TOKEN = -1
 """The id of a token that a model has not."""
 
 
@@ -51,8 +51,8 @@ class AnyFamily(Family):
         return TokenIds(
             image=_first(config, _IMAGE_TOKEN),
             video=_first(config, _VIDEO_TOKEN),
-            vision_start=_NO_TOKEN,
-            vision_end=_NO_TOKEN,
+            vision_start=NO_TOKEN,
+            vision_end=NO_TOKEN,
             end=tokenizer.eos_token_id,
             pad=pad if pad is not None else tokenizer.eos_token_id,
         )
@@ -183,4 +183,4 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 def _first(config: Any, names: tuple[str, ...]) -> int:
     found = (getattr(config, name, None) for name in names)
-    return next((one for one in found if isinstance(one, int)), _NO_TOKEN)
+    return next((one for one in found if isinstance(one, int)), NO_TOKEN)
