@@ -78,7 +78,7 @@ def test_a_tower_that_computes_nan_reaches_nothing(name: str, recomputed: bool) 
     with torch.no_grad():
         visual.patch_embed.proj.weight.flatten()[0] = math.inf  # inf · 0, and all behind it is NaN
         visual.blocks[1].norm1.weight[0] = math.nan
-    pixels, grid = load_family(name).smallest_image(model, CPU)
+    pixels, grid = load_family(name).smallest_image(model, CPU).values()
     assert not all(
         term.isfinite().all()
         for term in load_family(name).features(visual_output(model, pixels, grid))
@@ -93,7 +93,7 @@ def visual_output(model: Any, pixels: Tensor, grid: Tensor) -> Any:
 def test_a_sum_times_zero_would_not_do() -> None:
     """The control: what the tests above catch."""
     model = tiny_model("qwen3_vl")
-    pixels, grid = load_family("qwen3_vl").smallest_image(model, CPU)
+    pixels, grid = load_family("qwen3_vl").smallest_image(model, CPU).values()
 
     def times_zero(_module: nn.Module, _inputs: Any, embedded: Tensor) -> Tensor:
         return embedded + 0.0 * visual_output(model, pixels, grid).pooler_output[0].sum()
@@ -115,7 +115,7 @@ def test_the_weights_of_a_sum_that_is_cut_off_alone_would_still_get_nan() -> Non
     visual = model.model.visual
     with torch.no_grad():
         visual.blocks[1].mlp.down_proj.weight[0, 0] = math.inf
-    pixels, grid = load_family("qwen2_5_vl").smallest_image(model, CPU)
+    pixels, grid = load_family("qwen2_5_vl").smallest_image(model, CPU).values()
     (feature,) = visual_output(model, pixels, grid).pooler_output
     feature.backward(torch.zeros_like(feature))
     assert any(not parameter.grad.isfinite().all() for parameter in visual.parameters())
@@ -174,7 +174,7 @@ def test_the_smallest_image_is_of_the_towers_own_patches(name: str) -> None:
     config = load_family(name).random_config("tiny", VOCABULARY, IDS)
     config.vision_config.patch_size, config.vision_config.temporal_patch_size = 6, 4
     model = AutoModelForImageTextToText.from_config(config).train()
-    pixels, grid = load_family(name).smallest_image(model, CPU)
+    pixels, grid = load_family(name).smallest_image(model, CPU).values()
     assert pixels.shape == (4, 3 * 4 * 6 * 6)
     assert {
         len(term) for term in load_family(name).features(visual_output(model, pixels, grid))

@@ -50,7 +50,7 @@ def no_tower(_: Any) -> Any:
 
 def times_zero(_: Any) -> Any:
     def dummy_visual(family: Any, model: Any, device: torch.device, _index: Any) -> Tensor:
-        pixels, grid = family.smallest_image(model, device)
+        pixels, grid = family.smallest_image(model, device).values()
         output = model.model.get_image_features(pixels, grid, return_dict=True)
         return torch.stack([0.0 * term.mean() for term in family.features(output)]).sum()
 

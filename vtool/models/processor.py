@@ -209,48 +209,10 @@ def load_processor(
         Findings: `model-does-not-load`, where a part of it is missing or cannot be read;
             `pixels-destroyed`, `processor-backend-missing`, `template-argument-unread`.
     """
-    from transformers import AutoConfig, AutoTokenizer
-
     known = load_family(family_name)
-    wanted = (
-        (TOKENIZER, "vocab.json", "tokenizer.model"),
-        PROCESSOR_FILES,
-    )
-    absent = [] if ModelFolder(config_of or folder).has(MODEL_CONFIG) else [MODEL_CONFIG]
-    if absent := absent + [
-        " or ".join(names) for names in wanted if not ModelFolder(folder).has(*names)
-    ]:
-        raise Findings(_unusable(folder, f"there is no {', and no '.join(absent)}"))
-    if wrong := (
-        ModelFolder(config_of or folder).unreadable(GENERATION)
-        or ModelFolder(folder).unreadable(PROCESSOR_FILES[1], VIDEO_SETTINGS_FILE)
-        or beyond_any_model(config_of or folder)
-    ):
-        raise Findings(_unusable(folder, *(ModelFolder(folder).stand_in() or (wrong,))))
-    backend = choose_backend((image or Image()).backend, folder)
-    whole = videos = None
-    try:
-        config = AutoConfig.from_pretrained(
-            config_of or folder, local_files_only=True, trust_remote_code=False
-        )
-        with _printed_as_errors():
-            tokenizer = AutoTokenizer.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            )
-        if known.facts.is_learnt:
-            opened = open_processor(folder, tokenizer, backend)
-            image_processor = opened.image_processor
-        else:
-            images = known.image_processor_class(backend)
-            image_processor = images.from_pretrained(folder, local_files_only=True)
-            videos = video_processor(known, ModelFolder(folder).video_processor, backend)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # each reader raises what its file format raises; some panic
-        what = "the tokenizer, the image processor or the video processor cannot be read"
-        if found := ModelFolder(folder).stand_in():
-            raise Findings(_unusable(folder, found[0], found[1])) from error
-        raise Findings(_unusable(folder, f"{what}: {first_line(error)}")) from error
+    backend, parts = _opened_parts(folder, known, image or Image(), config_of)
+    config, tokenizer, image_processor, videos, opened = parts
+    whole = None
     if (times := text_growth(tokenizer)) > MOST:
         raise Findings(
             _unusable(
@@ -260,9 +222,13 @@ def load_processor(
     if why := _does_not_encode(tokenizer):
         raise Findings(_unusable(folder, f"the tokenizer fails at a text: {why}"))
     choose_template(tokenizer, folder, data)
-    if known.facts.is_learnt:
+    if opened is not None:
         whole = learn_processor(known, opened, config, folder)
-    elif destroyed := check_pixels(image_processor, images(**asdict(known.facts.patches)), folder):
+    elif destroyed := check_pixels(
+        image_processor,
+        known.image_processor_class(backend)(**asdict(known.facts.patches)),
+        folder,
+    ):
         raise Findings(destroyed)
     ids, form = known.token_ids(config, tokenizer), find_form(tokenizer)
     if ids.end is None:
@@ -318,6 +284,59 @@ def load_processor(
         image or Image(),
         video or Video(),
     )
+
+
+def _opened_parts(
+    folder: Path, known: Family, image: Image, config_of: Path | None
+) -> tuple[str, tuple[Any, Any, Any, VideoProcessor | None, Any]]:
+    """Open a folder's files by transformers.
+
+    Returns:
+        The backend of images; the model's config, the tokenizer, the image and the video processor,
+        and transformers' own processor, of a family whose images it encodes.
+
+    Raises:
+        Findings: `model-does-not-load`, `processor-backend-missing`.
+    """
+    from transformers import AutoConfig, AutoTokenizer
+
+    wanted = (
+        (TOKENIZER, "vocab.json", "tokenizer.model"),
+        PROCESSOR_FILES,
+    )
+    absent = [] if ModelFolder(config_of or folder).has(MODEL_CONFIG) else [MODEL_CONFIG]
+    if absent := absent + [
+        " or ".join(names) for names in wanted if not ModelFolder(folder).has(*names)
+    ]:
+        raise Findings(_unusable(folder, f"there is no {', and no '.join(absent)}"))
+    if wrong := (
+        ModelFolder(config_of or folder).unreadable(GENERATION)
+        or ModelFolder(folder).unreadable(PROCESSOR_FILES[1], VIDEO_SETTINGS_FILE)
+        or beyond_any_model(config_of or folder)
+    ):
+        raise Findings(_unusable(folder, *(ModelFolder(folder).stand_in() or (wrong,))))
+    backend = choose_backend(image.backend, folder)
+    try:
+        config = AutoConfig.from_pretrained(
+            config_of or folder, local_files_only=True, trust_remote_code=False
+        )
+        with _printed_as_errors():
+            tokenizer = AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
+        if known.facts.is_learnt:
+            opened = open_processor(folder, tokenizer, backend)
+            return backend, (config, tokenizer, opened.image_processor, None, opened)
+        images = known.image_processor_class(backend).from_pretrained(folder, local_files_only=True)
+        videos = video_processor(known, ModelFolder(folder).video_processor, backend)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # each reader raises what its file format raises; some panic
+        what = "the tokenizer, the image processor or the video processor cannot be read"
+        if found := ModelFolder(folder).stand_in():
+            raise Findings(_unusable(folder, found[0], found[1])) from error
+        raise Findings(_unusable(folder, f"{what}: {first_line(error)}")) from error
+    return backend, (config, tokenizer, images, videos, None)
 
 
 @contextmanager

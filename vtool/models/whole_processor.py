@@ -396,11 +396,11 @@ def _padded_cat(values: Sequence[Tensor], axis: int) -> Tensor:
     filled = []
     for one in values:
         shape = [one.shape[axis] if place == axis else size for place, size in enumerate(largest)]
+        whole = one
         if list(one.shape) != shape:
             whole = one.new_zeros(shape)
             whole[tuple(slice(0, size) for size in one.shape)] = one
-            one = whole
-        filled.append(one)
+        filled.append(whole)
     return torch.cat(filled, axis) if len(filled) > 1 else filled[0]
 
 

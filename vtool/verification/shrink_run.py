@@ -50,6 +50,24 @@ def shrink_run(run: Run) -> SmallRun:
     if run.data.micro_batch_size == "auto":
         update["data"] = run.data.model_copy(update={"micro_batch_size": 2})
         changes.append("data.micro_batch_size auto → 2")
+    update |= _shrink_model(run, changes)
+    if run.train.source is not None:
+        changes.append(f"train.from {run.train.source} → random weights")
+    if run.device.kind in ("cuda", "npu"):
+        not_asked["device.kind"] = (
+            f"it is {run.device.kind}, and --live is on the CPU; vtool train asks before its first"
+            " step"
+        )
+        if getattr(engine, "cpu_offload", False):
+            not_asked["engine.cpu_offload"] = (
+                "on the CPU, where --live is, there is nowhere to offload to"
+            )
+    return SmallRun(run.model_copy(update=update), processes, tuple(changes), not_asked)
+
+
+def _shrink_model(run: Run, changes: list[str]) -> dict[str, Any]:
+    """Return the settings of a small model, and of adapters on it."""
+    update: dict[str, Any] = {}
     learnt = facts_of(run.model.family).is_learnt
     if run.model.path is not None and learnt:
         changes.append(f"{run.model.path} → its config.json with fewer layers, random weights")
@@ -75,18 +93,7 @@ def shrink_run(run: Run) -> SmallRun:
             changes.append(f"model.gradient_checkpointing {asked} → {here}")
             model = update.get("model", run.model)
             update["model"] = model.model_copy(update={"gradient_checkpointing": here})
-    if run.train.source is not None:
-        changes.append(f"train.from {run.train.source} → random weights")
-    if run.device.kind in ("cuda", "npu"):
-        not_asked["device.kind"] = (
-            f"it is {run.device.kind}, and --live is on the CPU; vtool train asks before its first"
-            " step"
-        )
-        if getattr(engine, "cpu_offload", False):
-            not_asked["engine.cpu_offload"] = (
-                "on the CPU, where --live is, there is nowhere to offload to"
-            )
-    return SmallRun(run.model_copy(update=update), processes, tuple(changes), not_asked)
+    return update
 
 
 def _move_adapters(lora: Lora, changes: list[str]) -> Lora:

@@ -48,7 +48,7 @@ class Vocabulary:
             part: token if token is None or token < 0 else int(self.ids(torch.tensor(token)))
             for part, token in asdict(processor.ids).items()
         }
-        ids = TokenIds(**given)  # type: ignore[arg-type]
+        ids = TokenIds(**given)
         return replace(processor, ids=ids, vocabulary=len(self))
 
     def ids(self, tokens: Tensor) -> Tensor:

@@ -39,18 +39,18 @@ def _problem(folder: Path, family: str) -> tuple[str | None, str | None]:
     except (OSError, ValueError, RecursionError) as error:
         return f"has a config.json that cannot be read: {error}", None
     found = config.get("model_type") if isinstance(config, dict) else None
-    if found == family and family in FAMILIES:
-        return _problem_of_own(config), None
     if found == family:
-        return (f"is {own}" if (own := quantized_already(config)) else None), None
+        return _problem_of_own(config, family), None
     if found is None:
         return "has a config.json without a model_type", None
     other = f"but model.family is {family}" if is_trained(found) else _NO_CLASS
     return f"is a model of type {found}, {other}", str(found)
 
 
-def _problem_of_own(config: dict[str, Any]) -> str | None:
+def _problem_of_own(config: dict[str, Any], family: str) -> str | None:
     """Return why a model of the right family cannot be trained."""
+    if facts_of(family).is_learnt:  # its class reads what it likes
+        return f"is {quantized}" if (quantized := quantized_already(config)) else None
     if not isinstance(config.get("vision_config"), dict):
         return (
             "has a config.json without a vision_config: transformers would make up a tower of its"
