@@ -17,9 +17,9 @@ _LEAST = 0.6
 """The share of a command's options that a trainer must know, whose file it seems to start."""
 _MOST_NAMED = 3
 ANOTHER_FAMILY = (
-    "vtool trains image-text-to-text models of transformers: of any other, `vtool watch --"
-    " python train.py` shows what its trainer teaches it, and `vtool load-check FOLDER` whether its weights"
-    " land"
+    "vtool trains image-text-to-text models of transformers: of any other, `vtool watch -- python"
+    " train.py` shows what its trainer teaches it, and `vtool load-check FOLDER` whether its"
+    " weights land"
 )
 """Help for a family that vtool does not have."""
 NOT_RECIPES = frozenset({_WEIGHTS, *_SCRIPTS})

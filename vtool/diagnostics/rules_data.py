@@ -93,6 +93,16 @@ RULES = (
         stage="row",
     ),
     Rule(
+        name="video-not-trained",
+        code="VT683",
+        summary="A row has a video, and the model's family is trained on images alone.",
+        why="Videos of a type whose processor is learnt from its folder are not proved here.",
+        bad="a video in a row for a Gemma 3",
+        good="frames of it, as images",
+        fix="Write some of its frames as images, or remove the row.",
+        stage="row",
+    ),
+    Rule(
         name="broken-video",
         code="VT641",
         summary=(
