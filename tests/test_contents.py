@@ -117,7 +117,7 @@ def test_only_files_that_are_read_of_a_model_are_looked_at(tmp_path: Path) -> No
 
 def test_a_pipe_in_the_place_of_a_models_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.json")
-    with pytest.raises(ValueError, match="it is no file"):
+    with pytest.raises(OSError, match="it is no file"):
         small_file(tmp_path / "config.json")
     assert ModelFolder(tmp_path).config == {}
 

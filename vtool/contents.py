@@ -1,12 +1,15 @@
 """The content of a file by its first bytes, whatever its name says."""
 
+import errno
 import json
+import os
 import re
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from stat import S_ISDIR, S_ISREG
+from stat import S_ISREG
 from typing import Any
 
 HEAD = 4096
@@ -123,9 +126,7 @@ def content_of(given: Path | bytes) -> Content | None:
     if isinstance(given, bytes):
         return _content(given[:_LARGEST_ANSWER], len(given))
     try:
-        if not given.is_file():
-            return None
-        with given.open("rb") as file:
+        with open_regular(given) as file:
             size = given.stat().st_size
             return _content(file.read(_LARGEST_ANSWER if size <= _LARGEST_ANSWER else HEAD), size)
     except (OSError, ValueError):
@@ -252,16 +253,42 @@ def small_file(file: Path, most: int | None = None) -> bytes:
         most: the most bytes; None: `LARGEST_SMALL_FILE`.
 
     Raises:
-        ValueError: it has more bytes, and is not read.
-        OSError: it cannot be read.
+        OSError: it cannot be read, is no file, or has more bytes, and is not read.
     """
     most = LARGEST_SMALL_FILE if most is None else most
-    status = file.stat()
-    if not (S_ISREG(status.st_mode) or S_ISDIR(status.st_mode)):  # a pipe or a device may never end
-        raise ValueError("it is no file")
-    if status.st_size > most:
-        raise ValueError(f"it has {status.st_size:,} bytes; at most {most:,} are read")
-    return file.read_bytes()
+    with open_regular(file) as opened:
+        if (size := os.fstat(opened.fileno()).st_size) > most:
+            raise OSError(errno.EFBIG, f"it has {size:,} bytes; at most {most:,} are read")
+        return opened.read()
+
+
+def read_small_json(file: Path, most: int | None = None) -> Any:
+    """Return the value of a JSON file that nobody has large.
+
+    Raises:
+        OSError: as `small_file`.
+        ValueError: it is no JSON.
+    """
+    try:
+        return json.loads(small_file(file, most))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def open_regular(file: str | Path) -> BufferedReader:
+    """Open a file to read it; never a pipe or a device, which may never end.
+
+    Raises:
+        OSError: it cannot be read, or is no file.
+    """
+    # to open a pipe is to wait for who writes
+    opened = open(  # noqa: SIM115
+        file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)
+    )
+    if not S_ISREG(os.fstat(opened.fileno()).st_mode):
+        opened.close()
+        raise OSError(errno.EINVAL, "it is no file", str(file))
+    return opened
 
 
 def ends_early(given: Path | bytes) -> bool:
@@ -272,7 +299,7 @@ def ends_early(given: Path | bytes) -> bool:
     if isinstance(given, Path):
         try:
             size = given.stat().st_size
-            with given.open("rb") as file:
+            with open_regular(given) as file:
                 head = file.read(64)
                 if head.startswith(_MATROSKA):
                     return _segment_ends_early(head, size)

@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from vtool.contents import open_regular
 from vtool.data.containers.columns import read_lists
 from vtool.data.containers.files import digest_of_files, not_readable
 from vtool.data.containers.json_array import LARGEST_ROW, find_elements, is_array
@@ -41,7 +42,7 @@ class JsonLines:
         self.label = label or self.path.name
         self._descriptor: int | None = None
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 if is_array(file):
                     found = islice(find_elements(file, self.path), first)
                     self.places = Places.of(found, by_line=False)

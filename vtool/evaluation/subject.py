@@ -1,6 +1,5 @@
 """The model that is evaluated: a run's, an export, an adapter, or any folder of a known family."""
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import xxhash
 
 from vtool.config.schema import Data, Run
+from vtool.contents import open_regular, read_small_json
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.progress import write_line
 from vtool.evaluation.exported import Export, find_export, load_exported, own_settings
@@ -103,7 +103,7 @@ class EvaluatedModel:
             files.append(record)
         for file in files:
             digest.update(f"{file.name} {file.stat().st_size}\n".encode())
-            with file.open("rb") as opened:
+            with open_regular(file) as opened:
                 while block := opened.read(_BLOCK):
                     digest.update(block)
         return digest.hexdigest()
@@ -111,7 +111,7 @@ class EvaluatedModel:
     def trained_on(self, files: Sequence[Mapping[str, Any]]) -> bool:
         """Return if its run was trained on one of these files, by their digests."""
         try:
-            own = json.loads((self.given / "data.json").read_text())["train"]["files"]
+            own = read_small_json(self.given / "data.json")["train"]["files"]
             known = {each.get("sha256") for each in own} - {None}
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return False
@@ -190,8 +190,8 @@ def _check_base(export: Export) -> None:
     """
     run = export.folder.parent
     try:
-        written = json.loads((run / BASE_RECORD).read_text())
-    except (OSError, ValueError, RecursionError):  # an adapter that stands alone says nothing
+        written = read_small_json(run / BASE_RECORD)
+    except (OSError, ValueError):  # an adapter that stands alone says nothing
         return
     if isinstance(written, dict):
         check_same_weights(run, export.base, written, file_digests(export.base))

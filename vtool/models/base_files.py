@@ -6,6 +6,7 @@ from typing import Any
 
 import xxhash
 
+from vtool.contents import open_regular
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.model_folder import MODEL_CONFIG
 
@@ -17,7 +18,7 @@ BASE_RECORD = "base.json"
 def file_digest(file: Path) -> dict[str, Any]:
     """Return the size and the XXH3 of a file."""
     total = xxhash.xxh3_128()
-    with file.open("rb") as opened:
+    with open_regular(file) as opened:
         while block := opened.read(_BLOCK):
             total.update(block)
     return {"bytes": file.stat().st_size, "xxh3": total.hexdigest()}

@@ -17,6 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from vtool.contents import open_regular
 from vtool.report.run_files import (
     EvaluationLine,
     RunFiles,
@@ -56,7 +57,7 @@ class Tail:
         A run that resumes cuts its metrics back to its checkpoint.
         """
         try:
-            with self.path.open("rb") as stream:
+            with open_regular(self.path) as stream:
                 found = self.path.stat()
                 anew = self._read > 0 and (found.st_ino != self._file or found.st_size < self._read)
                 self._file, self._read = found.st_ino, 0 if anew else self._read

@@ -1,11 +1,11 @@
 """Rows of Arrow files, mapped into memory: those of `save_to_disk`, and single ones."""
 
-import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vtool.contents import read_small_json
 from vtool.data.containers.columns import (
     from_columns,
     pyarrow,
@@ -108,7 +108,7 @@ def saved_files(folder: Path) -> list[Path]:
         what = f"has several splits ({', '.join(named)}), and a source is one"
         raise unreadable_file(folder, what, help)
     try:
-        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        state = read_small_json(folder / STATE)
         names = [str(each["filename"]) for each in state["_data_files"]]
     except OSError as error:
         raise not_readable(folder / STATE, error) from error
@@ -131,7 +131,7 @@ def saved_files(folder: Path) -> list[Path]:
 def _all_columns(folder: Path, named: Any) -> bool:
     """Return whether a folder of `save_to_disk` names all of its columns."""
     try:
-        features = json.loads((folder / _INFO).read_text(encoding="utf-8"))["features"]
+        features = read_small_json(folder / _INFO)["features"]
         return set(features) <= set(named)
     except (OSError, ValueError, KeyError, TypeError):
         return False
