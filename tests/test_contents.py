@@ -127,7 +127,7 @@ def test_a_models_file_that_never_ends_is_not_read(name: str, tmp_path: Path) ->
     with (tmp_path / name).open("wb") as file:
         file.truncate(40 * 2**30)
     folder = ModelFolder(tmp_path)
-    with pytest.raises(ValueError, match="bytes; at most"):
+    with pytest.raises(OSError, match="bytes; at most"):
         folder.content(name)
     assert folder.settings(name) is None
 
