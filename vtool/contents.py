@@ -18,6 +18,8 @@ _LARGEST_ANSWER = 2**16
 """Bytes of an answer of a server that is read: what is longer is data."""
 LARGEST_SMALL_FILE = 2**28
 """Bytes of a JSON file of a model: four times what the largest tokenizers have."""
+_LARGEST_JSON = 2**26
+"""Bytes of any other JSON: what it is in memory may be twenty times as many."""
 _SHOWN = 60
 
 _AGAIN = "fetch it again, signed in where its host asks for that"
@@ -262,15 +264,15 @@ def small_file(file: Path, most: int | None = None) -> bytes:
         return opened.read()
 
 
-def read_small_json(file: Path, most: int | None = None) -> Any:
-    """Return the value of a JSON file that nobody has large.
+def read_small_json(file: Path) -> Any:
+    """Return the value of a JSON file that nobody has large, as a result.
 
     Raises:
         OSError: as `small_file`.
         ValueError: it is no JSON.
     """
     try:
-        return json.loads(small_file(file, most))
+        return json.loads(small_file(file, _LARGEST_JSON))
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 

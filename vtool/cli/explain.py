@@ -280,9 +280,11 @@ def _purpose(path: "Path") -> str:
 
 def _first_comment(path: "Path") -> list[str]:
     """Return the lines of a recipe's first comment: commands and figures in it are indented."""
+    from vtool.contents import small_file
+
     comment = takewhile(
         lambda line: line.startswith("#"),
-        path.read_text(encoding="utf-8", errors="replace").splitlines(),
+        small_file(path).decode(errors="replace").splitlines(),
     )
     lines = [
         line.removeprefix("#").removeprefix(" ").rstrip()
