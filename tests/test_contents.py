@@ -3,12 +3,13 @@
 import gzip
 import io
 import os
+import socket
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from vtool.contents import content_of, ends_early, small_file, stand_in
+from vtool.contents import content_of, ends_early, read_small_json, small_file, stand_in
 from vtool.model_folder import PROCESSOR_FILES, ModelFolder
 
 POINTER = (
@@ -113,6 +114,34 @@ def test_only_files_that_are_read_of_a_model_are_looked_at(tmp_path: Path) -> No
         " pull` fetches, and 1 more of its files are no better",
         "in its repository: git lfs pull",
     )
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "socket", "folder", "40 GiB"])
+def test_what_never_ends_is_not_read(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "one"
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "socket":
+            socket.socket(socket.AF_UNIX).bind(str(path))
+        case "folder":
+            path.mkdir()
+        case _:
+            with path.open("wb") as file:
+                file.truncate(40 * 2**30)
+    for read in (small_file, read_small_json):
+        with pytest.raises(OSError) as raised:
+            read(path)
+        assert raised.value.strerror
+    assert content_of(path) is None or kind == "40 GiB"
+
+
+def test_json_that_is_nested_without_end_is_none(tmp_path: Path) -> None:
+    (tmp_path / "one.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        read_small_json(tmp_path / "one.json")
 
 
 def test_a_pipe_in_the_place_of_a_models_file_is_not_waited_for(tmp_path: Path) -> None:

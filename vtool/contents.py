@@ -2,10 +2,11 @@
 
 import errno
 import json
+import math
 import os
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -20,6 +21,8 @@ LARGEST_SMALL_FILE = 2**28
 """Bytes of a JSON file of a model: four times what the largest tokenizers have."""
 _LARGEST_JSON = 2**26
 """Bytes of any other JSON: what it is in memory may be twenty times as many."""
+_LARGEST_LINES = 2**31
+"""Bytes of a file that is read a line at a time: the answers to millions of rows."""
 _SHOWN = 60
 
 _AGAIN = "fetch it again, signed in where its host asks for that"
@@ -257,10 +260,7 @@ def small_file(file: Path, most: int | None = None) -> bytes:
     Raises:
         OSError: it cannot be read, is no file, or has more bytes, and is not read.
     """
-    most = LARGEST_SMALL_FILE if most is None else most
-    with open_regular(file) as opened:
-        if (size := os.fstat(opened.fileno()).st_size) > most:
-            raise OSError(errno.EFBIG, f"it has {size:,} bytes; at most {most:,} are read")
+    with open_regular(file, LARGEST_SMALL_FILE if most is None else most) as opened:
         return opened.read()
 
 
@@ -277,20 +277,35 @@ def read_small_json(file: Path) -> Any:
         raise ValueError("it is nested too deeply") from error
 
 
-def open_regular(file: str | Path) -> BufferedReader:
+def read_lines(file: Path) -> Iterator[bytes]:
+    """Yield the lines of a file; of one that is longer than any line is, the parts.
+
+    Raises:
+        OSError: as `small_file`.
+    """
+    with open_regular(file, _LARGEST_LINES) as opened:
+        while line := opened.readline(_LARGEST_JSON):
+            yield line
+
+
+def open_regular(file: str | Path, most: float = math.inf) -> BufferedReader:
     """Open a file to read it; never a pipe or a device, which may never end.
 
     Raises:
-        OSError: it cannot be read, or is no file.
+        OSError: it cannot be read, is no file, or has more bytes than `most`.
     """
     # to open a pipe is to wait for who writes
     opened = open(  # noqa: SIM115
         file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)
     )
-    if not S_ISREG(os.fstat(opened.fileno()).st_mode):
-        opened.close()
+    status = os.fstat(opened.fileno())
+    if S_ISREG(status.st_mode) and status.st_size <= most:
+        return opened
+    opened.close()
+    if not S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is no file", str(file))
-    return opened
+    why = f"it has {status.st_size:,} bytes; at most {most:,} are read"
+    raise OSError(errno.EFBIG, why, str(file))
 
 
 def ends_early(given: Path | bytes) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vtool.config.schema.formats import PLACES
-from vtool.contents import open_regular, read_small_json
+from vtool.contents import read_lines, read_small_json
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import Ranks
 from vtool.evaluation.asking import AskedRow
@@ -106,8 +106,8 @@ class Store:
         """Return the answers that there are, by row; a line that a kill has cut is left out."""
         found: dict[int, AskedRow] = {}
         for file in sorted(self.path.glob("predictions*.jsonl")):
-            with open_regular(file) as lines:
-                for line in lines:
+            with self.writing():
+                for line in read_lines(file):
                     try:
                         values = json.loads(line)
                         known = {key: value for key, value in values.items() if key in _FIELDS}

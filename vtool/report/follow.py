@@ -19,6 +19,7 @@ from rich.text import Text
 
 from vtool.contents import open_regular
 from vtool.report.run_files import (
+    LARGEST_RUN_FILE,
     EvaluationLine,
     RunFiles,
     StepLine,
@@ -57,7 +58,7 @@ class Tail:
         A run that resumes cuts its metrics back to its checkpoint.
         """
         try:
-            with open_regular(self.path) as stream:
+            with open_regular(self.path, LARGEST_RUN_FILE) as stream:
                 found = self.path.stat()
                 anew = self._read > 0 and (found.st_ino != self._file or found.st_size < self._read)
                 self._file, self._read = found.st_ino, 0 if anew else self._read

@@ -22,7 +22,7 @@ from vtool.near_runs import runs_there
 from vtool.report.settings import SettingLine, read_settings
 
 _RUN_FILES = ("config.yaml", "metrics.jsonl", "result.json")
-_LARGEST = 2**29
+LARGEST_RUN_FILE = 2**29
 """Bytes of a run's file that is read: the metrics of millions of steps."""
 
 
@@ -304,7 +304,7 @@ def parse_line(line: str) -> dict[str, Any] | None:
 def _text(path: Path) -> str:
     # A crash may leave bytes that are no UTF-8 in the last block; they must not hide the lines
     # before.
-    return small_file(path, _LARGEST).decode(errors="replace")
+    return small_file(path, LARGEST_RUN_FILE).decode(errors="replace")
 
 
 def _position(row: Mapping[str, Any]) -> int:
