@@ -132,9 +132,8 @@ def test_what_never_ends_is_not_read(kind: str, tmp_path: Path) -> None:
             with path.open("wb") as file:
                 file.truncate(40 * 2**30)
     for read in (small_file, read_small_json):
-        with pytest.raises(OSError) as raised:
+        with pytest.raises(OSError, match=r"no file|directory|at most|No such device"):
             read(path)
-        assert raised.value.strerror
     assert content_of(path) is None or kind == "40 GiB"
 
 

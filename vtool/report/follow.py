@@ -64,7 +64,7 @@ class Tail:
                 self._file, self._read = found.st_ino, 0 if anew else self._read
                 stream.seek(self._read)
                 content = stream.read()
-        except FileNotFoundError:
+        except OSError:  # not there yet; what else it is, the end says
             return [], False
         whole = content[: content.rfind(b"\n") + 1]
         self._read += len(whole)
