@@ -288,6 +288,13 @@ def read_lines(file: Path) -> Iterator[bytes]:
             yield line
 
 
+class _NotOpenedError(OSError):
+    """A file that is refused; its text names the reason alone."""
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
 def open_regular(file: str | Path, most: float = math.inf) -> BufferedReader:
     """Open a file to read it; never a pipe or a device, which may never end.
 
@@ -303,9 +310,9 @@ def open_regular(file: str | Path, most: float = math.inf) -> BufferedReader:
         return opened
     opened.close()
     if not S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "it is no file", str(file))
+        raise _NotOpenedError(errno.EINVAL, "it is no file", str(file))
     why = f"it has {status.st_size:,} bytes; at most {most:,} are read"
-    raise OSError(errno.EFBIG, why, str(file))
+    raise _NotOpenedError(errno.EFBIG, why, str(file))
 
 
 def ends_early(given: Path | bytes) -> bool:

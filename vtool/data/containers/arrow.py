@@ -1,17 +1,11 @@
 """Rows of Arrow files, mapped into memory: those of `save_to_disk`, and single ones."""
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vtool.contents import read_small_json
-from vtool.data.containers.columns import (
-    from_columns,
-    pyarrow,
-    read_by_arrow,
-    unreadable_row,
-)
+from vtool.data.containers.columns import pyarrow, read_by_arrow, row_of
 from vtool.data.containers.files import digest_of_files, not_readable, unreadable_file
 from vtool.data.row import name_by_number
 from vtool.diagnostics import Diagnostic, Findings, Origin
@@ -75,13 +69,9 @@ class ArrowRows:
         """Return row `index` as an object.
 
         Raises:
-            Findings: `merged-by-arrow`, `malformed-messages`.
+            Findings: `broken-row`, `merged-by-arrow`, `malformed-messages`.
         """
-        with read_by_arrow(
-            self.path, partial(unreadable_row, self.name(index), self.origin(index))
-        ):
-            row = self.table.slice(index, 1).to_pylist()[0]
-        return from_columns(row, self.name(index), self.origin(index))
+        return row_of(self.table, index, self.name(index), self.origin(index))
 
     def complete(self, made: dict[str, Any], index: int) -> dict[str, Any]:
         """Return a row's messages, and what the file has next to them: nothing."""

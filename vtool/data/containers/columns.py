@@ -4,11 +4,13 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from vtool.data.containers.files import not_readable
+from vtool.data.containers.json_array import LARGEST_ROW, too_large
 from vtool.data.missing import missing_in_words
 from vtool.data.row import refuse
 from vtool.diagnostics import Diagnostic, Findings, Origin
@@ -64,6 +66,26 @@ def read_by_arrow(file: Path, refused: Callable[[str], Findings]) -> Iterator[No
         if isinstance(error, OSError) and error.strerror:  # the system's, not the format's
             raise not_readable(file, error) from error
         raise refused(first_line(error)) from error
+
+
+def row_of(table: Any, index: int, name: str, origin: Origin) -> dict[str, Any]:
+    """Return a row of a table as `from_columns`.
+
+    Raises:
+        Findings: `broken-row`, where it cannot be read, or is larger than a row may be; as
+            `from_columns`.
+    """
+    with read_by_arrow(Path(origin.file), partial(unreadable_row, name, origin)):
+        one = table.slice(index, 1)
+        # a column of categories has all of them in every row
+        plain = (
+            each.cast(each.type.value_type) if hasattr(each.type, "index_type") else each
+            for each in one.columns
+        )
+        if (size := sum(each.nbytes for each in plain)) > LARGEST_ROW:
+            raise too_large(size, name, origin)
+        row = one.to_pylist()[0]
+    return from_columns(row, name, origin)
 
 
 def unreadable_row(name: str, origin: Origin, why: str) -> Findings:
