@@ -47,3 +47,16 @@ def test_a_column_of_categories_may_have_many(
     texts = pa.array([f"{n} " + "x" * 200 for n in range(100)]).dictionary_encode()
     rows = rows_of(tmp_path / f"a.{suffix}", texts)
     assert rows.record(99)["prompt"].startswith("99 x")
+
+
+def test_one_value_that_a_row_names_very_often_counts_as_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("columns", "json_array"):
+        monkeypatch.setattr(f"vtool.data.containers.{module}.LARGEST_ROW", 100_000)
+    table = pa.table({"images": [["x" * 2000] * 60, ["x" * 2000] * 40]})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    rows = ParquetRows([tmp_path / "a.parquet"], "a.parquet")
+    with pytest.raises(Findings, match=r"broken-row.*has 120,000 bytes; rows of 100,000 are read"):
+        rows.record(0)
+    assert len(rows.record(1)["images"]) == 40

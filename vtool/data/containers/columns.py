@@ -77,15 +77,29 @@ def row_of(table: Any, index: int, name: str, origin: Origin) -> dict[str, Any]:
     """
     with read_by_arrow(Path(origin.file), partial(unreadable_row, name, origin)):
         one = table.slice(index, 1)
-        # a column of categories has all of them in every row
-        plain = (
-            each.cast(each.type.value_type) if hasattr(each.type, "index_type") else each
-            for each in one.columns
-        )
-        if (size := sum(each.nbytes for each in plain)) > LARGEST_ROW:
+        size = one.nbytes
+        # as many references, of four bytes, to a value that may be all that is there
+        if size // 4 * one.get_total_buffer_size() > LARGEST_ROW:
+            size = sum(unpacked_bytes(each) for column in one.columns for each in column.chunks)
+        if size > LARGEST_ROW:
             raise too_large(size, name, origin)
         row = one.to_pylist()[0]
     return from_columns(row, name, origin)
+
+
+def unpacked_bytes(array: Any) -> int:
+    """Return the bytes of an array's values, each as often as it is there."""
+    kind, types = array.type, pyarrow("pyarrow.types", "rows")
+    if types.is_dictionary(kind):
+        compute, counts = pyarrow("pyarrow.compute", "rows"), array.indices.value_counts()
+        values = array.dictionary.take(counts.field("values"))
+        if not (types.is_binary(kind.value_type) or types.is_string(kind.value_type)):
+            return int(values.nbytes)
+        lengths = compute.binary_length(values).cast("int64")
+        return int(compute.sum(compute.multiply(lengths, counts.field("counts"))).as_py() or 0)
+    if types.is_struct(kind):
+        return sum(map(unpacked_bytes, array.flatten()))
+    return unpacked_bytes(array.flatten()) if hasattr(array, "flatten") else int(array.nbytes)
 
 
 def unreadable_row(name: str, origin: Origin, why: str) -> Findings:
