@@ -170,3 +170,21 @@ def test_damaged_settings_are_none(text: str, tmp_path: Path) -> None:
     assert folder.model_type is None
     assert folder.named_shards == ()
     assert not folder.templates
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "preprocessor_config.json", "result.json"])
+def test_json_that_takes_thirty_times_its_bytes_is_not_read(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"[" + b"[]," * 5_000_000 + b"[]]")
+    with pytest.raises(OSError, match="it has 5,000,002 lists and objects; at most 4,194,304"):
+        read_small_json(tmp_path / name)
+    with pytest.raises(OSError, match="lists and objects"):
+        ModelFolder(tmp_path).content(name)
+    unreadable = ModelFolder(tmp_path).unreadable
+    assert (unreadable is None) == (name == "result.json")
+
+
+def test_a_pipe_among_a_models_files_is_named_before_a_library_opens_it(tmp_path: Path) -> None:
+    assert ModelFolder(tmp_path).unreadable is None
+    os.mkfifo(tmp_path / "tokenizer_config.json")
+    unreadable = ModelFolder(tmp_path).unreadable
+    assert unreadable == "tokenizer_config.json cannot be read: it is no file"

@@ -17,8 +17,10 @@ HEAD = 4096
 """Bytes at the beginning of a file by which its content is known."""
 _LARGEST_ANSWER = 2**16
 """Bytes of an answer of a server that is read: what is longer is data."""
-LARGEST_SMALL_FILE = 2**28
-"""Bytes of a JSON file of a model: four times what the largest tokenizers have."""
+LARGEST_SMALL_FILE = 2**27
+"""Bytes of a JSON file of a model: twice what the largest tokenizers have."""
+_MOST_PARTS = 2**22
+"""Lists and objects of JSON; each takes thirty times its bytes in memory."""
 _LARGEST_JSON = 2**26
 """Bytes of any other JSON: what it is in memory may be twenty times as many."""
 _LARGEST_LINES = 2**31
@@ -272,9 +274,21 @@ def read_small_json(file: Path) -> Any:
         ValueError: it is no JSON.
     """
     try:
-        return json.loads(small_file(file, _LARGEST_JSON))
+        return json.loads(of_few_parts(small_file(file, _LARGEST_JSON)))
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+def of_few_parts(text: bytes) -> bytes:
+    """Return the text of JSON.
+
+    Raises:
+        OSError: it has so many lists or objects that its values do not fit into memory.
+    """
+    if (parts := text.count(b"[") + text.count(b"{")) > _MOST_PARTS:
+        why = f"it has {parts:,} lists and objects; at most {_MOST_PARTS:,} are read"
+        raise _NotOpenedError(errno.EFBIG, why)
+    return text
 
 
 def read_lines(file: Path) -> Iterator[bytes]:

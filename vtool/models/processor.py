@@ -196,8 +196,8 @@ def load_processor(
         " or ".join(names) for names in wanted if not ModelFolder(folder).has(*names)
     ]:
         raise Findings(_unusable(folder, f"there is no {', and no '.join(absent)}"))
-    if beyond := beyond_any_model(config_of or folder):
-        raise Findings(_unusable(folder, beyond))
+    if why := ModelFolder(folder).unreadable or beyond_any_model(config_of or folder):
+        raise Findings(_unusable(folder, why))
     backend = choose_backend((image or Image()).backend, folder)
     images = known.image_processor_class(backend)
     try:

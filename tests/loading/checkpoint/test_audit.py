@@ -468,7 +468,7 @@ def test_the_place_of_a_value_is_reported_of_more_dimensions_than_numpy_has(tmp_
         (b'{"model": {}}' + bytes(5000), "Extra data"),
         (b'{"model": "\xff"}', "can't decode byte 0xff"),
         (b"[" * 100_000, "maximum recursion depth"),
-        (2**40, "it has 1,099,511,627,776 bytes; at most 268,435,456 are read"),
+        (2**40, "it has 1,099,511,627,776 bytes; at most 134,217,728 are read"),
     ],
 )
 def test_a_damaged_tokenizer_beside_whole_weights_is_a_finding(
