@@ -14,7 +14,7 @@ from vtool.diagnostics import Findings
 
 
 def rows_of(path: Path, texts: pa.Array) -> ArrowRows | ParquetRows | JsonLines:
-    table = pa.table({"prompt": texts, "completion": ["yes"] * len(texts)})
+    table = pa.table({"prompt": texts, "completion": texts})
     match path.suffix:
         case ".parquet":
             parquet.write_table(table, path)
@@ -60,3 +60,14 @@ def test_one_value_that_a_row_names_very_often_counts_as_often(
     with pytest.raises(Findings, match=r"broken-row.*has 120,000 bytes; rows of 100,000 are read"):
         rows.record(0)
     assert len(rows.record(1)["images"]) == 40
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_more_rows_than_a_file_can_have_are_refused(suffix: str, tmp_path: Path) -> None:
+    count, path = 2**21, tmp_path / f"a.{suffix}"
+    if suffix == "parquet":
+        texts = pa.array(["x"]).take(pa.array([0] * count))
+    else:
+        texts = pa.RunEndEncodedArray.from_arrays(pa.array([count], pa.int32()), pa.array(["x"]))
+    with pytest.raises(Findings, match=r"broken-row.*says that it has 2,097,152 rows, in "):
+        rows_of(path, texts)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from vtool.contents import read_small_json
-from vtool.data.containers.columns import pyarrow, read_by_arrow, row_of
+from vtool.data.containers.columns import check_row_count, pyarrow, read_by_arrow, row_of
 from vtool.data.containers.files import digest_of_files, not_readable, unreadable_file
 from vtool.data.row import name_by_number
 from vtool.diagnostics import Diagnostic, Findings, Origin
@@ -43,6 +43,7 @@ class ArrowRows:
         self.label = label or self.path.name
         self._table: Any = None
         self.rows = self.table.num_rows
+        check_row_count(self.files, self.rows)
         self.digest = digest_of_files(self.files) if first is None else ""
 
     @property

@@ -2,20 +2,22 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from vtool.data.containers.files import not_readable
+from vtool.data.containers.files import not_readable, unreadable_file
 from vtool.data.containers.json_array import LARGEST_ROW, too_large
 from vtool.data.missing import missing_in_words
 from vtool.data.row import refuse
 from vtool.diagnostics import Diagnostic, Findings, Origin
 from vtool.words import first_line
 
+_MOST_WITHOUT_BYTES, _MOST_IN_BYTE = 2**20, 8
+"""Rows that a file may have whatever its size is, and rows for each of its bytes."""
 _MERGED = ("arguments", "parameters")
 """Objects of tools, whose keys each row has of its own, and Arrow gives to every row."""
 _CHATS = ("messages", "prompt", "completion")
@@ -85,6 +87,17 @@ def row_of(table: Any, index: int, name: str, origin: Origin) -> dict[str, Any]:
             raise too_large(size, name, origin)
         row = one.to_pylist()[0]
     return from_columns(row, name, origin)
+
+
+def check_row_count(files: Sequence[Path], rows: int) -> None:
+    """Refuse more rows than files can have: what each costs is allocated at once.
+
+    Raises:
+        Findings: `broken-row`.
+    """
+    size = sum(file.stat().st_size for file in files)
+    if rows > max(_MOST_WITHOUT_BYTES, _MOST_IN_BYTE * size):
+        raise unreadable_file(files[0], f"says that it has {rows:,} rows, in {size:,} bytes")
 
 
 def unpacked_bytes(array: Any) -> int:
