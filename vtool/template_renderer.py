@@ -18,7 +18,7 @@ from vtool.limited_child import TooCostly, limited_child
 _SECONDS = 5.0
 """Processor time that a template may take: a thousand times what one does."""
 _SECONDS_AGAIN = 1.0
-"""The same for one that has been stopped before: a model that is loaded tries it several times."""
+"""Processor time of one that has been stopped before: loading a model tries it several times."""
 _STOPPED: set[str] = set()
 """Templates that have run for more than that."""
 SECONDS_OF_ROW = 30.0
