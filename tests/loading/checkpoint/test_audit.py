@@ -487,6 +487,14 @@ def test_a_damaged_tokenizer_beside_whole_weights_is_a_finding(
     passes(tmp_path / "model")
 
 
+def test_a_pipe_among_a_models_files_is_a_finding(tmp_path: Path) -> None:
+    folder(tmp_path / "model", model={"a": f32(2)})
+    os.mkfifo(tmp_path / "model" / "tokenizer_config.json")
+    (finding,) = audited(tmp_path / "model").findings
+    assert (finding.rule, finding.severity) == ("no-config", "error")
+    assert "tokenizer_config.json: it cannot be read: it is no file" in finding.message
+
+
 def test_an_index_that_names_nothing_is_a_finding(tmp_path: Path) -> None:
     folder(tmp_path / "model", model={"a": f32(2)})
     index(tmp_path / "model", {})
