@@ -179,12 +179,12 @@ def test_json_that_takes_thirty_times_its_bytes_is_not_read(name: str, tmp_path:
         read_small_json(tmp_path / name)
     with pytest.raises(OSError, match="lists and objects"):
         ModelFolder(tmp_path).content(name)
-    unreadable = ModelFolder(tmp_path).unreadable
-    assert (unreadable is None) == (name == "result.json")
+    refused = ModelFolder(tmp_path).refused
+    assert (refused is None) == (name == "result.json")
 
 
 def test_a_pipe_among_a_models_files_is_named_before_a_library_opens_it(tmp_path: Path) -> None:
-    assert ModelFolder(tmp_path).unreadable is None
+    assert ModelFolder(tmp_path).refused is None
     os.mkfifo(tmp_path / "tokenizer_config.json")
-    unreadable = ModelFolder(tmp_path).unreadable
-    assert unreadable == "tokenizer_config.json cannot be read: it is no file"
+    refused = ModelFolder(tmp_path).refused
+    assert refused == "tokenizer_config.json cannot be read: it is no file"

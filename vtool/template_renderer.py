@@ -41,6 +41,8 @@ class LimitedRendering:
         self.template, self.row = template, row or RowTime()
         self.unknown: list[str] = []
         """Names that were to be written, and that no argument gave."""
+        self.line: int | None = None
+        """The line of the template at which it was last stopped, or raised something."""
 
     def render(self, **values: Any) -> str:
         """Return the text that the template writes of a chat; raise as `render_chats`."""
@@ -62,7 +64,9 @@ class LimitedRendering:
             "seconds": min(most, left),
             "most": LARGEST_VALUE,
         }
-        if left > 0 and (answer := limited_child(_CHILD).ask(request)) is not None:
+        answer = limited_child(_CHILD).ask(request) if left > 0 else None
+        self.line = (answer or {}).get("line")
+        if answer is not None and "late" not in answer:
             if "raised" in answer:
                 raise _raised(answer["raised"], answer["arguments"])
             self.row.seconds += answer["seconds"]
@@ -75,7 +79,8 @@ class LimitedRendering:
                 f" {SECONDS_OF_ROW:g} seconds in all"
             )
         _STOPPED.add(self.template)
-        raise TooCostly(f"it runs for more than {most:g} second{'s' * (most != 1)}")
+        at = f", in its line {self.line}" if self.line else ""
+        raise TooCostly(f"it runs for more than {most:g} second{'s' * (most != 1)}{at}")
 
 
 def _raised(name: str, arguments: list[Any]) -> Exception:
