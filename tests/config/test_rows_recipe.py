@@ -293,7 +293,8 @@ def test_a_rate_for_random_weights_is_not_left_with_a_trained_model(
         (
             ["data.train=good.json", "optim.lr=1e-3"],
             "`data.train=good.json` is a setting, and stands in the place of the recipe",
-            "name a recipe before it, as in: vtool train sft rows data.train=good.json; or the rows alone: good.json",
+            "name a recipe before it, as in: vtool train sft rows data.train=good.json; or the rows"
+            " alone: good.json",
         ),
         (
             ["optim.lr=1e-3", "model.path=mine"],
