@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vtool.contents import Content, small_file, stand_in
+from vtool.contents import Content, of_few_parts, small_file, stand_in
 from vtool.words import first_line
 
 MODEL_CONFIG = "config.json"
@@ -59,7 +59,7 @@ class ModelFolder:
             ValueError: it is larger than any such file, and is not read.
             OSError: it cannot be read.
         """
-        return small_file(self.path / name, _MOST.get(name))
+        return of_few_parts(small_file(self.path / name, _MOST.get(name)))
 
     def read(self, name: str) -> Any:
         """Return the value of a JSON file.
@@ -165,6 +165,21 @@ class ModelFolder:
             return self.shards
         except (OSError, ValueError):
             return ()
+
+    @property
+    def refused(self) -> str | None:
+        """The first small file that is there and is not read, and the reason; None where none is.
+
+        Libraries read whatever has the name: a pipe without an end, or JSON without.
+        """
+        for name in (MODEL_CONFIG, *JSON_OF_MODEL, "merges.txt", TEMPLATE):
+            try:
+                self.content(name)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                return f"{name} cannot be read: {error.strerror}"
+        return None
 
     @property
     def stand_ins(self) -> dict[str, Content]:

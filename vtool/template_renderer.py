@@ -17,6 +17,10 @@ from vtool.limited_child import TooCostly, limited_child
 
 _SECONDS = 5.0
 """Processor time that a template may take: a thousand times what one does."""
+_SECONDS_AGAIN = 1.0
+"""Processor time of one that has been stopped before: loading a model tries it several times."""
+_STOPPED: set[str] = set()
+"""Templates that have run for more than that."""
 SECONDS_OF_ROW = 30.0
 """Processor time of all renderings for one row, of which each answer takes two."""
 LARGEST_VALUE = 64 * 2**20
@@ -52,11 +56,12 @@ class LimitedRendering:
             Exception: what the template raises.
         """
         left = SECONDS_OF_ROW - self.row.seconds
+        most = min(_SECONDS, _SECONDS_AGAIN) if self.template in _STOPPED else _SECONDS
         request = {
             "template": self.template,
             "chats": chats,
             "day": today().isoformat(),
-            "seconds": min(_SECONDS, left),
+            "seconds": min(most, left),
             "most": LARGEST_VALUE,
         }
         answer = limited_child(_CHILD).ask(request) if left > 0 else None
@@ -68,13 +73,14 @@ class LimitedRendering:
             self.unknown = answer["unknown"]
             texts: list[str] = answer["texts"]
             return texts
-        if left < _SECONDS:
+        if left < most:
             raise TooCostly(
                 "it is rendered for each answer, and takes more than"
                 f" {SECONDS_OF_ROW:g} seconds in all"
             )
+        _STOPPED.add(self.template)
         at = f", in its line {self.line}" if self.line else ""
-        raise TooCostly(f"it runs for more than {_SECONDS:g} seconds{at}")
+        raise TooCostly(f"it runs for more than {most:g} second{'s' * (most != 1)}{at}")
 
 
 def _raised(name: str, arguments: list[Any]) -> Exception:

@@ -310,7 +310,8 @@ def _opened_parts(
     ]:
         raise Findings(_unusable(folder, f"there is no {', and no '.join(absent)}"))
     if wrong := (
-        ModelFolder(config_of or folder).unreadable(GENERATION)
+        ModelFolder(folder).refused
+        or ModelFolder(config_of or folder).unreadable(GENERATION)
         or ModelFolder(folder).unreadable(PROCESSOR_FILES[1], VIDEO_SETTINGS_FILE)
         or beyond_any_model(config_of or folder)
     ):
@@ -335,7 +336,10 @@ def _opened_parts(
         what = "the tokenizer, the image processor or the video processor cannot be read"
         if found := ModelFolder(folder).stand_in():
             raise Findings(_unusable(folder, found[0], found[1])) from error
-        raise Findings(_unusable(folder, f"{what}: {first_line(error)}")) from error
+        help = None
+        if isinstance(error, ImportError):  # of a processor that needs a package
+            help = "install the package that it names, and try again"
+        raise Findings(_unusable(folder, f"{what}: {first_line(error)}", help)) from error
     return backend, (config, tokenizer, images, videos, None)
 
 
