@@ -215,10 +215,10 @@ def test_a_script_that_starts_a_trainer_is_answered_with_what_reads_it(
 
 
 def test_the_folder_of_a_model_that_is_not_trained_says_what_is_done_for_it() -> None:
-    model("gemma", "gemma3")
-    finding, _ = refused("gemma")
-    assert finding.message == "`gemma` is a model's folder, and no recipe"
-    assert str(finding.help).startswith("it is a model of type gemma3: vtool trains no other")
+    model("other", "internlm_x")
+    finding, _ = refused("other")
+    assert finding.message == "`other` is a model's folder, and no recipe"
+    assert str(finding.help).startswith("it is a model of type internlm_x: vtool trains image-text")
 
 
 def test_an_empty_recipe_and_one_that_extends_no_other_are_told_to_begin_with_one() -> None:
@@ -263,8 +263,8 @@ def test_the_family_is_that_of_the_folder_unless_a_recipe_of_ones_own_says_it() 
 
 
 def test_another_family_is_answered_with_what_vtool_does_for_it() -> None:
-    finding, _ = refused(rows("good.json"), model("gemma", "gemma3"))
-    assert finding.message.startswith("gemma is a model of type gemma3")
+    finding, _ = refused(rows("good.json"), model("other", "internlm_x"))
+    assert finding.message.startswith("other is a model of type internlm_x")
     assert "`vtool watch -- python train.py`" in str(finding.help)
     assert "vtool/families" not in str(finding.help)
 

@@ -305,12 +305,12 @@ class TestModel:
         )
 
     def test_a_folder_of_another_family(self) -> None:
-        Path("models/qwen/config.json").write_text(json.dumps({"model_type": "llava"}))
+        Path("models/qwen/config.json").write_text(json.dumps({"model_type": "internlm_x"}))
         finding = only("model.path=models/qwen", "model.size=null")
         assert (finding.rule, finding.expected, finding.seen) == (
             "not-a-model-folder",
             "qwen2_5_vl",
-            "llava",
+            "internlm_x",
         )
 
     @pytest.mark.parametrize("text", ["{", "[]", "{}", "\xff"])

@@ -156,13 +156,6 @@ PUBLISHED = {
         generation={"do_sample": True, "top_p": 0.6, "temperature": 0.8, "top_k": 2},
     ),
 }
-UNTRAINED = {
-    "GLM-4.6V": ("glm46v", "Glm46VForConditionalGeneration"),
-    "Gemma 3": ("gemma3", "Gemma3ForConditionalGeneration"),
-    "InternVL3.5": ("internvl", "InternVLForConditionalGeneration"),
-    "SmolVLM2": ("smolvlm", "SmolVLMForConditionalGeneration"),
-}
-"""Families that are read, and not trained: their `model_type` and class."""
 _TEXTS = ["What is this? It is a red disc.", "Where is the cat? On the table."] * 9
 
 

@@ -24,7 +24,7 @@ from vtool.models.mapped_weights import map_folder, pickled_files, weight_files
 from vtool.models.processor import Processor
 
 HOW = implementations(torch.float32, "sdpa")
-PROCESSOR = cast(Processor, SimpleNamespace(ids=IDS))
+PROCESSOR = cast(Processor, SimpleNamespace(ids=IDS, whole=None))
 
 
 def saved(name: str, folder: Path) -> Path:

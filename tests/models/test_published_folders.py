@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers.utils import is_torchvision_available
 
 from tests.commands import run_vtool
-from tests.models.published_folders import PUBLISHED, UNTRAINED, publish_family
+from tests.models.published_folders import PUBLISHED, publish_family
 from vtool.diagnostics import Findings
 from vtool.families.images import patches_of_processor
 from vtool.models.processor import load_processor
@@ -117,21 +117,6 @@ def test_a_folder_with_a_broken_template_is_trained_by_a_named_one(tmp_path: Pat
     assert "warning[processor-class-differs VT677]" in done.stdout
     written = (tmp_path / "runs/seen/export/chat_template.jinja").read_text()
     assert written.rstrip() == template.rstrip()
-
-
-@pytest.mark.parametrize("name", UNTRAINED)
-def test_another_family_is_named_with_what_vtool_does_for_it(name: str, tmp_path: Path) -> None:
-    model_type, kind = UNTRAINED[name]
-    folder = tmp_path / name
-    folder.mkdir()
-    config = {"model_type": model_type, "architectures": [kind]}
-    (folder / "config.json").write_text(json.dumps(config))
-    rows = write_colors(tmp_path / "rows")
-    done = run_vtool(tmp_path, "train", "sft", str(rows), f"model.path={folder}")
-    assert done.status == 1
-    assert f"is a model of type {model_type}, which vtool does not train" in done.stderr
-    assert "vtool watch" in done.stderr
-    assert "vtool load-check" in done.stderr
 
 
 def test_the_folders_have_old_and_new_names_and_layouts(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from vtool.config.suggest import (
 )
 from vtool.diagnostics import Diagnostic, Origin
 from vtool.diagnostics.near_miss import did_you_mean, near, one_of
+from vtool.families.any_facts import transformers_types
 
 _SAME_DTYPE = {"bf16": "bfloat16", "fp32": "float32", "fp64": "float64", "double": "float64"}
 _CHOICE = {"literal_error", "union_tag_invalid"}
@@ -221,8 +222,9 @@ def _unknown_choice(error: ErrorDetails, spot: Spot, origins: Origins) -> Diagno
         help = "float16 is not built, whose gradients need scaling; bfloat16 takes as few bytes"
     if len(words) == 1 and not nullable(spot.annotation):
         help = f"only `{words[0]}` is built: leave `{name}` out"
-    if name == "model.family":
-        help = f"{help}; {ANOTHER_FAMILY}" if help else ANOTHER_FAMILY
+    if name == "model.family" and isinstance(given, str):
+        meant = did_you_mean(near(given, [*words, *transformers_types()]))
+        help = f"{meant}; {ANOTHER_FAMILY}" if meant else ANOTHER_FAMILY
     null = ", or null" if nullable(spot.annotation) else ""
     return Diagnostic(
         "unknown-choice",

@@ -237,7 +237,11 @@ def load_processor(
     listed = (ModelFolder(config_of or folder).settings(GENERATION) or {}).get("eos_token_id")
     stops = stop_ids(config, listed, tokenizer)
     named = [
-        *((name, token) for name, token in asdict(ids).items() if token != NO_TOKEN),
+        *(
+            (name, token)
+            for name, token in asdict(ids).items()
+            if not (whole and token == NO_TOKEN)
+        ),
         *(("eos_token_id", token) for token in stops),
     ]
     if strange := [

@@ -36,6 +36,8 @@ def observe_run(session: Session) -> list[Observed]:
     """Return the values of the settings that this rank's live objects have."""
     component = session.family.component
     engine = list(session.engine.observe(component))
+    unreached = session.family.unreached(session.engine.module)
+    reached = (one for one in session.engine.named_parameters() if one[0] not in unreached)
     peak = schedule.highest(session.rate, session.total_steps)
     return [
         *_process(session),
@@ -46,7 +48,7 @@ def observe_run(session: Session) -> list[Observed]:
         *observe_config(session.engine.module.config),
         *observe_class(session.engine.module),
         *engine,
-        *observe_frozen(session.engine.named_parameters(), component),
+        *observe_frozen(reached, component),
         *optimizer.observe_parameter_groups(session.engine.optimizer_groups(), peak, component),
         *schedule.observe_schedule(session.rate, session.total_steps),
         *_rows(session),

@@ -1,0 +1,335 @@
+"""Any image-text-to-text type of transformers: encoded, trained, proved, exported."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.commands import vtool
+from tests.families.tiny_folders import TYPES, WITHOUT_TORCHVISION, write_folder
+from vtool.families import facts_of, is_trained
+from vtool.families.any_facts import transformers_types
+from vtool.families.any_family import AnyFamily, with_fewer_layers
+from vtool.models.processor import Processor, load_processor
+
+ROOT = Path(__file__).parents[2]
+TORCHVISION = ROOT / ".real-env/torchvision"
+HERE = [
+    name if name == "gemma3" else pytest.param(name, marks=pytest.mark.full)
+    for name in WITHOUT_TORCHVISION
+]
+REFUSED = {"paligemma": "its model reads prompts both ways"}
+"""Types that are refused by name."""
+
+
+def picture(number: int) -> Image.Image:
+    random = np.random.default_rng(number)
+    width, height = (int(side) for side in random.integers(30, 110, 2))
+    return Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def rows_file(folder: Path) -> Path:
+    """Write rows with 0, 1, 2 and 1 images, the last with two answers."""
+    lines = []
+    for number, images in enumerate((0, 1, 2, 1)):
+        names = [f"{number}-{place}.png" for place in range(images)]
+        for place, name in enumerate(names):
+            picture(10 * number + place).save(folder / name)
+        shown = [{"type": "image", "image": name} for name in names]
+        asked = [*shown, {"type": "text", "text": f"Which color?{'!' * number}"}]
+        turns: list[dict[str, Any]] = [
+            {"role": "user", "content": asked},
+            {"role": "assistant", "content": ("red", "green", "blue", "gray")[number]},
+        ]
+        if number == 3:
+            turns += [{"role": "user", "content": "Sure?"}, {"role": "assistant", "content": "Yes"}]
+        lines.append(json.dumps({"messages": turns}))
+    (folder / "rows.jsonl").write_text("\n".join(lines) + "\n")
+    return folder / "rows.jsonl"
+
+
+def model_folder(folder: Path, kind: str) -> Path:
+    write_folder(kind, folder / kind)
+    return folder / kind
+
+
+def run(kind: str) -> tuple[str, ...]:
+    return ("finetune", "data.train=[{format: messages, path: rows.jsonl}]", f"model.path={kind}")
+
+
+def test_types_are_those_of_transformers_without_importing_it() -> None:
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as WANTED,
+    )
+
+    assert transformers_types() == dict(WANTED)
+    assert is_trained("gemma3")
+    assert not is_trained("gema3")
+    assert not is_trained("llama")
+    assert facts_of("gemma3").model_class_name == "Gemma3ForConditionalGeneration"
+    assert facts_of("gemma3").is_learnt
+    assert not facts_of("qwen2_5_vl").is_learnt
+
+
+@pytest.mark.parametrize("kind", HERE)
+def test_rows_are_joined_as_the_processors_own_batch(tmp_path: Path, kind: str) -> None:
+    folder = model_folder(tmp_path, kind)
+    whole = load_processor(folder, kind).whole
+    assert whole is not None
+    rows = [[picture(1)], [picture(2), picture(3)]]
+    marked = [TYPES[kind].mark * len(images) for images in rows]
+    texts = [[f"<|im_start|>user\n{mark}What?<|im_end|>", "so"] for mark in marked]
+    ours = [whole.encode(text, images) for text, images in zip(texts, rows, strict=True)]
+    theirs = open_processor(folder)(
+        text=["".join(text) for text in texts],
+        images=rows,
+        padding=True,
+        padding_side="right",
+        return_tensors="pt",
+        add_special_tokens=False,
+    )
+    for name, joined in whole.join([one.inputs for one in ours]).items():
+        assert torch.equal(joined, theirs[name]), name
+    for place, one in enumerate(ours):
+        ids = [token for piece in one.ids for token in piece]
+        assert theirs["input_ids"][place][: len(ids)].tolist() == ids
+        assert int(theirs["attention_mask"][place].sum()) == len(ids)
+        for name, types in one.tokens.items():
+            assert torch.equal(theirs[name][place][: len(ids)].long(), types), name
+
+
+def open_processor(folder: Path) -> Any:
+    from transformers import AutoProcessor
+
+    return AutoProcessor.from_pretrained(folder, local_files_only=True, backend="pil")
+
+
+@pytest.mark.parametrize("kind", HERE)
+def test_the_loss_is_that_of_transformers_on_each_row_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A step of all rows, against transformers' own processor and class, row by row, in float64."""
+    monkeypatch.chdir(tmp_path)
+    model_folder(tmp_path, kind)
+    rows_file(tmp_path)
+    settings = ("train.steps=1", "run.name=one", "data.global_batch_size=4", "model.dtype=float32")
+    vtool(tmp_path, "train", "sft", *run(kind), *settings, "data.micro_batch_size=2")
+    lines = (tmp_path / "runs/one/metrics.jsonl").read_text().splitlines()
+    loss = next(one["loss"] for one in map(json.loads, lines) if "loss" in one)
+    assert loss == pytest.approx(independent_loss(tmp_path / kind, tmp_path), abs=2e-5)
+    again = independent_loss(tmp_path / "runs/one/export", tmp_path)
+    assert again < loss  # the export opens, and has learnt
+
+
+def independent_loss(folder: Path, rows: Path) -> float:
+    from transformers import AutoModelForImageTextToText
+
+    model = AutoModelForImageTextToText.from_pretrained(folder, local_files_only=True).double()
+    processor = open_processor(folder)
+    nll = tokens = 0.0
+    for line in (rows / "rows.jsonl").read_text().splitlines():
+        chat = json.loads(line)["messages"]
+        images = [
+            Image.open(rows / part["image"])
+            for turn in chat
+            for part in turn["content"]
+            if isinstance(part, dict) and part["type"] == "image"
+        ]
+        more = {"images": [images]} if images else {}
+
+        def encode(text: str, more: dict[str, Any] = more) -> Any:
+            return processor(text=[text], return_tensors="pt", **more)
+
+        text = processor.apply_chat_template(chat, tokenize=False)
+        whole = encode(text)
+        ids = whole["input_ids"][0]
+        scores = model(
+            **{
+                name: one.double() if one.is_floating_point() else one
+                for name, one in whole.items()
+            }
+        ).logits[0]
+        for place, turn in enumerate(chat):
+            if turn["role"] == "assistant":
+                asked = processor.apply_chat_template(
+                    chat[:place], tokenize=False, add_generation_prompt=True
+                )
+                first = len(encode(asked)["input_ids"][0])
+                last = first + len(turn["content"]) + 1  # bytes are tokens; then <|im_end|>
+                chances = scores[first - 1 : last - 1].log_softmax(-1)
+                nll -= float(chances[range(last - first), ids[first:last]].sum())
+                tokens += last - first
+    return nll / tokens
+
+
+def test_what_no_image_reaches_is_found_and_stays_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from safetensors.torch import load_file
+
+    monkeypatch.chdir(tmp_path)
+    folder = model_folder(tmp_path, "gemma3")
+    rows_file(tmp_path)
+    whole = load_processor(folder, "gemma3").whole
+    assert whole is not None
+    assert len(whole.unreached) == 11  # SigLIP's pooling, which Gemma 3 never calls
+    assert all(name.startswith("model.vision_tower.head.") for name in whole.unreached)
+    vtool(tmp_path, "train", "sft", *run("gemma3"), "train.steps=2", "run.name=two")
+    before = load_file(folder / "model.safetensors")
+    after = load_file(tmp_path / "runs/two/export/model.safetensors")
+    assert before.keys() == after.keys()
+    same = {name for name in before if torch.equal(before[name], after[name])}
+    assert {name.split("vision_tower.")[1].removeprefix("vision_model.") for name in same} == {
+        name.removeprefix("model.vision_tower.") for name in whole.unreached
+    }
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("data.image.max_pixels=10000", "the processor of gemma3 has sizes of its own"),
+        ("model.attention=varlen", "is not proved for models of type gemma3"),
+        ("data.packing=token_budget data.micro_batch_tokens=100", "is not proved for models"),
+        ("model.family=gema3", "did you mean `gemma3`"),
+        ("engine=megatron", "engine=megatron has the layers of"),
+    ],
+)
+def test_what_needs_code_of_a_family_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gemma3").mkdir()
+    config = {"model_type": "gemma3", "vision_config": {}, "text_config": {}}
+    (tmp_path / "gemma3/config.json").write_text(json.dumps(config))
+    (tmp_path / "gemma3/model.safetensors").write_bytes(b"")
+    rows_file(tmp_path)
+    asked = [*run("gemma3"), *setting.split()]
+    out = vtool(tmp_path, "validate-config", *asked, status=1)
+    assert says in out
+
+
+def test_a_row_with_a_video_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = model_folder(tmp_path, "gemma3")
+    shown = {"type": "video", "video": "a.mp4"}
+    turns = [
+        {"role": "user", "content": [shown]},
+        {"role": "assistant", "content": "A dog."},
+    ]
+    (tmp_path / "a.mp4").write_bytes(b"\0\0\0\x18ftypisom")
+    (tmp_path / "v.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
+    out = vtool(tmp_path, "verify", "v.jsonl", f"model.path={folder}", status=1)
+    assert "error[video-not-trained VT683]: v.jsonl:1 has a video, and gemma3 is trained on" in out
+
+
+def test_a_twin_has_two_layers_and_one_of_each_kind() -> None:
+    from transformers import Gemma3Config
+
+    kinds = ["sliding_attention"] * 5 + ["full_attention"]
+    config = Gemma3Config(
+        text_config={"num_hidden_layers": 12, "layer_types": kinds * 2},
+        vision_config={"num_hidden_layers": 27},
+    )
+    small = with_fewer_layers(config)
+    assert small.vision_config.num_hidden_layers == 2
+    assert small.text_config.num_hidden_layers == 6
+    assert small.text_config.layer_types == kinds
+
+
+def test_components_are_told_by_names_with_and_without_wrappers() -> None:
+    family = AnyFamily(facts_of("gemma3"))
+    for name, component in (
+        ("model.vision_tower.encoder.layers.0.mlp.fc1.weight", "vision"),
+        ("model.multi_modal_projector.mm_input_projection_weight", "projector"),
+        ("model.visual.merger.mlp.0.weight", "projector"),
+        ("model.language_model.layers.0.mlp.up_proj.weight", "language"),
+        ("lm_head.weight", "language"),
+    ):
+        assert family.component(name) == component
+        assert family.component(f"base_model.model.{name}") == component
+        assert family.component(f"module.{name}") == component
+
+
+def beside_torchvision(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    if not TORCHVISION.is_dir():
+        pytest.skip("not run: there is no torchvision (`make real-env`)")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{TORCHVISION}:{ROOT}",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=580,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=pytest.mark.full if kind == "mistral3" else pytest.mark.soak)
+        for kind in sorted(TYPES)
+    ],
+)
+def test_every_proof_holds_for_a_type_that_vtool_has_no_code_for(tmp_path: Path, kind: str) -> None:
+    """All proofs, those of two ranks, of resuming and of the export among them."""
+    rows_file(tmp_path)
+    made = beside_torchvision(tmp_path, "-m", "tests.families.tiny_folders", str(tmp_path), kind)
+    if "requires the num2words" in made.stderr or "`num2words` is required" in made.stderr:
+        pytest.skip("not run: num2words is not installed")
+    assert made.returncode == 0, made.stderr[-2000:]
+    done = beside_torchvision(tmp_path, "-m", "vtool", "verify", *run(kind), "--format", "json")
+    results = json.loads(done.stdout)["results"]
+    if kind in REFUSED:
+        assert REFUSED[kind] in done.stdout
+        return
+    checks = {name: state for one in results for name, state in one["checks"].items()}
+    assert done.returncode == 0, done.stdout[-3000:]
+    for proof in ("loss-differs", "gradient-depends-on-ranks", "resume-differs", "export-differs"):
+        assert checks[proof] == "passed"
+    assert checks["label-masks-disagree"] == "passed"
+
+
+def processor_of(folder: Path, kind: str) -> Processor:
+    return load_processor(folder, kind)
+
+
+def test_a_prompt_has_the_images_that_stand_before_its_answer(tmp_path: Path) -> None:
+    from vtool.config.schema import Data
+    from vtool.data.encode import encode_prompt, encode_row
+    from vtool.data.row import Row
+    from vtool.data.sources import Rows
+    from vtool.verification.select_rows import InMemoryRows
+
+    processor = processor_of(model_folder(tmp_path, "gemma3"), "gemma3")
+    turns: list[dict[str, Any]] = [
+        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "One?"}]},
+        {"role": "assistant", "content": "a"},
+        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Two?"}]},
+        {"role": "assistant", "content": "bc"},
+    ]
+    row = Row(id="r", messages=turns, images=[picture(1), picture(2)])
+    sample = encode_row(row, 0, processor, Data(train=()))
+    prompt = encode_prompt(Rows((), [InMemoryRows([row])]), 0, processor)
+    last = len(prompt.input_ids)
+    assert sample.input_ids[:last].tolist() == prompt.input_ids.tolist()
+    assert sample.input_ids[last : last + 3].tolist() == sample.labels[last : last + 3].tolist()
+    assert prompt.reference == "bc"
+    assert prompt.visuals.images == 2
+    image = processor.ids.image
+    assert int((prompt.input_ids == image).sum()) == 2 * 4  # mm_tokens_per_image
+    assert math.isclose(float(sample.visuals.tokens["token_type_ids"].sum()), 8)
