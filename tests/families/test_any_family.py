@@ -15,11 +15,12 @@ from PIL import Image
 
 from tests.commands import vtool
 from tests.families.tiny_folders import TYPES, WITHOUT_TORCHVISION, write_folder
-from vtool.families import facts_of, is_trained
+from vtool.families import can_train, family_facts
 from vtool.families.any_facts import transformers_types
 from vtool.families.any_family import AnyFamily, with_fewer_layers
 from vtool.models.processor import Processor, load_processor
 
+SETTINGS = {"train": ({"format": "messages", "path": "rows.jsonl"},), "global_batch_size": 1}
 ROOT = Path(__file__).parents[2]
 TORCHVISION = ROOT / ".real-env/torchvision"
 HERE = [
@@ -71,12 +72,12 @@ def test_types_are_those_of_transformers_without_importing_it() -> None:
     )
 
     assert transformers_types() == dict(WANTED)
-    assert is_trained("gemma3")
-    assert not is_trained("gema3")
-    assert not is_trained("llama")
-    assert facts_of("gemma3").model_class_name == "Gemma3ForConditionalGeneration"
-    assert facts_of("gemma3").is_learnt
-    assert not facts_of("qwen2_5_vl").is_learnt
+    assert can_train("gemma3")
+    assert not can_train("gema3")
+    assert not can_train("llama")
+    assert family_facts("gemma3").model_class_name == "Gemma3ForConditionalGeneration"
+    assert family_facts("gemma3").is_learnt
+    assert not family_facts("qwen2_5_vl").is_learnt
 
 
 @pytest.mark.parametrize("kind", HERE)
@@ -216,6 +217,14 @@ def test_what_needs_code_of_a_family_is_refused_by_name(
     assert says in out
 
 
+def test_a_model_that_reads_prompts_both_ways_is_refused(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path, "paligemma")
+    rows = rows_file(tmp_path)
+    out = vtool(tmp_path, "verify", rows, f"model.path={folder}", status=1)
+    assert "error[processor-not-understood VT682]" in out
+    assert REFUSED["paligemma"] in out
+
+
 def test_a_row_with_a_video_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     folder = model_folder(tmp_path, "gemma3")
@@ -245,7 +254,7 @@ def test_a_twin_has_two_layers_and_one_of_each_kind() -> None:
 
 
 def test_components_are_told_by_names_with_and_without_wrappers() -> None:
-    family = AnyFamily(facts_of("gemma3"))
+    family = AnyFamily(family_facts("gemma3"))
     for name, component in (
         ("model.vision_tower.encoder.layers.0.mlp.fc1.weight", "vision"),
         ("model.multi_modal_projector.mm_input_projection_weight", "projector"),
@@ -323,7 +332,7 @@ def test_a_prompt_has_the_images_that_stand_before_its_answer(tmp_path: Path) ->
         {"role": "assistant", "content": "bc"},
     ]
     row = Row(id="r", messages=turns, images=[picture(1), picture(2)])
-    sample = encode_row(row, 0, processor, Data(train=()))
+    sample = encode_row(row, 0, processor, Data.model_validate(SETTINGS))
     prompt = encode_prompt(Rows((), [InMemoryRows([row])]), 0, processor)
     last = len(prompt.input_ids)
     assert sample.input_ids[:last].tolist() == prompt.input_ids.tolist()

@@ -7,7 +7,7 @@ from pathlib import Path
 from vtool.config.schema.formats.entry import ROWS_SUFFIXES, has_rows_files
 from vtool.contents import small_file
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.families import is_trained
+from vtool.families import can_train
 from vtool.model_folder import MODEL_CONFIG, ModelFolder
 
 _WEIGHTS = ".safetensors"
@@ -66,7 +66,7 @@ def given_for_recipe(recipe: str, path: Path) -> Diagnostic:
             f" model.path={given} audits rows with its tokenizer, vtool load-check {given} checks"
             " its weights"
         )
-        if kind and not is_trained(kind):
+        if kind and not can_train(kind):
             help = f"it is a model of type {kind}: {ANOTHER_FAMILY}"
     elif path.is_dir():
         what = f"is a folder without files of rows ({', '.join(ROWS_SUFFIXES)})"
@@ -117,7 +117,7 @@ def refuse_other_family(folder: Path) -> None:
         Findings: `not-a-run`, fatal.
     """
     kind = ModelFolder(folder).model_type
-    if kind is not None and not is_trained(kind):
+    if kind is not None and not can_train(kind):
         raise other_family(folder, kind)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from vtool.config.megatron_ddp import Problem
 from vtool.config.schema.megatron import Megatron, Parallel
 from vtool.config.schema.model import Model
-from vtool.families import FAMILIES, facts_of
+from vtool.families import FAMILIES, family_facts
 from vtool.model_folder import ModelFolder
 
 
@@ -39,7 +39,7 @@ def language_of(model: Model) -> Language | None:
     None where its config.json does not give them, which another rule finds.
     """
     if not model.path:
-        size = facts_of(model.family).sizes.get(model.size or "")
+        size = family_facts(model.family).sizes.get(model.size or "")
         if size is None:
             return None
         return Language(size["heads"], size["kv_heads"], size["layers"], size["intermediate"])

@@ -8,7 +8,7 @@ from vtool.config.resources import opened
 from vtool.config.schema import Run
 from vtool.config.schema.base import NotValid
 from vtool.diagnostics import Origin
-from vtool.families import is_trained
+from vtool.families import can_train
 from vtool.model_folder import MODEL_CONFIG, ModelFolder
 
 _NAME = ("model", "family")
@@ -29,7 +29,7 @@ def with_family_of_folder(run: Run, origins: Origins) -> tuple[Run, Origins]:
     if path is None or not shipped:
         return run, origins
     found = ModelFolder(Path(path)).model_type
-    if found is None or not is_trained(found) or found == family:
+    if found is None or not can_train(found) or found == family:
         return run, origins
     made = run.model_copy(update={"model": run.model.model_copy(update={"family": found})})
     there = Origin(str(Path(path) / MODEL_CONFIG))

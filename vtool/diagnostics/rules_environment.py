@@ -258,4 +258,19 @@ RULES = (
         fix="vtool says nothing about it: let `vtool watch` or `vtool load-check` look at a run.",
         severity="note",
     ),
+    Rule(
+        name="processor-not-understood",
+        code="VT682",
+        summary="A model's processor encodes images in a way that vtool has not learnt to join.",
+        why=(
+            "How a type's processor joins rows is found by two calls of it. Where they do not tell,"
+            " a batch would be guessed."
+        ),
+        bad="model.path of a PaliGemma, whose prompts are read both ways",
+        good="model.path of a Gemma 3",
+        fix=(
+            "Install the package that the message names, or train this model elsewhere: `vtool"
+            " watch` shows what is then taught."
+        ),
+    ),
 )

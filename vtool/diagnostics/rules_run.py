@@ -22,21 +22,6 @@ RULES = (
         fix="Copy the folder again, and compare it with its source.",
     ),
     Rule(
-        name="processor-not-understood",
-        code="VT682",
-        summary="A model's processor encodes images in a way that vtool has not learnt to join.",
-        why=(
-            "How a type's processor joins rows is found by two calls of it. Where they do not tell,"
-            " a batch would be guessed."
-        ),
-        bad="model.path of a PaliGemma, whose prompts are read both ways",
-        good="model.path of a Gemma 3",
-        fix=(
-            "Install the package that the message names, or train this model elsewhere: `vtool"
-            " watch` shows what is then taught."
-        ),
-    ),
-    Rule(
         name="template-argument-missing",
         code="VT669",
         summary="The chat template writes an argument that nothing gives.",

@@ -14,7 +14,7 @@ from vtool.config.given_for_recipe import other_family
 from vtool.config.schema import Run
 from vtool.contents import small_file
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.families import is_trained
+from vtool.families import can_train
 from vtool.families.family import load_family
 from vtool.model_folder import MODEL_CONFIG, ModelFolder
 from vtool.models.adapters import CONFIG, add_saved_adapter, base_of_adapter, is_for_nf4
@@ -67,7 +67,7 @@ def find_export(run: Path, base: Path | None = None) -> Export:
         raise Findings(
             Diagnostic("not-a-run", message, help="write it again: vtool export RUN"), fatal=True
         ) from error
-    if not is_trained(family_name):
+    if not can_train(family_name):
         raise other_family(folder, family_name)
     return Export(folder, base, family_name)
 

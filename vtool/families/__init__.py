@@ -16,11 +16,11 @@ FAMILIES: Mapping[str, FamilyFacts] = MappingProxyType(
 """The facts of every family by its name, which is `model.family` and config.json's `model_type`."""
 
 
-def facts_of(name: str) -> FamilyFacts:
+def family_facts(name: str) -> FamilyFacts:
     """Return the facts of a family; of another model type what transformers says of it."""
     return FAMILIES.get(name) or any_facts(name)
 
 
-def is_trained(kind: str | None) -> bool:
+def can_train(kind: str | None) -> bool:
     """Return whether models of a `model_type` can be trained: transformers has a class for it."""
     return kind is not None and (kind in FAMILIES or kind in transformers_types())

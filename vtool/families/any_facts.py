@@ -32,7 +32,7 @@ def transformers_types() -> Mapping[str, str]:
 
 @cache
 def any_facts(name: str) -> FamilyFacts:
-    """Return what is known of a model type beforehand: the name of its class."""
+    """Return the facts of a model type that are known beforehand: the name of its class."""
     return FamilyFacts(
         name=name,
         implementation="vtool.families.any_family:AnyFamily",

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vtool.families import facts_of
+from vtool.families import family_facts
 from vtool.families.facts import FamilyFacts
 from vtool.families.frames import FrameRequest, sample_in_groups
 from vtool.families.tokens import TokenIds, TokenNames
@@ -236,7 +236,7 @@ class Family:
 
 def load_family(name: str) -> Family:
     """Import the code of a family (a `model_type`)."""
-    facts = facts_of(name)
+    facts = family_facts(name)
     module, _, attribute = facts.implementation.partition(":")
     family: Family = getattr(import_module(module), attribute)(facts)
     return family

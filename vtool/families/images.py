@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from vtool.families import facts_of
+from vtool.families import family_facts
 from vtool.families.facts import PatchSizes
 from vtool.model_folder import ModelFolder
 
@@ -34,7 +34,7 @@ def beyond_any_model(folder: Path) -> str | None:
 def patches_of_tower(folder: Path, family: str) -> PatchSizes | None:
     """Return the patches that a folder's vision tower takes; None where config.json has none."""
     vision = ModelFolder(folder).config.get("vision_config")
-    return _patches(vision, facts_of(family).patches, "spatial_merge_size")
+    return _patches(vision, family_facts(family).patches, "spatial_merge_size")
 
 
 def patches_of_processor(folder: Path) -> PatchSizes | None:

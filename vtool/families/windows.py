@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vtool.families import facts_of
+from vtool.families import family_facts
 from vtool.families.images import MOST_LAYERS
 from vtool.model_folder import ModelFolder
 
@@ -41,7 +41,7 @@ def window_of_folder(folder: Path, family: str) -> Window | None:
     None where there is no window, or no such file that can be read.
     """
     config = ModelFolder(folder).config
-    default = facts_of(family).sliding_window
+    default = family_facts(family).sliding_window
     if default is None or not config:
         return None
     # old folders have one level

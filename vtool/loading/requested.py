@@ -8,7 +8,7 @@ from vtool.config.load import load_load_check, load_run
 from vtool.config.schema import LoadCheck, Run
 from vtool.config.shipped import recipe_names
 from vtool.diagnostics.result import Result
-from vtool.families import facts_of
+from vtool.families import family_facts
 from vtool.hub.cache import find_cached_model
 from vtool.hub.names import hub_name
 from vtool.loading.subjects import no_subject
@@ -90,4 +90,4 @@ def _served(run: Run) -> str:
     export = run.folder / "export"
     if (export / MODEL_CONFIG).is_file():
         return os.path.join(export, "")  # with a slash, that it is taken for nothing else
-    return f"vllm:{facts_of(run.model.family).model_class_name}"
+    return f"vllm:{family_facts(run.model.family).model_class_name}"

@@ -12,7 +12,7 @@ from torch import nn
 
 from vtool.config.expected import AGAIN, CHECKPOINTING, COMPONENTS, KEPT
 from vtool.config.readback import Observed
-from vtool.families import facts_of
+from vtool.families import family_facts
 from vtool.models.attention import LANGUAGE_ATTENTION, TOWER_ATTENTION
 from vtool.models.model_class import class_of
 from vtool.models.nf4 import Nf4Linear
@@ -94,7 +94,7 @@ def observe_config(config: Any) -> Iterator[Observed]:
     """Yield the family of a model's config, and its size, where it is one of vtool's."""
     yield Observed("model.family", config.model_type, "the model's config")
     found = measure_config(config)
-    facts = facts_of(config.model_type)
+    facts = family_facts(config.model_type)
     sizes = (
         size
         for size, table in facts.sizes.items()

@@ -42,7 +42,7 @@ class WholeRow:
     ids: tuple[tuple[int, ...], ...]
     """The token ids of each text, images included."""
     tokens: Mapping[str, Tensor]
-    """Of `TOKEN_INPUTS`, int64 [L]."""
+    """Inputs of `TOKEN_INPUTS`, int64 [L]."""
     inputs: Mapping[str, Tensor]
     """The model's inputs of the row's images."""
 
@@ -343,7 +343,7 @@ class _Tokenizer:
 def _encoding(
     pieces: Sequence[Sequence[int]], ends: Sequence[int], batched: bool, more: Mapping[str, Any]
 ) -> Any:
-    """Return what a tokenizer returns, of texts that were tokenized each by itself.
+    """Return the encoding of texts that were tokenized each by itself, as a tokenizer returns it.
 
     Args:
         pieces: their token ids.

@@ -9,7 +9,7 @@ import torch
 
 from vtool.config.schema import Run
 from vtool.data.collate import Batch, Documents
-from vtool.families import facts_of
+from vtool.families import family_facts
 from vtool.families.family import Family
 from vtool.model_folder import ModelFolder
 from vtool.planning.measured import MeasuredRows
@@ -96,7 +96,7 @@ def shape_of(
             return _measured_shape(run, rows, measured)
     if tokens is None:
         raise ValueError("the recipe does not bound its rows")
-    sizes = facts_of(run.model.family).patches
+    sizes = family_facts(run.model.family).patches
     merged = sizes.merge_size
     pixels = data.image.max_pixels or _folder_pixels(run)
     most = (3 * tokens // 4 - 2) if images is None else tokens // max(1, images) - 3
@@ -112,7 +112,7 @@ def shape_of(
 
 def _measured_shape(run: Run, rows: int, measured: MeasuredRows) -> Shape:
     """Return rows as long as the longest, each with the most images that one has."""
-    merged, images = facts_of(run.model.family).patches.merge_size, measured.images or 0
+    merged, images = family_facts(run.model.family).patches.merge_size, measured.images or 0
     high, wide = measured.grid
     if images * (high * wide // merged**2 + 2) >= measured.tokens:  # not all are as large
         high = wide = merged * isqrt(max(0, measured.tokens // images - 3))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.families import facts_of
+from vtool.families import family_facts
 from vtool.model_folder import TEMPLATE, ModelFolder
 from vtool.models.backends import recorded_backend
 from vtool.serving.vllm import VLLM
@@ -155,7 +155,7 @@ def check_on_cpu(model: ServedModel, dtype: str) -> None:
         Findings: `not-servable`; fatal.
     """
     size = _head_size(model.text)
-    facts = facts_of(str(model.config.get("model_type")))
+    facts = family_facts(str(model.config.get("model_type")))
     if facts is not None and facts.recurrent:
         if dtype != "bfloat16" or size == 32:
             message = (

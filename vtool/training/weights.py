@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from vtool.config.schema import Lora, Model, Run
 from vtool.diagnostics import Diagnostic, Findings
-from vtool.families import facts_of, is_trained
+from vtool.families import can_train, family_facts
 from vtool.model_folder import MODEL_CONFIG, ModelFolder
 from vtool.models.adapters import (
     CONFIG,
@@ -230,7 +230,7 @@ def _of_the_model(found: Weights, model: Model) -> Iterator[_Problem]:
 
     config = read(found.config)
     if config.model_type != model.family:
-        known = f"set model.family={config.model_type}" if is_trained(config.model_type) else None
+        known = f"set model.family={config.model_type}" if can_train(config.model_type) else None
         yield (
             f"it is a model of type {config.model_type}, but model.family is {model.family}",
             known,
@@ -240,7 +240,10 @@ def _of_the_model(found: Weights, model: Model) -> Iterator[_Problem]:
     if model.path is not None:
         wanted, whose = measure_config(read(Path(model.path))), model.path
     else:
-        wanted, whose = dict(facts_of(model.family).sizes[model.size or ""]), f"size {model.size}"
+        wanted, whose = (
+            dict(family_facts(model.family).sizes[model.size or ""]),
+            f"size {model.size}",
+        )
     if other := [
         f"{name} {own[name]}, not {wanted[name]}"
         for name in own

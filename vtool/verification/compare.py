@@ -21,7 +21,7 @@ from vtool.config.settings import all_settings
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
 from vtool.engines import ddp, fsdp2
-from vtool.families import is_trained
+from vtool.families import can_train
 from vtool.families.family import load_family
 from vtool.models import observe_model
 from vtool.training.optimizer import observe_group
@@ -158,7 +158,7 @@ def _observe_model(model: nn.Module) -> Iterator[Observed]:
         yield Observed("model.family", inner.config.model_type, "the model's config")
     if any(hasattr(layer, "lora_A") for layer in inner.modules()):
         yield from observe_model.observe_adapters(inner)
-    elif is_trained(getattr(getattr(inner, "config", None), "model_type", None)):
+    elif can_train(getattr(getattr(inner, "config", None), "model_type", None)):
         component = load_family(inner.config.model_type).component
         yield from observe_model.observe_frozen(inner.named_parameters(), component)
 

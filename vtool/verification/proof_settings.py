@@ -5,7 +5,7 @@ from typing import Any
 from vtool.config import schema
 from vtool.config.attention import NOT_ON_CPU
 from vtool.config.schema import Run
-from vtool.families import facts_of
+from vtool.families import family_facts
 from vtool.verification.select_rows import FRAMES
 from vtool.verification.shrink_run import shrink_run
 
@@ -47,7 +47,7 @@ def choose_proof_settings(recipe_run: Run, *, full_size: bool) -> tuple[Run, tup
             f"model.attention {chosen} → what torch's SDPA computes of the same lengths: there is"
             " no such kernel on a CPU"
         )
-    learnt = facts_of(run.model.family).is_learnt  # its processor has sizes of its own
+    learnt = family_facts(run.model.family).is_learnt  # its processor has sizes of its own
     both = () if learnt else (("image", _image_bounds(run)), ("video", _video_bounds(run)))
     for kind, bounds in both:
         for name, value in bounds.items():
@@ -111,13 +111,13 @@ def _clamp_pixels(sizes: schema.Image | schema.Video, low: int, high: int) -> di
 
 
 def _image_bounds(run: Run) -> dict[str, int]:
-    token = facts_of(run.model.family).patches.pixels_per_token
+    token = family_facts(run.model.family).patches.pixels_per_token
     return _clamp_pixels(run.data.image, _FEWEST * token, _MOST * token)
 
 
 def _video_bounds(run: Run) -> dict[str, int]:
     """Return bounds of each frame, or of all frames where the family sizes these together."""
-    facts = facts_of(run.model.family)
+    facts = family_facts(run.model.family)
     token = facts.patches.pixels_per_token
     token *= facts.patches.temporal_patch_size if facts.video.bounds_are_total else 1
     bounds = _clamp_pixels(run.data.video, _FEWEST * token, _MOST * token)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vtool.config.schema import Lora, Megatron, Run
-from vtool.families import FAMILIES, facts_of
+from vtool.families import FAMILIES, family_facts
 from vtool.families.windows import window_of_folder
 
 # The number of a layer or block in a linear layer's name: `layers.20.self_attn.q_proj`, and not the
@@ -68,7 +68,7 @@ def shrink_run(run: Run) -> SmallRun:
 def _shrink_model(run: Run, changes: list[str]) -> dict[str, Any]:
     """Return the settings of a small model, and of adapters on it."""
     update: dict[str, Any] = {}
-    learnt = facts_of(run.model.family).is_learnt
+    learnt = family_facts(run.model.family).is_learnt
     if run.model.path is not None and learnt:
         changes.append(f"{run.model.path} → its config.json with fewer layers, random weights")
         update["model"] = run.model.model_copy(update={"init": "random"})
@@ -87,7 +87,7 @@ def _shrink_model(run: Run, changes: list[str]) -> dict[str, Any]:
         update["model"] = update["model"].model_copy(update={"gradient_checkpointing": "full"})
     elif isinstance(asked, int) or asked == "auto":
         # one block is left that keeps its activations, so that both are seen
-        size = facts_of(run.model.family).sizes["tiny"]
+        size = family_facts(run.model.family).sizes["tiny"]
         most = size["vision_depth"] + size["layers"] - 1
         if (here := most if asked == "auto" else min(asked, most)) != asked:
             changes.append(f"model.gradient_checkpointing {asked} → {here}")

@@ -8,7 +8,7 @@ from vtool.config.origins import Origins
 from vtool.config.rules.rule import settings_rule
 from vtool.config.schema import Fsdp2, Megatron, Run
 from vtool.diagnostics import Diagnostic, Rule
-from vtool.families import facts_of
+from vtool.families import family_facts
 from vtool.families.modeling_file import SETTING
 from vtool.families.windows import packing_conflict, window_of_folder
 
@@ -58,9 +58,9 @@ def packing_not_built(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             "data.packing",
             origins.near("data.packing"),
         )
-    if facts_of(run.model.family).is_learnt:
+    if family_facts(run.model.family).is_learnt:
         yield from _of_learnt(run, origins)
-    if run.data.packing != "none" and facts_of(run.model.family).recurrent:
+    if run.data.packing != "none" and family_facts(run.model.family).recurrent:
         yield Diagnostic(
             "not-built-on-engine",
             (

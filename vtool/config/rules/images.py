@@ -7,7 +7,7 @@ from vtool.config.origins import Origins
 from vtool.config.rules.rule import settings_rule
 from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic, Rule
-from vtool.families import facts_of
+from vtool.families import family_facts
 from vtool.families.facts import PatchSizes
 from vtool.families.images import patches_of_processor
 
@@ -15,7 +15,7 @@ from vtool.families.images import patches_of_processor
 def _patches(run: Run) -> PatchSizes:
     """Return how the model's folder cuts images, or else its family."""
     own = patches_of_processor(Path(run.model.path)) if run.model.path else None
-    return own or facts_of(run.model.family).patches
+    return own or family_facts(run.model.family).patches
 
 
 def _own_sizes(run: Run, origins: Origins) -> Iterator[Diagnostic]:
@@ -34,7 +34,7 @@ def _own_sizes(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 
 def _smallest_video(run: Run, patches: PatchSizes) -> int:
     """Return the pixels of a video of one token: of all its frames, or of one, as bounds count."""
-    total = facts_of(run.model.family).video.bounds_are_total
+    total = family_facts(run.model.family).video.bounds_are_total
     return patches.pixels_per_token * (patches.temporal_patch_size if total else 1)
 
 
@@ -60,12 +60,12 @@ def _smallest_video(run: Run, patches: PatchSizes) -> int:
 )
 def pixel_bounds(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Check that some size of whole image tokens is within min_pixels and max_pixels."""
-    if facts_of(run.model.family).is_learnt:
+    if family_facts(run.model.family).is_learnt:
         yield from _own_sizes(run, origins)
         return
     patches = _patches(run)
     side, token = patches.patch_size * patches.merge_size, patches.pixels_per_token
-    total = facts_of(run.model.family).video.bounds_are_total
+    total = family_facts(run.model.family).video.bounds_are_total
     for kind, bounds, smallest, of, so in (
         ("image", run.data.image, token, "an image token", "every image would be larger"),
         (
@@ -233,7 +233,7 @@ def token_types_left_out(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     )
     if "mm_token_type_ids" not in dropped or "image_grid_thw" in dropped:
         return
-    silent = facts_of(family).text_positions_without_token_types
+    silent = family_facts(family).text_positions_without_token_types
     counts = (
         "transformers silently gives images and videos the positions of text; whoever uses"
         " the trained model gives it others"

@@ -7,7 +7,7 @@ from vtool.config.rules.rule import settings_rule
 from vtool.config.schema import Run, trained_components
 from vtool.diagnostics import Diagnostic, Rule
 from vtool.diagnostics.near_miss import did_you_mean, near
-from vtool.families import facts_of
+from vtool.families import family_facts
 from vtool.families.linear_layers import ends_in, select_layers
 
 _EMBEDDINGS = ("lm_head", "model.language_model.embed_tokens")
@@ -120,9 +120,9 @@ def lora_target(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     components = trained_components(run.model.freeze)
     if run.lora is None or not components:
         return
-    if facts_of(run.model.family).is_learnt:
+    if family_facts(run.model.family).is_learnt:
         return  # peft says which layers it has, once the model is there
-    layers = facts_of(run.model.family).linear_layers
+    layers = family_facts(run.model.family).linear_layers
     trained = [name for component in components for name in layers[component]]
     given = (("lora.targets", run.lora.targets or ()), ("lora.exclude", run.lora.exclude))
     found = False

@@ -12,7 +12,7 @@ from vtool.config.origins import Origins
 from vtool.config.rules.rule import settings_rule
 from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic, Rule
-from vtool.families import FAMILIES, facts_of, is_trained
+from vtool.families import FAMILIES, can_train, family_facts
 from vtool.families.images import patches_of_processor, patches_of_tower
 from vtool.families.modeling_file import (
     RULE,
@@ -43,13 +43,13 @@ def _problem(folder: Path, family: str) -> tuple[str | None, str | None]:
         return _problem_of_own(config, family), None
     if found is None:
         return "has a config.json without a model_type", None
-    other = f"but model.family is {family}" if is_trained(found) else _NO_CLASS
+    other = f"but model.family is {family}" if can_train(found) else _NO_CLASS
     return f"is a model of type {found}, {other}", str(found)
 
 
 def _problem_of_own(config: dict[str, Any], family: str) -> str | None:
     """Return why a model of the right family cannot be trained."""
-    if facts_of(family).is_learnt:  # its class reads what it likes
+    if family_facts(family).is_learnt:  # its class reads what it likes
         return f"is {quantized}" if (quantized := quantized_already(config)) else None
     if not isinstance(config.get("vision_config"), dict):
         return (
@@ -162,7 +162,7 @@ def not_a_model_folder(run: Run, origins: Origins) -> Iterator[Diagnostic]:
             if inside
             else "give a folder as save_pretrained or `vtool export` writes it"
         )
-        if seen and is_trained(seen):
+        if seen and can_train(seen):
             help = f"set model.family={seen}, or give another folder"
         elif seen:
             help = ANOTHER_FAMILY
@@ -245,7 +245,7 @@ def patch_mismatch(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 
     Else pixels end up elsewhere, or tokens and features differ in number.
     """
-    if run.model.path is None or facts_of(run.model.family).is_learnt:
+    if run.model.path is None or family_facts(run.model.family).is_learnt:
         return
     folder = Path(run.model.path)
     tower, processor = patches_of_tower(folder, run.model.family), patches_of_processor(folder)
@@ -314,7 +314,7 @@ def _blocks(run: Run) -> tuple[int, int] | None:
     """
     model = run.model
     if model.starts_from == "random":
-        size = facts_of(model.family).sizes.get(model.size or "")
+        size = family_facts(model.family).sizes.get(model.size or "")
         return (size["vision_depth"], size["layers"]) if size else None
     try:
         config = ModelFolder(Path(str(model.path))).config

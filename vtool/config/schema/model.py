@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, WrapValidator
 
 from vtool.config.schema.base import ActsLater, ReadBack, Settings
-from vtool.families import FAMILIES, is_trained
+from vtool.families import FAMILIES, can_train
 
 if TYPE_CHECKING:
     FamilyName = str
@@ -15,9 +15,7 @@ else:
     FamilyName = Annotated[
         _Own,
         WrapValidator(
-            lambda given, own: (
-                given if isinstance(given, str) and is_trained(given) else own(given)
-            ),
+            lambda given, own: given if isinstance(given, str) and can_train(given) else own(given),
             json_schema_input_type=_Own | str,
         ),
     ]
