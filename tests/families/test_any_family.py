@@ -199,6 +199,7 @@ def test_what_no_image_reaches_is_found_and_stays_as_it_is(
         ("data.image.max_pixels=10000", "the processor of gemma3 has sizes of its own"),
         ("model.attention=varlen", "is not proved for models of type gemma3"),
         ("data.packing=token_budget data.micro_batch_tokens=100", "is not proved for models"),
+        ("model.gradient_checkpointing=auto", "is not proved for models of type gemma3"),
         ("model.family=gema3", "did you mean `gemma3`"),
         ("engine=megatron", "engine=megatron has the layers of"),
     ],

@@ -10,6 +10,7 @@ from vtool.config.schema import Ddp, Fsdp2, Megatron, Run
 from vtool.data.head_nll import rows_of_block
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.progress import working
+from vtool.families import family_facts
 from vtool.model_folder import ModelFolder
 from vtool.models.nf4 import missing_bitsandbytes
 from vtool.planning.measured import MeasuredRows, measure_rows, vocabulary_of
@@ -162,6 +163,9 @@ def make_plan(run: Run, asked: PlanQuestion) -> MemoryPlan:
         raise Findings(
             Diagnostic("not-planned", what, "plan it with engine=fsdp2", "engine.kind"), fatal=True
         )
+    if family_facts(run.model.family).is_learnt:
+        what = f"the passes of a {run.model.family} are not computed without its weights"
+        raise Findings(Diagnostic("not-planned", what, parameter="model.family"), fatal=True)
     measured = None
     if asked.tokens is None and bound_of(run) is None:
         measured = _measured(run)

@@ -28,6 +28,11 @@ def _of_learnt(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     asked = (
         ("data.packing", run.data.packing, ("none",)),
         ("model.attention", run.model.attention, ("sdpa", "eager")),
+        (
+            "model.gradient_checkpointing",
+            "auto" if run.model.gradient_checkpointing == "auto" else "full",
+            ("full",),
+        ),
     )
     for name, value, built in asked:
         if value not in built:
