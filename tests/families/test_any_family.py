@@ -17,7 +17,8 @@ from tests.commands import vtool
 from tests.families.tiny_folders import TYPES, WITHOUT_TORCHVISION, write_folder
 from vtool.families import can_train, family_facts
 from vtool.families.any_facts import transformers_types
-from vtool.families.any_family import AnyFamily, with_fewer_layers
+from vtool.families.any_family import AnyFamily
+from vtool.families.twin_config import with_fewer_layers
 from vtool.models.processor import Processor, load_processor
 
 SETTINGS = {"train": ({"format": "messages", "path": "rows.jsonl"},), "global_batch_size": 1}

@@ -23,7 +23,6 @@ _MERGERS = ("merger", "merger_list", "deepstack_merger_list")
 """Children of a tower that turn its features into embeddings, as Qwen's have them."""
 _IMAGE_TOKEN = ("image_token_id", "image_token_index")
 _VIDEO_TOKEN = ("video_token_id", "video_token_index")
-_LAYERS, _FEW = ("num_hidden_layers", "depth"), 2
 NO_TOKEN = -1
 """The id of a token that a model has not."""
 
@@ -113,25 +112,6 @@ class AnyFamily(Family):
     ) -> dict[str, dict[str, Any]]:
         """Return nothing: the processor has written all of its files itself."""
         return {}
-
-
-def with_fewer_layers(config: Any) -> Any:
-    """Return a config whose parts have two layers each, or one of each kind; widths stay.
-
-    Args:
-        config: of transformers; it is changed.
-    """
-    for part in (config, *(one for one in vars(config).values() if hasattr(one, "to_dict"))):
-        name = next((one for one in _LAYERS if isinstance(getattr(part, one, None), int)), None)
-        if name is None or (layers := getattr(part, name)) <= _FEW:
-            continue
-        kinds = getattr(part, "layer_types", None) or [None] * layers
-        kept = max(_FEW, *(kinds.index(kind) + 1 for kind in set(kinds)))
-        for field, value in list(vars(part).items()):
-            if isinstance(value, list) and len(value) == layers:
-                setattr(part, field, value[:kept])
-        setattr(part, name, kept)
-    return config
 
 
 def odd_components(family: Family, model: nn.Module) -> list[str]:

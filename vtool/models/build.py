@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from vtool.config.schema import Model
-from vtool.families.any_family import odd_components, with_fewer_layers
+from vtool.families.any_family import odd_components
 from vtool.families.family import load_family
+from vtool.families.twin_config import narrowed, with_fewer_layers
 from vtool.model_folder import GENERATION
 from vtool.models.mapped_weights import (
     check_numbers,
@@ -24,6 +25,7 @@ from vtool.models.mapped_weights import (
 from vtool.models.model_class import model_class
 from vtool.models.on_meta import parameters_on_meta
 from vtool.models.processor import Processor
+from vtool.models.whole_processor import find_unreached
 from vtool.releases import enable_checkpointing
 from vtool.words import first_line
 
@@ -51,11 +53,30 @@ def model_config(settings: Model, processor: Processor, vocabulary: int | None =
         config = AutoConfig.from_pretrained(
             settings.path, local_files_only=True, trust_remote_code=False
         )
-        return with_fewer_layers(config)
+        return _twin(with_fewer_layers(config), processor)
     assert settings.size is not None, "a rule demands it"
     return load_family(settings.family).random_config(
         settings.size, vocabulary or len(processor.tokenizer), processor.ids
     )
+
+
+def _twin(config: Any, processor: Processor) -> Any:
+    """Return a narrower config, where a model of this one is large and its class takes another."""
+    from transformers import AutoModelForImageTextToText
+
+    assert processor.whole is not None, "only such a family has a twin"
+    with torch.device("meta"):
+        wide = AutoModelForImageTextToText.from_config(config)
+    if sum(one.numel() for one in wide.parameters()) <= _MOST_OF_A_TWIN:
+        return config
+    made = narrowed(config)
+    try:
+        with parameters_on_meta():
+            model = AutoModelForImageTextToText.from_config(made)
+        processor.whole.try_on(model)
+    except Exception:  # the class wants another width: the proofs take longer
+        return config
+    return made
 
 
 def implementations(dtype: torch.dtype, attention: str) -> dict[str, Any]:
@@ -69,6 +90,9 @@ def implementations(dtype: torch.dtype, attention: str) -> dict[str, Any]:
     chosen: dict[str, Any] = {"dtype": dtype, "attn_implementation": plain}
     return chosen | ({"experts_implementation": "eager"} if dtype == torch.float64 else {})
 
+
+_MOST_OF_A_TWIN = 30_000_000
+"""The parameters of a twin that need not be narrower."""
 
 # What transformers' classes raise of settings that they do not expect.
 _OF_A_CONFIG = (KeyError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError)
@@ -168,6 +192,9 @@ def _finish(model: Any, settings: Model, processor: Processor, folder: Path) -> 
     if processor.whole is not None:
         model.smallest_image = processor.whole.smallest
         model.unreached = processor.whole.unreached
+        if settings.starts_from == "random":  # a twin, which has other layers
+            small = processor.whole.smallest
+            model.unreached = find_unreached(family, model.config, small)
         if odd := odd_components(family, model):
             raise does_not_load(
                 f"{settings.path}: {', '.join(odd[:3])} and {len(odd)} parameters in all lie in"

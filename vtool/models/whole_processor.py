@@ -148,6 +148,21 @@ class WholeProcessor:
         finally:
             self.processor.tokenizer = self._call
 
+    def try_on(self, model: nn.Module) -> None:
+        """Compute a row with an image, with parameters of no bytes.
+
+        Args:
+            model: its parameters are on the meta device.
+
+        Raises:
+            Exception: what the class raises.
+        """
+        row = self.encode([self.text], [_picture()])
+        ids = torch.tensor(row.ids)
+        types = {name: one[None] for name, one in row.tokens.items()}
+        with stand_ins(model), torch.no_grad():
+            model(input_ids=ids, attention_mask=torch.ones_like(ids), **types, **row.inputs)
+
     def join(self, rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Join the image inputs of rows, as the processor's own batch has them.
 
@@ -215,41 +230,56 @@ def open_processor(folder: Path, tokenizer: Any, backend: str) -> Any:
     return made
 
 
-def find_unreached(family: Family, model: nn.Module, image: Mapping[str, Tensor]) -> frozenset[str]:
+def find_unreached(family: Family, config: Any, image: Mapping[str, Tensor]) -> frozenset[str]:
     """Return the parameters of the tower and the projector that no image reaches, by name.
 
     As a head of pooling that the class never calls. The forward pass of the smallest image is
-    computed with parameters of no bytes, and its graph is followed back.
+    computed on the meta device, or, where the class looks at numbers, with parameters of no bytes;
+    and its graph is followed back.
 
     Args:
         family: of the model.
-        model: its parameters are on the meta device.
+        config: the model's.
         image: its inputs.
     """
-    inner: Any = model.model
-    model.smallest_image = dict(image)  # type: ignore[assignment]
-    with stand_ins(model):
-        names = {id(one): name for name, one in model.named_parameters()}
-        output = inner.get_image_features(
-            **family.smallest_image(model, torch.device("cpu")), return_dict=True
-        )
-        seen: set[Any] = set()
-        reached = set()
-        ahead = [one.grad_fn for one in family.features(output) if one.grad_fn is not None]
-        while ahead:
-            node = ahead.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            if hasattr(node, "variable"):
-                reached.add(names.get(id(node.variable)))
-            ahead += [one for one, _ in node.next_functions if one is not None]
-    of_images = {name for name in names.values() if family.component(name) != "language"}
+    from transformers import AutoModelForImageTextToText
+
+    try:
+        with torch.device("meta"):
+            model = AutoModelForImageTextToText.from_config(config)
+        model.smallest_image = dict(image)
+        reached = _reached(family, model, torch.device("meta"))
+    except (RuntimeError, NotImplementedError, ValueError, TypeError):
+        with parameters_on_meta():
+            model = AutoModelForImageTextToText.from_config(config)
+        model.smallest_image = dict(image)
+        with stand_ins(model):
+            reached = _reached(family, model, torch.device("cpu"))
+    names = [name for name, _ in model.named_parameters()]
+    of_images = {name for name in names if family.component(name) != "language"}
     for part in ("vision", "projector"):  # one that is called elsewhere is reached all the same
         own = {name for name in of_images if family.component(name) == part}
         if own and own.isdisjoint(reached):
             of_images -= own
     return frozenset(of_images - reached)
+
+
+def _reached(family: Family, model: Any, device: torch.device) -> set[str]:
+    names = {id(one): name for name, one in model.named_parameters()}
+    given = family.smallest_image(model, device)
+    output = model.model.get_image_features(**given, return_dict=True)
+    ahead = [one.grad_fn for one in family.features(output) if one.grad_fn is not None]
+    seen: set[Any] = set()
+    reached = set()
+    while ahead:
+        node = ahead.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            reached.add(names[id(node.variable)])
+        ahead += [one for one, _ in node.next_functions if one is not None]
+    return reached
 
 
 def learn_processor(family: Family, processor: Any, config: Any, folder: Path) -> WholeProcessor:
@@ -268,7 +298,7 @@ def learn_processor(family: Family, processor: Any, config: Any, folder: Path) -
             )
         )
     try:
-        with parameters_on_meta():
+        with torch.device("meta"):
             model = AutoModelForImageTextToText.from_config(config)
         inner = getattr(model, "model", model)
         accepted = {
@@ -278,7 +308,7 @@ def learn_processor(family: Family, processor: Any, config: Any, folder: Path) -
         }
         text = processor.tokenizer.apply_chat_template(chat, tokenize=False)
         made = WholeProcessor(processor, accepted, str(text))
-        made.unreached = find_unreached(family, model, made.smallest)
+        made.unreached = find_unreached(family, config, made.smallest)
         return made
     except (KeyboardInterrupt, SystemExit):
         raise

@@ -18,7 +18,7 @@ from vtool.words import first_line
 TRAINED_VOCABULARY = 512
 _IDS = TokenIds(image=1, video=2, vision_start=3, vision_end=4, end=5, pad=6)
 # What ends an answer has no size.
-_PROCESSOR: Any = SimpleNamespace(ids=SimpleNamespace(end=None, pad=None))
+_PROCESSOR: Any = SimpleNamespace(ids=SimpleNamespace(end=None, pad=None), whole=None)
 
 
 def model_of(run: Run, vocabulary: int | None = None) -> Any:

@@ -127,10 +127,13 @@ class _Usable:
     row: Row
     sample: Sample
     shortened: bool = False
+    of_images: int = 0
+    """Tokens of images whose size no setting changes."""
 
     @property
     def tokens(self) -> int:
-        return len(self.sample.input_ids)
+        """Tokens that a shorter row could have fewer of."""
+        return len(self.sample.input_ids) - self.of_images
 
 
 def _usable_rows(rows: Rows, encoder: "_Encoder") -> Iterator[_Usable]:
@@ -233,7 +236,7 @@ class _Encoder:
         outcome: _Usable | Findings
         try:
             sample = _encode_row(row, self.processor, data)
-            outcome = _Usable(row, sample)
+            outcome = self._usable(row, sample)
             may_be_larger = sample.truncated and bool(sample.images)
         except Findings as findings:
             outcome = findings
@@ -243,9 +246,14 @@ class _Encoder:
             return outcome
         roomier = data.model_copy(update={"max_length": data.max_length + room})
         try:
-            return _Usable(row, _encode_row(row, self.processor, roomier))
+            return self._usable(row, _encode_row(row, self.processor, roomier))
         except Findings as findings:
             return findings
+
+    def _usable(self, row: Row, sample: Sample) -> _Usable:
+        processor = self.processor
+        fixed = int((sample.input_ids == processor.ids.image).sum()) if processor.whole else 0
+        return _Usable(row, sample, of_images=fixed)
 
     def _room(self, row: Row) -> int:
         """Return how many tokens more a row has here than with the recipe's sizes of images."""
