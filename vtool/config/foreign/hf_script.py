@@ -65,8 +65,8 @@ def read_script(
             given[one.name], places[one.name] = one.value, place.at(one.line, one.column)
         of_shell |= one.name == PROCESSES_VARIABLE and not one.exported
     _read_words(words, place, given, places)
-    lines = [] if of_shell else _code(text, ends)
-    ranks = _ranks(lines, place, launch, places) or _of_launch_file(text, path, places)
+    lines = [] if of_shell else code_lines(text, ends)
+    ranks = asked_processes(lines, place, launch, places) or _of_launch_file(text, path, places)
     for name, value, word in launch.settings(given):
         given[name], places[name] = value, place.of(word)
     findings = [
@@ -96,13 +96,13 @@ def _read_words(
     given |= {key: None for key, value in given.items() if _is_unknown(value)}
 
 
-def _code(text: str, last: int) -> list[str]:
+def code_lines(text: str, last: int) -> list[str]:
     """Return the lines up to the last one that is read, without comments."""
     lines = text.splitlines()[:last]
     return ["" if line.lstrip().startswith("#") else line.partition(" #")[0] for line in lines]
 
 
-def _ranks(
+def asked_processes(
     lines: list[str],
     place: ScriptPlaces,
     launch: LaunchOptions,
@@ -174,7 +174,7 @@ class _SetVariable(NamedTuple):
 def _variables(text: str, last: int) -> Iterator[_SetVariable]:
     """Yield the variables that a script sets up to a line."""
     continued = False
-    for number, code in enumerate(_code(text, last), 1):
+    for number, code in enumerate(code_lines(text, last), 1):
         alone = bool(_ALONE.fullmatch(code)) and not continued
         continued = code.endswith("\\")
         for found in _VARIABLE.finditer(code):
