@@ -47,8 +47,8 @@ def converted(trainer: str, text: str, name: str = "theirs.yaml") -> tuple[dict[
 def axolotl(pattern: str, family: str = "qwen2_5_vl", more: str = "") -> str:
     return (
         f"base_model: {family}\nprocessor_type: AutoProcessor\nchat_template: qwen2_vl\n"
-        f"datasets: [{{path: rows.jsonl, type: chat_template}}]\nadapter: lora\nlearning_rate: 1.0e-4\nlora_r: 8\n"
-        f"lora_alpha: 16\nlora_target_modules: {json.dumps(pattern)}\n{more}"
+        f"datasets: [{{path: rows.jsonl, type: chat_template}}]\nadapter: lora\nlora_r: 8\n"
+        f"learning_rate: 1.0e-4\nlora_alpha: 16\nlora_target_modules: {json.dumps(pattern)}\n{more}"
     )
 
 
@@ -144,7 +144,9 @@ def test_ms_swifts_pattern_goes_before_what_it_freezes() -> None:
 def test_trl_makes_a_pattern_of_one_name() -> None:
     text = "trl sft --model_name_or_path qwen2_vl --dataset_name x --use_peft --max_length 64"
     one = f"{text} --lora_target_modules q_proj"
-    assert "peft refuses it" in converted("trl", one, "run.sh")[1]
+    recipe, said = converted("trl", one, "run.sh")
+    assert "peft refuses it" in said
+    assert recipe["lora"]["targets"] == ["q_proj"]  # what was meant
     recipe, said = converted("trl", f"{one} v_proj", "run.sh")
     assert recipe["lora"]["targets"] == ["q_proj", "v_proj"]
     assert "peft refuses it" not in said

@@ -50,21 +50,16 @@ def put_targets(theirs: ForeignFile, pattern: str, word: str, saved: Collection[
         _Plan(one, compiled, depths if one is family else {}, saved)
         for one in ([family] if family else FAMILIES.values())
     ]
-    if family and not plans[0].numbers:
-        end = pattern.rpartition(".")[2]
-        theirs.found.append(
-            theirs.find(
-                "refused-there",
-                word,
-                f"{shown}, which is the whole name of no linear layer of {family.name}: peft"
-                " refuses it, or adapts other modules",
-                f"write {word}: '.*\\.{end}', or a list of two names and more, whose ends count"
-                if re.fullmatch(r"[\w.]+", pattern)
-                else "compare it with a whole name, such as"
-                f" {family.linear_layers['language'][0].replace('.N.', '.0.')}",
-            )
-        )
-        theirs.put("lora.targets", LEFT_OPEN, word)
+    name = re.fullmatch(r"[\w.]+", pattern)
+    if (family or name) and not any(one.numbers for one in plans):
+        example = next(iter(FAMILIES.values())).linear_layers["language"][0]
+        help = f"compare it with whole names, such as {_numbered(example, 0)}"
+        if name:
+            help = f"write {word}: '.*\\.{pattern}', or a list of two names, whose ends count"
+        message = f"{shown}, which is the whole name of no linear layer"
+        message += f"{f' of {family.name}' if family else ''}: peft refuses it"
+        theirs.found.append(theirs.find("refused-there", word, message, help))
+        theirs.put("lora.targets", [pattern] if name else LEFT_OPEN, word)
         return
     targets, frozen = plans[0].targets, plans[0].frozen
     if targets is None or any((one.targets, one.frozen) != (targets, frozen) for one in plans):
@@ -91,8 +86,8 @@ def put_targets(theirs: ForeignFile, pattern: str, word: str, saved: Collection[
 class _Plan:
     """Ends of names, and parts to freeze, for one family; `targets` is None where there are none.
 
-    `numbers` has, by component, the names that match, each with the numbers of its layers: None
-    for all of them.
+    `numbers` has, by component, the names that match, each with the numbers of its layers, and
+    `whole` the names of which all layers match.
     """
 
     def __init__(
@@ -102,39 +97,38 @@ class _Plan:
         depths: Mapping[str, int],
         saved: Collection[str],
     ) -> None:
-        self.numbers: dict[str, dict[str, list[int] | None]] = {}
+        self.numbers: dict[str, dict[str, list[int]]] = {}
+        self.whole: set[str] = set()
         layers = family.linear_layers
-        partly_unknown = False
+        self.unknown: set[str] = set()
         for part, names in layers.items():
             for name in names:
-                depth = depths.get(part, _MOST)
+                depth = depths.get(part, _MOST) if "N" in name.split(".") else 1
                 found = [at for at in range(depth) if pattern.fullmatch(_numbered(name, at))]
-                if not found:
-                    continue
-                partly_unknown |= len(found) < depth and part not in depths
-                whole = len(found) == depth or "N" not in name.split(".")
-                self.numbers.setdefault(part, {})[name] = None if whole else found
+                if found:
+                    self.numbers.setdefault(part, {})[name] = found
+                    self.whole |= {name} if len(found) == depth else set()
+                    self.unknown |= {name} if part not in depths else set()
         kept = {part for part, names in layers.items() if any(_inside(one, names) for one in saved)}
         kept |= {"language"} if any(_inside(one, _IN_LANGUAGE) for one in saved) else set()
         self.frozen = tuple(part for part in layers if part not in {*self.numbers, *kept})
         trained = [name for part in layers if part not in self.frozen for name in layers[part]]
-        ends = [] if partly_unknown else [*self._ends(trained)]
-        self.targets = None if not ends or None in ends else list(dict.fromkeys(ends))
+        ends = list(dict.fromkeys(self._ends(trained)))
+        self.targets = None if None in ends else ends or None
 
     def _ends(self, trained: list[str]) -> Iterator[str | None]:
         """Yield ends that name what matches and nothing else; None where there is no such end."""
-        matched = dict(chain.from_iterable(names.items() for names in self.numbers.values()))
-        whole = {name for name, numbers in matched.items() if numbers is None}
-        for name, numbers in matched.items():
+        for name, numbers in chain.from_iterable(one.items() for one in self.numbers.values()):
             parts = name.split(".")
-            if numbers is not None:
-                at = parts.index("N")
-                for number in numbers:
-                    yield ".".join((parts[at - 1], str(number), *parts[at + 1 :]))
-                continue
             tails = (parts[-count:] for count in range(1, len(parts) + 1))
             ends = [".".join(one) for one in tails if "N" not in one and not one[0].isdecimal()]
-            yield next((end for end in ends if whole.issuperset(_ending(trained, end))), None)
+            end = next((end for end in ends if self.whole.issuperset(_ending(trained, end))), None)
+            if end is not None or "N" not in parts or name in self.unknown:
+                yield end
+                continue
+            at = parts.index("N")
+            for number in numbers:
+                yield ".".join((parts[at - 1], str(number), *parts[at + 1 :]))
 
 
 def _ending(names: Iterable[str], end: str) -> Iterator[str]:
