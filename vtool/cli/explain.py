@@ -134,8 +134,8 @@ def _files_naming(rule: str) -> list[str]:
 
 
 def _print_recipe(topic: str, path: "Path") -> None:
-    """Print a recipe's comment, and its settings or those that it lacks."""
-    from vtool.config.load import effective_yaml, examine
+    """Print a recipe's comment, what it lacks, and its settings."""
+    from vtool.config.load import effective_yaml, examine, yaml_with_gaps
 
     typer.echo("\n".join(_first_comment(path)))
     examined = examine(topic)
@@ -145,6 +145,8 @@ def _print_recipe(topic: str, path: "Path") -> None:
     typer.echo("\nTo be run, it needs:")
     for finding in examined.findings:
         typer.echo(f"  {finding.help or finding.message}")
+    if settings := yaml_with_gaps(topic, examined.findings):
+        typer.echo(f"\nIts settings, and ??? where one must be given:\n{settings}", nl=False)
 
 
 def _print_settings(topic: str) -> None:
