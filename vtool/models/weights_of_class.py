@@ -77,9 +77,13 @@ def _report(path: Path) -> tuple[str, int, dict[str, Any]]:
         raise
     except Exception as error:  # a config says anything; a quantized folder needs its own packages
         raise _NotCompared(f"transformers does not load it: {first_line(error)}") from error
-    own = _OwnNames(_names_in(path), model.state_dict().keys())
-    keys = ("missing_keys", "unexpected_keys")
-    report = {**report, **{key: [own.of(name) for name in report.get(key, ())] for key in keys}}
+    missing = set(report.get("missing_keys", ()))
+    own = _OwnNames(_names_in(path), model.state_dict().keys() - missing)
+    report = {
+        **report,
+        "missing_keys": [own.wanted(name) for name in missing],
+        "unexpected_keys": [own.there(name) for name in report.get("unexpected_keys", ())],
+    }
     return named, sum(1 for _ in model.parameters()), report
 
 
@@ -118,17 +122,16 @@ class _OwnNames:
         beginnings = name.removesuffix(end), self.by_end[end].removesuffix(end)
         return None if re.search(r"\d", "".join(beginnings)) else beginnings  # of another layer
 
-    def of(self, name: str) -> str:
-        """Return the file's name for one of transformers'; that itself where none is known."""
-        if name in self.own:
-            return name
-        if found := self._ending_alike(name):
-            return found[1] + name.removeprefix(found[0])
+    def there(self, name: str) -> str:
+        """Return the file's name for a tensor that it has; the name itself if none is known."""
+        found = None if name in self.own else self._ending_alike(name)
+        return found[1] + name.removeprefix(found[0]) if found else name
+
+    def wanted(self, name: str) -> str:
+        """Return the name that a tensor would have in the file, which others of it have."""
         known = (one for one in self.beginnings if name.startswith(one))
-        longest = max(known, key=len, default=None)
-        if longest is None:
-            return name
-        return self.beginnings[longest] + name.removeprefix(longest)
+        longest = max(known, key=len, default="")
+        return self.beginnings.get(longest, "") + name.removeprefix(longest)
 
 
 def _ends(name: str) -> Iterator[str]:
