@@ -180,9 +180,11 @@ def read_foreign(path: Path, trainer: str, *, trusted: bool = True) -> ForeignRe
 def _read_foreign(path: Path, trainer: str) -> ForeignRecipe:
     from vtool.config.foreign.axolotl import read_axolotl
     from vtool.config.foreign.hf import read_hf
+    from vtool.config.foreign.refuse import refuse_another
     from vtool.config.foreign.trainers import TRAINERS
     from vtool.config.foreign.verl import read_verl
 
+    refuse_another(path, trainer)
     if trainer == "verl":
         return read_verl(path)
     if trainer == "axolotl":
@@ -307,7 +309,7 @@ def _checked(composed: Composed, trusted: bool = True) -> tuple[Loaded | None, E
         settings, run = made if settings is run else settings, made
         composed = replace(composed, origins=origins)
         outcome = rules.run_rules(run, composed.origins)
-        if any(one.help == BEGIN_WITH_DEFAULTS for one in checked.findings):
+        if any((one.help or "").startswith(BEGIN_WITH_DEFAULTS) for one in checked.findings):
             outcome = _without(outcome, "conflicting-model-source")  # the other recipe says it
         stages += [
             _Stage(_SETTINGS_RULES, outcome.findings, outcome.missed, outcome.reasons),

@@ -73,6 +73,10 @@ def read_script(
         Diagnostic(rule, message, help, option, place.of(word).value)
         for rule, option, message, help, word in launch.find(given, trainer.name)
     ]
+    if (gone := _named_launch_file(text)) and _launch_file(gone, path) is None:
+        message = f"--config_file: {gone} is not here: how many processes it asks for, and whether"
+        message += " by DeepSpeed or FSDP, is not known"
+        findings.append(Diagnostic("not-on-this-machine", message, None, "config_file"))
     return given, places, ranks, findings
 
 
@@ -136,18 +140,26 @@ def _of_launch_file(
 
     Its path is relative to the folder where the script is run: this one, or the script's own.
     """
-    lines = (line.lstrip().partition("#")[0] for line in text.splitlines())
-    named = next(filter(None, map(_LAUNCH_FILE.search, lines)), None)
-    if named is None:
-        return None
-    name = named[1].strip("'\"")
-    file = next(filter(_can_be_read, (Path(name), script.parent / name)), None)
+    name = _named_launch_file(text)
+    file = _launch_file(name, script) if name else None
     given, there = read_given(read_yaml(file)) if file else ({}, {})
     count, nodes = given.get("num_processes"), given.get("num_machines")
     if count is None or not is_whole(count):
         return None
     places[PROCESSES_VARIABLE] = there["num_processes"]
     return AskedProcesses(count, min(nodes, count) if nodes is not None and is_whole(nodes) else 1)
+
+
+def _named_launch_file(text: str) -> str | None:
+    """Return the name of accelerate's file; None where a variable gives it, or there is none."""
+    lines = (line.lstrip().partition("#")[0] for line in text.splitlines())
+    named = next(filter(None, map(_LAUNCH_FILE.search, lines)), None)
+    name = named[1].strip("'\"") if named else ""
+    return name if name and "$" not in name else None
+
+
+def _launch_file(name: str, script: Path) -> Path | None:
+    return next(filter(_can_be_read, (Path(name), script.parent / name)), None)
 
 
 def _can_be_read(file: Path) -> bool:

@@ -145,6 +145,8 @@ def in_their_words(
             short = ours.removeprefix("engine.")
             for one in (ours, short) if "." in short else (ours,):
                 text = re.sub(rf"(?<![\w.]){re.escape(one)}(?!\w)", theirs, text) if text else text
+        if text and "data.val_files" in text:  # the other way to have them is ours alone
+            text = text.replace(" or data.split.validation", "")
         return re.sub(r"(?<![\w.])(engine\.)?ddp_config\b", _DDP, text) if text else text
 
     help = finding.help
