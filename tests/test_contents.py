@@ -3,12 +3,13 @@
 import gzip
 import io
 import os
+import socket
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from vtool.contents import content_of, ends_early, small_file, stand_in
+from vtool.contents import content_of, ends_early, read_small_json, small_file, stand_in
 from vtool.model_folder import PROCESSOR_FILES, ModelFolder
 
 POINTER = (
@@ -115,9 +116,36 @@ def test_only_files_that_are_read_of_a_model_are_looked_at(tmp_path: Path) -> No
     )
 
 
+@pytest.mark.parametrize("kind", ["pipe", "device", "socket", "folder", "40 GiB"])
+def test_what_never_ends_is_not_read(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "one"
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "socket":
+            socket.socket(socket.AF_UNIX).bind(str(path))
+        case "folder":
+            path.mkdir()
+        case _:
+            with path.open("wb") as file:
+                file.truncate(40 * 2**30)
+    for read in (small_file, read_small_json):
+        with pytest.raises(OSError, match=r"no file|directory|at most|No such device"):
+            read(path)
+    assert content_of(path) is None or kind == "40 GiB"
+
+
+def test_json_that_is_nested_without_end_is_none(tmp_path: Path) -> None:
+    (tmp_path / "one.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        read_small_json(tmp_path / "one.json")
+
+
 def test_a_pipe_in_the_place_of_a_models_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.json")
-    with pytest.raises(ValueError, match="it is no file"):
+    with pytest.raises(OSError, match="it is no file"):
         small_file(tmp_path / "config.json")
     assert ModelFolder(tmp_path).config == {}
 
@@ -127,7 +155,7 @@ def test_a_models_file_that_never_ends_is_not_read(name: str, tmp_path: Path) ->
     with (tmp_path / name).open("wb") as file:
         file.truncate(40 * 2**30)
     folder = ModelFolder(tmp_path)
-    with pytest.raises(ValueError, match="bytes; at most"):
+    with pytest.raises(OSError, match="bytes; at most"):
         folder.content(name)
     assert folder.settings(name) is None
 
@@ -142,3 +170,21 @@ def test_damaged_settings_are_none(text: str, tmp_path: Path) -> None:
     assert folder.model_type is None
     assert folder.named_shards == ()
     assert not folder.templates
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "preprocessor_config.json", "result.json"])
+def test_json_that_takes_thirty_times_its_bytes_is_not_read(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"[" + b"[]," * 5_000_000 + b"[]]")
+    with pytest.raises(OSError, match="it has 5,000,002 lists and objects; at most 4,194,304"):
+        read_small_json(tmp_path / name)
+    with pytest.raises(OSError, match="lists and objects"):
+        ModelFolder(tmp_path).content(name)
+    refused = ModelFolder(tmp_path).refused
+    assert (refused is None) == (name == "result.json")
+
+
+def test_a_pipe_among_a_models_files_is_named_before_a_library_opens_it(tmp_path: Path) -> None:
+    assert ModelFolder(tmp_path).refused is None
+    os.mkfifo(tmp_path / "tokenizer_config.json")
+    refused = ModelFolder(tmp_path).refused
+    assert refused == "tokenizer_config.json cannot be read: it is no file"

@@ -1,5 +1,6 @@
 """Pictures that a folder keeps are whole."""
 
+import os
 from pathlib import Path
 
 import PIL.Image
@@ -18,7 +19,7 @@ def unasked() -> PIL.Image.Image:
     raise AssertionError("a whole picture is not made again")
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", None])
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "pipe", None])
 def test_one_that_is_damaged_is_written_again_and_a_whole_one_is_not(
     tmp_path: Path, damage: str | None
 ) -> None:
@@ -29,7 +30,11 @@ def test_one_that_is_damaged_is_written_again_and_a_whole_one_is_not(
         assert keep_picture(path, 32, unasked)
         return
     content[len(content) // 2] ^= 255
-    path.write_bytes({"cut": content[:200], "flipped": content, "empty": b""}[damage])
+    if damage == "pipe":  # that nobody writes into
+        path.unlink()
+        os.mkfifo(path)
+    else:
+        path.write_bytes({"cut": content[:200], "flipped": content, "empty": b""}[damage])
     assert keep_picture(path, 32, picture)
     with PIL.Image.open(path) as kept:
         kept.load()

@@ -252,3 +252,33 @@ def test_one_module_opens_the_files_of_a_models_folder() -> None:
         and isinstance(node.value, str)
         and NAMES_OF_MODEL_FILES.fullmatch(node.value)
     ] == []
+
+
+OWN_FILES = {
+    # what vtool or a process of its own has written for itself
+    "api.py", "data/urls.py", "planning/recompute_process.py", "processes.py",
+    "training/recompute.py",
+    # what it ships
+    "cli/complete.py", "config/foreign/known_words.py", "config/megatron_versions.py",
+    "data/audit_cache.py", "doctor/advisories.py", "report/files.py",
+    # the machine's, and the code of packages that are installed
+    "cli/explain.py", "config/environment/machine.py", "config/foreign/package_fields.py",
+    "doctor/interpreter.py", "training/agreement.py", "training/micro_batch.py",
+    "watch/command.py",
+    # pictures, whose size is compared with that of their pixels
+    "models/pictures.py", "report/images.py",
+}  # fmt: skip
+"""Modules that read whole files, none of which may be anybody's."""
+
+
+def test_files_of_others_are_read_by_one_helper() -> None:
+    """`vtool.contents` refuses pipes, devices and files that go on for gigabytes."""
+    modules = {file: str(file.relative_to(ROOT)) for file in SOURCES}
+    found = {
+        name.removeprefix("vtool/")
+        for file, name in modules.items()
+        if name.startswith("vtool/") and not name.startswith(ALONE)
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr in ("read_text", "read_bytes")
+    }
+    assert found == OWN_FILES

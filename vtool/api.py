@@ -14,6 +14,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vtool.contents import read_small_json, small_file
+
 if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import nn
@@ -82,7 +84,7 @@ class TrainingResult:
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of `metrics.jsonl`: one for each step, and one for each validation."""
-        lines = (self.folder / "metrics.jsonl").read_text("utf-8").splitlines()
+        lines = small_file(self.folder / "metrics.jsonl").decode().splitlines()
         return [json.loads(line) for line in lines]
 
     @property
@@ -99,7 +101,7 @@ class TrainingResult:
             message = f"{self.folder} has no result.json: its run has not finished"
             help = "train it again: it resumes from its last checkpoint"
             raise Findings(Diagnostic("not-a-run", message, help))
-        found: dict[str, Any] = json.loads(file.read_text("utf-8"))
+        found: dict[str, Any] = read_small_json(file)
         return found
 
     @property

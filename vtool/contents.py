@@ -1,20 +1,30 @@
 """The content of a file by its first bytes, whatever its name says."""
 
+import errno
 import json
+import math
+import os
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from stat import S_ISDIR, S_ISREG
+from stat import S_ISREG
 from typing import Any
 
 HEAD = 4096
 """Bytes at the beginning of a file by which its content is known."""
 _LARGEST_ANSWER = 2**16
 """Bytes of an answer of a server that is read: what is longer is data."""
-LARGEST_SMALL_FILE = 2**28
-"""Bytes of a JSON file of a model: four times what the largest tokenizers have."""
+LARGEST_SMALL_FILE = 2**27
+"""Bytes of a JSON file of a model: twice what the largest tokenizers have."""
+_MOST_PARTS = 2**22
+"""Lists and objects of JSON; each takes thirty times its bytes in memory."""
+_LARGEST_JSON = 2**26
+"""Bytes of any other JSON: what it is in memory may be twenty times as many."""
+_LARGEST_LINES = 2**31
+"""Bytes of a file that is read a line at a time: the answers to millions of rows."""
 _SHOWN = 60
 
 _AGAIN = "fetch it again, signed in where its host asks for that"
@@ -123,9 +133,7 @@ def content_of(given: Path | bytes) -> Content | None:
     if isinstance(given, bytes):
         return _content(given[:_LARGEST_ANSWER], len(given))
     try:
-        if not given.is_file():
-            return None
-        with given.open("rb") as file:
+        with open_regular(given) as file:
             size = given.stat().st_size
             return _content(file.read(_LARGEST_ANSWER if size <= _LARGEST_ANSWER else HEAD), size)
     except (OSError, ValueError):
@@ -252,16 +260,73 @@ def small_file(file: Path, most: int | None = None) -> bytes:
         most: the most bytes; None: `LARGEST_SMALL_FILE`.
 
     Raises:
-        ValueError: it has more bytes, and is not read.
-        OSError: it cannot be read.
+        OSError: it cannot be read, is no file, or has more bytes, and is not read.
     """
-    most = LARGEST_SMALL_FILE if most is None else most
-    status = file.stat()
-    if not (S_ISREG(status.st_mode) or S_ISDIR(status.st_mode)):  # a pipe or a device may never end
-        raise ValueError("it is no file")
-    if status.st_size > most:
-        raise ValueError(f"it has {status.st_size:,} bytes; at most {most:,} are read")
-    return file.read_bytes()
+    with open_regular(file, LARGEST_SMALL_FILE if most is None else most) as opened:
+        return opened.read()
+
+
+def read_small_json(file: Path) -> Any:
+    """Return the value of a JSON file that nobody has large, as a result.
+
+    Raises:
+        OSError: as `small_file`.
+        ValueError: it is no JSON.
+    """
+    try:
+        return json.loads(of_few_parts(small_file(file, _LARGEST_JSON)))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def of_few_parts(text: bytes) -> bytes:
+    """Return the text of JSON.
+
+    Raises:
+        OSError: it has so many lists or objects that its values do not fit into memory.
+    """
+    if (parts := text.count(b"[") + text.count(b"{")) > _MOST_PARTS:
+        why = f"it has {parts:,} lists and objects; at most {_MOST_PARTS:,} are read"
+        raise _NotOpenedError(errno.EFBIG, why)
+    return text
+
+
+def read_lines(file: Path) -> Iterator[bytes]:
+    """Yield the lines of a file; of one that is longer than any line is, the parts.
+
+    Raises:
+        OSError: as `small_file`.
+    """
+    with open_regular(file, _LARGEST_LINES) as opened:
+        while line := opened.readline(_LARGEST_JSON):
+            yield line
+
+
+class _NotOpenedError(OSError):
+    """A file that is refused; its text names the reason alone."""
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
+def open_regular(file: str | Path, most: float = math.inf) -> BufferedReader:
+    """Open a file to read it; never a pipe or a device, which may never end.
+
+    Raises:
+        OSError: it cannot be read, is no file, or has more bytes than `most`.
+    """
+    # to open a pipe is to wait for who writes
+    opened = open(  # noqa: SIM115
+        file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)
+    )
+    status = os.fstat(opened.fileno())
+    if S_ISREG(status.st_mode) and status.st_size <= most:
+        return opened
+    opened.close()
+    if not S_ISREG(status.st_mode):
+        raise _NotOpenedError(errno.EINVAL, "it is no file", str(file))
+    why = f"it has {status.st_size:,} bytes; at most {most:,} are read"
+    raise _NotOpenedError(errno.EFBIG, why, str(file))
 
 
 def ends_early(given: Path | bytes) -> bool:
@@ -272,7 +337,7 @@ def ends_early(given: Path | bytes) -> bool:
     if isinstance(given, Path):
         try:
             size = given.stat().st_size
-            with given.open("rb") as file:
+            with open_regular(given) as file:
                 head = file.read(64)
                 if head.startswith(_MATROSKA):
                     return _segment_ends_early(head, size)

@@ -7,6 +7,8 @@ from typing import Any
 
 import PIL.Image
 
+from vtool.contents import open_regular
+
 
 def keep_picture(path: Path, side: int, make: Callable[[], Any]) -> bool:
     """Write a picture as PNG, unless the folder has it whole already.
@@ -44,7 +46,7 @@ def keep_picture(path: Path, side: int, make: Callable[[], Any]) -> bool:
 
 def _is_whole(path: Path) -> bool:
     try:
-        with PIL.Image.open(path) as kept:
+        with open_regular(path) as file, PIL.Image.open(file) as kept:
             kept.load()
     except (OSError, ValueError, SyntaxError):  # SyntaxError: a chunk whose CRC is wrong
         return False

@@ -10,7 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vtool.contents import Content, small_file, stand_in
+from vtool.contents import Content, of_few_parts, small_file, stand_in
+from vtool.words import first_line
 
 MODEL_CONFIG = "config.json"
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -58,7 +59,7 @@ class ModelFolder:
             ValueError: it is larger than any such file, and is not read.
             OSError: it cannot be read.
         """
-        return small_file(self.path / name, _MOST.get(name))
+        return of_few_parts(small_file(self.path / name, _MOST.get(name)))
 
     def read(self, name: str) -> Any:
         """Return the value of a JSON file.
@@ -77,6 +78,17 @@ class ModelFolder:
             return None
         return found if isinstance(found, dict) else None
 
+    def unreadable(self, *names: str) -> str | None:
+        """Return which of these files, where it is there, has no JSON object, and why not."""
+        for name in filter(self.has, names):
+            try:
+                found = self.read(name)
+            except (OSError, ValueError, RecursionError) as error:
+                return f"{name} cannot be read: {first_line(error)}"
+            if not isinstance(found, dict):
+                return f"{name} has no object of settings"
+        return None
+
     @cached_property
     def config(self) -> Mapping[str, Any]:
         """The config.json; empty where there is none that can be read."""
@@ -88,30 +100,32 @@ class ModelFolder:
         found = self.config.get("model_type")
         return found if isinstance(found, str) else None
 
-    @cached_property
+    @property
     def image_processor(self) -> Mapping[str, Any] | None:
-        """The settings of the image processor; None where there are none that can be read.
-
-        Where both files have some, transformers takes processor_config.json's.
-        """
-        own = (self.settings(_BOTH) or {}).get("image_processor")
-        if not isinstance(own, dict):
-            own = self.settings(_IMAGES)
-        return own if isinstance(own, dict) else None
+        """The settings of the image processor; None where there are none that can be read."""
+        return next(iter(self.image_settings.values()), None)
 
     @cached_property
-    def video_processor(self) -> dict[str, Any]:
-        """The settings for videos, or those for images where it has none for videos.
+    def image_settings(self) -> Mapping[str, Mapping[str, Any]]:
+        """The settings of the image processor by file, those that transformers takes first."""
+        return self._objects((_BOTH, "image_processor"), (_IMAGES, None))
 
-        They are looked for where transformers looks, in its order.
-        """
-        both = self.settings(_BOTH) or {}
-        if isinstance(own := both.get("video_processor"), dict):
-            return own
-        for name in (VIDEO_SETTINGS_FILE, _IMAGES):
-            if (own := self.settings(name)) is not None:
-                return own
-        return both.get("image_processor") or {}
+    @property
+    def video_processor(self) -> Mapping[str, Any]:
+        """The settings for videos, or those for images where it has none for videos."""
+        # transformers looks for these in preprocessor_config.json first
+        images = reversed([*self.image_settings.values()])
+        return next(iter((*self.video_settings.values(), *images)), {})
+
+    @cached_property
+    def video_settings(self) -> Mapping[str, Mapping[str, Any]]:
+        """The settings for videos alone by file, those that transformers takes first."""
+        return self._objects((_BOTH, "video_processor"), (VIDEO_SETTINGS_FILE, None))
+
+    def _objects(self, *places: tuple[str, str | None]) -> dict[str, Mapping[str, Any]]:
+        found = ((name, self.settings(name), key) for name, key in places)
+        objects = ((name, own.get(key) if own and key else own) for name, own, key in found)
+        return {name: own for name, own in objects if isinstance(own, dict)}
 
     @cached_property
     def templates(self) -> Mapping[str, str]:
@@ -151,6 +165,21 @@ class ModelFolder:
             return self.shards
         except (OSError, ValueError):
             return ()
+
+    @property
+    def refused(self) -> str | None:
+        """The first small file that is there and is not read, and the reason; None where none is.
+
+        Libraries read whatever has the name: a pipe without an end, or JSON without.
+        """
+        for name in (MODEL_CONFIG, *JSON_OF_MODEL, "merges.txt", TEMPLATE):
+            try:
+                self.content(name)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                return f"{name} cannot be read: {error.strerror}"
+        return None
 
     @property
     def stand_ins(self) -> dict[str, Content]:

@@ -5,7 +5,9 @@
 
 import datetime
 import json
+import signal
 import time
+import traceback
 from functools import lru_cache
 from typing import Any, ClassVar, NoReturn
 
@@ -109,9 +111,25 @@ def _compiled(text: str, day: str) -> Template:
     return environment.from_string(text)
 
 
+class _Late(Exception):
+    """The time of a rendering is nearly over."""
+
+
+def _stop(*_: object) -> NoReturn:
+    raise _Late
+
+
+def _line_of(error: Exception) -> int | None:
+    """Return the line of the template at which something was raised, if it was there."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((one.lineno for one in reversed(frames) if one.filename == "<template>"), None)
+
+
 def work(request: dict[str, Any]) -> dict[str, Any]:
     """Render a template for some chats, or say what it raises at the first that it refuses."""
     before = time.process_time()
+    # a little before the kernel ends this process, so that the line can be said
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0.9 * request["seconds"])
     try:
         render = _compiled(request["template"], request["day"]).render
         texts = []
@@ -122,11 +140,20 @@ def work(request: dict[str, Any]) -> dict[str, Any]:
                 return {"costly": f"it writes {len(texts[-1]):,} characters"}
     except MemoryError:
         raise
+    except _Late as error:
+        return {"late": True, "line": _line_of(error)}
     except Exception as error:
         line = [error.lineno] if hasattr(error, "lineno") else []
-        return {"raised": type(error).__name__, "arguments": [str(error), *line]}
+        return {
+            "raised": type(error).__name__,
+            "arguments": [str(error), *line],
+            "line": line[0] if line else _line_of(error),
+        }
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     seconds = time.process_time() - before
     return {"texts": texts, "seconds": seconds, "unknown": sorted(_Noted.names)}
 
 
 _compiled("", "2000-01-01").render()  # what is imported for a first one
+signal.signal(signal.SIGVTALRM, _stop)

@@ -17,6 +17,10 @@ from vtool.limited_child import TooCostly, limited_child
 
 _SECONDS = 5.0
 """Processor time that a template may take: a thousand times what one does."""
+_SECONDS_AGAIN = 1.0
+"""Processor time of one that has been stopped before: loading a model tries it several times."""
+_STOPPED: set[str] = set()
+"""Templates that have run for more than that."""
 SECONDS_OF_ROW = 30.0
 """Processor time of all renderings for one row, of which each answer takes two."""
 LARGEST_VALUE = 64 * 2**20
@@ -37,6 +41,8 @@ class LimitedRendering:
         self.template, self.row = template, row or RowTime()
         self.unknown: list[str] = []
         """Names that were to be written, and that no argument gave."""
+        self.line: int | None = None
+        """The line of the template at which it was last stopped, or raised something."""
 
     def render(self, **values: Any) -> str:
         """Return the text that the template writes of a chat; raise as `render_chats`."""
@@ -50,26 +56,31 @@ class LimitedRendering:
             Exception: what the template raises.
         """
         left = SECONDS_OF_ROW - self.row.seconds
+        most = min(_SECONDS, _SECONDS_AGAIN) if self.template in _STOPPED else _SECONDS
         request = {
             "template": self.template,
             "chats": chats,
             "day": today().isoformat(),
-            "seconds": min(_SECONDS, left),
+            "seconds": min(most, left),
             "most": LARGEST_VALUE,
         }
-        if left > 0 and (answer := limited_child(_CHILD).ask(request)) is not None:
+        answer = limited_child(_CHILD).ask(request) if left > 0 else None
+        self.line = (answer or {}).get("line")
+        if answer is not None and "late" not in answer:
             if "raised" in answer:
                 raise _raised(answer["raised"], answer["arguments"])
             self.row.seconds += answer["seconds"]
             self.unknown = answer["unknown"]
             texts: list[str] = answer["texts"]
             return texts
-        if left < _SECONDS:
+        if left < most:
             raise TooCostly(
                 "it is rendered for each answer, and takes more than"
                 f" {SECONDS_OF_ROW:g} seconds in all"
             )
-        raise TooCostly(f"it runs for more than {_SECONDS:g} seconds")
+        _STOPPED.add(self.template)
+        at = f", in its line {self.line}" if self.line else ""
+        raise TooCostly(f"it runs for more than {most:g} second{'s' * (most != 1)}{at}")
 
 
 def _raised(name: str, arguments: list[Any]) -> Exception:

@@ -132,6 +132,14 @@ def test_a_recipe_that_is_no_text_is_a_finding(tmp_path: Path) -> None:
     assert "is not text in UTF-8: byte 6 is 0xff" in done.stderr
 
 
+def test_a_recipe_that_goes_on_for_gigabytes_is_a_finding(tmp_path: Path) -> None:
+    with (tmp_path / "recipe.yaml").open("wb") as file:
+        file.truncate(40 * 2**30)
+    done = CliRunner().invoke(app, ["explain", str(tmp_path / "recipe.yaml")])
+    assert done.exit_code == 2
+    assert "has more than 500000 bytes" in done.stderr
+
+
 def test_a_recipe_with_what_it_is_for_and_its_settings() -> None:
     code, out, _ = explain("digits")
     assert code == 0

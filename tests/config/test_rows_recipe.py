@@ -293,12 +293,13 @@ def test_a_rate_for_random_weights_is_not_left_with_a_trained_model(
         (
             ["data.train=good.json", "optim.lr=1e-3"],
             "`data.train=good.json` is a setting, and stands in the place of the recipe",
-            "name a recipe before it: rows data.train=good.json; or the rows alone: good.json",
+            "name a recipe before it, as in: vtool train sft rows data.train=good.json; or the rows"
+            " alone: good.json",
         ),
         (
             ["optim.lr=1e-3", "model.path=mine"],
             "`optim.lr=1e-3` is a setting",
-            "name a recipe before it: finetune optim.lr=1e-3",
+            "name a recipe before it, as in: vtool train sft finetune optim.lr=1e-3",
         ),
         (["rows", "optim.lr"], "`optim.lr` is not KEY=VALUE", "write optim.lr=1e-5"),
         (["rows", "lora.rank"], "`lora.rank` is not KEY=VALUE", "write lora.rank=16"),

@@ -14,7 +14,7 @@ from vtool.families.family import load_family
 from vtool.limited_child import TooCostly, limited_child
 from vtool.models.template_limits import LimitedTemplate
 from vtool.models.tokenizer import chat_template, train_tokenizer
-from vtool.template_renderer import _CHILD, today
+from vtool.template_renderer import _CHILD, LimitedRendering, today
 from vtool.watch.turns import find_turns
 
 CHAT = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c"}]
@@ -233,3 +233,14 @@ def test_the_watch_does_not_wait_for_a_template_without_an_end(
     tokenizer().save_pretrained(tmp_path)
     (tmp_path / "chat_template.jinja").write_text(COSTLY["doubled lists that are compared"])
     assert "it runs for more than 0.3 seconds" in str(find_turns(tmp_path))
+
+
+def test_a_template_that_was_stopped_costs_less_when_it_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("vtool.template_renderer._SECONDS", 0.4)
+    monkeypatch.setattr("vtool.template_renderer._SECONDS_AGAIN", 0.2)
+    template = LimitedRendering(COSTLY["a loop of 10^10"] + "{# of this test #}")
+    for seconds in (0.4, 0.2, 0.2):
+        with pytest.raises(TooCostly, match=f"it runs for more than {seconds} seconds"):
+            template.render(messages=CHAT)

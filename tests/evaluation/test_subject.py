@@ -1,11 +1,13 @@
 """The folder of a model, found by its path or by the name of its run."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from vtool.diagnostics import Findings
-from vtool.evaluation.subject import find_folder, open_model
+from vtool.evaluation.exported import Export
+from vtool.evaluation.subject import EvaluatedModel, find_folder, open_model
 
 
 @pytest.fixture
@@ -47,3 +49,15 @@ def test_a_folder_that_is_no_models_is_not_asked_to_be_exported(run: Path, tmp_p
     (finding,) = caught.value.diagnostics
     assert finding.message == "runs/shapes has no exported model"
     assert (finding.help or "").endswith("vtool export runs/shapes")
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "model.safetensors", "notes.txt"])
+@pytest.mark.parametrize("kind", ["pipe", "loop"])
+def test_a_file_that_cannot_be_digested_is_a_finding(tmp_path: Path, name: str, kind: str) -> None:
+    if kind == "pipe":  # that nobody writes into
+        os.mkfifo(tmp_path / name)
+    else:
+        (tmp_path / name).symlink_to(name)
+    model = EvaluatedModel(tmp_path, Export(tmp_path, tmp_path, "qwen2_5_vl"), None)
+    with pytest.raises(Findings, match=rf"model-does-not-load.*{name} cannot be read: "):
+        model.digest()

@@ -5,6 +5,7 @@ The published ones come with TRL; these have their rules in a few lines.
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from transformers import PreTrainedTokenizerFast
 
 from vtool.data.row import Row
 from vtool.families.tokens import TokenIds
-from vtool.models.chat_template import find_form, with_arguments
+from vtool.models.chat_template import find_form
+from vtool.models.chosen_template import with_arguments
 from vtool.models.processor import Processor
 
 _CONTENT = (
@@ -82,6 +84,18 @@ _MARKS = (
     *("<|assistant|>", "<|observation|>", "<|system|>", "[gMASK]", "<sop>", "<bos>", "<eos>"),
     *("<start_of_turn>", "<end_of_turn>", "<end_of_utterance>"),
 )
+
+
+def without_prompt(template: str) -> str:
+    """A template that asks for no answer: the role is then learnt with each."""
+    before, _, behind = template.rpartition("add_generation_prompt")
+    return f"{before}false{behind}"
+
+
+def keeping_thoughts(template: str) -> str:
+    """A template that keeps earlier thoughts, but for the prompt of an answer."""
+    kept = r"(loop.index0 > ns.\1 or not add_generation_prompt)"
+    return re.sub(r"loop\.index0 > ns\.(\w+)", kept, template)
 
 
 def byte_tokenizer() -> Any:

@@ -1,6 +1,7 @@
 """A folder's weights are mapped, cut and put into a model: to the bit what transformers loads."""
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,7 +20,7 @@ from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.common import materialize
 from vtool.families.family import load_family
 from vtool.models.build import build_on_meta, implementations, load_model
-from vtool.models.mapped_weights import map_folder
+from vtool.models.mapped_weights import map_folder, pickled_files, weight_files
 from vtool.models.processor import Processor
 
 HOW = implementations(torch.float32, "sdpa")
@@ -354,3 +355,14 @@ class TestFoldersThatAreDamaged:
         assert "1 missing keys: " in message
         assert "o_proj.weight" in message
         assert "1 unexpected keys: model.language_model.mystery.weight" in message
+
+
+@pytest.mark.parametrize("name", [WHOLE, "a.safetensors", "pytorch_model.bin"])
+def test_a_pipe_in_the_place_of_weights_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    if name not in (WHOLE, "pytorch_model.bin"):
+        index = {"metadata": {}, "weight_map": {"x": name}}
+        (tmp_path / INDEX).write_text(json.dumps(index))
+    choose = pickled_files if name == "pytorch_model.bin" else weight_files
+    with pytest.raises(Findings, match=rf"model-does-not-load.*{name} is no file"):
+        choose(tmp_path)

@@ -1,6 +1,7 @@
 """Pictures become RGB with nothing lost in silence: against values that are computed here."""
 
 import base64
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -217,3 +218,27 @@ def test_a_png_with_another_checksum_is_refused_though_its_pixels_decode(
     given = bytes(content) if carried else str(file)
     with pytest.raises(ValueError, match="checksum in b'IDAT'"):
         getattr(PictureReader(), how)(given)
+
+
+@pytest.mark.parametrize("progressive", [True, False])
+def test_a_jpeg_of_very_many_scans_is_refused_before_it_is_decoded(progressive: bool) -> None:
+    buffer = io.BytesIO()
+    Image.effect_noise((64, 48), 90).convert("RGB").save(
+        buffer, "JPEG", progressive=progressive, quality=90
+    )
+    whole = buffer.getvalue()
+    reader = PictureReader(10**6)
+    assert reader.measure(whole)[0] == reader.read(whole)[0].size == (64, 48)
+    last = whole[whole.rindex(b"\xff\xda") : -2]
+    many = whole[:-2] + last * 200 + b"\xff\xd9"
+    for read in (reader.measure, reader.read):
+        with pytest.raises(ValueError, match=r"it has 2\d\d scans, and 100 at most are decoded"):
+            read(many)
+
+
+def test_what_lies_behind_a_jpeg_or_in_its_notes_is_no_scan() -> None:
+    buffer = io.BytesIO()
+    Image.new("RGB", (64, 48)).save(buffer, "JPEG")
+    whole, note = buffer.getvalue(), b"\xff\xfe\x10\x02" + b"\xff\xda" * 2048
+    made = whole[:2] + note + whole[2:] + b"\xff\xda" * 2048  # as a film behind a photo has them
+    assert PictureReader(10**6).read(made)[0].size == (64, 48)

@@ -1,7 +1,10 @@
 """Folders as they are published are verified, trained and exported with the same files."""
 
 import json
+import shutil
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from transformers.utils import is_torchvision_available
 
 from tests.commands import run_vtool
 from tests.models.published_folders import PUBLISHED, UNTRAINED, publish_family
+from vtool.diagnostics import Findings
 from vtool.families.images import patches_of_processor
 from vtool.models.processor import load_processor
 
@@ -93,6 +97,28 @@ def test_patches_of_the_file_that_transformers_takes_are_held_against_the_tower(
         assert found.patch_size == patch
 
 
+@pytest.mark.full
+def test_a_folder_with_a_broken_template_is_trained_by_a_named_one(tmp_path: Path) -> None:
+    """Tell its processor's class too, which the copy in the run's folder has right."""
+    folder = publish_family("Qwen2.5-VL", tmp_path / "model")
+    template = json.loads((folder / "chat_template.json").read_text())["chat_template"]
+    (tmp_path / "good.jinja").write_text(template)
+    (folder / "chat_template.json").write_text('{"chat_template": "{% for %}"}')
+    edited(folder, IMAGES, image_processor_type="CLIPImageProcessor")
+    rows, model = write_colors(tmp_path / "rows"), f"model.path={folder}"
+    steps = ("train.steps=1", "data.global_batch_size=4", "run.name=seen")
+    done = run_vtool(tmp_path, "train", "sft", str(rows), model, *steps)
+    assert done.status == 1
+    assert done.stderr.count("error[model-does-not-load VT502]") == 1
+    assert f"{folder / 'chat_template.json'}: the chat template is no Jinja: line 1" in done.stderr
+    named = "data.chat_template=good.jinja"
+    done = run_vtool(tmp_path, "train", "sft", str(rows), model, named, *steps)
+    assert done.status == 0, done.stderr
+    assert "warning[processor-class-differs VT677]" in done.stdout
+    written = (tmp_path / "runs/seen/export/chat_template.jinja").read_text()
+    assert written.rstrip() == template.rstrip()
+
+
 @pytest.mark.parametrize("name", UNTRAINED)
 def test_another_family_is_named_with_what_vtool_does_for_it(name: str, tmp_path: Path) -> None:
     model_type, kind = UNTRAINED[name]
@@ -143,8 +169,16 @@ def without_token(folder: Path, *tokens: str) -> Path:
     ("template", "severity"),
     [
         (None, "warning"),  # <|im_end|> is a token beside it
-        # Zephyr's marks are text, and it was trained so
-        ("{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}</s>\n{% endfor %}", "note"),
+        *(
+            # Zephyr's marks are text, and it was trained so; StableLM's too, whose answers end with
+            # the token of its base
+            (
+                "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}" + end + "\n{% endfor %}"
+                "{% if add_generation_prompt %}<|assistant|>\n{% endif %}",
+                "note",
+            )
+            for end in ("</s>", "<|endoftext|>")
+        ),
     ],
 )
 def test_a_mark_that_is_no_token_is_mark_not_token(
@@ -173,3 +207,128 @@ def test_an_end_that_the_generation_config_does_not_list_is_end_not_listed(
     file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": listed}))
     notes = load_processor(folder, "qwen2_5_vl").notes
     assert [note.rule for note in notes] == (["end-not-listed"] if told else [])
+
+
+def edited(folder: Path, name: str, **changes: Any) -> None:
+    """Change settings of a JSON file, which need not be there."""
+    file = folder / name
+    own = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps(own | changes))
+
+
+IMAGES, VIDEOS = "preprocessor_config.json", "video_preprocessor_config.json"
+BOTH = "processor_config.json"
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return publish_family("Qwen3-VL", tmp_path_factory.mktemp("published") / "model")
+
+
+def notes_of(published: Path, folder: Path, *changes: tuple[str, dict[str, Any]]) -> list[Any]:
+    shutil.copytree(published, folder)
+    for name, given in changes:
+        edited(folder, name, **given)
+    return [*load_processor(folder, "qwen3_vl").notes]
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "name", "told"),
+    [
+        (IMAGES, "image_processor_type", "CLIPImageProcessor", True),
+        (IMAGES, "image_processor_type", "Glm4vImageProcessorFast", True),
+        (IMAGES, "image_processor_type", "NoImageProcessor", True),
+        (IMAGES, "image_processor_type", 7, True),
+        (IMAGES, "image_processor_type", "Qwen2VLImageProcessorPil", False),
+        (IMAGES, "image_processor_type", None, False),
+        (VIDEOS, "video_processor_type", "Glm4vVideoProcessor", True),
+        (IMAGES, "processor_class", "LlavaProcessor", True),
+        (BOTH, "processor_class", "NoProcessor", True),
+        (BOTH, "processor_class", "Qwen3VLProcessor", False),
+    ],
+)
+def test_a_class_of_another_model_or_of_none_is_processor_class_differs(
+    file: str, key: str, name: Any, told: bool, published: Path, tmp_path: Path
+) -> None:
+    """Hold what is said of an image processor against what transformers does."""
+    notes = notes_of(published, folder := tmp_path / "model", (file, {key: name}))
+    assert [each.rule for each in notes] == ["processor-class-differs"] * told
+    assert all(f"{file} has {key} {name!r}" in each.message for each in notes)
+    if key == "image_processor_type":
+        taken = ""
+        with suppress(AttributeError, ValueError):
+            taken = type(
+                transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+            ).__name__
+        assert (taken == "Qwen2VLImageProcessorPil") == (not told)
+        assert not told or bool(taken) == ("takes that class" in notes[0].message)
+
+
+def test_processor_files_that_differ_are_told_with_the_one_that_counts(
+    published: Path, tmp_path: Path
+) -> None:
+    images, videos = (json.loads((published / name).read_text()) for name in (IMAGES, VIDEOS))
+    older = {name: value for name, value in images.items() if name != "size"}
+    same = older | {"min_pixels": 65536, "max_pixels": 16777216}
+    cases: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
+        (BOTH, {"image_processor": images, "video_processor": videos}, ()),
+        (BOTH, {"image_processor": same}, ()),
+        (
+            BOTH,
+            {"image_processor": images | {"size": dict(images["size"], longest_edge=2.0**24)}},
+            (),
+        ),
+        (BOTH, {"image_processor": images | {"image_mean": [0.48, 0.46, 0.41]}}, ("image_mean",)),
+        (BOTH, {"image_processor": images | {"image_std": [0.4] * 3}}, ("image_std",)),
+        (BOTH, {"image_processor": older | {"max_pixels": 10**6}}, ("'longest_edge': 1000000",)),
+        (BOTH, {"video_processor": videos | {"fps": 4}}, ("fps 4.0 and 2.0",)),
+        (BOTH, {"image_mean": [0.5] * 3}, ()),
+    )
+    for number, (file, given, told) in enumerate(cases):
+        notes = notes_of(published, folder := tmp_path / str(number), (file, given))
+        assert {each.rule for each in notes} == ({"processor-files-differ"} if told else set())
+        for text in told:
+            assert f"{BOTH}, which counts, and " in notes[0].message
+            assert text in notes[0].message
+        if "image_processor" in given:
+            taken = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+            wanted = given["image_processor"]["image_mean"]
+            assert list(taken.image_mean) == wanted
+    (note,) = notes_of(published, tmp_path / "flat", (BOTH, {"image_mean": [0.4] * 3}))
+    assert f"{IMAGES}, which counts, and {BOTH} have image_mean [0.5, 0.5, 0.5]" in note.message
+    taken = transformers.AutoImageProcessor.from_pretrained(tmp_path / "flat", backend="pil")
+    assert list(taken.image_mean) == [0.5] * 3
+    (note,) = notes_of(published, tmp_path / "x", (VIDEOS, {"image_std": [0.2] * 3}))
+    assert note.rule == "processor-files-differ"
+    assert "image_std [0.5, 0.5, 0.5] and [0.2, 0.2, 0.2]" in note.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("{", "[]", "", '{"eos_token_id": "151645"}', '{"eos_token_id": [2, "x"]}'),
+        *('{"eos_token_id": [2, 999999]}', '{"eos_token_id": true}', '{"eos_token_id": -1}'),
+    ],
+)
+def test_a_generation_config_without_ends_that_are_tokens_is_refused(
+    text: str, published: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(published, folder := tmp_path / "model")
+    (folder / "generation_config.json").write_text(text)
+    with pytest.raises(Findings) as caught:
+        load_processor(folder, "qwen3_vl")
+    (finding,) = caught.value.diagnostics
+    assert finding.rule == "model-does-not-load"
+    assert "generation_config.json" in finding.message or "eos_token_id" in finding.message
+
+
+@pytest.mark.parametrize("name", [VIDEOS, BOTH])
+@pytest.mark.parametrize("text", ["{", "[]", ""])
+def test_a_processor_file_without_settings_is_refused(
+    name: str, text: str, published: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(published, folder := tmp_path / "model")
+    (folder / name).write_text(text)
+    with pytest.raises(Findings, match=name) as caught:
+        load_processor(folder, "qwen3_vl")
+    assert caught.value.diagnostics[0].rule == "model-does-not-load"

@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from tests.models.templates import STOPS, TEMPLATES, OneRow, byte_tokenizer, processor_of
+from tests.models.templates import (
+    STOPS,
+    TEMPLATES,
+    OneRow,
+    byte_tokenizer,
+    keeping_thoughts,
+    processor_of,
+    without_prompt,
+)
 from vtool.config.load import load_run
 from vtool.data.chat import IGNORED, render_chat
 from vtool.data.row import Row
@@ -17,11 +25,11 @@ from vtool.data.text_traits import TEXT_TRAITS, traits_of
 from vtool.data.turns import EachAnswer, LastAnswers, prepare_rows
 from vtool.diagnostics import Findings
 from vtool.models.chat_template import (
-    choose_template,
     differing_templates,
     find_form,
-    with_arguments,
+    learnt_role,
 )
+from vtool.models.chosen_template import choose_template
 from vtool.models.processor import Processor
 
 ASKED, ASKED_AGAIN = (
@@ -269,82 +277,25 @@ def test_a_thought_that_is_never_closed_is_refused() -> None:
     assert supervised(made("qwen2_5"), open_text) == ["<think> is a tag<|im_end|>"]
 
 
-def test_arguments_stand_in_the_template_and_others_go_before_them() -> None:
-    tokenizer = byte_tokenizer()
-    tokenizer.chat_template = with_arguments(TEMPLATES["qwen3_5"], OFF)
-
-    def prompt(**arguments: Any) -> str:
-        return str(
-            tokenizer.apply_chat_template(
-                [ASKED], tokenize=False, add_generation_prompt=True, **arguments
-            )
-        )
-
-    tokenizer.chat_template, baked = TEMPLATES["qwen3_5"], tokenizer.chat_template
-    off, on = prompt(enable_thinking=False), prompt()
-    tokenizer.chat_template = baked
-    assert prompt() == off
-    assert prompt(enable_thinking=True) == on
-    for value in ("a'b", 'say "{{ 7*7 }}"', 7, 0.5, None, [1, {"a": True}], "é\n%}"):
-        tokenizer.chat_template = with_arguments("\n {{ given | tojson }}", {"given": value})
-        written = tokenizer.apply_chat_template([ASKED], tokenize=False)
-        tokenizer.chat_template = "\n {{ given | tojson }}"
-        assert written == tokenizer.apply_chat_template([ASKED], tokenize=False, given=value)
-
-
-def test_an_argument_that_the_template_never_reads_is_refused() -> None:
-    with pytest.raises(Findings) as caught:
-        with_arguments(TEMPLATES["qwen3_5"], {"enable_thinkin": False, "effort": "low"})
-    first, second = caught.value.diagnostics
-    assert {first.rule, second.rule} == {"template-argument-unread"}
-    assert first.help == "did you mean `enable_thinking`?"
-    assert second.help == "it reads enable_thinking"
-    with pytest.raises(Findings, match="no Jinja"):
-        with_arguments("{% for %}", OFF)
-    with pytest.raises(Findings, match="add_generation_prompt, which whoever renders"):
-        with_arguments(TEMPLATES["qwen3_5"], {"add_generation_prompt": True})
-
-
-def test_tools_of_the_arguments_are_those_of_rows_that_have_none() -> None:
-    """A renderer always gives `tools`, as None where there are none."""
-    tokenizer = byte_tokenizer()
-    text = (
-        f"{{% for tool in tools or [] %}}{{{{ tool.name }}}},{{% endfor %}}{TEMPLATES['qwen2_5']}"
-    )
-    tokenizer.chat_template = with_arguments(text, {"tools": [{"name": "look"}]})
-
-    def written(tools: Any) -> str:
-        return str(tokenizer.apply_chat_template([ASKED], tools=tools, tokenize=False))
-
-    assert written(None).startswith("look,<|im_start|>")
-    assert written([{"name": "find"}]).startswith("find,<|im_start|>")
-    row = Row("r", [ASKED, said("red")], [])
-    processor = processor_of(text, byte_tokenizer(), {"tools": [{"name": "look"}]})
-    assert tokenizer.decode(render_chat(row, processor).ids).startswith("look,<|im_start|>")
-
-
-def test_an_argument_that_the_template_writes_and_nothing_gives_is_refused() -> None:
-    tokenizer = byte_tokenizer()
-    for written in ("{{ own_name }}", "{{ own_name ~ '!' }}", "{{ 'I am ' + (own_name | trim) }}"):
-        text = f"{written}{TEMPLATES['qwen2_5']}"
-        tokenizer.chat_template = text
-        with pytest.raises(Findings) as caught:
-            find_form(tokenizer)
-        (finding,) = caught.value.diagnostics
-        assert (finding.rule, finding.help) == (
-            "template-argument-missing",
-            "data.template_arguments={own_name: …}",
-        )
-        tokenizer.chat_template = with_arguments(text, {"own_name": "Ada"})
-        assert find_form(tokenizer).closing == "<|im_end|>"
-    for healthy in (
-        "{% if own_name is defined %}{{ own_name }}{% endif %}",
-        "{{ own_name | default('I') }}",
-        "{{ own_name or 'I' }}",
-        "{{ messages[0].own_name }}{{ unk_token }}",
-    ):
-        tokenizer.chat_template = f"{healthy}{TEMPLATES['qwen2_5']}"
-        assert find_form(tokenizer).closing == "<|im_end|>"
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        ("<think>\nIt looks red, so the", True),
+        ("<think>It looks red. red", True),
+        (f"{THOUGHT}\n</think>\n\nred", True),
+        (f"<think>\n{THOUGHT}\n</think>\n\nred", False),
+        ("the tag <think> opens a thought, and </think> closes it", False),
+        ("close it with </think>", False),
+    ],
+)
+def test_half_a_thought_is_told_where_the_template_has_none(answer: str, told: bool) -> None:
+    place = [one.rule for one in TEXT_TRAITS].index("half-a-thought")
+    row = Row("r", [ASKED, said(answer)], [])
+    for name in ("qwen2_5", "gemma"):
+        assert traits_of(row, render_chat(row, made(name)).turns) >> place & 1 == told
+    thought = Row("r", [ASKED, said(f"{THOUGHT}\n</think>\n\nred")], [])
+    for name in ("qwen3_5", "glm"):  # the prompt opens it, or the template does
+        assert not traits_of(thought, render_chat(thought, made(name)).turns) >> place & 1
 
 
 def test_an_answer_that_turns_follow_is_cut_where_they_change_how_it_is_written() -> None:
@@ -459,3 +410,25 @@ def test_a_template_that_refuses_everything_has_no_form() -> None:
     for template in ("{{ raise_exception('no') }}", "{% for x in y.z %}{% endfor %}", "nothing"):
         tokenizer.chat_template = template
         assert find_form(tokenizer).closing == ""
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_prompt_without_its_role_is_prompt_supervised(name: str, tmp_path: Path) -> None:
+    assert learnt_role(made(name).form, tmp_path) == ()
+    text = without_prompt(TEMPLATES[name])
+    (finding,) = learnt_role(
+        processor_of(text, byte_tokenizer(), None, STOPS.get(name, ())).form, tmp_path
+    )
+    assert (finding.rule, finding.severity) == ("prompt-supervised", "error")
+    role = {"glm": "<|assistant|>", "gemma": "model", "smolvlm": "Assistant:"}
+    assert role.get(name, "<|im_start|>assistant") in finding.message
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "glm"])
+def test_an_earlier_thought_that_the_prompt_leaves_out_is_prompt_differs(name: str) -> None:
+    chat = [ASKED, said("red", THOUGHT), ASKED_AGAIN, said("yes", "I am.")]
+    text = keeping_thoughts(TEMPLATES[name])
+    processor = processor_of(text, byte_tokenizer(), None, STOPS.get(name, ()))
+    with pytest.raises(Findings) as caught:
+        render_chat(Row("r", chat, []), processor)
+    assert caught.value.diagnostics[0].rule == "prompt-differs"

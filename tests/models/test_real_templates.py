@@ -13,10 +13,19 @@ from typing import Any
 
 import pytest
 
-from tests.models.templates import OneRow, byte_tokenizer, processor_of, real_tokenizer
+from tests.models.templates import (
+    OneRow,
+    byte_tokenizer,
+    keeping_thoughts,
+    processor_of,
+    real_tokenizer,
+    without_prompt,
+)
 from vtool.data.chat import IGNORED, render_chat
+from vtool.data.row import Row
 from vtool.data.turns import EachAnswer
 from vtool.diagnostics import Findings
+from vtool.models.chat_template import learnt_role
 from vtool.models.processor import Processor
 
 pytestmark = pytest.mark.full
@@ -153,4 +162,36 @@ def test_a_wrong_argument_is_a_finding_of_each_row(name: str) -> None:
     for chat in chats(1, True, False):
         with pytest.raises(Findings) as caught:
             render_chat(EachAnswer.of(OneRow(chat), None).row(0), processor)
+        assert caught.value.diagnostics[0].rule == "prompt-differs"
+
+
+_FAMILIES = {
+    **dict.fromkeys(("qwen2_5_vl", "qwen3_vl", "qwen3_5_think", "qwen3_5_nothink"), _QWEN),
+    **dict.fromkeys(("qwen3_6", "qwen3_8"), _QWEN),
+    "glm4moe": _GLM,
+    "gemma3": ("<eos>", "<end_of_turn>"),
+    "smolvlm": ("<end_of_utterance>",),
+}
+
+
+@pytest.mark.parametrize("name", _FAMILIES)
+def test_faults_planted_into_a_published_template_are_errors(name: str, tmp_path: Path) -> None:
+    text = (templates() / f"{name}.jinja").read_text()
+    stops, parts = _FAMILIES[name], name in _PARTS_ONLY
+
+    def made(template: str) -> Processor:
+        return processor_of(template, byte_tokenizer(), None, stops)
+
+    assert learnt_role(made(text).form, tmp_path) == ()
+    (finding,) = learnt_role(made(without_prompt(text)).form, tmp_path)
+    assert (finding.rule, finding.severity) == ("prompt-supervised", "error")
+    unended = text.replace(stops[-1] if name != "glm4moe" else "<|user|>", "")
+    chat = next(chats(3, False, parts, name not in _TEXT_ONLY))
+    with pytest.raises(Findings) as caught:
+        render_chat(EachAnswer.of(OneRow(chat), None).row(0), made(unended))
+    assert caught.value.diagnostics[0].rule in ("end-token-unsupervised", "prompt-differs")
+    if (kept := keeping_thoughts(text)) != text and name not in ("qwen3_5_nothink", "qwen3_8"):
+        two = next(one for one in chats(1, True, False) if len(one) > 3 and len(one) % 2 == 0)
+        with pytest.raises(Findings) as caught:
+            render_chat(Row("r", two, []), made(kept))
         assert caught.value.diagnostics[0].rule == "prompt-differs"

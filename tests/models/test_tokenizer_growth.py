@@ -42,6 +42,8 @@ def replaced(old: str, new: str, times: int = 1) -> dict[str, Any]:
         (replaced("a", "a" * 16, 2), 256),
         (replaced("aaaa", "a" * 16, 3), 64),
         (replaced(" ", "▁"), 1),
+        ({"type": "Prepend", "prepend": "▁"}, 1),
+        ({"type": "Prepend", "prepend": "ab" * 500}, 1000),
         ({"type": "NFC"}, 1),
     ],
 )

@@ -1,5 +1,6 @@
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -134,3 +135,15 @@ def test_a_run_that_nobody_trains_any_more_is_not_waited_for(run_folder: Path) -
         follow(run_folder, Console(file=output, width=100), pause)
     assert pauses == 1
     assert "digits: stopped" in output.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "40 GiB"])
+def test_metrics_that_never_end_are_not_waited_for(run_folder: Path, kind: str) -> None:
+    metrics, output = run_folder / "metrics.jsonl", io.StringIO()
+    if kind == "pipe":
+        metrics.unlink()
+        os.mkfifo(metrics)
+    else:
+        os.truncate(metrics, 40 * 2**30)
+    follow(run_folder, Console(file=output, width=40), lambda _: None)
+    assert "step 1 " not in output.getvalue()

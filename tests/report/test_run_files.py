@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from vtool.diagnostics import Findings
+from vtool.report import write_report
 from vtool.report.run_files import check_is_run, read_run
 
 
@@ -65,6 +66,15 @@ def test_a_damaged_result_is_no_result(run_folder: Path, content: str) -> None:
     run = read_run(run_folder)
     assert run.result is None
     assert any(notice.startswith("result.json is damaged") for notice in run.notices)
+
+
+@pytest.mark.parametrize("huge", [10**30, 10**400, -(10**30)])
+def test_a_number_that_no_axis_has_is_no_number(run_folder: Path, huge: int) -> None:
+    line = json.dumps({"step": huge, "loss": huge, "lr": 0.1})
+    (run_folder / "metrics.jsonl").write_text(f"{line}\n", encoding="utf-8")
+    (step,) = read_run(run_folder).steps
+    assert (step.step, step.loss) == (0, None)
+    write_report([run_folder], run_folder / "report.html")
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "data.json", "result.json"])
@@ -129,3 +139,20 @@ def test_a_file_that_goes_on_for_gigabytes_is_not_read(run_folder: Path, name: s
     os.truncate(run_folder / name, 40 * 2**30)  # without a block of the disk
     (notice,) = read_run(run_folder).notices
     assert notice.startswith(f"{name} ")
+
+
+@pytest.mark.parametrize(
+    "name", ["config.yaml", "metrics.jsonl", "data.json", "result.json", "predictions.jsonl"]
+)
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(run_folder: Path, name: str) -> None:
+    (run_folder / name).unlink()
+    os.mkfifo(run_folder / name)
+    assert any(notice.startswith(name) for notice in read_run(run_folder).notices)
+
+
+@pytest.mark.parametrize("name", ["validation.jsonl", "proofs.json", "profile/summary.json"])
+def test_nor_is_one_of_a_file_that_a_run_may_lack(run_folder: Path, name: str) -> None:
+    (run_folder / name).parent.mkdir(exist_ok=True)
+    (run_folder / name).unlink(missing_ok=True)
+    os.mkfifo(run_folder / name)
+    assert write_report([run_folder], run_folder / "report.html").exists()

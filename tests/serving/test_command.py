@@ -251,6 +251,39 @@ def test_an_adapter_that_vllm_cannot_apply_is_merged_first(
     assert "merge it: vtool export adapter --merge" in output
 
 
+def test_an_adapter_is_served_with_its_template_and_never_with_other_pixels(
+    trained: tuple[Path, str], tmp_path: Path
+) -> None:
+    """vLLM takes the base's chat template, and its settings of images and videos."""
+    adapter, base = tmp_path / "adapter", trained[0] / "runs/digits/export"
+    settings = peft.LoraConfig(r=4, target_modules=["q_proj"])
+    made = peft.get_peft_model(load_model(base, "qwen2_5_vl", torch.float32, "sdpa"), settings)
+    made.peft_config["default"].base_model_name_or_path = str(base)
+    for name, weight in made.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.ones_(weight)
+    made.save_pretrained(adapter)
+    names = ("preprocessor_config.json", "video_preprocessor_config.json", "chat_template.jinja")
+    for name in (*names, "tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(base / name, adapter / name)
+
+    def words() -> list[str]:
+        return shlex.split(vtool(tmp_path, "serve", "adapter", "--print"))
+
+    assert "--chat-template" not in words()
+    template = (base / names[2]).read_text()
+    (adapter / names[2]).write_text("{% set enable_thinking = False %}\n" + template)
+    found = words()
+    assert found[found.index("--chat-template") + 1] == f"adapter/{names[2]}"
+    for name, change in ((names[0], {"size": {"shortest_edge": 1}}), (names[1], {"fps": 9})):
+        own = json.loads((adapter / name).read_text())
+        (adapter / name).write_text(json.dumps(own | change))
+        output = vtool(tmp_path, "serve", "adapter", "--print", status=2)
+        assert "vLLM would take the base's settings of images and videos: " in output
+        assert "merge it: vtool export adapter --merge" in output
+        (adapter / name).write_text(json.dumps(own))
+
+
 def test_an_interrupted_run_is_exported_first(trained: tuple[Path, str], tmp_path: Path) -> None:
     shutil.copytree(trained[0] / "runs/digits", tmp_path / "run", symlinks=True)
     shutil.rmtree(tmp_path / "run/export")

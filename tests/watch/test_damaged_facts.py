@@ -58,5 +58,5 @@ def test_facts_that_never_end_are_refused_by_their_size(tmp_path: Path) -> None:
     folder = write(tmp_path, healthy())
     with (folder / "rank0-10.jsonl").open("r+b") as file:
         file.truncate(40 * 2**30)
-    with pytest.raises(Findings, match="facts have 1,073,741,824 at most"):
+    with pytest.raises(Findings, match="at most 536,870,912 are read"):
         conclude_folder(folder, "run", None)

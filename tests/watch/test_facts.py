@@ -21,5 +21,5 @@ def test_a_pipe_or_a_folder_among_the_facts_is_reported_and_waited_for_by_nobody
     tmp_path: Path,
 ) -> None:
     os.mkfifo(tmp_path / "rank0.jsonl")
-    with pytest.raises(ValueError, match=r"rank0\.jsonl is no file"):
+    with pytest.raises(ValueError, match=r"rank0\.jsonl cannot be read: it is no file"):
         read_facts(tmp_path)

@@ -1,6 +1,7 @@
 """The command `vtool explain [RULE | CODE | SETTING | RECIPE | ADVISORY]`."""
 
 import re
+from contextlib import suppress
 from itertools import takewhile
 from typing import TYPE_CHECKING, Annotated
 
@@ -304,9 +305,14 @@ def _purpose(path: "Path") -> str:
 
 def _first_comment(path: "Path") -> list[str]:
     """Return the lines of a recipe's first comment: commands and figures in it are indented."""
+    from vtool.config.limits import MOST_BYTES
+    from vtool.contents import open_regular
+
+    text = b""
+    with suppress(OSError), open_regular(path) as file:  # what else it is, its settings say
+        text = file.read(MOST_BYTES)
     comment = takewhile(
-        lambda line: line.startswith("#"),
-        path.read_text(encoding="utf-8", errors="replace").splitlines(),
+        lambda line: line.startswith("#"), text.decode(errors="replace").splitlines()
     )
     lines = [
         line.removeprefix("#").removeprefix(" ").rstrip()

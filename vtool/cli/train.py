@@ -235,12 +235,11 @@ def _train(
 
 
 def _print_result(folder: "Path") -> None:
-    import json
-
+    from vtool.contents import read_small_json
     from vtool.diagnostics.printable import printable
     from vtool.words import plural
 
-    result = json.loads((folder / "result.json").read_text())
+    result = read_small_json(folder / "result.json")
     ledger = result["ledger"]
     typer.echo(
         f"ledger: {plural(ledger['rows'], 'row')} = {ledger['rows'] - ledger['dropped']:,} kept +"

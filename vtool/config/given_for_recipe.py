@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 
 from vtool.config.schema.formats.entry import ROWS_SUFFIXES, has_rows_files
+from vtool.contents import small_file
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.families import FAMILIES
 from vtool.model_folder import MODEL_CONFIG, ModelFolder
@@ -111,7 +112,7 @@ def _rows_below(folder: Path) -> list[Path]:
 def started_by(script: Path) -> str | None:
     """Return the trainer that a script of a shell starts, as `--from` takes its name."""
     try:
-        text = script.read_text(encoding="utf-8")[:_MOST_TEXT] if script.suffix == ".sh" else ""
+        text = small_file(script).decode()[:_MOST_TEXT] if script.suffix == ".sh" else ""
     except (OSError, ValueError):
         return None
     from vtool.config.foreign.hf_script import split_command

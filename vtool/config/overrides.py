@@ -3,9 +3,11 @@
 `optim=adamw` picks a file of a group; the others set values.
 """
 
+import json
 import os
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
@@ -38,8 +40,9 @@ def parse_overrides(texts: Sequence[str]) -> list[Override]:
         try:
             override = parser.parse_override(text)
         except (HydraException, ValueError, RecursionError) as error:
-            findings.append(_unparsable(text, error))
-            continue
+            if (override := _of_json(parser, text)) is None:
+                findings.append(_unparsable(text, error))
+                continue
         if problem := _unusable(text, override):
             findings.append(problem)
         else:
@@ -66,6 +69,32 @@ def _too_large(text: str) -> Diagnostic | None:
     else:
         return None
     return _bad(f"`{text[:60]}…` cannot be read: {problem}", "put it into a recipe, or a file")
+
+
+def _of_json(parser: OverridesParser, text: str) -> Override | None:
+    """Return an override whose value is pasted JSON, whose keys have quotes; None for none."""
+    key, _, value = text.partition("=")
+    try:
+        given = json.loads(value)
+        override = parser.parse_override(f"{key}={_in_grammar(given)}")
+        if override.value() != given:
+            return None
+    except (HydraException, ValueError, RecursionError):
+        return None
+    override.input_line = text
+    return override
+
+
+def _in_grammar(value: Any) -> str:
+    if isinstance(value, dict):
+        pairs = (
+            re.sub(r"([\\()\[\]{}:=, \t])", r"\\\1", key) + f": {_in_grammar(each)}"
+            for key, each in value.items()
+        )
+        return f"{{{', '.join(pairs)}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_in_grammar, value))}]"
+    return quoted(value) if isinstance(value, str) else json.dumps(value)
 
 
 def _unparsable(text: str, error: Exception) -> Diagnostic:
@@ -165,6 +194,9 @@ def _bad(message: str, help: str | None) -> Diagnostic:
 
 
 def quoted(text: str) -> str:
-    """Quote a text, so that the grammar of overrides takes it as one value."""
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    """Quote a text, so that the grammar of overrides takes it as one value.
+
+    A backslash stands for itself there, but before a quote.
+    """
+    escaped = re.sub(r"(\\+)(?='|\Z)", r"\1\1", text).replace("'", "\\'")
     return f"'{escaped}'"

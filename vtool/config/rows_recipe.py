@@ -13,6 +13,7 @@ from vtool.config.given_for_recipe import has_model_files
 from vtool.config.overrides import as_typed, quoted
 from vtool.config.schema.formats.entry import ROWS_SUFFIXES, TABLE_SUFFIXES, has_rows_files
 from vtool.config.shipped import recipe_names
+from vtool.contents import open_regular, small_file
 from vtool.diagnostics import Diagnostic
 from vtool.model_folder import MODEL_CONFIG
 
@@ -53,9 +54,10 @@ def names_rows(subject: str) -> bool:
 
 def _is_json_text(subject: str) -> bool:
     """Return whether a file is a text by its name, or has no extension, and JSON by its begin."""
-    text = os.path.splitext(subject)[1] in (".txt", "")
+    if os.path.splitext(subject)[1] not in (".txt", ""):
+        return False
     try:
-        with open(subject if text else os.devnull, "rb") as file:
+        with open_regular(subject) as file:
             return file.read(64).lstrip().startswith((b"{", b"["))
     except (OSError, ValueError):
         return False
@@ -77,8 +79,9 @@ def small_json(file: str) -> str:
     Comments, which editors allow in JSON, are left out.
     """
     with suppress(OSError, ValueError):
-        if file.endswith(".json") and os.path.getsize(file) <= _LARGEST_RECIPE:
-            return re.sub(r"(?m)(^|\s)//.*$", "", Path(file).read_text(encoding="utf-8"))
+        if file.endswith(".json"):
+            text = small_file(Path(file), _LARGEST_RECIPE).decode()
+            return re.sub(r"(?m)(^|\s)//.*$", "", text)
     return ""
 
 

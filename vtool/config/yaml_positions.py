@@ -11,7 +11,7 @@ import yaml
 
 from vtool.config.limits import DEEPEST, MOST_BYTES, MOST_DIGITS, MOST_VALUES
 from vtool.config.resources import BEGIN_WITH_DEFAULTS, shown_path
-from vtool.contents import content_of
+from vtool.contents import content_of, open_regular
 from vtool.diagnostics import Diagnostic, Findings, Origin
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -49,7 +49,7 @@ def read_yaml(path: Path) -> YamlFile:
     """
     name = shown_path(path)
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             content = stream.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
             raise _refused(

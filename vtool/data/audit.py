@@ -219,8 +219,10 @@ def build_ledger(
     video = rows.processor.video
     rate = video.fps if video.family.facts.shows_times else None
     template = str(rows.processor.tokenizer.chat_template)
+    notes = rows.processor.notes if split == "train" else ()
+    findings += [note for note in notes if note.severity == "error"]
     quality = (
-        *(rows.processor.notes if split == "train" else ()),
+        *(note for note in notes if note.severity != "error"),
         *split_findings(split, rows.settings, rows.rows, audits, rate),
         *boxes.findings,
         *remark_findings(split, rows.rows, kept, template),

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from vtool.config.schema import Data
 from vtool.config.schema.formats.entry import MIXTURE_SETTINGS
+from vtool.contents import read_small_json
 from vtool.data.digest import stamp
 from vtool.data.inspect_rows import inspect_rows
 from vtool.data.loader import EncodedRows
@@ -90,7 +91,7 @@ class AuditCache:
         if self.renew:
             return RowAudits(np.zeros(0, ROW))
         try:
-            written = json.loads((self.folder / "head.json").read_text("utf-8"))
+            written = read_small_json(self.folder / "head.json")
             table = _read_array(self.folder / "rows.npy", written["rows_xxh3"], ROW)
             stamps = _read_array(self.folder / "stamps.npy", written["stamps_xxh3"], STAMP)
             paths = written["paths"]

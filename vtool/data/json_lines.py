@@ -7,9 +7,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from vtool.contents import open_regular
 from vtool.data.containers.columns import read_lists
 from vtool.data.containers.files import digest_of_files, not_readable
-from vtool.data.containers.json_array import LARGEST_ROW, find_elements, is_array
+from vtool.data.containers.json_array import LARGEST_ROW, find_elements, is_array, too_large
 from vtool.data.containers.places import Places, find_lines
 from vtool.data.row import name_by_number, refuse, shown_value
 from vtool.diagnostics import Findings, Origin
@@ -41,7 +42,7 @@ class JsonLines:
         self.label = label or self.path.name
         self._descriptor: int | None = None
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 if is_array(file):
                     found = islice(find_elements(file, self.path), first)
                     self.places = Places.of(found, by_line=False)
@@ -98,8 +99,7 @@ class JsonLines:
             Findings: `broken-row`.
         """
         if (size := self.places[index].size) > LARGEST_ROW:
-            message = f"{self.name(index)} has {size:,} bytes; rows of {LARGEST_ROW:,} are read"
-            raise refuse("broken-row", message, self.origin(index))
+            raise too_large(size, self.name(index), self.origin(index))
         return row_object(self.text(index), self.name(index), self.origin(index))
 
     def complete(self, made: dict[str, Any], index: int) -> dict[str, Any]:

@@ -19,6 +19,7 @@ _OF_OTHER_MODELS = re.compile(
 )
 # With the marks that may be struck text too: most text with markup has none of all these.
 _MAY_BE = re.compile(_OF_OTHER_MODELS.pattern[:-1] + "|/?s>)")
+_CLOSES = re.compile(r"^\s*</think>\s*$", re.MULTILINE)
 _MARKS_OF_A_THOUGHT = re.compile(r"</?think>")
 # UTF-8 that was read as cp1252: `Ã©` for `é`, `â€™` for `’`.
 _DOUBLY_ENCODED = re.compile("[ÂÃ][\x80-\xbf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]|â€[\x80-\xbf™œ“”˜¢¦]")
@@ -85,6 +86,21 @@ def _has_more(turn: Turn, message: Mapping[str, Any]) -> bool:
     return bool((before + after).strip())
 
 
+def _has_half_a_thought(row: Row, _: object, turns: Sequence[Turn]) -> bool:
+    """Check for a thought that is never closed, or closed and never opened.
+
+    Where the template writes thoughts, a row with the first is refused before.
+    """
+    for turn in turns:
+        said = "".join(texts_of(row.messages[turn.message])).lstrip()
+        opened = "<think>" in turn.opening + turn.text  # the template may write it
+        if "</think>" not in said and said.startswith("<think>"):
+            return True
+        if not opened and _CLOSES.search(said):
+            return True
+    return False
+
+
 TEXT_TRAITS = (
     Trait(
         "more-than-answer-supervised",
@@ -113,6 +129,11 @@ TEXT_TRAITS = (
         "files-outside-folder",
         "with images or videos outside of the folder of their rows file",
         lambda row, *_: has_files_outside(row),
+    ),
+    Trait(
+        "half-a-thought",
+        "with an answer that has one of <think> and </think>: its thought has no other end",
+        _has_half_a_thought,
     ),
     Trait(
         FRAMES_WITHOUT_RATE,

@@ -1,6 +1,5 @@
 """A baseline: the findings of one day, so that later only new ones count."""
 
-import errno
 import hashlib
 import json
 import os
@@ -11,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from vtool.contents import read_small_json
 from vtool.diagnostics.by_line import KNOWN_SUFFIX
 from vtool.diagnostics.diagnostic import Diagnostic, Findings, Origin
 from vtool.diagnostics.places import file_of
@@ -205,10 +205,8 @@ def _worded(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read(file: Path) -> list[dict[str, Any]]:
     try:
-        if not (file.is_file() or file.is_dir()):  # to read a pipe or a device may never end
-            raise OSError(errno.EINVAL, "it is no file")
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        content = read_small_json(file)
+    except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else f"it is not JSON: {error}"
         raise Findings(
             Diagnostic(

@@ -220,6 +220,18 @@ RULES = (
         fix="Install torchvision, or set data.image.backend=pil and accept other pixels.",
     ),
     Rule(
+        name="template-argument-as-text",
+        code="VT679",
+        summary="An argument of the chat template is a text or null where a boolean is read.",
+        why=(
+            "A template asks whether it is false, and a text is not: thinking stays on, as it does"
+            " with null."
+        ),
+        bad='data.template_arguments={enable_thinking: "false"}',
+        good="data.template_arguments={enable_thinking: false}",
+        fix="Write true or false without quotes.",
+    ),
+    Rule(
         name="weights-left-out",
         code="VT675",
         summary="Weights of the model's folder are neither trained nor exported.",

@@ -145,6 +145,33 @@ RULES = (
         stage="quality",
     ),
     Rule(
+        name="half-a-thought",
+        code="VT680",
+        summary="Answers have <think> without </think>, or </think> without <think>.",
+        why=(
+            "A generation that was cut off, or cut at the wrong place: the model learns to think"
+            " without an end, and whoever splits its answers finds no answer."
+        ),
+        bad="<think>\nIt looks red, so the color is",
+        good="<think>\nIt looks red.\n</think>\n\nred",
+        fix="Leave these rows out, or write the missing mark.",
+        severity="warning",
+        stage="quality",
+    ),
+    Rule(
+        name="prompt-supervised",
+        code="VT681",
+        summary="The chat template's prompt for an answer leaves out the role that begins it.",
+        why=(
+            "What the prompt of inference has not is learnt: the model writes its role before each"
+            " answer, and a server whose template asks as usual gives it another prompt."
+        ),
+        bad="a template without {% if add_generation_prompt %}: <|im_start|>assistant is learnt",
+        good="{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %} at its end",
+        fix="Take the published template.",
+        stage="quality",
+    ),
+    Rule(
         name="templates-differ",
         code="VT668",
         summary="Two files of a model's folder have chat templates, and they differ.",
@@ -262,6 +289,34 @@ RULES = (
         good='{"type": "video", "video": ["0.png", "1.png"], "fps": 4}',
         fix="Write each list's `fps`, or data.video.fps where all have the same.",
         severity="note",
+        stage="quality",
+    ),
+    Rule(
+        name="processor-class-differs",
+        code="VT677",
+        summary="The files of a model name a processor's class that is not its family's.",
+        why=(
+            "vtool takes the family's class. transformers' Auto classes, and servers with them,"
+            " take the named one where there is one: other pixels, or other tokens."
+        ),
+        bad='"image_processor_type": "CLIPImageProcessor" in the folder of a Qwen3-VL',
+        good='"image_processor_type": "Qwen2VLImageProcessorFast", as it is published',
+        fix="Take the file of the published folder.",
+        severity="warning",
+        stage="quality",
+    ),
+    Rule(
+        name="processor-files-differ",
+        code="VT678",
+        summary="Two processor files of a model have other settings.",
+        why=(
+            "One of them counts for transformers and vtool, and an older release or another reader"
+            " may take the other: images then have other sizes or values than in training."
+        ),
+        bad="image_mean 0.5 in processor_config.json, and 0.48 in preprocessor_config.json",
+        good="one of the two files, or the same settings in both",
+        fix="Remove the one that is not meant.",
+        severity="warning",
         stage="quality",
     ),
 )

@@ -1,6 +1,5 @@
 """Packages that are not what their metadata says: twice there, half upgraded, editable."""
 
-import json
 import re
 from collections.abc import Iterator
 from importlib import metadata
@@ -10,6 +9,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from vtool.config.environment.packages import check_releases, known_broken, untested_here
+from vtool.contents import read_small_json, small_file
 from vtool.diagnostics import Diagnostic
 from vtool.doctor.packages import distribution_version
 from vtool.doctor.recipe import Needs
@@ -102,7 +102,7 @@ def _other_code(one: InstalledPackage) -> Iterator[Diagnostic]:
 
 def _version_in(file: Path) -> str | None:
     try:
-        text = file.read_text(encoding="utf-8", errors="replace")
+        text = small_file(file).decode(errors="replace")
     except OSError:
         return None
     found = re.search(r"^__version__\s*(?::\s*\w+\s*)?=\s*['\"]([^'\"]+)['\"]", text, re.M)
@@ -130,7 +130,7 @@ def _half_upgraded(one: InstalledPackage) -> Iterator[Diagnostic]:
 
 def _editable(one: InstalledPackage) -> Iterator[Diagnostic]:
     try:
-        origin = json.loads((one.about / "direct_url.json").read_text())
+        origin = read_small_json(one.about / "direct_url.json")
         editable = bool(origin.get("dir_info", {}).get("editable"))
     except (OSError, ValueError, AttributeError):
         return

@@ -12,6 +12,7 @@ import yaml
 
 from vtool.config.given_for_recipe import other_family
 from vtool.config.schema import Run
+from vtool.contents import small_file
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.families import FAMILIES
 from vtool.families.family import load_family
@@ -119,7 +120,7 @@ def own_settings(run: Path, export: Path) -> Run | None:
     """
     file = export.parent / "config.yaml"
     try:
-        settings = yaml.safe_load(file.read_text())
+        settings = yaml.safe_load(small_file(file))
         return Run.model_validate_json(json.dumps(settings))
     except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
         if export == run:  # and what lies next to it may be of anything

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from vtool.contents import read_lines
 from vtool.data.messages_layout import TAG, VIDEO_TAG, parse_row
 from vtool.data.row import Row
 from vtool.diagnostics import Diagnostic, Findings
@@ -121,9 +122,8 @@ def first_question(run: Path) -> str:
         Findings: `not-a-run`; fatal.
     """
     try:
-        with (run / "predictions.jsonl").open() as file:
-            return str(json.loads(file.readline())["question"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        return str(json.loads(next(read_lines(run / "predictions.jsonl")))["question"])
+    except (StopIteration, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         message = f"{run} has no test question to ask again"
         raise Findings(
             Diagnostic("not-a-run", message, help="say what to ask: --question TEXT"), fatal=True

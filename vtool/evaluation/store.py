@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vtool.config.schema.formats import PLACES
+from vtool.contents import read_lines, read_small_json
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import Ranks
 from vtool.evaluation.asking import AskedRow
@@ -92,8 +93,8 @@ class Store:
                 _write(file, json.dumps(settings, indent=1) + "\n")
                 return
             try:
-                before = json.loads(file.read_text())
-            except (ValueError, RecursionError) as error:
+                before = read_small_json(file)
+            except ValueError as error:
                 message = f"{file} is no JSON: what its answers are to is not known"
                 raise Findings(Diagnostic("evaluation-differs", message), fatal=True) from error
         if different := list(_differences(before, json.loads(json.dumps(settings)))):
@@ -105,8 +106,8 @@ class Store:
         """Return the answers that there are, by row; a line that a kill has cut is left out."""
         found: dict[int, AskedRow] = {}
         for file in sorted(self.path.glob("predictions*.jsonl")):
-            with file.open("rb") as lines:
-                for line in lines:
+            with self.writing():
+                for line in read_lines(file):
                     try:
                         values = json.loads(line)
                         known = {key: value for key, value in values.items() if key in _FIELDS}

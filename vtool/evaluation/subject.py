@@ -1,6 +1,5 @@
 """The model that is evaluated: a run's, an export, an adapter, or any folder of a known family."""
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import xxhash
 
 from vtool.config.schema import Data, Run
+from vtool.contents import read_small_json
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.progress import write_line
 from vtool.evaluation.exported import Export, find_export, load_exported, own_settings
@@ -16,13 +16,12 @@ from vtool.hub.cache import find_cached_model
 from vtool.hub.download import download_absent
 from vtool.hub.names import HubName, hub_name
 from vtool.model_folder import MODEL_CONFIG
-from vtool.models.base_files import BASE_RECORD, check_same_weights, file_digests
+from vtool.models.base_files import BASE_RECORD, check_same_weights, file_digests, model_file_blocks
 from vtool.models.landing import check_landing
 from vtool.models.model_class import MODELING_RECORD
 from vtool.models.processor import Processor, load_processor
 from vtool.near_runs import runs_there
 
-_BLOCK = 2**24
 ADDS_NOTHING = "which adds nothing yet: a matrix of each module is all zero, and the base answers"
 """Words of an adapter as it begins, before a step of training."""
 _RUNS = Path("runs")
@@ -90,7 +89,11 @@ class EvaluatedModel:
         return load_exported(self.given, self.export)
 
     def digest(self) -> str:
-        """Return a digest of the files that make it what it is, weights included."""
+        """Return a digest of the files that make it what it is, weights included.
+
+        Raises:
+            Findings: `model-does-not-load`, where one cannot be read.
+        """
         digest = xxhash.xxh3_128()
         files = [
             file
@@ -102,16 +105,16 @@ class EvaluatedModel:
         if self.export.folder != self.given and record.exists():
             files.append(record)
         for file in files:
-            digest.update(f"{file.name} {file.stat().st_size}\n".encode())
-            with file.open("rb") as opened:
-                while block := opened.read(_BLOCK):
-                    digest.update(block)
+            size = file.stat().st_size if file.exists() else 0  # a link to nothing is not read
+            digest.update(f"{file.name} {size}\n".encode())
+            for block in model_file_blocks(file):
+                digest.update(block)
         return digest.hexdigest()
 
     def trained_on(self, files: Sequence[Mapping[str, Any]]) -> bool:
         """Return if its run was trained on one of these files, by their digests."""
         try:
-            own = json.loads((self.given / "data.json").read_text())["train"]["files"]
+            own = read_small_json(self.given / "data.json")["train"]["files"]
             known = {each.get("sha256") for each in own} - {None}
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return False
@@ -192,8 +195,8 @@ def _check_base(export: Export) -> None:
     """
     run = export.folder.parent
     try:
-        written = json.loads((run / BASE_RECORD).read_text())
-    except (OSError, ValueError, RecursionError):  # an adapter that stands alone says nothing
+        written = read_small_json(run / BASE_RECORD)
+    except (OSError, ValueError):  # an adapter that stands alone says nothing
         return
     if isinstance(written, dict):
         check_same_weights(run, export.base, written, file_digests(export.base))

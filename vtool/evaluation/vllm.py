@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from vtool.contents import read_small_json
 from vtool.data.chat import IGNORED
 from vtool.data.encode import Sample
 from vtool.data.loader import EncodedRows
@@ -162,7 +163,7 @@ def _settings(
         "seed": 0,
     }
     if subject.is_adapter:
-        rank = int(json.loads((subject.export.folder / CONFIG).read_text())["r"])
+        rank = int(read_small_json(subject.export.folder / CONFIG)["r"])
         engine |= {
             "enable_lora": True,
             "max_lora_rank": next((size for size in _RANKS if size >= rank), rank),

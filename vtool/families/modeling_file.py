@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from vtool.contents import small_file
 from vtool.diagnostics import Diagnostic, Origin
 from vtool.diagnostics.near_miss import did_you_mean, near
 
@@ -34,7 +35,7 @@ def check_modeling_file(modeling: str) -> Diagnostic | None:
     """Check that a file that exists is Python, and has the class at its top level."""
     file, name = split_modeling(modeling)
     try:
-        tree = ast.parse(file.read_bytes(), str(file))
+        tree = ast.parse(small_file(file), str(file))
     except SyntaxError as error:
         message = f"{file} is not Python: {error.msg}"
         origin = Origin(str(file), error.lineno, error.offset)

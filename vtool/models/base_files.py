@@ -1,11 +1,12 @@
 """The files of the weights under an adapter: an adapter is a difference, and fits these alone."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
+from vtool.contents import open_regular
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.model_folder import MODEL_CONFIG
 
@@ -15,12 +16,31 @@ BASE_RECORD = "base.json"
 
 
 def file_digest(file: Path) -> dict[str, Any]:
-    """Return the size and the XXH3 of a file."""
-    total = xxhash.xxh3_128()
-    with file.open("rb") as opened:
-        while block := opened.read(_BLOCK):
-            total.update(block)
-    return {"bytes": file.stat().st_size, "xxh3": total.hexdigest()}
+    """Return the size and the XXH3 of a file.
+
+    Raises:
+        Findings: `model-does-not-load`, where it cannot be read.
+    """
+    total, size = xxhash.xxh3_128(), 0
+    for block in model_file_blocks(file):
+        total.update(block)
+        size += len(block)
+    return {"bytes": size, "xxh3": total.hexdigest()}
+
+
+def model_file_blocks(file: Path) -> Iterator[bytes]:
+    """Yield the content of a file.
+
+    Raises:
+        Findings: `model-does-not-load`, where it cannot be read.
+    """
+    try:
+        with open_regular(file) as opened:
+            while block := opened.read(_BLOCK):
+                yield block
+    except OSError as error:
+        message = f"{file} cannot be read: {error.strerror}"
+        raise Findings(Diagnostic("model-does-not-load", message), fatal=True) from error
 
 
 def file_digests(base: Path) -> dict[str, Any]:

@@ -1,43 +1,31 @@
 """The chat template of a tokenizer: which it is, its arguments, and the form of chats it takes."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError, meta
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-from vtool.config.schema import Data
-from vtool.contents import small_file
-from vtool.diagnostics import Diagnostic, Findings
+from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.diagnostic import Severity
-from vtool.diagnostics.near_miss import did_you_mean, near
 from vtool.limited_child import TooCostly
-from vtool.model_folder import TEMPLATE, TEMPLATE_JSON, ModelFolder
+from vtool.model_folder import ModelFolder
 from vtool.models.template_limits import LimitedTemplate
-from vtool.template_renderer import LimitedRendering
-from vtool.words import first_line
 
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
 """Keys by which messages have a thought; a template reads one of them, if any."""
 THOUGHT = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
 _ASKS, _ANSWERS, _THINKS = "vtool asks", "vtool answers", "vtool thinks"
+_OF_DOCUMENTS = re.compile(r"<\|(?:(?:end|begin|start)_?of_?(?:text|document)|pad|bos|eos)\|>")
+"""Marks of a base model's documents: its tokenizer has them, whatever its chats were taught by."""
 _MARK = re.compile(r"<\|[^\s<>|]+\|>|<(?:start|end)_of_\w+>")
+_PIECES = re.compile(r"<[^<>]*>|\w+")
+_ROLE = re.compile(r"(?:<(?!think>)[^<>]*>)*\w*")
+"""The beginning of an answer's turn: marks, and the word behind them."""
 _GENERATION = re.compile(r"\{%(-?)\s*(end)?generation\s*(-?)%\}")
 _OPENS, _CLOSES = "\ue000", "\ue001"
 """Characters of no meaning in place of the marks."""
 _CALL = {"type": "function", "function": {"name": "vtool_calls", "arguments": {"x": 1}}}
-_GIVEN = frozenset(
-    {
-        *("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"),
-        *("raise_exception", "strftime_now", "namespace", "dict", "range", "pad_token"),
-    }
-)
-"""Names that every template is given, which no setting changes."""
-_NONE = frozenset({"tools", "documents"})
-"""Names that are None where a chat has none: the value of the setting is then taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +48,8 @@ class TemplateForm:
     """The marks that it writes, and that the tokenizer has no token for."""
     all_spelt: bool = False
     """If the tokenizer has tokens for none of its marks."""
+    role_learnt: str = ""
+    """The text of a role that its prompt leaves out, and that is learnt before each answer."""
     rewrites_turns: bool = False
     """If it writes an earlier answer in another way than the last one."""
     rewrites_thoughts: bool = False
@@ -120,119 +110,9 @@ def thought_of(message: Mapping[str, Any]) -> str:
     return str(next((found[key] for key in THOUGHT_KEYS if found.get(key)), ""))
 
 
-def choose_template(tokenizer: Any, folder: Path, settings: Data | None) -> None:
-    """Give a tokenizer the chat template that the settings ask for, with their arguments.
-
-    These stand at the template's beginning, so that whoever renders it later, a server too, has
-    the same; an argument that is given to a rendering goes before them.
-
-    Args:
-        folder: the tokenizer's.
-        settings: None: the template is the folder's.
-
-    Raises:
-        Findings: `model-does-not-load`, where there is no such template, or none at all;
-            `template-argument-unread`.
-    """
-    asked = settings.chat_template if settings else None
-    given, files = tokenizer.chat_template, ModelFolder(folder).templates
-    if TEMPLATE not in files:  # a processor's goes before its tokenizer's
-        given = files.get(TEMPLATE_JSON, given)
-    tokenizer.chat_template = _chosen(given, asked, folder)
-    if settings and settings.template_arguments:
-        tokenizer.chat_template = with_arguments(
-            tokenizer.chat_template, settings.template_arguments
-        )
-
-
-def _chosen(given: Any, asked: str | None, folder: Path) -> str:
-    named: Mapping[str, str] = given if isinstance(given, dict) else {}
-    if asked is None:
-        if named and "default" not in named:
-            raise _no_template(
-                f"{folder}: the tokenizer has chat templates {', '.join(sorted(named))}, and none"
-                " is the default",
-                f"data.chat_template={min(named)}",
-            )
-        if not (text := named.get("default", "") if named else given):
-            raise _no_template(
-                f"{folder}: the tokenizer has no chat template ({TEMPLATE})",
-                "data.chat_template=FILE gives one",
-            )
-        return str(text)
-    if asked in named:
-        return named[asked]
-    file = Path(asked)
-    try:
-        return small_file(file).decode()
-    except (OSError, ValueError) as error:
-        known = ", ".join(sorted(named))
-        there = f"; the folder's own are {known}" if named else ""
-        why = error.strerror if isinstance(error, OSError) else first_line(error)
-        message = f"data.chat_template is {asked}, which cannot be read: {why}{there}"
-        raise _no_template(message, did_you_mean(near(asked, named))) from error
-
-
-def _no_template(message: str, help: str | None) -> Findings:
-    return Findings(
-        Diagnostic("model-does-not-load", message, help, parameter="data.chat_template")
-    )
-
-
-def with_arguments(template: str, arguments: Mapping[str, Any]) -> str:
-    """Return a template that has these arguments where a rendering gives it no others.
-
-    Raises:
-        Findings: `template-argument-unread`; `model-does-not-load`, where it is no Jinja.
-    """
-    known = read_names(template)
-    if unread := [name for name in arguments if name not in known or name in _GIVEN - _NONE]:
-        raise Findings(_unread(unread, sorted(known - _GIVEN)))
-    lines = [
-        f"{{% set {name} = {name} if {name} is defined{' and ' + name if name in _NONE else ''}"
-        f" else {value!r} %}}\n"  # trim_blocks
-        for name, value in arguments.items()
-    ]
-    return "".join(lines) + template
-
-
-def _unread(unread: Sequence[str], read: Sequence[str]) -> Iterator[Diagnostic]:
-    for name in unread:
-        help = did_you_mean(near(name, read)) or (
-            f"it reads {', '.join(read)}" if read else "it reads no argument: leave it out"
-        )
-        why = "the chat template never reads"
-        if name in _GIVEN:
-            why = "whoever renders the template gives anew each time"
-        yield Diagnostic(
-            "template-argument-unread",
-            f"data.template_arguments has {name}, which {why}",
-            help,
-            parameter="data.template_arguments",
-        )
-
-
-def read_names(template: str) -> frozenset[str]:
-    """Return the names that a template reads and does not set before.
-
-    Raises:
-        Findings: `model-does-not-load`, where it is no Jinja.
-    """
-    environment = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"])
-    marks = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
-    try:
-        return frozenset(meta.find_undeclared_variables(environment.parse(marks.sub("", template))))
-    except (TemplateError, RecursionError, ValueError) as error:
-        raise _no_template(f"the chat template is no Jinja: {first_line(error)}", None) from error
-
-
 @LimitedTemplate()
 def find_form(tokenizer: Any) -> TemplateForm:
-    """Return the form of chats that a tokenizer's template takes: it is tried on small ones.
-
-    Raises:
-        Findings: `template-argument-missing`.
-    """
+    """Return the form of chats that a tokenizer's template takes: it is tried on small ones."""
     try:
         return _found_form(tokenizer)
     except TooCostly:
@@ -243,7 +123,6 @@ def _found_form(tokenizer: Any) -> TemplateForm:
     form = TemplateForm()
     asks, answers = _message("user", _ASKS), _message("assistant", _ANSWERS)
     chat = [asks, answers, asks]
-    _check_arguments(tokenizer, chat)
     text = _rendered(tokenizer, form, chat)
     parts = _rendered(tokenizer, TemplateForm(parts_only=True), chat)
     takes_parts = _ANSWERS in parts and "'type'" not in parts
@@ -259,7 +138,9 @@ def _found_form(tokenizer: Any) -> TemplateForm:
     marks = dict.fromkeys(_MARK.findall(_rendered(tokenizer, form, [asks, answers, asks, answers])))
     vocabulary = tokenizer.get_vocab()
     spelt = tuple(mark for mark in marks if mark not in vocabulary)
-    form = replace(form, spelt=spelt, all_spelt=len(spelt) == len(marks))
+    of_chats = [mark for mark in marks if not _OF_DOCUMENTS.fullmatch(mark)]
+    form = replace(form, spelt=spelt, all_spelt={*of_chats} <= {*spelt})
+    form = replace(form, role_learnt=_role_learnt(tokenizer, form, asks, answers))
     if form.closed_by_next:
         calls = [asks, {**answers, "tool_calls": [_CALL]}]
         called = _rendered(tokenizer, form, calls)
@@ -276,27 +157,6 @@ def _found_form(tokenizer: Any) -> TemplateForm:
         rewrites_turns=_rewrites(tokenizer, form, answers),
         rewrites_thoughts=_rewrites(tokenizer, form, thinks),
     )
-
-
-def _check_arguments(tokenizer: Any, chat: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a template that writes arguments which nothing gives: Jinja writes nothing there."""
-    rendering = LimitedRendering(str(tokenizer.chat_template))
-    try:
-        rendering.render(messages=chat, **tokenizer.special_tokens_map)
-    except TooCostly:
-        raise
-    except Exception:  # each row will say it
-        return
-    if names := [name for name in rendering.unknown if not name.endswith("_token")]:
-        given = ", ".join(f"{name}: …" for name in names)
-        raise Findings(
-            Diagnostic(
-                "template-argument-missing",
-                f"the chat template writes {', '.join(names)}, which nothing gives",
-                f"data.template_arguments={{{given}}}",
-                parameter="data.template_arguments",
-            )
-        )
 
 
 def _message(role: str, text: str) -> dict[str, Any]:
@@ -328,6 +188,35 @@ def _rewrites(tokenizer: Any, form: TemplateForm, answer: Mapping[str, Any]) -> 
             _rendered(tokenizer, form, [asks, answer]).rstrip(),
         )
     )
+
+
+def _role_learnt(
+    tokenizer: Any, form: TemplateForm, asks: Mapping[str, Any], answers: Mapping[str, Any]
+) -> str:
+    """Return the text that is learnt before an answer, if a role is in it; "" for none."""
+    whole = _rendered(tokenizer, form, [asks, answers])
+    asked, prompt = (_rendered(tokenizer, form, [asks], prompt=each) for each in (False, True))
+    if not (asked and whole.startswith(asked) and whole.startswith(prompt)):
+        return ""
+    opening, learnt = (
+        whole.removeprefix(text).partition(_ANSWERS)[0].lstrip() for text in (asked, prompt)
+    )
+    role = _ROLE.match(opening)
+    pieces = _PIECES.findall(role[0]) if role else []
+    return learnt if {*pieces} & {*_PIECES.findall(learnt)} else ""
+
+
+def learnt_role(form: TemplateForm, folder: Path) -> tuple[Diagnostic, ...]:
+    """Return the error about a template whose prompt for an answer leaves the role out, if any."""
+    if not form.role_learnt:
+        return ()
+    message = (
+        f"{folder}: the chat template writes {form.role_learnt!r} before an answer, and its prompt"
+        " for one (add_generation_prompt) leaves that out: it is learnt as a part of each answer,"
+        " and a server whose prompt has it is given another model"
+    )
+    help = "take the published template, or name another: data.chat_template=FILE"
+    return (Diagnostic("prompt-supervised", message, help, parameter="data.chat_template"),)
 
 
 def _first_token(tokenizer: Any, text: str) -> str:

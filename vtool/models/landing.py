@@ -5,7 +5,6 @@ What peft finds no module for, it leaves out with a warning at most; what a file
 anew, which changes nothing. The base answers then, and nothing is raised.
 """
 
-import json
 import re
 import warnings
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from typing import Any
 
 import torch
 
+from vtool.contents import read_small_json
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.diagnostic import Origin
 from vtool.families.images import beyond_any_model
@@ -181,7 +181,7 @@ def _adapter_config(peft: Any, folder: Path) -> Any:
     if not any((folder / name).is_file() for name in (WEIGHTS, "adapter_model.bin")):
         raise NotJudged(f"there is no {WEIGHTS}")
     try:
-        written = json.loads((folder / CONFIG).read_text())
+        written = read_small_json(folder / CONFIG)
         if written.get("megatron_config"):  # a module that peft would import by its name
             raise NotJudged(f"{CONFIG} has a megatron_config")
         config = peft.PeftConfig.from_pretrained(str(folder))

@@ -65,11 +65,11 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
     They are none where weights are in another format.
 
     Raises:
-        Findings: `model-does-not-load`, of a file that the index names and that is not there, or
-            of an index that transformers does not open.
+        Findings: `model-does-not-load`, of a file that the index names and that is not there, of
+            what is no file, or of an index that transformers does not open.
     """
     if (folder / WHOLE).exists():
-        return (folder / WHOLE,)
+        return _no_pipes((folder / WHOLE,))
     index = folder / INDEX
     if not index.exists():
         return ()
@@ -85,6 +85,12 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
         more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
         message = f"{index} names {', '.join(missing[:_SHOWN])}{more}, not in that folder"
         raise does_not_load(message, "copy the model's folder again, with every file")
+    return _no_pipes(files)
+
+
+def _no_pipes(files: tuple[Path, ...]) -> tuple[Path, ...]:
+    if strange := [file for file in files if not file.is_file()]:
+        raise does_not_load(f"{strange[0]} is no file")
     return files
 
 
@@ -92,9 +98,12 @@ def pickled_files(folder: Path) -> tuple[Path, ...]:
     """Return the files of weights that torch.save wrote, which transformers reads where no others.
 
     They are one, or several that an index names.
+
+    Raises:
+        Findings: `model-does-not-load`, of what is no file.
     """
     named = (sorted(folder.glob(pattern)) for pattern in _PICKLED)
-    return tuple(next((files for files in named if files), ()))
+    return _no_pipes(tuple(next((files for files in named if files), ())))
 
 
 def map_folder(folder: Path, family_name: str, how: Mapping[str, Any]) -> MappedWeights | None:

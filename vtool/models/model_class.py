@@ -10,7 +10,6 @@ finds an ordinary model of the family.
 
 import hashlib
 import importlib.util
-import json
 import os
 import sys
 import traceback
@@ -22,6 +21,7 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
+from vtool.contents import read_small_json, small_file
 from vtool.diagnostics import Diagnostic, Findings, Origin
 from vtool.families.family import Family, load_family
 from vtool.families.modeling_file import SETTING, check_modeling_file, split_modeling
@@ -71,7 +71,7 @@ def describe_modeling(modeling: str) -> dict[str, str]:
     return {
         "file": str(file.resolve()),
         "class": name,
-        "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
+        "sha256": hashlib.sha256(small_file(file)).hexdigest(),
     }
 
 
@@ -86,7 +86,7 @@ def recorded_modeling(folder: Path) -> str | None:
     if not record.exists():
         return None
     try:
-        kept = json.loads(record.read_text())
+        kept = read_small_json(record)
         file, modeling = Path(kept["file"]), f"{kept['file']}:{kept['class']}"
         wanted = kept["sha256"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -116,7 +116,7 @@ def _imported(file: Path, package: str) -> ModuleType:
     As a module of transformers' package of the family: so the relative imports of a copy work, and
     transformers initializes its weights as those of its own classes.
     """
-    text = file.read_bytes()
+    text = small_file(file)
     digest = xxhash.xxh3_64_hexdigest(str(file).encode() + bytes(1) + text)
     name = f"{package}.vtool_{file.stem}_{digest}"
     if name in sys.modules:

@@ -2,6 +2,7 @@
 
 import base64
 import os
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +23,9 @@ _ORIENTATION = 0x0112  # of EXIF: 1 is upright
 _ON_ITS_SIDE = range(5, 9)
 # What a PNG has where Pillow finds an orientation, which may be behind the pixels.
 _TURNS_A_PNG = (b"eXIf", b"com.adobe.xmp", b"Raw profile type")
+_JPEG_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
+_MOST_SCANS = 100
+"""Scans of a JPEG that are decoded: encoders write a dozen."""
 LARGEST_PICTURE_FILE = 2**31
 """Bytes of a picture's file: the most pixels that are decoded, of 12 bytes each."""
 _LARGEST_WHOLE = 2**29
@@ -86,6 +90,8 @@ class PictureReader:
                 )
             if image.format == "PNG":
                 _check_chunks(given)
+            if image.format in ("JPEG", "MPO"):
+                _check_scans(given)
             if image.format == "EPS":
                 raise ValueError("it is PostScript, a program, which is not run")
             if is_wide(image) and self.range is None:
@@ -194,6 +200,7 @@ def _measured(given: Any, most_pixels: int) -> tuple[tuple[int, int], tuple[str,
             if width * height > most_pixels or is_wide(image):
                 return None
             if image.format == "JPEG":
+                _check_scans(data)
                 image.draft(image.mode, (max(1, width // 8), max(1, height // 8)))
                 traits = tuple(_traits(image, {}))
                 turned = image.getexif().get(_ORIENTATION) in _ON_ITS_SIDE
@@ -216,6 +223,19 @@ def _check_chunks(given: Any) -> None:
             image.verify()
         except SyntaxError as error:
             raise ValueError(str(error)) from error
+
+
+def _check_scans(given: Any) -> None:
+    """Refuse a JPEG of very many scans: each of them, of a few bytes, is decoded for all pixels."""
+    data = _content(given) if isinstance(given, str | bytes) else b""
+    at = scans = 0
+    if data.count(b"\xff\xda") <= _MOST_SCANS:  # the bytes may be part of something else
+        return
+    while (found := _JPEG_MARKER.search(data, at)) and found[0] != b"\xff\xd9":
+        scans += found[0] == b"\xff\xda"
+        at = found.end() + int.from_bytes(data[found.end() : found.end() + 2], "big")
+    if scans > _MOST_SCANS:
+        raise ValueError(f"it has {scans:,} scans, and {_MOST_SCANS} at most are decoded")
 
 
 def _content(given: str | bytes) -> bytes:

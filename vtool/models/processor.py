@@ -21,20 +21,23 @@ from vtool.model_folder import (
     PROCESSOR_FILES,
     TEMPLATE_JSON,
     TOKENIZER,
+    VIDEO_SETTINGS_FILE,
     ModelFolder,
 )
 from vtool.models.backends import choose_backend, record_backend
 from vtool.models.chat_template import (
     TemplateForm,
-    choose_template,
     differing_marks,
     differing_templates,
     find_form,
+    learnt_role,
     spelt_marks,
 )
+from vtool.models.chosen_template import choose_template
 from vtool.models.patches import resized_size
 from vtool.models.pictures import PictureReader
 from vtool.models.pixel_check import check_pixels
+from vtool.models.processor_files import processor_notes
 from vtool.models.tokenizer import train_tokenizer
 from vtool.models.tokenizer_growth import MOST, text_growth
 from vtool.models.video import VideoProcessor, video_processor
@@ -61,7 +64,7 @@ class Processor:
     """The rows of the model's embedding, by its config.json; None: as many as the tokenizer has."""
 
     notes: tuple[Diagnostic, ...] = ()
-    """Warnings about the folder."""
+    """Findings about the folder, with which it can be used."""
     more_files: tuple[Path, ...] = ()
     """Files of the folder that only other readers need: they are copied where it is saved."""
     named: bool = True
@@ -196,8 +199,13 @@ def load_processor(
         " or ".join(names) for names in wanted if not ModelFolder(folder).has(*names)
     ]:
         raise Findings(_unusable(folder, f"there is no {', and no '.join(absent)}"))
-    if beyond := beyond_any_model(config_of or folder):
-        raise Findings(_unusable(folder, beyond))
+    if wrong := (
+        ModelFolder(folder).refused
+        or ModelFolder(config_of or folder).unreadable(GENERATION)
+        or ModelFolder(folder).unreadable(PROCESSOR_FILES[1], VIDEO_SETTINGS_FILE)
+        or beyond_any_model(config_of or folder)
+    ):
+        raise Findings(_unusable(folder, *(ModelFolder(folder).stand_in() or (wrong,))))
     backend = choose_backend((image or Image()).backend, folder)
     images = known.image_processor_class(backend)
     try:
@@ -233,10 +241,11 @@ def load_processor(
     if ids.end is None:
         what = "the tokenizer names no eos_token, which ends an answer (tokenizer_config.json)"
         raise Findings(_unusable(folder, what))
-    stops = stop_ids(config, config_of or folder, tokenizer)
+    listed = (ModelFolder(config_of or folder).settings(GENERATION) or {}).get("eos_token_id")
+    stops = stop_ids(config, listed, tokenizer)
     named = [*asdict(ids).items(), *(("eos_token_id", token) for token in stops)]
     if strange := [
-        f"{name} {token}"
+        f"{name} {token!r:.80}"
         for name, token in named
         if token is not None and not _is_token(tokenizer, token)
     ]:
@@ -255,10 +264,17 @@ def load_processor(
             form=form,
             stops=tuple(dict.fromkeys((ids.end, *stops))),
             notes=(
-                *_end_not_listed(config_of or folder, tokenizer, ids.end),
+                *_end_not_listed(config_of or folder, listed, tokenizer, ids.end),
                 *spelt_marks(form, folder),
+                *learnt_role(form, folder),
                 *differing_marks(tokenizer, form, folder),
                 *(() if data and data.chat_template else differing_templates(folder)),
+                *processor_notes(
+                    ModelFolder(folder),
+                    known.facts,
+                    images,
+                    lambda given: video_processor(known, given, backend),
+                ),
             ),
             more_files=tuple(filter(_is_small, (folder / name for name in _MORE_FILES))),
             vocabulary=vocabulary,
@@ -294,21 +310,25 @@ def _does_not_encode(tokenizer: Any) -> str | None:
     return None
 
 
-def stop_ids(config: Any, folder: Path, tokenizer: Any) -> list[int]:
-    """Return the ids at which inference with a model's folder stops."""
-    written = (ModelFolder(folder).settings(GENERATION) or {}).get("eos_token_id")
-    found = written if isinstance(written, list) else [written]
-    if written is None:
+def stop_ids(config: Any, listed: Any, tokenizer: Any) -> list[int]:
+    """Return the ids at which inference stops.
+
+    Args:
+        config: of the model, as transformers reads it.
+        listed: the eos_token_id of generation_config.json; None for none.
+        tokenizer: the model's.
+    """
+    found = listed if isinstance(listed, list) else [listed]
+    if listed is None:
         # transformers and vLLM then take the config's, which may be its class's own default
         texts = (config, config.get_text_config())
         ends = (getattr(one, "eos_token_id", None) for one in texts)
         found = [end for end in ends if isinstance(end, int) and _is_token(tokenizer, end)]
-    return [token for token in (tokenizer.eos_token_id, *found) if isinstance(token, int)]
+    return [token for token in (tokenizer.eos_token_id, *found) if token is not None]
 
 
-def _end_not_listed(folder: Path, tokenizer: Any, end: int) -> tuple[Diagnostic, ...]:
+def _end_not_listed(folder: Path, listed: Any, tokenizer: Any, end: int) -> tuple[Diagnostic, ...]:
     """Return a warning where an answer's end is no end by generation_config.json."""
-    listed = (ModelFolder(folder).settings(GENERATION) or {}).get("eos_token_id")
     if listed is None or end in (listed if isinstance(listed, list) else [listed]):
         return ()
     message = (
@@ -326,7 +346,7 @@ def _is_small(file: Path) -> bool:
 
 def _is_token(tokenizer: Any, token: Any) -> bool:
     try:
-        return tokenizer.convert_ids_to_tokens(token) is not None
+        return type(token) is int and tokenizer.convert_ids_to_tokens(token) is not None
     except (OverflowError, TypeError):
         return False
 

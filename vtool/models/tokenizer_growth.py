@@ -24,6 +24,8 @@ def text_growth(tokenizer: Any) -> int:
                 length = len(content) if isinstance(content, str) else 1
                 text = pattern.get("String") if isinstance(pattern, dict) else None
                 of_part *= max(1, -(-length // max(1, len(text or " "))))
+            elif step.get("type") == "Prepend":  # a text may have one character
+                of_part *= max(1, len(str(step.get("prepend"))))
         grown = max(grown, of_part)
     return grown
 

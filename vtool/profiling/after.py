@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from vtool.config.schema import Run
+from vtool.contents import small_file
 from vtool.diagnostics import Diagnostic
 from vtool.profiling.profiler import PROFILE_FOLDER
 from vtool.profiling.tools import ENDINGS
@@ -56,7 +57,7 @@ def _last_step(metrics: Path) -> int:
     """Return the last step that has a whole line in metrics.jsonl, or 0."""
     steps = [0]
     try:
-        for line in metrics.read_text(errors="replace").splitlines():
+        for line in small_file(metrics).decode(errors="replace").splitlines():
             found = json.loads(line) if line.endswith("}") else {}
             steps.append(int(found["step"]) if "loss" in found else 0)
     except (OSError, ValueError, KeyError):

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import torch
 
 from vtool.config.schema import Run
+from vtool.contents import read_small_json
 from vtool.devices.profiling import forget_peak_memory, peak_memory, ranges
 from vtool.diagnostics import Diagnostic
 from vtool.engines.ranks import Ranks, SharedFindings
@@ -283,7 +284,7 @@ class RankProfiler:
         with locked(self.folder):  # where each rank is alone, each adds itself
             before = None
             with suppress(OSError, ValueError):
-                before = json.loads(path.read_text())
+                before = read_small_json(path)
             summary = merge_interval(before, interval, alone=alone)
             replace_file(path, json.dumps(summary, indent=1) + "\n")
             self.promised[path] = _size(path)

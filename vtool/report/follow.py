@@ -17,7 +17,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from vtool.contents import open_regular
 from vtool.report.run_files import (
+    LARGEST_RUN_FILE,
     EvaluationLine,
     RunFiles,
     StepLine,
@@ -56,13 +58,13 @@ class Tail:
         A run that resumes cuts its metrics back to its checkpoint.
         """
         try:
-            with self.path.open("rb") as stream:
+            with open_regular(self.path, LARGEST_RUN_FILE) as stream:
                 found = self.path.stat()
                 anew = self._read > 0 and (found.st_ino != self._file or found.st_size < self._read)
                 self._file, self._read = found.st_ino, 0 if anew else self._read
                 stream.seek(self._read)
                 content = stream.read()
-        except FileNotFoundError:
+        except OSError:  # not there yet; what else it is, the end says
             return [], False
         whole = content[: content.rfind(b"\n") + 1]
         self._read += len(whole)

@@ -58,9 +58,10 @@ class Pictures:
 def _picture(path: Path) -> Picture:
     with Image.open(path) as image:
         image.load()
-        kind, content = image.format or "", path.read_bytes()
-        size = image.size
-        if kind not in _TYPES or len(content) > _LARGEST_FILE or max(size) > 4 * _LARGEST_SIDE:
+        kind, size = image.format or "", image.size
+        large = path.stat().st_size > _LARGEST_FILE
+        content = b"" if large else path.read_bytes()
+        if kind not in _TYPES or large or max(size) > 4 * _LARGEST_SIDE:
             small = image.convert("RGB")
             small.thumbnail((_LARGEST_SIDE, _LARGEST_SIDE))
             buffer = io.BytesIO()

@@ -3,11 +3,11 @@
 The parts of a step, throughput, memory, and the operations that took longest.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vtool.contents import read_small_json
 from vtool.report.run_files import number_in
 from vtool.report.views import Stat
 from vtool.report.words import in_words, percent
@@ -23,7 +23,7 @@ def read_profile(folder: Path) -> dict[str, Any] | None:
     """Return a run's profiles, as `profile.html.j2` shows them; None where it has none."""
     path = folder / "profile" / "summary.json"
     try:
-        found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        found = read_small_json(path)
         return {"intervals": [_interval(one) for one in found["intervals"]], "damaged": False}
     except FileNotFoundError:
         return None

@@ -1,10 +1,10 @@
 """The proofs that a run began with, from its proofs.json."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vtool.contents import read_small_json
 from vtool.diagnostics import RULES
 from vtool.report.words import difference
 
@@ -18,7 +18,7 @@ def read_proofs(folder: Path) -> dict[str, Any] | None:
     counts as passed. `asked` is false where the run was started with --no-preflight.
     """
     try:
-        record: Any = json.loads((folder / "proofs.json").read_text())
+        record: Any = read_small_json(folder / "proofs.json")
         details: Mapping[str, Any] = record["details"]
         rows = [
             _row(rule, state, details.get(rule, {})) for rule, state in record["checks"].items()

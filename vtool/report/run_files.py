@@ -4,7 +4,6 @@ Files that are absent, unfinished or damaged are named in `notices`, never raise
 write, any file may be missing, and the last line of a `.jsonl` may be half written.
 """
 
-import errno
 import fcntl
 import json
 import os
@@ -16,13 +15,14 @@ from typing import Any
 
 import yaml
 
+from vtool.contents import small_file
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
 from vtool.near_runs import runs_there
 from vtool.report.settings import SettingLine, read_settings
 
 _RUN_FILES = ("config.yaml", "metrics.jsonl", "result.json")
-_LARGEST = 2**30
+LARGEST_RUN_FILE = 2**29
 """Bytes of a run's file that is read: the metrics of millions of steps."""
 
 
@@ -233,7 +233,9 @@ def _of_sources(row: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
 def number_in(record: Mapping[str, Any], key: str) -> float | None:
     """Return a number of a record, NaN and infinity included; None where there is none."""
     value = record.get(key)
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return value if isinstance(value, float) or abs(value) < 2**63 else None
 
 
 def _settings(path: Path, notices: list[str]) -> tuple[SettingLine, ...]:
@@ -302,16 +304,15 @@ def parse_line(line: str) -> dict[str, Any] | None:
 
 
 def _text(path: Path) -> str:
-    if (size := path.stat().st_size) > _LARGEST:
-        raise OSError(errno.EFBIG, f"it has {size:,} bytes; at most {_LARGEST:,} are read")
     # A crash may leave bytes that are no UTF-8 in the last block; they must not hide the lines
     # before.
-    return path.read_text(encoding="utf-8", errors="replace")
+    return small_file(path, LARGEST_RUN_FILE).decode(errors="replace")
 
 
 def _position(row: Mapping[str, Any]) -> int:
     step = row.get("step")
-    return step if isinstance(step, int) else 0
+    # of larger ones no axis can be drawn
+    return step if type(step) is int and 0 <= step < 2**53 else 0
 
 
 def _asked_again(row: Mapping[str, Any]) -> tuple[int, tuple[Prediction, ...]]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.families import FAMILIES
+from vtool.model_folder import TEMPLATE, ModelFolder
 from vtool.models.backends import recorded_backend
 from vtool.serving.vllm import VLLM
 
@@ -111,6 +112,7 @@ def serve_command(
         *("--dtype", dtype),
         *("--generation-config", "vllm"),
         *_processor_arguments(model),
+        *_template_arguments(model),
         *("--chat-template-content-format", "openai"),
         *([] if compile else ["--enforce-eager"]),
     ]
@@ -131,6 +133,19 @@ def _processor_arguments(model: ServedModel) -> tuple[str, ...]:
     if backend is None:
         return ()
     return ("--mm-processor-kwargs", json.dumps({"use_fast": backend == "torchvision"}))
+
+
+def _template_arguments(model: ServedModel) -> tuple[str, ...]:
+    """Return the argument for an adapter's chat template, where its base has another.
+
+    vLLM takes the base's, without the arguments that the adapter was trained with.
+    """
+    if model.adapter is None:
+        return ()
+    own, base = (ModelFolder(one).templates for one in (model.adapter, model.folder))
+    if own.get(TEMPLATE) in (None, next(iter(base.values()), None)):
+        return ()
+    return ("--chat-template", str(model.adapter / TEMPLATE))
 
 
 def check_on_cpu(model: ServedModel, dtype: str) -> None:

@@ -7,9 +7,12 @@ from typing import Any
 
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.progress import working
+from vtool.evaluation.exported import Export
 from vtool.evaluation.subject import EvaluatedModel, find_folder, open_model
+from vtool.families.family import load_family
 from vtool.model_folder import MODEL_CONFIG, ModelFolder
 from vtool.models.adapters import CONFIG, is_for_nf4
+from vtool.models.processor_files import differing_pixels
 from vtool.serving.command import ServedModel, largest_rank
 from vtool.training.export_run import export_run
 from vtool.training.run_folder import RunFolder
@@ -52,7 +55,8 @@ def find_model(
     if not subject.is_adapter:
         return ServedModel(name, export.folder, config), subject
     adapter = _read(export.folder, CONFIG)
-    if why := _why_merge(adapter, export.folder):
+    why = _why_merge(adapter, export.folder) or _other_pixels(export)
+    if why:
         return ServedModel(name, _merged(path, given, why, write, say), config), subject
     return ServedModel(name, export.base, config, export.folder, int(adapter.get("r", 0))), subject
 
@@ -68,6 +72,16 @@ def _why_merge(adapter: dict[str, Any], folder: Path) -> str | None:
     if int(adapter.get("r", 0)) > largest_rank():
         return f"vLLM takes adapters up to rank {largest_rank()}"
     return None
+
+
+def _other_pixels(export: Export) -> str | None:
+    """Return the reason why an adapter that was trained on other sizes than its base's is merged.
+
+    vLLM takes the settings of images and videos from the base's folder.
+    """
+    own, base = ModelFolder(export.folder), ModelFolder(export.base)
+    found = differing_pixels(own, base, load_family(export.family))
+    return f"vLLM would take the base's settings of images and videos: {found}" if found else None
 
 
 def _merged(path: Path, given: str, why: str, write: bool, say: Callable[[str], object]) -> Path:

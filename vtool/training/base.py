@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vtool.config.schema import Model, Run
+from vtool.contents import read_small_json
 from vtool.export.huggingface import write_export
 from vtool.models.base_files import check_same_weights, file_digests
 from vtool.models.build import build_model
@@ -89,5 +90,5 @@ def check_base(origin: RunFolder, base: Path, found: dict[str, Any] | None = Non
         Findings: `base-changed`.
     """
     with reading(origin.base_files):
-        written = json.loads(origin.base_files.read_text())
+        written = read_small_json(origin.base_files)
     check_same_weights(origin.path, base, written, file_digests(base) if found is None else found)

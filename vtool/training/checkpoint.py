@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from vtool.contents import small_file
+from vtool.contents import read_small_json
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.contract import Owner
 from vtool.engines.ranks import Ranks
@@ -250,12 +250,12 @@ def _damages(checkpoint: Path, digests: DigestsByFile) -> Iterator[str]:
     # to open a named pipe is to wait without end
     if pipes := sorted(file.name for file in checkpoint.iterdir() if not file.is_file()):
         yield f"{', '.join(pipes)} cannot be read: no file"
-    manifest: Mapping[str, Any] = json.loads(small_file(checkpoint / MANIFEST))
+    manifest: Mapping[str, Any] = read_small_json(checkpoint / MANIFEST)
     if unnamed := [*_unnamed(manifest)]:
         yield f"{MANIFEST} does not name {', '.join(unnamed)}"
     yield from _damaged_files(checkpoint, manifest, digests)
     try:
-        step = json.loads(small_file(checkpoint / "state.json"))["step"]
+        step = read_small_json(checkpoint / "state.json")["step"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         yield f"state.json cannot be read: {type(error).__name__} {error}"
     else:
@@ -290,7 +290,7 @@ def _damaged_files(
 
 def open_checkpoint(checkpoint: Path) -> Saved:
     """Open a checkpoint whose digests have been checked. Its tensors are read when asked for."""
-    state = json.loads(small_file(checkpoint / "state.json"))
+    state = read_small_json(checkpoint / "state.json")
     model, optimizer = (SavedTensors(paths_of_tensors(checkpoint, kind)) for kind in TENSOR_KINDS)
     visits = load_file(checkpoint / "progress.safetensors")["visits"]
     return Saved(state.pop("step"), model, optimizer, visits, state)
@@ -331,7 +331,7 @@ def best_before(
         None where none was kept as the best, or where that one is damaged: with a finding then.
     """
     try:
-        state = json.loads(small_file(checkpoint / "state.json"))
+        state = read_small_json(checkpoint / "state.json")
         step = ((state.get("marks") or {}).get("best") or {}).get("step")
     except (OSError, ValueError, AttributeError):
         return None, []

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vtool.contents import small_file
+from vtool.contents import open_regular, read_small_json
 from vtool.engines.ranks import Ranks
 
 MANIFEST = "manifest.json"
@@ -183,13 +183,13 @@ class SavedTensors(Mapping[str, Tensor]):
 
 def paths_of_tensors(checkpoint: Path, kind: str) -> list[Path]:
     """Return the files of a checkpoint that have the tensors of a kind."""
-    manifest = json.loads(small_file(checkpoint / MANIFEST))
+    manifest = read_small_json(checkpoint / MANIFEST)
     return [checkpoint / name for name in tensor_files(manifest, kind)]
 
 
 def sha256_of(file: Path) -> str:
     """Return the SHA-256 of a file."""
-    with file.open("rb") as opened:
+    with open_regular(file) as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 

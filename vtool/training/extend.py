@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from vtool.config.schema import Optim, Run, Train
+from vtool.contents import read_small_json
 from vtool.diagnostics import Diagnostic
 from vtool.engines.ranks import SharedFindings
 from vtool.training.checkpoint import step_of
@@ -80,5 +81,5 @@ def read_extensions(folder: RunFolder) -> list[Mapping[str, Any]]:
     """Return every extension of a run, the first one first."""
     if not folder.extensions.exists():
         return []
-    found: list[Mapping[str, Any]] = json.loads(folder.extensions.read_text())
+    found: list[Mapping[str, Any]] = read_small_json(folder.extensions)
     return found

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vtool.contents import read_small_json
 from vtool.data.audit import ledger_checks
 from vtool.data.loader import EncodedRows
 from vtool.data.mixture import trained_on
@@ -200,7 +201,7 @@ def _result(
         if scores.by_source:
             result["test_sources"] = {name: asdict(own) for name, own in scores.by_source.items()}
     if session.folder.begun_from.exists():
-        result["from"] = json.loads(session.folder.begun_from.read_text())
+        result["from"] = read_small_json(session.folder.begun_from)
     if extensions := read_extensions(session.folder):
         result["extended"] = extensions
     return result | {

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vtool.contents import read_small_json, small_file
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.printable import Lines
 from vtool.training.own_folder import has_marker, write_atomically
@@ -40,7 +41,7 @@ def check_processor(folder: RunFolder) -> None:
     if not folder.processor_files.exists() and not has_marker(folder.path):
         return
     with reading(folder.processor_files):
-        before = json.loads(folder.processor_files.read_text())
+        before = read_small_json(folder.processor_files)
         if not all(isinstance(one["sha256"], str) for one in before.values()):
             raise ValueError("it has no digests")
     with reading(folder.processor):
@@ -81,7 +82,7 @@ def _describe(folder: Path) -> dict[str, Any]:
     for path in sorted(folder.rglob("*")):
         if path.name.startswith(".") or path.name.endswith("~") or not path.is_file():
             continue  # an editor's or a file server's
-        content = path.read_bytes()
+        content = small_file(path)
         one: dict[str, Any] = {
             "bytes": len(content),
             "sha256": hashlib.sha256(content).hexdigest(),

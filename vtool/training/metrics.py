@@ -1,16 +1,16 @@
 """The lines of metrics.jsonl: JSON objects in full precision, written by rank 0."""
 
-import errno
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vtool.contents import small_file
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.training.own_folder import open_own
 
-LARGEST_METRICS = 2**31
+LARGEST_METRICS = 2**29
 """Bytes of metrics.jsonl that are read: the lines of some millions of steps."""
 
 
@@ -38,11 +38,7 @@ def read_metric_lines(path: Path) -> list[str]:
         OSError: it cannot be read.
     """
     try:
-        if (size := path.stat().st_size) > LARGEST_METRICS:
-            raise OSError(
-                errno.EFBIG, f"it has {size:,} bytes; at most {LARGEST_METRICS:,} are read"
-            )
-        text = path.read_text("utf-8", errors="replace")
+        text = small_file(path, LARGEST_METRICS).decode(errors="replace")
     except FileNotFoundError:
         return []
     # not `splitlines`, which also cuts at characters that JSON allows inside a string

@@ -3,6 +3,7 @@
 import json
 
 from vtool.config.schema import Run
+from vtool.contents import read_small_json
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.engines.ranks import Ranks, SharedFindings
 from vtool.families.modeling_file import SETTING
@@ -34,7 +35,7 @@ def keep_class(run: Run, folder: RunFolder, start: Start, ranks: Ranks) -> None:
 def _keep(record: dict[str, str], folder: RunFolder, start: Start) -> None:
     if start.origin is not None:
         with reading(start.origin.modeling):
-            before = json.loads(start.origin.modeling.read_text())["sha256"]
+            before = read_small_json(start.origin.modeling)["sha256"]
         if before != record["sha256"]:
             message = f"{record['file']} is not what it was when {start.origin.path} began"
             raise Findings(Diagnostic("modeling-changed", message, parameter=SETTING))

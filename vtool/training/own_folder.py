@@ -12,6 +12,7 @@ from typing import IO, Any
 
 import yaml
 
+from vtool.contents import read_small_json, small_file
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.version import __version__
 
@@ -54,7 +55,7 @@ _NEVER_A_LINK = (
 def has_marker(folder: Path) -> bool:
     """Return whether a run of this vtool, or of a later one, has begun a folder."""
     try:
-        found = json.loads((folder / MARKER).read_text())
+        found = read_small_json(folder / MARKER)
         return isinstance(found["begun_by"], str)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
@@ -82,7 +83,7 @@ def written_settings(file: Path) -> Any:
         OSError, ValueError: it cannot be read.
     """
     try:
-        return yaml.load(file.read_text(), _Plain)  # a SafeLoader
+        return yaml.load(small_file(file), _Plain)  # a SafeLoader
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"it is not YAML as vtool writes it: {error}") from error
 
@@ -190,7 +191,7 @@ def _is_older_run(folder: Path) -> bool:
     force. A recipe alone, or somebody's own data.json, is no run.
     """
     try:
-        ledgers = json.loads((folder / "data.json").read_text())
+        ledgers = read_small_json(folder / "data.json")
         settings = written_settings(folder / "config.yaml")
     except (OSError, ValueError, RecursionError):
         return False

@@ -254,6 +254,10 @@ def _ignored_on_device(run: Run, ranks: Ranks) -> Iterator[Diagnostic]:
         )
 
 
+_MENDED = ("templates-differ", "processor-class-differs", "processor-files-differ")
+"""Findings about the folder of a model that its copy in the run's folder has no more."""
+
+
 def _write_processor(run: Run, rows: Rows, folder: RunFolder, start: Start) -> None:
     """Write the processor and the model's config into the run's folder.
 
@@ -268,6 +272,7 @@ def _write_processor(run: Run, rows: Rows, folder: RunFolder, start: Start) -> N
         processor = load_processor(
             begun.processor, run.model.family, *sizes, config_of=source, data=run.data
         )
+    _print_notes(note for note in processor.notes if note.rule in _MENDED)
     with folder.writing():
         if folder.processor.exists():  # of a start that did not get far
             shutil.rmtree(folder.processor)

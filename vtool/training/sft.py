@@ -3,7 +3,6 @@
 `vtool.training.loop` is its training loop, `vtool.training.step` one step of that.
 """
 
-import json
 import math
 import shutil
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 
+from vtool.contents import read_small_json
 from vtool.data.worker_failures import with_named_failures
 from vtool.diagnostics import RULES, Diagnostic
 from vtool.diagnostics.printable import printable
@@ -73,7 +73,7 @@ def _train(request: RunRequest, folder: RunFolder, ranks: Ranks) -> RunOutcome:
     with working("looking at the run's folder"):
         start = on_rank_zero_by_all(ranks, partial(find_start, folder, run, request.effective))
     if start.finished:
-        result = json.loads(folder.result.read_text())
+        result = read_small_json(folder.result)
         steps, found = result["steps"], _failed_at_its_end(folder, result)
         return RunOutcome(folder.path, "already finished", steps, steps, findings=found)
     session, progress = set_up_run(request, folder, start, ranks)

@@ -13,7 +13,7 @@ from vtool.config.schema import Run
 from vtool.config.schema.formats import PLACES
 from vtool.config.schema.training import OF_ITS_OWN
 from vtool.config.settings import all_settings
-from vtool.contents import small_file
+from vtool.contents import read_small_json
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.printable import Lines
 from vtool.launchers import is_first
@@ -247,7 +247,7 @@ def _check_result(folder: RunFolder) -> None:
         Findings: `not-a-run`.
     """
     try:
-        result = json.loads(small_file(folder.result))
+        result = read_small_json(folder.result)
         numbers = {"steps": result.get("steps")}
         numbers |= {f"ledger.{name}": result.get("ledger", {}).get(name) for name in _COUNTS}
         if any(name in result for name in _TESTED):
@@ -291,7 +291,7 @@ def check_rows(origin: RunFolder, ledgers: Mapping[str, Mapping[str, Any]]) -> N
         Findings: `data-changed`, naming the files.
     """
     with reading(origin.data):
-        before = json.loads(origin.data.read_text())
+        before = read_small_json(origin.data)
         changed = [
             split for split in ledgers if _rows(before.get(split, {})) != _rows(ledgers[split])
         ]

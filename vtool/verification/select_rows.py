@@ -176,7 +176,7 @@ def _first_problem(rows: Rows, encoder: "_Encoder") -> str:
     if first.rule != "overlong-row":
         return first.message
     texts = () if run.model.path else read_texts(rows)
-    processor = new_processor(run.model, run.data.image, texts, run.data.video)
+    processor = new_processor(run.model, run.data.image, texts, run.data.video, run.data)
     name = first.message.partition(" has ")[0]
     for index in range(encoder.looked_at):
         if rows.name(index) == name:
@@ -274,7 +274,7 @@ class _Encoder:
         assert isinstance(video, VideoBounds)
         video = video.model_copy(update={"max_frames": here.video.max_frames})
         return replace(
-            new_processor(self.recipe_run.model, image, (), video),
+            new_processor(self.recipe_run.model, image, (), video, recipe_data),
             tokenizer=self.processor.tokenizer,
             ids=self.processor.ids,
             form=self.processor.form,

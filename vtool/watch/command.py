@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vtool.contents import open_regular
 from vtool.watch.group_witness import GroupWitness
 
 PASSED_ON = frozenset(
@@ -82,7 +83,7 @@ def find_interpreter(file: str) -> Interpreter | None:
 
 def _is_script(file: str) -> bool:
     try:
-        with open(file, "rb") as script:
+        with open_regular(file) as script:
             return script.read(2) == b"#!"
     except OSError:
         return False
@@ -90,7 +91,7 @@ def _is_script(file: str) -> bool:
 
 def _shebang(file: str) -> str | None:
     try:
-        with open(file, "rb") as script:
+        with open_regular(file) as script:
             first = script.readline(500).decode("utf-8", "replace").strip()
             second = script.readline(500).decode("utf-8", "replace") if "sh" in first else ""
     except OSError:

@@ -5,12 +5,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from vtool.contents import small_file
 from vtool.watch.facts import Facts
 from vtool.watch.folder import FACTS
 from vtool.watch.micro_pass import Fact
 
 _FORMAT = 1
-LARGEST_FACTS = 2**30
+LARGEST_FACTS = 2**29
 """Bytes of a process's file of facts that are read: a thousand times what most have."""
 UNENDED = "killed, a full disk, or still running"
 """The reasons for which facts may have no end."""
@@ -52,8 +53,6 @@ def read_facts(folder: Path) -> Watched:
         there = f"{folder} is a file; facts are in a folder" if folder.exists() else None
         raise ValueError(there or f"there is no folder {folder}")
     files = sorted(folder.glob(FACTS))
-    if strange := [file.name for file in files if not file.is_file()]:
-        raise ValueError(f"{folder / strange[0]} is no file")  # to read a pipe may never end
     lines: list[Fact] = []
     damaged = unended = empty = 0
     for file in files:
@@ -105,9 +104,10 @@ def _by_kind(lines: Iterable[Fact]) -> dict[str, tuple[Fact, ...]]:
 def _read_file(file: Path) -> tuple[list[Fact], int]:
     found: list[Fact] = []
     wrong = 0
-    if (size := file.stat().st_size) > LARGEST_FACTS:
-        raise ValueError(f"{file} has {size:,} bytes, and facts have {LARGEST_FACTS:,} at most")
-    texts = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    try:
+        texts = small_file(file, LARGEST_FACTS).decode(errors="replace").splitlines()
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror}") from error
     for number, text in enumerate(texts, 1):
         try:
             line = json.loads(text)

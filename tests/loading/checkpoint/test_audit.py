@@ -468,7 +468,7 @@ def test_the_place_of_a_value_is_reported_of_more_dimensions_than_numpy_has(tmp_
         (b'{"model": {}}' + bytes(5000), "Extra data"),
         (b'{"model": "\xff"}', "can't decode byte 0xff"),
         (b"[" * 100_000, "maximum recursion depth"),
-        (2**40, "it has 1,099,511,627,776 bytes; at most 268,435,456 are read"),
+        (2**40, "it has 1,099,511,627,776 bytes; at most 134,217,728 are read"),
     ],
 )
 def test_a_damaged_tokenizer_beside_whole_weights_is_a_finding(
@@ -485,6 +485,14 @@ def test_a_damaged_tokenizer_beside_whole_weights_is_a_finding(
     assert why in finding.message
     tokenizer.write_text('{"model": {"vocab": {"a": 0}}}')
     passes(tmp_path / "model")
+
+
+def test_a_pipe_among_a_models_files_is_a_finding(tmp_path: Path) -> None:
+    folder(tmp_path / "model", model={"a": f32(2)})
+    os.mkfifo(tmp_path / "model" / "tokenizer_config.json")
+    (finding,) = audited(tmp_path / "model").findings
+    assert (finding.rule, finding.severity) == ("no-config", "error")
+    assert "tokenizer_config.json: it cannot be read: it is no file" in finding.message
 
 
 def test_an_index_that_names_nothing_is_a_finding(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The page of an evaluation: wrong answers first, safe with any text, of bounded size."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,6 +12,8 @@ from PIL import Image
 
 from tests.report.test_browser import BROWSER, dump_dom, measure
 from tests.report.test_page import ATTACK, Elements
+from vtool.diagnostics import Findings
+from vtool.evaluation.store import Store
 from vtool.report.evaluation import is_evaluation, write_evaluation
 
 Made = Callable[..., Path]
@@ -269,3 +272,17 @@ def test_the_filter_runs_under_the_pages_own_policy(make: Made, tmp_path: Path) 
     page = write_evaluation(make("one", [line(0, "no"), line(1, "yes")]))
     (form,) = Elements(dump_dom(page, tmp_path / "profile")).having("form")
     assert "hidden" not in form, "the script has run and shows the filter"
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "40 GiB"])
+def test_answers_that_never_end_are_not_waited_for(make: Made, kind: str) -> None:
+    folder = make("run", [line(0, "yes")])
+    if kind == "a pipe":
+        (folder / "predictions.jsonl").unlink()
+        os.mkfifo(folder / "predictions.jsonl")
+    else:
+        os.truncate(folder / "predictions.jsonl", 40 * 2**30)
+    write_evaluation(folder, folder / "page.html")
+    assert "Shown are" not in (folder / "page.html").read_text()
+    with pytest.raises(Findings, match=r"run-folder-unwritable.*predictions\.jsonl"):
+        Store(folder).read()

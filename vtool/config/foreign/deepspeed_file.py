@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from vtool.config.foreign.theirs import ForeignFile
+from vtool.contents import small_file
 from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.near_miss import did_you_mean, near
 
@@ -45,7 +46,7 @@ def read_deepspeed(theirs: ForeignFile, trainer: str) -> Mapping[str, Any] | Non
         text = value
         if not value.lstrip().startswith("{"):
             path = theirs.find_path(value)
-            text = path.read_text("utf-8") if path else ""
+            text = small_file(path).decode() if path else ""
         found = json.loads(text)
     except (OSError, ValueError, RecursionError):
         return None

@@ -17,6 +17,7 @@ from vtool.config.foreign.word import is_whole
 from vtool.config.origins import ValuePosition
 from vtool.config.resources import shown_path
 from vtool.config.yaml_positions import read_yaml
+from vtool.contents import open_regular
 from vtool.diagnostics import Diagnostic, Findings, Origin
 from vtool.diagnostics.near_miss import did_you_mean
 
@@ -165,7 +166,7 @@ def _launch_file(name: str, script: Path) -> Path | None:
 def _can_be_read(file: Path) -> bool:
     """Return whether a file is there, and not where a stranger's recipe may not look."""
     try:
-        file.open("rb").close()
+        open_regular(file).close()
     except (OSError, ValueError):
         return False
     return True

@@ -1,9 +1,10 @@
 """The engine that settings of DeepSpeed and FSDP mean here."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from vtool.contents import read_small_json
 
 _STAGES = {f"zero{stage}": stage for stage in range(4)}
 """The files of DeepSpeed that ms-swift has by name, `_offload` left out."""
@@ -40,7 +41,7 @@ def _zero(value: Any) -> tuple[int | None, bool]:
     if name in _STAGES and rest in ("", "offload"):
         return _STAGES[name], bool(rest)
     try:
-        given = value if isinstance(value, Mapping) else json.loads(Path(str(value)).read_text())
+        given = value if isinstance(value, Mapping) else read_small_json(Path(str(value)))
         zero = given["zero_optimization"]
         stage = zero.get("stage")
         devices = [

@@ -3,13 +3,13 @@
 Read in `find_all_linear_modules`, `patch_target_modules` and `get_dataset` of LLaMA-Factory 0.9.5.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vtool.config.foreign.theirs import ForeignFile, listed_words
 from vtool.config.foreign.trainers import ForeignTrainer
+from vtool.contents import read_small_json
 from vtool.diagnostics import Diagnostic
 from vtool.families import FAMILIES
 
@@ -128,7 +128,7 @@ def find_unread_rows(look: "TheirSettings") -> Iterator[Diagnostic]:
 
 def _splits(folder: Path) -> tuple[str, ...]:
     try:
-        said = json.loads((folder / "dataset_dict.json").read_text("utf-8"))
+        said = read_small_json(folder / "dataset_dict.json")
     except (OSError, ValueError):
         return ()
     splits = said.get("splits") if isinstance(said, Mapping) else None

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from vtool.config.limits import MOST_BYTES
 from vtool.config.origins import ValuePosition
 from vtool.config.resources import shown_path
+from vtool.contents import open_regular
 from vtool.diagnostics import Diagnostic, Findings, Origin
 
 UNKNOWN = "\0"
@@ -100,7 +101,7 @@ def read_text(path: Path) -> str:
         Findings: `unreadable-file`, fatal.
     """
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             return stream.read(MOST_BYTES).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         message = f"{shown_path(path)} cannot be read as text"

@@ -1,17 +1,11 @@
 """Rows of Arrow files, mapped into memory: those of `save_to_disk`, and single ones."""
 
-import json
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vtool.data.containers.columns import (
-    from_columns,
-    pyarrow,
-    read_by_arrow,
-    unreadable_row,
-)
+from vtool.contents import read_small_json
+from vtool.data.containers.columns import check_row_count, pyarrow, read_by_arrow, row_of
 from vtool.data.containers.files import digest_of_files, not_readable, unreadable_file
 from vtool.data.row import name_by_number
 from vtool.diagnostics import Diagnostic, Findings, Origin
@@ -49,6 +43,7 @@ class ArrowRows:
         self.label = label or self.path.name
         self._table: Any = None
         self.rows = self.table.num_rows
+        check_row_count(self.files, self.rows)
         self.digest = digest_of_files(self.files) if first is None else ""
 
     @property
@@ -75,13 +70,9 @@ class ArrowRows:
         """Return row `index` as an object.
 
         Raises:
-            Findings: `merged-by-arrow`, `malformed-messages`.
+            Findings: `broken-row`, `merged-by-arrow`, `malformed-messages`.
         """
-        with read_by_arrow(
-            self.path, partial(unreadable_row, self.name(index), self.origin(index))
-        ):
-            row = self.table.slice(index, 1).to_pylist()[0]
-        return from_columns(row, self.name(index), self.origin(index))
+        return row_of(self.table, index, self.name(index), self.origin(index))
 
     def complete(self, made: dict[str, Any], index: int) -> dict[str, Any]:
         """Return a row's messages, and what the file has next to them: nothing."""
@@ -108,7 +99,7 @@ def saved_files(folder: Path) -> list[Path]:
         what = f"has several splits ({', '.join(named)}), and a source is one"
         raise unreadable_file(folder, what, help)
     try:
-        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        state = read_small_json(folder / STATE)
         names = [str(each["filename"]) for each in state["_data_files"]]
     except OSError as error:
         raise not_readable(folder / STATE, error) from error
@@ -131,7 +122,7 @@ def saved_files(folder: Path) -> list[Path]:
 def _all_columns(folder: Path, named: Any) -> bool:
     """Return whether a folder of `save_to_disk` names all of its columns."""
     try:
-        features = json.loads((folder / _INFO).read_text(encoding="utf-8"))["features"]
+        features = read_small_json(folder / _INFO)["features"]
         return set(features) <= set(named)
     except (OSError, ValueError, KeyError, TypeError):
         return False

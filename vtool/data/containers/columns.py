@@ -2,18 +2,22 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from vtool.data.containers.files import not_readable
+from vtool.data.containers.files import not_readable, unreadable_file
+from vtool.data.containers.json_array import LARGEST_ROW, too_large
 from vtool.data.missing import missing_in_words
 from vtool.data.row import refuse
 from vtool.diagnostics import Diagnostic, Findings, Origin
 from vtool.words import first_line
 
+_MOST_WITHOUT_BYTES, _MOST_IN_BYTE = 2**20, 8
+"""Rows that a file may have whatever its size is, and rows for each of its bytes."""
 _MERGED = ("arguments", "parameters")
 """Objects of tools, whose keys each row has of its own, and Arrow gives to every row."""
 _CHATS = ("messages", "prompt", "completion")
@@ -64,6 +68,51 @@ def read_by_arrow(file: Path, refused: Callable[[str], Findings]) -> Iterator[No
         if isinstance(error, OSError) and error.strerror:  # the system's, not the format's
             raise not_readable(file, error) from error
         raise refused(first_line(error)) from error
+
+
+def row_of(table: Any, index: int, name: str, origin: Origin) -> dict[str, Any]:
+    """Return a row of a table as `from_columns`.
+
+    Raises:
+        Findings: `broken-row`, where it cannot be read, or is larger than a row may be; as
+            `from_columns`.
+    """
+    with read_by_arrow(Path(origin.file), partial(unreadable_row, name, origin)):
+        one = table.slice(index, 1)
+        size = one.nbytes
+        # as many references, of four bytes, to a value that may be all that is there
+        if size // 4 * one.get_total_buffer_size() > LARGEST_ROW:
+            size = sum(unpacked_bytes(each) for column in one.columns for each in column.chunks)
+        if size > LARGEST_ROW:
+            raise too_large(size, name, origin)
+        row = one.to_pylist()[0]
+    return from_columns(row, name, origin)
+
+
+def check_row_count(files: Sequence[Path], rows: int) -> None:
+    """Refuse more rows than files can have: what each costs is allocated at once.
+
+    Raises:
+        Findings: `broken-row`.
+    """
+    size = sum(file.stat().st_size for file in files)
+    if rows > max(_MOST_WITHOUT_BYTES, _MOST_IN_BYTE * size):
+        raise unreadable_file(files[0], f"says that it has {rows:,} rows, in {size:,} bytes")
+
+
+def unpacked_bytes(array: Any) -> int:
+    """Return the bytes of an array's values, each as often as it is there."""
+    kind, types = array.type, pyarrow("pyarrow.types", "rows")
+    if types.is_dictionary(kind):
+        compute, counts = pyarrow("pyarrow.compute", "rows"), array.indices.value_counts()
+        values = array.dictionary.take(counts.field("values"))
+        if not (types.is_binary(kind.value_type) or types.is_string(kind.value_type)):
+            return int(values.nbytes)
+        lengths = compute.binary_length(values).cast("int64")
+        return int(compute.sum(compute.multiply(lengths, counts.field("counts"))).as_py() or 0)
+    if types.is_struct(kind):
+        return sum(map(unpacked_bytes, array.flatten()))
+    return unpacked_bytes(array.flatten()) if hasattr(array, "flatten") else int(array.nbytes)
 
 
 def unreadable_row(name: str, origin: Origin, why: str) -> Findings:

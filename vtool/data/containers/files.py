@@ -11,7 +11,7 @@ from typing import Literal, cast
 
 from vtool.config.schema import Run
 from vtool.config.schema.formats.entry import TABLE_SUFFIXES, rows_bytes
-from vtool.contents import content_of, ends_early, stand_in, wide_encoding
+from vtool.contents import content_of, ends_early, open_regular, stand_in, wide_encoding
 from vtool.data.row import refuse
 from vtool.diagnostics import Diagnostic, Findings, Origin
 from vtool.near_files import near_file, quoted_name
@@ -52,7 +52,7 @@ def file_kind(path: Path) -> Kind:
             packed, and has no random access, is text in UTF-16, or a table of other columns.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             head = file.read(_HEAD)
     except OSError as error:
         raise not_readable(path, error) from error
@@ -185,7 +185,7 @@ def digest_of_files(paths: Sequence[Path]) -> str:
     digests = []
     for path in paths:
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 digests.append(hashlib.file_digest(file, "sha256").hexdigest())
         except OSError as error:
             raise not_readable(path, error) from error

@@ -13,7 +13,7 @@ from vtool.diagnostics import Findings, Origin
 
 _CHUNK = 2**20
 """Characters of an array that are read at once."""
-LARGEST_ROW = 2**30
+LARGEST_ROW = 2**28
 """Bytes of a row that is read: pictures inside it are a thousandth of that."""
 _OPENS = re.compile("\ufeff?[ \t\n\r]*\\[[ \t\n\r]*(]?)")
 _SEPARATOR = re.compile("[ \t\n\r]*([,\\]])[ \t\n\r]*")
@@ -88,6 +88,12 @@ def _follows(source: TextIOWrapper, path: Path) -> bool:
         if more.strip():
             return True
     return False
+
+
+def too_large(size: int, name: str, origin: Origin) -> Findings:
+    """Return the exception for a row that is larger than a row may be."""
+    message = f"{name} has {size:,} bytes; rows of {LARGEST_ROW:,} are read"
+    return refuse("broken-row", message, origin)
 
 
 def _no_array(path: Path, row: int, error: Exception, line: int, text: str, at: int) -> Findings:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vtool.data.containers.columns import pyarrow
+from vtool.data.containers.columns import pyarrow, unpacked_bytes
 
 SLICE_BYTES = 2**26
 """Bytes of the rows that are unpacked at once, where rows are copied."""
@@ -49,21 +49,7 @@ def plain_slices(batch: Any, schema: Any, arrow: Any) -> Iterator[Any]:
         batch: a `pyarrow.RecordBatch` of an open file.
         schema: what `plain_schema` returns.
     """
-    nbytes = sum(_unpacked_bytes(column, arrow) for column in batch.columns)
+    nbytes = sum(map(unpacked_bytes, batch.columns))
     rows = max(1, batch.num_rows * SLICE_BYTES // max(SLICE_BYTES, nbytes))
     for first in range(0, batch.num_rows, rows):
         yield arrow.Table.from_batches([batch.slice(first, rows)]).cast(schema)
-
-
-def _unpacked_bytes(array: Any, arrow: Any) -> int:
-    """Return the bytes of an array's values, each as often as it is there."""
-    kind, types = array.type, arrow.types
-    if types.is_dictionary(kind):
-        compute = pyarrow("pyarrow.compute", "rows of Parquet")
-        lengths = compute.binary_length(array.dictionary).take(array.indices)
-        return int(compute.sum(lengths).as_py() or 0)
-    if types.is_list(kind) or types.is_large_list(kind):
-        return _unpacked_bytes(array.flatten(), arrow)
-    if types.is_struct(kind):
-        return sum(_unpacked_bytes(each, arrow) for each in array.flatten())
-    return int(array.nbytes)

@@ -13,12 +13,7 @@ from typing import Any
 
 from vtool.data.containers.arrow import check_same_columns
 from vtool.data.containers.arrow_copy import copy_to_arrow, map_copy, mark_of
-from vtool.data.containers.columns import (
-    from_columns,
-    pyarrow,
-    read_by_arrow,
-    unreadable_row,
-)
+from vtool.data.containers.columns import check_row_count, pyarrow, read_by_arrow, row_of
 from vtool.data.containers.files import digest_of_files, unreadable_file
 from vtool.data.containers.open_parquet import open_parquet, plain_schema
 from vtool.data.row import name_by_number, refuse
@@ -65,6 +60,7 @@ class ParquetRows:
         self.groups = tuple((number, group) for number, group, _ in groups)
         """The file of each group, and its number in that file."""
         self.ends = tuple(accumulate(rows for _, _, rows in groups))
+        check_row_count(self.files, len(self))
         sizes = [
             opened[number].metadata.row_group(group).total_byte_size for number, group, _ in groups
         ]
@@ -105,11 +101,7 @@ class ParquetRows:
             table, index_in_table = self._group(place, first, index), index - first
         else:
             index_in_table = index
-        with read_by_arrow(
-            self.path, partial(unreadable_row, self.name(index), self.origin(index))
-        ):
-            row = table.slice(index_in_table, 1).to_pylist()[0]
-        return from_columns(row, self.name(index), self.origin(index))
+        return row_of(table, index_in_table, self.name(index), self.origin(index))
 
     def complete(self, made: dict[str, Any], index: int) -> dict[str, Any]:
         """Return a row's messages, and what the file has next to them: nothing."""

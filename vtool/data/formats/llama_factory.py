@@ -4,11 +4,11 @@ Columns and tags are read as that entry names them; without a name they have LLa
 key of a row that the entry does not name is refused, where LLaMA-Factory would leave it out.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from vtool.contents import read_small_json
 from vtool.data.chats import ColumnsReader, answer_text, text, tools, visuals
 from vtool.data.containers.files import not_readable, unreadable_file
 from vtool.data.formats.alpaca import from_instruction
@@ -173,10 +173,10 @@ def read_info(info: Path) -> dict[str, Any]:
         Findings: `path-not-found`, `broken-row`.
     """
     try:
-        found = json.loads(info.read_text(encoding="utf-8-sig"))
+        found = read_small_json(info)
     except OSError as error:
         raise not_readable(info, error) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise unreadable_file(info, f"is not JSON: {error}") from error
     if not isinstance(found, dict) or not all(isinstance(one, dict) for one in found.values()):
         raise unreadable_file(info, "is not an object with an entry for each data set")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vtool.contents import small_file
 from vtool.diagnostics import Diagnostic
 from vtool.diagnostics.diagnostic import Severity
 from vtool.loading.checkpoint import strict_json
@@ -41,9 +42,7 @@ def is_adapter_folder(folder: Path) -> bool:
 def read_adapter_config(folder: Path) -> Mapping[str, Any]:
     """Return the folder's adapter_config.json; empty where it cannot be read."""
     try:
-        if (folder / _CONFIG).stat().st_size > _LARGEST:
-            return {}
-        content, _ = strict_json.parse_strict_json((folder / _CONFIG).read_bytes())
+        content, _ = strict_json.parse_strict_json(small_file(folder / _CONFIG, _LARGEST))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -94,7 +94,7 @@ def _stand_ins(folder: Path) -> Iterator[Diagnostic]:
 def _broken_json(folder: Path) -> Iterator[Diagnostic]:
     """Yield a finding for each other JSON file of a model, such as the tokenizer, that is none."""
     for file in (folder / name for name in JSON_OF_MODEL):
-        if is_file(file) and not stand_in(file):
+        if file.exists() and not stand_in(file):
             try:
                 ModelFolder(folder).read(file.name)
             except OSError as error:

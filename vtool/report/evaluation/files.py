@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vtool.contents import small_file
+from vtool.contents import read_lines, read_small_json
 
 PREDICTIONS, RESULT, AGAINST = "predictions.jsonl", "result.json", "against.json"
 _TEXTS = ("row", "source", "question", "reference", "answer")
@@ -47,8 +47,8 @@ def is_evaluation(folder: Path) -> bool:
 def read_json_object(file: Path) -> Mapping[str, Any]:
     """Return a JSON object; nothing where the file has none."""
     try:
-        found = json.loads(small_file(file))
-    except (OSError, ValueError, RecursionError):
+        found = read_small_json(file)
+    except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -56,14 +56,13 @@ def read_json_object(file: Path) -> Mapping[str, Any]:
 def read_answer_rows(folder: Path) -> Iterator[Line]:
     """Yield the rows with answers, as they come; a line that is none is left out."""
     try:
-        with (folder / PREDICTIONS).open("rb") as lines:
-            for line in lines:
-                try:
-                    values = json.loads(line)
-                except (ValueError, RecursionError):
-                    continue
-                if isinstance(values, dict) and isinstance(values.get("index"), int):
-                    yield _line(values)
+        for line in read_lines(folder / PREDICTIONS):
+            try:
+                values = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(values, dict) and isinstance(values.get("index"), int):
+                yield _line(values)
     except OSError:
         return
 
