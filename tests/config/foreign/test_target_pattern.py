@@ -35,7 +35,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def converted(trainer: str, text: str, name: str = "theirs.yaml") -> tuple[dict[str, Any], str]:
-    """Return what a recipe becomes, and what is reported of it."""
+    """Return the recipe that is made of one, and the findings that are printed."""
     Path(name).write_text(text)
     command = ("validate-config", "--from", trainer, name)
     return (

@@ -8,6 +8,7 @@ from vtool.config.foreign.llamafactory_traps import tokens_on_disk
 from vtool.config.foreign.theirs import LEFT_OPEN, listed_words
 from vtool.config.foreign.word import NO_COUNTERPART
 from vtool.config.foreign.words import WORDS
+from vtool.contents import small_file
 from vtool.diagnostics.near_miss import did_you_mean, near
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def _sources(the: "Translation", names: list[str], word: str) -> list[dict[str, 
 def _all_listed(the: "Translation", names: list[str], table: Path, word: str) -> bool:
     """Return whether a file of data sets has all these names; those that it lacks are findings."""
     try:
-        listed = json.loads(table.read_text("utf-8-sig"))
+        listed = json.loads(small_file(table).decode("utf-8-sig"))
     except (OSError, ValueError):
         return True  # whoever reads the rows says it
     if not isinstance(listed, dict):

@@ -128,7 +128,7 @@ class ForeignFile:
 
 
 def absent_findings(theirs: ForeignFile) -> Iterator[Diagnostic]:
-    """Yield what was found on the way, and a note on all that is not on this machine."""
+    """Yield findings made on the way, and a note on all that is not on this machine."""
     yield from theirs.found
     for name, (why, help) in theirs.absent.items():
         message = f"{name}: {why}; what depends on it is not checked"
