@@ -130,7 +130,8 @@ def more_rows(recipe: str, overrides: Sequence[str]) -> Iterator[Diagnostic]:
         with_model = FINETUNE_RECIPE if _has_model([recipe, *overrides]) else ROWS_RECIPE
         message = f"`{recipe}` is a setting, and stands in the place of the recipe"
         key, _, value = recipe.partition("=")
-        typed = as_typed(key, value) if os.path.lexists(value) else shlex.quote(recipe)
+        has_signs = os.path.lexists(value) and re.search(r"[^\w./~-]", value)
+        typed = as_typed(key, value) if has_signs else shlex.quote(recipe)
         help = f"name a recipe before it, as in: vtool train sft {with_model} {typed}"
         help += _or_rows(recipe)
         yield Diagnostic("bad-override", message, help)

@@ -7,11 +7,13 @@ from pathlib import Path
 import yaml
 
 from vtool.config.foreign.trainers import TRAINERS
-from vtool.config.foreign.whose import trainer_of
+from vtool.config.foreign.whose import lead, trainer_of
 from vtool.config.given_for_recipe import started_by
 from vtool.config.limits import MOST_BYTES
 from vtool.diagnostics import Diagnostic, Findings, Origin
 
+_CLEARLY = 3
+"""Settings more that another trainer must know: one is a mistake in a recipe."""
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # what PyYAML raises of values that are not what their tags say
 _UNREADABLE = (
@@ -63,6 +65,8 @@ def refuse_another(path: Path, trainer: str) -> None:
         except (OSError, *_UNREADABLE):
             return
         name = trainer_of(values) if isinstance(values, Mapping) else None
+        if name and "verl" not in (name, trainer) and lead(values, name, trainer) < _CLEARLY:
+            return
     else:
         name = started_by(path)
     if name in (None, trainer):
